@@ -6,9 +6,6 @@ import torch
 from diffusers import (
     AutoencoderKL,
     DDIMScheduler,
-    DiffusionPipeline,
-    DiTPipeline,
-    EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
 )
 from peft import LoraConfig
@@ -16,7 +13,7 @@ from peft.utils import get_peft_model_state_dict
 from PIL import Image
 
 from hf_ext.pipelines import DisentangledDiTPipeline
-from tests.disentangled_dit.dit_testing import generator, make_transformer
+from tests.disentangled_dit.dit_testing import generator
 from tests.disentangled_dit.pipeline_testing import (
     GaussianDenoiser,
     from_picture,
@@ -242,19 +239,6 @@ def test_the_noise_of_padding_has_the_strength_of_the_formula():
 
 
 # Components
-
-
-def test_from_pipe_shares_components_and_keeps_the_configuration(pipeline):
-    other = DisentangledDiTPipeline.from_pipe(pipeline, scheduler=EulerDiscreteScheduler())
-    assert other.transformer is pipeline.transformer and other.scheduler is not pipeline.scheduler
-    assert other.labels == pipeline.labels and other.config.prediction_type == "epsilon"
-    half = make_pipeline().to(torch.bfloat16)
-    assert DisentangledDiTPipeline.from_pipe(half).transformer.dtype == torch.bfloat16
-    foreign = DiTPipeline(transformer=None, vae=make_vae(), scheduler=DDIMScheduler())
-    made = DisentangledDiTPipeline.from_pipe(
-        foreign, transformer=make_transformer(in_channels=4), text_encoder=None, tokenizer=None
-    )
-    assert made.vae is foreign.vae and isinstance(made, DiffusionPipeline)
 
 
 def test_half_precision_keeps_the_latents_in_full(pipeline):

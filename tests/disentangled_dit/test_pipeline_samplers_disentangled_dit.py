@@ -11,8 +11,6 @@ from diffusers import (
     DPMSolverMultistepScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
-    HeunDiscreteScheduler,
-    PNDMScheduler,
 )
 
 from hf_ext.pipelines import DisentangledDiTPipeline
@@ -72,24 +70,6 @@ def test_timesteps_and_sigmas_are_the_callers():
         draw(DDIMScheduler(), "epsilon", timesteps=[900, 300])
     with pytest.raises(ValueError, match="EulerDiscreteScheduler does not take timesteps and sigmas"):
         draw(euler, "epsilon", timesteps=[900, 300], sigmas=[2.0, 1.0])
-
-
-@pytest.mark.parametrize(
-    "kind", [DDIMScheduler, HeunDiscreteScheduler, PNDMScheduler, FlowMatchEulerDiscreteScheduler]
-)
-def test_the_progress_bar_counts_the_steps(kind):
-    bars = []
-
-    class Watched(DisentangledDiTPipeline):
-        def progress_bar(self, **options):
-            bars.append(super().progress_bar(**options))
-            return bars[0]
-
-    prediction = "flow_prediction" if kind is FlowMatchEulerDiscreteScheduler else "epsilon"
-    pipeline = Watched(GaussianDenoiser(prediction), kind(), None, None, None)
-    pipeline.set_progress_bar_config(leave=False)
-    pipeline(class_labels=0, num_inference_steps=5, guidance_scale=1.0, output_type="latent")
-    assert (bars[0].n, bars[0].total) == (5, 5)
 
 
 REFUSED = {

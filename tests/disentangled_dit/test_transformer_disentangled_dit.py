@@ -149,19 +149,6 @@ def test_every_parameter_learns():
         assert all(parameter.grad.any() for parameter in model.parameters())
 
 
-def test_positions_resample_the_grid_of_the_pretraining():
-    position = make_transformer(pos_embed_base_size=[3, 5]).position_embedding
-    old, new = position(3, 5).view(3, 5, 16), position(6, 10).view(6, 10, 16)
-    assert torch.equal(new[::2, ::2], old)
-    # Not the extrapolation, which has the old grid in its corner.
-    assert not torch.equal(new[:3, :5], old)
-    assert old.dtype == torch.float32
-    for rows, columns in ((3, 5), (6, 10), (2, 7)):
-        torch.testing.assert_close(
-            position(rows, columns), reference.positions(rows, columns, (3, 5), 16), atol=1e-7, rtol=0
-        )
-
-
 def test_grid_is_saved_and_kept_at_another_size(tmp_path):
     small = make_transformer()
     small.save_pretrained(tmp_path)

@@ -9,8 +9,7 @@ from hf_ext.data.opening import open_source
 from hf_ext.errors import UsageError
 from hf_ext.settings import SettingsError
 from hf_ext.training import Callback, DataSource
-from hf_ext.training.arguments import ParameterRule, build
-from hf_ext.training.optimizing import apply_rules, build_optimizer
+from hf_ext.training.optimizing import build_optimizer
 from hf_ext.training.state import RunFolder
 from tests.kit.refusals import refused
 
@@ -130,10 +129,6 @@ def test_rules_change_groups_and_freeze(tmp_path, examples):
     after = TinyTask().build_model({}, str(tmp_path / "run" / "snapshot")).state_dict()
     assert torch.equal(after["norm.weight"], before["norm.weight"])
     assert not torch.equal(after["leave.bias"], torch.zeros_like(after["leave.bias"]))
-    # Without rules the groups are the task's own.
-    groups = TinyTask().parameter_groups(model, 0.1)
-    assert [len(group["params"]) for group in apply_rules(model, groups, [])] == [2, 2]
-    assert build(ParameterRule, {"pattern": "a"}).settings == {}
 
 
 def test_callbacks_hear_of_everything_in_order(tmp_path, examples):

@@ -65,16 +65,6 @@ def test_gradients_are_clipped_and_decay_reaches_its_group_only(tmp_path, exampl
     assert decayed["enter.bias"].abs().max() < 1e-20
 
 
-def test_accumulation_is_one_larger_batch(tmp_path, examples):
-    """Without noise of its own, a model sees the same examples in the same order."""
-    data, model = {"train": {"path": str(examples)}}, {"dropout": 0.0, "batch_norm": False}
-    _, two = rows(tmp_path / "two", data=data, model=model)
-    changes = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 4}
-    _, one = rows(tmp_path / "one", data=data, model=model, **changes)
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)
 def test_accelerate_reads_the_launch_configurations(path):
     config = load_config_from_file(str(path))
