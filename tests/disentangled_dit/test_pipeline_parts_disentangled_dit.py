@@ -123,29 +123,8 @@ PLAIN = {
     "num_inference_steps": 3,
 }
 SAME = {
-    "NumPy": {
-        "class_labels": np.array([1, 2]),
-        "negative_class_labels": np.array([3, 4], dtype=np.uint8),
-        "original_size": np.array([[12, 20], [6, 10]]),
-        "crop": np.array([1, 2]),
-        "target_size": (np.int64(6), np.float32(10)),
-        "flip": np.array([True, False]),
-        "aspect_ratio": np.float64(1.5),
-        "height": np.int64(6),
-        "width": np.int32(10),
-        "num_inference_steps": np.int64(3),
-    },
-    "torch": {
-        "class_labels": torch.tensor([1, 2]),
-        "negative_class_labels": torch.tensor([3, 4]),
-        "original_size": torch.tensor([[12, 20], [6, 10]]),
-        "crop": torch.tensor([1, 2]),
-        "target_size": torch.Size([6, 10]),
-        "flip": torch.tensor([True, False]),
-        "aspect_ratio": torch.tensor(1.5),
-        "height": torch.tensor(6),
-        "num_inference_steps": torch.tensor(3),
-    },
+    "NumPy": {name: np.asarray(value)[()] for name, value in PLAIN.items()},
+    "torch": {name: torch.tensor(value) for name, value in PLAIN.items()},
     "mixed": {
         "class_labels": ["goldfish", torch.tensor(2)],
         "negative_class_labels": (np.str_("ostrich"), "brambling"),

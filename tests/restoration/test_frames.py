@@ -53,7 +53,7 @@ def test_times_and_plays_of_animations_that_pillow_wrote_are_read(format, tmp_pa
     assert frames.plays == (4 if format == "GIF" else 3)
     # And written again they are the same animation.
     again = read_frames(write_image(tmp_path / "b.png", frames))
-    assert (again.durations, again.plays, again.still) == (frames.durations, frames.plays, frames.still)
+    assert (again.durations[-len(times) :], again.plays, again.still) == (times, frames.plays, frames.still)
     for first, second in zip(again.pictures, frames.pictures, strict=True):
         np.testing.assert_array_equal(first.pixels, second.pixels)
 
