@@ -37,8 +37,8 @@ class PushModels(Callback):
 
     # A thread pushes one model after the other. Of those that are saved meanwhile only the newest waits, so a slow Hub
     # holds up no step and collects no work. `best/` may be replaced during a push: what is pushed are links to its
-    # files in `.push/step-N`, which stay until the push has ended, so that a run that goes on after a kill begins with
-    # the push that was cut off.
+    # files in `.push/step-N`, which stay until they are pushed or newer ones were tried, so that a run that goes on
+    # after a kill, or the same command after a failure, begins with the push that is missing.
 
     def __init__(self, arguments: TrainingArguments, run: RunFolder):
         assert arguments.hub_model_id is not None
@@ -105,10 +105,13 @@ class PushModels(Callback):
                 if copy is None:
                     self._thread = None
                     return
-            self._push(copy, _read_step(copy))
-            shutil.rmtree(copy, ignore_errors=True)
+            step = _read_step(copy)
+            done = self._push(copy, step)
+            for left in self.copies.glob("step-*"):
+                if _read_step(left) < step or (done and left == copy):
+                    shutil.rmtree(left, ignore_errors=True)
 
-    def _push(self, copy: Path, step: int) -> None:
+    def _push(self, copy: Path, step: int) -> bool:
         from hf_ext.hub.publish import push
 
         kind, what = "Best model" if self.strategy == "best" else "Model", "model"
@@ -121,6 +124,8 @@ class PushModels(Callback):
         # Any error: a Hub that is down for an hour must not end a training of a week.
         except Exception as error:
             self._warn(step, f"{type(error).__name__}: {error}", what)
+            return False
+        return True
 
     def _warn(self, step: int, reason: str, what: str = "model") -> None:
         tqdm.write(f"warning: step {step}: the {what} was not pushed to {self.repo_id} ({reason})", file=sys.stderr)
