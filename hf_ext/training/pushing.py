@@ -48,6 +48,7 @@ class PushModels(Callback):
         self.copies = run.path / ".push"
         self._lock = threading.Lock()
         self._waiting: Path | None = None
+        self._failed: Path | None = None
         self._thread: threading.Thread | None = None
 
     def on_begin(self, step: int, folder: Path, model: torch.nn.Module) -> None:
@@ -105,11 +106,9 @@ class PushModels(Callback):
                 if copy is None:
                     self._thread = None
                     return
-            step = _read_step(copy)
-            done = self._push(copy, step)
-            for left in self.copies.glob("step-*"):
-                if _read_step(left) < step or (done and left == copy):
-                    shutil.rmtree(left, ignore_errors=True)
+            failed, self._failed = self._failed, None if self._push(copy, _read_step(copy)) else copy
+            for done in {failed, copy} - {None, self._failed}:
+                shutil.rmtree(done, ignore_errors=True)
 
     def _push(self, copy: Path, step: int) -> bool:
         from hf_ext.hub.publish import push
