@@ -82,8 +82,8 @@ class DataSource:
             raise ValueError("path is empty: give a folder, a data file, a Hub data set id, or a list of them.")
         if self.path == "None" and not Path("None").exists():
             raise ValueError(
-                "path is the text 'None'; YAML's word for nothing is null. Give a folder, a data file or a Hub data set "
-                "id, or leave the whole section out, as in data.eval: null."
+                "path is the text 'None'; YAML's word for nothing is null. Give a folder, a data file or a Hub data "
+                "set id, or leave the whole section out, as in data.eval: null."
             )
         for part in self.parts:
             if part.shuffle_buffer or part.streaming != self.streaming:

@@ -106,9 +106,11 @@ class PushModels(Callback):
                 if copy is None:
                     self._thread = None
                     return
-            failed, self._failed = self._failed, None if self._push(copy, _read_step(copy)) else copy
-            for done in {failed, copy} - {None, self._failed}:
-                shutil.rmtree(done, ignore_errors=True)
+            is_pushed, earlier = self._push(copy, _read_step(copy)), self._failed
+            self._failed = None if is_pushed else copy
+            for done in (earlier, copy):
+                if done not in (None, self._failed):
+                    shutil.rmtree(done, ignore_errors=True)
 
     def _push(self, copy: Path, step: int) -> bool:
         from hf_ext.hub.publish import push
