@@ -10,12 +10,12 @@ import torch
 from hf_ext.data.opening import SourceError, open_source
 from hf_ext.errors import DataError
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
-from hf_ext.settings import SettingsError, build, parse_yaml, read_yaml
+from hf_ext.settings import SettingsError, build, parse_yaml
 from hf_ext.training import DataSource, TrainingArguments
 from hf_ext.training.arguments import apply_overrides
 from hf_ext.training.launch import main
 from hf_ext.training.methods import TASKS, build_task, find_task, read_arguments
-from hf_ext.training.models import STARTED_ANEW, add_adapter, initialize_from, refuse_lost_fields
+from hf_ext.training.models import add_adapter, initialize_from, refuse_lost_fields
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
@@ -100,13 +100,6 @@ def test_a_mistyped_key_of_a_method_is_found_before_data_are_read(tmp_path, meth
         run(build_task(arguments), arguments)
 
 
-def test_every_recipe_names_known_fields():
-    recipes = [path for path in (ROOT / "examples").rglob("*.yaml") if read_yaml(path).get("method") in TASKS]
-    assert len(recipes) > 10
-    for path in recipes:
-        build_task(read_arguments(path, [], output_dir="runs"))
-
-
 def test_garbage_is_looked_for_again_after_the_imports_of_a_new_process(tmp_path):
     program = """
 import gc, sys
@@ -142,20 +135,6 @@ def test_no_is_a_precision_and_a_section_says_its_error_once():
     assert str(error.value).count("data.train") == 1
 
 
-def test_null_takes_a_key_out():
-    values = {"model": {"num_classes": 10, "depth": 2}, "data": {"train": {}, "eval": {"path": "x"}}}
-    flags = ["--model.num_classes", "null", "--data.eval", "null", "--task.new=~"]
-    assert apply_overrides(values, flags) == {"model": {"depth": 2}, "data": {"train": {}}, "task": {}}
-    assert values["model"]["num_classes"] == 10
-
-
-def test_flags_keep_the_names_of_the_file_and_write_fields_with_underscores():
-    values = {"tasks": {"sun-397": {"data": {"path": "old"}}}}
-    flags = ["--tasks.sun-397.data.path", "new", "--max-steps", "3", "--task.patch-size=8"]
-    changed = apply_overrides(values, flags)
-    assert changed == {"tasks": {"sun-397": {"data": {"path": "new"}}}, "max_steps": 3, "task": {"patch_size": 8}}
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -186,10 +165,27 @@ def test_a_flag_without_its_value_is_not_the_default(flags):
         apply_overrides({"max_steps": 5}, flags)
 
 
-def test_a_text_of_a_flag_is_not_cut():
-    for word in ("photos #1", "*.png", "@home", "&x", "a:b", "C:\\x", "photos/#1"):
-        assert apply_overrides({}, ["--data.path", word, f"--name={word}"]) == {"data": {"path": word}, "name": word}
-    assert apply_overrides({}, ["--x", "'a # b'", "--y", "[1] # one"]) == {"x": "a # b", "y": [1]}
+@pytest.mark.parametrize(
+    ("values", "flags", "expected"),
+    [
+        # null takes a key out.
+        ({"model": {"classes": 10, "depth": 2}}, ["--model.classes", "null"], {"model": {"depth": 2}}),
+        ({"data": {"eval": {"path": "x"}}}, ["--data.eval", "null", "--task.new=~"], {"data": {}, "task": {}}),
+        # Names of the file stay, those of fields are written with underscores.
+        (
+            {"tasks": {"sun-397": {"path": "old"}}},
+            ["--tasks.sun-397.path", "x"],
+            {"tasks": {"sun-397": {"path": "x"}}},
+        ),
+        ({}, ["--max-steps", "3", "--task.patch-size=8"], {"max_steps": 3, "task": {"patch_size": 8}}),
+        # A text is not cut.
+        *(({}, [f"--name={word}"], {"name": word}) for word in ("photos #1", "*.png", "@home", "&x", "a:b", "C:\\x")),
+        ({}, ["--x", "'a # b'", "--y", "[1] # one"], {"x": "a # b", "y": [1]}),
+    ],
+)
+def test_flags_change_what_a_file_says(values, flags, expected):
+    before = json.dumps(values)
+    assert apply_overrides(values, flags) == expected and json.dumps(values) == before
 
 
 def test_missing_data_name_the_flag_and_the_inner_cause(tmp_path):
@@ -212,14 +208,6 @@ def test_a_warm_up_beyond_the_end_is_said(tmp_path, examples, capsys):
     changes = {"max_steps": 1, "warmup_steps": 2000, "lr_scheduler_type": "constant"}
     run(TinyTask(), make_arguments(tmp_path / "b", examples, **changes))
     assert "warning: warmup_steps" not in capsys.readouterr().err
-
-
-def test_weights_of_other_sizes_are_refused_by_name(tmp_path):
-    TinyModel(TinyConfig(width=4)).save_pretrained(tmp_path / "base")
-    with refused(DataError, "enter.weight"):
-        initialize_from(TinyModel(TinyConfig(width=6)), str(tmp_path / "base"))
-    model = TinyModel(TinyConfig(width=4))
-    assert initialize_from(model, str(tmp_path / "base")) == [] == getattr(model, STARTED_ANEW)
 
 
 # peft still asks for the name that transformers deprecates.
