@@ -1,5 +1,6 @@
 """A mistake of the user ends with 2 and one message, before anything is imported or written that need not be."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
