@@ -1,18 +1,11 @@
 """Networks of diffusers behind our network's interface: they train by the same task, and the class matters."""
 
-import json
-from functools import partial
-
-import datasets
-import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
-from PIL import Image
 from transformers import BertConfig, BertModel
 
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
-from hf_ext.training import main
 from tests.disentangled_dit.dit_testing import generator, make_controls, shake
 from tests.disentangled_dit.pipeline_testing import make_tokenizer
 from tests.kit.models import assert_same_answers, assert_same_weights
@@ -140,39 +133,6 @@ def test_our_pipeline_samples_from_a_peer_and_its_snapshot(peers, name, tmp_path
     loaded.set_progress_bar_config(disable=True)
     assert_same_weights(loaded.transformer, peer)
     assert_same_answers(loaded(**call, latents=noise).images, images)
-
-
-def test_a_run_of_a_peer_leaves_a_snapshot_that_samples(peers, tmp_path):
-    pictures = np.random.default_rng(0).integers(256, size=(8, 8, 8, 3), dtype=np.uint8)
-    images = [Image.fromarray(pixels) for pixels in pictures]
-    rows = datasets.Dataset.from_dict({"image": images, "label": [index % 5 for index in range(8)]})
-    rows.cast_column("image", datasets.Image()).to_parquet(str(tmp_path / "rows.parquet"))
-    settings = {
-        "method": "disentangled-dit",
-        "output_dir": str(tmp_path / "run"),
-        "data": {"train": {"path": str(tmp_path / "rows.parquet")}, "eval": {"path": str(tmp_path / "rows.parquet")}},
-        "task": {"image_size": 8, "objective": "flow", "eval_timesteps": 1, "sample_steps": 1, "samples_per_class": 1},
-        "model": {key: value for key, value in SIZES.items() if key != "sample_size"},
-        "max_steps": 2,
-        "per_device_train_batch_size": 4,
-        "ema_decay": 0.9,
-        "report_to": "none",
-    }
-    (tmp_path / "run.yaml").write_text(json.dumps(settings))
-    words = [str(tmp_path / "run.yaml"), "--max_steps", "3"]
-    assert main(words, partial(peers.make_task, peer="sd3")) == 0
-    pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run" / "snapshot")
-    images = pipeline([0, 4], num_inference_steps=2, output_type="np").images
-    assert images.shape == (2, 8, 8, 3)
-    assert type(pipeline.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
-    # A run goes on from another's snapshot, at another size where the network has no table of positions.
-    make, first = partial(peers.make_task, peer="one-stream"), str(tmp_path / "first")
-    words = [str(tmp_path / "run.yaml"), "--model.conditioning", "adaln", "--output_dir"]
-    assert main([*words, first], make) == 0
-    more = ["--model", "{}", "--init_from", f"{first}/snapshot", "--task.image_size", "12"]
-    assert main([words[0], *more, "--output_dir", str(tmp_path / "second")], make) == 0
-    network = DiffusionPipeline.from_pretrained(tmp_path / "second" / "snapshot").transformer
-    assert network.config.sample_size == [12, 12] and network.config.pos_embed_base_size == [4, 4]
 
 
 def test_a_peer_refuses_what_it_cannot_do(peers):
