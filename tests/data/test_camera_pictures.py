@@ -96,6 +96,8 @@ def with_twins():
     classes()
     for number in range(0, 8, 2):
         write(f"data/a/{number}.jpg", number)
+        # RAW is taken last.
+        write(f"data/b/{number + 1}.dng")
 
 
 @pytest.mark.parametrize(

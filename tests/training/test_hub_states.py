@@ -142,9 +142,10 @@ def test_a_hub_that_fails_in_the_middle_of_a_push_ends_no_run_and_is_repaired_by
         proxy = UnfaithfulHub(hub.url)
         proxy.rule = rule
         environment = client_environment(proxy.url, tmp_path / "home", token="any")
-        done = [warm_python.run(command, env=environment, cwd=tmp_path) for _ in range(1 + (strategy == "end"))]
+        # The next push is that of a later model, or of the same command once more.
+        done = [warm_python.run(command, env=environment, cwd=tmp_path) for _ in range(2)]
         proxy.stop()
-        assert [each.returncode for each in done] == [0] * len(done), done[0].stderr
+        assert [each.returncode for each in done] == [0, 0], done[0].stderr
         there = Path(HfApi(endpoint=hub.url, token="any").snapshot_download("me/run", local_dir=tmp_path / "there"))
     assert done[0].stderr.count("not pushed to me/run") == len(list_push_errors(tmp_path / "run")) == 1
     assert len(commits) > place and not [*(tmp_path / "run" / ".push").iterdir()]
