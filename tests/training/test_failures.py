@@ -1,6 +1,7 @@
 """What goes wrong is said in one clear line, and the last good state stays."""
 
 import json
+import re
 import resource
 import shutil
 import signal
@@ -17,6 +18,7 @@ from hf_ext.training.state import RunFolder
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
+from .launching import launch_two
 from .tiny import TinyTask, contents, fails, make_arguments, make_task, run, write_config, write_images
 
 
@@ -212,6 +214,16 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples):
     assert main([config], make_task) == 0
     assert RunFolder(tmp_path / "run").saved_steps() == [2, 4]
     assert not [*(tmp_path / "run").glob("**/*.tmp*")]
+
+
+@pytest.mark.slow
+def test_no_process_waits_for_one_that_failed(tmp_path, examples):
+    (tmp_path / "run" / "snapshot").mkdir(parents=True)
+    config = write_config(tmp_path, examples, method="semanir")
+    text = launch_two("hf_ext.training", config, code=1)
+    # The one that failed says why; the other one ends in silence, and is not cut off in the middle of waiting.
+    assert len(re.findall("^Error: .*no args.json", text, re.M)) == text.count("no args.json") == 1, text
+    assert "Connection" not in text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pickle
+import shutil
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tests.kit import warm_python
 from tests.kit.hub import client_environment, run_python
 from tests.kit.refusals import refused
 
-from .launching import ROOT
+from .launching import ROOT, launch_two
 from .on_a_hub import Code
 
 SCRIPT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.training.on_a_hub import main; main()"
@@ -117,6 +118,25 @@ def recipe(tmp_path):
 
 def list_push_errors(run):
     return [row for row in RunFolder(run).read_metrics() if "push_error" in row]
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_of_our_models_on_from_a_hub(tmp_path, recipe, monkeypatch):
+    """The first two steps, pushed and resumed in another folder, and two more equal four at once."""
+    with EmbeddedHub(tmp_path / "hub") as hub:
+        for name, value in client_environment(hub.url, tmp_path / "home", token="any").items():
+            monkeypatch.setenv(name, value)
+        command = ["hf_ext_cli.main", "train", recipe, "--output_dir"]
+        for name, *words in (("whole", "4"), ("half", "2"), ("moved", "4", "--resume_from_checkpoint", "me/run")):
+            launch_two(*command, str(tmp_path / name), "--max_steps", *words)
+            if name == "half":
+                shutil.rmtree(tmp_path / name)
+        assert not list_push_errors(tmp_path / "moved")
+        api = HfApi(endpoint=hub.url, token="any")
+        assert {"model.safetensors", "README.md"} <= {*api.list_repo_files("me/run")}
+        assert api.model_info("me/run").private
+    for file in ("snapshot/model.safetensors", "state/step-4/optimizer.bin", "state/step-4/model.safetensors"):
+        assert (tmp_path / "moved" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
 
 
 TRAIN = "import sys; from hf_ext_cli.main import main; main(['train', *sys.argv[1:]])"
