@@ -355,3 +355,13 @@ def test_numbers_that_name_the_class_or_a_group_are_no_inputs(tmp_path, column, 
     roles = find_roles(read_table(tmp_path / "t.csv"), Hints())
     assert roles.inputs == ["x"]
     assert column in roles.left_out or column == roles.series
+
+
+def test_broken_sounds_are_not_held_out(tmp_path):
+    write_sounds(tmp_path, ["a", "b"], 8, 8000, 0.25)
+    for name in "ab":
+        for index in range(30, 52):
+            (tmp_path / name / f"{index}.wav").write_bytes(b"RIFFbroken" + bytes([index]))
+    held = hold_out(open_source(DataSource(path=str(tmp_path))), 0.1, 0, measures=True)
+    names = [Path(row["path"]).stem for row in held.with_format("arrow")["audio"].to_pylist()]
+    assert names and all(int(name) < 30 for name in names)

@@ -1,19 +1,16 @@
-"""diffusers' means to make a pipeline faster or smaller: caches and offloading."""
+"""diffusers' means to make a pipeline faster or smaller: caches, offloading, one upload."""
+
+from pathlib import Path
 
 import pytest
 import torch
 from accelerate.hooks import CpuOffload
 from diffusers import MagCacheConfig, PyramidAttentionBroadcastConfig, TaylorSeerCacheConfig
+from huggingface_hub import HfApi, close_session
 
 from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator, make_transformer
-from tests.disentangled_dit.pipeline_testing import (
-    make_pipeline,
-    make_text_pipeline,
-    make_vae,
-    quiet,
-    record,
-)
+from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae, quiet, record
 from tests.kit.models import assert_same_answers
 
 STEPS = 8
@@ -125,3 +122,33 @@ def test_whole_models_move_to_the_accelerator_in_the_order_of_their_use(monkeypa
         assert_same_answers(pipeline(generator=generator(), **options).images, expected)
         assert list(dict.fromkeys(called)) == pipeline.model_cpu_offload_seq.split("->")
         assert set(called) == set(names.values())
+
+
+# Runs in its own process, whose Hub is the embedded one. Arguments: a saved pipeline.
+PUSH = """
+import sys
+from hf_ext.pipelines import DisentangledDiTPipeline
+
+pipeline = DisentangledDiTPipeline.from_pretrained(sys.argv[1])
+for name in ("transformer", "vae"):
+    part = getattr(pipeline, name)
+    plain = part.save_pretrained
+    part.save_pretrained = lambda *words, name=name, plain=plain, **more: (print("saved", name), plain(*words, **more))
+pipeline.save_pretrained("pictures", push_to_hub=True, repo_id="me/pictures", commit_message="First")
+"""
+
+
+@pytest.mark.slow
+def test_a_pipeline_that_is_saved_for_a_hub_is_saved_once(hub, run_client, tmp_path):
+    pipeline = make_pipeline(vae=make_vae())
+    pipeline.save_pretrained(tmp_path / "pipeline")
+    printed = run_client(PUSH, str(tmp_path / "pipeline"))
+    assert sorted(line for line in printed.splitlines() if "saved" in line) == ["saved transformer", "saved vae"]
+    api = HfApi(endpoint=hub.url, token=False)
+    assert [commit.title for commit in api.list_repo_commits("me/pictures")].count("First") == 1
+    folder = Path(api.snapshot_download("me/pictures", local_dir=tmp_path / "hub"))
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    assert {"README.md", "model_index.json", "pipeline.py", "transformer/disentangled_dit.py"} < files
+    again = DisentangledDiTPipeline.from_pretrained(folder)
+    assert torch.equal(again.transformer.proj_out.weight, pipeline.transformer.proj_out.weight)
+    close_session()

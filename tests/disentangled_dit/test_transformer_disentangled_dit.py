@@ -281,3 +281,10 @@ def test_positions_of_a_grid_are_computed_once(monkeypatch):
         model._positions_of(1, columns, torch.device("cpu"))
     assert len(model._other_positions) <= model.GRIDS
     assert not any("other_positions" in name for name in model.state_dict())
+
+
+def test_baseline_has_equal_parameters():
+    ours, baseline = make_transformer(), make_transformer(conditioning="adaln")
+    assert {name: x.shape for name, x in ours.state_dict().items()} == {
+        name: x.shape for name, x in baseline.state_dict().items()
+    }

@@ -10,7 +10,7 @@ from PIL import Image, ImageCms
 
 from hf_ext.errors import DataError, UsageError
 from hf_ext.restoration.encoding import descriptive_tags
-from hf_ext.restoration.files import Frames, Picture, encode_frames, read_image, write_image
+from hf_ext.restoration.files import Frames, Picture, encode_frames, read_frames, read_image, write_image
 from hf_ext.restoration.jobs import FORMATS
 from tests.kit.pictures import make_exif, noise
 from tests.kit.refusals import refused
@@ -172,3 +172,16 @@ def test_files_are_replaced_only_when_asked_and_appear_whole(tmp_path):
     other = tmp_path / "plain"
     other.touch()
     assert path.stat().st_mode == other.stat().st_mode
+
+
+@pytest.mark.parametrize(("tag", "kind", "message"), [(256, 4, "broken: Missing dim"), (259, 3, "a TIFF.* 11 is")])
+def test_a_tiff_whose_second_page_is_broken_is_named(tag, kind, message):
+    file = io.BytesIO()
+    pages = [Image.new("L", (8, 8), shade) for shade in (0, 255)]
+    pages[0].save(file, "TIFF", save_all=True, append_images=pages[1:])
+    data = bytearray(file.getvalue())
+    place = data.rindex(struct.pack("<HHI", tag, kind, 1))
+    # No width; an unknown compression.
+    data[place : place + 10] = struct.pack("<HHIH", 60000 if tag == 256 else tag, kind, 1, 11)
+    with pytest.raises(ValueError, match=f"the picture is {message}"):
+        read_frames(bytes(data))
