@@ -104,19 +104,14 @@ CASES = {
     "row numbers from the middle": Case(rows({"": range(100, 124), **LABELLED}), notes="counts the rows"),
     "id that counts": Case(rows({"id": range(24), **LABELLED}), notes="counts the rows"),
     "unnamed dates": Case(rows({"": [*HOURS], **LABELLED}), time="index"),
-    "quarter with a dash": alone(quarter=[f"{1990 + step // 4}-Q{step % 4 + 1}" for step in range(24)]),
     "year": alone(year=range(1900, 1924)),
     "ISO with a zone": alone(time=[hour.strftime("%Y-%m-%dT%H:%M:%S+02:00") for hour in HOURS]),
-    "fractions of seconds": alone(time=[f"2024-03-01 00:00:{step:02}.250" for step in range(24)]),
-    "European days": alone(date=[day.strftime("%d.%m.%Y") for day in pd.date_range("2024-01-10", periods=24)]),
     "epoch in milliseconds": alone(timestamp=[1_700_000_000_000 + 60_000 * step for step in range(24)]),
-    "t": alone(t=range(24)),
     "first column of dates of any name": alone(jour=[*HOURS]),
     # Temperature is no time.
     "t that is none": Case(rows({"t": NUMBERS[:, 2].tolist(), **LABELLED}), ["t", "y", "z"]),
     "month as a season": Case(rows({"month": [step % 12 + 1 for step in range(24)], **LABELLED}), ["month", "y", "z"]),
     "two times": Case(rows({"date": [*HOURS], "time": [*HOURS], **LABELLED}), refused=("--time",)),
-    "a date and its year": Case(rows({"date": [*HOURS], "year": [2024] * 24, **LABELLED}), ["year", "y", "z"], "date"),
     # order, repetition, gaps
     "unsorted": Case(
         rows({"time": [str(HOURS[place]) for place in MIXED], **LABELLED}), time="time", notes="are sorted"
@@ -152,7 +147,6 @@ CASES = {
         "\n".join(",".join(map(str, [row % 2, *RNG.normal(size=9).round(4), row % 2])) for row in range(10)),
         refused=("--label",),
     ),
-    "nameless, a word last": Case(wide(STEPS, WORDS).split("\n", 1)[1], 20, layout="series", notes="no line of names"),
     "a name twice": Case(wide(STEPS, WORDS).replace("t2,", "t1,", 1), refused=("2 columns", "'t1'")),
     # how numbers are written
     "semicolons": Case(rows(LABELLED, ";"), notes="semicolons"),
@@ -170,7 +164,6 @@ CASES = {
     "two currencies": Case(
         rows({"y": [f"{'$€'[step % 2]}{step}" for step in range(24)], "z": Z, "label": STATES}), ["z"]
     ),
-    "bars": Case(rows(LABELLED, "|"), notes="bars"),
     "decimal commas in quotes": Case(
         rows(LABELLED, ",", lambda cell: str(cell).replace(".", ","), '"'), notes="decimal commas"
     ),
@@ -194,12 +187,8 @@ CASES = {
     "a constant column": Case(rows({**LABELLED, "z": [7.0] * 24}), notes="z never changes"),
     "a class that is missing": Case(rows({**LABELLED, "label": without_some("", STATES)})),
     # classes
-    "true and false": Case(rows({**LABELLED, "label": [w == "calm" for w in STATES]}), classes=["False", "True"]),
     "a hole in 30 numbers": Case(
         wide(STEPS, [2 * value for value in range(30)], count=60), 20, layout="series", values=True, notes="--classes"
-    ),
-    "30 that count up": Case(
-        wide(STEPS, [*range(1, 31)], count=90), 20, layout="series", classes=[*map(str, range(1, 31))], notes="classes"
     ),
     "numbers wanted as classes": Case(
         wide(STEPS, [2 * value for value in range(30)], count=60), 20, layout="series",
@@ -209,9 +198,6 @@ CASES = {
         wide(STEPS, [1, 2, 3]), 20, layout="series", values=True, hints=Hints(values=True), notes="--classes"
     ),
     "names wanted as values": Case(wide(STEPS, WORDS), hints=Hints(values=True), refused=("--values", "names")),
-    "values of steps that are whole": Case(
-        rows({**LABELLED, "label": [3 * step for step in range(24)]}), refused=("24 different", "--classes")
-    ),
     "1 and 01": Case(wide(STEPS, ["1", "01"]), refused=("'1'", "'01'")),
     "two ways to write an accent": Case(wide(STEPS, ["caf\u00e9", "cafe\u0301"]), refused=("spelled differently",)),
     "a class of one example": Case(
@@ -223,11 +209,6 @@ CASES = {
     ),
     "two labels": Case(rows({**LABELLED, "class": STATES}), refused=("--label",)),
     "two spellings": Case(rows({**LABELLED, "label": ["good ", "Good", "bad"] * 8}), refused=("'Good'", "'good '")),
-    "a panel's class in first rows": Case(
-        rows({"series": [step // 6 for step in range(24)], "time": [*range(6)] * 4, "y": Y,
-              "label": ["" if step % 6 else WORDS[step // 6 % 2] for step in range(24)]}),
-        ["y"], "time", "series",
-    ),
     "codes": Case(rows({**LABELLED, "label": [f"0{step // 6 % 2}" for step in range(24)]}), classes=["00", "01"]),
     "one class": Case(rows({**LABELLED, "label": ["calm"] * 24}), refused=("calm",)),
     "an input of texts": Case(rows(LABELLED | {"w": ["u", "v"] * 12}), hints=Hints(inputs=("y", "w")), refused=("w",)),
@@ -235,7 +216,6 @@ CASES = {
     "inputs that were named": Case(rows({"time": range(24), **LABELLED}), ["z"], "time", hints=Hints(inputs=("z",))),
     "a column that is not there": Case(rows(LABELLED), hints=Hints(label="nothing"), refused=("'nothing'",)),
     "a class for each row": Case(rows({**LABELLED, "label": [f"L{step}" for step in range(24)]}), refused=("24",)),
-    "keys beside numbers": Case(rows({"key": [f"{7919 * step:06x}k" for step in range(24)], **LABELLED})),
     # one order of day and month for all dates
     "European days with times": Case(
         rows({"date": [hour.strftime("%d/%m/%Y %H:%M") for hour in HOURS + pd.Timedelta(days=20)], **LABELLED}),

@@ -105,14 +105,6 @@ def test_bytes_of_any_ending_are_refused_in_a_line_or_texts(tmp_path, ending, he
         assert survey.kind == "texts"
 
 
-@pytest.mark.parametrize("cell", ["a $5 bill, by me", "50% off it all", "R$5", "5$x", "$", "%", "€ 5 €", "$$5"])
-def test_signs_within_texts_stay_texts(tmp_path, cell):
-    place = tmp_path / "texts.csv"
-    pd.DataFrame({"text": [cell, f"{cell} x", "no", "yes"] * 5, "label": ["a", "b"] * 10}).to_csv(place, index=False)
-    survey = look_at(str(place))
-    assert survey.kind == "texts" and survey.classes == ["a", "b"]
-
-
 @pytest.mark.parametrize("place", ["texts.csv", "texts.tsv", "texts.csv.gz", "folder/train.csv"])
 @pytest.mark.parametrize("word", ["None", "NA", "null", "nan", "n/a", "#N/A", "NULL"])
 def test_words_for_nothing_are_texts_and_classes(tmp_path, place, word):

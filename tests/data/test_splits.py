@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from hf_ext.data.found import keep_back
 from hf_ext.data.opening import SourceError, open_source
 from hf_ext.data.roles import Hints, find_roles
 from hf_ext.data.source import DataSource
@@ -317,13 +316,6 @@ def test_a_missing_label_and_a_class_of_one_speaker_measure_nothing(label):
     held = hold_out(data, 0.1, 0, measures=True)
     assert not {*held["speaker"]} & {*hold_out(data, 0.1, 0, measures=False)["speaker"]}
     assert None not in held["label"] and "rare" not in held["label"]
-
-
-def test_speakers_that_are_the_classes_separate_nothing_and_that_is_told():
-    rows = {"text": [f"words of example {n}" for n in range(40)], "speaker": ["x", "y"] * 20, "label": ["x", "y"] * 20}
-    assert 2 <= choose(datasets.Dataset.from_dict(rows), 0.1, 0).sum() <= 6
-    (told,) = keep_back({"path": "no such folder"}, datasets.Dataset.from_dict(rows))["notes"]
-    assert "speaker" in told
 
 
 @pytest.mark.parametrize("layout", ["wide", "panel"])

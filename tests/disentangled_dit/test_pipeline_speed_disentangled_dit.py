@@ -26,13 +26,7 @@ def pyramid(pipeline: DisentangledDiTPipeline, last: int):
 
 # Made so that a cache leaves out nothing, and so that it leaves out what it can; steps that are left then.
 CACHES = {
-    "pyramid": (lambda pipeline: pyramid(pipeline, -1), lambda pipeline: pyramid(pipeline, 1000), 4),
     "pyramid, in later steps": (lambda pipeline: pyramid(pipeline, -1), lambda pipeline: pyramid(pipeline, 500), 6),
-    "taylor": (
-        lambda _: TaylorSeerCacheConfig(disable_cache_before_step=STEPS),
-        lambda _: TaylorSeerCacheConfig(cache_interval=3, disable_cache_before_step=2),
-        4,
-    ),
     "taylor, lite": (
         lambda _: TaylorSeerCacheConfig(disable_cache_before_step=STEPS, use_lite_mode=True),
         lambda _: TaylorSeerCacheConfig(cache_interval=3, disable_cache_before_step=2, use_lite_mode=True),

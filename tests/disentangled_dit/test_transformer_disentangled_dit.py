@@ -206,13 +206,11 @@ def test_masked_latents_are_one_graph_of_static_shapes():
     [
         ({"joint_attention_dim": 4}, "one of num_classes"),
         ({"conditioning": "cross"}, "'attention' or 'adaln', not 'cross'"),
-        ({"modulation": "none"}, "'per_block' or 'shared', not 'none'"),
         ({"conditioning": "adaln", "num_classes": None, "joint_attention_dim": 4}, "of classes"),
         ({"num_classes": 0}, "'num_classes': 0. must be whole numbers from 1"),
         *(({name: value}, name) for name in ("num_class_tokens", "patch_size") for value in (0, "2", 2.0)),
         ({"control_alpha": {"colour": 1.0}}, r"unknown controls \['colour'\]; there are \['original_size'"),
         ({"control_alpha": {"crop": -1.0}}, "numbers from 0 to 1e6"),
-        ({"condition_dropout": 1.5}, "dropouts"),
         ({"num_attention_heads": 1, "attention_head_dim": 6}, "divisible by 4, unlike 6"),
         ({"sample_size": [6, 9]}, "divisible by patch_size 2"),
         ({"pos_embed_base_size": [0, 4]}, "one positive number or two"),
