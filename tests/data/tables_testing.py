@@ -104,6 +104,7 @@ CASES = {
     "row numbers from the middle": Case(rows({"": range(100, 124), **LABELLED}), notes="counts the rows"),
     "id that counts": Case(rows({"id": range(24), **LABELLED}), notes="counts the rows"),
     "unnamed dates": Case(rows({"": [*HOURS], **LABELLED}), time="index"),
+    "month of names": alone(Month=[f"{pd.Timestamp(1950 + step // 12, step % 12 + 1, 1):%b %Y}" for step in range(24)]),
     "year": alone(year=range(1900, 1924)),
     "ISO with a zone": alone(time=[hour.strftime("%Y-%m-%dT%H:%M:%S+02:00") for hour in HOURS]),
     "epoch in milliseconds": alone(timestamp=[1_700_000_000_000 + 60_000 * step for step in range(24)]),
@@ -177,6 +178,7 @@ CASES = {
         rows({"time": np.arange(24) / 2, **LABELLED}).replace("\n", "\ns,bar,l/min,-\n", 1), time="time",
         notes="time in s",
     ),
+    "comment lines and a blank": Case("% a\n% b\n\n" + rows(LABELLED), notes="2 comment lines"),
     # encodings
     "latin-1": Case(rows({"größe": Y, "label": STATES}), ["größe"], encoding="latin-1", notes="latin-1"),
     "UTF-16 without a mark": Case(rows(LABELLED), encoding="utf-16-le", notes="UTF-16"),
@@ -209,6 +211,7 @@ CASES = {
     ),
     "two labels": Case(rows({**LABELLED, "class": STATES}), refused=("--label",)),
     "two spellings": Case(rows({**LABELLED, "label": ["good ", "Good", "bad"] * 8}), refused=("'Good'", "'good '")),
+    "-1 and 1": Case(rows({**LABELLED, "label": [step % 2 * 2 - 1 for step in range(24)]}), classes=["-1", "1"]),
     "codes": Case(rows({**LABELLED, "label": [f"0{step // 6 % 2}" for step in range(24)]}), classes=["00", "01"]),
     "one class": Case(rows({**LABELLED, "label": ["calm"] * 24}), refused=("calm",)),
     "an input of texts": Case(rows(LABELLED | {"w": ["u", "v"] * 12}), hints=Hints(inputs=("y", "w")), refused=("w",)),

@@ -253,3 +253,14 @@ def test_a_pipeline_with_adapters_is_not_saved_and_a_fused_one_is(tmp_path):
     pipeline.save_pretrained(tmp_path / "fused")
     loaded = quiet(DisentangledDiTPipeline.from_pretrained(tmp_path / "fused"))
     torch.testing.assert_close(loaded(class_labels=0, latents=noise, **FEW).images, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_large_pictures_are_decoded_in_tiles():
+    pipeline = make_pipeline(vae=make_vae())
+    pipeline.vae.tile_latent_min_size, pipeline.vae.tile_sample_min_size = 16, 32
+    options = {"class_labels": 0, "height": 64, "width": 64, "num_inference_steps": 1, "output_type": "pt"}
+    whole = pipeline(generator=generator(), **options).images
+    pipeline.vae.enable_tiling()
+    tiled = pipeline(generator=generator(), **options).images
+    assert tiled.shape == whole.shape and not torch.equal(tiled, whole)
+    assert float((tiled - whole).abs().mean()) < 0.05

@@ -111,3 +111,11 @@ def test_nodes_of_comfyui_restore_what_the_package_restores(nodes):
 def test_node_refuses_what_is_no_restorer(nodes):
     with refused(TypeError, "restorer"):
         nodes.RestoreImage().restore(torch.nn.Linear(1, 1), make_images(1, 8, 8, 3))
+
+
+def test_float16_on_a_cpu_is_said_to_be_slow(tmp_path, caplog):
+    tiny_restorer().save_pretrained(tmp_path)
+    for dtype, said in ((None, 0), ("bfloat16", 0), ("float16", 1)):
+        caplog.clear()
+        Restorer.from_pretrained(tmp_path, device="cpu", dtype=dtype)
+        assert sum("float16 takes" in message for message in caplog.messages) == said
