@@ -104,7 +104,7 @@ CASES = {
     "row numbers from the middle": Case(rows({"": range(100, 124), **LABELLED}), notes="counts the rows"),
     "id that counts": Case(rows({"id": range(24), **LABELLED}), notes="counts the rows"),
     "unnamed dates": Case(rows({"": [*HOURS], **LABELLED}), time="index"),
-    "month of names": alone(Month=[f"{pd.Timestamp(1950 + step // 12, step % 12 + 1, 1):%b %Y}" for step in range(24)]),
+    "month of names": alone(Month=[f"{day:%b %Y}" for day in pd.date_range("1950-01-01", periods=24, freq="MS")]),
     "year": alone(year=range(1900, 1924)),
     "ISO with a zone": alone(time=[hour.strftime("%Y-%m-%dT%H:%M:%S+02:00") for hour in HOURS]),
     "epoch in milliseconds": alone(timestamp=[1_700_000_000_000 + 60_000 * step for step in range(24)]),

@@ -13,6 +13,7 @@ from tests.disentangled_dit.pipeline_testing import (
     from_picture,
     make_pipeline,
     make_text_pipeline,
+    make_vae,
     quiet,
     record,
     start,
