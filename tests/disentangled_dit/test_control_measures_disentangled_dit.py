@@ -69,3 +69,10 @@ def test_the_command_measures_a_saved_model_by_the_judge(controls, monkeypatch, 
     controls.main()
     found = json.loads((tmp_path / "found.json").read_text())
     assert json.loads(capsys.readouterr().out) == found and found["original_size"]["sizes"] == list(controls.SIZES)
+
+
+def test_a_mirrored_picture_is_known_by_its_mirror_image(controls):
+    plain = blobs([(16, 8), (20, 25)])
+    obeyed, ignored = controls.measure_mirror(plain, plain[:, :, ::-1]), controls.measure_mirror(plain, plain)
+    assert obeyed["turned_back"] == pytest.approx(1) and obeyed["as_they_are"] < 0.2
+    assert ignored == {"turned_back": obeyed["as_they_are"], "as_they_are": pytest.approx(1)}
