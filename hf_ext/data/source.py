@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from huggingface_hub.dataclasses import strict
 
@@ -78,6 +79,11 @@ class DataSource:
     def validate_path(self) -> None:
         if not self.path:
             raise ValueError("path is empty: give a folder, a data file, a Hub data set id, or a list of them.")
+        if self.path == "None" and not Path("None").exists():
+            raise ValueError(
+                "path is the text 'None'; YAML's word for nothing is null. Give a folder, a data file or a Hub data "
+                "set id, or leave the whole section out, as in data.eval: null."
+            )
         for part in self.parts:
             if part.shuffle_buffer or part.streaming != self.streaming:
                 raise ValueError("streaming and shuffle_buffer are set for the list of sources, not for its parts.")

@@ -317,6 +317,11 @@ class TrainingArguments:
                 "or remove the section 'peft'."
             )
 
+    def validate_report_to(self) -> None:
+        if any("," in name for name in self.trackers):
+            names = [name.strip() for tracker in self.trackers for name in tracker.split(",")]
+            raise ValueError(f"report_to is {self.report_to!r}; several trackers are a list: [{', '.join(names)}].")
+
     def validate_hub(self) -> None:
         if self.hub_model_id is not None:
             from huggingface_hub.utils import validate_repo_id

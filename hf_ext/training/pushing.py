@@ -37,8 +37,8 @@ class PushModels(Callback):
 
     # A thread pushes one model after the other. Of those that are saved meanwhile only the newest waits, so a slow Hub
     # holds up no step and collects no work. `best/` may be replaced during a push: what is pushed are links to its
-    # files in `.push/step-N`, which stay until the push has ended, so that a run that goes on after a kill begins with
-    # the push that was cut off.
+    # files in `.push/step-N`, which stay until they are pushed or newer ones were tried, so that a run that goes on
+    # after a kill, or the same command after a failure, begins with the push that is missing.
 
     def __init__(self, arguments: TrainingArguments, run: RunFolder):
         assert arguments.hub_model_id is not None
@@ -48,6 +48,7 @@ class PushModels(Callback):
         self.copies = run.path / ".push"
         self._lock = threading.Lock()
         self._waiting: Path | None = None
+        self._failed: Path | None = None
         self._thread: threading.Thread | None = None
 
     def on_begin(self, step: int, folder: Path, model: torch.nn.Module) -> None:
@@ -105,10 +106,13 @@ class PushModels(Callback):
                 if copy is None:
                     self._thread = None
                     return
-            self._push(copy, _read_step(copy))
-            shutil.rmtree(copy, ignore_errors=True)
+            is_pushed, earlier = self._push(copy, _read_step(copy)), self._failed
+            self._failed = None if is_pushed else copy
+            for done in (earlier, copy):
+                if done not in (None, self._failed):
+                    shutil.rmtree(done, ignore_errors=True)
 
-    def _push(self, copy: Path, step: int) -> None:
+    def _push(self, copy: Path, step: int) -> bool:
         from hf_ext.hub.publish import push
 
         kind, what = "Best model" if self.strategy == "best" else "Model", "model"
@@ -121,6 +125,8 @@ class PushModels(Callback):
         # Any error: a Hub that is down for an hour must not end a training of a week.
         except Exception as error:
             self._warn(step, f"{type(error).__name__}: {error}", what)
+            return False
+        return True
 
     def _warn(self, step: int, reason: str, what: str = "model") -> None:
         tqdm.write(f"warning: step {step}: the {what} was not pushed to {self.repo_id} ({reason})", file=sys.stderr)

@@ -88,24 +88,6 @@ def test_files_of_other_columns_are_not_joined(tmp_path):
         look_at(str(tmp_path / "*.csv"))
 
 
-@pytest.mark.parametrize("wanted", [None, "label"])
-def test_unclear_dates_beside_texts_do_not_matter(tmp_path, wanted):
-    columns = {"day": [f"{step % 12 + 1}/3/2024" for step in range(24)]}
-    columns |= {"text": [f"a text of some words {step}" for step in range(24)], "label": STATES}
-    place = tmp_path / "texts.csv"
-    place.write_text(rows(columns))
-    assert look_at(str(place), Hints(label=wanted)).columns == ["text"]
-
-
-def test_a_first_line_of_years_and_long_names_is_one_of_names(tmp_path):
-    place = tmp_path / "wide.csv"
-    columns = {"share of people with access to water": WORDS * 12}
-    columns |= {str(year): RNG.normal(size=24).round(3).tolist() for year in range(1990, 2010)}
-    place.write_text(rows(columns))
-    survey = look_at(str(place), Hints(label="share of people with access to water"))
-    assert survey.classes == WORDS and {*survey.lengths} == {20}
-
-
 ENDINGS = ["mat", "pkl", "feather", "db", "h5", "xml", "toml", "eval", "parquet", "tar", "zip", "csv", "tsv", "jsonl"]
 ENDINGS += ["txt", "npy", "npz", "arrow", "lance", "ts", "wav"]
 
@@ -121,14 +103,6 @@ def test_bytes_of_any_ending_are_refused_in_a_line_or_texts(tmp_path, ending, he
         assert place.name in str(error) and "\n" not in str(error) and len(str(error)) < 700
     else:
         assert survey.kind == "texts"
-
-
-@pytest.mark.parametrize("cell", ["a $5 bill, by me", "50% off it all", "R$5", "5$x", "$", "%", "€ 5 €", "$$5"])
-def test_signs_within_texts_stay_texts(tmp_path, cell):
-    place = tmp_path / "texts.csv"
-    pd.DataFrame({"text": [cell, f"{cell} x", "no", "yes"] * 5, "label": ["a", "b"] * 10}).to_csv(place, index=False)
-    survey = look_at(str(place))
-    assert survey.kind == "texts" and survey.classes == ["a", "b"]
 
 
 @pytest.mark.parametrize("place", ["texts.csv", "texts.tsv", "texts.csv.gz", "folder/train.csv"])

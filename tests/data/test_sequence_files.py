@@ -10,9 +10,8 @@ from hf_ext.data.opening import SourceError, open_source
 from hf_ext.errors import DataError
 from hf_ext.settings import SettingsError
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask
-from hf_ext.training import DataSource, TrainingArguments
+from hf_ext.training import DataSource
 from hf_ext.training.arguments import build
-from hf_ext.training.data_check import check_data
 from tests.kit.refusals import refused
 
 
@@ -69,27 +68,6 @@ def test_columns_of_a_file_may_be_classes_and_times(tmp_path):
     assert task.encode(row)["labels"].tolist() == [-100, 1, -100]
 
 
-def test_words_for_nothing_are_names_of_classes_too(tmp_path):
-    table = write(tmp_path / "data" / "a.csv", "x,y,label\n1,NA,None\n2,5,NA\n3,nan,\n4,6,beat\n")
-    row = read(tmp_path / "data")[0]
-    assert list(row["label"]) == ["None", "NA", "", "beat"]
-    # Among numbers they are missing ones.
-    np.testing.assert_array_equal(row["y"], [np.nan, 5, np.nan, 6])
-    encoded = SeriesClassificationTask(columns=["y"], max_length=4).encode({**row, "label": 0})
-    assert encoded["observed_mask"][:, 0].tolist() == [0, 1, 0, 1]
-    write(table, "x\n1\n2\n")
-    write(tmp_path / "data" / "metadata.csv", "file_name,label\na.csv,None\n")
-    assert list(read(tmp_path / "data")["label"]) == ["None"]
-
-
-def test_a_column_is_of_one_type_in_all_files(tmp_path):
-    for name, labels in (("0", ["", ""]), ("1", ["N", "A"]), ("2", ["", ""]), ("3", ["0", "1"]), ("4", ["0.5", ""])):
-        write(tmp_path / "data" / f"{name}.csv", "x,label\n" + "".join(f"1,{label}\n" for label in labels))
-    expected = [["", ""], ["N", "A"], ["", ""], ["0", "1"], ["0.5", ""]]
-    assert [list(row["label"]) for row in read(tmp_path / "data")] == expected
-    assert [list(row["label"]) for row in read(tmp_path / "data", "train[60%:]")] == expected[3:]
-
-
 def test_other_splits_and_folders_of_a_pattern_are_not_taken(tmp_path):
     for name in (
         "data/a.csv",
@@ -139,13 +117,6 @@ def test_arrays_are_examples_or_sequences(tmp_path):
     assert list(each["label"]) == ["a", "b"]
 
 
-def test_lists_in_parquet_need_no_word(tmp_path):
-    pd.DataFrame({"x": [[1.0, 2.0], [3.0]], "label": [0, 1]}).to_parquet(tmp_path / "lists.parquet")
-    data = open_source(DataSource(str(tmp_path / "lists.parquet")))
-    sample = SeriesClassificationTask(columns=["x"], max_length=2, num_labels=2).encode(data[1])
-    assert sample["input_values"].tolist() == [[3.0], [0.0]] and sample["attention_mask"].tolist() == [1, 0]
-
-
 def test_a_changed_file_is_read_again(walks):
     before = read(walks)[0]["x"].tolist()
     file = write(walks / "train" / "run" / "0.csv", "x,y\n7,1\n")
@@ -163,10 +134,8 @@ ALL_ONE = "run/0.csv,1\nrun/1.csv,1\nwalk/0.csv,1\nwalk/1.csv,1\n"
         ("train/run/1.csv", "x,z\n1,2\n", r"1\.csv has the columns x, z; .*0\.csv has x, y"),
         ("train/run/1.csv", "x,y\n1,2\n1,2,3\n", r"1\.csv cannot be read: .*line 3 has 3 cells"),
         ("train/run/1.csv", "", r"1\.csv cannot be read: No columns"),
-        ("train/run/1.csv", "x,y\n", r"1\.csv must contain rows, with equal numbers in all columns; got \{'x': 0"),
         ("train/run/1.csv", "x,y\n1,2,3\n4,5,6\n", r"1\.csv cannot be read: .*more cells than the line of names"),
         ("train/run/1.csv", "1,2\n3,4\n", r"1\.csv cannot be read: its first line, 1, 2, must hold the names"),
-        ("train/run/1.npy", "", r"1\.npy cannot be read: "),
         ("train/run/1.npz", "PK\3\4 no archive", r"1\.npz cannot be read: "),
         ("train/metadata.csv", f"file_name,file\n{ALL_ONE}", "has a column 'file', a reserved name: rename it"),
         ("train/metadata.csv", f"file_name,label\n{ALL_ONE}walk/0.csv,2\n", "has 2 rows for 0.csv"),
@@ -200,13 +169,3 @@ def test_places_without_sequences_are_named(tmp_path, walks):
         build(DataSource, {"path": "x", "rows": "lines"})
     with refused(SettingsError, "positions", "streaming"):
         build(DataSource, {"path": "x", "rows": "positions", "streaming": True})
-
-
-def test_all_of_a_folder_can_be_checked_before_a_training(walks):
-    write(walks / "train" / "run" / "1.csv", "x,y\n1,2\n3,inf\n")
-    source = {"path": str(walks), "rows": "positions"}
-    task = SeriesClassificationTask(columns=["x", "y"], max_length=8, num_labels=2, label_names=["walk", "run"])
-    model = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
-    (found,) = check_data(task, TrainingArguments("mrconv-series", "run", {"train": source}, model=model))
-    assert found["examples"] == 4 and len(found["bad"]) == 1
-    assert found["bad"][0]["file"].endswith("1.csv") and "line 3: column 'y'" in found["bad"][0]["reason"]

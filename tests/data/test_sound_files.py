@@ -7,12 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_ext.data.opening import open_source
 from hf_ext.data.sound_files import describe_sound, read_samples
-from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
-from hf_ext.tasks.signals import read_recording
 from tests.cli.init_testing import train
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
@@ -85,25 +82,6 @@ def test_folders_of_classes_are_read_and_train(ending):
     assert survey.rate == 16000
     if ending == "m4a":
         train("mrconv", "sounds", "--model.hidden_size", "8", "--model.num_hidden_layers", "1")
-
-
-def test_a_recording_of_a_phone_is_classified():
-    write("a.m4a", 44100, 2)
-    soundfile.write("a.wav", *read_samples("a.m4a"), subtype="FLOAT")
-    answers = [run("classify", "spoken-digits", name).stdout.split()[-2:] for name in ("a.m4a", "a.wav")]
-    assert answers[0] == answers[1]
-
-
-def test_a_table_and_a_mixture_of_kinds():
-    kinds = ("m4a", "wav", "flac", "aac")
-    for number in range(8):
-        write(f"data/{number}.{kinds[number % 4]}", channels=1 + number % 2, pitch=300 + 20 * number)
-    rows = [f"{number}.{kinds[number % 4]},{'ab'[number % 2]}" for number in range(8)]
-    Path("data/about.csv").write_text("\n".join(["file,label", *rows]), encoding="utf-8")
-    survey = look_at("data")
-    assert survey.classes == ["a", "b"] and "channels of some" in "; ".join(survey.notes)
-    rows = [read_recording(row["audio"], 8000) for row in open_source(DataSource("data"))]
-    assert len(rows) == 8 and all(abs(len(row) - 4000) < 1600 for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from hf_ext.data.labels import class_name, name_classes
 from hf_ext.data.opening import open_source
 from hf_ext.data.roles import Hints, find_roles
 from hf_ext.data.source import DataSource
@@ -92,14 +91,6 @@ def test_the_series_of_a_panel_are_whole(tmp_path):
         assert row["label"] == part["label"].iloc[0]
 
 
-def test_files_of_splits_are_rows_of_series(tmp_path):
-    for split in ("TRAIN", "TEST"):
-        (tmp_path / f"Points_{split}.tsv").write_text(str(CASES["nameless, label first, tabs"].text))
-    survey = look_at(str(tmp_path))
-    assert survey.count == 10 and survey.classes == ["1", "2"] and survey.eval["split"] == "validation"
-    assert len(open_source(DataSource(**{**survey.train, "split": "test", "hold_out": 0.0}))) == 10
-
-
 def test_parquet_keeps_its_index_of_dates(tmp_path):
     frame = pd.DataFrame({"y": Y, "label": STATES}, index=pd.Index(HOURS, name="when"))
     frame.to_parquet(tmp_path / "table.parquet")
@@ -125,9 +116,3 @@ def test_many_columns_are_read_quickly(tmp_path, cells, separator, layout):
     assert find_roles(table, Hints()).layout == layout
     # Texts took 24 s, one call of pandas after the other for each column.
     assert time.process_time() - begin < 7.5
-
-
-def test_names_of_classes_are_those_that_occur():
-    assert name_classes([2.0, 10, -100, float("nan"), None, "", np.int64(0)]) == ["0", "2", "10"]
-    assert name_classes(["b", "a", "", True]) == ["True", "a", "b"]
-    assert class_name(-1.0) == "-1" and class_name(0.5) == "0.5"

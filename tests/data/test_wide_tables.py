@@ -110,19 +110,3 @@ def test_a_panel_with_times_needs_no_flag(tmp_path):
     place = write(tmp_path, {"unit": np.repeat([1, 2], 12), "time": [*range(12)] * 2, **CHANNELS, "label": LABELS})
     survey = look_at(place)
     assert (survey.train["series"], survey.train["time"], survey.columns) == ("unit", "time", [*CHANNELS])
-
-
-def test_two_counted_groups_are_refused_or_channels(tmp_path):
-    columns = {**counted("x{}", 0, 8), **counted("y{}", 0, 8, 8), "label": LABELS}
-    with refused(DataError, "x0", "y0", "--inputs"):
-        look_at(write(tmp_path, columns))
-    survey = look_at(write(tmp_path, columns), Hints(inputs=("x0", "y0")))
-    assert survey.train["rows"] == "positions" and survey.columns == ["x0", "y0"]
-    survey = look_at(write(tmp_path, {"time": range(ROWS), **columns}))
-    assert survey.train["rows"] == "positions" and len(survey.columns) == 16
-
-
-def test_a_refusal_names_the_column_that_may_be_the_class(tmp_path):
-    names = [f"p{row}" for row in range(ROWS)]
-    with refused(DataError, "--label diagnosis"):
-        look_at(write(tmp_path, {"patient": names, **CHANNELS, "diagnosis": ["sick", "well"] * (ROWS // 2)}))

@@ -26,13 +26,7 @@ class GaussianDenoiser(ModelMixin, ConfigMixin, CacheMixin):
     """
 
     @register_to_config
-    def __init__(
-        self,
-        prediction: str = "epsilon",
-        std: float = 0.5,
-        mean: float = 0.0,
-        sample_size: int = 48,
-    ):
+    def __init__(self, prediction: str = "epsilon", std: float = 0.5, mean: float = 0.0, sample_size: int = 48):
         super().__init__()
         self.register_to_config(
             patch_size=1, in_channels=1, num_classes=1, joint_attention_dim=None, conditioning="attention",
@@ -120,17 +114,18 @@ def start(pipeline: DisentangledDiTPipeline, count: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def sample_plainly(pipeline, latents, labels, controls, scale=1.0, control_scale=1.0, steps=3, null=None):
-    """Every branch by a pass of its own with all of its inputs, at every step."""
+def sample_plainly(pipeline, latents, given, controls, scale=1.0, control_scale=1.0, null=None, steps=3):
+    """Every branch by a pass of its own with all of its inputs, at every step; of classes or of encoded texts."""
     transformer, scheduler = pipeline.transformer, pipeline.scheduler
     count = len(latents)
     controls = {name: torch.tensor(value, dtype=torch.float32) for name, value in controls.items()}
-    positive = torch.tensor(labels)
-    negative = torch.full_like(positive, transformer.config.num_classes) if null is None else torch.tensor(null)
+    positive = torch.as_tensor(given)
+    negative = torch.full_like(positive, transformer.config.num_classes) if null is None else torch.as_tensor(null)
+    name = "encoder_hidden_states" if positive.is_floating_point() else "class_labels"
 
-    def ask(sample, timestep, names, controlled):
-        mask = torch.full((count,), controlled)
-        return transformer(sample, timestep.expand(count), names, controls=controls, control_mask=mask).sample
+    def ask(sample, timestep, condition, controlled):
+        inputs = {name: condition, "controls": controls, "control_mask": torch.full((count,), controlled)}
+        return transformer(sample, timestep.expand(count), **inputs).sample
 
     # it clips the pictures
     options = {"use_clipped_model_output": True} if isinstance(scheduler, DDIMScheduler) else {}

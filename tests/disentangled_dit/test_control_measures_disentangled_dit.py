@@ -24,12 +24,6 @@ def blobs(places: list[tuple[float, float]], side: int = 32) -> np.ndarray:
     return np.rint(90 + 120 * np.stack(spots)[..., None].repeat(3, -1)).astype(np.uint8)
 
 
-def test_the_centre_follows_what_is_seen(controls):
-    found = controls.centres(blobs([(16, 16), (10, 22)]))
-    np.testing.assert_allclose(found, [(16, 16), (10, 22)], atol=0.3)
-    np.testing.assert_allclose(controls.centres(np.full((1, 8, 8, 3), 7, np.uint8)), [(3.5, 3.5)])
-
-
 @pytest.mark.parametrize("axis", [0, 1])
 def test_content_that_moves_against_the_crop_has_slope_minus_one(controls, axis):
     places = [2, 8, 14]
@@ -38,18 +32,6 @@ def test_content_that_moves_against_the_crop_has_slope_minus_one(controls, axis)
     assert controls.measure_shift(images, places, axis)["slope"] == pytest.approx(-1, abs=0.05)
     assert controls.measure_shift(images, places, 1 - axis)["slope"] == pytest.approx(0, abs=0.05)
     assert controls.measure_shift(images[:1].repeat(3, 0), places, axis)["slope"] == pytest.approx(0, abs=1e-9)
-
-
-def test_a_mirrored_picture_is_known_by_its_mirror_image(controls):
-    plain = blobs([(16, 8), (20, 25)])
-    obeyed, ignored = controls.measure_mirror(plain, plain[:, :, ::-1]), controls.measure_mirror(plain, plain)
-    assert obeyed["turned_back"] == pytest.approx(1) and obeyed["as_they_are"] < 0.2
-    assert ignored == {"turned_back": obeyed["as_they_are"], "as_they_are": pytest.approx(1)}
-
-
-def test_growth_is_told(controls):
-    assert controls.tell_growth([0.1, 0.2, 0.4]) == {"grows": True, "ratio": pytest.approx(4)}
-    assert controls.tell_growth([0.1, 0.4, 0.2]) == {"grows": False, "ratio": pytest.approx(2)}
 
 
 class Lightness:
@@ -87,3 +69,10 @@ def test_the_command_measures_a_saved_model_by_the_judge(controls, monkeypatch, 
     controls.main()
     found = json.loads((tmp_path / "found.json").read_text())
     assert json.loads(capsys.readouterr().out) == found and found["original_size"]["sizes"] == list(controls.SIZES)
+
+
+def test_a_mirrored_picture_is_known_by_its_mirror_image(controls):
+    plain = blobs([(16, 8), (20, 25)])
+    obeyed, ignored = controls.measure_mirror(plain, plain[:, :, ::-1]), controls.measure_mirror(plain, plain)
+    assert obeyed["turned_back"] == pytest.approx(1) and obeyed["as_they_are"] < 0.2
+    assert ignored == {"turned_back": obeyed["as_they_are"], "as_they_are": pytest.approx(1)}

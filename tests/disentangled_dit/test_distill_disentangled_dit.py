@@ -3,11 +3,9 @@
 import json
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
-from PIL import Image
 
 from hf_ext.errors import UsageError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
@@ -15,7 +13,6 @@ from hf_ext.settings import SettingsError
 from hf_ext.training import TrainingArguments, main, train
 from hf_ext.training.arguments import build
 from tests.disentangled_dit.dit_testing import generator, shake
-from tests.disentangled_dit.pipeline_testing import make_pipeline
 from tests.kit.own_data import write_pictures
 from tests.kit.refusals import refused
 from tests.kit.studies import EXAMPLES, module_loader
@@ -104,14 +101,6 @@ def test_the_target_leads_where_the_steps_lead(distill, teacher):
         torch.testing.assert_close(angles[1].cos() * clean + angles[1].sin() * noise, reached, atol=1e-4, rtol=1e-4)
 
 
-def test_a_teacher_without_guidance_has_nothing_to_learn_at_its_own_steps(distill, teacher):
-    task, student = make(distill, teacher, steps=10, teacher_steps=10, guidance=1.0)
-    task.scheduler.register_to_config(clip_sample=False)
-    assert task.loss(student, batch_of(8), 0) < 1e-7
-    task.guidance = 3.0
-    assert task.loss(student, batch_of(8), 0) > 1e-4
-
-
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("pictures")
@@ -167,24 +156,6 @@ def test_a_teacher_is_needed(distill, teacher, pictures, tmp_path):
         train(distill.DistillTask(**settings["task"]), TrainingArguments(**settings))
     with refused(UsageError, "teacher_steps"):
         make(distill, teacher, steps=7, teacher_steps=7)
-
-
-def test_the_command_measures_few_and_many_steps_by_the_judge(distill, tmp_path, capsys):
-    make_pipeline(num_classes=10, sample_size=32, patch_size=8, num_layers=1).save_pretrained(tmp_path / "model")
-    colours = [Image.new("RGB", (32, 32), (25 * index, 90, 255 - 25 * index)) for index in range(10)]
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    (tmp_path / "data").mkdir()
-    for split in ("train", "test"):
-        rows = datasets.Dataset.from_dict({"image": colours, "label": [*range(10)]}, features=features)
-        rows.to_parquet(tmp_path / "data" / f"{split}.parquet")
-    model = str(tmp_path / "model")
-    distill.score([model, model, "--data", f"{tmp_path}/data", "--per-class", "1", "--out", f"{tmp_path}/rows.json"])
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [row["network_calls"] for row in rows.values()] == [40, 8, 4, 4] and len(rows) == len(distill.ROWS)
-    # The student is its teacher here: as many steps draw the same.
-    *_, teacher, student = rows.values()
-    assert teacher == student and rows["teacher, 20 steps, guidance 2"] != student
-    assert next(iter(distill.ROWS)) in capsys.readouterr().out
 
 
 def test_the_table_of_the_readme_is_what_was_measured():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -185,23 +184,6 @@ def test_folders_of_earlier_versions_load_by_the_name_of_the_class(tmp_path):
     assert json.loads((staged / "model_index.json").read_text())["_class_name"][0] == "pipeline"
 
 
-def test_a_component_may_be_given_when_it_is_loaded(tmp_path):
-    make_pipeline().save_pretrained(tmp_path)
-    scheduler = diffusers.EulerDiscreteScheduler()
-    loaded = DiffusionPipeline.from_pretrained(tmp_path, scheduler=scheduler, dtype=torch.bfloat16)
-    assert loaded.scheduler is scheduler and loaded.transformer.dtype == torch.bfloat16
-    with pytest.raises(ValueError, match="flow_prediction, and this network predicts epsilon"):
-        DiffusionPipeline.from_pretrained(tmp_path, scheduler=diffusers.FlowMatchEulerDiscreteScheduler())
-
-
-def test_only_a_pipeline_of_our_transformer_is_saved(tmp_path):
-    pipeline = make_pipeline()
-    pipeline.transformer = torch.nn.Linear(1, 1)
-    with pytest.raises(TypeError, match="A Linear is not saved; a DisentangledDiT"):
-        pipeline.save_pretrained(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 # Registration
 
 
@@ -231,12 +213,6 @@ def test_the_pipeline_of_a_task_is_found(task, name, tmp_path):
     assert type(back) is DisentangledDiTPipeline and back.transformer is pipeline.transformer
     same.save_pretrained(tmp_path / "same")
     assert type(DiffusionPipeline.from_pretrained(tmp_path / "same")) is kind
-
-
-def test_registering_again_changes_nothing():
-    before = (diffusers.pipelines.disentangled_dit, diffusers.DisentangledDiTPipeline)
-    importlib.reload(pipelines)
-    assert (diffusers.pipelines.disentangled_dit, diffusers.DisentangledDiTPipeline) == before
 
 
 @pytest.mark.slow

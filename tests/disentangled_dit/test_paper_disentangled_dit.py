@@ -65,16 +65,6 @@ def test_every_row_has_a_valid_recipe_of_the_specified_length_batch_and_size(rep
     assert found == {"unet": 404, "dit": 750, "mdtv2": 699, "pixart": 606, "mmdit": 1332, "ours": 1335}
 
 
-def test_every_architecture_data_set_and_size_has_a_row(reproduce):
-    names = {name.partition("/")[2] for name in ROWS if name.startswith("architectures/")}
-    wanted = {f"imagenet-{side}-{model}" for side in (256, 512) for model in ("1-unet", "2-dit", "3-mdtv2")}
-    models = ("4-pixart", "5-mmdit", "6-ours")
-    wanted |= {f"{data}-{side}-{model}" for data in ("imagenet", "cc12m") for side in (256, 512) for model in models}
-    # DiT and mDT take classes alone.
-    assert names == wanted | {"cc12m-256-1-unet", "cc12m-512-1-unet"}
-    assert len(TABLES) == 8
-
-
 def test_fields_of_a_user_are_laid_over_those_of_a_row_and_its_bases(reproduce):
     own = {
         "all": {"batch": 8, "train": {"model": {"preset": None, "num_layers": 2}}},
@@ -89,59 +79,6 @@ def test_fields_of_a_user_are_laid_over_those_of_a_row_and_its_bases(reproduce):
 
 
 # The driver
-
-
-def finish(line: str) -> None:
-    """Writes what a command would leave."""
-    words = shlex.split(line)
-    if "mv" in words:
-        Path(words[-1]).parent.mkdir(parents=True, exist_ok=True)
-        Path(words[-1]).write_text('{"fid": 12.345, "pictures": 50000}')
-        if "--keep" in words:
-            Path(words[words.index("--keep") + 1]).touch()
-    elif "precompute" in words:
-        Path(words[6]).mkdir(parents=True)
-    elif "sample" in words:
-        out = Path(words[words.index("--out") + 1])
-        out.mkdir(parents=True)
-        (out / "metadata.jsonl").write_text("{}\n" * int(words[words.index("--count") + 1]))
-    else:
-        settings = json.loads(Path(words[-1]).read_text())
-        snapshot = Path(settings["output_dir"]) / "snapshot"
-        (snapshot / "transformer").mkdir(parents=True)
-        told = {"steps": settings["max_steps"], "samples": 10, "commit": "c0ffee" * 7}
-        (snapshot / "training.json").write_text(json.dumps(told))
-
-
-@pytest.mark.parametrize("table", ["padding", "crops"])
-def test_the_driver_goes_on_where_it_was_ended_and_collects_the_table(reproduce, table, tmp_path, monkeypatch, capsys):
-    work, done = tmp_path / "my work", []
-
-    def execute(line: str) -> int:
-        if len(done) % 4 == 3 and done[-1] != "killed":
-            done.append("killed")
-            return 137
-        done.append(line)
-        finish(line)
-        return 0
-
-    monkeypatch.setattr(reproduce, "execute", execute)
-    assert reproduce.reproduce([table, str(work)]) == 0
-    planned = capsys.readouterr().out.splitlines()
-    while code := reproduce.reproduce([table, str(work), "--run"]):
-        assert code == 137
-    lines = [line for line in done if line != "killed"]
-    assert len(lines) < len(done)
-    # Each once; who reads the statistics of real pictures knows after a kill that they are there.
-    assert lines == planned
-    capsys.readouterr()
-    assert reproduce.reproduce([table, str(work)]) == 0 and not capsys.readouterr().out.strip()
-    rows = (work / f"{table}.md").read_text().splitlines()
-    assert len(rows) == 2 + 3 and all("12.35" in row and "c0ffeec0ffee |" in row for row in rows[2:])
-    # What was scored needs its model no more, and a changed recipe is refused.
-    (work / "own.yaml").write_text("all: {train: {learning_rate: 1.0}}")
-    with refused(OtherRun, "recipe"):
-        reproduce.reproduce([table, str(work), "--with", str(work / "own.yaml")])
 
 
 def test_jobs_of_slurm_wait_for_what_they_need(reproduce, tmp_path, capsys):
@@ -294,18 +231,29 @@ def execute_here(load_peers, load, line: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES)
 def test_every_row_of_a_table_comes_to_its_end(reproduce, load_peers, load, stand_ins, table, monkeypatch, capsys):
-    words = [table, str(stand_ins / "work"), "--with", str(stand_ins / "own.yaml")]
+    words = [table, str(stand_ins / "work"), "--with"]
+    asked: list[str] = []
     done: list[str] = []
 
     def execute(line: str) -> int:
+        asked.append(line)
+        if len(asked) % 9 == 8:
+            return 130
         done.append(line)
-        return 130 if len(done) % 9 == 8 else execute_here(load_peers, load, line)
+        return execute_here(load_peers, load, line)
 
     monkeypatch.setattr(reproduce, "execute", execute)
-    while code := reproduce.reproduce([*words, "--run"]):
-        assert code == 130, done[-1]
+    assert reproduce.reproduce([*words, str(stand_ins / "own.yaml")]) == 0
+    planned = capsys.readouterr().out.splitlines()
+    while code := reproduce.reproduce([*words, str(stand_ins / "own.yaml"), "--run"]):
+        assert code == 130, asked[-1]
+    # Each once, and nothing is left; a changed recipe is refused.
+    assert done == planned
     capsys.readouterr()
-    assert reproduce.reproduce(words) == 0 and not capsys.readouterr().out.strip()
+    assert reproduce.reproduce([*words, str(stand_ins / "own.yaml")]) == 0 and not capsys.readouterr().out.strip()
+    (stand_ins / "changed.yaml").write_text("all: {train: {learning_rate: 1.0}}")
+    with refused(OtherRun, "recipe"):
+        reproduce.reproduce([*words, str(stand_ins / "changed.yaml")])
     header, _, *rows = (stand_ins / "work" / f"{table}.md").read_text().splitlines()
     wanted = ["fid: fid"] + ["clip: clip_score"] * (table in ("padding", "crops-and-flips"))
     wanted += ["drift: content_distance"] * (table == "controls")

@@ -1,18 +1,11 @@
 """Networks of diffusers behind our network's interface: they train by the same task, and the class matters."""
 
-import json
-from functools import partial
-
-import datasets
-import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
-from PIL import Image
 from transformers import BertConfig, BertModel
 
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
-from hf_ext.training import main
 from tests.disentangled_dit.dit_testing import generator, make_controls, shake
 from tests.disentangled_dit.pipeline_testing import make_tokenizer
 from tests.kit.models import assert_same_answers, assert_same_weights
@@ -74,20 +67,6 @@ def test_forward_and_backward_and_what_the_output_depends_on(peers, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_conditions_given_ahead_change_nothing(peers, name):
-    peer, given = make(peers, name).eval(), inputs()
-    with torch.no_grad():
-        expected = peer(**given).sample
-        context, modulation = peer(**{**given, "hidden_states": None}, return_conditioning=True)
-        found = peer(given["hidden_states"], context=context, modulation=modulation).sample
-        assert_same_answers(found, expected)
-        # One row for the whole batch, as the pipeline may give; a number as the timestep.
-        one = peer(given["hidden_states"], context=context, modulation=modulation[:1], return_dict=False)[0]
-        torch.testing.assert_close(one[:1], expected[:1], atol=1e-5, rtol=0)
-        assert peer(given["hidden_states"], timestep=500, class_labels=given["class_labels"]).sample.shape == one.shape
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_a_peer_takes_any_rectangle_and_another_size_has_the_same_weights(peers, name):
     peer = make(peers, name).eval()
     small, wide = inputs(), {**inputs(), "hidden_states": torch.randn(3, 3, 8, 16, generator=generator())}
@@ -104,22 +83,6 @@ def test_a_peer_takes_any_rectangle_and_another_size_has_the_same_weights(peers,
         # Twice as many patches lie between the pre-training's places: every second one is one of these.
         positions = made.network.pos_embed.position_embedding
         torch.testing.assert_close(positions(4, 8).view(4, 8, -1)[:, ::2], positions(4, 4).view(4, 4, -1))
-
-
-def test_the_patches_of_dit_are_put_together_as_diffusers_does(peers):
-    peer, given = make(peers, "dit").eval(), inputs()
-    with torch.no_grad():
-        found = peer(**given).sample
-        peer.network.proj_out_2._forward_hooks.clear()
-        expected = peer.network(given["hidden_states"], given["timestep"], given["class_labels"]).sample
-        assert_same_answers(found, expected)
-
-
-def test_the_unet_of_latent_diffusion_has_its_published_size(peers):
-    sizes = {"num_attention_heads": 16, "attention_head_dim": 32, "num_layers": 12, "num_classes": 1000}
-    with torch.device("meta"):
-        unet = peers.PEERS["unet-cross"](32, in_channels=4, block_out_channels=[192, 384, 576, 960], **sizes)
-    assert unet.num_parameters() == pytest.approx(400e6, rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["unet-cross", "pixart", "sd3"])
@@ -170,39 +133,6 @@ def test_our_pipeline_samples_from_a_peer_and_its_snapshot(peers, name, tmp_path
     loaded.set_progress_bar_config(disable=True)
     assert_same_weights(loaded.transformer, peer)
     assert_same_answers(loaded(**call, latents=noise).images, images)
-
-
-def test_a_run_of_a_peer_leaves_a_snapshot_that_samples(peers, tmp_path):
-    pictures = np.random.default_rng(0).integers(256, size=(8, 8, 8, 3), dtype=np.uint8)
-    images = [Image.fromarray(pixels) for pixels in pictures]
-    rows = datasets.Dataset.from_dict({"image": images, "label": [index % 5 for index in range(8)]})
-    rows.cast_column("image", datasets.Image()).to_parquet(str(tmp_path / "rows.parquet"))
-    settings = {
-        "method": "disentangled-dit",
-        "output_dir": str(tmp_path / "run"),
-        "data": {"train": {"path": str(tmp_path / "rows.parquet")}, "eval": {"path": str(tmp_path / "rows.parquet")}},
-        "task": {"image_size": 8, "objective": "flow", "eval_timesteps": 1, "sample_steps": 1, "samples_per_class": 1},
-        "model": {key: value for key, value in SIZES.items() if key != "sample_size"},
-        "max_steps": 2,
-        "per_device_train_batch_size": 4,
-        "ema_decay": 0.9,
-        "report_to": "none",
-    }
-    (tmp_path / "run.yaml").write_text(json.dumps(settings))
-    words = [str(tmp_path / "run.yaml"), "--max_steps", "3"]
-    assert main(words, partial(peers.make_task, peer="sd3")) == 0
-    pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run" / "snapshot")
-    images = pipeline([0, 4], num_inference_steps=2, output_type="np").images
-    assert images.shape == (2, 8, 8, 3)
-    assert type(pipeline.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
-    # A run goes on from another's snapshot, at another size where the network has no table of positions.
-    make, first = partial(peers.make_task, peer="one-stream"), str(tmp_path / "first")
-    words = [str(tmp_path / "run.yaml"), "--model.conditioning", "adaln", "--output_dir"]
-    assert main([*words, first], make) == 0
-    more = ["--model", "{}", "--init_from", f"{first}/snapshot", "--task.image_size", "12"]
-    assert main([words[0], *more, "--output_dir", str(tmp_path / "second")], make) == 0
-    network = DiffusionPipeline.from_pretrained(tmp_path / "second" / "snapshot").transformer
-    assert network.config.sample_size == [12, 12] and network.config.pos_embed_base_size == [4, 4]
 
 
 def test_a_peer_refuses_what_it_cannot_do(peers):

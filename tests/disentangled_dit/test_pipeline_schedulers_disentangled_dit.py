@@ -34,65 +34,28 @@ def numpy_alone(monkeypatch):
 
 # What each of diffusers' schedulers is to this pipeline. A scheduler of a new version of diffusers is in none of these
 # and fails the test below: it has to be tried.
-SOLVERS = [
-    "CogVideoXDDIMScheduler",
-    "DDIMParallelScheduler",
-    "DDIMScheduler",
-    "DEISMultistepScheduler",
-    "DPMSolverMultistepScheduler",
-    "DPMSolverSinglestepScheduler",
-    "EulerDiscreteScheduler",
-    "HeunDiscreteScheduler",
-    "KDPM2DiscreteScheduler",
-    "LMSDiscreteScheduler",
-    "PNDMScheduler",
-    "UniPCMultistepScheduler",
-]
+def _named(names: str) -> list[str]:
+    return [f"{name}Scheduler" for name in names.split()]
+
+
+SOLVERS = _named(
+    "CogVideoXDDIM DDIMParallel DDIM DEISMultistep DPMSolverMultistep DPMSolverSinglestep EulerDiscrete HeunDiscrete "
+    "KDPM2Discrete LMSDiscrete PNDM UniPCMultistep"
+)
 # These add noise at every step; TCD and LCM have few steps, the latter for networks that were distilled for it.
-NOISY = [
-    "DDPMParallelScheduler",
-    "DDPMScheduler",
-    "DPMSolverSDEScheduler",
-    "EulerAncestralDiscreteScheduler",
-    "KDPM2AncestralDiscreteScheduler",
-    "SASolverScheduler",
-    "TCDScheduler",
-]
-DISTILLED = ["LCMScheduler"]
-FLOW = ["FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"]
+NOISY = _named("DDPMParallel DDPM DPMSolverSDE EulerAncestralDiscrete KDPM2AncestralDiscrete SASolver TCD")
+DISTILLED = _named("LCM")
+FLOW = _named("FlowMatchEulerDiscrete FlowMatchHeunDiscrete")
 # Neither family, or a schedule of their own; steps that need more than a network's output; from picture to noise.
-FOREIGN = [
-    "AmusedScheduler",
-    "BlockRefinementScheduler",
-    "CMStochasticIterativeScheduler",
-    "ConsistencyDecoderScheduler",
-    "CosineDPMSolverMultistepScheduler",
-    "DDPMWuerstchenScheduler",
-    "DiscreteDDIMScheduler",
-    "EDMDPMSolverMultistepScheduler",
-    "EDMEulerScheduler",
-    "EntropyBoundScheduler",
-    "FlowMapEulerDiscreteScheduler",
-    "FlowMatchLCMScheduler",
-    "HeliosDMDScheduler",
-    "HeliosScheduler",
-    "IPNDMScheduler",
-    "KarrasVeScheduler",
-    "LTXEulerAncestralRFScheduler",
-    "MiniMaxH3Scheduler",
-    "PiflowScheduler",
-    "RFD4ProteinaScheduler",
-    "SCMScheduler",
-    "ScoreSdeVeScheduler",
-    "ScoreSdeVpScheduler",
-    "UnCLIPScheduler",
-    "VQDiffusionScheduler",
-    "CogVideoXDPMScheduler",
-    "RePaintScheduler",
-]
-INVERSE = ["DDIMInverseScheduler", "DPMSolverMultistepInverseScheduler"]
+FOREIGN = _named(
+    "Amused BlockRefinement CMStochasticIterative ConsistencyDecoder CosineDPMSolverMultistep DDPMWuerstchen "
+    "DiscreteDDIM EDMDPMSolverMultistep EDMEuler EntropyBound FlowMapEulerDiscrete FlowMatchLCM HeliosDMD Helios "
+    "IPNDM KarrasVe LTXEulerAncestralRF MiniMaxH3 Piflow RFD4Proteina SCM ScoreSdeVe ScoreSdeVp UnCLIP VQDiffusion "
+    "CogVideoXDPM RePaint"
+)
+INVERSE = _named("DDIMInverse DPMSolverMultistepInverse")
 # These start at their first step only.
-FROM_THE_FIRST_STEP = ["LMSDiscreteScheduler", "PNDMScheduler"]
+FROM_THE_FIRST_STEP = _named("LMSDiscrete PNDM")
 # What some of them cannot be made without.
 NEEDED = {
     "AmusedScheduler": {"mask_token_id": 1},
@@ -125,15 +88,16 @@ def make_scheduler(name, prediction):
     return kind(**{option: value for option, value in wanted.items() if option in known})
 
 
-def picture(name, prediction, steps, noise):
-    """A sample of N(0.3, 0.5^2), and what the probability flow makes of the same noise."""
-    scheduler = make_scheduler(name, prediction)
-    network = GaussianDenoiser(prediction, mean=0.3)
+def sample(scheduler, prediction, steps, side=48, **given):
+    """A picture of N(0.3, 0.5^2): from noise, from a picture, or within a mask."""
+    network = GaussianDenoiser(prediction, mean=0.3, sample_size=side)
     # some have another schedule where none is asked for
     network.kept = getattr(scheduler, "alphas_cumprod", network.kept)
-    pipeline = quiet(DisentangledDiTPipeline(network, scheduler, None, None, None))
+    pipeline = quiet(DisentangledDiTPipeline(network, scheduler))
+    if "image" in given:
+        pipeline = within_mask(pipeline) if "mask_image" in given else from_picture(pipeline)
     options = {"num_inference_steps": steps, "output_type": "latent", "generator": generator(1)}
-    return pipeline(class_labels=0, latents=noise, guidance_scale=1.0, **options).images, 0.3 + 0.5 * noise
+    return pipeline(class_labels=0, guidance_scale=1.0, **options, **given).images
 
 
 def predictions(name):
@@ -160,14 +124,15 @@ def test_every_scheduler_of_diffusers_was_tried():
 )
 def test_every_solver_finds_the_exact_picture(name, prediction):
     noise = torch.randn(1, 1, 48, 48, generator=generator())
-    images, exact = picture(name, prediction, 100, noise)
+    images, exact = sample(make_scheduler(name, prediction), prediction, 100, latents=noise), 0.3 + 0.5 * noise
     assert float((images - exact).norm() / exact.norm()) < (0.07 if name == "CogVideoXDDIMScheduler" else 0.03)
 
 
 @pytest.mark.parametrize(("name", "prediction"), [(name, item) for name in NOISY for item in predictions(name)])
 def test_every_sampler_that_adds_noise_finds_mean_and_spread(name, prediction):
     noise = torch.randn(1, 1, 48, 48, generator=generator())
-    images, _ = picture(name, prediction, 50 if name == "TCDScheduler" else 100, noise)
+    steps = 50 if name == "TCDScheduler" else 100
+    images = sample(make_scheduler(name, prediction), prediction, steps, latents=noise)
     # 2304 pixels: standard errors of .01 and of 1.5 %; beside them the error of the steps
     assert float(images.mean()) == pytest.approx(0.3, abs=0.03)
     assert float(images.std()) == pytest.approx(0.5, rel=0.08)
@@ -179,14 +144,10 @@ def test_every_scheduler_fills_a_mask_and_keeps_the_rest(name):
     prediction = "flow_prediction" if name in FLOW else "epsilon"
     image, mask = torch.rand(1, 1, 48, 48, generator=generator(3)), torch.zeros(1, 1, 48, 48)
     mask[..., 10:30, 20:] = 1
-    images = []
-    for more in ({"mask_image": mask}, {}):
-        pipeline = DisentangledDiTPipeline(GaussianDenoiser(prediction), make_scheduler(name, prediction))
-        pipeline = within_mask(pipeline) if more else from_picture(pipeline)
-        options = {"num_inference_steps": 10, "guidance_scale": 1.0, "output_type": "latent", "strength": 0.7}
-        call = {"class_labels": 0, "image": image, "generator": generator(1), **options, **more}
-        images.append(pipeline(**call).images)
-    filled, free = images
+    filled, free = (
+        sample(make_scheduler(name, prediction), prediction, 10, image=image, strength=0.7, **more)
+        for more in ({"mask_image": mask}, {})
+    )
     hole = mask.bool()
     assert torch.equal(filled[~hole], 2 * image[~hole] - 1)
     torch.testing.assert_close(filled[hole], free[hole], rtol=1e-4, atol=1e-4)
@@ -197,8 +158,8 @@ def test_every_scheduler_fills_a_mask_and_keeps_the_rest(name):
 def test_lcm_shows_what_the_network_predicts_of_its_last_noise(steps):
     """Each step draws the predicted picture with new noise: x0 = m + g y, g = a s^2 / (a^2 s^2 + b^2)."""
     noise = torch.randn(1, 1, 48, 48, generator=generator())
-    images, _ = picture("LCMScheduler", "epsilon", steps, noise)
     scheduler = make_scheduler("LCMScheduler", "epsilon")
+    images = sample(scheduler, "epsilon", steps, latents=noise)
     scheduler.set_timesteps(steps)
     spread = 1.0
     for index, timestep in enumerate(scheduler.timesteps):
@@ -224,16 +185,9 @@ def test_every_other_scheduler_is_refused_by_name(name):
 
 @pytest.mark.parametrize("kind", [DDIMScheduler, DDPMScheduler])
 def test_noise_is_not_predicted_where_there_is_nothing_else(kind):
-    options = {"rescale_betas_zero_snr": True, "clip_sample": False}
-
     def draw(prediction, spacing, **more):
-        scheduler = kind(prediction_type=prediction, timestep_spacing=spacing, **options)
-        network = GaussianDenoiser(prediction)
-        network.kept = scheduler.alphas_cumprod
-        pipeline = quiet(DisentangledDiTPipeline(network, scheduler, None, None, None))
-        pipeline = from_picture(pipeline) if more else pipeline
-        call = {"num_inference_steps": 20, "guidance_scale": 1.0, "output_type": "latent", "generator": generator()}
-        return pipeline(class_labels=0, **call, **more).images
+        options = {"rescale_betas_zero_snr": True, "clip_sample": False, "timestep_spacing": spacing}
+        return sample(kind(prediction_type=prediction, **options), prediction, 20, **more)
 
     with pytest.raises(ValueError, match=f"{kind.__name__} starts from noise alone .zero-terminal SNR"):
         draw("epsilon", "trailing")
@@ -276,16 +230,9 @@ def make_spaced(name, spacing, prediction):
 
 def draw(name, spacing, prediction, mode, steps):
     """A picture of 16 x 16; with few steps from noise alone, else from a picture at 0.7 of the way."""
-    scheduler = copy.deepcopy(make_spaced(name, spacing, prediction))
-    network = GaussianDenoiser(prediction, mean=0.3, sample_size=16)
-    network.kept = getattr(scheduler, "alphas_cumprod", network.kept)
-    pipeline = quiet(DisentangledDiTPipeline(network, scheduler))
-    options = {"num_inference_steps": steps, "output_type": "latent", "guidance_scale": 1.0, "latents": NOISE}
-    if mode != "text":
-        pipeline = from_picture(pipeline) if mode == "image" else within_mask(pipeline)
-        options |= {"image": PIXELS, "strength": 1.0 if steps < 3 else 0.7}
-        options |= {"mask_image": HOLE} if mode == "mask" else {}
-    return pipeline(class_labels=0, generator=generator(1), **options).images
+    given = {} if mode == "text" else {"image": PIXELS, "strength": 1.0 if steps < 3 else 0.7}
+    given |= {"mask_image": HOLE} if mode == "mask" else {}
+    return sample(copy.deepcopy(make_spaced(name, spacing, prediction)), prediction, steps, 16, latents=NOISE, **given)
 
 
 def is_refused(name, spacing, prediction, mode, steps):
@@ -369,16 +316,12 @@ USELESS = [
 def test_options_that_spoil_pictures_are_refused_by_name(name, prediction, options, steps):
     made = make_scheduler(name, prediction)
     with pytest.raises(ValueError, match=name):
-        pipeline = DisentangledDiTPipeline(
-            GaussianDenoiser(prediction), type(made).from_config(made.config, **options)
-        )
-        quiet(pipeline)(class_labels=0, num_inference_steps=steps, guidance_scale=1.0, output_type="latent")
+        sample(type(made).from_config(made.config, **options), prediction, steps)
 
 
 def test_noise_where_the_network_expects_a_picture_is_told(monkeypatch):
     told = []
     monkeypatch.setattr(DisentangledDiTPipeline, "_LOGGER", SimpleNamespace(warning=told.append))
     for spacing in ("trailing", "leading"):
-        pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(), DDIMScheduler(timestep_spacing=spacing)))
-        pipeline(class_labels=0, num_inference_steps=1, guidance_scale=1.0, output_type="latent")
+        sample(DDIMScheduler(timestep_spacing=spacing), "epsilon", 1)
     assert len(told) == 1 and "DDIMScheduler" in told[0]

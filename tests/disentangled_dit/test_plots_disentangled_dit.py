@@ -10,7 +10,7 @@ from PIL import Image
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.tasks import diffusion_grids as plots
-from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
+from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline
 
 
 class Watched(DisentangledDiTPipeline):
@@ -63,19 +63,6 @@ def test_the_batches_do_not_change_the_pictures(kind):
     assert np.abs(whole[:, 0] - whole[:, 1]).max() > 8 and np.abs(whole[0] - whole[1]).max() > 1
     other = values(plots.sample_rows(pipeline, conditions, 3, 6, **options))
     assert np.abs(other - whole).max() > 8
-
-
-def test_an_autoencoder_decodes_one_picture_at_a_time_while_a_grid_is_drawn():
-    vae = make_vae()
-    pipeline, counts = make_pipeline(vae=vae), []
-    decoder = vae.decoder.forward
-    vae.decoder.forward = lambda sample, *others: counts.append(len(sample)) or decoder(sample, *others)
-    plots.sample_rows(pipeline, [0, 1], 2, 0, num_inference_steps=1)
-    assert counts == [1] * 4
-    # A training that encodes with it is as it was.
-    assert vae.use_slicing is False
-    with plots.decode_in_slices(None), plots.decode_in_slices(torch.nn.Identity()):
-        pass
 
 
 def test_large_pictures_are_drawn_a_few_at_once():

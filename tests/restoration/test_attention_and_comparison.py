@@ -51,11 +51,6 @@ def test_a_sheet_shows_the_whole_its_middle_and_what_changed_most(channels, scal
     assert (whole == comparison.after).mean() > 0.95
 
 
-def test_a_tiny_picture_has_a_sheet():
-    comparison = compare_pictures("a.png", noise(1, 1, 3), noise(1, 1, 3))
-    assert comparison_sheet([comparison]).size[0] == 3 * 336 + 16
-
-
 def test_a_page_names_its_pictures_from_where_it_lies(tmp_path):
     """Names are text, not markup; kinds that browsers do not show are left out."""
     names = ("a.png", "b c#1.JPG", '"><script>x</script>.webp', "d.tif", "e%41.gif")
@@ -90,13 +85,6 @@ def test_neighbours_are_those_of_the_dictionary(architecture, shift_policy):
         others = found.similarity[found.keys[5] & ~found.keys[1]]
         assert others.min() >= found.similarity[~found.keys[5]].max()
     assert not any(module._forward_pre_hooks for module in model.modules())
-
-
-def test_the_window_is_chosen_that_has_the_patch_in_its_middle():
-    found = find_neighbours(make_model(), noise(16, 16, 3).astype(np.float32) / 255, (8, 8), 1, [2])
-    assert found.window == (6, 6, 10, 10)
-    found = find_neighbours(make_model(shift_policy="none"), np.zeros((16, 16, 3), np.float32), (8, 8), 1, [2])
-    assert found.window == (8, 8, 12, 12)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

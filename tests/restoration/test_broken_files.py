@@ -64,12 +64,10 @@ def test_a_file_that_was_cut_anywhere_is_refused_in_words_and_kept(kind, tmp_pat
     ("content", "recorded", "state"),
     [
         ("cut", False, "foreign"),
-        ("text", False, "foreign"),
         ("large", False, "foreign"),
         ("empty", False, "damaged"),
         ("cut", True, "damaged"),
         ("text", True, "damaged"),
-        ("empty", True, "damaged"),
         # A result that somebody has changed since is theirs.
         ("large", True, "foreign"),
     ],
@@ -114,10 +112,3 @@ def test_lists_that_cannot_be_read_are_refused(lists, given, tmp_path, monkeypat
         Path(name).write_text(text, errors="surrogateescape")
     with refused(DataError, given):
         plan_jobs([given], tmp_path / "out")
-
-
-def test_a_list_may_begin_with_a_mark_of_its_encoding_and_be_named_twice(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Image.new("L", (4, 4)).save("a.png")
-    Path("a.txt").write_text("a.png\n", encoding="utf-8-sig")
-    assert [job.name for job in plan_jobs(["@a.txt", "@a.txt"], tmp_path / "out").jobs] == ["a.png"]

@@ -96,11 +96,3 @@ def test_the_thumbnail_of_a_raw_is_never_taken_for_it(tmp_path, hide_library):
     for source in (path, thumbnail_of_a_raw()):
         with refused(MissingLibraryError, "RAW"):
             read_image(source)
-
-
-def test_heic_without_its_library_says_what_to_install(tmp_path, hide_library):
-    hide_library("pillow_heif")
-    path = tmp_path / "a.heic"
-    path.write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 40)
-    with refused(MissingLibraryError, "a.heic", "HEIC"):
-        read_image(path)

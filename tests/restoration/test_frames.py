@@ -1,7 +1,5 @@
 """Files of several pictures: every frame and page is read and written, with durations and the number of plays."""
 
-import io
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -43,39 +41,21 @@ def test_an_animation_keeps_its_frames_times_and_plays(format, channels, plays, 
         read_image(path)
 
 
-@pytest.mark.parametrize("format", ANIMATED)
+@pytest.mark.parametrize("format", [*ANIMATED, "PNG with a still"])
 def test_times_and_plays_of_animations_that_pillow_wrote_are_read(format, tmp_path):
+    format, _, still = format.partition(" ")
     images = [Image.fromarray(pixels) for pixels in frames_of(250, 180, 90, 20)]
-    path = tmp_path / f"a{ANIMATED[format]}"
-    images[0].save(path, save_all=True, append_images=images[1:], duration=[50, 60, 70, 80], loop=3, lossless=True)
+    path, times = tmp_path / f"a{ANIMATED[format]}", [50, 60, 70, 80][bool(still) :]
+    options = {"lossless": True, **({"default_image": True} if still else {})}
+    images[0].save(path, save_all=True, append_images=images[1:], duration=times, loop=3, **options)
     frames = read_frames(path)
-    assert frames.durations == [50, 60, 70, 80]
+    assert frames.still == bool(still) and len(frames.pictures) == 4 and frames.durations[-len(times) :] == times
     assert frames.plays == (4 if format == "GIF" else 3)
     # And written again they are the same animation.
     again = read_frames(write_image(tmp_path / "b.png", frames))
-    assert (again.durations, again.plays) == (frames.durations, frames.plays)
+    assert (again.durations[-len(times) :], again.plays, again.still) == (times, frames.plays, frames.still)
     for first, second in zip(again.pictures, frames.pictures, strict=True):
         np.testing.assert_array_equal(first.pixels, second.pixels)
-
-
-def test_an_animated_png_keeps_the_picture_before_its_frames(tmp_path):
-    images = [Image.fromarray(pixels) for pixels in frames_of(250, 180, 90)]
-    path = tmp_path / "a.png"
-    images[0].save(path, save_all=True, append_images=images[1:], duration=[70, 80], loop=2, default_image=True)
-    frames = read_frames(path)
-    assert frames.still and len(frames.pictures) == 3 and frames.durations[1:] == [70, 80]
-    again = read_frames(write_image(tmp_path / "b.png", frames))
-    assert again.still and again.durations[1:] == [70, 80] and again.plays == 2
-    for first, second in zip(again.pictures, frames.pictures, strict=True):
-        np.testing.assert_array_equal(first.pixels, second.pixels)
-
-
-def test_frames_of_a_palette_and_of_colours_get_the_same_channels():
-    grey = Image.fromarray(frames_of(250)[0][..., 0]).convert("P")
-    file = io.BytesIO()
-    grey.save(file, "GIF", save_all=True, append_images=[Image.fromarray(frames_of(9, 90)[1])], transparency=40)
-    shapes = {picture.pixels.shape for picture in read_frames(file.getvalue()).pictures}
-    assert shapes == {(12, 16, 4)}
 
 
 def test_pages_keep_their_size_depth_and_description(tmp_path):

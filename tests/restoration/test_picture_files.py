@@ -33,17 +33,7 @@ def test_metadata_is_kept_and_the_orientation_applied(ending, tmp_path):
             return
         assert image.info["icc_profile"] == PROFILE
         exif = image.getexif()
-        assert exif[0x010F] == "maker"
-        assert exif.get(0x0112, 1) == 1
-        assert exif.get_ifd(0x8769)[0xA002] == 20
-        if ending != ".webp":
-            assert tuple(map(float, image.info["dpi"])) == pytest.approx((72, 72), abs=0.1)
-
-
-def test_a_profile_of_other_colours_is_dropped(tmp_path):
-    path = tmp_path / "a.jpg"
-    Image.new("CMYK", (8, 8)).save(path, icc_profile=PROFILE)
-    assert read_image(path).icc_profile is None
+        assert (exif[0x010F], exif.get(0x0112, 1), exif.get_ifd(0x8769)[0xA002]) == ("maker", 1, 20)
 
 
 def test_a_picture_that_is_too_wide_for_a_jpeg_is_refused():
@@ -69,11 +59,8 @@ def kept(data: bytes) -> tuple[int, int, str | None]:
 @pytest.mark.parametrize(
     ("note", "xmp", "artist", "left_out"),
     [
-        (0, 70_000, 6, "XMP"),
-        (0, 65_505, 6, "XMP"),
-        (70_000, 0, 6, "the maker's note"),
+        (900, 65_505, 6, "XMP"),
         (70_000, 65_504, 6, "the maker's note"),
-        (900, 70_000, 6, "XMP"),
         (70_000, 70_000, 6, "the maker's note and XMP"),
         (70_000, 900, 70_000, "all tags"),
         (0, 0, 70_000, "all tags"),
@@ -149,19 +136,6 @@ def test_broken_files_are_named(kind, tmp_path):
         read_image(data)
 
 
-@pytest.mark.parametrize(("tag", "kind", "message"), [(256, 4, "broken: Missing dim"), (259, 3, "a TIFF.* 11 is")])
-def test_a_tiff_whose_second_page_is_broken_is_named(tag, kind, message):
-    file = io.BytesIO()
-    pages = [Image.new("L", (8, 8), shade) for shade in (0, 255)]
-    pages[0].save(file, "TIFF", save_all=True, append_images=pages[1:])
-    data = bytearray(file.getvalue())
-    place = data.rindex(struct.pack("<HHI", tag, kind, 1))
-    # No width; an unknown compression.
-    data[place : place + 10] = struct.pack("<HHIH", 60000 if tag == 256 else tag, kind, 1, 11)
-    with pytest.raises(ValueError, match=f"the picture is {message}"):
-        read_frames(bytes(data))
-
-
 def test_a_bomb_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
     path, cut_off = tmp_path / "bomb.png", tmp_path / "cut.png"
     Image.new("1", (1000, 900)).save(path)
@@ -200,6 +174,14 @@ def test_files_are_replaced_only_when_asked_and_appear_whole(tmp_path):
     assert path.stat().st_mode == other.stat().st_mode
 
 
-def test_unknown_endings_are_refused(tmp_path):
-    with refused(UsageError, ".xyz"):
-        write_image(tmp_path / "a.xyz", Picture(noise(4, 4, 3)))
+@pytest.mark.parametrize(("tag", "kind", "message"), [(256, 4, "broken: Missing dim"), (259, 3, "a TIFF.* 11 is")])
+def test_a_tiff_whose_second_page_is_broken_is_named(tag, kind, message):
+    file = io.BytesIO()
+    pages = [Image.new("L", (8, 8), shade) for shade in (0, 255)]
+    pages[0].save(file, "TIFF", save_all=True, append_images=pages[1:])
+    data = bytearray(file.getvalue())
+    place = data.rindex(struct.pack("<HHI", tag, kind, 1))
+    # No width; an unknown compression.
+    data[place : place + 10] = struct.pack("<HHIH", 60000 if tag == 256 else tag, kind, 1, 11)
+    with pytest.raises(ValueError, match=f"the picture is {message}"):
+        read_frames(bytes(data))

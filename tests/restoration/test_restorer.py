@@ -51,14 +51,6 @@ def test_fields_are_those_of_the_model_and_calls_give_its_pictures(
         torch.testing.assert_close(restored, model(images).reconstruction.clamp(0, 1))
 
 
-def test_float16_on_a_cpu_is_said_to_be_slow(tmp_path, caplog):
-    tiny_restorer().save_pretrained(tmp_path)
-    for dtype, said in ((None, 0), ("bfloat16", 0), ("float16", 1)):
-        caplog.clear()
-        Restorer.from_pretrained(tmp_path, device="cpu", dtype=dtype)
-        assert sum("float16 takes" in message for message in caplog.messages) == said
-
-
 def test_precision_is_changed_and_comes_back_as_the_pictures_have_it():
     restorer = Restorer(make_model(**COLUMNAR))
     images = make_images(1, 3, 9, 13)
@@ -119,3 +111,11 @@ def test_nodes_of_comfyui_restore_what_the_package_restores(nodes):
 def test_node_refuses_what_is_no_restorer(nodes):
     with refused(TypeError, "restorer"):
         nodes.RestoreImage().restore(torch.nn.Linear(1, 1), make_images(1, 8, 8, 3))
+
+
+def test_float16_on_a_cpu_is_said_to_be_slow(tmp_path, caplog):
+    tiny_restorer().save_pretrained(tmp_path)
+    for dtype, said in ((None, 0), ("bfloat16", 0), ("float16", 1)):
+        caplog.clear()
+        Restorer.from_pretrained(tmp_path, device="cpu", dtype=dtype)
+        assert sum("float16 takes" in message for message in caplog.messages) == said

@@ -48,6 +48,14 @@ def find_differences(expected: dict[str, Any], found: dict[str, Any]) -> list[st
     return sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
 
 
+def push_hollow(root: Path, api: HfApi) -> str:
+    """Pushes data, one of whose shards has no rows; the commit."""
+    (file, *_) = write_shards(root / "hollow", 4, 9).glob("*-00002-*")
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(file)[:0], file)
+    api.create_repo("me/hollow", repo_type="dataset")
+    return api.upload_folder(folder_path=root / "hollow", repo_id="me/hollow", repo_type="dataset").oid
+
+
 def main() -> None:
     root, api = Path(sys.argv[1]), HfApi()
     publish.push = make_repository
@@ -63,15 +71,11 @@ def main() -> None:
     shutil.rmtree(root / "cut")
     api.create_repo("me/ignored")
     api.upload_file(repo_id="me/ignored", path_or_fileobj=b"*.bin\n", path_in_repo=".gitignore")
-    # Data of a Hub, one of whose shards has no rows.
-    (file, *_) = write_shards(root / "hollow", 4, 9).glob("*-00002-*")
-    pyarrow.parquet.write_table(pyarrow.parquet.read_table(file)[:0], file)
-    api.create_repo("me/hollow", repo_type="dataset")
-    api.upload_folder(folder_path=root / "hollow", repo_id="me/hollow", repo_type="dataset")
+    part = {"path": f"me/hollow@{push_hollow(root, api)}", "split": "train[:80%]"}
     hollow = {"train": {"path": "me/hollow", "streaming": True}}
     kept = {
         "ignored": {"hub_model_id": "me/ignored", "data": hollow},
-        "secret": {"hub_model_id": "me/secret", "run_name": SECRET, "data": {"train": {"path": "me/hollow"}}},
+        "secret": {"hub_model_id": "me/secret", "run_name": SECRET, "data": {"train": part}},
     }
     for name, changes in kept.items():
         run(TinyTask(), make_arguments(root / name, **pushing | changes, max_steps=2))

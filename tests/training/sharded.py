@@ -46,7 +46,6 @@ CASES: dict[str, dict[str, Any]] = {
         "task": {"max_length": 12, "text_column": "text", "second_text_column": "text", **CLASSES},
         "model": SEQUENCES,
     },
-    "mrconv-pixels": {"task": {"image_size": 16, **CLASSES}, "model": SEQUENCES},
     "mrconv-audio": {"task": {"max_length": 16, **CLASSES}, "model": SEQUENCES},
     "mrconv-images": {
         "task": {"image_size": 16, **CLASSES},

@@ -9,8 +9,7 @@ from hf_ext.data.opening import open_source
 from hf_ext.errors import UsageError
 from hf_ext.settings import SettingsError
 from hf_ext.training import Callback, DataSource
-from hf_ext.training.arguments import ParameterRule, build
-from hf_ext.training.optimizing import apply_rules, build_optimizer
+from hf_ext.training.optimizing import build_optimizer
 from hf_ext.training.state import RunFolder
 from tests.kit.refusals import refused
 
@@ -81,26 +80,20 @@ MIN_LR = {"lr_scheduler_type": "cosine_with_min_lr"}
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"optim": "Adamm"}, r"optim must be one of .*AdamW.*; got 'Adamm'"),
-        ({"optim": "LBFGS"}, "optim must be one of"),
-        ({"optim_args": {"speed": 2}}, "unknown key 'speed' in optim_args of AdamW"),
+        ({"optim": "LBFGS"}, r"optim must be one of .*AdamW.*; got 'LBFGS'"),
         ({"optim_args": {"betas": [2, 3]}}, "optim AdamW with optim_args .*Invalid beta"),
         ({"optim_args": {"lr": 0.1}}, "unknown key 'lr' in optim_args"),
         ({"optim_args": {"eps": math.nan}}, "optim_args.eps is nan"),
         ({"optim_args": {"foreach": True, "fused": True}}, "cannot be `True` together"),
         ({**MIN_LR, "lr_scheduler_kwargs": {"min_lr": 1}}, "the learning rate would become 0"),
-        ({**MIN_LR, "lr_scheduler_kwargs": {"min_lr_rate": math.nan}}, "lr_scheduler_kwargs.min_lr_rate is nan"),
         ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": {"timescale": 0}}, "do not fit inverse_sqrt"),
         ({"hub_model_id": "me/run"}, "hub_strategy best needs an evaluation"),
         ({"hub_model_id": "me/a run"}, "hub_model_id is 'me/a run'; allowed: org/name"),
         ({"hub_model_id": "me/run", "hub_strategy": "checkpoint"}, "set hub_private_repo to true"),
         ({"resume_from_checkpoint": "."}, r"resume_from_checkpoint is the local \."),
-        ({"seed": 2**32}, r"seed must be 0 or more, below 2\*\*32"),
         ({"num_train_epochs": 1e308}, "num_train_epochs must be more than 0, below 1e6"),
         ({"per_device_train_batch_size": 10**30}, "per_device_train_batch_size must be a whole number from 1 to 10 m"),
-        ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_kwargs {} do not fit warmup_stable_decay"),
         ({"lr_scheduler_kwargs": {"floor": 1}}, "lr_scheduler_kwargs {'floor': 1} do not fit cosine"),
-        ({"parameter_rules": [{"pattern": "("}]}, "is not a valid regular expression"),
         ({"parameter_rules": [{"pattern": "nowhere"}]}, r"parameter_rules\[0\]: no parameter is left for 'nowhere'"),
         ({"parameter_rules": [{"pattern": "", "freeze": True}]}, "freeze every parameter"),
         ({"parameter_rules": [{"pattern": "a", "learning_rate": -1}]}, "lr must be 0 or more"),
@@ -111,21 +104,6 @@ def test_what_cannot_steer_is_refused_in_words_and_leaves_nothing(tmp_path, exam
     with pytest.raises(ValueError, match=said):
         run(TinyTask(), make_arguments(tmp_path / "run", examples, **changes))
     assert not (tmp_path / "run").exists()
-
-
-def learning_rates(folder):
-    return [row["learning_rate"] for row in rows(folder) if "learning_rate" in row]
-
-
-def test_schedules_with_a_floor_and_a_plateau(tmp_path, examples):
-    options = {"max_steps": 20, "warmup_steps": 2, "logging_steps": 1, "save_steps": 20, "learning_rate": 0.01}
-    floor = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
-    run(TinyTask(), make_arguments(tmp_path / "floor", examples, **options, **floor))
-    assert learning_rates(tmp_path / "floor")[-1] == pytest.approx(0.001)
-    plateau = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 5}}
-    run(TinyTask(), make_arguments(tmp_path / "plateau", examples, **options, **plateau))
-    found = learning_rates(tmp_path / "plateau")
-    assert found[1:14] == [0.01] * 13 and found[-1] < found[-2] < found[15] < 0.01
 
 
 def test_rules_change_groups_and_freeze(tmp_path, examples):
@@ -151,10 +129,6 @@ def test_rules_change_groups_and_freeze(tmp_path, examples):
     after = TinyTask().build_model({}, str(tmp_path / "run" / "snapshot")).state_dict()
     assert torch.equal(after["norm.weight"], before["norm.weight"])
     assert not torch.equal(after["leave.bias"], torch.zeros_like(after["leave.bias"]))
-    # Without rules the groups are the task's own.
-    groups = TinyTask().parameter_groups(model, 0.1)
-    assert [len(group["params"]) for group in apply_rules(model, groups, [])] == [2, 2]
-    assert build(ParameterRule, {"pattern": "a"}).settings == {}
 
 
 def test_callbacks_hear_of_everything_in_order(tmp_path, examples):

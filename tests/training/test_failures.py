@@ -1,14 +1,10 @@
 """What goes wrong is said in one clear line, and the last good state stays."""
 
 import json
-import os
 import re
 import resource
 import shutil
 import signal
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,22 +15,11 @@ from hf_ext.errors import DataError, UsageError
 from hf_ext.training import Callback
 from hf_ext.training.launch import main
 from hf_ext.training.state import RunFolder
-from hf_ext.training.stopping import EXIT_CODE
-from tests.kit import warm_python
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
-from .launching import ROOT, environment, launch_two
-from .tiny import (
-    TinyTask,
-    contents,
-    fails,
-    make_arguments,
-    make_task,
-    run,
-    write_config,
-    write_images,
-)
+from .launching import launch_two
+from .tiny import TinyTask, contents, fails, make_arguments, make_task, run, write_config, write_images
 
 
 def test_help_and_missing_words(capsys):
@@ -50,10 +35,8 @@ def test_help_and_missing_words(capsys):
     ("words", "message"),
     [
         (["--max_step", "3"], "unknown key 'max_step'. Did you mean 'max_steps'?"),
-        (["--max_steps", "many"], "max_steps"),
         (["--max_steps", "0"], "max_steps must be a whole number of at least 1; got 0"),
         (["--data.train.paht", "x"], "unknown key 'paht' in section 'data.train'"),
-        (["--task.noize", "1"], "unknown key 'noize' in section 'task'"),
         (["--task.noise", "loud"], "section 'task'"),
         (["--method", "none"], "unknown method 'none'; allowed: disentangled-dit, "),
         (["--lr_scheduler_type", "greedy"], "lr_scheduler_type must be one of constant,"),
@@ -62,8 +45,9 @@ def test_help_and_missing_words(capsys):
         (["--data.eval.path", "x", "--data.eval.streaming"], "data.eval.streaming must be false"),
         (["--data.train.shuffle_buffer", "9"], "shuffle_buffer must be 0 or, with streaming: true"),
         (["stray"], "unexpected argument 'stray'"),
-        (["--data.train.path", "~nobody-here/x"], "a path begins with ~ and the name of no user"),
         (["--output_dir", "~nobody-here/x"], "a path begins with ~ and the name of no user"),
+        (["--data.train.path", "None"], "the text 'None'"),
+        (["--report_to", "tensorboard,wandb"], "[tensorboard, wandb]"),
         (["--learning_rate", "\u0661"], "learning_rate"),
         (["--help", "--method", "none"], "unknown method 'tiny'"),
     ],
@@ -107,20 +91,6 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, examples):
     assert state["step"] == 2
 
 
-class DividingTask(TinyTask):
-    """Its arithmetic does not bear weights that are infinite."""
-
-    def loss(self, model, batch, step):
-        if not all(weight.isfinite().all() for weight in model.parameters()):
-            raise ZeroDivisionError
-        return super().loss(model, batch, step)
-
-
-def test_what_arithmetic_raises_once_weights_are_infinite_is_explained(tmp_path, examples):
-    with refused(FloatingPointError, "step 3", "step 2"):
-        run(DividingTask(overflow_at=2), make_arguments(tmp_path / "run", examples))
-
-
 class VanishingTask(TinyTask):
     """A picture disappears while the run goes on."""
 
@@ -144,21 +114,26 @@ def test_a_vanished_file_is_named(tmp_path, capsys, workers):
     assert RunFolder(tmp_path / "run").saved_steps()
 
 
-def test_folders_of_others_are_left_alone(tmp_path, examples):
-    (tmp_path / "a" / "snapshot").mkdir(parents=True)
-    with refused(UsageError, "args.json"):
-        run(TinyTask(), make_arguments(tmp_path / "a", examples))
-    (tmp_path / "b").mkdir()
-    for text, message in (('{"lr": 1}', "was not written by a training"), ("{", "not valid JSON")):
-        (tmp_path / "b" / "args.json").write_text(text)
-        with pytest.raises(ValueError, match=message):
-            run(TinyTask(), make_arguments(tmp_path / "b", examples))
-        assert (tmp_path / "b" / "args.json").read_text() == text
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "mine.tmp").write_text("precious")
-    with refused(UsageError, "mine.tmp"):
-        run(TinyTask(), make_arguments(tmp_path / "c", examples))
-    assert [path.name for path in (tmp_path / "c").iterdir()] == ["mine.tmp"]
+@pytest.mark.parametrize(
+    ("name", "content", "fact"),
+    [
+        ("snapshot/model.bin", "", "args.json"),
+        ("args.json", '{"lr": 1}', "args.json"),
+        ("args.json", "{", "args.json"),
+        ("mine.tmp", "precious", "mine.tmp"),
+    ],
+)
+def test_folders_of_others_are_left_alone(tmp_path, examples, name, content, fact):
+    file = tmp_path / "run" / name
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    with refused(ValueError, fact):
+        run(TinyTask(), make_arguments(tmp_path / "run", examples))
+    assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [file]
+    assert file.read_text() == content
+
+
+def test_an_output_that_is_no_folder_or_within_the_data_is_refused(tmp_path, examples):
     (tmp_path / "d").write_text("precious")
     (tmp_path / "to nothing").symlink_to(tmp_path / "nowhere")
     (tmp_path / "ring").symlink_to(tmp_path / "ring")
@@ -176,9 +151,7 @@ def test_folders_of_others_are_left_alone(tmp_path, examples):
     assert (tmp_path / "e" / "train.log").read_text() == "started"
 
 
-@pytest.mark.parametrize(
-    "row", [b"no row", b"{}", b"[1]", b'{"step": "1", "example": 1}', b"null", b"\xff\xfe", b"[" * 9999]
-)
+@pytest.mark.parametrize("row", [b"{}", b"[1]", b'{"step": "1", "example": 1}', b"\xff\xfe", b"[" * 9999])
 @pytest.mark.parametrize(("name", "number"), [("metrics.jsonl", 4), ("bad_examples.jsonl", 1)])
 def test_a_damaged_row_is_named(tmp_path, halfway, row, name, number):
     with (tmp_path / "run" / name).open("ab") as file:
@@ -241,38 +214,6 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples):
     assert main([config], make_task) == 0
     assert RunFolder(tmp_path / "run").saved_steps() == [2, 4]
     assert not [*(tmp_path / "run").glob("**/*.tmp*")]
-
-
-# A shell starts background jobs with the signal ignored, which processes hand on to those that they start.
-INTERRUPTIBLE = """
-import os, signal, sys
-from pathlib import Path
-signal.signal(signal.SIGINT, signal.default_int_handler)
-Path(sys.argv[1]).write_text(str(os.getpid()))
-from hf_ext.training import main
-from tests.training.tiny import make_task
-sys.exit(main(sys.argv[2:], make_task))
-"""
-
-
-@pytest.mark.slow
-def test_interrupting_by_hand_saves_and_leaves_one_line(tmp_path, examples):
-    config = write_config(tmp_path, {"train": {"path": str(examples)}, "num_workers": 2}, max_steps=100000)
-    command = [sys.executable, "-c", INTERRUPTIBLE, str(tmp_path / "number"), config]
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(warm_python.run, command, cwd=ROOT, env=environment())
-        # Not at its beginning, when what the imports left is destroyed: there Python drops an interrupt.
-        metrics = tmp_path / "run" / "metrics.jsonl"
-        while not running.done() and not (metrics.exists() and len(metrics.read_text().splitlines()) > 40):
-            time.sleep(0.1)
-        assert not running.done(), running.result()
-        os.kill(int((tmp_path / "number").read_text()), signal.SIGINT)
-    done = running.result()
-    assert done.returncode == EXIT_CODE, done.stderr
-    assert re.search(
-        r"^SIGINT: step \d+ of 100000 is saved, and the same command resumes from it\.$", done.stderr, re.M
-    )
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ import contextlib
 import json
 import pickle
 import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import DataError
 from hf_ext.training.foreign import refuse_code
 from hf_ext.training.state import RunFolder
+from tests.hub.unfaithful_hub import Reply, UnfaithfulHub
+from tests.kit import warm_python
 from tests.kit.hub import client_environment, run_python
 from tests.kit.refusals import refused
 
@@ -90,9 +94,9 @@ def test_a_sharded_state_from_elsewhere_has_tensors_and_plain_values_alone(tmp_p
     assert not ran.exists()
 
 
-@pytest.mark.slow
-def test_two_processes_train_one_of_our_models_on_from_a_hub(tmp_path, monkeypatch):
-    """The first two steps, pushed and resumed in another folder, and two more equal four at once."""
+@pytest.fixture
+def recipe(tmp_path):
+    """The recipe of a small restorer, whose states are pushed."""
     (tmp_path / "photos").mkdir()
     for number, picture in enumerate(np.random.default_rng(0).integers(256, size=(6, 16, 16, 3))):
         Image.fromarray(np.uint8(picture)).save(tmp_path / "photos" / f"{number}.png")
@@ -109,17 +113,64 @@ def test_two_processes_train_one_of_our_models_on_from_a_hub(tmp_path, monkeypat
         "hub_strategy": "checkpoint",
     }
     (tmp_path / "run.yaml").write_text(json.dumps(values))
+    return str(tmp_path / "run.yaml")
+
+
+def list_push_errors(run):
+    return [row for row in RunFolder(run).read_metrics() if "push_error" in row]
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_of_our_models_on_from_a_hub(tmp_path, recipe, monkeypatch):
+    """The first two steps, pushed and resumed in another folder, and two more equal four at once."""
     with EmbeddedHub(tmp_path / "hub") as hub:
         for name, value in client_environment(hub.url, tmp_path / "home", token="any").items():
             monkeypatch.setenv(name, value)
-        command = ["hf_ext_cli.main", "train", str(tmp_path / "run.yaml"), "--output_dir"]
+        command = ["hf_ext_cli.main", "train", recipe, "--output_dir"]
         for name, *words in (("whole", "4"), ("half", "2"), ("moved", "4", "--resume_from_checkpoint", "me/run")):
             launch_two(*command, str(tmp_path / name), "--max_steps", *words)
             if name == "half":
                 shutil.rmtree(tmp_path / name)
-        assert not [row for row in RunFolder(tmp_path / "moved").read_metrics() if "push_error" in row]
+        assert not list_push_errors(tmp_path / "moved")
         api = HfApi(endpoint=hub.url, token="any")
         assert {"model.safetensors", "README.md"} <= {*api.list_repo_files("me/run")}
         assert api.model_info("me/run").private
     for file in ("snapshot/model.safetensors", "state/step-4/optimizer.bin", "state/step-4/model.safetensors"):
         assert (tmp_path / "moved" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
+
+
+TRAIN = "import sys; from hf_ext_cli.main import main; main(['train', *sys.argv[1:]])"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint", "best"])
+def test_a_hub_that_fails_in_the_middle_of_a_push_ends_no_run_and_is_repaired_by_the_next(tmp_path, recipe, strategy):
+    """The commit of the first model fails after its weights were sent; of a state, that after its model's."""
+    commits, place = [], 2 if strategy == "checkpoint" else 1
+
+    def rule(method, path, body, forward):
+        if method == "POST" and path.startswith("/api/models/me/run/commit/"):
+            commits.append(path)
+            if len(commits) == place:
+                return Reply(403, b'{"error": "no room is left"}', {"Content-Type": "application/json"})
+        return forward(body)
+
+    photos = f"--data.eval.path={tmp_path / 'photos'}"
+    words = [recipe, f"--output_dir={tmp_path / 'run'}", "--max_steps=8", "--eval_steps=2", photos]
+    command = [sys.executable, "-c", TRAIN, *words, f"--hub_strategy={strategy}"]
+    with EmbeddedHub(tmp_path / "hub") as hub:
+        proxy = UnfaithfulHub(hub.url)
+        proxy.rule = rule
+        environment = client_environment(proxy.url, tmp_path / "home", token="any")
+        # The next push is that of a later model, or of the same command once more.
+        done = [warm_python.run(command, env=environment, cwd=tmp_path) for _ in range(2)]
+        proxy.stop()
+        assert [each.returncode for each in done] == [0, 0], done[0].stderr
+        there = Path(HfApi(endpoint=hub.url, token="any").snapshot_download("me/run", local_dir=tmp_path / "there"))
+    assert done[0].stderr.count("not pushed to me/run") == len(list_push_errors(tmp_path / "run")) == 1
+    assert len(commits) > place and not [*(tmp_path / "run" / ".push").iterdir()]
+    sent = tmp_path / "run" / ("best" if strategy == "best" else "snapshot")
+    assert (there / "model.safetensors").read_bytes() == (sent / "model.safetensors").read_bytes()
+    state = tmp_path / "run" / "state" / "step-8"
+    pushed = {path.name: path.read_bytes() for path in (there / "last-checkpoint").glob("state/step-8/*")}
+    assert pushed == ({path.name: path.read_bytes() for path in state.iterdir()} if place == 2 else {})

@@ -104,11 +104,6 @@ def kill_and_continue(tmp_path: Path, examples: Path, moments: list[str], monkey
 
 
 @pytest.mark.slow
-def test_killed_while_a_state_is_written(tmp_path, examples, monkeypatch):
-    kill_and_continue(tmp_path, examples, ["state/step-*.tmp", "any"], monkeypatch)
-
-
-@pytest.mark.slow
 def test_killed_again_and_again(tmp_path, examples, monkeypatch):
     moments = ["any", "state/step-*.tmp", ".best.tmp-*", "any", ".snapshot.tmp-*"]
     kill_and_continue(tmp_path, examples, moments, monkeypatch)

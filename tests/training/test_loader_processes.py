@@ -13,7 +13,6 @@ from PIL import Image
 from hf_ext.data.opening import open_source
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.tasks.series import SeriesRegressionTask
-from hf_ext.tasks.texts import TextTask
 from hf_ext.training import DataSource, loader_processes
 from hf_ext.training.evaluation import evaluate
 from hf_ext.training.loader_processes import SIGNALS, read_batches, start
@@ -33,12 +32,6 @@ def spawn():
     multiprocessing.set_start_method(before, force=True)
 
 
-def text(folder):
-    (folder / "texts.csv").write_text("text,label\n" + "".join(f"word {index},{index % 2}\n" for index in range(5)))
-    task = TextTask(max_length=16, num_labels=2)
-    return task, task.build_model(TINY, None), open_source(DataSource(str(folder / "texts.csv")))
-
-
 def picture(folder):
     for index, pixels in enumerate(np.random.default_rng(0).integers(256, size=(3, 20, 24, 3))):
         Image.fromarray(np.uint8(pixels)).save(folder / f"{index}.png")
@@ -55,18 +48,16 @@ def series(folder):
 
 
 @pytest.mark.parametrize(
-    "kind, workers",
-    [pytest.param(kind, workers, marks=pytest.mark.slow) for kind in (series, text, picture) for workers in (1, 2)],
+    ("kind", "workers", "way"),
+    [
+        (series, 1, "fork"),
+        pytest.param(series, 1, "spawn", marks=pytest.mark.slow),
+        pytest.param(picture, 2, "spawn", marks=pytest.mark.slow),
+    ],
 )
-def test_an_evaluation_is_the_same_in_new_interpreters(kind, workers, tmp_path, spawn):
-    check_evaluation(kind, workers, tmp_path)
-
-
-def test_an_evaluation_is_the_same_with_a_loader_process(tmp_path):
-    check_evaluation(series, 1, tmp_path)
-
-
-def check_evaluation(kind, workers, tmp_path):
+def test_an_evaluation_is_the_same_in_loader_processes(kind, workers, way, tmp_path, request):
+    if way == "spawn":
+        request.getfixturevalue("spawn")
     torch.manual_seed(0)
     task, model, data = kind(tmp_path)
     alone, shared = (evaluate(task, model, data, batch_size=2, num_workers=count) for count in (0, workers))

@@ -1,7 +1,6 @@
 """What only looks on ends no run; a process that is killed or busy for too long is lost to the others."""
 
 import json
-import shutil
 import signal
 import threading
 from types import SimpleNamespace
@@ -148,21 +147,22 @@ def test_a_slow_hub_holds_up_no_step_and_gets_the_newest(tmp_path, examples, mon
     assert hub.pushed[-1][1] == float(last["leave.bias"].sum())
 
 
-def test_a_push_that_fails_is_a_row_and_one_that_was_cut_off_begins_anew(tmp_path, examples, monkeypatch, capsys):
+def test_a_push_that_fails_is_a_row_and_begins_anew_with_the_same_command(tmp_path, examples, monkeypatch, capsys):
     hub = SlowHub(monkeypatch, fails=True)
     push_run(tmp_path / "run", examples, hub, "end")
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "push_error" in row] == [4]
     assert "no Hub" in capsys.readouterr().err
-    # As a killed process leaves it.
-    shutil.copytree(tmp_path / "run" / "snapshot", tmp_path / "run" / ".push" / "step-4" / "model")
+    # A killed process leaves the same: what was to be pushed.
+    assert [path.name for path in (tmp_path / "run" / ".push").iterdir()] == ["step-4"]
     hub = SlowHub(monkeypatch)
     hub.may_go.release(100)
     assert push_run(tmp_path / "run", examples, hub, "end") == ["Model, step 4"]
+    assert not [*(tmp_path / "run" / ".push").iterdir()]
 
 
 def kinds(tmp_path, case, codes):
-    fork_pairs("tests.training.failing", (codes, [str(tmp_path), case]))
+    fork_pairs("tests.training.two_processes", (codes, [str(tmp_path), case]))
     return {json.loads(path.read_text())["kind"] for path in tmp_path.glob("ended-*.json")}
 
 

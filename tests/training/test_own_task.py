@@ -1,4 +1,4 @@
-"""A task of one's own, written with the public names: it trains, goes on where it was interrupted, and is used."""
+"""A task of one's own, written with the public names: it trains, goes on, and is used."""
 
 import json
 from dataclasses import dataclass
@@ -15,10 +15,6 @@ from hf_ext.training import DataSource, Task, TrainingArguments, evaluate, train
 from tests.kit.process_state import forget_accelerate
 
 SIZES = {"vocab_size": 20, "dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 32, "num_labels": 3}
-
-
-class Interrupted(Exception):
-    """Stands for whatever ends a process in the middle of a step."""
 
 
 @strict
@@ -47,18 +43,6 @@ class SumTask(Task):
         return [{"accuracy": float(value)} for value in right]
 
 
-class InterruptedTask(SumTask):
-    """The same, up to the middle of the fourth step."""
-
-    samples = 0
-
-    def training_sample(self, example, generator):
-        self.samples += 1
-        if self.samples == 3 * 8 + 2:
-            raise Interrupted
-        return super().training_sample(example, generator)
-
-
 @pytest.fixture
 def data(tmp_path):
     rows = [{"first": first, "second": second} for first in range(4) for second in range(5)]
@@ -73,20 +57,19 @@ def make_arguments(output, data, **changes):
     return TrainingArguments("sums", str(output), {"train": source, "eval": source}, report_to="none", **fields)
 
 
-def test_a_task_of_ones_own_goes_on_where_it_was_interrupted(tmp_path, data):
-    metrics = train(SumTask(), make_arguments(tmp_path / "whole", data))
-    forget_accelerate()
-    with pytest.raises(Interrupted):
-        train(InterruptedTask(), make_arguments(tmp_path / "pieces", data))
-    forget_accelerate()
-    assert train(SumTask(), make_arguments(tmp_path / "pieces", data)) == metrics
+def test_a_task_of_ones_own_goes_on_and_is_used(tmp_path, data):
+    """The second part of the run has the samples of the first one behind it."""
+    constant = {"lr_scheduler_type": "constant"}
+    metrics = train(SumTask(), make_arguments(tmp_path / "whole", data, **constant))
+    for steps in (4, 6):
+        forget_accelerate()
+        found = train(SumTask(), make_arguments(tmp_path / "pieces", data, **constant, max_steps=steps))
+    assert found == metrics
     whole, pieces = (load_file(tmp_path / name / "snapshot" / "model.safetensors") for name in ("whole", "pieces"))
     assert whole.keys() == pieces.keys() and all(torch.equal(whole[name], pieces[name]) for name in whole)
-    results = json.loads((tmp_path / "pieces" / "snapshot" / "eval.json").read_text())["results"]
-    assert [(row["metric"], row["value"], row["task"]) for row in results] == [
-        ("accuracy", metrics["accuracy"], "other")
-    ]
-    assert results[0]["arguments"] == {"hidden": 0.1}
+    (row,) = json.loads((tmp_path / "pieces" / "snapshot" / "eval.json").read_text())["results"]
+    assert (row["metric"], row["value"], row["task"]) == ("accuracy", metrics["accuracy"], "other")
+    assert row["arguments"] == {"hidden": 0.1}
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "whole" / "snapshot")
     forget_accelerate()
     assert evaluate(SumTask(), model, open_source(DataSource(str(data)))) == metrics

@@ -19,10 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        *(TrainingArguments, DataArguments, DataSource, SourcePart),
-        *(find_task(method) for method in TASKS),
-    ],
+    [*(TrainingArguments, DataArguments, DataSource, SourcePart), *(find_task(method) for method in TASKS)],
     ids=lambda kind: kind.__name__,
 )
 def test_every_field_is_told_with_its_type_and_default(kind):

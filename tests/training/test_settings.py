@@ -39,10 +39,15 @@ def test_every_schedule_is_made(tmp_path, name):
     chosen = {"lr_scheduler_type": name, "lr_scheduler_kwargs": options.get(name, {}), "warmup_steps": 2}
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     schedule = build_schedule(optimizer, make_arguments(tmp_path, {}, **chosen))
+    rates = []
     for _ in range(7):
-        assert 0 <= schedule.get_last_lr()[0] <= 0.1
+        rates.append(schedule.get_last_lr()[0])
         optimizer.step()
         schedule.step()
+    assert min(rates) >= 0 and max(rates) <= 0.1
+    # The floor, and the plateau before the last two steps.
+    assert name != "cosine_with_min_lr" or schedule.get_last_lr()[0] == pytest.approx(0.01)
+    assert name != "warmup_stable_decay" or rates[2:6] == [0.1] * 4 and rates[6] < 0.1
 
 
 def test_gradients_are_clipped_and_decay_reaches_its_group_only(tmp_path, examples):
@@ -58,16 +63,6 @@ def test_gradients_are_clipped_and_decay_reaches_its_group_only(tmp_path, exampl
     torch.testing.assert_close(decayed["enter.weight"], kept["enter.weight"] * 0.95**5)
     # Biases start at zero and have no decay.
     assert decayed["enter.bias"].abs().max() < 1e-20
-
-
-def test_accumulation_is_one_larger_batch(tmp_path, examples):
-    """Without noise of its own, a model sees the same examples in the same order."""
-    data, model = {"train": {"path": str(examples)}}, {"dropout": 0.0, "batch_norm": False}
-    _, two = rows(tmp_path / "two", data=data, model=model)
-    changes = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 4}
-    _, one = rows(tmp_path / "one", data=data, model=model, **changes)
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)

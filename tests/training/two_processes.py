@@ -1,7 +1,17 @@
-"""What both of two real processes run: `python -m tests.training.two_processes FOLDER CASE…`, under a launcher."""
+"""
+What both of two processes run: `main FOLDER CASE…`, under a launcher or `fork_two`.
 
+A case is data and workers, of runs that are whole and in pieces, or a way to fail; then each process writes down how
+its run ended.
+"""
+
+import contextlib
+import io
 import json
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +19,12 @@ import datasets
 import torch
 from accelerate import PartialState
 
-from hf_ext.training import loop, train
+from hf_ext.training import Callback, loop, train
 from tests.kit.process_state import forget_accelerate
 
-from . import failing
 from .tiny import TinyTask, contents, make_arguments, run_interrupted
 
+FAILURES = ("error", "kill", "busy")
 STOPS = (3, 5)
 
 
@@ -53,16 +63,52 @@ def compare(root: Path, case: str, **changes: Any) -> dict[str, Any]:
     }
 
 
+class FailingTask(TinyTask):
+    """Fails, or is killed, in the second process."""
+
+    case = ""
+
+    def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
+        if step == 1 and PartialState().process_index == 1 and self.case == "error":
+            raise ValueError("its disk is gone")
+        if step == 1 and PartialState().process_index == 1 and self.case == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch, step)
+
+
+class SlowPush(Callback):
+    """Keeps the main process busy for longer than the others wait."""
+
+    def on_save(self, step: int, folder: Path, is_best: bool) -> None:
+        time.sleep(12)
+
+
+def fail(root: Path, case: str) -> None:
+    forget_accelerate()
+    task, callbacks = FailingTask(), [SlowPush()] if case == "busy" else []
+    task.case = case
+    limit = {"timeout_minutes": 0.1} if case == "busy" else {}
+    said, kind = io.StringIO(), ""
+    with contextlib.redirect_stderr(said):
+        try:
+            train(task, make_arguments(root / "run", root / "examples", **limit), None, None, callbacks)
+        except Exception as error:
+            kind = type(error).__name__
+    (root / f"ended-{os.environ['RANK']}.json").write_text(json.dumps({"kind": kind, "said": said.getvalue()}))
+    # Without the group's own farewell, for which the other one would have to be there.
+    os._exit(0)
+
+
 def main() -> None:
-    root = Path(sys.argv[1])
-    if sys.argv[2] in failing.CASES:
-        failing.main()
+    root, cases = Path(sys.argv[1]), sys.argv[2:]
     # To draw, and to wait five seconds at each end of a buffer, would take longer than all else.
     loop.plot_curves = lambda run: None
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0.02
+    if cases[0] in FAILURES:
+        fail(root, cases[0])
     # A second group in the same processes would find the addresses of the first at the launcher's store.
     PartialState.destroy_process_group = lambda self, group=None: None
-    results = {case: compare(root, case) for case in sys.argv[2:]}
+    results = {case: compare(root, case) for case in cases}
     if PartialState().is_main_process:
         (root / "results.json").write_text(json.dumps(results))
     torch.distributed.destroy_process_group()
