@@ -48,6 +48,7 @@ def make_report(
     entries = [_task_entry(task, name, whole, data) for task, name in enumerate(tasks)]
     report = {
         "format_version": 1,
+        "measured": True,
         "method": {**method, "masks": masks},
         "tasks": entries,
         "mean": _mean(entries),
@@ -58,6 +59,23 @@ def make_report(
     }
     report = _plain(report)
     return {**report, "warnings": _warnings(report)}
+
+
+def make_bare_report(*, tasks: Sequence[str], method: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Makes the report of a merge into one model that was not measured: its options and sizes."""
+    return {
+        "format_version": 1,
+        "measured": False,
+        "method": {**method, "masks": False},
+        "tasks": [{"task": name} for name in tasks],
+        "sizes": _sizes(sizes, False, False),
+        "warnings": [],
+    }
+
+
+def is_measured(report: Mapping[str, Any]) -> bool:
+    """True for a report that has the distances of the tasks; those of earlier versions always have them."""
+    return bool(report.get("measured", True))
 
 
 def _plain(value: Any) -> Any:
@@ -207,15 +225,18 @@ def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | No
 
 
 def report_tables(report: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
-    """The tables of a report: tasks, rescale modes where there are masks, sizes; each a header and its rows."""
-    tables = [_task_table(report)]
+    """The tables of a report: tasks if measured, rescale modes where there are masks, sizes; each a header and its
+    rows."""
+    tables = [_task_table(report)] if is_measured(report) else []
     if report["method"]["masks"] and not report["method"].get("deltas"):
         tables.append(_rescale_table(report))
     return [*tables, _size_table(report)]
 
 
 def report_legend(report: Mapping[str, Any]) -> str:
-    """The meaning of the words of the first table."""
+    """The meaning of the words of the first table; without one, how to get it."""
+    if not is_measured(report):
+        return NOT_MEASURED
     return DELTAS_EXPLANATION if report["method"].get("deltas") else EXPLANATION[bool(report["method"]["masks"])]
 
 
@@ -228,6 +249,10 @@ def report_markdown(report: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+NOT_MEASURED = (
+    "How far the model is from each task was not measured: merge again with `--measure` (`measure: true`) to see it "
+    "here and in `hf-ext emr compare`."
+)
 _SINGLE = (
     "Conflict: share of elements where the task vector τ = W - W0 and that of the merged model differ in sign, then "
     "the same for the weights. Cosine: cosine of both vectors. Error: ‖τ - τ̂‖² / ‖τ‖², which is 0 for the task's own "

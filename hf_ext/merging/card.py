@@ -20,7 +20,7 @@ from .configuration import MergeConfig
 from .methods import METHODS
 
 # Fields of the configuration that do not change the result.
-_RUNNING = ("memory", "workers", "device", "max_shard_size")
+_RUNNING = ("measure", "memory", "workers", "device", "max_shard_size")
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,9 @@ class MergeConfig:
         allow_missing (`bool`, defaults to `False`):
             Merge a tensor that a task lacks, or has in another shape or type, from the other tasks alone, where
             one model is made. Without it such a merge is refused. With masks each task keeps what is its own.
+        measure (`bool`, defaults to `False`):
+            Measure how far one model is from each task, for its report and `hf-ext emr compare`. Merges with masks,
+            and by `"elect"`, are always measured.
         dtype (`str`, *optional*): Type of the merged tensors, if not the base's.
         adapters (`str`, defaults to `"refuse"`):
             Tasks that are peft adapters: refused with advice (`"refuse"`), merged as the full weights that they give
@@ -94,6 +97,7 @@ class MergeConfig:
     exclude: list[str] = field(default_factory=list)
     shape_policy: Literal["extra", "overlap"] = "extra"
     allow_missing: bool = False
+    measure: bool = False
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     adapters: Literal["refuse", "delta", "adapter"] = "refuse"
     include_base: bool = False
@@ -184,6 +188,11 @@ class MergeConfig:
     def with_masks(self) -> bool:
         """True if the result has a mask and a scale for each task."""
         return self.merge_method.masks if self.masks is None else self.masks
+
+    @property
+    def measured(self) -> bool:
+        """True if the tasks are compared with the result: scales need it, and the kernel of the election does it."""
+        return self.measure or self.with_masks or self.merge_method.fused
 
     @property
     def scaling(self) -> str:

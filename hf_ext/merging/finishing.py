@@ -24,7 +24,7 @@ from hf_ext.emr.artifact import (
 )
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
 from hf_ext.emr.ops import SUMS
-from hf_ext.emr.report import make_report
+from hf_ext.emr.report import make_bare_report, make_report
 from hf_ext.figures import can_draw
 
 from ..files import copy_into, read_json, write_json
@@ -42,7 +42,7 @@ from .tensors import KEPT, SHARED
 # Beside the weights at the root.
 SUMS_FILE = "sums.safetensors"
 # They do not change what comes out, or are told elsewhere.
-_NOT_METHOD = ("base", "tasks", "memory", "workers", "device", "max_shard_size")
+_NOT_METHOD = ("base", "tasks", "measure", "memory", "workers", "device", "max_shard_size")
 
 
 def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], *, out: Path) -> dict[str, Any]:
@@ -78,13 +78,14 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             library=plan.base.library,
             warnings=[_without_places(text, plan.sources) for text in plan.warnings],
             masks=plan.config.with_masks,
+            measured=plan.config.measured,
+            method=method,
             names=[part.name for part in plan.merged_rows],
             elements=elements,
             participates=participates,
             sums=sums.tensors,
             totals=sums.totals,
             gram=sums.gram,
-            method=method,
         )
         if hashing is not None:
             scales = compute_scales(sums.tensors, elements, participates, plan.config.scaling)
@@ -251,7 +252,9 @@ def write_report(
     base: Files,
     library: str,
     warnings: Sequence[str],
+    method: Mapping[str, Any],
     masks: bool,
+    measured: bool = True,
     **numbers: Any,
 ) -> dict[str, Any]:
     """Writes `report.json`, and of a merge with masks `report.png`; sizes and names of files are those that lie in the
@@ -259,7 +262,8 @@ def write_report(
     replaced. A merge into one model has no picture: to draw it took three times as long as to merge 33 M weights."""
     tasks = sources["tasks"]
     sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
-    report = make_report(tasks=list(tasks), sizes=sizes, masks=masks, **numbers)
+    about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method}
+    report = make_report(**about, masks=masks, **numbers) if measured else make_bare_report(**about)
     report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"]]))
     report["files"] = _list_own_files(folder, tasks) if masks else {}
     report["library"] = library
@@ -291,6 +295,7 @@ def rewrite_report(folder: Path, manifest: Manifest, warnings: Sequence[str]) ->
         base=manifest.base.files,
         library=manifest.library,
         warnings=warnings,
+        method=manifest.method,
         masks=True,
         names=[tensor.name for tensor in merged],
         elements=np.array([tensor.elements for tensor in merged], np.int64),
@@ -298,5 +303,4 @@ def rewrite_report(folder: Path, manifest: Manifest, warnings: Sequence[str]) ->
         sums=sums,
         totals=totals,
         gram=gram,
-        method=manifest.method,
     )

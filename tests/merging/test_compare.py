@@ -42,7 +42,7 @@ def merges(folders, tmp_path_factory):
     fields = {
         "emr": {},
         "least": {"rescale": "l2"},
-        "ties": {"method": "ties"},
+        "ties": {"method": "ties", "measure": True},
         "two": {"tasks": ("red", "green")},
     }
     return {
@@ -132,6 +132,26 @@ def test_a_report_of_a_hub(merges, url):
     push_folder(url, "org/merged", merges["emr"])
     assert read_report("org/merged", endpoint=url) == read_report(merges["emr"] / "report.json")
     assert compare_merges([merges["emr"], "org/merged"], endpoint=url)["warnings"] == []
+
+
+def test_what_was_not_measured_is_said_and_changes_no_weight(folders, merges, tmp_path):
+    for method in ("ties", "slerp"):
+        given = configuration(folders, tasks=("red", "green"), method=method)
+        found, measured = (
+            merge_checkpoints(given | {"measure": measure}, tmp_path / f"{method}-{measure}", progress=False)
+            for measure in (False, True)
+        )
+        weights = [(out.path / "model.safetensors").read_bytes() for out in (found, measured)]
+        assert weights[0] == weights[1] and measured.report["mean"]["error"]["unified"] > 0
+        assert found.report["measured"] is False and found.report["tasks"] == [{"task": "red"}, {"task": "green"}]
+        assert found.report["sizes"] == measured.report["sizes"]
+        for card, told in ((found.path, True), (measured.path, False)):
+            assert ("`--measure`" in (card / "README.md").read_text()) == told
+        with refused(CheckpointError, found.path, "--measure"):
+            compare_merges([measured.path, found.path])
+    # this one has the sums anyway
+    elected = merge_checkpoints(configuration(folders, method="elect"), tmp_path / "elect", progress=False)
+    assert elected.report["measured"] is True
 
 
 def test_what_is_no_merge_is_refused(folders, tmp_path, url):
