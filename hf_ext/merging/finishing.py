@@ -35,7 +35,7 @@ from .companions import same_content
 from .configuration import MergeConfig
 from .engine import TensorSums
 from .outputs import masked_rows
-from .plan import Plan
+from .plan import Plan, warn_of_size
 from .sources import CONFIGURATION_FILES, Source, open_weights
 from .tensors import KEPT, SHARED
 
@@ -76,7 +76,8 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             sources=sources,
             base=sources["base"]["files"] if kept is None else kept,
             library=plan.base.library,
-            warnings=[_without_places(text, plan.sources) for text in plan.warnings],
+            # the sizes that came out are warned of, not those of the plan
+            warnings=[_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings],
             masks=plan.config.with_masks,
             measured=plan.config.measured,
             method=method,
@@ -245,6 +246,13 @@ def _list_own_files(folder: Path, tasks: Iterable[str]) -> dict[str, list[str]]:
     return {task: names for task, names in found.items() if names}
 
 
+def _compare_sizes(report: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Bytes of an artifact with its base, of the checkpoints, and of 1-bit deltas with the base."""
+    sizes, planes = report["sizes"], report["method"].get("deltas") or 1
+    size = sizes["artifact_and_base"]
+    return size, sizes["checkpoints"], size - sizes["unified"] - sizes["masks"] * (planes - 1) // planes
+
+
 def write_report(
     folder: Path,
     *,
@@ -264,7 +272,9 @@ def write_report(
     sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
     about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method}
     report = make_report(**about, masks=masks, **numbers) if measured else make_bare_report(**about)
-    report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"]]))
+    found = warn_of_size(*_compare_sizes(report)) if masks else []
+    report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"], *found]))
+    report["plan_warnings"] = list(warnings)
     report["files"] = _list_own_files(folder, tasks) if masks else {}
     report["library"] = library
     report["sources"] = sources
@@ -275,8 +285,13 @@ def write_report(
     return report
 
 
-def rewrite_report(folder: Path, manifest: Manifest, warnings: Sequence[str]) -> None:
-    """[`write_report`] of an artifact whose tasks have changed, from the sums that lie in it."""
+def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> None:
+    """[`write_report`] of an artifact whose tasks have changed, from the sums in it. What a merge said of its tasks
+    stays, unless they are gone; `told` is what it said of a new one."""
+    before = read_report(folder)
+    gone = before.get("sources", {}).get("tasks", {}).keys() - manifest.tasks.keys()
+    begins = tuple(begin for name in gone for begin in (f"task {name!r} ", f"task {name!r}:", f"{name}:"))
+    warnings = [text for text in [*before.get("plan_warnings", ()), *told] if not text.startswith(begins)]
     merged, tasks = list(manifest.merged.values()), manifest.tasks
     participates = np.zeros((len(merged), len(tasks)), bool)
     for index, (task, record) in enumerate(tasks.items()):
@@ -291,7 +306,7 @@ def rewrite_report(folder: Path, manifest: Manifest, warnings: Sequence[str]) ->
     }
     write_report(
         folder,
-        sources=read_report(folder).get("sources", {}) | {"tasks": origins},
+        sources=before.get("sources", {}) | {"tasks": origins},
         base=manifest.base.files,
         library=manifest.library,
         warnings=warnings,
