@@ -109,7 +109,6 @@ def _card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id:
         "notes": _notes(merge),
         "configuration": _configuration(merge),
         "report": report_markdown(report) if report else "",
-        "picture": (folder / "report.png").is_file(),
     }
 
 

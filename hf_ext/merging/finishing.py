@@ -1,4 +1,4 @@
-"""Last files of a merge, written after all weights: scales, manifest, small files, report, picture, card."""
+"""Last files of a merge, written after all weights: scales, manifest, small files, report, card."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ from hf_ext.emr.artifact import (
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
 from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import make_bare_report, make_report
-from hf_ext.figures import can_draw
 
 from ..files import copy_into, read_json, write_json
 from ..hub.cards import write_card
-from . import report_picture
 from .card import read_report
 from .companions import same_content
 from .configuration import MergeConfig
@@ -265,9 +263,8 @@ def write_report(
     measured: bool = True,
     **numbers: Any,
 ) -> dict[str, Any]:
-    """Writes `report.json`, and of a merge with masks `report.png`; sizes and names of files are those that lie in the
-    folder. Files of those names are replaced by new ones, since they may be shared with the artifact that is being
-    replaced. A merge into one model has no picture: to draw it took three times as long as to merge 33 M weights."""
+    """Writes `report.json`; sizes and names of files are those that lie in the folder. It is a new file, since an old
+    one may be shared with the artifact that is being replaced; the picture of an earlier version is removed."""
     tasks = sources["tasks"]
     sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
     about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method}
@@ -280,8 +277,6 @@ def write_report(
     report["sources"] = sources
     (folder / "report.png").unlink(missing_ok=True)
     write_json(folder / "report.json", report, indent=1)
-    if masks and can_draw("report.png"):
-        report_picture.draw_report(report, folder / "report.png")
     return report
 
 

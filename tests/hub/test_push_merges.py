@@ -72,7 +72,7 @@ def test_an_artifact_is_staged_whole_without_state_and_strangers(artifact, tmp_p
     assert {name for name in names if name.startswith("base/")} == {f"base/{name}" for name in SHARED} | {
         "base/model.safetensors"
     }
-    own = {"emr.json", "emr_loader.py", "README.md", "report.json", "report.png", "sums.safetensors"}
+    own = {"emr.json", "emr_loader.py", "README.md", "report.json", "sums.safetensors"}
     assert {name for name in names if "/" not in name} == own | SHARED | {"model.safetensors"}
     unchanged = names - {"emr.json", "README.md", "report.json"}
     assert {name: contents(staged)[name] for name in unchanged} == {
