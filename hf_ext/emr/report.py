@@ -29,7 +29,6 @@ COSINE = 0.9
 def make_report(
     *,
     tasks: Sequence[str],
-    names: Sequence[str],
     elements: Array,
     participates: Array,
     sums: Array,
@@ -44,7 +43,7 @@ def make_report(
     sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
     elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
     data = MergeSums(elements, participates, sums, totals, method["rescale"], deltas=bool(method.get("deltas")))
-    whole = {name: values[0] for name, values in data.measure(np.zeros(len(names), int), 1).items()}
+    whole = data.measure()
     entries = [_task_entry(task, name, whole, data) for task, name in enumerate(tasks)]
     report = {
         "format_version": 1,
@@ -52,9 +51,7 @@ def make_report(
         "method": {**method, "masks": masks},
         "tasks": entries,
         "mean": _mean(entries),
-        "norm": {"base": float(totals[:, 0].sum() ** 0.5), "unified": float(totals[:, 2].sum() ** 0.5)},
         "cosines": cosine_matrix(gram),
-        "layers": _layers(names, data),
         "sizes": _sizes(sizes, masks, bool(method.get("deltas"))),
     }
     report = _plain(report)
@@ -123,17 +120,6 @@ def _mean(entries: Sequence[Any]) -> Any:
     if known and isinstance(known[0], Mapping):
         return {key: _mean([entry[key] for entry in known]) for key in known[0] if key != "task"}
     return sum(known) / len(known) if known else None
-
-
-def _layers(names: Sequence[str], data: MergeSums) -> list[dict[str, Any]]:
-    """The measures of each layer, a list over the tasks each."""
-    layers, groups = group_layers(names)
-    found = data.measure(groups, len(layers))
-    keys = ("elements", "conflict", "density", "norm", "error_unified", "error_rescaled", "error_one_bit")
-    return [
-        {"layer": layer, "tensors": int((groups == index).sum()), **{key: found[key][index] for key in keys}}
-        for index, layer in enumerate(layers)
-    ]
 
 
 def _sizes(sizes: Mapping[str, int], masks: bool, deltas: bool) -> dict[str, int]:
@@ -350,12 +336,12 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, marks, *rows))
 
 
-# Shapes: M merged tensors, N tasks, G groups of tensors.
+# Shapes: M merged tensors, N tasks.
 Array = np.ndarray
 
 
 class MergeSums:
-    """The sums of a merge, to be added up over groups of tensors."""
+    """The sums of a merge, `[M, N]` by name, to be added up over the tensors."""
 
     def __init__(
         self,
@@ -376,30 +362,24 @@ class MergeSums:
             self.columns[name] = np.where(participates, totals[:, index, None], 0.0)
         self.scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
 
-    def measure(self, groups: Array, count: int) -> dict[str, Array]:
-        """Measures groups of tensors, given the group of each: `[groups, N]` by name, NaN where there is none."""
-
-        def add(values: Array) -> Array:
-            total = np.zeros((count, values.shape[1]))
-            np.add.at(total, groups, values)
-            return total
-
-        column = self.columns
-        square, unified_square = add(column["square"]), add(column["unified_square"])
-        elements, dot = add(column["elements"]), add(column["dot"])
+    def measure(self) -> dict[str, Array]:
+        """Measures all tensors together: `[N]` by name, NaN where there is none."""
+        column, total = self.columns, {name: values.sum(axis=0) for name, values in self.columns.items()}
+        square, unified_square = total["square"], total["unified_square"]
+        elements, dot = total["elements"], total["dot"]
         found = {
             "elements": elements,
             "norm": np.sqrt(square),
-            "norm_to_base": ratio(np.sqrt(square), np.sqrt(add(column["base_square"]))),
-            "density": ratio(add(column["mask"]), elements),
-            "conflict": ratio(add(column["opposed"]), elements),
-            "weight_conflict": ratio(add(column["weight_opposed"]), elements),
+            "norm_to_base": ratio(np.sqrt(square), np.sqrt(total["base_square"])),
+            "density": ratio(total["mask"], elements),
+            "conflict": ratio(total["opposed"], elements),
+            "weight_conflict": ratio(total["weight_opposed"], elements),
             "cosine_unified": ratio(dot, np.sqrt(square * unified_square)),
             "error_unified": ratio(np.maximum(square - 2 * dot + unified_square, 0), square),
         }
         for mode, scales in self.scales.items():
-            inner = add(scales * column["masked_dot"])
-            outer = add(scales**2 * column["masked_square"])
+            inner = (scales * column["masked_dot"]).sum(axis=0)
+            outer = (scales**2 * column["masked_square"]).sum(axis=0)
             found[f"cosine_{mode}"] = ratio(inner, np.sqrt(square * outer))
             found[f"error_{mode}"] = ratio(np.maximum(square - 2 * inner + outer, 0), square)
         for measure in ("cosine", "error"):
@@ -407,7 +387,7 @@ class MergeSums:
             found[f"{measure}_rescaled"] = found[f"{measure}_{self.rescale}"]
         # One bit says + or -, so that a zero becomes one of them.
         explained = column["abs"] ** 2 / np.maximum(column["elements"], 1)
-        found["error_one_bit"] = ratio(np.maximum(square - add(explained), 0), square)
+        found["error_one_bit"] = ratio(np.maximum(square - explained.sum(axis=0), 0), square)
         if self.deltas:
             found |= {name: np.full(np.shape(square), np.nan) for name in _OF_UNIFIED}
         return found
@@ -423,26 +403,3 @@ def cosine_matrix(gram: Array) -> Array:
     """Cosines of all pairs of task vectors."""
     norms = np.sqrt(np.diag(gram))
     return ratio(np.triu(gram) + np.triu(gram, 1).T, np.outer(norms, norms))
-
-
-def group_layers(names: Sequence[str]) -> tuple[list[str], Array]:
-    """The layers of a model, and the layer of each tensor: names up to the first number, without what all begin with.
-
-    Layers come in the order of the tensors but for numbers, which are in theirs.
-    """
-    parts = [name.split(".") for name in names]
-    common = 0
-    # The word before a number stays: `layer.3`.
-    while parts and all(
-        len(part) > common + 1 and part[common] == parts[0][common] and not part[common + 1].isdecimal()
-        for part in parts
-    ):
-        common += 1
-    keys: list[tuple[str, int]] = []
-    for part in (part[common:] for part in parts):
-        place = next((index for index, word in enumerate(part) if word.isdecimal()), None)
-        keys.append((part[0], -1) if place is None else (".".join(part[:place]), int(part[place])))
-    kinds = list(dict.fromkeys(kind for kind, _ in keys))
-    order = sorted(set(keys), key=lambda key: (kinds.index(key[0]), key[1]))
-    layers = [kind if number < 0 else f"{kind}.{number}".lstrip(".") for kind, number in order]
-    return layers, np.array([order.index(key) for key in keys], int)
