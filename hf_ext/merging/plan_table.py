@@ -11,7 +11,7 @@ from hf_ext.emr.arithmetic import find_kernels
 
 from .plan import Plan
 from .sources import Source, size_text
-from .tensors import COMPARED, KEPT, SHARED, SKIPPED, Own, Row, type_name
+from .tensors import COMPARED, KEPT, SHARED, SKIPPED, Own, type_name
 
 _SHOWN_NAMES = 3
 
