@@ -438,7 +438,9 @@ class Engine:
         for index, (task, name) in enumerate(zip(self._plan.tasks, row.task_names, strict=True)):
             if name is not None:
                 weights = task.read(name, row.elements)
-                vectors[index] = self._vectors.make(piece.index, index, 0, base.view(-1), weights.view(-1)).view(shape)
+                # in its own memory where that is wide enough
+                room = weights if weights.dtype == torch.float32 else None
+                vectors[index] = self._vectors.make(piece.index, index, 0, base.view(-1), weights, room).view(shape)
         members = [*vectors]
         if not self._measured:
             require_finite_vectors(self._plan, row, base, vectors)
