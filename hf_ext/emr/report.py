@@ -39,7 +39,7 @@ def make_report(
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
     r"""Makes the report of a merge. Numbers that do not exist, such as the cosine of a zero vector, are null, as are
-    those whose sums are NaN because they are not known."""
+    cosines of a task that was added frozen, whose inner products with the others are NaN in `gram`."""
     sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
     elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
     data = MergeSums(elements, participates, sums, totals, method["rescale"], deltas=bool(method.get("deltas")))
@@ -355,11 +355,10 @@ class MergeSums:
     ) -> None:
         self.rescale, self.deltas = rescale, deltas
         self.participates = participates
-        # Not a product: a sum that is not known is NaN.
-        self.columns = {name: np.where(participates, sums[:, :, index], 0.0) for index, name in enumerate(SUMS)}
+        self.columns = {name: sums[:, :, index] * participates for index, name in enumerate(SUMS)}
         self.columns["elements"] = elements[:, None] * participates
         for index, name in enumerate(TOTALS):
-            self.columns[name] = np.where(participates, totals[:, index, None], 0.0)
+            self.columns[name] = totals[:, index, None] * participates
         self.scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
 
     def measure(self) -> dict[str, Array]:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import report_legend, report_markdown, report_tables
 from hf_ext_cli.output import aligned_table
 from tests.merging.merged_sums import SIZES, Merge, fine_tunes, tensors
@@ -241,23 +240,12 @@ def test_tables_name_every_task_and_the_mode_in_use(rescale):
     assert f"- **Warning**: {report['warnings'][0]}" in markdown
 
 
-def test_sums_that_are_not_known_make_null():
+def test_inner_products_that_are_not_known_make_null():
     merge = Merge(*fine_tunes(3, [0.1, 0.1, 0.02]))
     before = merge.report()
-    for column in ("square", "masked_dot", "dot", "opposed"):
-        merge.sums[:, 0, SUMS.index(column)] = np.nan
     merge.gram[0] = np.nan
     report = merge.report()
     json.dumps(report, allow_nan=False)
-    unknown, known = report["tasks"][:2]
-    assert known == before["tasks"][1]
-    assert {unknown["norm"], unknown["norm_to_base"], *unknown["error"].values()} == {None}
-    assert unknown["sign_conflict"] == {**before["tasks"][0]["sign_conflict"], "task_vector": None}
-    assert unknown["density"] == before["tasks"][0]["density"]
     assert report["cosines"][0] == [None] * 3
-    assert report["mean"]["error"]["l2"] == pytest.approx(
-        (known["error"]["l2"] + report["tasks"][2]["error"]["l2"]) / 2
-    )
-    assert any("times as long as that of task-2" in text for text in report["warnings"])
-    assert report_tables(report)[0][1][0][-1] == "-"
+    assert {**report, "cosines": []} == {**before, "cosines": []}
     report_markdown(report)
