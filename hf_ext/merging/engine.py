@@ -273,7 +273,7 @@ class Engine:
         for low, high in _blocks(start, stop, step):
             values = buffers.inputs.view(-1)[: (high - low) * info.dtype.itemsize].view(info.dtype)
             item.source.read_into(item.name, low, high, values)
-            if item.finite and info.dtype.is_floating_point and not bool(torch.isfinite(values.float()).all()):
+            if item.finite and info.dtype.is_floating_point and not is_finite(values):
                 raise make_not_finite(item.name, item.source)
             item.writer.write(item.target, item.at + low - item.start, values.to(item.writer.dtypes[item.target]))
 
@@ -366,9 +366,9 @@ class Engine:
                             require_finite_vectors(plan, row, wide, vectors)
                         merged = self._read_merged(row, low, high, buffers)
                         block = Block(row.name, row.shape, low, wide, [*vectors.values()], merged)
-                        self._unify(piece.index, block, unified)
+                        unified = self._unify(piece.index, block, unified)
                     else:
-                        unified.copy_(whole[low:high])
+                        unified = whole[low:high]
                     if self._measured:
                         mask_block(base, weights, unified, masks, sums, first=first)
                 self._write(row, low, unified)
@@ -416,17 +416,19 @@ class Engine:
         for here, values in zip(written, there, strict=True):
             here.copy_(values)
 
-    def _unify(self, index: int, block: Block, out: torch.Tensor) -> None:
-        """Calls the method and rounds what it returns."""
+    def _unify(self, index: int, block: Block, room: torch.Tensor) -> torch.Tensor:
+        """Calls the method; what it returns, flat, and rounded in `room` where that is of another type."""
         merged = self._method.function(block, **self._options[index])
         if merged.shape != block.base.shape:
             raise MethodError(
                 f"method {self._method.name!r} returned {list(merged.shape)} for {block.name!r}, of which it got "
                 f"{list(block.base.shape)}; a method must return as many elements as the base has"
             )
-        out.copy_(merged.reshape(-1))
-        if not (self._measured or is_finite(out)):
-            raise make_overflow(block.name, out.dtype)
+        flat: torch.Tensor = merged.reshape(-1).contiguous()
+        flat = flat if flat.dtype == room.dtype else room.resize_(len(flat)).copy_(flat)
+        if not (self._measured or is_finite(flat)):
+            raise make_overflow(block.name, flat.dtype)
+        return flat
 
     def _merge_whole(self, piece: Piece, row: Row) -> torch.Tensor:
         """The merged values of a whole tensor, which its method gets in its shape."""
@@ -448,14 +450,12 @@ class Engine:
         def draw(place: int, start: int, count: int) -> torch.Tensor:
             return self._vectors.draw(piece.index, members[place], start, count)
 
-        out = torch.empty(row.elements, dtype=row.dtype)
         block = Block(row.name, shape, 0, base, [*vectors.values()], draw=draw, count=len(self._plan.tasks))
         if self._plan.statistics:
             first, name = self._plan.statistics[members[0]], row.task_names[members[0]]
             block.inputs_first = inputs_first(first, str(name))
             block.statistic = lambda place: self._read_statistic(row, members[place], shape)
-        self._unify(piece.index, block, out)
-        return out
+        return self._unify(piece.index, block, torch.empty(0, dtype=row.dtype))
 
     def _read_statistic(self, row: Row, task: int, shape: tuple[int, ...]) -> torch.Tensor | None:
         """The statistic of a task's data for one tensor, if the method uses one."""
