@@ -285,7 +285,9 @@ def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> Non
     before = read_report(folder)
     gone = before.get("sources", {}).get("tasks", {}).keys() - manifest.tasks.keys()
     begins = tuple(begin for name in gone for begin in (f"task {name!r} ", f"task {name!r}:", f"{name}:"))
-    warnings = [text for text in [*before.get("plan_warnings", ()), *told] if not text.startswith(begins)]
+    # version 0.2 kept no list of them
+    known = before.get("plan_warnings", [text for text in before.get("warnings", ()) if text.startswith("task '")])
+    warnings = [text for text in [*known, *told] if not text.startswith(begins)]
     merged, tasks = list(manifest.merged.values()), manifest.tasks
     participates = np.zeros((len(merged), len(tasks)), bool)
     for index, (task, record) in enumerate(tasks.items()):
