@@ -309,7 +309,7 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
         )
     own, *others = (str(source.companions.modules[name].parent) for source in (base, *tasks))
     places = {task.label: place for task, place in zip(tasks, others, strict=True)}
-    module = dataclasses.replace(config, base=own, tasks=places, exclude=[])
+    module = dataclasses.replace(config, base=own, tasks=places, exclude=[], measure=False)
     make_plan(module).close()
     return module
 
