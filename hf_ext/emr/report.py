@@ -52,7 +52,7 @@ def make_report(
         "tasks": entries,
         "mean": _mean(entries),
         "cosines": cosine_matrix(gram),
-        "sizes": _sizes(sizes, masks, bool(method.get("deltas"))),
+        "sizes": _sizes(sizes, masks, method.get("deltas") or 1),
     }
     report = _plain(report)
     return {**report, "warnings": _warnings(report)}
@@ -65,7 +65,7 @@ def make_bare_report(*, tasks: Sequence[str], method: Mapping[str, Any], sizes: 
         "measured": False,
         "method": {**method, "masks": False},
         "tasks": [{"task": name} for name in tasks],
-        "sizes": _sizes(sizes, False, False),
+        "sizes": _sizes(sizes, False, 1),
         "warnings": [],
     }
 
@@ -122,14 +122,13 @@ def _mean(entries: Sequence[Any]) -> Any:
     return sum(known) / len(known) if known else None
 
 
-def _sizes(sizes: Mapping[str, int], masks: bool, deltas: bool) -> dict[str, int]:
-    """Bytes of what is stored, beside the checkpoints themselves and 1-bit deltas."""
+def _sizes(sizes: Mapping[str, int], masks: bool, planes: int) -> dict[str, int]:
+    """Bytes of what is stored, beside the checkpoints themselves and 1-bit deltas; `planes` are the bits of a mask."""
     found = {key: int(sizes[key]) for key in ("checkpoints", "base", "unified", "masks", "extras")}
     found["artifact"] = found["unified"] + found["masks"] + found["extras"]
     if masks:
         found["artifact_and_base"] = found["artifact"] + found["base"]
-    if masks and not deltas:
-        found["one_bit_and_base"] = found["masks"] + found["extras"] + found["base"]
+        found["one_bit_and_base"] = found["masks"] // planes + found["extras"] + found["base"]
     return found
 
 
@@ -325,7 +324,7 @@ def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     deltas, hidden = report["method"].get("deltas"), [] if report["method"]["masks"] else ["masks", "extras"]
     if deltas:
         titles["masks"] = "signs"
-        hidden = ["unified"]
+        hidden = ["unified", "one_bit_and_base"]
     shown = [key for key in titles if key in sizes and key not in hidden]
     share = {key: f"{100 * sizes[key] / sizes['checkpoints']:.1f} %" if sizes["checkpoints"] else "-" for key in shown}
     return ["size", "bytes", "of all checkpoints"], [[titles[key], f"{sizes[key]:,}", share[key]] for key in shown]

@@ -243,13 +243,6 @@ def _list_own_files(folder: Path, tasks: Iterable[str]) -> dict[str, list[str]]:
     return {task: names for task, names in found.items() if names}
 
 
-def _compare_sizes(report: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Bytes of an artifact with its base, of the checkpoints, and of 1-bit deltas with the base."""
-    sizes, planes = report["sizes"], report["method"].get("deltas") or 1
-    size = sizes["artifact_and_base"]
-    return size, sizes["checkpoints"], size - sizes["unified"] - sizes["masks"] * (planes - 1) // planes
-
-
 def write_report(
     folder: Path,
     *,
@@ -268,8 +261,9 @@ def write_report(
     sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
     about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method}
     report = make_report(**about, masks=masks, **numbers) if measured else make_bare_report(**about)
-    found = warn_of_size(*_compare_sizes(report)) if masks else []
-    report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"], *found]))
+    compared = ("artifact_and_base", "checkpoints", "one_bit_and_base")
+    large = warn_of_size(*(report["sizes"][key] for key in compared)) if masks else []
+    report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"], *large]))
     report["plan_warnings"] = list(warnings)
     report["files"] = _list_own_files(folder, tasks) if masks else {}
     report["library"] = library
