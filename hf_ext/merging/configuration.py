@@ -18,6 +18,8 @@ from .methods import METHODS, Method, options_by_name
 TASK_ID = r"[A-Za-z0-9._-]{1,64}"
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _MIN_MEMORY = 10**6
+# Fields that do not change the merged weights.
+RUNNING = ("measure", "memory", "workers", "device", "max_shard_size")
 
 
 # @strict checks annotations that are types: no `from __future__ import annotations` here

@@ -30,7 +30,7 @@ from ..files import copy_into, read_json, write_json
 from ..hub.cards import write_card
 from .card import read_report
 from .companions import same_content
-from .configuration import MergeConfig
+from .configuration import RUNNING, MergeConfig
 from .engine import TensorSums
 from .outputs import masked_rows
 from .plan import Plan, warn_of_size
@@ -40,7 +40,7 @@ from .tensors import KEPT, SHARED
 # Beside the weights at the root.
 SUMS_FILE = "sums.safetensors"
 # They do not change what comes out, or are told elsewhere.
-_NOT_METHOD = ("base", "tasks", "measure", "memory", "workers", "device", "max_shard_size")
+_NOT_METHOD = ("base", "tasks", *RUNNING)
 
 
 def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], *, out: Path) -> dict[str, Any]:
