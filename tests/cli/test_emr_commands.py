@@ -173,7 +173,7 @@ def test_export_writes_a_plain_checkpoint(merged, models, tmp_path):
 
 def test_compare(merged, sources, tmp_path):
     done = run("merge", *sources, "--out", tmp_path / "average", "--method", "average")
-    assert "--measure" in done.stderr and "‖τ‖" not in done.stdout
+    assert "--measure" in done.stdout and "‖τ‖" not in done.stdout
     assert "--measure" in run("emr", "compare", merged, tmp_path / "average", code=2).stderr
     run("merge", *sources, "--out", tmp_path / "average", "--method", "average", "--measure", "--overwrite")
     found = json.loads(run("emr", "compare", merged, tmp_path / "average", "--json").stdout)
