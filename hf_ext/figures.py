@@ -1,6 +1,5 @@
 """Figures of matplotlib, which comes with the extra `plots`; they become files or pictures, never windows."""
 
-import logging
 import os
 import warnings
 from importlib.util import find_spec
@@ -10,21 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from .extras import explain_missing
 from .files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-logger = logging.getLogger(__name__)
-
-
-def can_draw(what: str) -> bool:
-    """Looks for matplotlib; where it is missing, a warning names the picture that is left out."""
-    if find_spec("matplotlib") is not None:
-        return True
-    logger.warning("%s is not drawn: %s", what, explain_missing("matplotlib"))
-    return False
 
 
 def new_figure(width: float, height: float) -> "Figure":

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import close_session
 from hypothesis import HealthCheck, settings
-from PIL import Image
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from tests.kit import warm_python
@@ -49,16 +48,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT))
 
 
-def _draw_nothing(report: object, path: Path) -> None:
-    Image.new("RGB", (1, 1)).save(path)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def without_pictures() -> Iterator[None]:
-    """Curves of runs and reports of merges have tests of their own, and drawing takes longer than all else there."""
+    """Curves of runs have tests of their own, and drawing takes longer than all else there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hf_ext.training.loop.plot_curves", lambda run: None)
-        patch.setattr("hf_ext.merging.report_picture.draw_report", _draw_nothing)
         yield
 
 

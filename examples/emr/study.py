@@ -144,12 +144,9 @@ class Study:
         return {"base": str(self.base), "tasks": sources, "exclude": list(self.kit.exclude), **changes}
 
     def merge(self, name: str, config: Any) -> tuple[Path, dict[str, Any]]:
-        """Merges into a folder; with it the report's measures of each task."""
+        """Merges into a folder; with it the report."""
         out = self.work / "merged" / name
-        report = merge_checkpoints(config, out, overwrite=True, progress=False).report
-        kept = ("task", "norm_to_base", "sign_conflict", "density", "cosine", "error")
-        measures = [{key: entry[key] for key in kept} for entry in report["tasks"]]
-        return out, {"bytes": weight_bytes(out), "measures": measures, "cosines": report["cosines"]}
+        return out, merge_checkpoints(config, out, overwrite=True, progress=False).report
 
     def find_statistics(self, method: str) -> dict[str, str]:
         """Statistics of the tasks' data that a method needs, measured on training examples."""
@@ -166,11 +163,11 @@ class Study:
 
     def score_single(self, name: str, config: Any, tasks: tuple[str, ...] = ()) -> dict[str, Any]:
         """A merge into one model, scored with each task's own head."""
-        out, about = self.merge(name, config)
+        out, _ = self.merge(name, config)
         merged = read_weights(out)
-        row = self.score_all(lambda task: self.with_weights(task, merged), tasks)
+        row = {**self.score_all(lambda task: self.with_weights(task, merged), tasks), "bytes": weight_bytes(out)}
         shutil.rmtree(out)
-        return {**row, "bytes": about["bytes"]}
+        return row
 
     def single(self, method: str) -> dict[str, Any]:
         """The row of a merge into one model."""
@@ -189,8 +186,10 @@ class Study:
 
     def masked(self, method: str, tasks: tuple[str, ...] = ()) -> dict[str, Any]:
         """The rows of an artifact: one for each way to rescale."""
-        out, about = self.merge(method, self.config(tasks, method=method))
-        rows = {}
+        out, report = self.merge(method, self.config(tasks, method=method))
+        kept = ("task", "norm_to_base", "sign_conflict", "density", "cosine", "error")
+        measures = [{key: entry[key] for key in kept} for entry in report["tasks"]]
+        about, rows = {"bytes": weight_bytes(out), "measures": measures, "cosines": report["cosines"]}, {}
         for mode in MASKED[method]:
             model = EMRModel.from_pretrained(out, rescale=mode)
             name = method if mode in (None, "global") else f"{method} {mode}"

@@ -172,13 +172,17 @@ def target_folder(file: Path | None, place: Path | None, out: Path | None, dry_r
 
 def show_report(path: Path, report: dict[str, Any]) -> None:
     """Prints the tables of a report and the paths of the results."""
-    from hf_ext.emr.report import report_legend, report_tables
+    from hf_ext.emr.report import is_measured, report_legend, report_tables
 
     first, *others = report_tables(report)
-    print_table(*first, title="Tasks of the merge", legend=report_legend(report))
+    measured = is_measured(report)
+    title, legend = ("Tasks of the merge", report_legend(report)) if measured else (None, "")
+    print_table(*first, title=title, legend=legend)
     for table in others:
         click.echo()
         print_table(*table)
+    if not measured:
+        note(report_legend(report))
     show_warnings(report)
     masks = (path / "emr.json").is_file()
     print_rows(
@@ -309,8 +313,8 @@ def verify(artifact: Path, as_json: bool) -> None:
 def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
     """Show the error of merges for each task, next to that of 1-bit deltas of the same size.
 
-    A MERGE is a folder or org/name[@revision], with masks or without. The numbers are read from the reports of the
-    merges.
+    A MERGE is a folder or org/name[@revision], with masks, or without if it was made with --measure. The numbers are
+    read from the reports of the merges.
 
     \b
     Examples:

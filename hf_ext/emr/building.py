@@ -65,18 +65,13 @@ def build_model(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     trust_remote_code: bool = False,
-    attn_implementation: str | None = None,
 ) -> BuiltModel:
     """Builds the model of a task."""
-    if attn_implementation is not None and library != "transformers":
-        raise ValueError(
-            f"attn_implementation is an option of transformers, but this is a model of {library}: leave it out"
-        )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_into(files, folder)
         if library == "transformers":
-            built = _build_transformers(folder, weights(), source, dtype, trust_remote_code, attn_implementation)
+            built = _build_transformers(folder, weights(), source, dtype, trust_remote_code)
         elif library == "diffusers":
             built = _build_diffusers(folder, weights(), dtype)
         else:
@@ -156,7 +151,6 @@ def _build_transformers(
     source: str,
     dtype: torch.dtype | None,
     trust_remote_code: bool,
-    attention: str | None,
 ) -> BuiltModel:
     told = read_json(folder / "config.json")
     named = [str(name) for name in (told.get("auto_map") or {}).values() if "--" not in str(name)]
@@ -165,9 +159,8 @@ def _build_transformers(
         raise UsageError(f"the model's code is not in the artifact; add {', '.join(absent)} to the folder of emr.json")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     kind = model_class(config, folder, trust_remote_code)
-    options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     model, report = cast(Any, kind).from_pretrained(
-        None, config=config, state_dict=dict(weights), dtype=dtype or "auto", output_loading_info=True, **options
+        None, config=config, state_dict=dict(weights), dtype=dtype or "auto", output_loading_info=True
     )
     model.config.name_or_path = source
     if model.can_generate() and (folder / "generation_config.json").is_file():

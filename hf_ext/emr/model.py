@@ -66,7 +66,6 @@ class EMRModel:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         trust_remote_code: bool = False,
-        attn_implementation: str | None = None,
     ) -> None:
         self.weights = weights
         self.current: str | None = None
@@ -74,7 +73,6 @@ class EMRModel:
         self._device = torch.device(device or "cpu")
         self._dtype = dtype
         self._trust_remote_code = trust_remote_code
-        self._attention = attn_implementation
         self._turns = Turns()
         self._told: set[str] = set()
         self._mixer = Mixer(weights)
@@ -100,7 +98,6 @@ class EMRModel:
         dtype: torch.dtype | None = None,
         rescale: str | None = None,
         trust_remote_code: bool = False,
-        attn_implementation: str | None = None,
     ) -> EMRModel:
         """
         Loads an artifact of `hf-ext merge` with one of its tasks. From a Hub, only the root files, the base and the
@@ -124,7 +121,6 @@ class EMRModel:
                 default that of the merge.
             trust_remote_code (`bool`, *optional*, defaults to `False`): Allow code of the artifact to run if no
                 installed package knows the model.
-            attn_implementation (`str`, *optional*): As in `from_pretrained` of transformers.
 
         Returns:
             [`EMRModel`]: The model.
@@ -143,7 +139,6 @@ class EMRModel:
             device=device,
             dtype=dtype,
             trust_remote_code=trust_remote_code,
-            attn_implementation=attn_implementation,
         )
 
     def __repr__(self) -> str:
@@ -354,10 +349,6 @@ class EMRModel:
                 )
             return self._answer(rows, (arguments, batch))
 
-    def forward(self, *arguments: Any, task_ids: Sequence[str] | None = None, **batch: Any) -> Any:
-        """A call of the object itself, by the name that a module has for it."""
-        return self(*arguments, task_ids=task_ids, **batch)
-
     def generate(
         self, inputs: torch.Tensor | None = None, *, task_ids: Sequence[str] | None = None, **options: Any
     ) -> Any:
@@ -483,7 +474,6 @@ class EMRModel:
             dtype=self._dtype,
             device=self._device,
             trust_remote_code=self._trust_remote_code,
-            attn_implementation=self._attention,
         )
         self._turns.watch(built.model)
         return built

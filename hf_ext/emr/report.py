@@ -29,7 +29,6 @@ COSINE = 0.9
 def make_report(
     *,
     tasks: Sequence[str],
-    names: Sequence[str],
     elements: Array,
     participates: Array,
     sums: Array,
@@ -40,24 +39,40 @@ def make_report(
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
     r"""Makes the report of a merge. Numbers that do not exist, such as the cosine of a zero vector, are null, as are
-    those whose sums are NaN because they are not known."""
+    cosines of a task that was added frozen, whose inner products with the others are NaN in `gram`."""
     sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
     elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
     data = MergeSums(elements, participates, sums, totals, method["rescale"], deltas=bool(method.get("deltas")))
-    whole = {name: values[0] for name, values in data.measure(np.zeros(len(names), int), 1).items()}
+    whole = data.measure()
     entries = [_task_entry(task, name, whole, data) for task, name in enumerate(tasks)]
     report = {
         "format_version": 1,
+        "measured": True,
         "method": {**method, "masks": masks},
         "tasks": entries,
         "mean": _mean(entries),
-        "norm": {"base": float(totals[:, 0].sum() ** 0.5), "unified": float(totals[:, 2].sum() ** 0.5)},
         "cosines": cosine_matrix(gram),
-        "layers": _layers(names, data),
-        "sizes": _sizes(sizes, masks, bool(method.get("deltas"))),
+        "sizes": _sizes(sizes, masks, method.get("deltas") or 1),
     }
     report = _plain(report)
     return {**report, "warnings": _warnings(report)}
+
+
+def make_bare_report(*, tasks: Sequence[str], method: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Makes the report of a merge into one model that was not measured: its options and sizes."""
+    return {
+        "format_version": 1,
+        "measured": False,
+        "method": {**method, "masks": False},
+        "tasks": [{"task": name} for name in tasks],
+        "sizes": _sizes(sizes, False, 1),
+        "warnings": [],
+    }
+
+
+def is_measured(report: Mapping[str, Any]) -> bool:
+    """True for a report that has the distances of the tasks; those of earlier versions always have them."""
+    return bool(report.get("measured", True))
 
 
 def _plain(value: Any) -> Any:
@@ -107,25 +122,13 @@ def _mean(entries: Sequence[Any]) -> Any:
     return sum(known) / len(known) if known else None
 
 
-def _layers(names: Sequence[str], data: MergeSums) -> list[dict[str, Any]]:
-    """The measures of each layer, a list over the tasks each."""
-    layers, groups = group_layers(names)
-    found = data.measure(groups, len(layers))
-    keys = ("elements", "conflict", "density", "norm", "error_unified", "error_rescaled", "error_one_bit")
-    return [
-        {"layer": layer, "tensors": int((groups == index).sum()), **{key: found[key][index] for key in keys}}
-        for index, layer in enumerate(layers)
-    ]
-
-
-def _sizes(sizes: Mapping[str, int], masks: bool, deltas: bool) -> dict[str, int]:
-    """Bytes of what is stored, beside the checkpoints themselves and 1-bit deltas."""
+def _sizes(sizes: Mapping[str, int], masks: bool, planes: int) -> dict[str, int]:
+    """Bytes of what is stored, beside the checkpoints themselves and 1-bit deltas; `planes` are the bits of a mask."""
     found = {key: int(sizes[key]) for key in ("checkpoints", "base", "unified", "masks", "extras")}
     found["artifact"] = found["unified"] + found["masks"] + found["extras"]
     if masks:
         found["artifact_and_base"] = found["artifact"] + found["base"]
-    if masks and not deltas:
-        found["one_bit_and_base"] = found["masks"] + found["extras"] + found["base"]
+        found["one_bit_and_base"] = found["masks"] // planes + found["extras"] + found["base"]
     return found
 
 
@@ -207,15 +210,18 @@ def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | No
 
 
 def report_tables(report: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
-    """The tables of a report: tasks, rescale modes where there are masks, sizes; each a header and its rows."""
-    tables = [_task_table(report)]
+    """The tables of a report: tasks if measured, rescale modes where there are masks, sizes; each a header and its
+    rows."""
+    tables = [_task_table(report)] if is_measured(report) else []
     if report["method"]["masks"] and not report["method"].get("deltas"):
         tables.append(_rescale_table(report))
     return [*tables, _size_table(report)]
 
 
 def report_legend(report: Mapping[str, Any]) -> str:
-    """The meaning of the words of the first table."""
+    """The meaning of the words of the first table; without one, how to get it."""
+    if not is_measured(report):
+        return NOT_MEASURED
     return DELTAS_EXPLANATION if report["method"].get("deltas") else EXPLANATION[bool(report["method"]["masks"])]
 
 
@@ -228,6 +234,10 @@ def report_markdown(report: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+NOT_MEASURED = (
+    "How far the model is from each task was not measured: merge again with `--measure` (`measure: true`) to see it "
+    "here and in `hf-ext emr compare`."
+)
 _SINGLE = (
     "Conflict: share of elements where the task vector τ = W - W0 and that of the merged model differ in sign, then "
     "the same for the weights. Cosine: cosine of both vectors. Error: ‖τ - τ̂‖² / ‖τ‖², which is 0 for the task's own "
@@ -314,7 +324,7 @@ def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     deltas, hidden = report["method"].get("deltas"), [] if report["method"]["masks"] else ["masks", "extras"]
     if deltas:
         titles["masks"] = "signs"
-        hidden = ["unified"]
+        hidden = ["unified", "one_bit_and_base"]
     shown = [key for key in titles if key in sizes and key not in hidden]
     share = {key: f"{100 * sizes[key] / sizes['checkpoints']:.1f} %" if sizes["checkpoints"] else "-" for key in shown}
     return ["size", "bytes", "of all checkpoints"], [[titles[key], f"{sizes[key]:,}", share[key]] for key in shown]
@@ -325,12 +335,12 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, marks, *rows))
 
 
-# Shapes: M merged tensors, N tasks, G groups of tensors.
+# Shapes: M merged tensors, N tasks.
 Array = np.ndarray
 
 
 class MergeSums:
-    """The sums of a merge, to be added up over groups of tensors."""
+    """The sums of a merge, `[M, N]` by name, to be added up over the tensors."""
 
     def __init__(
         self,
@@ -344,37 +354,30 @@ class MergeSums:
     ) -> None:
         self.rescale, self.deltas = rescale, deltas
         self.participates = participates
-        # Not a product: a sum that is not known is NaN.
-        self.columns = {name: np.where(participates, sums[:, :, index], 0.0) for index, name in enumerate(SUMS)}
+        self.columns = {name: sums[:, :, index] * participates for index, name in enumerate(SUMS)}
         self.columns["elements"] = elements[:, None] * participates
         for index, name in enumerate(TOTALS):
-            self.columns[name] = np.where(participates, totals[:, index, None], 0.0)
+            self.columns[name] = totals[:, index, None] * participates
         self.scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
 
-    def measure(self, groups: Array, count: int) -> dict[str, Array]:
-        """Measures groups of tensors, given the group of each: `[groups, N]` by name, NaN where there is none."""
-
-        def add(values: Array) -> Array:
-            total = np.zeros((count, values.shape[1]))
-            np.add.at(total, groups, values)
-            return total
-
-        column = self.columns
-        square, unified_square = add(column["square"]), add(column["unified_square"])
-        elements, dot = add(column["elements"]), add(column["dot"])
+    def measure(self) -> dict[str, Array]:
+        """Measures all tensors together: `[N]` by name, NaN where there is none."""
+        column, total = self.columns, {name: values.sum(axis=0) for name, values in self.columns.items()}
+        square, unified_square = total["square"], total["unified_square"]
+        elements, dot = total["elements"], total["dot"]
         found = {
             "elements": elements,
             "norm": np.sqrt(square),
-            "norm_to_base": ratio(np.sqrt(square), np.sqrt(add(column["base_square"]))),
-            "density": ratio(add(column["mask"]), elements),
-            "conflict": ratio(add(column["opposed"]), elements),
-            "weight_conflict": ratio(add(column["weight_opposed"]), elements),
+            "norm_to_base": ratio(np.sqrt(square), np.sqrt(total["base_square"])),
+            "density": ratio(total["mask"], elements),
+            "conflict": ratio(total["opposed"], elements),
+            "weight_conflict": ratio(total["weight_opposed"], elements),
             "cosine_unified": ratio(dot, np.sqrt(square * unified_square)),
             "error_unified": ratio(np.maximum(square - 2 * dot + unified_square, 0), square),
         }
         for mode, scales in self.scales.items():
-            inner = add(scales * column["masked_dot"])
-            outer = add(scales**2 * column["masked_square"])
+            inner = (scales * column["masked_dot"]).sum(axis=0)
+            outer = (scales**2 * column["masked_square"]).sum(axis=0)
             found[f"cosine_{mode}"] = ratio(inner, np.sqrt(square * outer))
             found[f"error_{mode}"] = ratio(np.maximum(square - 2 * inner + outer, 0), square)
         for measure in ("cosine", "error"):
@@ -382,7 +385,7 @@ class MergeSums:
             found[f"{measure}_rescaled"] = found[f"{measure}_{self.rescale}"]
         # One bit says + or -, so that a zero becomes one of them.
         explained = column["abs"] ** 2 / np.maximum(column["elements"], 1)
-        found["error_one_bit"] = ratio(np.maximum(square - add(explained), 0), square)
+        found["error_one_bit"] = ratio(np.maximum(square - explained.sum(axis=0), 0), square)
         if self.deltas:
             found |= {name: np.full(np.shape(square), np.nan) for name in _OF_UNIFIED}
         return found
@@ -398,26 +401,3 @@ def cosine_matrix(gram: Array) -> Array:
     """Cosines of all pairs of task vectors."""
     norms = np.sqrt(np.diag(gram))
     return ratio(np.triu(gram) + np.triu(gram, 1).T, np.outer(norms, norms))
-
-
-def group_layers(names: Sequence[str]) -> tuple[list[str], Array]:
-    """The layers of a model, and the layer of each tensor: names up to the first number, without what all begin with.
-
-    Layers come in the order of the tensors but for numbers, which are in theirs.
-    """
-    parts = [name.split(".") for name in names]
-    common = 0
-    # The word before a number stays: `layer.3`.
-    while parts and all(
-        len(part) > common + 1 and part[common] == parts[0][common] and not part[common + 1].isdecimal()
-        for part in parts
-    ):
-        common += 1
-    keys: list[tuple[str, int]] = []
-    for part in (part[common:] for part in parts):
-        place = next((index for index, word in enumerate(part) if word.isdecimal()), None)
-        keys.append((part[0], -1) if place is None else (".".join(part[:place]), int(part[place])))
-    kinds = list(dict.fromkeys(kind for kind, _ in keys))
-    order = sorted(set(keys), key=lambda key: (kinds.index(key[0]), key[1]))
-    layers = [kind if number < 0 else f"{kind}.{number}".lstrip(".") for kind, number in order]
-    return layers, np.array([order.index(key) for key in keys], int)

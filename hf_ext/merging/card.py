@@ -16,11 +16,8 @@ from ..files import read_json_object
 from ..hub.disclosure import last_name
 from ..hub.folder_kinds import CardPart
 from ..hub.safetensors_headers import CheckpointError
-from .configuration import MergeConfig
+from .configuration import RUNNING, MergeConfig
 from .methods import METHODS
-
-# Fields of the configuration that do not change the result.
-_RUNNING = ("memory", "workers", "device", "max_shard_size")
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,6 @@ def _card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id:
         "notes": _notes(merge),
         "configuration": _configuration(merge),
         "report": report_markdown(report) if report else "",
-        "picture": (folder / "report.png").is_file(),
     }
 
 
@@ -195,7 +191,7 @@ def _configuration(merge: Merge) -> str:
 
     method = str(merge.method.get("method", "emr"))
     plain = MergeConfig(base="base", tasks={"task": "task"}).to_dict()
-    defaults = {name: value for name, value in plain.items() if name not in _RUNNING}
+    defaults = {name: value for name, value in plain.items() if name not in RUNNING}
     if method in METHODS:
         defaults |= {name: option.default for name, option in METHODS[method].options.items()}
     chosen = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_ext.emr.artifact import fetch_file
-from hf_ext.emr.report import number_text
+from hf_ext.emr.report import NOT_MEASURED, is_measured, number_text
 
 from ..errors import UsageError
 from ..files import read_json_object
@@ -29,6 +29,8 @@ def read_report(source: str | Path, *, token: str | bool | None = None, endpoint
     report = read_json_object(path)
     if report.get("format_version") != 1:
         raise CheckpointError(f"{path} is not a report that this version reads; merge again.")
+    if not is_measured(report):
+        raise CheckpointError(f"{source}: {NOT_MEASURED}")
     return report
 
 

@@ -18,6 +18,8 @@ from .methods import METHODS, Method, options_by_name
 TASK_ID = r"[A-Za-z0-9._-]{1,64}"
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _MIN_MEMORY = 10**6
+# Fields that do not change the merged weights.
+RUNNING = ("measure", "memory", "workers", "device", "max_shard_size")
 
 
 # @strict checks annotations that are types: no `from __future__ import annotations` here
@@ -62,6 +64,9 @@ class MergeConfig:
         allow_missing (`bool`, defaults to `False`):
             For methods without masks: merge a tensor that a task lacks, or has in another shape or type, from the
             other tasks; without it such a merge is refused. With masks each task keeps its own tensor.
+        measure (`bool`, defaults to `False`):
+            Measure how far one model is from each task, for its report and `hf-ext emr compare`. Merges with masks,
+            and by `"elect"`, are always measured.
         dtype (`str`, *optional*): Type of the merged tensors; the base's if not given.
         adapters (`str`, defaults to `"refuse"`):
             Treatment of tasks that are peft adapters: refuse them (`"refuse"`), merge the full weights that they
@@ -94,6 +99,7 @@ class MergeConfig:
     exclude: list[str] = field(default_factory=list)
     shape_policy: Literal["extra", "overlap"] = "extra"
     allow_missing: bool = False
+    measure: bool = False
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     adapters: Literal["refuse", "delta", "adapter"] = "refuse"
     include_base: bool = False
@@ -184,6 +190,11 @@ class MergeConfig:
     def with_masks(self) -> bool:
         """True if the result has a mask and a scale for each task."""
         return self.merge_method.masks if self.masks is None else self.masks
+
+    @property
+    def measured(self) -> bool:
+        """True if the tasks are compared with the result: scales need it, and the kernel of the election does it."""
+        return self.measure or self.with_masks or self.merge_method.fused
 
     @property
     def scaling(self) -> str:

@@ -33,8 +33,8 @@ from hf_ext.emr.arithmetic import find_kernels, pack_directions
 from hf_ext.emr.artifact import mask_bytes
 from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
 
-from ..errors import DataError
 from ..system import has_positions
+from .finite import is_finite, make_not_finite, make_overflow, require_finite, require_finite_vectors
 from .methods import Block, MethodError
 from .methods.options import find_depths
 from .outputs import Copy, Outputs
@@ -117,10 +117,6 @@ _MASK_BYTES = 1 << 20
 _MAX_CONNECTIONS = 32
 
 
-class NotFiniteError(DataError):
-    """NaN or infinity in an input: no repetition of the merge can succeed."""
-
-
 @dataclass
 class _Buffers:
     """Read buffers of one worker; nothing is allocated for a block."""
@@ -145,6 +141,7 @@ class Engine:
             named = zip(plan.config.tasks, row.task_names, strict=True)
             tasks = [task for task, name in named if name is not None]
             self._options.append(plan.config.find_options(row.name, depths[row.name], tasks))
+        self._measured = plan.config.measured
         # elected plainly, by the kernels that mask and sum up too
         self._fused = self._method.fused and plan.config.drop == 0
         # one worker at a time holds a whole tensor of every checkpoint
@@ -187,8 +184,11 @@ class Engine:
             counts = vectors.new_counts()
             for piece in unit:
                 for low, high in _blocks(piece.start, piece.stop, self.block) if piece.merged else ():
-                    base, tasks = self._read(self._plan.merged_rows[piece.index], low, high, buffers)
-                    for task, vector in self._make_vectors(piece.index, low, base, tasks, buffers)[1].items():
+                    row = self._plan.merged_rows[piece.index]
+                    made = self._make_vectors(piece.index, low, *self._read(row, low, high, buffers), buffers)
+                    if index == 0 and not self._measured:
+                        require_finite_vectors(self._plan, row, *made)
+                    for task, vector in made[1].items():
                         vectors.count(index, task, vector, counts)
             with lock:
                 np.add(total, counts, out=total)
@@ -273,8 +273,8 @@ class Engine:
         for low, high in _blocks(start, stop, step):
             values = buffers.inputs.view(-1)[: (high - low) * info.dtype.itemsize].view(info.dtype)
             item.source.read_into(item.name, low, high, values)
-            if item.finite and info.dtype.is_floating_point and not bool(torch.isfinite(values.float()).all()):
-                raise _not_finite(item.name, item.source)
+            if item.finite and info.dtype.is_floating_point and not is_finite(values):
+                raise make_not_finite(item.name, item.source)
             item.writer.write(item.target, item.at + low - item.start, values.to(item.writer.dtypes[item.target]))
 
     def _read(self, row: Row, low: int, high: int, buffers: _Buffers) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
@@ -304,7 +304,7 @@ class Engine:
             # after a failed read or write, the Python path below continues or raises the error
             sums = Sums.zeros(len(members))
             self._merge_blocks(piece, members, sums, buffers)
-        self._require_finite(row, members, sums)
+        require_finite(plan, row, members, sums)
         wide, pairs = np.zeros((len(plan.tasks), len(SUMS))), np.zeros((len(plan.tasks),) * 2)
         wide[members], pairs[np.ix_(members, members)] = sums.tasks.numpy(), sums.gram.numpy()
         return np.concatenate([wide.ravel(), sums.totals.numpy(), pairs[np.triu_indices(len(plan.tasks))]])
@@ -338,6 +338,9 @@ class Engine:
         if self._method.whole:
             with self._whole:
                 whole = self._merge_whole(piece, row)
+            if not self._measured:
+                self._write(row, 0, whole)
+                return
         for begin, end in _blocks(piece.start, piece.stop, self.span):
             for low, high in _blocks(begin, end, self.block):
                 base, tasks = self._read(row, low, high, buffers)
@@ -359,18 +362,25 @@ class Engine:
                 else:
                     if whole is None:
                         wide, vectors = self._make_vectors(piece.index, low, base, tasks, buffers)
+                        if not (self._measured or self._vectors.passes):
+                            require_finite_vectors(plan, row, wide, vectors)
                         merged = self._read_merged(row, low, high, buffers)
                         block = Block(row.name, row.shape, low, wide, [*vectors.values()], merged)
-                        self._unify(piece.index, block, unified)
+                        unified = self._unify(piece.index, block, unified)
                     else:
-                        unified.copy_(whole[low:high])
-                    mask_block(base, weights, unified, masks, sums, first=first)
-                data = unified.view(torch.uint8).numpy().data
-                self._outputs.root[row.name].write_bytes(row.name, low * row.dtype.itemsize, data)
+                        unified = whole[low:high]
+                    if self._measured:
+                        mask_block(base, weights, unified, masks, sums, first=first)
+                self._write(row, low, unified)
             for place, task in enumerate(members if plan.config.with_masks else ()):
                 for plane, packed in enumerate(buffers.masks[:, place, : -(-(end - begin) // 8)]):
                     at = plane * mask_bytes(row.elements) + begin // 8
                     self._outputs.masks[task].write_bytes(str(row.task_names[task]), at, packed.numpy().data)
+
+    def _write(self, row: Row, low: int, values: torch.Tensor) -> None:
+        """Writes elements of a tensor of the root from `low` on."""
+        data = values.view(torch.uint8).numpy().data
+        self._outputs.root[row.name].write_bytes(row.name, low * row.dtype.itemsize, data)
 
     def _make_vectors(
         self, tensor: int, low: int, base: torch.Tensor, tasks: Mapping[int, torch.Tensor], buffers: _Buffers
@@ -406,15 +416,19 @@ class Engine:
         for here, values in zip(written, there, strict=True):
             here.copy_(values)
 
-    def _unify(self, index: int, block: Block, out: torch.Tensor) -> None:
-        """Calls the method and rounds what it returns."""
+    def _unify(self, index: int, block: Block, room: torch.Tensor) -> torch.Tensor:
+        """Calls the method; what it returns, flat, and rounded in `room` where that is of another type."""
         merged = self._method.function(block, **self._options[index])
         if merged.shape != block.base.shape:
             raise MethodError(
                 f"method {self._method.name!r} returned {list(merged.shape)} for {block.name!r}, of which it got "
                 f"{list(block.base.shape)}; a method must return as many elements as the base has"
             )
-        out.copy_(merged.reshape(-1))
+        flat: torch.Tensor = merged.reshape(-1).contiguous()
+        flat = flat if flat.dtype == room.dtype else room.resize_(len(flat)).copy_(flat)
+        if not (self._measured or is_finite(flat)):
+            raise make_overflow(block.name, flat.dtype)
+        return flat
 
     def _merge_whole(self, piece: Piece, row: Row) -> torch.Tensor:
         """The merged values of a whole tensor, which its method gets in its shape."""
@@ -422,24 +436,26 @@ class Engine:
         # of a vocabulary the leading tokens
         shape = row.shape if row.elements == math.prod(row.shape) else (row.elements // rows, *row.shape[1:])
         base = self._plan.base.read(row.name, row.elements).view(shape)
-        vectors = []
+        vectors = {}
         for index, (task, name) in enumerate(zip(self._plan.tasks, row.task_names, strict=True)):
             if name is not None:
                 weights = task.read(name, row.elements)
-                vectors.append(self._vectors.make(piece.index, index, 0, base.view(-1), weights.view(-1)).view(shape))
-        members = [index for index, name in enumerate(row.task_names) if name is not None]
+                # in its own memory where that is wide enough
+                room = weights if weights.dtype == torch.float32 else None
+                vectors[index] = self._vectors.make(piece.index, index, 0, base.view(-1), weights, room).view(shape)
+        members = [*vectors]
+        if not self._measured:
+            require_finite_vectors(self._plan, row, base, vectors)
 
         def draw(place: int, start: int, count: int) -> torch.Tensor:
             return self._vectors.draw(piece.index, members[place], start, count)
 
-        out = torch.empty(row.elements, dtype=row.dtype)
-        block = Block(row.name, shape, 0, base, vectors, draw=draw, count=len(self._plan.tasks))
+        block = Block(row.name, shape, 0, base, [*vectors.values()], draw=draw, count=len(self._plan.tasks))
         if self._plan.statistics:
             first, name = self._plan.statistics[members[0]], row.task_names[members[0]]
             block.inputs_first = inputs_first(first, str(name))
             block.statistic = lambda place: self._read_statistic(row, members[place], shape)
-        self._unify(piece.index, block, out)
-        return out
+        return self._unify(piece.index, block, torch.empty(0, dtype=row.dtype))
 
     def _read_statistic(self, row: Row, task: int, shape: tuple[int, ...]) -> torch.Tensor | None:
         """The statistic of a task's data for one tensor, if the method uses one."""
@@ -460,26 +476,6 @@ class Engine:
         model.read_into(name, low, high, values)
         return values
 
-    def _require_finite(self, row: Row, members: list[int], sums: Sums) -> None:
-        if bool(torch.isfinite(sums.tasks).all()) and bool(torch.isfinite(sums.totals).all()):
-            return
-        if not math.isfinite(sums.totals[TOTALS.index("base_square")]):
-            raise _not_finite(row.name, self._plan.base)
-        for place, task in enumerate(members):
-            if not math.isfinite(sums.tasks[place, SUMS.index("square")]):
-                raise _not_finite(str(row.task_names[task]), self._plan.tasks[task])
-        raise NotFiniteError(
-            f"tensor {row.name!r}: the merged values exceed the range of {row.dtype}, or the merged model contains "
-            "NaN or infinity; choose another dtype, or another merged model."
-        )
-
 
 def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
     return ((low, min(low + step, stop)) for low in range(start, stop, step))
-
-
-def _not_finite(name: str, source: Source) -> NotFiniteError:
-    return NotFiniteError(
-        f"tensor {name!r} of {source.title} contains NaN or infinity, or is farther from the base than float32 can "
-        "tell, and cannot be merged; repair the checkpoint, leave it out, or exclude the tensor."
-    )

@@ -1,4 +1,4 @@
-"""Last files of a merge, written after all weights: scales, manifest, small files, report, picture, card."""
+"""Last files of a merge, written after all weights: scales, manifest, small files, report, card."""
 
 from __future__ import annotations
 
@@ -24,25 +24,23 @@ from hf_ext.emr.artifact import (
 )
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
 from hf_ext.emr.ops import SUMS
-from hf_ext.emr.report import make_report
-from hf_ext.figures import can_draw
+from hf_ext.emr.report import make_bare_report, make_report
 
 from ..files import copy_into, read_json, write_json
 from ..hub.cards import write_card
-from . import report_picture
 from .card import read_report
 from .companions import same_content
-from .configuration import MergeConfig
+from .configuration import RUNNING, MergeConfig
 from .engine import TensorSums
 from .outputs import masked_rows
-from .plan import Plan
+from .plan import Plan, warn_of_size
 from .sources import CONFIGURATION_FILES, Source, open_weights
 from .tensors import KEPT, SHARED
 
 # Beside the weights at the root.
 SUMS_FILE = "sums.safetensors"
 # They do not change what comes out, or are told elsewhere.
-_NOT_METHOD = ("base", "tasks", "memory", "workers", "device", "max_shard_size")
+_NOT_METHOD = ("base", "tasks", *RUNNING)
 
 
 def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], *, out: Path) -> dict[str, Any]:
@@ -76,15 +74,16 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             sources=sources,
             base=sources["base"]["files"] if kept is None else kept,
             library=plan.base.library,
-            warnings=[_without_places(text, plan.sources) for text in plan.warnings],
+            # the sizes that came out are warned of, not those of the plan
+            warnings=[_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings],
             masks=plan.config.with_masks,
-            names=[part.name for part in plan.merged_rows],
+            measured=plan.config.measured,
+            method=method,
             elements=elements,
             participates=participates,
             sums=sums.tensors,
             totals=sums.totals,
             gram=sums.gram,
-            method=method,
         )
         if hashing is not None:
             scales = compute_scales(sums.tensors, elements, participates, plan.config.scaling)
@@ -251,28 +250,38 @@ def write_report(
     base: Files,
     library: str,
     warnings: Sequence[str],
+    method: Mapping[str, Any],
     masks: bool,
+    measured: bool = True,
     **numbers: Any,
 ) -> dict[str, Any]:
-    """Writes `report.json`, and of a merge with masks `report.png`; sizes and names of files are those that lie in the
-    folder. Files of those names are replaced by new ones, since they may be shared with the artifact that is being
-    replaced. A merge into one model has no picture: to draw it took three times as long as to merge 33 M weights."""
+    """Writes `report.json`; sizes and names of files are those that lie in the folder. It is a new file, since an old
+    one may be shared with the artifact that is being replaced; the picture of an earlier version is removed."""
     tasks = sources["tasks"]
     sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
-    report = make_report(tasks=list(tasks), sizes=sizes, masks=masks, **numbers)
-    report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"]]))
+    about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method}
+    report = make_report(**about, masks=masks, **numbers) if measured else make_bare_report(**about)
+    compared = ("artifact_and_base", "checkpoints", "one_bit_and_base")
+    large = warn_of_size(*(report["sizes"][key] for key in compared)) if masks else []
+    report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"], *large]))
+    report["plan_warnings"] = list(warnings)
     report["files"] = _list_own_files(folder, tasks) if masks else {}
     report["library"] = library
     report["sources"] = sources
     (folder / "report.png").unlink(missing_ok=True)
     write_json(folder / "report.json", report, indent=1)
-    if masks and can_draw("report.png"):
-        report_picture.draw_report(report, folder / "report.png")
     return report
 
 
-def rewrite_report(folder: Path, manifest: Manifest, warnings: Sequence[str]) -> None:
-    """[`write_report`] of an artifact whose tasks have changed, from the sums that lie in it."""
+def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> None:
+    """[`write_report`] of an artifact whose tasks have changed, from the sums in it. What a merge said of its tasks
+    stays, unless they are gone; `told` is what it said of a new one."""
+    before = read_report(folder)
+    gone = before.get("sources", {}).get("tasks", {}).keys() - manifest.tasks.keys()
+    begins = tuple(begin for name in gone for begin in (f"task {name!r} ", f"task {name!r}:", f"{name}:"))
+    # version 0.2 kept no list of them
+    known = before.get("plan_warnings", [text for text in before.get("warnings", ()) if text.startswith("task '")])
+    warnings = [text for text in [*known, *told] if not text.startswith(begins)]
     merged, tasks = list(manifest.merged.values()), manifest.tasks
     participates = np.zeros((len(merged), len(tasks)), bool)
     for index, (task, record) in enumerate(tasks.items()):
@@ -287,16 +296,15 @@ def rewrite_report(folder: Path, manifest: Manifest, warnings: Sequence[str]) ->
     }
     write_report(
         folder,
-        sources=read_report(folder).get("sources", {}) | {"tasks": origins},
+        sources=before.get("sources", {}) | {"tasks": origins},
         base=manifest.base.files,
         library=manifest.library,
         warnings=warnings,
+        method=manifest.method,
         masks=True,
-        names=[tensor.name for tensor in merged],
         elements=np.array([tensor.elements for tensor in merged], np.int64),
         participates=participates,
         sums=sums,
         totals=totals,
         gram=gram,
-        method=manifest.method,
     )

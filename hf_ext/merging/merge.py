@@ -24,8 +24,9 @@ from ..files import copy_into, follow_link, read_json, remove_leftovers, replace
 from ..progress import progress
 from ..system import count_cores
 from .configuration import MergeConfig
-from .engine import Engine, NotFiniteError, Unit, add_up, make_units
+from .engine import Engine, Unit, add_up, make_units
 from .finishing import finish
+from .finite import NotFiniteError
 from .journal import PASSES, Journal, explain_full_disk, lock_partial, read_passes, require_target
 from .methods import MethodError
 from .outputs import Outputs
@@ -113,9 +114,14 @@ def merge_checkpoints(
                 run.prepare(stack)
         with ranks.together(), explain_full_disk(plan, run.partial):
             run.open(stack)
-        run.count()
-        with ranks.together(), explain_full_disk(plan, run.partial):
-            run.merge()
+        try:
+            run.count()
+            with ranks.together(), explain_full_disk(plan, run.partial):
+                run.merge()
+        except (NotFiniteError, MethodError):
+            # nothing to go on from
+            shutil.rmtree(run.partial, ignore_errors=True)
+            raise
         for name, module in plan.modules.items():
             merge_checkpoints(module, run.module_folder(name), overwrite=True, progress=False)
         with ranks.together(), explain_full_disk(plan, run.partial):
@@ -216,12 +222,7 @@ class _Run:
                     # the other processes are as fast as this one
                     bar.update(min(sizes[number] * self.ranks.count, total - bar.n))
 
-            try:
-                self.engine.run(self._share(todo), done)
-            except (NotFiniteError, MethodError):
-                # nothing to go on from
-                shutil.rmtree(self.partial, ignore_errors=True)
-                raise
+            self.engine.run(self._share(todo), done)
         if self.ranks.index > 0:
             self.outputs.close()
 

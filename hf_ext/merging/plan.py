@@ -157,6 +157,13 @@ class Plan:
         return self.config.memory_bytes + largest + 40 * max(known, default=0)
 
     @property
+    def size_warnings(self) -> list[str]:
+        """Warnings of a result that saves no space."""
+        planes, size = self.config.merge_method.deltas or 1, self.result_bytes + self.base.nbytes
+        one_bit = size - self.unified_bytes - sum(self.mask_bytes) * (planes - 1) // planes
+        return warn_of_size(size, self.checkpoints_bytes, one_bit) if self.config.with_masks else []
+
+    @property
     def header_bytes(self) -> int:
         """Bytes of weights files that were read so far."""
         return sum(source.bytes_read for source in self.sources)
@@ -289,7 +296,7 @@ def _plan(
         companions,
         modules,
     )
-    warnings += warn_of_size(plan)
+    warnings += plan.size_warnings
     return plan
 
 
@@ -302,17 +309,15 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
         )
     own, *others = (str(source.companions.modules[name].parent) for source in (base, *tasks))
     places = {task.label: place for task, place in zip(tasks, others, strict=True)}
-    module = dataclasses.replace(config, base=own, tasks=places, exclude=[])
+    module = dataclasses.replace(config, base=own, tasks=places, exclude=[], measure=False)
     make_plan(module).close()
     return module
 
 
-def warn_of_size(plan: Plan) -> list[str]:
-    """Tells of an artifact that takes as much space as the models, because its tasks need the base."""
-    planes = plan.config.merge_method.deltas or 1
-    size, models = plan.result_bytes + plan.base.nbytes, plan.checkpoints_bytes
-    one_bit = size - plan.unified_bytes - sum(plan.mask_bytes) * (planes - 1) // planes
-    if not plan.config.with_masks or size < models:
+def warn_of_size(size: int, models: int, one_bit: int) -> list[str]:
+    """Tells of an artifact that takes, with the base, as many bytes as the models; `one_bit` is what 1-bit deltas
+    need."""
+    if size < models:
         return []
     advice = f" Method onebit needs {size_text(one_bit)}." if one_bit < models else ""
     return [

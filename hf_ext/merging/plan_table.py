@@ -11,7 +11,7 @@ from hf_ext.emr.arithmetic import find_kernels
 
 from .plan import Plan
 from .sources import Source, size_text
-from .tensors import COMPARED, KEPT, SHARED, SKIPPED, Own, Row, type_name
+from .tensors import COMPARED, KEPT, SHARED, SKIPPED, Own, type_name
 
 _SHOWN_NAMES = 3
 
@@ -40,24 +40,15 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
-    """The same as plain values."""
+    """The same as plain values: configuration, sources, names of the tensors by their treatment, bytes, warnings."""
+    numbers = ("bytes_read", "bytes_written", "result_bytes", "checkpoints_bytes", "peak_memory")
     return {
         "config": plan.config.to_dict() | plan.config.arguments,
         "base": _source_values(plan.base),
-        "merged_model": None if plan.merged_model is None else _source_values(plan.merged_model),
         "tasks": {task.label: _source_values(task) | _task_values(plan, i) for i, task in enumerate(plan.tasks)},
-        "merged": [
-            _tensor_values(row) | {"elements": row.elements, "task_names": list(row.task_names)}
-            for row in plan.merged_rows
-        ],
-        "copied": [_tensor_values(row) for row in plan.copied_rows],
-        "aliases": plan.aliases,
-        "bytes_read": plan.bytes_read,
-        "bytes_written": plan.bytes_written,
-        "result_bytes": plan.result_bytes,
-        "base_bytes": plan.base.nbytes,
-        "checkpoints_bytes": plan.checkpoints_bytes,
-        "peak_memory": plan.peak_memory,
+        "merged": [row.name for row in plan.merged_rows],
+        "copied": [row.name for row in plan.copied_rows],
+        **{name: getattr(plan, name) for name in numbers},
         "warnings": plan.warnings,
     }
 
@@ -68,33 +59,14 @@ def _stored(plan: Plan, index: int) -> list[Own]:
 
 
 def _task_values(plan: Plan, index: int) -> dict[str, Any]:
-    return {
-        "base_prefix": plan.names[index].base_prefix,
-        "task_prefix": plan.names[index].task_prefix,
-        "mask_bytes": plan.mask_bytes[index],
-        "extra_bytes": plan.extra_bytes[index],
-        "extras": [
-            _tensor_values(item) | {"start": item.start, "reason": item.reason, "compared_first": item.rule != KEPT}
-            for item in _stored(plan, index)
-        ],
-        "shared": [item.name for item in plan.own_tensors(SHARED, task=index)],
-        "skipped": [{"name": item.name, "reason": item.reason} for item in plan.own_tensors(SKIPPED, task=index)],
-    }
-
-
-def _tensor_values(item: Row | Own) -> dict[str, Any]:
-    return {"name": item.name, "shape": list(item.shape), "dtype": type_name(item.dtype)}
+    kept, skipped = _stored(plan, index), plan.own_tensors(SKIPPED, task=index)
+    about = {"extras": kept, "skipped": skipped}
+    return {key: [{"name": item.name, "reason": item.reason} for item in items] for key, items in about.items()}
 
 
 def _source_values(source: Source) -> dict[str, Any]:
-    return {
-        "source": source.repo_id or source.spec,
-        "revision": source.commit,
-        "library": source.library,
-        "architecture": source.architecture,
-        "tensors": len(source.tensors),
-        "bytes": source.nbytes,
-    }
+    about = {"library": source.library, "architecture": source.architecture, "bytes": source.nbytes}
+    return {"source": source.repo_id or source.spec, "revision": source.commit, **about}
 
 
 def _source_text(source: Source) -> str:
@@ -155,6 +127,7 @@ def _size_rows(plan: Plan) -> list[tuple[str, str]]:
         ),
         ("memory", f"{size_text(plan.peak_memory)} of buffers beside the process itself"),
     ]
-    if plan.config.device == "cpu" and find_kernels("cpu").run_files is None:
+    # to ask takes a second; what is not measured needs no kernels
+    if plan.config.measured and plan.config.device == "cpu" and find_kernels("cpu").run_files is None:
         rows.append(("speed", "plain torch; with numba a merge is 3 times faster: pip install 'hf-ext[fast]'"))
     return rows

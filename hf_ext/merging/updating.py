@@ -35,11 +35,11 @@ from ..hub.cards import write_card
 from ..hub.safetensors_headers import CheckpointError
 from .card import read_report
 from .configuration import MergeConfig
-from .engine import NotFiniteError
 from .finishing import rewrite_report
+from .finite import NotFiniteError
 from .merge import merge_checkpoints
 from .methods import METHODS, MethodError
-from .plan import Plan, make_plan, warn_of_size
+from .plan import Plan, make_plan
 
 _LOGGER = logging.getLogger(__name__)
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
@@ -132,9 +132,8 @@ def _add_frozen(place: Path, manifest: Manifest, name: str, source: str, base: s
     with make_plan(MergeConfig.from_dict(config), **options) as plan:
         _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {base}")
         with _rewrite(place) as work:
-            manifest = _append(work, place, dataclasses.replace(manifest, files={}), name, config, plan, options)
-            # of the new task alone, the size tells nothing
-            _complete(work, place, manifest, [text for text in plan.warnings if text not in warn_of_size(plan)])
+            manifest = dataclasses.replace(manifest, files={})
+            _complete(work, place, *_append(work, place, manifest, name, config, plan, options))
 
 
 def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
@@ -221,8 +220,9 @@ def _link(source: str, target: str) -> None:
 
 def _append(
     work: Path, place: Path, manifest: Manifest, name: str, config: dict[str, Any], plan: Plan, options: dict[str, Any]
-) -> Manifest:
-    """Masks and rescales the new task against the unified weights as they are: method `given`, of one task."""
+) -> tuple[Manifest, list[str]]:
+    """Masks and rescales the new task against the unified weights as they are: method `given`, of one task. The new
+    manifest, and what the merge told of the task."""
     merged = manifest.merged
     # What was not merged before, or not in as many elements, has no unified weights: the task keeps it.
     known = {tensor.name: tensor.elements for tensor in merged.values()}
@@ -232,7 +232,7 @@ def _append(
     # deltas need no unified weights, so that the others never matter
     way = {} if manifest.deltas else {"method": "given", "merged": str(work)}
     merge_checkpoints(config | way | {"exclude": exclude}, alone, **options, progress=False)
-    found = Manifest.read(alone)
+    found, told = Manifest.read(alone), read_report(alone)["plan_warnings"]
     record: TaskRecord = found.tasks[name]
     if record.origin.revision is None:
         origin = dataclasses.replace(record.origin, source=recorded_path(config["tasks"][name], place))
@@ -251,7 +251,7 @@ def _append(
     write_sums(work, name, sums)
     manifest = _replace_tasks(manifest, {**manifest.tasks, name: record})
     manifest.write(work)
-    return manifest
+    return manifest, told
 
 
 def _replace_tasks(manifest: Manifest, tasks: dict[str, TaskRecord]) -> Manifest:

@@ -158,7 +158,10 @@ def test_remove_and_export(artifact, models, tmp_path):
 
 
 def test_compare(merged, sources, tmp_path):
-    run("merge", *sources, "--out", tmp_path / "average", "--method", "average")
+    done = run("merge", *sources, "--out", tmp_path / "average", "--method", "average")
+    assert "--measure" in done.stdout and "‖τ‖" not in done.stdout
+    assert "--measure" in run("emr", "compare", merged, tmp_path / "average", code=2).stderr
+    run("merge", *sources, "--out", tmp_path / "average", "--method", "average", "--measure", "--overwrite")
     found = json.loads(run("emr", "compare", merged, tmp_path / "average", "--json").stdout)
     assert [task["task"] for task in found["tasks"]] == ["a", "b"]
     text = run("emr", "compare", merged, tmp_path / "average").stdout
@@ -207,7 +210,7 @@ def test_several_processes_write_the_same_and_one_of_them_talks(sources, merged,
     assert len(re.findall(r"^merged +39 tensors", said, re.MULTILINE)) == said.count("‖τ‖/‖W0‖") == 1
     ours, theirs = contents(tmp_path / "out"), contents(merged)
     differing = {name for name in ours if ours[name] != theirs.get(name)}
-    assert ours.keys() == theirs.keys() and differing <= {"README.md", "report.png"}
+    assert ours.keys() == theirs.keys() and differing <= {"README.md"}
 
 
 def test_verify_names_what_is_damaged(artifact):

@@ -113,7 +113,6 @@ def test_what_a_model_has(gpt2: Path):
     emr = EMRModel.from_pretrained(gpt2, "a")
     assert emr.config is emr.model.config and emr.device.type == "cpu" and emr.dtype == torch.float32
     assert not emr.model.training and emr.train().model.training and not emr.eval().model.training
-    assert torch.equal(emr.forward(TOKENS).logits, emr(TOKENS).logits)
     assert "task='a'" in repr(emr) and "GPT2LMHeadModel" in repr(emr) and str(emr.tasks) in repr(emr)
     emr(TOKENS, task_ids=["a", "b"])
     emr.to(torch.bfloat16)
@@ -123,8 +122,6 @@ def test_what_a_model_has(gpt2: Path):
         torch.testing.assert_close(mixed[1], second(TOKENS).logits[1], atol=0.05, rtol=0)
     assert emr.dtype == torch.bfloat16
     assert equal(copied(second), copied(EMRModel.from_pretrained(gpt2, "b").model.to(torch.bfloat16)))
-    eager = EMRModel.from_pretrained(gpt2, attn_implementation="eager")
-    assert eager.config._attn_implementation == "eager"
 
 
 def test_the_artifact_is_copied_and_published(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -67,7 +67,7 @@ def test_an_artifact_is_staged_whole_without_state_and_strangers(artifact, tmp_p
     names = set(contents(staged))
     files = {"mask.safetensors", "extra.safetensors", "sums.safetensors", "config.json"}
     model = SHARED | {"model.safetensors"}
-    own = {"emr.json", "emr_loader.py", "README.md", "report.json", "report.png", "sums.safetensors"}
+    own = {"emr.json", "emr_loader.py", "README.md", "report.json", "sums.safetensors"}
     base, tasks = {f"base/{name}" for name in model}, {f"tasks/{t}/{file}" for t in "ab" for file in files}
     assert names == own | model | base | tasks
     found, before = contents(staged), contents(artifact)

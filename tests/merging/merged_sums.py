@@ -7,7 +7,6 @@ from hf_ext.emr.ops import SUMS, TOTALS, Sums
 from hf_ext.emr.report import make_report
 from tests.emr.reference_ops import mask_block, merge_block
 
-LAYERS = ("embeddings.weight", "layer.0.a", "layer.0.b", "layer.10.a", "layer.2.a", "head.weight")
 SIZES = {"checkpoints": 4000, "base": 1000, "unified": 900, "masks": 100, "extras": 8}
 
 
@@ -36,7 +35,6 @@ class Merge:
         names = [f"task-{index}" for index in range(len(self.tasks))]
         given = {
             "tasks": names,
-            "names": LAYERS[: len(self.base)],
             "elements": np.array([tensor.numel() for tensor in self.base]),
             "participates": self.participates,
             "sums": self.sums,

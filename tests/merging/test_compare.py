@@ -6,11 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hf_ext.emr import arithmetic
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import UsageError
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging.compare import compare_merges, comparison_table, read_report
 from hf_ext.merging.merge import merge_checkpoints
+from hf_ext.merging.plan_table import plan_lines
 from tests.emr.emr_testing import push_folder, write_weights
 from tests.kit.refusals import refused
 
@@ -42,7 +44,7 @@ def merges(folders, tmp_path_factory):
     fields = {
         "emr": {},
         "least": {"rescale": "l2"},
-        "ties": {"method": "ties"},
+        "ties": {"method": "ties", "measure": True},
         "two": {"tasks": ("red", "green")},
     }
     return {
@@ -132,6 +134,27 @@ def test_a_report_of_a_hub(merges, url):
     push_folder(url, "org/merged", merges["emr"])
     assert read_report("org/merged", endpoint=url) == read_report(merges["emr"] / "report.json")
     assert compare_merges([merges["emr"], "org/merged"], endpoint=url)["warnings"] == []
+
+
+def test_what_was_not_measured_is_said_and_changes_no_weight(folders, tmp_path, monkeypatch):
+    for method in ("ties", "slerp"):
+        given = configuration(folders, tasks=("red", "green"), method=method)
+        with monkeypatch.context() as patch:
+            # neither plan nor merge asks for kernels, whose import takes a second
+            patch.setitem(arithmetic.KERNELS, "cpu", pytest.fail)
+            found = merge_checkpoints(given, tmp_path / method, progress=False, show=plan_lines)
+        measured = merge_checkpoints(given | {"measure": True}, tmp_path / f"{method}-measured", progress=False)
+        weights = [(out.path / "model.safetensors").read_bytes() for out in (found, measured)]
+        assert weights[0] == weights[1] and measured.report["mean"]["error"]["unified"] > 0
+        assert found.report["measured"] is False and found.report["tasks"] == [{"task": "red"}, {"task": "green"}]
+        assert found.report["sizes"] == measured.report["sizes"]
+        for card, told in ((found.path, True), (measured.path, False)):
+            assert ("`--measure`" in (card / "README.md").read_text()) == told
+        with refused(CheckpointError, found.path, "--measure"):
+            compare_merges([measured.path, found.path])
+    # this one has the sums anyway
+    elected = merge_checkpoints(configuration(folders, method="elect"), tmp_path / "elect", progress=False)
+    assert elected.report["measured"] is True
 
 
 def test_what_is_no_merge_is_refused(folders, tmp_path, url):

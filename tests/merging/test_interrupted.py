@@ -25,10 +25,8 @@ PREPARE = """
     from pathlib import Path
     from hf_ext.merging import engine
     from hf_ext.emr import arithmetic, ops
-    from hf_ext.merging import report_picture
     from hf_ext.merging.merge import merge_checkpoints
     engine.SEGMENT = 2 * ops.SUB_BLOCK
-    report_picture.draw_report = lambda report, path: path.write_bytes(b"picture")
     config, out = json.loads(sys.argv[1]), Path(sys.argv[2])
 """
 # One process imports everything, and every attempt is a fork of it that kills itself at its n-th write, flush or

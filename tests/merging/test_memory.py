@@ -16,10 +16,9 @@ ROOT = Path(__file__).parents[2]
 MEASURE = """
     import json, os, resource, struct, sys
     from pathlib import Path
-    import matplotlib.backends.backend_agg, matplotlib.figure
     from hf_ext.emr import arithmetic
     from hf_ext.merging.merge import merge_checkpoints
-    import hf_ext.hub.cards, hf_ext.merging.card, hf_ext.merging.report_picture
+    import hf_ext.hub.cards, hf_ext.merging.card
 
     place = Path(sys.argv[1])
 
@@ -34,14 +33,12 @@ MEASURE = """
             file.truncate(8 + len(header) + rows * 4096)
         return str(folder)
 
-    def grown(tasks, rows, picture=False, **options):
+    def grown(tasks, rows, **options):
         base = checkpoint(f"base{rows}", rows)
         named = {f"t{index}": checkpoint(f"t{rows}-{index}", rows) for index in range(tasks)}
         reading, writing = os.pipe()
         if not os.fork():
             try:
-                if not picture:
-                    hf_ext.merging.report_picture.draw_report = lambda report, path: None
                 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                 config = {"base": base, "tasks": named, "workers": 2} | options
                 merge_checkpoints(config, place / f"merged-{tasks}-{rows}", progress=False, overwrite=True)
@@ -80,13 +77,10 @@ def test_peak_memory_depends_neither_on_the_number_of_tasks_nor_on_the_size_of_t
             ("thirty", 30, 2048, {}),
             ("large", 2, 20480, {}),
             ("little", 8, 2048, {"memory": "1MB"}),
-            # its size in the memory grows with the number of tasks it shows
-            ("picture", 30, 2048, {"picture": True}),
             # 2 GB a checkpoint
             ("huge", 2, 2**19, {"max_shard_size": "500MB"}),
         ],
     )
-    assert found.pop("picture") < 200, found
     assert found.pop("little") < found["eight"] + 5, found
     for name in found:
         assert abs(found[name] / found["eight"] - 1) < 0.1, found

@@ -19,7 +19,8 @@ from hf_ext.files import TakenError
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.merging import make_plan
 from hf_ext.merging.configuration import MergeConfig
-from hf_ext.merging.engine import Engine, NotFiniteError
+from hf_ext.merging.engine import Engine
+from hf_ext.merging.finite import NotFiniteError
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan_table import Plan, plan_lines
 from hf_ext.merging.vectors import TaskVectors
@@ -228,7 +229,10 @@ def test_a_merge_with_masks_is_no_checkpoint(config, tmp_path, place, method):
 @pytest.mark.parametrize(
     ("whose", "value"), [("base", float("nan")), ("t1", float("nan")), ("t1", float("inf")), ("base", -float("inf"))]
 )
-def test_nan_and_infinity_are_refused_with_the_tensor_and_the_task(config, tmp_path, whose, value):
+@pytest.mark.parametrize("method", ["emr", "elect", "average", "ties", "slerp", "della"])
+def test_nan_and_infinity_are_refused_with_the_tensor_and_the_task(config, tmp_path, whose, value, method):
+    """By the sums of a merge that is measured, by a look at each vector in others: all kinds of methods."""
+    config = config | {"method": method, "tasks": {name: config["tasks"][name] for name in ("t0", "t1")}}
     base = load_file(tmp_path / "base" / "model.safetensors")
     spoilt = base if whose == "base" else {name: tensor.clone() for name, tensor in base.items()}
     spoilt["b.weight"][SUB_BLOCK * 2] = value

@@ -32,8 +32,6 @@ SCRIPT = """
     for name in missing:
         assert hasattr(os, name), name
         delattr(os, name)
-    import hf_ext.merging.report_picture as pictures
-    pictures.draw_report = lambda report, path: path.write_bytes(b"picture")
     from hf_ext import files
     # No exchange of two folders in one step.
     files.sys = SimpleNamespace(platform="win32")

@@ -117,6 +117,29 @@ def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
         remove_task(artifact, "a")
 
 
+def test_what_was_told_of_the_other_tasks_is_still_told(sources, tmp_path):
+    places = Path(shutil.copytree(sources, tmp_path / "sources"))
+    for seed, name in enumerate("abc", 1):
+        path = places / name / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_norm_eps": seed * 1e-3}))
+    artifact = merge(places, "ab", tmp_path / "artifact")
+
+    def find_told() -> list[str]:
+        card, report = (artifact / "README.md").read_text(), json.loads((artifact / "report.json").read_text())
+        assert all(text in card for text in report["warnings"])
+        told = [text for text in report["warnings"] if "layer_norm_eps" in text]
+        assert ("saves no space" in card) == (report["sizes"]["artifact_and_base"] >= report["sizes"]["checkpoints"])
+        return [text.split("'")[1] for text in told]
+
+    assert find_told() == ["a", "b"]
+    add_task(artifact, "c", str(places / "c"), frozen=True)
+    assert find_told() == ["a", "b", "c"] and f"({places}" not in (artifact / "README.md").read_text()
+    remove_task(artifact, "a")
+    assert find_told() == ["b", "c"]
+    remove_task(artifact, "c")
+    assert find_told() == ["b"]
+
+
 def test_a_merge_by_a_method_that_is_not_there_is_refused_in_words(sources, artifact):
     manifest = Manifest.read(artifact)
     dataclasses.replace(manifest, method=manifest.method | {"method": "mine"}).write(artifact)

@@ -23,7 +23,8 @@ def slerp(tensor: Block, *, t: Place = 0.5) -> Tensor:
     first, second = [base, *(vector.add_(base) for vector in tensor.vectors)][-2:]
     norms = [float(weights.norm()) or 1.0 for weights in (first, second)]
     cosine = min(max(float((first * second).sum()) / (norms[0] * norms[1]), -1.0), 1.0)
-    if abs(cosine) > _STRAIGHT:
-        return first * (1 - t) + second * t
-    angle = math.acos(cosine)
-    return first * (math.sin((1 - t) * angle) / math.sin(angle)) + second * (math.sin(t * angle) / math.sin(angle))
+    shares = 1 - t, t
+    if abs(cosine) <= _STRAIGHT:
+        angle = math.acos(cosine)
+        shares = math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)
+    return second.mul_(shares[1]).add_(first * shares[0])
