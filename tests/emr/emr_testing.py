@@ -68,12 +68,20 @@ def write_tokenizer(folder: Path, words: tuple[str, ...] = WORDS) -> Path:
     return folder
 
 
-def perturb(model: nn.Module, seed: int, noise: float) -> None:
-    """Stands in for a fine-tuning: uniform noise in [-noise, noise] on every floating-point parameter."""
+def perturb(model: nn.Module, seed: int, noise: float, chosen: Callable[[str], bool] = lambda name: True) -> None:
+    """Stands in for a fine-tuning: uniform noise in [-noise, noise] on the parameters whose name is `chosen`."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_((2 * torch.rand(parameter.shape, generator=generator) - 1).to(parameter.dtype) * noise)
+        for name, parameter in model.named_parameters():
+            if chosen(name):
+                parameter.add_((2 * torch.rand(parameter.shape, generator=generator) - 1).to(parameter.dtype) * noise)
+
+
+def family(folder: Path, make: Callable[..., Path], names: str = "ab", **options: Any) -> dict[str, Any]:
+    """The configuration of a merge of fine-tunes of what `make` writes, all of them in a folder."""
+    base = make(folder / "base")
+    tasks = {name: str(make(folder / name, seed, base=base, **options)) for seed, name in enumerate(names, 1)}
+    return {"base": str(base), "tasks": tasks}
 
 
 def tiny_bert(
@@ -132,15 +140,9 @@ def tiny_unet(folder: Path, seed: int = 0, *, base: Path | None = None, noise: f
     """A diffusers `UNet2DModel`; a fine-tune of `base` when that is given."""
     torch.manual_seed(seed)
     if base is None:
-        model = UNet2DModel(
-            sample_size=8,
-            block_out_channels=(8, 8),
-            layers_per_block=1,
-            norm_num_groups=4,
-            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-            attention_head_dim=4,
-        )
+        sizes = {"sample_size": 8, "block_out_channels": (8, 8), "layers_per_block": 1, "norm_num_groups": 4}
+        down, up = ("DownBlock2D", "AttnDownBlock2D"), ("AttnUpBlock2D", "UpBlock2D")
+        model = UNet2DModel(**sizes, down_block_types=down, up_block_types=up, attention_head_dim=4)
     else:
         model = UNet2DModel.from_pretrained(base)
         perturb(model, seed, noise)
@@ -177,18 +179,9 @@ def tiny_adapter(folder: Path, base: Path, seed: int = 0, *, kind: str = "lora",
             adapted = get_peft_model(model, LoraConfig(**({"r": 2, "init_lora_weights": False} | options)))
         else:
             adapted = get_peft_model(model, IA3Config(**({"feedforward_modules": []} | options)))
-            perturb_named(adapted, lambda name: "ia3_" in name, seed, 0.1)
+            perturb(adapted, seed, 0.1, lambda name: "ia3_" in name)
         adapted.save_pretrained(folder)
     return folder
-
-
-def perturb_named(model: nn.Module, chosen: Callable[[str], bool], seed: int, noise: float) -> None:
-    """`perturb` for the parameters whose name is `chosen`."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if chosen(name):
-                parameter.add_((2 * torch.rand(parameter.shape, generator=generator) - 1).to(parameter.dtype) * noise)
 
 
 def push_folder(url: str, repo_id: str, folder: Path) -> str:
@@ -232,3 +225,39 @@ def resized(folder: Path, base: Path, words: tuple[str, ...], seed: int) -> Path
     config = json.loads((folder / "config.json").read_text()) | {"vocab_size": len(words)}
     write_weights(folder, weights | {"embeddings.word_embeddings.weight": rows}, config=config)
     return write_tokenizer(folder, words)
+
+
+CODE = """
+from transformers import PretrainedConfig, PreTrainedModel
+from .own_layers import Layer
+
+class OwnConfig(PretrainedConfig):
+    model_type = "own_of_a_test"
+
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = Layer(8)
+        self.post_init()
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+LAYERS = "import torch\n\nclass Layer(torch.nn.Linear):\n    def __init__(self, n):\n        super().__init__(n, n)\n"
+
+
+def write_code(folder: Path, seed: int = 0, *, base: Path | None = None) -> Path:
+    """A model whose class is in no library, with its code."""
+    torch.manual_seed(seed)
+    config = {
+        "model_type": "own_of_a_test",
+        "architectures": ["OwnModel"],
+        "auto_map": {"AutoConfig": "own_model.OwnConfig", "AutoModelForCausalLM": "own_model.OwnModel"},
+    }
+    tensors = {"layer.weight": torch.eye(8) + seed / 100 * torch.randn(8, 8), "layer.bias": torch.zeros(8)}
+    write_weights(folder, tensors, config=config)
+    (folder / "own_model.py").write_text(CODE)
+    (folder / "own_layers.py").write_text(LAYERS)
+    return folder

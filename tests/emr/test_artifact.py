@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from hf_ext.emr.arithmetic import compute_scales
-from hf_ext.emr.artifact import mask_bytes, open_extras, open_masks, open_unified, read_sums
+from hf_ext.emr.artifact import open_extras, open_masks, open_unified, read_sums
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, artifact_file
 from hf_ext.emr.ops import SUMS
 from hf_ext.hub.safetensors_headers import CheckpointError
@@ -112,16 +112,12 @@ HOSTILE = {
     "newer version": (("format_version",), 3, "a newer hf-ext"),
     "bit order": (("bit_order",), "big", "`bit_order`"),
     "parent as task": (("tasks",), {"..": {}}, "a task must be named by"),
-    "dot as task": (("tasks",), {".": {}}, "a task must be named by"),
-    "path as task": (("tasks",), {"a/b": {}}, "a task must be named by"),
     "absolute task": (("tasks",), {"/etc": {}}, "a task must be named by"),
     "line break in a task": (("tasks",), {"a\n": {}}, "a task must be named by"),
     "long task": (("tasks",), {"a" * 65: {}}, "a task must be named by"),
     "tasks as list": (("tasks",), ["a"], "`tasks` must be an object"),
     "file in a folder": (("unified", "files"), {"../model.safetensors": {"bytes": 1}}, "without folders"),
-    "absolute file": (("base", "files"), {"/etc/passwd": {"bytes": 1}}, "without folders"),
     "hidden file": ((*TASK, "files"), {".env": {"bytes": 1}}, "without folders"),
-    "length as text": (("unified", "files"), {"model.safetensors": {"bytes": "1"}}, "`bytes`"),
     "negative length": (("unified", "files"), {"model.safetensors": {"bytes": -1}}, "`bytes`"),
     "hash": (("base", "files", "model.safetensors", "sha256"), "xyz", "`sha256`"),
     "base folder": (("base", "folder"), "../base", '`folder` of the base must be "base"'),
@@ -129,7 +125,6 @@ HOSTILE = {
     "no source": (("base", "source"), None, "`source` of the base must be a text"),
     "rescale": (("method", "rescale"), "magic", "`rescale` must be one of"),
     "statistics as list": (("method", "statistics"), [], "`statistics` must be a mapping"),
-    "a statistic as number": (("method", "statistics"), {"a": 5}, "`statistics` must be a mapping"),
     "merged as number": (("method", "merged"), 5, "`merged` a text or null"),
     "no tensors": (("tensors",), None, "`tensors` must be a list"),
     "tensor as text": (("tensors", 0), "w", "an entry of `tensors`"),
@@ -137,7 +132,6 @@ HOSTILE = {
     "bool as size": (("tensors", 0, "shape"), [True, 7], "`shape` of 'w' must be a list of sizes"),
     "huge size": (("tensors", 0, "shape"), [2**63, 7], "`shape` of 'w' must be a list of sizes"),
     "too many elements": (("tensors", 0, "elements"), 701, "`elements` of 'w' must be from 0 to 700"),
-    "negative elements": (("tensors", 0, "elements"), -1, "`elements` of 'w'"),
     "unknown type": (("tensors", 0, "dtype"), "F7", "the merged tensor 'w' must be float32"),
     "unknown type of what is not merged": (("tensors", 1, "dtype"), "F7", "`dtype` of 'ids' must be one of"),
     "type as list": (("tensors", 0, "dtype"), ["F32"], "`dtype` of 'w' must be a text"),
@@ -146,12 +140,13 @@ HOSTILE = {
     "alias of nothing": (("aliases",), {"x": "y"}, "an alias must lead"),
     "alias of a tensor": (("aliases",), {"w": "w"}, "an alias must lead"),
     "infinite scale": ((*TASK, "scale_hex"), "inf", "`scale_hex` of task 'a.b' must be a finite hexadecimal number"),
-    "no number": ((*TASK, "scale_hex"), "0xzz", "`scale_hex` of task 'a.b' must be a finite hexadecimal number"),
     "overflow": ((*TASK, "scale_hex"), "0x1p99999", "`scale_hex` of task 'a.b' must be a finite hexadecimal number"),
     "negative scale": ((*TASK, "scale_hex"), "-0x1p+0", "not negative"),
     "scale as number": ((*TASK, "scale_hex"), 0.5, "in quotes"),
     "no scale": ((*TASK, "scale_hex"), None, "either scale_hex or scales"),
     "both scales": ((*TASK, "scales"), {}, "either scale_hex or scales"),
+    "no such deltas": (("deltas",), 3, "`deltas` must be 1, 2 or missing"),
+    "deltas of an earlier version": (("deltas",), 1, "`deltas` belongs to format_version 2"),
     "prefix": ((*TASK, "task_prefix"), 5, "`task_prefix` of task 'a.b' must be a text"),
     "density": ((*TASK, "density"), "half", "`density`"),
     "shared": ((*TASK, "shared"), [1], "`shared` of task 'a.b' must be a list of names"),
@@ -160,7 +155,7 @@ HOSTILE = {
     "architecture": ((*TASK, "architecture"), 1, "`architecture`"),
     **{
         f"file {name}": (("files",), {name: {"bytes": 1, "sha256": "0" * 64}}, "a file must lie in the artifact")
-        for name in ("../x", "/etc/passwd", "tasks/../x", ".env", "a//b", "a\\b")
+        for name in ("/etc/passwd", "tasks/../x", ".env", "a\\b")
     },
 }
 
@@ -213,53 +208,33 @@ def test_links_of_the_cache_of_the_hub_are_followed(folder, tmp_path):
     assert artifact_file(snapshot, "tasks", "a.b", "sums.safetensors").is_symlink()
 
 
-WRONG_FILES = {
-    "root of another length": ("model.safetensors", {"w": torch.zeros(100, 7)}, open_unified, "bytes, the manifest"),
-    "short mask": ("mask.safetensors", {"m.w": torch.zeros(64, dtype=torch.uint8)}, open_masks, "600 elements need"),
-    "float mask": ("mask.safetensors", {"m.w": torch.zeros(128)}, open_masks, "600 elements need"),
-    "unknown mask": ("mask.safetensors", {"x": torch.zeros(128, dtype=torch.uint8)}, open_masks, "no merged tensor"),
-    "mask of unmerged": ("mask.safetensors", {"m.ids": torch.zeros(64, dtype=torch.uint8)}, open_masks, "no merged"),
+SUM_COLUMNS = {"columns": ",".join(SUMS)}
+NAN = torch.full((1, 10), math.nan, dtype=torch.float64)
+IDS = torch.arange(3)
+WRONG_FILES: dict[str, tuple[str, dict[str, torch.Tensor], Callable[..., Any], str]] = {
+    "root of another length": ("model.safetensors", {"w": torch.zeros(100, 7)}, open_unified, "bytes"),
+    "root of another shape": ("model.safetensors", {"w": torch.zeros(7, 100), "ids": IDS}, open_unified, "['w']"),
+    "short mask": ("mask.safetensors", {"m.w": torch.zeros(64, dtype=torch.uint8)}, open_masks, "600 elements"),
+    "float mask": ("mask.safetensors", {"m.w": torch.zeros(128)}, open_masks, "600 elements"),
+    "unknown mask": ("mask.safetensors", {"x": torch.zeros(128, dtype=torch.uint8)}, open_masks, "'x'"),
+    "mask of unmerged": ("mask.safetensors", {"m.ids": torch.zeros(64, dtype=torch.uint8)}, open_masks, "'m.ids'"),
     "no tail": ("extra.safetensors", {"head": torch.zeros(1)}, open_extras, "no tail of 'm.w'"),
-    "long tail": (
-        "extra.safetensors",
-        {"m.w": torch.zeros(121)},
-        open_extras,
-        r"the tail of 'm.w' has shape",
-    ),
-    "sums of others": ("sums.safetensors", {"sums": torch.zeros(2, 10).double()}, read_sums, "holds"),
-    "no sums": ("sums.safetensors", {"x": torch.zeros(1)}, read_sums, "holds {'x'"),
-    "other columns": ("sums.safetensors", {"sums": torch.zeros(1, 10).double()}, read_sums, "other columns"),
+    "long tail": ("extra.safetensors", {"m.w": torch.zeros(121)}, open_extras, "the tail of 'm.w'"),
+    "sums of others": ("sums.safetensors", {"sums": torch.zeros(2, 10).double()}, read_sums, "(2, 10)"),
+    "no sums": ("sums.safetensors", {"x": torch.zeros(1)}, read_sums, "'x'"),
+    "other columns": ("sums.safetensors", {"sums": torch.ones(1, 10).double()}, read_sums, "columns"),
+    "sums that are no numbers": ("sums.safetensors", {"sums": NAN}, read_sums, "impossible"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG_FILES)
 def test_files_that_do_not_fit_the_manifest_are_refused(folder, case):
-    name, tensors, read, message = WRONG_FILES[case]
+    name, tensors, read, fact = WRONG_FILES[case]
     manifest = Manifest.read(folder)
-    save_file(tensors, (folder if name.startswith("model") else folder / "tasks" / "a.b") / name)
-    arguments = () if read is open_unified else ("a.b",)
-    with pytest.raises(CheckpointError, match=message):
-        read(folder, manifest, *arguments)
-
-
-def test_root_weights_of_other_shapes_are_refused(folder):
-    manifest = Manifest.read(folder)
-    save_file({"w": torch.zeros(7, 100), "ids": torch.arange(3)}, folder / "model.safetensors")
-    with refused(CheckpointError, "w"):
-        open_unified(folder, manifest)
-
-
-def test_sums_that_are_not_finite_are_refused(folder):
-    sums = torch.full((1, 10), math.nan, dtype=torch.float64)
-    place = folder / "tasks" / "a.b" / "sums.safetensors"
-    save_file({"sums": sums}, place, metadata={"columns": ",".join(SUMS)})
-    with refused(CheckpointError, "impossible", "sums"):
-        read_sums(folder, Manifest.read(folder), "a.b")
-
-
-@pytest.mark.parametrize("elements, length", [(0, 0), (1, 64), (512, 64), (513, 128), (600, 128)])
-def test_length_of_a_mask(elements, length):
-    assert mask_bytes(elements) == length
+    place = folder if name.startswith("model") else folder / "tasks" / "a.b"
+    save_file(tensors, place / name, metadata=SUM_COLUMNS if fact == "impossible" else None)
+    with refused(CheckpointError, name.removeprefix("model.safetensors"), fact):
+        read(folder, manifest, *(() if read is open_unified else ("a.b",)))
 
 
 def toy_sums() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,25 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-)
+from transformers import MixtralConfig, MixtralForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from hf_ext.emr import EMRModel, building
 from tests.emr.emr_testing import perturb
 from tests.emr.use_testing import copied, equal, merge
 
-SIZES = {
-    "vocab_size": 30,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "num_experts_per_tok": 2,
-}
+SIZES = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES |= {"num_key_value_heads": 1, "num_experts_per_tok": 2}
 MIXTRAL = MixtralConfig(**SIZES, intermediate_size=24, num_local_experts=4)
 QWEN = Qwen2MoeConfig(**SIZES, num_experts=4, moe_intermediate_size=8, shared_expert_intermediate_size=12)
 FAMILIES = {"mixtral": (MixtralForCausalLM, MIXTRAL), "qwen2-moe": (Qwen2MoeForCausalLM, QWEN)}
@@ -43,8 +32,7 @@ def make_merge(folder: Path, model_class: Any, config: Any) -> Path:
         experts.down_proj[1] = experts.down_proj[0]
     base.save_pretrained(folder / "base")
     for seed, name in enumerate("ab", 1):
-        model = model_class(copy.deepcopy(config))
-        model.load_state_dict(base.state_dict())
+        model = copy.deepcopy(base)
         perturb(model, seed, 0.1)
         if name == "a":
             with torch.no_grad():

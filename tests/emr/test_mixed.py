@@ -7,6 +7,7 @@ import copy
 import json
 import shutil
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,9 @@ from transformers import (
 from hf_ext.emr import EMRModel, layers
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import UsageError
-from hf_ext.merging import merge_checkpoints
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from tests.emr.emr_testing import perturb, tiny_bert
-from tests.emr.use_testing import merge
+from tests.emr.use_testing import copied, merge
 from tests.kit.models import assert_same_answers
 from tests.kit.refusals import refused
 
@@ -70,9 +70,8 @@ def make_family(folder: Path, model_class: type, config: Any, labels: dict[str, 
         model.load_state_dict(tensors | shared)
         perturb(model, seed, noise)
         model.save_pretrained(folder / task)
-        tasks[task] = str(folder / task)
-    merged = merge_checkpoints({"base": str(folder / "base"), "tasks": tasks}, folder / "merged", progress=False)
-    return EMRModel.from_pretrained(merged.path, "a")
+        tasks[task] = folder / task
+    return EMRModel.from_pretrained(merge(folder / "base", tasks, folder / "merged"), "a")
 
 
 def text() -> dict[str, torch.Tensor]:
@@ -95,10 +94,6 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> EMRModel:
     return make_family(tmp_path_factory.mktemp("bert"), BertForSequenceClassification, BERT, DIFFERENT)
 
 
-def snapshot(emr: EMRModel) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in emr.model.state_dict().items()}
-
-
 def unchanged(emr: EMRModel, before: dict[str, torch.Tensor]) -> bool:
     after = emr.model.state_dict()
     patched = [name for name, module in emr.model.named_modules() if "forward" in vars(module)]
@@ -113,6 +108,12 @@ def alone(emr: EMRModel, batch: dict[str, torch.Tensor], key: str, tasks: list[s
         with emr.task(task), torch.no_grad():
             results |= dict(zip(rows, emr.model(**{n: v[rows] for n, v in batch.items()})[key], strict=True))
     return [results[row] for row in range(len(tasks))]
+
+
+def assert_rows(found: Iterable[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Outputs for each sample are those that its task gives."""
+    for row, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(row, wanted, atol=1e-5, rtol=0)
 
 
 FAMILIES = {
@@ -130,7 +131,7 @@ FAMILIES = {
 def test_each_row_is_what_its_task_gives_alone(family: str, tmp_path: Path):
     model_class, config, labels, make_batch, key = FAMILIES[family]
     emr, batch = make_family(tmp_path, model_class, config, labels), make_batch()
-    before, expected, passes = snapshot(emr), alone(emr, batch, key), []
+    before, expected, passes = copied(emr.model), alone(emr, batch, key), []
     # A pass for each task is told, which is an error here. The bias of Swin goes to windows, not to rows.
     with pytest.warns(UserWarning, match="each task gets its own") if family == "swin" else contextlib.nullcontext():
         emr(**batch, task_ids=TASKS)
@@ -139,9 +140,7 @@ def test_each_row_is_what_its_task_gives_alone(family: str, tmp_path: Path):
     hook.remove()
     assert len(passes) == (3 if family == "swin" else 1)
     assert isinstance(output[key], list) == (labels is DIFFERENT) and not output[key][0].requires_grad
-    for found, wanted in zip(output[key], expected, strict=True):
-        assert found.shape == wanted.shape
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    assert_rows(output[key], expected)
     # The tasks are far apart, so the comparison means something.
     other = alone(emr, batch, key, ["b" if name == "a" else "a" for name in TASKS])
     assert all(
@@ -152,21 +151,18 @@ def test_each_row_is_what_its_task_gives_alone(family: str, tmp_path: Path):
     assert emr.current == "a" and unchanged(emr, before)
 
 
-def test_other_lengths_and_orders(bert: EMRModel):
-    batch = text()
-    for length, tasks in ((6, TASKS), (4, TASKS[::-1]), (3, ["c", "b"]), (2, ["b", "c"])):
-        part = {name: value[: len(tasks), :length] for name, value in batch.items()}
-        output = bert(**part, task_ids=tasks)
-        for found, wanted in zip(output.logits, alone(bert, part, "logits", tasks), strict=True):
-            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
-
-
-def test_as_many_samples_as_tokens(bert: EMRModel):
-    # Position ids [1, 6] and everything else whose length is that of the batch by chance must not be taken for it.
-    batch = text() | {"position_ids": torch.arange(6)[None]}
-    positions = {name: value for name, value in batch.items() if name != "position_ids"}
-    for found, wanted in zip(bert(**batch, task_ids=TASKS).logits, alone(bert, positions, "logits"), strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+@pytest.mark.parametrize(
+    ("length", "tasks", "others"),
+    [
+        (4, TASKS[::-1], {}),
+        (3, ["c", "b"], {}),
+        # Position ids [1, 6] and everything else whose length is that of the batch by chance is not taken for it.
+        (6, TASKS, {"position_ids": torch.arange(6)[None]}),
+    ],
+)
+def test_other_lengths_and_orders(length: int, tasks: list[str], others: dict[str, Any], bert: EMRModel):
+    part = {name: value[: len(tasks), :length] for name, value in text().items()}
+    assert_rows(bert(**part, **others, task_ids=tasks).logits, alone(bert, part, "logits", tasks))
 
 
 def test_no_whole_weight_of_a_layer_is_restored(bert: EMRModel, monkeypatch: pytest.MonkeyPatch):
@@ -187,10 +183,8 @@ def test_weights_edited_in_place_are_the_current_tasks(tmp_path: Path):
     with torch.no_grad():
         bert.model.bert.encoder.layer[0].output.dense.weight.mul_(3)
     expected = alone(bert, batch, "logits", ["a"] * 6)
-    found = bert(**batch, task_ids=TASKS).logits
-    for row, task in enumerate(TASKS):
-        wanted = expected[row] if task == "a" else right[row]
-        torch.testing.assert_close(found[row], wanted, atol=1e-5, rtol=0)
+    wanted = [expected[row] if task == "a" else right[row] for row, task in enumerate(TASKS)]
+    assert_rows(bert(**batch, task_ids=TASKS).logits, wanted)
     assert (expected[0] - right[0]).abs().max() > 1e-3
 
 
@@ -203,8 +197,7 @@ def test_a_weight_that_is_used_without_its_module_is_noticed(noise: float, tmp_p
     expected = alone(bert, text(), "logits")
     with pytest.warns(UserWarning):
         output = bert(**text(), task_ids=TASKS)
-    for found, wanted in zip(output.logits, expected, strict=True):
-        assert_same_answers(found, wanted)
+    assert_rows(output.logits, expected)
 
 
 def test_experts_that_other_samples_send_other_numbers_of_tokens(tmp_path: Path):
@@ -212,15 +205,7 @@ def test_experts_that_other_samples_send_other_numbers_of_tokens(tmp_path: Path)
         vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1,
         num_sparse_decoder_layers=1, num_heads=2, num_experts=2, expert_capacity=64, decoder_start_token_id=0,
     )  # fmt: skip
-    torch.manual_seed(0)
-    SwitchTransformersForConditionalGeneration(config).save_pretrained(tmp_path / "base")
-    for seed, name in enumerate("abc", 1):
-        model: Any = SwitchTransformersForConditionalGeneration.from_pretrained(tmp_path / "base")
-        perturb(model, seed, 0.1)
-        model.save_pretrained(tmp_path / name)
-    emr = EMRModel.from_pretrained(
-        merge(tmp_path / "base", {n: tmp_path / n for n in "abc"}, tmp_path / "merged"), "a"
-    )
+    emr = make_family(tmp_path, SwitchTransformersForConditionalGeneration, config, SAME, 0.1)
     # The first two samples send two tokens to the first expert, also by the weights of `a`, which plans are made with;
     # the others send four together, but not two each.
     generator, rows, tasks = torch.Generator().manual_seed(0), [], [*"abbc"]
@@ -254,13 +239,12 @@ def test_hidden_states_are_by_sample(bert: EMRModel):
     for row, task in enumerate(TASKS):
         with bert.task(task) as model, torch.no_grad():
             wanted = model(**text(), output_hidden_states=True).hidden_states
-        for found, own in zip(states, wanted, strict=True):
-            torch.testing.assert_close(found[row], own[row], atol=1e-5, rtol=0)
+        assert_rows([found[row] for found in states], [own[row] for own in wanted])
 
 
 def test_the_model_is_as_before_after_an_error(bert: EMRModel, monkeypatch: pytest.MonkeyPatch):
     bert(**text(), task_ids=TASKS)
-    before = snapshot(bert)
+    before = copied(bert.model)
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -282,7 +266,7 @@ def test_what_is_not_by_sample_is_left_out(tmp_path: Path):
     # The temperature of CLIP is the model's own, and what it computes is no sample's.
     emr, pictures = make_family(tmp_path, CLIPModel, config, SAME), images(8)
     four = {name: value[:4] for name, value in text().items()}
-    before, expected = snapshot(emr), []
+    before, expected = copied(emr.model), []
     for row, task in enumerate(TASKS):
         with emr.task(task), torch.no_grad():
             expected.append(emr.model(**four, pixel_values=pictures["pixel_values"][row : row + 1]))
@@ -309,16 +293,13 @@ def test_models_of_different_classes_run_in_turn(tmp_path: Path):
         "a": tiny_bert(tmp_path / "a", 1, base=base),
         "b": tiny_bert(tmp_path / "b", 2, base=base, hidden_act="relu"),
     }
-    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}
-    merged = merge_checkpoints(config, tmp_path / "merged", progress=False).path
+    merged = merge(base, tasks, tmp_path / "merged")
     path = merged / "tasks" / "b" / "config.json"
     path.write_text(path.read_text().replace('"hidden_act": "gelu"', '"hidden_act": "relu"'))
     emr, batch, order = EMRModel.from_pretrained(merged), text(), ["a", "b"] * 3
     expected = alone(emr, batch, "logits", order)
     with pytest.warns(UserWarning, match="cannot be put into the model"):
-        output = emr(**batch, task_ids=order)
-    for found, wanted in zip(output.logits, expected, strict=True):
-        assert_same_answers(found, wanted)
+        assert_rows(emr(**batch, task_ids=order).logits, expected)
     assert emr.current == "a"
 
 
@@ -335,9 +316,10 @@ def test_labels_and_caches_are_of_one_task(bert: EMRModel):
     ("task_ids", "named"),
     [(["a", "b"], "2 tasks"), ([], "[]"), (["a"] * 5 + ["d"], "'d'"), ("aaaaaa", "'aaaaaa'")],
 )
-def test_task_ids_that_do_not_fit(task_ids: Any, named: str, bert: EMRModel):
-    with refused(UsageError, "task_ids", named):
-        bert(**text(), task_ids=task_ids)
+def test_task_ids_that_do_not_fit(task_ids: Any, named: str, bert: EMRModel, gpt2: EMRModel):
+    for call in (bert, lambda **given: gpt2.generate(given.pop("input_ids"), **given)):
+        with refused(UsageError, "task_ids", named):
+            call(**text(), task_ids=task_ids)
 
 
 # Generation: token for token what each task generates for its own prompts.
@@ -379,7 +361,7 @@ def test_each_row_is_generated_by_its_task(way: str, gpt2: EMRModel):
     with gpt2.task("b") as model:
         end = int(model.generate(PROMPTS[2:3], attention_mask=MASK[2:3], do_sample=False, **plain)[0, -4])
     options = {**plain, **WAYS[way], "eos_token_id": end}
-    before = snapshot(gpt2)
+    before = copied(gpt2.model)
     torch.manual_seed(7)
     found = gpt2.generate(PROMPTS, attention_mask=MASK, task_ids=PROMPTED, **options)
     state = torch.get_rng_state()
@@ -393,25 +375,26 @@ def test_each_row_is_generated_by_its_task(way: str, gpt2: EMRModel):
 
 def test_what_cannot_be_put_together_is_refused(gpt2: EMRModel):
     options = {"max_new_tokens": 3, "do_sample": False, "attention_mask": MASK}
-    for task_ids in (PROMPTED[:2], ["a", "b", "c", "a", "x"], "abbca"):
+    for other in ({"return_dict_in_generate": True}, {"past_key_values": DynamicCache(config=gpt2.config)}):
         with pytest.raises(ValueError):
-            gpt2.generate(PROMPTS, task_ids=task_ids, **options)
-    with pytest.raises(ValueError):
-        gpt2.generate(PROMPTS, task_ids=PROMPTED, return_dict_in_generate=True, **options)
-    with pytest.raises(ValueError):
-        gpt2.generate(PROMPTS, task_ids=PROMPTED, past_key_values=DynamicCache(config=gpt2.config), **options)
+            gpt2.generate(PROMPTS, task_ids=PROMPTED, **other, **options)
     one = gpt2.generate(PROMPTS, task_ids=["b"] * 5, return_dict_in_generate=True, output_logits=True, **options)
     assert one.sequences.shape == (5, 7) and len(one.logits) == 3
 
 
-def test_tasks_with_other_settings_take_turns(gpt2: EMRModel, tmp_path: Path):
-    folder = tmp_path / "merged"
+def with_settings(gpt2: EMRModel, place: Path, root: dict[str, Any], c: dict[str, Any]) -> EMRModel:
+    """The merge with these settings of generation, and others for its task c."""
+    folder = place / "merged"
     shutil.copytree(gpt2.weights.folder, folder)
-    shutil.copytree(gpt2.weights.folder.parent / "base", tmp_path / "base")
-    own = json.loads((folder / "generation_config.json").read_text())
-    for place, longest in ((folder, 4), (folder / "tasks" / "c", 2)):
-        (place / "generation_config.json").write_text(json.dumps(own | {"max_new_tokens": longest}))
-    emr = EMRModel.from_pretrained(folder, "a")
+    shutil.copytree(gpt2.weights.folder.parent / "base", place / "base")
+    (folder / "generation_config.json").write_text(json.dumps(root))
+    (folder / "tasks" / "c" / "generation_config.json").write_text(json.dumps(c))
+    return EMRModel.from_pretrained(folder, "a")
+
+
+def test_tasks_with_other_settings_take_turns(gpt2: EMRModel, tmp_path: Path):
+    own = json.loads((gpt2.weights.folder / "generation_config.json").read_text())
+    emr = with_settings(gpt2, tmp_path, own | {"max_new_tokens": 4}, own | {"max_new_tokens": 2})
     for task, longest in (("a", 4), ("c", 2), ("b", 4)):
         assert emr.set_task(task).model.generation_config.max_new_tokens == longest
     options: dict[str, Any] = {"do_sample": True, "pad_token_id": 0}
@@ -438,13 +421,10 @@ def test_a_model_that_draws_by_its_own_settings_draws_for_each_task(gpt2: EMRMod
 
 @pytest.fixture
 def differing(gpt2: EMRModel, tmp_path: Path) -> EMRModel:
-    """A merge whose task c has no settings of generation, and the others some."""
-    folder = tmp_path / "merged"
-    shutil.copytree(gpt2.weights.folder, folder)
-    shutil.copytree(gpt2.weights.folder.parent / "base", tmp_path / "base")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 3, "pad_token_id": 5}))
-    (folder / "tasks" / "c" / "generation_config.json").write_text(json.dumps({"eos_token_id": 3, "pad_token_id": 6}))
-    return EMRModel.from_pretrained(folder, "a")
+    """A merge whose task c pads otherwise."""
+    return with_settings(
+        gpt2, tmp_path, {"eos_token_id": 3, "pad_token_id": 5}, {"eos_token_id": 3, "pad_token_id": 6}
+    )
 
 
 def test_a_task_without_settings_of_generation_goes_by_its_configuration(

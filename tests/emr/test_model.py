@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+import functools
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import UNet2DModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -27,14 +26,15 @@ from hf_ext.hub.header_format import CheckpointError
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
 from tests.emr.emr_testing import (
     WORDS,
+    resized,
     tiny_adapter,
     tiny_bert,
     tiny_gpt2,
     tiny_semanir,
     tiny_unet,
-    write_tokenizer,
+    write_code,
 )
-from tests.emr.use_testing import copied, equal, merge, merge_berts
+from tests.emr.use_testing import copied, equal, merge, merge_berts, merge_family
 from tests.kit.refusals import refused
 
 TOKENS = torch.tensor([[2, 5, 6, 3], [2, 9, 8, 3]])
@@ -47,13 +47,11 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gpt2")
-    base = tiny_gpt2(folder / "base")
-    return merge(base, {n: tiny_gpt2(folder / n, s, base=base) for s, n in enumerate("ab", 1)}, folder / "merged")
+    return merge_family(tmp_path_factory.mktemp("gpt2"), tiny_gpt2)
 
 
 def test_the_weights_are_those_of_the_paper(bert: Path):
-    base = {name: open_one(bert.parent / "base")[name] for name in open_one(bert.parent / "base")}
+    base = open_one(bert.parent / "base")
     tuned = {task: open_one(bert.parent / task) for task in ("two", "five", "plain")}
     named = {task: {name.removeprefix("bert."): value for name, value in w.items()} for task, w in tuned.items()}
     vectors = {task: {n: named[task][n].double() - base[n].double() for n in base} for task in named}
@@ -142,15 +140,10 @@ def test_the_artifact_is_copied_and_published(gpt2: Path, tmp_path: Path, monkey
 def test_a_task_for_a_while(bert: Path):
     emr = EMRModel.from_pretrained(bert, "two")
     before = copied(emr.model)
-    with emr.task("five") as model:
-        assert emr.current == "five"
-        assert model is emr.model
-    assert emr.current == "two"
-    assert equal(copied(emr.model), before)
-    with pytest.raises(ZeroDivisionError), emr.task("five"):
+    with pytest.raises(ZeroDivisionError), emr.task("five") as model:
+        assert emr.current == "five" and model is emr.model
         _ = 1 / 0
-    assert emr.current == "two"
-    assert equal(copied(emr.model), before)
+    assert emr.current == "two" and equal(copied(emr.model), before)
 
 
 def test_what_was_changed_in_place_stays_until_another_task_comes(bert: Path):
@@ -196,12 +189,9 @@ def test_an_export_is_a_plain_checkpoint(bert: Path, task: str, tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
-class SmallShards(TaskWeights):
-    shard_bytes = 10_000
-
-
-def test_a_large_export_is_sharded(gpt2: Path, tmp_path: Path):
-    emr = EMRModel(SmallShards(gpt2), "b", source=str(gpt2))
+def test_a_large_export_is_sharded(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(TaskWeights, "shard_bytes", 10_000)
+    emr = EMRModel.from_pretrained(gpt2, "b")
     folder = emr.export("b", tmp_path / "out")
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
     assert equal(copied(AutoModelForCausalLM.from_pretrained(folder)), copied(emr.model))
@@ -211,9 +201,7 @@ def test_a_large_export_is_sharded(gpt2: Path, tmp_path: Path):
     "make, load", [(tiny_unet, UNet2DModel), (tiny_semanir, SemanIRForImageRestoration)], ids=["diffusers", "ours"]
 )
 def test_models_of_diffusers_and_ours(make, load, tmp_path: Path):
-    base = make(tmp_path / "base")
-    tasks = {name: make(tmp_path / name, seed, base=base) for seed, name in enumerate("ab", 1)}
-    emr = EMRModel.from_pretrained(merge(base, tasks, tmp_path / "merged"))
+    emr = EMRModel.from_pretrained(merge_family(tmp_path, make))
     model, first = emr.model, copied(emr.model)
     assert type(model) is load
     assert emr.set_task("b").model is model
@@ -253,11 +241,9 @@ def test_other_types(bert: Path):
 
 
 def test_checkpoints_in_bfloat16_and_shards(tmp_path: Path):
-    options = {"dtype": torch.bfloat16, "max_shard_size": "4KB"}
-    base = tiny_bert(tmp_path / "base", **options)
-    tasks = {name: tiny_bert(tmp_path / name, seed, base=base, **options) for seed, name in enumerate("ab", 1)}
+    make = functools.partial(tiny_bert, dtype=torch.bfloat16, max_shard_size="4KB")
+    emr = EMRModel.from_pretrained(merge_family(tmp_path, make, given={"max_shard_size": "4KB"}), "a")
     assert len(list((tmp_path / "a").glob("*.safetensors"))) > 1
-    emr = EMRModel.from_pretrained(merge(base, tasks, tmp_path / "merged", max_shard_size="4KB"), "a")
     assert emr.model.dtype == torch.bfloat16
     loaded = AutoModelForSequenceClassification.from_pretrained(emr.export("b", tmp_path / "out"))
     assert equal(copied(loaded), copied(emr.set_task("b").model))
@@ -266,22 +252,18 @@ def test_checkpoints_in_bfloat16_and_shards(tmp_path: Path):
 def test_a_larger_vocabulary_of_which_the_start_was_merged(tmp_path: Path):
     more = (*WORDS, "extra", "words")
     base = tiny_bert(tmp_path / "base")
-    tasks = {"a": tiny_bert(tmp_path / "a", 1, base=base), "b": tiny_bert(tmp_path / "b", 2, base=base)}
-    tensors, config = load_file(tasks["b"] / "model.safetensors"), json.loads((tasks["b"] / "config.json").read_text())
-    name = "bert.embeddings.word_embeddings.weight"
-    tensors[name] = torch.cat([tensors[name], torch.ones(2, 16)])
-    save_file(tensors, tasks["b"] / "model.safetensors", metadata={"format": "pt"})
-    (tasks["b"] / "config.json").write_text(json.dumps(config | {"vocab_size": len(more)}))
-    shutil.copyfile(write_tokenizer(tmp_path / "tokenizer", more) / "tokenizer.json", tasks["b"] / "tokenizer.json")
+    tasks = {
+        "a": tiny_bert(tmp_path / "a", 1, base=base, task_head=False),
+        "b": resized(tmp_path / "b", base, more, 2),
+    }
     emr = EMRModel.from_pretrained(merge(base, tasks, tmp_path / "merged", shape_policy="overlap"), "a")
-    first = copied(emr.model)
-    model = emr.set_task("b").model
+    first, model = copied(emr.model), emr.set_task("b").model
     embeddings = model.get_input_embeddings().weight
-    assert embeddings.shape == (len(more), 16)
-    assert torch.equal(embeddings[-2:], torch.ones(2, 16))
+    name = "embeddings.word_embeddings.weight"
+    assert torch.equal(embeddings[-2:], open_one(tasks["b"])[name][-2:])
     assert not torch.equal(embeddings[: len(WORDS)], first[name])
     assert "extra" in AutoTokenizer.from_pretrained(emr.export("b", tmp_path / "out")).get_vocab()
-    assert equal(copied(AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")), copied(model))
+    assert equal(copied(BertModel.from_pretrained(tmp_path / "out")), copied(model))
     assert equal(copied(emr.set_task("a").model), first)
 
 
@@ -299,43 +281,45 @@ def test_what_is_not_there(bert: Path, tmp_path: Path):
 
 
 class Failing(TaskWeights):
-    """Weights on a disk that is gone for a moment."""
+    """Weights on a disk that is gone from the restorations counted in `gone` on."""
 
-    left = -1
+    gone: range = range(0)
+    done = 0
 
     def restore_into(self, task: str, name: str, out: torch.Tensor) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.done += 1
+        if self.done in self.gone:
             raise OSError("the disk is gone")
         super().restore_into(task, name, out)
+
+    def fail(self, after: int, times: int) -> None:
+        self.gone = range(self.done + after, self.done + after + times)
 
 
 def test_a_switch_that_fails_half_way_leaves_the_task_before(bert: Path):
     weights = Failing(bert)
     emr = EMRModel(weights, "two", source=str(bert))
-    model, before, weights.left = emr.model, copied(emr.model), 7
+    model, before = emr.model, copied(emr.model)
+    weights.fail(after=7, times=1)
     with refused(OSError, "disk", "gone"):
         emr.set_task("five")
     assert emr.current == "two" and emr.model is model and model.config.num_labels == 2
     assert equal(copied(model), before)
-    weights.left = 7
+    weights.fail(after=7, times=1)
     with refused(OSError, "disk", "gone"), emr.task("five"):
         pytest.fail("the block of a task that is not there ran")
     assert emr.current == "two" and equal(copied(model), before)
     torch.testing.assert_close(emr(TOKENS).logits, model(TOKENS).logits)
 
 
-def test_a_model_of_no_task_answers_nobody(bert: Path, monkeypatch: pytest.MonkeyPatch):
-    emr = EMRModel.from_pretrained(bert, "two")
+def test_a_model_of_no_task_answers_nobody(bert: Path):
+    weights = Failing(bert)
+    emr = EMRModel(weights, "two", source=str(bert))
     model, before = emr.model, copied(emr.model)
-
-    def restore(*_: object) -> None:
-        raise OSError("the disk is gone")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TaskWeights, "restore_into", restore)
-        with refused(OSError, "disk", "gone"):
-            emr.set_task("five")
+    # Nor can the weights of the task before be restored.
+    weights.fail(after=1, times=2)
+    with refused(OSError, "disk", "gone"):
+        emr.set_task("five")
     assert emr.current is None
     for call in (emr, emr.generate):
         with refused(UsageError, "set_task"):
@@ -349,51 +333,19 @@ def test_a_model_of_no_task_answers_nobody(bert: Path, monkeypatch: pytest.Monke
         model(TOKENS)
 
 
-CODE = """
-import torch
-from transformers import PreTrainedConfig, PreTrainedModel
-
-class ToyConfig(PreTrainedConfig):
-    model_type = "emr-toy"
-
-class ToyModel(PreTrainedModel):
-    config_class = ToyConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.layer = torch.nn.Linear(4, 4)
-        self.post_init()
-
-    def forward(self, values):
-        return self.layer(values)
-"""
-
-
 def test_code_of_the_artifact_runs_only_when_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    config = {
-        "model_type": "emr-toy",
-        "architectures": ["ToyModel"],
-        "auto_map": {"AutoConfig": "modeling_toy.ToyConfig", "AutoModel": "modeling_toy.ToyModel"},
-    }
-    torch.manual_seed(0)
-    for name in ("base", "a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "modeling_toy.py").write_text(CODE)
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
-        tensors = {"layer.weight": torch.randn(4, 4), "layer.bias": torch.randn(4)}
-        save_file(tensors, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
-    merged = merge(tmp_path / "base", {name: tmp_path / name for name in "ab"}, tmp_path / "merged")
+    merged = merge_family(tmp_path, write_code)
     with refused(ValueError, "trust_remote_code"):
         EMRModel.from_pretrained(merged)
     emr = EMRModel.from_pretrained(merged, trust_remote_code=True)
     model, first = emr.model, copied(emr.model)
-    assert type(model).__name__ == "ToyModel"
+    assert type(model).__name__ == "OwnModel"
     assert emr.set_task("b").model is model
     assert equal(copied(emr.set_task("a").model), first)
     # As artifacts were that an earlier version merged.
-    (merged / "modeling_toy.py").unlink()
-    with refused(UsageError, "modeling_toy.py", "emr.json"):
+    (merged / "own_model.py").unlink()
+    with refused(UsageError, "own_model.py", "emr.json"):
         EMRModel.from_pretrained(merged, trust_remote_code=True)
 
 

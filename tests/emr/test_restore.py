@@ -36,13 +36,6 @@ def test_restore_keeps_weights_outside_the_mask_to_the_bit(kernels):
     assert same_bits(out, base)
 
 
-def test_restore_into_the_parameters_of_a_model(kernels):
-    layer = torch.nn.Linear(7, 3)
-    base, unified = torch.zeros(3, 7), torch.ones(3, 7)
-    ops.restore_block(base, unified, ops.pack_mask(torch.ones(21, dtype=torch.bool)), 0.5, layer.weight)
-    assert (layer.weight == 0.5).all() and layer.weight.requires_grad
-
-
 def test_restore_on_any_number_of_threads(kernels):
     block = random_block(700_001, 2).merge()
     results, before = [], torch.get_num_threads()

@@ -34,7 +34,7 @@ from hf_ext.restoration.encoding import Frames, encode_frames  # noqa: E402
 from hf_ext.restoration.files import read_image  # noqa: E402
 from hf_ext.restoration.tiles import restore_image  # noqa: E402
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir  # noqa: E402
-from tests.emr.use_testing import merge  # noqa: E402
+from tests.emr.use_testing import merge_family  # noqa: E402
 from tests.hub.published import tiny_model  # noqa: E402
 from tests.kit.pictures import chunk, claim, encode  # noqa: E402
 from tests.kit.refusals import refused  # noqa: E402
@@ -56,10 +56,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """Merges of the tasks `a` and `b` that classify, generate and restore."""
     found = {}
     for kind, make in {"classify": tiny_bert, "generate": tiny_gpt2, "restore": tiny_semanir}.items():
-        folder = tmp_path_factory.mktemp(kind)
-        base = make(folder / "base")
-        tasks = {name: make(folder / name, seed, base=base, noise=0.2) for seed, name in enumerate("ab", 1)}
-        found[kind] = EMRModel.from_pretrained(merge(base, tasks, folder / "merged"))
+        found[kind] = EMRModel.from_pretrained(merge_family(tmp_path_factory.mktemp(kind), make, noise=0.2))
     return found
 
 

@@ -9,13 +9,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hf_ext.emr import EMRModel
 from tests.emr.emr_testing import tiny_bert
-from tests.emr.use_testing import merge
+from tests.emr.use_testing import merge_family
 from tests.kit.refusals import refused
 
 TASKS = ("a", "b", "c")
@@ -25,10 +26,7 @@ WAIT = 30.0
 
 @pytest.fixture(scope="module")
 def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("turns")
-    base = tiny_bert(folder / "base")
-    tasks = {name: tiny_bert(folder / name, seed, base=base, noise=0.3) for seed, name in enumerate(TASKS, 1)}
-    return merge(base, tasks, folder / "merged")
+    return merge_family(tmp_path_factory.mktemp("turns"), tiny_bert, "abc", noise=0.3)
 
 
 @pytest.fixture
@@ -85,13 +83,13 @@ def by_context_and_call(emr: EMRModel, task: str) -> torch.Tensor:
         return emr(TOKENS).logits
 
 
-def by_one_name(emr: EMRModel, task: str) -> torch.Tensor:
-    return emr(input_ids=TOKENS, task_ids=[task, task]).logits
-
-
 def in_a_mixed_batch(emr: EMRModel, task: str) -> torch.Tensor:
     other = TASKS[TASKS.index(task) - 1]
     return emr(input_ids=TOKENS.repeat(2, 1), task_ids=[task, task, other, other]).logits[:2]
+
+
+def by_one_name(emr: EMRModel, task: str) -> torch.Tensor:
+    return emr(input_ids=TOKENS, task_ids=[task, task]).logits
 
 
 @pytest.mark.parametrize("ask", [by_context, by_context_and_call, by_one_name, in_a_mixed_batch])
@@ -128,24 +126,19 @@ def test_a_thread_waits_for_the_block_of_another(emr: EMRModel):
         assert is_of(emr(input_ids=TOKENS, task_ids=["c", "c"]).logits, "c", right)
         order.append("c")
 
-    def use_the_model() -> None:
+    before = emr.model
+
+    def use_the_model(find: Callable[[], Any]) -> None:
         inside.wait(WAIT)
         # No lock is taken here by hand: reading `model` waits, and so does a call of it.
-        assert is_of(emr.model(TOKENS).logits, "a", right)
-        order.append("a")
-
-    model = emr.model
-
-    def use_a_model_from_before() -> None:
-        inside.wait(WAIT)
-        assert is_of(model(TOKENS).logits, "a", right)
+        assert is_of(find()(TOKENS).logits, "a", right)
         order.append("a")
 
     assert run_in_threads(hold, ask) == []
     assert order == ["b begins", "b ends", "c"]
-    for use in (use_the_model, use_a_model_from_before):
+    for find in (lambda: emr.model, lambda: before):
         order.clear(), inside.clear()
-        assert run_in_threads(hold, use) == []
+        assert run_in_threads(hold, lambda find=find: use_the_model(find)) == []
         assert order == ["b begins", "b ends", "a"]
 
 

@@ -32,7 +32,7 @@ from hf_ext.merging.adapters import DeltaSource
 from hf_ext.merging.extracting import cut_matrix, extract_lora, report_lines
 from hf_ext.merging.pairs import open_fine_tune, open_task
 from hf_ext.merging.sources import open_weights
-from tests.emr.emr_testing import perturb, perturb_named, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
+from tests.emr.emr_testing import family, perturb, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
 from tests.emr.use_testing import merge
 from tests.kit.refusals import refused
 
@@ -218,7 +218,7 @@ def test_files_of_sub_folders_go_along(berts: Path, tmp_path: Path):
 
 def test_a_fine_tune_of_biases_alone(berts: Path, tmp_path: Path):
     model: Any = BertForSequenceClassification.from_pretrained(berts / "a")
-    perturb_named(model, lambda name: name.endswith("dense.bias"), 5, 0.1)
+    perturb(model, 5, 0.1, lambda name: name.endswith("dense.bias"))
     model.save_pretrained(tmp_path / "tuned")
     with open_fine_tune(str(berts / "a"), str(tmp_path / "tuned")) as pair:
         report = extract_lora(pair, tmp_path / "lora", rank=4)

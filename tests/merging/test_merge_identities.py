@@ -1,4 +1,7 @@
-"""Every identity of EMR-Merging, from checkpoints on disk to weights that are restored from the result."""
+"""Every identity of EMR-Merging, from checkpoints on disk to weights that are restored from the result.
+
+They are those of the specification, section 1.5, for compiled kernels and for plain torch.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,19 @@ from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.ops import SUMS, unpack_mask
 from hf_ext.merging.merge import merge_checkpoints
+from tests.emr.conftest import kernels
 from tests.emr.emr_testing import write_tokenizer, write_weights
 
 from .merging import short_segments
 
-__all__ = ["short_segments"]
+__all__ = ["kernels", "short_segments"]
 
 Tensors = dict[str, torch.Tensor]
 SHAPES = {"wide": (300, 70), "bias": (13,), "scalar": (), "one": (1,)}
 
 
 @pytest.fixture
-def merged(tmp_path: Path) -> Callable[..., Path]:
+def merged(tmp_path: Path, kernels: str) -> Callable[..., Path]:
     """`merged(base, [task, ...], **options)`: the folder of the merge; the tasks are called t0, t1, ..."""
     count = iter(range(100))
 
