@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -77,7 +77,7 @@ def perturb(model: nn.Module, seed: int, noise: float, chosen: Callable[[str], b
                 parameter.add_((2 * torch.rand(parameter.shape, generator=generator) - 1).to(parameter.dtype) * noise)
 
 
-def family(folder: Path, make: Callable[..., Path], names: str = "ab", **options: Any) -> dict[str, Any]:
+def family(folder: Path, make: Callable[..., Path], names: Sequence[str] = "ab", **options: Any) -> dict[str, Any]:
     """The configuration of a merge of fine-tunes of what `make` writes, all of them in a folder."""
     base = make(folder / "base")
     tasks = {name: str(make(folder / name, seed, base=base, **options)) for seed, name in enumerate(names, 1)}

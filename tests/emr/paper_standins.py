@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import jinja2
+import jinja2.meta
 import numpy as np
 import torch
 import yaml
@@ -172,22 +173,17 @@ def make_gpt2s(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
     return make_glue(recipe, place, push, make, tokenizer)
 
 
-# Columns of the data sets with a value of each; the others are texts.
+# Columns that hold no texts.
 OTHERS: dict[str, Any] = {
     "endings": [["a b", "b a", "c c", "d a"]] * SAMPLES,
     "question": ["cause", "effect"] * (SAMPLES // 2),
 }
-COLUMNS = {
-    "rte": ["premise", "hypothesis"],
-    "cb": ["premise", "hypothesis"],
-    "winogrande": ["sentence", "option1", "option2"],
-    "wic": ["word", "sentence1", "sentence2"],
-    "wsc": ["text", "span1_text", "span2_text"],
-    "copa": ["premise", "choice1", "choice2", "question"],
-    "hellaswag": ["ctx", "endings"],
-    "story-cloze": [*(f"input_sentence_{number}" for number in range(1, 5)), "sentence_quiz1", "sentence_quiz2"],
-    **{f"anli-r{number}": ["premise", "hypothesis"] for number in (1, 2, 3)},
-}
+
+
+def find_columns(task: dict[str, Any]) -> list[str]:
+    """Names that the prompts and the choices of a task use."""
+    texts = map(jinja2.Environment().parse, [*task["prompts"], *task["choices"]])
+    return sorted(set().union(*map(jinja2.meta.find_undeclared_variables, texts)))
 
 
 def make_t0s(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
@@ -216,12 +212,9 @@ def make_t0s(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
         file = place / "downloaded" / name / "best.pt"
         file.parent.mkdir(parents=True)
         torch.save(vectors, file)
-        columns = {key: OTHERS.get(key) or make_sentences(10 * number + len(key)) for key in COLUMNS[name]}
-        columns = {
-            key: [text.strip() or "a" for text in value] if key not in OTHERS else value
-            for key, value in columns.items()
-        }
         task = entry["task"]
+        texts = {key: make_sentences(10 * number + len(key)) for key in find_columns(task)}
+        columns = {key: OTHERS.get(key) or [text.strip() for text in value] for key, value in texts.items()}
         known = task.get("labels") or list(range(len(task["choices"])))
         found = np.array([choose(model, tokenizer, columns, prompt, task["choices"]) for prompt in task["prompts"]])
         truth = np.array(mislabel(found[0].tolist(), len(known)))

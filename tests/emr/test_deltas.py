@@ -25,7 +25,7 @@ from hf_ext.merging.publishing import copy_artifact
 from hf_ext.merging.updating import add_task, remove_task
 from tests.emr import reference_deltas as twin
 from tests.emr.blocks import DTYPES
-from tests.emr.emr_testing import tiny_bert
+from tests.emr.emr_testing import family, tiny_bert
 from tests.emr.use_testing import copied, equal
 from tests.kit.refusals import refused
 from tests.merging.merging import merge, short_segments, write_set
@@ -137,12 +137,8 @@ def test_planes_are_bits_of_a_sign_and_of_what_is_kept(models, tmp_path):
 @pytest.fixture(scope="module", params=METHODS)
 def berts(request, tmp_path_factory):
     place = tmp_path_factory.mktemp("berts")
-    base = tiny_bert(place / "base")
-    tasks = {
-        "two": tiny_bert(place / "two", 1, base=base),
-        "five": tiny_bert(place / "five", 2, base=base, num_labels=5),
-    }
-    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}, "method": request.param}
+    config = family(place, tiny_bert, ("two", "five")) | {"method": request.param}
+    tiny_bert(place / "five", 2, base=place / "base", num_labels=5)
     return config, merge_checkpoints(config, place / "merged", progress=False).path
 
 
@@ -157,23 +153,20 @@ def test_a_model_turns_into_each_task_and_takes_mixed_batches(berts, tmp_path):
         with torch.no_grad():
             alone[task] = emr(input_ids=ids).logits
     assert equal(copied(emr.model), first) and alone["five"].shape == (4, 5)
-    for row, (task, logits) in enumerate(
-        zip(["two", "five"] * 2, emr(input_ids=ids, task_ids=["two", "five"] * 2).logits, strict=True)
-    ):
-        torch.testing.assert_close(logits, alone[task][row], rtol=1e-5, atol=1e-6)
+    mixed = ["two", "five"] * 2
+    for row, logits in enumerate(emr(input_ids=ids, task_ids=mixed).logits):
+        torch.testing.assert_close(logits, alone[mixed[row]][row], rtol=1e-5, atol=1e-6)
     exported = read(emr.export("five", tmp_path / "five"))
     loaded = restore(folder, "five")
-    assert exported.keys() == loaded.keys() and all(torch.equal(exported[n], loaded[n]) for n in loaded)
+    assert equal(exported, loaded)
     # another choice of scales, from the same sums: with `none` every element moves by 1
     plain = TaskWeights(folder, rescale="none")
     name = next(iter(loaded))
-    moved = (
-        plain.restore("two", name).double() - plain.base_tensors()[plain.manifest.tasks["two"].base_name(name)]
-    ).abs()
+    before = plain.base_tensors()[plain.manifest.tasks["two"].base_name(name)]
+    moved = (plain.restore("two", name).double() - before).abs()
     assert set(moved.round(decimals=4).flatten().tolist()) <= {0.0, 1.0}
-    assert (
-        TaskWeights(folder, rescale="tensor_l2").restore("two", name).equal(TaskWeights(folder).restore("two", name))
-    )
+    least = TaskWeights(folder, rescale="tensor_l2")
+    assert least.restore("two", name).equal(TaskWeights(folder).restore("two", name))
 
 
 def test_tasks_are_added_and_removed_without_a_change_of_the_others(berts, tmp_path):
@@ -184,13 +177,10 @@ def test_tasks_are_added_and_removed_without_a_change_of_the_others(berts, tmp_p
     before = restore(alone, "two")
     for frozen in (True, False):
         add_task(alone, "five", config["tasks"]["five"], frozen=frozen)
-        for task in ("two", "five"):
-            found, expected = restore(alone, task), restore(folder, task)
-            assert found.keys() == expected.keys() and all(torch.equal(found[n], expected[n]) for n in found)
+        assert all(equal(restore(alone, task), restore(folder, task)) for task in ("two", "five"))
         assert "without influence" not in (alone / "README.md").read_text()
         assert remove_task(alone, "five")["tasks"] == ["two"] and verify_artifact(alone).wrong == []
-        after = restore(alone, "two")
-        assert all(torch.equal(after[name], before[name]) for name in before)
+        assert equal(restore(alone, "two"), before)
 
 
 def test_an_artifact_is_published_without_a_root(berts, tmp_path):

@@ -154,8 +154,6 @@ def test_files_that_are_damaged(copy: Path, tmp_path: Path):
     refuse("elements", "bytes")
     mask.write_bytes(b"no")
     refuse("safetensors", "file")
-    mask.unlink()
-    refuse("mask.safetensors")
     # Links that leave the folder, of a file and of a task's folder.
     for path in (copy / "model.safetensors", mask.parent):
         aside = path.rename(tmp_path / path.name)
@@ -163,6 +161,8 @@ def test_files_that_are_damaged(copy: Path, tmp_path: Path):
         refuse("leaves", "folder")
         path.unlink()
         aside.rename(path)
+    mask.unlink()
+    refuse("mask.safetensors")
     refuse("emr.json", folder=copy / "tasks")
     manifest.write_text("{")
     refuse("JSON")

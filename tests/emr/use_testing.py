@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ def merge(base: Path, tasks: dict[str, Path], out: Path, **options: object) -> P
 
 
 def merge_family(
-    folder: Path, make: Callable[..., Path], names: str = "ab", *, given: Any = None, **options: Any
+    folder: Path, make: Callable[..., Path], names: Sequence[str] = "ab", *, given: Any = None, **options: Any
 ) -> Path:
     """A merge, with what is `given`, of fine-tunes that `make` writes with these options; they lie beside it."""
     config = family(folder, make, names, **options) | (given or {})

@@ -54,42 +54,30 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key": ({"weigth": 1}, "unknown key 'weigth'. Did you mean 'weight'"),
     "unknown method": ({"method": "emrr"}, "method must be one of 'emr', 'elect'"),
     "unknown rescale": ({"rescale": "l1"}, "Field 'rescale' expected one of"),
-    "unknown dtype": ({"dtype": "int8"}, "'int8'"),
     "type": ({"include_base": "perhaps"}, "include_base"),
     "options that are none": ({"options": 5, "tie": "zero"}, "Field 'options' expected a dict, got int"),
     "an option that is a list": ({"options": {"density": [1]}}, "density does not go with method 'emr'"),
     "more memory than there are numbers": ({"memory": "9" * 400 + "GB"}, "memory must be a number and a unit"),
     "tasks as a list": ({"tasks": ["a"]}, "tasks"),
-    "a task that is no text": ({"tasks": {"a": 3}}, "tasks"),
     "a name that is no text": ({"tasks": {1: "org/a"}}, "tasks"),
     "no tasks": ({"tasks": {}}, "tasks is empty"),
     "no base": ({"base": " "}, "base is empty"),
     "a task without a source": ({"tasks": {"a": ""}}, "task 'a' has no source"),
     "names that differ in capitals": ({"tasks": {"a": "x", "A": "y"}}, "differ only in upper and lower case"),
     "given without model": ({"method": "given"}, "needs `merged`"),
-    "model without given": ({"merged": "org/x"}, "merged does not go with method 'emr'"),
-    "weight": ({"weight": 0.3}, "weight does not go with method 'emr'"),
     "weight that is no number": ({"method": "ties", "weight": ["x"]}, "weight must be finite; got"),
-    "unknown tie": ({"tie": "positive"}, "tie must be one of 'zero', 'negative'; got 'positive'"),
-    "unknown option": ({"options": {"weigth": 1}}, "no method has it"),
     "infinite weight": ({"method": "ties", "weight": "inf"}, "weight must be finite"),
-    "density": ({"density": 0.5}, "density does not go with method 'emr'"),
     "density of nothing": ({"method": "ties", "density": 0.0}, r"density must be in \(0, 1\]"),
     "drop of all": ({"drop": 1.0}, r"drop must be in \[0, 1\)"),
-    "drop of a given model": ({"method": "given", "merged": "x", "drop": 0.5}, "drop does not go with"),
-    "tie": ({"method": "ties", "tie": "negative"}, "tie does not go with method 'ties'"),
-    "emr without masks": ({"masks": False}, "masks: false does not go with method 'emr'"),
     "given without masks": ({"method": "given", "merged": "x", "masks": False}, "would copy `merged`"),
     "rescale without masks": ({"method": "ties", "rescale": "l2"}, "rescale does not go with method 'ties'"),
-    "base without masks": ({"method": "ties", "include_base": True}, "include_base does not go with method 'ties'"),
     "drop of deltas": ({"method": "onebit", "drop": 0.5}, "drop does not go with method 'onebit'"),
+    "unknown option": ({"options": {"weigth": 1}}, "no method has it"),
+    "emr without masks": ({"masks": False}, "masks: false does not go with method 'emr'"),
     "rescale of deltas": ({"method": "onebit", "rescale": "official"}, "each tensor has its own scale"),
-    "deltas without masks": ({"method": "onebit", "masks": False}, "masks: false does not go with"),
-    "deltas of nothing": ({"method": "ternary", "density": 0}, r"density must be in \(0, 1\]"),
     "expression": ({"exclude": ["("]}, "not a valid regular expression"),
     "size": ({"memory": "lots"}, "memory must be a number and a unit"),
     "little memory": ({"memory": "10KB"}, "memory must be at least 1MB"),
-    "shard of nothing": ({"max_shard_size": "0B"}, "max_shard_size must be at least 1B"),
     "a device of another kind": ({"device": "tpu"}, "device must be cpu, cuda or cuda:N; got 'tpu'"),
     "a device for a method of the CPU": (
         {"method": "ties", "device": "cuda"},
@@ -111,12 +99,10 @@ def test_what_is_wrong_is_said_with_what_is_allowed(case):
     ("text", "message"),
     [
         ("base: a\nbase: b\ntasks: {x: y}\n", "repeated key.*base"),
-        ("base: a\ntasks:\n  x: y\n  x: z\n", "repeated key.*x"),
         ("base: a\n", "missing key.*tasks"),
         ("- base\n", "must hold `key: value` lines"),
         ("base: [a\n", "not usable YAML"),
         ("base: !!python/object/apply:os.getcwd []\ntasks: {x: y}\n", "not usable YAML"),
-        ("base: a\ntasks: {x: y}\nmetod: emr\n", "Did you mean 'method'"),
     ],
 )
 def test_bad_yaml_is_refused_with_the_name_of_the_file(tmp_path, text, message):
@@ -133,9 +119,7 @@ def test_a_missing_file_and_other_types_are_refused():
         load_config(3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "name", [".", "..", "../a", "a/b", "a\\b", "", "a b", "a\n", "x" * 65, "ä", "base", "merged", "~", "C:"]
-)
+@pytest.mark.parametrize("name", ["..", "a/b", "a\\b", "", "a\n", "x" * 65, "ä", "base", "merged", "C:"])
 def test_names_that_are_no_folders_of_their_own_are_refused(name):
     with refused(SettingsError, "task", "name"):
         MergeConfig.from_dict(BASE | {"tasks": {name: "org/a"}})

@@ -106,9 +106,11 @@ def test_della_is_its_twin_with_the_same_coins(shape):
         torch.rand(base.numel(), dtype=torch.float64, generator=torch.Generator().manual_seed(t)) for t in range(3)
     ]
     options = {"weight": [1.0, 0.5, 2.0], "density": [0.5, 0.6, 1.0], "epsilon": [0.2, 0.0, 0.3]}
-    found = run(
-        "della", base, models, draw=lambda place, start, count: numbers[place][start : start + count], **options
-    )
+
+    def draw(place, start, count):
+        return numbers[place][start : start + count]
+
+    found = run("della", base, models, draw=draw, **options)
     chances = [
         twin.keep_chances(model - base, density, epsilon) if density < 1 else torch.ones(shape, dtype=torch.float64)
         for model, density, epsilon in zip(models, options["density"], options["epsilon"], strict=True)
@@ -133,11 +135,10 @@ def test_della_refuses_chances_that_are_none():
         run("della", base, models, weight=[1.0] * 3, density=[0.2] * 3, epsilon=[0.3] * 3)
 
 
-@pytest.mark.parametrize("weight", [[1.0, -1.0, 0.0], [0.0, 0.0, 0.0], [0.1, 0.2, -0.3]])
+@pytest.mark.parametrize("weight", [[0.0, 0.0, 0.0], [0.1, 0.2, -0.3]])
 def test_an_average_of_nothing_is_refused(weight):
-    base, models = tensors(count=3)
     with refused(MethodError, "add"):
-        run("average", base, models, weight=weight)
+        run("average", *tensors(), weight=weight)
 
 
 def test_depths_go_from_the_first_layer_to_the_last_of_each_stack():
@@ -174,15 +175,12 @@ def test_a_setting_has_a_value_for_each_task_and_tensor(case):
     ("fields", "message"),
     [
         ({"weight": {"c": 1}}, "weight is given for 'c'; the tasks are a, b"),
-        ({"weight": {"a": "x"}}, "weight of a must be finite; got 'x'"),
         ({"weight": []}, "weight is an empty list"),
         ({"weight": [1, {"value": 1}]}, "an entry must have `value`, may have `filter`"),
         ({"weight": [{"filter": "a"}]}, "an entry must have `value`"),
         ({"weight": [{"value": [{"value": 1}]}]}, "`value` is a number or a list"),
-        ({"method": "ties", "density": [0.1, 0.2]}, "density must be one value for the whole model"),
         ({"method": "ties", "density": {"a": [0.1, 0.2]}}, "density of a must be one value for the whole model"),
         ({**FISHER, "weight": {"a": 0}}, "weight of a must be more than 0; got 0"),
-        ({**FISHER, "floor": -1}, "floor must be at least 0; got -1"),
         ({"method": "slerp", "t": {"a": 1}}, "t must be one value for all tasks"),
         ({"method": "slerp", "t": 1.5}, r"t must be in \[0, 1\]; got 1.5"),
         ({"method": "model_stock", "filter_wise": 1}, "filter_wise must be true or false; got 1"),

@@ -6,12 +6,9 @@ import json
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from click.testing import Result
-from PIL import Image
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import BertForSequenceClassification, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
@@ -22,9 +19,10 @@ from hf_ext.merging.methods import METHODS, Block
 from hf_ext.merging.methods.registry import MethodError
 from hf_ext.merging.publishing import hide_paths
 from hf_ext.training.task import Task
-from tests.emr.emr_testing import perturb, tiny_bert, tiny_gpt2, tiny_semanir
+from tests.emr.emr_testing import family, perturb, tiny_bert, tiny_gpt2, tiny_semanir
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
+from tests.kit.studies import write_photos
 from tests.merging import reference_methods as twin
 
 
@@ -110,12 +108,8 @@ def test_grams_are_of_what_reaches_a_layer_also_of_gpt2(tmp_path):
     model = GPT2LMHeadModel.from_pretrained(tiny_gpt2(tmp_path / "gpt2")).eval()
     samples = [{"input_ids": torch.tensor(ids), "labels": torch.tensor(ids)} for ids in ([1, 4, 2], [5, 3, 2])]
     found, _ = measure(Task(), model, samples, "gram")
-    rows = torch.cat(
-        [
-            model(**{name: v[None] for name, v in s.items()}, output_hidden_states=True).hidden_states[0][0]
-            for s in samples
-        ]
-    )
+    batches = [{name: values[None] for name, values in sample.items()} for sample in samples]
+    rows = torch.cat([model(**batch, output_hidden_states=True).hidden_states[0][0] for batch in batches])
     rows = model.transformer.h[0].ln_1(rows)
     torch.testing.assert_close(found["transformer.h.0.attn.c_attn.weight"], (rows.T @ rows / 2).detach())
     assert found["transformer.h.1.mlp.c_proj.weight"].shape == (64, 64)
@@ -125,14 +119,8 @@ def test_grams_are_of_what_reaches_a_layer_also_of_gpt2(tmp_path):
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base, two fine-tunes, and the YAML file of their training."""
     place = tmp_path_factory.mktemp("models")
-    base = tiny_semanir(place / "base")
-    for seed, name in enumerate("ab", 1):
-        tiny_semanir(place / name, seed, base=base, noise=0.3)
-    (place / "photos").mkdir()
-    for index in range(3):
-        pixels = np.random.default_rng(index).integers(0, 255, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(place / "photos" / f"{index}.png")
-    source = {"path": str(place / "photos"), "split": "train"}
+    family(place, tiny_semanir, noise=0.3)
+    source = {"path": str(write_photos(place / "photos", range(3), (16, 16, 3))), "split": "train"}
     task = {"degradation": {"kind": "gaussian_noise", "sigma": 25}, "patch_size": 16}
     (place / "denoise.yaml").write_text(json.dumps({"method": "semanir", "data": {"train": source}, "task": task}))
     return place
@@ -192,17 +180,15 @@ def test_a_regmean_merge_from_the_data_to_the_model(measured, tmp_path):
 
 
 def test_a_merge_of_gpt2_solves_by_its_layout(tmp_path):
-    base = tiny_gpt2(tmp_path / "base")
-    tasks = {name: str(tiny_gpt2(tmp_path / name, seed, base=base)) for seed, name in enumerate("ab", 1)}
+    config = family(tmp_path, tiny_gpt2)
+    tasks = config["tasks"]
     name, files = "transformer.h.0.attn.c_proj.weight", {}
     inputs = [draw(20, 16, seed=seed) for seed in (1, 2)]
     for task, rows in zip(tasks, inputs, strict=True):
         files[task] = str(tmp_path / f"{task}.safetensors")
         save_file({name: rows.T @ rows}, files[task], {"kind": "gram", "inputs_first": json.dumps([name])})
-    config = {"base": str(base), "tasks": tasks, "method": "regmean", "statistics": files}
-    merge_checkpoints(config, tmp_path / "out", progress=False)
-    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as found:
-        merged = found.get_tensor(name)
+    merge_checkpoints(config | {"method": "regmean", "statistics": files}, tmp_path / "out", progress=False)
+    merged = load_file(tmp_path / "out" / "model.safetensors")[name]
     weights = [load_file(Path(place) / "model.safetensors")[name].T for place in tasks.values()]
     assert_close(merged, twin.regmean(weights, [rows.T @ rows for rows in inputs], 0.9).T)
 
@@ -240,13 +226,7 @@ def test_a_model_whose_tensors_were_renamed_on_loading(tmp_path):
 
 
 def test_statistics_that_do_not_fit_are_refused_in_words(measured, tmp_path):
-    refused = merge_by(measured, "regmean", "fisher", tmp_path / "out", code=2)
-    assert "hold kind 'fisher', method 'regmean' needs 'gram'" in refused.stderr
-    refused = merge_by(measured, "average", "fisher", tmp_path / "out", code=2)
-    assert "statistics does not go with method 'average'" in refused.stderr
-    refused = merge_by(measured, "fisher", "fisher", tmp_path / "out", "--statistics", "c=x", code=2)
-    assert "needs `statistics` of each task, a, b; got those of a, b, c" in refused.stderr
-    for change, told in (("missing", "is missing"), ("shape", r"is [1]")):
+    for change in ("missing", "shape"):
         for name in "ab":
             known = load_file(measured / f"{name}.fisher.safetensors")
             first = next(iter(known))
@@ -254,9 +234,14 @@ def test_statistics_that_do_not_fit_are_refused_in_words(measured, tmp_path):
             if change == "missing":
                 del known[first]
             save_file(known, measured / f"{name}.{change}.safetensors", {"kind": "fisher"})
-        refused = merge_by(measured, "fisher", change, tmp_path / "out", code=2)
-        assert f"statistics of a ({measured}" in refused.stderr
-        assert told in refused.stderr
+    for method, kind, words, told in (
+        ("regmean", "fisher", (), "hold kind 'fisher', method 'regmean' needs 'gram'"),
+        ("average", "fisher", (), "statistics does not go with method 'average'"),
+        ("fisher", "fisher", ("--statistics", "c=x"), "of each task, a, b; got those of a, b, c"),
+        ("fisher", "missing", (), "is missing"),
+        ("fisher", "shape", (), "is [1]"),
+    ):
+        assert told in merge_by(measured, method, kind, tmp_path / "out", *words, code=2).stderr
     assert not (tmp_path / "out").exists()
 
 
