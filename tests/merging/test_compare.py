@@ -22,13 +22,15 @@ def folders(tmp_path_factory):
     generator = torch.Generator().manual_seed(0)
     shapes = {"embeddings.weight": (40, 8), "layer.0.weight": (8, 8), "layer.1.weight": (8, 8), "norm.bias": (8,)}
     base = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    config = {"model_type": "bert", "architectures": ["BertModel"]}
-    found = {"base": write_weights(place / "base", base, config=config)}
-    for task in ("red", "green", "blue"):
-        change = {name: 0.01 * torch.randn(value.shape, generator=generator) for name, value in base.items()}
-        tuned = {name: value + change[name] for name, value in base.items()}
-        tuned["classifier.weight"] = torch.randn(len(task), 8, generator=generator)
-        found[task] = write_weights(place / task, tuned, config=config)
+    found = {}
+    for task in ("base", "red", "green", "blue"):
+        tensors = dict(base)
+        if task != "base":
+            tensors = {n: value + 0.01 * torch.randn(value.shape, generator=generator) for n, value in base.items()}
+            tensors["classifier.weight"] = torch.randn(len(task), 8, generator=generator)
+        found[task] = write_weights(
+            place / task, tensors, config={"model_type": "bert", "architectures": ["BertModel"]}
+        )
     return found
 
 
@@ -100,16 +102,15 @@ def test_the_mean_is_over_the_tasks_that_all_have(merges):
     errors = {task["task"]: task["errors"] for task in found["tasks"]}
     assert errors["blue"][1] is None
     assert found["merges"][0]["error"] == pytest.approx((errors["red"][0] + errors["green"][0]) / 2)
-    assert len(found["warnings"]) == 1
-    assert "differ in tasks (blue)" in found["warnings"][0]
+    (warning,) = found["warnings"]
+    assert "differ in tasks (blue)" in warning
 
 
 def test_other_checkpoints_of_the_same_name_are_warned_of(folders, merges, tmp_path):
     swapped = {**folders, "red": folders["blue"], "blue": folders["red"]}
     other = merge_checkpoints(configuration(swapped), tmp_path / "swapped", progress=False).path
-    warnings = compare_merges([merges["emr"], other])["warnings"]
-    assert len(warnings) == 1
-    assert "differ in the task vectors of red, blue" in warnings[0]
+    (warning,) = compare_merges([merges["emr"], other])["warnings"]
+    assert "differ in the task vectors of red, blue" in warning
 
 
 def test_comparison_table(merges):
@@ -137,12 +138,9 @@ def test_a_report_of_a_hub(merges, url):
 def test_what_is_no_merge_is_refused(folders, tmp_path, url):
     with refused(UsageError, "least", "merge"):
         compare_merges([])
-    with refused(CheckpointError, "report.json"):
-        read_report(folders["red"])
-    with refused(CheckpointError, "report.json"):
-        read_report("nowhere")
-    with refused(CheckpointError, "org/nothing", "report.json"):
-        read_report("org/nothing", endpoint=url)
+    for source in (folders["red"], "nowhere", "org/nothing"):
+        with refused(CheckpointError, source, "report.json"):
+            read_report(source, endpoint=url)
     for text in ('{"format_version": 2, "tasks": []}', '{"format_version": 1, "tasks": [{"task": "a"}]}'):
         (tmp_path / "report.json").write_text(text)
         with refused(CheckpointError, tmp_path):

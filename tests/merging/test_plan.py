@@ -17,6 +17,7 @@ from hf_ext.merging.plan_table import plan_lines, plan_values
 from hf_ext.merging.tensors import COMPARED, KEPT, SHARED, SKIPPED, Own, Row
 from tests.emr.emr_testing import (
     WORDS,
+    family,
     ones,
     push_folder,
     raw_plan,
@@ -48,17 +49,12 @@ def test_classifiers_of_a_bare_base(tmp_path):
     }
     with make_plan({"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}) as plan:
         stored = load_file(base / "model.safetensors")
-        assert [part.name for part in plan.merged_rows] == list(plan.base.tensors) and not plan.copied_rows
-        assert set(stored) == set(plan.base.tensors)
+        assert set(stored) == set(plan.base.tensors) and not plan.copied_rows
         assert prefixes(plan) == [("", "bert."), ("", "bert."), ("", "")]
-        for part in plan.merged_rows:
-            assert part == Row(
-                part.name,
-                tuple(stored[part.name].shape),
-                torch.float32,
-                stored[part.name].numel(),
-                (f"bert.{part.name}", f"bert.{part.name}", part.name),
-            )
+        assert list(plan.merged_rows) == [
+            Row(name, (*stored[name].shape,), torch.float32, stored[name].numel(), (f"bert.{name}",) * 2 + (name,))
+            for name in plan.base.tensors
+        ]
         assert set(plan.own_tensors(KEPT)) == {
             Own(index, f"classifier.{name}", f"classifier.{name}", shape, torch.float32, KEPT, "not in the base")
             for index, labels in ((0, 2), (1, 5))
@@ -120,9 +116,8 @@ def test_a_base_whose_tied_tensors_differ_is_refused(tmp_path):
     weights = load_file(base / "model.safetensors")
     broken = weights | {"lm_head.weight": weights["transformer.wte.weight"] + 1}
     write_weights(tmp_path / "broken", broken, config=json.loads((base / "config.json").read_text()))
-    message = r"'lm_head.weight' and 'transformer.wte.weight' differ.*save_pretrained"
     config = {"base": str(tmp_path / "broken"), "tasks": {"a": str(base)}}
-    with make_plan(config) as plan, pytest.raises(ValueError, match=message):
+    with make_plan(config) as plan, refused(ValueError, "'lm_head.weight'", "'transformer.wte.weight'"):
         resolve_plan(plan)
 
 
@@ -130,23 +125,22 @@ def test_a_base_whose_tied_tensors_differ_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tensors", "config", "message"),
+    ("tensors", "config", "fact"),
     [
-        ({"w": ones(4)}, {"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
-        ({"w": ones(4), "a.weight": torch.ones(4, dtype=torch.int8)}, {}, "weight 'a.weight' is torch.int8"),
-        ({"w": ones(4), "a.weight": ones(4).to(torch.float8_e4m3fn)}, {}, "'a.weight' is torch.float8_e4m3fn"),
-        ({"w": ones(4), "a.weight_scale": ones(4)}, {}, "'a.weight_scale' belongs to a quantised weight"),
-        ({"w": ones(4), "a.qweight": torch.ones(4, dtype=torch.int32)}, {}, "'a.qweight' belongs to"),
-        ({"w": ones(4), "a.SCB": ones(4)}, {}, "'a.SCB' belongs to"),
-        ({"w": ones(4), "a.weight.absmax": ones(4)}, {}, "'a.weight.absmax' belongs to"),
-        ({"w": ones(4), "a.weight.quant_state.bitsandbytes__nf4": ones(4)}, {}, "belongs to a quantised"),
+        ({}, {"quantization_config": {"quant_method": "gptq"}}, "quantization_config (gptq)"),
+        ({"a.weight": torch.ones(4, dtype=torch.int8)}, {}, "weight 'a.weight' is torch.int8"),
+        ({"a.weight": ones(4).to(torch.float8_e4m3fn)}, {}, "'a.weight' is torch.float8_e4m3fn"),
+        ({"a.weight_scale": ones(4)}, {}, "'a.weight_scale' belongs to a quantised weight"),
+        ({"a.qweight": torch.ones(4, dtype=torch.int32)}, {}, "'a.qweight'"),
+        ({"a.SCB": ones(4)}, {}, "'a.SCB'"),
+        ({"a.weight.quant_state.bitsandbytes__nf4": ones(4)}, {}, "bitsandbytes__nf4"),
     ],
 )
-def test_quantised_checkpoints_are_refused(tmp_path, tensors, config, message):
-    write_weights(tmp_path / "odd", tensors, config=config)
+def test_quantised_checkpoints_are_refused(tmp_path, tensors, config, fact):
+    write_weights(tmp_path / "odd", {"w": ones(4)} | tensors, config=config)
     write_weights(tmp_path / "plain", {"w": ones(4)}, config={})
     for base, task, who in (("odd", "plain", "base"), ("plain", "odd", "task 'a'")):
-        with pytest.raises(ValueError, match=rf"{who}: .*is quantised: .*{message}.*dequantize"):
+        with refused(ValueError, who, "is quantised", fact, "dequantize"):
             make_plan({"base": str(tmp_path / base), "tasks": {"a": str(tmp_path / task)}})
 
 
@@ -182,10 +176,9 @@ def test_a_base_that_is_not_the_base_is_refused(tmp_path):
 
 
 def test_a_given_model_is_matched_by_name(tmp_path):
-    base = tiny_bert(tmp_path / "base")
-    tasks = {name: str(tiny_bert(tmp_path / name, seed, base=base)) for seed, name in enumerate("ab", 1)}
-    given = tiny_bert(tmp_path / "given", 3, base=base)
-    config = {"base": str(base), "tasks": tasks, "method": "given", "merged": str(given)}
+    config = family(tmp_path, tiny_bert)
+    given = tiny_bert(tmp_path / "given", 3, base=tmp_path / "base")
+    config |= {"method": "given", "merged": str(given)}
     with make_plan(config) as plan:
         assert plan.merged_model is not None and plan.merged_model_names == {
             part.name: f"bert.{part.name}" for part in plan.merged_rows
@@ -237,26 +230,21 @@ def test_the_merge_writes_what_the_plan_says(tmp_path):
     with make_plan(config) as plan:
         written, result = plan.bytes_written, plan.result_bytes
     folder = merge_checkpoints(config, tmp_path / "out", progress=False).path
-    sizes = {
-        path.relative_to(folder).as_posix(): sum(tensor.nbytes for tensor in load_file(path).values())
-        for path in folder.rglob("*.safetensors")
-    }
-    # of all tasks together, a few numbers for each tensor
-    del sizes["sums.safetensors"]
+    # But for the sums of all tasks together, a few numbers for each tensor.
+    paths = [path for path in folder.rglob("*.safetensors") if path != folder / "sums.safetensors"]
+    sizes = {path: sum(tensor.nbytes for tensor in load_file(path).values()) for path in paths}
     assert sum(sizes.values()) == written
-    apart = {name for name in sizes if name.startswith("base/")}
-    assert sum(size for name, size in sizes.items() if name not in apart) == result
+    assert sum(size for path, size in sizes.items() if path.parent.name != "base") == result
 
 
 def test_a_plan_over_the_hub_reads_headers_and_small_files_only(tmp_path, hub):
-    base = tiny_bert(tmp_path / "base")
-    tasks = [tiny_bert(tmp_path / name, seed, base=base, max_shard_size=9000) for seed, name in enumerate("ab", 1)]
+    family(tmp_path, tiny_bert, max_shard_size=9000)
     headers = 0
-    for folder, name in zip((base, *tasks), ("base", "a", "b"), strict=True):
-        push_folder(hub.url, f"org/{name}", folder)
-        for path in folder.glob("*.safetensors"):
+    for name in ("base", "a", "b"):
+        push_folder(hub.url, f"org/{name}", tmp_path / name)
+        for path in (tmp_path / name).glob("*.safetensors"):
             headers += 8 + int.from_bytes(path.read_bytes()[:8], "little")
-        headers += sum(path.stat().st_size for path in folder.glob("*.index.json"))
+        headers += sum(path.stat().st_size for path in (tmp_path / name).glob("*.index.json"))
     config = {"base": "org/base@main", "tasks": {"a": "org/a", "b": "org/b"}}
     with make_plan(config, endpoint=hub.url, token=False) as plan:
         lines, described = plan_lines(plan), json.loads(json.dumps(plan_values(plan)))
@@ -277,11 +265,11 @@ def test_a_hub_checkpoint_that_does_not_fit_fails_before_any_download(tmp_path, 
     assert {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")} == {"config.json"}
 
 
-def test_every_source_is_closed_when_one_cannot_be_opened(tmp_path, recwarn):
+def test_every_source_is_closed_when_one_cannot_be_opened(tmp_path):
     write_weights(tmp_path / "base", {"w": ones(4)})
+    # A file that stays open is told by a warning, which is an error here.
     with refused(CheckpointError, "b"):
         make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "base"), "b": "./nowhere"}})
-    assert not [warning for warning in recwarn if warning.category is ResourceWarning]
 
 
 @pytest.mark.parametrize(

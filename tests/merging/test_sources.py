@@ -95,16 +95,6 @@ def test_a_repository_is_read_by_ranges_and_its_small_files_alone_are_fetched(be
     assert not list(own_cache.rglob("*.safetensors*"))
 
 
-def test_the_commit_is_pinned_when_the_branch_moves(bert, hub, tmp_path):
-    push_folder(hub.url, "org/base", bert)
-    with open_weights("base", "org/base", token=False, endpoint=hub.url) as source:
-        first = {name: source.read(name) for name in list(source.tensors)[:2]}
-        push_folder(hub.url, "org/base", tiny_bert(tmp_path / "other", 5, max_shard_size=9000, num_hidden_layers=1))
-        assert all(source.read(name).equal(tensor) for name, tensor in first.items())
-        assert source.config["num_hidden_layers"] == 2
-        assert json.loads(source.companions.files["config.json"].read_text())["num_hidden_layers"] == 2
-
-
 def test_a_weights_file_alone_and_a_diffusers_model(tmp_path, bert):
     write_weights(tmp_path / "w", {"w": torch.ones(3)})
     with open_weights("task", tmp_path / "w" / "model.safetensors") as source:
@@ -118,12 +108,9 @@ def test_a_weights_file_alone_and_a_diffusers_model(tmp_path, bert):
     [
         ("config.json", "[1]", "expected a JSON object, got list"),
         ("config.json", "{", "not valid JSON"),
-        ("config.json", "[" * 100_000, "not valid JSON"),
         ("adapter_config.json", "nonsense", "not valid JSON"),
         ("config.json", '{"id2label": ["a", "b"]}', "id2label must be"),
         ("config.json", '{"architectures": "BertModel"}', "architectures must be"),
-        ("config.json", '{"architectures": 5}', "architectures must be"),
-        ("config.json", '{"architectures": {"a": 1}}', "architectures must be"),
         ("config.json", '{"architectures": [null]}', "architectures must be"),
         ("config.json", '{"vocab_size": "8"}', "vocab_size must be"),
         ("config.json", '{"model_type": ["bert"]}', "model_type must be"),
