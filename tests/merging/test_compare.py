@@ -14,6 +14,8 @@ from hf_ext.merging.merge import merge_checkpoints
 from tests.emr.emr_testing import push_folder, write_weights
 from tests.kit.refusals import refused
 
+CONFIG = {"model_type": "bert", "architectures": ["BertModel"]}
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
@@ -28,9 +30,7 @@ def folders(tmp_path_factory):
         if task != "base":
             tensors = {n: value + 0.01 * torch.randn(value.shape, generator=generator) for n, value in base.items()}
             tensors["classifier.weight"] = torch.randn(len(task), 8, generator=generator)
-        found[task] = write_weights(
-            place / task, tensors, config={"model_type": "bert", "architectures": ["BertModel"]}
-        )
+        found[task] = write_weights(place / task, tensors, config=CONFIG)
     return found
 
 

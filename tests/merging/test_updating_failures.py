@@ -29,8 +29,7 @@ def test_merging_again_needs_the_same_checkpoints(sources, tmp_path):
     artifact = merge(place, "ab", tmp_path / "artifact")
     before = contents(artifact)
     shutil.rmtree(place / "b")
-    message = r"(?s)to add 'c', all tasks are merged again, and that fails: task 'b'.*--frozen"
-    with pytest.raises(ValueError, match=message):
+    with refused(ValueError, "'c'", "task 'b'", "--frozen"):
         add_task(artifact, "c", str(place / "c"))
     write_weights(place / "b", {**vectors(2), "other.weight": torch.zeros(3)}, config=CONFIG)
     with refused(DataError, "b"):
@@ -41,13 +40,8 @@ def test_merging_again_needs_the_same_checkpoints(sources, tmp_path):
 
 def test_what_cannot_be_added_is_refused_and_nothing_changes(sources, artifact, tmp_path):
     before = contents(artifact)
-    for name, message in (
-        ("a", "has a task 'a'"),
-        ("A", "has a task 'a'"),
-        ("x/y", "task name .x/y. is not allowed"),
-        ("..", "not"),
-    ):
-        with pytest.raises(ValueError, match=message):
+    for name, fact in (("a", "has a task 'a'"), ("A", "has a task 'a'"), ("x/y", "'x/y' is not allowed")):
+        with refused(ValueError, fact):
             add_task(artifact, name, str(sources / "c"))
     bad = vectors(3)
     bad["odd.weight"][2, 3] = float("nan")
@@ -129,8 +123,11 @@ def test_files_are_shared_with_the_earlier_artifact_but_never_written_to(sources
     add_task(artifact, "a2", str(sources / "a"), frozen=True)
     assert contents(linked) == before
     assert os.stat(artifact / "emr_loader.py").st_ino == os.stat(linked / "emr_loader.py").st_ino
-    # a file system without links
-    monkeypatch.setattr(updating.os, "link", lambda *names: (_ for _ in ()).throw(OSError("no links")))
+
+    def refuse(*names):
+        raise OSError("no links")
+
+    monkeypatch.setattr(updating.os, "link", refuse)
     remove_task(linked, "a")
     assert os.stat(artifact / "emr_loader.py").st_ino != os.stat(linked / "emr_loader.py").st_ino
     assert {**contents(linked)}["model.safetensors"] == before["model.safetensors"]

@@ -14,14 +14,7 @@ from hf_ext.errors import DataError
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.plan_table import plan_lines
 from hf_ext.merging.tensors import KEPT, Row
-from tests.emr.emr_testing import (
-    WORDS,
-    ones,
-    resized,
-    tiny_bert,
-    write_tokenizer,
-    write_weights,
-)
+from tests.emr.emr_testing import WORDS, ones, resized, tiny_bert, write_tokenizer, write_weights
 from tests.kit.refusals import refused
 
 EMBEDDING = "embeddings.word_embeddings.weight"
@@ -105,7 +98,6 @@ def test_tasks_with_other_tokens_in_a_row_that_the_base_leaves_open_are_not_mixe
 SIZE = {"vocab_size": 4}
 VOCABULARIES = {
     "tokenizer.model": ("one", "two"),
-    "spiece.model": ("one", "two"),
     "sentencepiece.bpe.model": ("one", "two"),
     "tekken.json": ("[1]", "[2]"),
     "added_tokens.json": ('{"x": 2, "y": 3}', '{"y": 2, "x": 3}'),
@@ -139,7 +131,7 @@ def test_of_tokenizers_in_several_forms_the_one_that_both_have_is_compared(tmp_p
             assert [item.name for item in plan.own_tensors(KEPT)] == kept
 
 
-@pytest.mark.parametrize("form", ["tokenizer.model", "spiece.model", "tekken.json", "qwen.tiktoken", "vocab.bpe"])
+@pytest.mark.parametrize("form", ["spiece.model", "qwen.tiktoken", "vocab.bpe"])
 def test_without_a_common_form_tokens_are_compared_as_transformers_loads_them(tmp_path, monkeypatch, form):
     for name in ("base", "a"):
         write_weights(tmp_path / name, {"body": ones(3, 3), "embed": ones(4, 2)}, config=SIZE)
