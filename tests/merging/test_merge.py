@@ -225,25 +225,34 @@ def test_a_merge_with_masks_is_no_checkpoint(config, tmp_path, place, method):
         merge(config | given, tmp_path / "again", method=method)
 
 
-@pytest.mark.parametrize("value", [float("nan"), -float("inf")])
-@pytest.mark.parametrize(("whose", "name"), [("base", "b.weight"), ("t1", "b.weight"), ("t2", "head.weight")])
-def test_nan_and_infinity_are_refused_with_the_tensor_and_the_task(config, tmp_path, whose, name, value):
-    with open_checkpoint(tmp_path / whose) as own:
-        tensors = {name: own[name] for name in own}
-    for path in (tmp_path / whose).glob("*.safetensors*"):
-        path.unlink()
-    tensors[name].view(-1)[-1] = value
-    write_weights(tmp_path / whose, tensors)
-    with refused(DataError, whose, name):
+@pytest.mark.parametrize(
+    ("whose", "value"), [("base", float("nan")), ("t1", float("nan")), ("t1", float("inf")), ("base", -float("inf"))]
+)
+def test_nan_and_infinity_are_refused_with_the_tensor_and_the_task(config, tmp_path, whose, value):
+    base = load_file(tmp_path / "base" / "model.safetensors")
+    spoilt = base if whose == "base" else {name: tensor.clone() for name, tensor in base.items()}
+    spoilt["b.weight"][SUB_BLOCK * 2] = value
+    if whose == "t1":
+        shutil.rmtree(tmp_path / "t1")
+    write_weights(tmp_path / whose, spoilt)
+    label = "base" if whose == "base" else "task 't1'"
+    with refused(ValueError, label, whose, "b.weight", "NaN"):
         merge(config, tmp_path / "merged-out")
     # nothing to go on from
     assert not list(tmp_path.glob("*merged-out*"))
 
 
-def test_an_overflow_of_the_result_is_refused(tmp_path):
-    write_weights(tmp_path / "base", {"w": torch.zeros(4)})
-    write_weights(tmp_path / "a", {"w": torch.full((4,), 1e5)})
-    large = {"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "a")}, "dtype": "float16"}
+def test_nan_in_a_head_or_an_overflow_of_the_result_is_refused(config, tmp_path):
+    with open_checkpoint(config["tasks"]["t2"]) as own:
+        tensors = {name: own[name] for name in own}
+    shutil.rmtree(tmp_path / "t2")
+    tensors["head.weight"][0, 0] = float("nan")
+    write_weights(tmp_path / "t2", tensors)
+    with refused(ValueError, "head.weight", "t2"):
+        merge(config, tmp_path / "merged-out")
+    write_weights(tmp_path / "x" / "base", {"w": torch.zeros(4)})
+    write_weights(tmp_path / "x" / "a", {"w": torch.full((4,), 1e5)})
+    large = {"base": str(tmp_path / "x" / "base"), "tasks": {"a": str(tmp_path / "x" / "a")}, "dtype": "float16"}
     with refused(NotFiniteError, "torch.float16"):
         merge(large, tmp_path / "merged-out")
 
