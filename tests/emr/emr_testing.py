@@ -59,6 +59,20 @@ def write_weights(
     return folder
 
 
+def raw_family(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], names: Sequence[str], scale: float, seed: int = 0
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Writes a base of these shapes, and what differs from it by `scale`; all that was written."""
+    generator = torch.Generator().manual_seed(seed)
+    base = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    found = {"base": base}
+    for task in names:
+        found[task] = {n: value + scale * torch.randn(value.shape, generator=generator) for n, value in base.items()}
+    for name, tensors in found.items():
+        write_weights(folder / name, tensors, config={"model_type": "bert", "architectures": ["BertModel"]})
+    return found
+
+
 def write_tokenizer(folder: Path, words: tuple[str, ...] = WORDS) -> Path:
     """Writes a word-level tokenizer whose ids are the places of `words`."""
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))

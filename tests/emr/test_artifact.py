@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from hf_ext.emr.arithmetic import compute_scales
 from hf_ext.emr.artifact import open_extras, open_masks, open_unified, read_sums
-from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, artifact_file
+from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord
 from hf_ext.emr.ops import SUMS
 from hf_ext.hub.safetensors_headers import CheckpointError
 from tests.kit.refusals import refused
@@ -191,21 +191,6 @@ def test_links_that_leave_the_folder_are_refused(folder, tmp_path):
     (folder / "emr.json").symlink_to(tmp_path / "emr.json")
     with refused(CheckpointError, "leaves", "folder"):
         Manifest.read(folder)
-
-
-def test_links_of_the_cache_of_the_hub_are_followed(folder, tmp_path):
-    blobs = tmp_path / "models--me--merged" / "blobs"
-    snapshot = tmp_path / "models--me--merged" / "snapshots" / ("c" * 40)
-    blobs.mkdir(parents=True)
-    for index, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
-        target = snapshot / path.relative_to(folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(path, blobs / str(index))
-        target.symlink_to(Path("../" * len(target.relative_to(blobs.parent).parts[:-1]), "blobs", str(index)))
-    manifest = Manifest.read(snapshot)
-    open_unified(snapshot, manifest).close()
-    open_masks(snapshot, manifest, "a.b").close()
-    assert artifact_file(snapshot, "tasks", "a.b", "sums.safetensors").is_symlink()
 
 
 SUM_COLUMNS = {"columns": ",".join(SUMS)}

@@ -48,14 +48,3 @@ def test_rows_by_each_tasks_weight(dtype: torch.dtype, shape: tuple[int, int], t
                 assert y.dtype == dtype
                 size = 3 * DTYPES[dtype] * float(expected.abs().max())
                 torch.testing.assert_close(y.double(), expected, atol=size, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(3, 5), (37, 29)])
-def test_rows_of_an_embedding_have_the_bits_of_the_whole(dtype: torch.dtype, shape: tuple[int, int], kernels: str):
-    parts, weights = make_parts(shape, dtype)
-    given: Any = SimpleNamespace()
-    ids = torch.tensor([[0, 2, 2], [1, 0, shape[0] - 1]])
-    for found, weight in zip(parts, weights, strict=True):
-        assert torch.equal(TaskLayers(given).look_up(ids, weights[0], found), weight[ids])
-    assert torch.equal(TaskLayers(given).look_up(ids, weights[0], None), weights[0][ids])

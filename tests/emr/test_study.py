@@ -40,17 +40,6 @@ def shared(tmp_path):
     return folder
 
 
-def test_the_data_of_pictures(load, shared, tmp_path):
-    load("sets").write_pictures(shared, tmp_path / "data")
-    for task, counts in {"spoken": (2, 2), "vehicles": (4, 4), "noisy": (1497, 300)}.items():
-        assert len(json.loads((tmp_path / "data" / task / "labels.json").read_text())) in (4, 10)
-        for part, count in zip(("train", "test"), counts, strict=True):
-            file = str(tmp_path / "data" / task / f"{part}.parquet")
-            rows = datasets.load_dataset("parquet", data_files=file, split="train")
-            assert len(rows) == count and rows[0]["image"].size == (16, 16)
-            assert len(set(rows["label"])) == min(count, 10)
-
-
 def test_the_data_of_texts_and_tweets(load, shared, tmp_path):
     sets = load("sets")
     sets.write_texts(shared, tmp_path / "texts")

@@ -173,28 +173,6 @@ def test_set_task_belongs_to_one_thread(emr: EMRModel):
     assert emr.current == "b"
 
 
-def test_a_plain_call_never_gives_the_weights_of_two_tasks(emr: EMRModel):
-    right, model, refused, ended = expected(emr), emr.model, [], threading.Event()
-
-    def call() -> None:
-        try:
-            for _ in range(60):
-                try:
-                    assert is_of(model(TOKENS).logits, "a", right)
-                except RuntimeError as error:
-                    refused.append(str(error))
-        finally:
-            ended.set()
-
-    def switch() -> None:
-        while not ended.is_set():
-            assert is_of(by_context(emr, "b"), "b", right)
-            assert is_of(in_a_mixed_batch(emr, "c"), "c", right)
-
-    assert run_in_threads(call, switch) == []
-    assert all("another thread switched the task while the model ran" in text for text in refused)
-
-
 def test_a_switch_in_the_middle_of_a_plain_call_is_told(emr: EMRModel):
     reached, switched = threading.Event(), threading.Event()
 

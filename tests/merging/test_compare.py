@@ -11,27 +11,19 @@ from hf_ext.errors import UsageError
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging.compare import compare_merges, comparison_table, read_report
 from hf_ext.merging.merge import merge_checkpoints
-from tests.emr.emr_testing import push_folder, write_weights
+from tests.emr.emr_testing import push_folder, raw_family, write_weights
 from tests.kit.refusals import refused
-
-CONFIG = {"model_type": "bert", "architectures": ["BertModel"]}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A base and three fine-tunes with heads of their own."""
     place = tmp_path_factory.mktemp("compared")
-    generator = torch.Generator().manual_seed(0)
     shapes = {"embeddings.weight": (40, 8), "layer.0.weight": (8, 8), "layer.1.weight": (8, 8), "norm.bias": (8,)}
-    base = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    found = {}
-    for task in ("base", "red", "green", "blue"):
-        tensors = dict(base)
-        if task != "base":
-            tensors = {n: value + 0.01 * torch.randn(value.shape, generator=generator) for n, value in base.items()}
-            tensors["classifier.weight"] = torch.randn(len(task), 8, generator=generator)
-        found[task] = write_weights(place / task, tensors, config=CONFIG)
-    return found
+    found = raw_family(place, shapes, ("red", "green", "blue"), 0.01)
+    for task in ("red", "green", "blue"):
+        write_weights(place / task, found[task] | {"classifier.weight": torch.randn(len(task), 8)})
+    return {name: place / name for name in found}
 
 
 def configuration(folders, tasks=("red", "green", "blue"), **fields):

@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hf_ext.errors import UsageError
 from hf_ext.merging.journal import Journal
 from tests.kit import warm_python
-from tests.kit.refusals import refused
 
 
 def values(journal: Journal, units: int) -> list[list[float]]:
@@ -49,14 +47,6 @@ def test_processes_and_threads_write_files_of_their_own(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
     for journal in (first, second, third):
         journal.close()
-
-
-def test_a_unit_that_is_missing(tmp_path):
-    journal = Journal(tmp_path)
-    journal.add(1, np.zeros(1))
-    with refused(UsageError, "2 units"):
-        list(journal.read(2))
-    journal.close()
 
 
 def test_a_line_that_was_cut_off_or_damaged_does_not_count(tmp_path):

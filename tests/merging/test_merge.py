@@ -171,17 +171,6 @@ def test_files_of_a_task_that_differ_from_the_base_are_kept_with_it_and_told(con
     assert report["files"] == {"t1": ["chat_template.jinja", "tokenizer.json"]}
 
 
-def test_the_base_inside_is_enough_to_restore(config, tmp_path):
-    outside = merge(config, tmp_path / "merged-outside")
-    expected = restore(outside, "t1")
-    folder = merge(config, tmp_path / "merged-out", include_base=True)
-    shutil.move(tmp_path / "base", tmp_path / "gone")
-    restored = restore(folder, "t1")
-    assert all(torch.equal(restored[name], values) for name, values in expected.items())
-    assert Manifest.read(folder).base.folder == "base"
-    assert (folder / "base" / "config.json").is_file()
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -15,7 +15,7 @@ from hf_ext.merging.methods import METHODS, Block
 from hf_ext.merging.methods.della import sort_by_magnitude
 from hf_ext.merging.methods.options import find_depths
 from hf_ext.merging.methods.registry import MethodError
-from tests.emr.emr_testing import write_weights
+from tests.emr.emr_testing import raw_family
 from tests.kit.refusals import refused
 from tests.merging import reference_methods as twin
 
@@ -198,14 +198,7 @@ def test_a_setting_that_cannot_be_used_is_refused(fields, message):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     place = tmp_path_factory.mktemp("models")
-    generator = torch.Generator().manual_seed(0)
-    base = {name: torch.randn(9, 40, generator=generator) for name in NAMES}
-    write_weights(place / "base", base, config={"model_type": "bert"})
-    tasks = []
-    for task in "ab":
-        moved = {name: values + 0.1 * torch.randn(values.shape, generator=generator) for name, values in base.items()}
-        write_weights(place / task, moved, config={"model_type": "bert"})
-        tasks.append(moved)
+    base, *tasks = raw_family(place, dict.fromkeys(NAMES, (9, 40)), "ab", 0.1).values()
     return place, base, tasks
 
 

@@ -16,7 +16,7 @@ from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block, Option, merge_method
 from hf_ext.merging.methods.registry import MethodError
 from hf_ext.merging.vectors import STEP, TaskVectors, kept_elements, mix
-from tests.emr.emr_testing import write_weights
+from tests.emr.emr_testing import raw_family
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
 
@@ -230,22 +230,16 @@ def test_model_stock_of_one_task_is_that_task_and_of_opposed_ones_the_base():
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The same checkpoints on disk, one tensor longer than an I/O block."""
+    """Checkpoints on disk, one tensor longer than an I/O block; their folder and their tensors."""
     place = tmp_path_factory.mktemp("baselines")
-    base, models = checkpoints(tasks=3)
-    generator = torch.Generator().manual_seed(9)
-    base.append(torch.randn(70_000, generator=generator))
-    for tensors in models:
-        tensors.append(base[-1] + 1e-2 * torch.randn(70_000, generator=generator))
-    named = [{f"layer.{index}.weight": t for index, t in enumerate(m) if t.numel()} for m in (base, *models)]
-    folders = [write_weights(place / f"{i}", m, config={"model_type": "bert"}) for i, m in enumerate(named)]
-    return folders, named
+    shapes = {f"layer.{index}.weight": (size,) for index, size in enumerate((*SIZES, 70_000)) if size}
+    return place, list(raw_family(place, shapes, "abc", 1e-2).values())
 
 
 def merged_files(written, out, **fields):
-    folders, _ = written
-    tasks = {f"task-{index}": str(folder) for index, folder in enumerate(folders[1:])}
-    merge_checkpoints({"base": str(folders[0]), "tasks": tasks, **fields}, out, progress=False)
+    place, _ = written
+    tasks = {name: str(place / name) for name in "abc"}
+    merge_checkpoints({"base": str(place / "base"), "tasks": tasks, **fields}, out, progress=False)
     return load_file(out / "model.safetensors")
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hf_ext.hub.checkpoints import CheckpointError
 from hf_ext.merging.sources import open_weights
-from tests.emr.emr_testing import push_folder, tiny_bert, tiny_unet, write_weights
+from tests.emr.emr_testing import tiny_bert, tiny_unet, write_weights
 from tests.kit.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -71,28 +71,6 @@ def test_float64_is_given_as_float32(tmp_path):
         source.read_into("w", 7, 11, out)
         assert out.equal(tensor.float().flatten()[7:11])
         assert source.nbytes == tensor.nbytes + 24
-
-
-def test_a_repository_is_read_by_ranges_and_its_small_files_alone_are_fetched(bert, hub, own_cache):
-    commit = push_folder(hub.url, "org/base", bert)
-    with open_weights("base", "org/base@main", token=False, endpoint=hub.url) as source:
-        headers = source.bytes_read
-        assert headers < 20_000 and source.config["model_type"] == "bert"
-        fetched = {path.name for path in own_cache.rglob("snapshots/*/*")}
-        assert fetched == {"config.json"}
-        assert (source.repo_id, source.commit) == ("org/base", commit)
-        assert set(source.companions.files) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
-        place = source.companions.files["config.json"].parent
-        assert place.is_relative_to(own_cache) and place.name == commit
-        for name, tensor in all_tensors(bert).items():
-            assert source.read(name).equal(tensor)
-        assert source.bytes_read == headers + source.nbytes
-        identity = source.identity()
-        assert (identity["source"], identity["revision"]) == ("org/base", commit)
-        for name, file in identity["files"].items():
-            assert file["sha256"] == sha256((bert / name).read_bytes())
-        assert source.fingerprint() == identity
-    assert not list(own_cache.rglob("*.safetensors*"))
 
 
 def test_a_weights_file_alone_and_a_diffusers_model(tmp_path, bert):
