@@ -8,8 +8,8 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -53,24 +53,16 @@ def is_of(output: torch.Tensor, task: str, right: dict[str, torch.Tensor]) -> bo
 
 def run_in_threads(*functions: Callable[[], None]) -> list[BaseException]:
     """Runs them at once; what they raised."""
-    errors: list[BaseException] = []
     barrier = threading.Barrier(len(functions))
 
     def run(function: Callable[[], None]) -> None:
-        try:
-            with torch.no_grad():
-                barrier.wait(WAIT)
-                function()
-        except BaseException as error:
-            errors.append(error)
+        with torch.no_grad():
+            barrier.wait(WAIT)
+            function()
 
-    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(4 * WAIT)
-        assert not thread.is_alive()
-    return errors
+    with ThreadPoolExecutor(len(functions)) as pool:
+        done = [pool.submit(run, function) for function in functions]
+        return [error for future in done if (error := future.exception(4 * WAIT)) is not None]
 
 
 def by_context(emr: EMRModel, task: str) -> torch.Tensor:
@@ -110,7 +102,7 @@ def test_threads_that_ask_for_tasks_get_theirs(emr: EMRModel, ask: Callable[[EMR
 
 
 def test_a_thread_waits_for_the_block_of_another(emr: EMRModel):
-    right, inside, order = expected(emr), threading.Event(), []
+    right, inside, order, before = expected(emr), threading.Event(), [], emr.model
 
     def hold() -> None:
         with emr.task("b") as model:
@@ -121,25 +113,21 @@ def test_a_thread_waits_for_the_block_of_another(emr: EMRModel):
             assert is_of(model(TOKENS).logits, "b", right)
             order.append("b ends")
 
-    def ask() -> None:
-        inside.wait(WAIT)
-        assert is_of(emr(input_ids=TOKENS, task_ids=["c", "c"]).logits, "c", right)
-        order.append("c")
+    # No lock is taken here by hand: reading `model` waits, and so does a call of it.
+    for task, ask in (
+        ("c", lambda: by_one_name(emr, "c")),
+        ("a", lambda: emr.model(TOKENS).logits),
+        ("a", lambda: before(TOKENS).logits),
+    ):
 
-    before = emr.model
+        def use(task: str = task, ask: Callable[[], torch.Tensor] = ask) -> None:
+            inside.wait(WAIT)
+            assert is_of(ask(), task, right)
+            order.append(task)
 
-    def use_the_model(find: Callable[[], Any]) -> None:
-        inside.wait(WAIT)
-        # No lock is taken here by hand: reading `model` waits, and so does a call of it.
-        assert is_of(find()(TOKENS).logits, "a", right)
-        order.append("a")
-
-    assert run_in_threads(hold, ask) == []
-    assert order == ["b begins", "b ends", "c"]
-    for find in (lambda: emr.model, lambda: before):
         order.clear(), inside.clear()
-        assert run_in_threads(hold, lambda find=find: use_the_model(find)) == []
-        assert order == ["b begins", "b ends", "a"]
+        assert run_in_threads(hold, use) == []
+        assert order == ["b begins", "b ends", task]
 
 
 def test_set_task_belongs_to_one_thread(emr: EMRModel):

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner
 from safetensors.torch import load_file
-from transformers import BertForSequenceClassification
+from transformers import BertForSequenceClassification, GPT2LMHeadModel
 
 from hf_ext.errors import UsageError
 from hf_ext.merging.adamerging import START, WeightedMerge, learn_weights
@@ -21,8 +20,8 @@ from hf_ext.merging.plan import make_plan
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
 from hf_ext.tasks.texts import byte_tokenizer
 from hf_ext.training.task import Task
-from hf_ext_cli.main import main
-from tests.emr.emr_testing import tiny_bert, tiny_gpt2
+from tests.emr.emr_testing import family, tiny_bert, tiny_gpt2
+from tests.kit.command_line import run
 from tests.kit.refusals import refused
 
 
@@ -36,15 +35,8 @@ class Texts(Task):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    place = tmp_path_factory.mktemp("models")
-    base = tiny_bert(place / "base")
-    tasks = {"a": tiny_bert(place / "a", 1, base=base, noise=0.2),
-             "b": tiny_bert(place / "b", 2, base=base, noise=0.2, num_labels=5)}  # fmt: skip
-    return {
-        "base": str(base),
-        "tasks": {name: str(folder) for name, folder in tasks.items()},
-        "exclude": ["classifier"],
-    }
+    config = family(tmp_path_factory.mktemp("models"), tiny_bert, noise=0.2, num_labels=5)
+    return config | {"exclude": ["classifier"]}
 
 
 def parts():
@@ -88,18 +80,13 @@ def test_the_entropy_is_that_of_a_model_with_the_merged_weights(models):
 def test_what_has_no_entropy_or_no_data_is_refused(models, tmp_path):
     with refused(UsageError, "tasks", "data"):
         learn_weights(models, {"a": parts()["a"]})
-    base = tiny_gpt2(tmp_path / "base")
-    task = tiny_gpt2(tmp_path / "t", 1, base=base)
 
     class Language(Texts):
         def build_model(self, config, init_from):
-            from transformers import GPT2LMHeadModel
-
             return GPT2LMHeadModel.from_pretrained(init_from)
 
-    data = {"t": (Language(), parts()["a"][1])}
     with refused(UsageError, "GPT2LMHeadModel"):
-        learn_weights({"base": str(base), "tasks": {"t": str(task)}}, data, steps=1)
+        learn_weights(family(tmp_path, tiny_gpt2, "t"), {"t": (Language(), parts()["a"][1])}, steps=1)
 
 
 def test_the_command_learns_and_its_file_merges(tmp_path):
@@ -120,19 +107,13 @@ def test_the_command_learns_and_its_file_merges(tmp_path):
     data = {"eval": {"path": str(tmp_path / "texts.jsonl"), "split": "train"}}
     file = tmp_path / "texts.yaml"
     file.write_text(json.dumps({"method": "mrconv-text", "data": data, "task": {"max_length": 16, "num_labels": 3}}))
-    merge = {
-        "base": str(tmp_path / "base"),
-        "tasks": {name: str(tmp_path / name) for name in "ab"},
-        "exclude": ["classifier"],
-    }
-    (tmp_path / "merge.yaml").write_text(json.dumps(merge))
-    command = ["emr", "learn-weights", str(tmp_path / "merge.yaml"), "--steps", "4", "--batch-size", "3"]
+    merge = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
+    (tmp_path / "merge.yaml").write_text(json.dumps(merge | {"exclude": ["classifier"]}))
+    command = ["emr", "learn-weights", tmp_path / "merge.yaml", "--steps", "4", "--batch-size", "3"]
     command += [word for name in "ab" for word in ("--config", f"{name}={file}")]
-    done = CliRunner().invoke(main, [*command, "--out", str(tmp_path / "learned.yaml")])
-    assert done.exit_code == 0, done.output
+    command += ["--out", tmp_path / "learned.yaml"]
+    run(*command)
     learned = yaml.safe_load((tmp_path / "learned.yaml").read_text())
     assert learned["weight"]["a"] != learned["weight"]["b"]
-    done = CliRunner().invoke(main, ["merge", str(tmp_path / "learned.yaml"), str(tmp_path / "out")])
-    assert done.exit_code == 0, done.output
-    again = CliRunner().invoke(main, [*command, "--out", str(tmp_path / "learned.yaml")])
-    assert (again.exit_code, "remove it first" in again.output) == (2, True)
+    run("merge", tmp_path / "learned.yaml", tmp_path / "out")
+    assert "remove it first" in run(*command, code=2).output

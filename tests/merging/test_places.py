@@ -25,7 +25,8 @@ from hf_ext.merging import add_task, journal, merge_checkpoints, remove_task
 from hf_ext.merging.engine import Engine, NotFiniteError
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.publishing import hide_paths
-from tests.emr.emr_testing import tiny_bert, write_weights
+from tests.emr.emr_testing import family, tiny_bert, write_weights
+from tests.emr.use_testing import equal
 from tests.kit.refusals import refused
 
 from .merging import assert_same_files, merge, short_segments, write_set
@@ -66,13 +67,12 @@ def test_an_artifact_finds_its_base_from_any_folder(project: Path, tmp_path: Pat
     assert manifest.tasks["t1"].origin.source == os.path.join("..", "..", "models", "t1")
     report = json.loads((folder / "report.json").read_text())
     assert report["sources"]["base"]["source"] == manifest.base.source
-    expected = {name: TaskWeights(folder).restore("t1", name) for name in TaskWeights(folder).entries("t1")}
+    expected = emr_loader.restore(folder, "t1")
 
     def assert_found(place: Path) -> None:
         weights = TaskWeights(place)
-        assert all(torch.equal(weights.restore("t1", name), values) for name, values in expected.items())
-        loaded = emr_loader.restore(place, "t1")
-        assert all(torch.equal(loaded[name], values) for name, values in expected.items())
+        assert equal({name: weights.restore("t1", name) for name in weights.entries("t1")}, expected)
+        assert equal(emr_loader.restore(place, "t1"), expected)
         for task in weights.manifest.tasks.values():
             assert (find_recorded(task.origin.source, place) / "model.safetensors.index.json").is_file()
 
@@ -100,10 +100,7 @@ def test_tasks_are_added_from_any_folder(project: Path, tmp_path: Path, monkeypa
         assert Manifest.read(place).tasks["t2"].origin.source == os.path.join("..", "models", "t2")
         assert Manifest.read(place).tasks["t0"].origin.source == os.path.join("..", "models", "t0")
         assert Manifest.read(place).base.source == os.path.join("..", "models", "base")
-    found = load_file(again / "model.safetensors")
-    assert found.keys() == load_file(whole / "model.safetensors").keys()
-    for name, values in load_file(whole / "model.safetensors").items():
-        assert torch.equal(found[name], values)
+    assert equal(*(load_file(folder / "model.safetensors") for folder in (again, whole)))
 
 
 def test_a_task_that_is_gone_is_not_looked_for_on_a_hub(project: Path):
@@ -187,17 +184,16 @@ def test_no_warning_that_is_kept_names_a_place(project: Path):
 
 def test_the_two_writers_of_a_report_agree(config: dict[str, Any], tmp_path: Path):
     some = config | {"tasks": {name: config["tasks"][name] for name in ("t0", "t1")}}
-    expected = json.loads((merge(some, tmp_path / "two") / "report.json").read_text())
+    expected = read_json(merge(some, tmp_path / "two") / "report.json")
     grown = merge(some, tmp_path / "grown")
     add_task(grown, "t2", config["tasks"]["t2"], frozen=True)
     remove_task(grown, "t2")
-    found = json.loads((grown / "report.json").read_text())
-    assert found["sizes"] == expected["sizes"]
-    base = sum(path.stat().st_size for path in Path(config["base"]).glob("*.safetensors"))
-    assert found["sizes"]["base"] == base
-    assert found["files"] == expected["files"]
-    assert found["sources"]["tasks"] == expected["sources"]["tasks"]
+    found = read_json(grown / "report.json")
     assert found.keys() == expected.keys()
+    assert found["sizes"]["base"] == sum(path.stat().st_size for path in Path(config["base"]).glob("*.safetensors"))
+    for key in ("sizes", "files"):
+        assert found[key] == expected[key]
+    assert found["sources"]["tasks"] == expected["sources"]["tasks"]
 
 
 def test_a_target_that_cannot_be_written_is_found_before_anything_is_shown(config: dict[str, Any], tmp_path: Path):
@@ -226,7 +222,8 @@ def test_counting_goes_on_after_the_last_finished_pass(
     count, passes = Engine.count, []
 
     def counted(self: Engine, index: int, units: Any) -> np.ndarray:
-        if index == finished and not passes[finished:]:
+        if len(passes) == finished and not stopped:
+            stopped.append(index)
             raise Killed
         passes.append(index)
         return count(self, index, units)
@@ -234,33 +231,31 @@ def test_counting_goes_on_after_the_last_finished_pass(
     def killed(self: Engine, *arguments: Any) -> None:
         raise Killed
 
+    stopped: list[int] = []
+    monkeypatch.setattr(Engine, "count", counted)
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "count", counted)
         patch.setattr(Engine, "run", killed)
         with pytest.raises(Killed):
             merge(ties, tmp_path / "merged-out")
+    stopped.append(finished)
     assert passes == list(range(finished))
     partial = tmp_path / ".merged-out.partial"
     assert (journal.read_passes(partial / "journal") or {"passes": 0})["passes"] == finished
     if finished:
         with refused(OtherRun, "config.density", "0.3", "0.5"):
             merge(ties | {"density": 0.5}, tmp_path / "merged-out")
-    if finished == 0:
+    else:
         # damaged ones are counted again
         (partial / "journal" / "passes.json").write_text('{"passes": ')
         assert journal.read_passes(partial / "journal") is None
-    passes.clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(Engine, "count", lambda self, index, units: passes.append(index) or count(self, index, units))
-        assert_same_files(merge(ties, tmp_path / "merged-out"), expected)
-    assert passes == list(range(finished, 2))
+    assert_same_files(merge(ties, tmp_path / "merged-out"), expected)
+    assert passes == [0, 1]
     assert not partial.exists()
 
 
 def test_a_merge_is_loaded_in_the_type_that_it_was_written_in(tmp_path: Path):
-    base = tiny_bert(tmp_path / "base")
-    tasks = {name: str(tiny_bert(tmp_path / name, seed, base=base)) for seed, name in enumerate("ab", 1)}
-    given = {"base": str(base), "tasks": tasks, "method": "average"}
+    given = family(tmp_path, tiny_bert) | {"method": "average"}
+    base = tmp_path / "base"
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype).removeprefix("torch.")
         config = read_json(base / "config.json")

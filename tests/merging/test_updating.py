@@ -74,9 +74,8 @@ def test_a_frozen_task_changes_nothing_else(sources, kept, artifact):
     manifest = Manifest.read(artifact)
     assert manifest.method["elected_from"] == ["a", "b"]
     # by the definition, from the files themselves
-    base, unified, own = (
-        load_file(folder / "model.safetensors") for folder in (sources / "base", artifact, sources / "c")
-    )
+    folders = (sources / "base", artifact, sources / "c")
+    base, unified, own = (load_file(folder / "model.safetensors") for folder in folders)
     found = restored(artifact, "c")
     assert found["head.weight"].equal(own["head.weight"]) and found["late.weight"].equal(own["late.weight"])
     upper = lower = 0.0
