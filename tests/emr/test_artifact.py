@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
+import operator
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ from hf_ext.emr.ops import SUMS
 from hf_ext.hub.safetensors_headers import CheckpointError
 from tests.kit.refusals import refused
 
+SUM_COLUMNS = {"columns": ",".join(SUMS)}
 ABS, MASKED_ABS = SUMS.index("abs"), SUMS.index("masked_abs")
 SQUARE, MASKED_SQUARE, MASKED_DOT = SUMS.index("square"), SUMS.index("masked_square"), SUMS.index("masked_dot")
 
@@ -35,30 +38,19 @@ def write_artifact(folder: Path) -> Manifest:
     save_file({"w": torch.zeros(100, 7), "ids": torch.arange(3)}, folder / "model.safetensors")
     save_file({"m.w": torch.zeros(128, dtype=torch.uint8)}, place / "mask.safetensors")
     save_file({"m.w": torch.ones(120), "head": torch.ones(2, 2)}, place / "extra.safetensors")
-    columns = {"columns": ",".join(SUMS)}
-    save_file({"sums": torch.ones(1, 10, dtype=torch.float64)}, place / "sums.safetensors", metadata=columns)
+    save_file({"sums": torch.ones(1, 10, dtype=torch.float64)}, place / "sums.safetensors", metadata=SUM_COLUMNS)
     size = (folder / "model.safetensors").stat().st_size
     files = {"model.safetensors": {"bytes": size, "sha256": "a" * 64, "header_sha256": "b" * 64}}
     task = TaskRecord(
-        origin=SourceRecord("me/a", "c" * 40, files),
-        architecture="BertForSequenceClassification",
-        base_prefix="",
-        task_prefix="m.",
-        scale=0.1,
-        density=0.5,
-        shared=("m.ids",),
-        tails={"m.w": (120, 6)},
-    )
+        origin=SourceRecord("me/a", "c" * 40, files), architecture="BertForSequenceClassification", base_prefix="",
+        task_prefix="m.", scale=0.1, density=0.5, shared=("m.ids",), tails={"m.w": (120, 6)},
+    )  # fmt: skip
     manifest = Manifest(
-        library="transformers",
-        base=SourceRecord("me/base", None, files),
-        unified={"model.safetensors": {"bytes": size}},
-        method={"method": "emr", "rescale": "global"},
+        library="transformers", base=SourceRecord("me/base", None, files),
+        unified={"model.safetensors": {"bytes": size}}, method={"method": "emr", "rescale": "global"},
         tensors=(TensorRecord("w", (100, 7), torch.float32, 600), TensorRecord("ids", (3,), torch.int64, 0)),
-        aliases={"tied": "w"},
-        tasks={"a.b": task},
-        version="0.1.0",
-    )
+        aliases={"tied": "w"}, tasks={"a.b": task}, version="0.1.0",
+    )  # fmt: skip
     manifest.write(folder)
     return manifest
 
@@ -92,18 +84,6 @@ def test_scales_are_exact(folder, scales):
     task = dataclasses.replace(manifest.tasks["a.b"], scale=None, scales=scales)
     dataclasses.replace(manifest, tasks={"a.b": task}).write(folder)
     assert Manifest.read(folder).tasks["a.b"].scales == scales
-
-
-def _set(*keys: str | int) -> Callable[[dict[str, Any], Any], None]:
-    def change(record: dict[str, Any], value: Any) -> None:
-        for key in keys[:-1]:
-            record = record[key]
-        if value is None:
-            del record[keys[-1]]
-        else:
-            record[keys[-1]] = value
-
-    return change
 
 
 TASK = ("tasks", "a.b")
@@ -164,7 +144,11 @@ HOSTILE = {
 def test_a_hostile_manifest_is_refused(folder, case):
     keys, value, message = HOSTILE[case]
     record = json.loads((folder / "emr.json").read_text())
-    _set(*keys)(record, value)
+    place = functools.reduce(operator.getitem, keys[:-1], record)
+    if value is None:
+        del place[keys[-1]]
+    else:
+        place[keys[-1]] = value
     (folder / "emr.json").write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match=rf"(?s)^{folder}/emr\.json: .*{message}"):
         Manifest.read(folder)
@@ -193,7 +177,6 @@ def test_links_that_leave_the_folder_are_refused(folder, tmp_path):
         Manifest.read(folder)
 
 
-SUM_COLUMNS = {"columns": ",".join(SUMS)}
 NAN = torch.full((1, 10), math.nan, dtype=torch.float64)
 IDS = torch.arange(3)
 WRONG_FILES: dict[str, tuple[str, dict[str, torch.Tensor], Callable[..., Any], str]] = {

@@ -56,10 +56,8 @@ def open_one(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_each_task_has_its_own_class_head_and_labels(bert: Path):
     emr = EMRModel.from_pretrained(bert)
-    assert emr.tasks == ["two", "five", "plain"]
-    assert emr.current == "two"
-    assert type(emr.model) is BertForSequenceClassification
-    assert not emr.model.training
+    assert (emr.tasks, emr.current) == (["two", "five", "plain"], "two")
+    assert type(emr.model) is BertForSequenceClassification and not emr.model.training
     assert emr.model.config.id2label == {0: "seed1-0", 1: "seed1-1"}
     model = emr.model
     assert emr.set_task("five").model is model
@@ -74,16 +72,12 @@ def test_each_task_has_its_own_class_head_and_labels(bert: Path):
 
 
 def test_switching_back_and_forth_changes_no_bit(bert: Path):
+    right = {task: copied(EMRModel.from_pretrained(bert, task).model) for task in ("two", "five", "plain")}
+    assert not torch.equal(right["two"]["bert.pooler.dense.weight"], right["five"]["bert.pooler.dense.weight"])
     emr = EMRModel.from_pretrained(bert, "two")
-    model, first = emr.model, copied(emr.model)
-    fifth = copied(emr.set_task("five").model)
-    assert not torch.equal(first["bert.pooler.dense.weight"], fifth["bert.pooler.dense.weight"])
-    assert equal(copied(emr.set_task("two").model), first)
-    emr.set_task("plain")
-    assert equal(copied(emr.set_task("two").model), first)
-    assert equal(copied(emr.set_task("five").model), fifth)
-    assert equal(copied(EMRModel.from_pretrained(bert, "five").model), fifth)
-    assert model.training is False
+    for task in ("five", "two", "plain", "two", "five"):
+        assert equal(copied(emr.set_task(task).model), right[task])
+    assert emr.model.training is False
 
 
 def test_what_a_model_has(gpt2: Path):
@@ -151,12 +145,8 @@ def test_tied_weights_stay_tied(gpt2: Path):
 def test_an_export_is_a_plain_checkpoint(bert: Path, task: str, tmp_path: Path):
     emr = EMRModel.from_pretrained(bert, task)
     folder = emr.export(task, tmp_path / "out")
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ]
+    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in folder.iterdir()} == names
     loaded, report = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values())
     assert type(loaded) is type(emr.model)
@@ -195,14 +185,13 @@ def test_models_of_diffusers_and_ours(make, load, tmp_path: Path):
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_adapters(tmp_path: Path):
     base = tiny_bert(tmp_path / "base")
-    adapters = {name: tiny_adapter(tmp_path / name, base, seed, kind="ia3") for seed, name in enumerate("ab", 1)}
-    emr = EMRModel.from_pretrained(merge(base, adapters, tmp_path / "merged", adapters="adapter"), "a")
+    tasks = {name: tiny_adapter(tmp_path / name, base, seed, kind="ia3") for seed, name in enumerate("ab", 1)}
+    emr = EMRModel.from_pretrained(merge(base, tasks, tmp_path / "merged", adapters="adapter"), "a")
     model, first = emr.model, copied(emr.model)
     assert type(model).__name__ == "PeftModel"
     assert emr.set_task("b").model is model
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, first[name])}
-    assert changed
-    assert all("ia3_" in name for name in changed)
+    assert changed and all("ia3_" in name for name in changed)
     exported = load_file(emr.export("b", tmp_path / "out") / "adapter_model.safetensors")
     held = {name.replace(".default", ""): value for name, value in model.state_dict().items()}
     assert all(torch.equal(value, held[name]) for name, value in exported.items())
