@@ -69,21 +69,22 @@ def test_every_rescale_mode_has_its_scale_and_error(merge, report, task):
     assert entry["scales"]["l2"] == pytest.approx(least_squares, rel=1e-6)
     assert entry["error"]["l2"] == pytest.approx(relative_error(vector, least_squares * masked), rel=1e-5)
     assert entry["scales"]["none"] == 1
-    own, parts, l2_parts, means = np.flatnonzero(merge.participates[:, task]), [], [], []
+    own, parts = np.flatnonzero(merge.participates[:, task]), {"tensor": [], "tensor_l2": []}
+    upper = lower = 0.0
     for index in own:
         tau, uni, bits, _, _ = merge.vectors(task, {index})
         uni = uni * bits
         # Nothing is masked in where a single element lost: the restored tensor is the base's.
-        parts.append(float(tau.abs().sum() / uni.abs().sum()) if uni.any() else 0.0)
-        l2_parts.append(float(tau @ uni / uni.square().sum()) if uni.any() else 0.0)
-        means.append((float(tau.abs().mean()), float(uni.abs().mean())))
-    spread = {"least": min(parts), "median": float(np.median(parts)), "greatest": max(parts)}
+        parts["tensor"].append(float(tau.abs().sum() / uni.abs().sum()) if uni.any() else 0.0)
+        parts["tensor_l2"].append(float(tau @ uni / uni.square().sum()) if uni.any() else 0.0)
+        upper, lower = upper + float(tau.abs().mean()), lower + float(uni.abs().mean())
+    least, *_, greatest = sorted(parts["tensor"])
+    spread = {"least": least, "median": float(np.median(parts["tensor"])), "greatest": greatest}
     assert entry["scales"]["tensor"] == pytest.approx(spread, rel=1e-6)
-    official = sum(upper for upper, _ in means) / sum(lower for _, lower in means)
-    assert entry["scales"]["official"] == pytest.approx(official, rel=1e-6)
-    sizes = [merge.base[index].numel() for index in own]
-    for mode, scales in (("tensor", parts), ("tensor_l2", l2_parts), ("official", [official] * len(own))):
-        restored = masked * torch.repeat_interleave(torch.tensor(scales).double(), torch.tensor(sizes))
+    assert entry["scales"]["official"] == pytest.approx(upper / lower, rel=1e-6)
+    sizes = torch.tensor([merge.base[index].numel() for index in own])
+    for mode, scales in (parts | {"official": [upper / lower] * len(own)}).items():
+        restored = masked * torch.repeat_interleave(torch.tensor(scales).double(), sizes)
         assert entry["error"][mode] == pytest.approx(relative_error(vector, restored), rel=1e-5)
     assert entry["error"]["tensor_l2"] <= entry["error"]["l2"] <= min(entry["error"]["global"], 1)
 

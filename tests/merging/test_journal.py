@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import textwrap
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -29,24 +28,6 @@ def test_sums_are_read_back_exactly_and_in_order(tmp_path_factory, sums):
         journal.add(unit, sums[unit])
     assert [read.tobytes() for read in journal.read(len(sums))] == [given.tobytes() for given in sums]
     journal.close()
-
-
-def test_processes_and_threads_write_files_of_their_own(tmp_path):
-    first, second = Journal(tmp_path), Journal(tmp_path)
-    threads = [
-        threading.Thread(target=lambda j=journal, s=start: [j.add(u, np.full(3, u)) for u in range(s, 200, 4)])
-        for start, journal in enumerate((first, first, second, second))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    third = Journal(tmp_path)
-    assert third.finished == set(range(200))
-    assert values(third, 200) == [[unit] * 3 for unit in range(200)]
-    assert len(list(tmp_path.iterdir())) == 3
-    for journal in (first, second, third):
-        journal.close()
 
 
 def test_a_line_that_was_cut_off_or_damaged_does_not_count(tmp_path):

@@ -17,12 +17,10 @@ from hf_ext.emr.ops import SUB_BLOCK
 from hf_ext.errors import DataError, UsageError
 from hf_ext.files import TakenError
 from hf_ext.hub.checkpoints import open_checkpoint
-from hf_ext.merging import make_plan
 from hf_ext.merging.configuration import MergeConfig
-from hf_ext.merging.engine import Engine, NotFiniteError
+from hf_ext.merging.engine import NotFiniteError
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan_table import Plan, plan_lines
-from hf_ext.merging.vectors import TaskVectors
 from tests.emr.emr_testing import family, tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
 from tests.kit.refusals import refused
 from tests.merging.updating_sources import weights_of
@@ -99,18 +97,6 @@ def test_local_files_merged_in_compiled_calls_and_block_by_block_are_the_same(co
     assert done and all(done)
     del by_calls[0]
     assert_same_files(merge(config, tmp_path / "merged-blocks", **options), first)
-
-
-def test_blocks_are_within_the_budget_and_whole_sub_blocks(config, tmp_path):
-    with make_plan(MergeConfig.from_dict(config)) as plan:
-        for workers, memory in ((1, 10**6), (2, 64 * 10**6), (7, 10**9)):
-            blocks = Engine(plan, None, TaskVectors(plan.config), workers, memory)
-            assert blocks.block % SUB_BLOCK == 0 and blocks.span % blocks.block == 0
-            assert blocks.step % SUB_BLOCK == 0 and blocks.step <= blocks.block
-            buffers = blocks.new_buffers()
-            used = workers * sum(vars(buffers)[name].numel() for name in ("inputs", "unified", "masks"))
-            # no less than one sub-block of each checkpoint
-            assert used <= max(2 * memory, workers * 6 * 4 * SUB_BLOCK)
 
 
 def test_plain_torch_gives_the_same_weights_and_masks_and_nearly_the_same_scales(config, tmp_path, monkeypatch):

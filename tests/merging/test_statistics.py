@@ -69,13 +69,11 @@ def test_regmean_averages_what_has_no_gram_and_inputs_that_are_never_used():
     base, models = draw(5, 8), [draw(5, 8, seed=seed) for seed in (1, 2)]
     average = sum(model.double() for model in models) / 2
     assert_close(run_method("regmean", base, models, None, alpha=0.9), average)
-    inputs = [draw(40, 8, seed=seed) for seed in (3, 4)]
-    for rows in inputs:
-        rows[:, 2] = 0
-    grams = [rows.T @ rows for rows in inputs]
-    merged = run_method("regmean", base, models, grams, alpha=0.9)
+    inputs = torch.stack([draw(40, 8, seed=seed) for seed in (3, 4)])
+    inputs[:, :, 2] = 0
+    grams = list(inputs.mT @ inputs)
+    merged, used = run_method("regmean", base, models, grams, alpha=0.9), [0, 1, *range(3, 8)]
     assert_close(merged[:, 2], average[:, 2])
-    used = [0, 1, *range(3, 8)]
     inner = [gram[used][:, used] for gram in grams]
     assert_close(merged[:, used], twin.regmean([model[:, used] for model in models], inner, 0.9))
 

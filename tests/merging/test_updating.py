@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from hf_ext.emr.manifest import Manifest
-from hf_ext.emr.ops import SEGMENT
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import UsageError
 from hf_ext.merging.merge import merge_checkpoints
@@ -21,15 +20,6 @@ from hf_ext.settings import SettingsError
 from tests.hub.published import contents
 from tests.kit.refusals import refused
 from tests.merging.updating_sources import configuration, merge, weights_of
-
-
-def test_the_sources_make_ties_zeros_and_several_segments(sources, kept):
-    manifest = Manifest.read(kept["ab"])
-    assert manifest.merged["large.weight"].elements > SEGMENT
-    assert "late.weight" not in manifest.merged and "late.weight" in Manifest.read(kept["abc"]).merged
-    base, first, second = (load_file(sources / name / "model.safetensors")["large.weight"] for name in ("base", *"ab"))
-    total = (first.float() - base.float()) + (second.float() - base.float())
-    assert ((total == 0) & (first != base)).any() and (first == base).any()
 
 
 @pytest.mark.parametrize("options", [{}, {"rescale": "tensor_l2", "tie": "negative"}, {"include_base": True}])
