@@ -94,16 +94,15 @@ def make_clips(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
         encoder.save_pretrained(place / name)
         push(f"tanganke/clip-vit-base-patch32_{name}", place / name)
         pictures = draw_pictures(number)
+
+        def encode(words: str, templates: list[str] = entry["task"]["templates"]) -> torch.Tensor:
+            """The mean of the unit vectors of what the templates make of a class."""
+            texts = [tokenizer(text.format(words), truncation=True, return_tensors="pt") for text in templates]
+            rows = [clip.text_projection(clip.text_model(**tokens).pooler_output)[0] for tokens in texts]
+            return torch.nn.functional.normalize(torch.stack([row / row.norm() for row in rows]).mean(0), dim=0)
+
         with torch.no_grad():
-            heads = []
-            for words in entry["task"]["class_names"]:
-                rows = []
-                for template in entry["task"]["templates"]:
-                    tokens = tokenizer(template.format(words), truncation=True, return_tensors="pt")
-                    row = clip.text_projection(clip.text_model(**tokens).pooler_output)[0]
-                    rows.append(row / row.norm())
-                heads.append(torch.stack(rows).mean(0))
-            head = torch.stack([row / row.norm() for row in heads])
+            head = torch.stack([encode(words) for words in entry["task"]["class_names"]])
             pixels = processor(pictures, return_tensors="pt")["pixel_values"]
             features = clip.visual_projection(encoder(pixel_values=pixels).pooler_output)
             found = (features @ head.T).argmax(-1).tolist()

@@ -27,7 +27,6 @@ from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
 from tests.emr.emr_testing import (
     WORDS,
     resized,
-    tiny_adapter,
     tiny_bert,
     tiny_gpt2,
     tiny_semanir,
@@ -180,24 +179,6 @@ def test_models_of_diffusers_and_ours(make, load, tmp_path: Path):
     assert equal(copied(emr.set_task("a").model), first)
     if load is SemanIRForImageRestoration:
         assert isinstance(SemanIRImageProcessor.from_pretrained(tmp_path / "out"), SemanIRImageProcessor)
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_adapters(tmp_path: Path):
-    base = tiny_bert(tmp_path / "base")
-    tasks = {name: tiny_adapter(tmp_path / name, base, seed, kind="ia3") for seed, name in enumerate("ab", 1)}
-    emr = EMRModel.from_pretrained(merge(base, tasks, tmp_path / "merged", adapters="adapter"), "a")
-    model, first = emr.model, copied(emr.model)
-    assert type(model).__name__ == "PeftModel"
-    assert emr.set_task("b").model is model
-    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, first[name])}
-    assert changed and all("ia3_" in name for name in changed)
-    exported = load_file(emr.export("b", tmp_path / "out") / "adapter_model.safetensors")
-    held = {name.replace(".default", ""): value for name, value in model.state_dict().items()}
-    assert all(torch.equal(value, held[name]) for name, value in exported.items())
-    assert exported.keys() == load_file(tmp_path / "b" / "adapter_model.safetensors").keys()
-    assert equal(copied(emr.set_task("a").model), first)
-    assert emr(TOKENS).last_hidden_state.shape == (2, 4, 16)
 
 
 def test_other_types(bert: Path):

@@ -20,7 +20,7 @@ from hf_ext.merging.plan import make_plan
 from hf_ext.merging.plan_table import Plan, plan_lines, plan_values
 from hf_ext.merging.tensors import COMPARED, KEPT, SHARED
 from tests.emr.emr_testing import push_folder, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
-from tests.emr.use_testing import merge
+from tests.emr.use_testing import copied, merge
 from tests.kit.refusals import refused
 
 # peft 0.21 asks transformers for a property by its old name, and takes the bias of lora_B for a cut matrix.
@@ -325,8 +325,12 @@ def test_adapters_merged_among_themselves_are_restored_as_adapters(bert, tmp_pat
     unified = load_file(merged / "adapter_model.safetensors")
     assert json.loads((merged / "adapter_config.json").read_text())["peft_type"] == "IA3"
     assert all(value.eq(1).all() for value in load_file(merged / "base" / "adapter_model.safetensors").values())
-    emr = EMRModel.from_pretrained(merged, task="a")
+    emr = EMRModel.from_pretrained(merged, task="b")
+    other, switched = emr.model, copied(emr.model)
+    assert emr.set_task("a").model is other and type(other).__name__ == "PeftModel"
     model = emr.model.state_dict()
+    changed = {name for name, value in model.items() if not value.equal(switched[name])}
+    assert changed == {f"{name}.default" for name in stored[0]}
     exported = PeftModel.from_pretrained(AutoModel.from_pretrained(bert), emr.export("a", tmp_path / "exported"))
     assert all(exported.state_dict()[f"{name}.default"].equal(model[f"{name}.default"]) for name in stored[0])
     for name, first in stored[0].items():

@@ -27,6 +27,7 @@ from transformers import (
 
 from hf_ext.emr import EMRModel
 from hf_ext.errors import DataError, UsageError
+from hf_ext.files import read_json, write_json
 from hf_ext.merging.adapters import DeltaSource
 from hf_ext.merging.extracting import cut_matrix, extract_lora, report_lines
 from hf_ext.merging.pairs import open_fine_tune, open_task
@@ -218,26 +219,29 @@ def test_a_fine_tune_of_biases_alone(berts: Path, tmp_path: Path):
 
 
 def test_a_fine_tune_that_computes_otherwise_than_its_base_is_warned_of(berts: Path, tmp_path: Path):
-    config = json.loads((berts / "a" / "config.json").read_text())
     shutil.copytree(berts / "a", tmp_path / "a")
-    changes = {"hidden_act": "relu", "hidden_dropout_prob": 0.3, "use_cache": False}
-    (tmp_path / "a" / "config.json").write_text(json.dumps(config | changes))
+    config = read_json(berts / "a" / "config.json")
+    base, tuned = str(berts / "base"), str(tmp_path / "a")
+
+    def change(**changes: Any) -> None:
+        write_json(tmp_path / "a" / "config.json", config | changes)
+
+    change(hidden_act="relu", hidden_dropout_prob=0.3, use_cache=False)
     merged = merge(berts / "base", {"a": tmp_path / "a"}, tmp_path / "merged")
-    opened = open_fine_tune(str(berts / "base"), str(tmp_path / "a")), open_task(str(merged), "a")
-    for index, pair_of in enumerate(opened):
-        with pair_of as pair:
+    for index, opened in enumerate((open_fine_tune(base, tuned), open_task(str(merged), "a"))):
+        with opened as pair:
             report = extract_lora(pair, tmp_path / f"lora{index}", rank=2)
         (warning,) = report["warnings"]
         assert "has other values of hidden_act than the base" in warning and "config.json" in warning
         assert f"warning: {warning}" in report_lines(report)
-        assert json.loads((tmp_path / f"lora{index}" / "report.json").read_text())["warnings"] == [warning]
+        assert read_json(tmp_path / f"lora{index}" / "report.json")["warnings"] == [warning]
     # Another head and other labels are no other model, and a key that one file lacks has its default.
     del config["hidden_act"], config["layer_norm_eps"]
-    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
-    with open_fine_tune(str(berts / "base"), str(tmp_path / "a")) as pair:
+    change()
+    with open_fine_tune(base, tuned) as pair:
         assert extract_lora(pair, tmp_path / "same", rank=2)["warnings"] == []
-    (tmp_path / "a" / "config.json").write_text(json.dumps(config | {"model_type": "roberta"}))
-    with refused(DataError, "roberta", "bert"), open_fine_tune(str(berts / "base"), str(tmp_path / "a")):
+    change(model_type="roberta")
+    with refused(DataError, "roberta", "bert"), open_fine_tune(base, tuned):
         pass
 
 
