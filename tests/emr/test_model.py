@@ -18,7 +18,7 @@ from transformers import (
     BertModel,
 )
 
-from hf_ext.emr import EMRModel
+from hf_ext import EMRModel, MRConvConfig, MRConvForSequenceClassification
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import UsageError
 from hf_ext.files import TakenError
@@ -26,6 +26,7 @@ from hf_ext.hub.header_format import CheckpointError
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
 from tests.emr.emr_testing import (
     WORDS,
+    perturb,
     resized,
     tiny_bert,
     tiny_gpt2,
@@ -305,3 +306,40 @@ def test_a_gpu_restores_the_same_bits(bert: Path):
     found = {name: value.cpu() for name, value in copied(emr.set_task("five").model).items()}
     assert emr.model.device.type == "cuda"
     assert equal(found, expected)
+
+
+BYTES = torch.arange(1, 13).view(1, 12)
+
+
+def tiny_mrconv(folder: Path, seed: int = 0, *, base: Path | None = None) -> Path:
+    """A classifier with sparse kernels whose statistics have seen data of its own."""
+    torch.manual_seed(seed)
+    if base is None:
+        sizes = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 2, "max_position_embeddings": 16}
+        config = MRConvConfig(**sizes, kernel_type="sparse", kernel_size=4, num_labels=3)
+        model = MRConvForSequenceClassification(config)
+    else:
+        model = MRConvForSequenceClassification.from_pretrained(base)
+        perturb(model, seed, 2e-3)
+    with torch.no_grad():
+        model.train()(input_ids=torch.randint(0, 16, (4, 12)))
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_statistics_and_positions_are_the_tasks_own(tmp_path):
+    emr = EMRModel.from_pretrained(merge_family(tmp_path, tiny_mrconv))
+    for name in "ab":
+        restored, own = emr.set_task(name).model.state_dict(), open_one(tmp_path / name)
+        raw = [key for key in own if "running" in key or "positions" in key or "num_batches" in key]
+        assert sum("running_mean" in key for key in raw) > 2 and sum("positions" in key for key in raw) == 2
+        assert all(torch.equal(restored[key], own[key]) for key in raw)
+        with torch.no_grad():
+            found = emr.model(input_ids=BYTES).logits
+            mine = MRConvForSequenceClassification.from_pretrained(tmp_path / name).eval()(input_ids=BYTES).logits
+        # The statistics are of its own weights, so that a task's model is near to its fine-tune.
+        torch.testing.assert_close(found, mine, atol=0.05, rtol=0)
+    # Merged into one kernel afterwards, a task's model is what it was.
+    emr.model.reparameterize()
+    with torch.no_grad():
+        torch.testing.assert_close(emr.model(input_ids=BYTES).logits, found, atol=1e-5, rtol=1e-5)

@@ -1,9 +1,12 @@
-"""EMR's block operations: compiled, torch and textbook agree, wherever the numbers lie."""
+"""EMR's operations, and layers for rows of several tasks: compiled, torch and textbook agree."""
 
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ext.emr import ops
+from hf_ext.emr.layers import TaskLayers
+from hf_ext.emr.weights import Parts
 from hf_ext.errors import UsageError
 from hf_ext.fast.emr_operators import compiled_kernels
 from tests.emr import reference_ops as reference
@@ -271,3 +276,106 @@ class TestCache:
 
 def _add_one(number):
     return number + 1
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (13,), (5, 7), (5003,)])
+@pytest.mark.parametrize("kind", DTYPES)
+def test_restore_matches_the_textbook(kernels, kind, shape):
+    generator = torch.Generator().manual_seed(1)
+    for other in DTYPES:
+        base = torch.randn(shape, generator=generator).to(kind)
+        unified = (base.float() + torch.randn(shape, generator=generator) * 0.1).to(other)
+        mask = torch.randint(0, 256, (-(-base.numel() // 8) + 64,), generator=generator, dtype=torch.uint8)
+        for scale in (1.0, 0.7371234, 0.0):
+            out, expected = torch.empty(shape, dtype=other), torch.empty(shape, dtype=other)
+            ops.restore_block(base, unified, mask, scale, out)
+            reference.restore_block(base, unified, mask, scale, expected)
+            assert same_bits(out, expected)
+    # In place.
+    if kind == unified.dtype:
+        ops.restore_block(base, unified, mask, 0.0, base)
+        assert same_bits(base, expected)
+
+
+def test_restore_keeps_weights_outside_the_mask_to_the_bit(kernels):
+    base = torch.tensor([0.0, -0.0, 1e-45, -3.0] * 8)
+    out = torch.empty(32)
+    ops.restore_block(base, torch.ones(32), torch.zeros(4, dtype=torch.uint8), 0.9, out)
+    assert same_bits(out, base)
+
+
+def test_restore_on_any_number_of_threads(kernels):
+    block = random_block(700_001, 2).merge()
+    results, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(block.restored(0))
+    finally:
+        torch.set_num_threads(before)
+    assert same_bits(results[0], results[1]) and same_bits(results[0], results[2])
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 1000])
+def test_masks_are_packed_lowest_bit_first(n):
+    bits = torch.rand(n, generator=torch.Generator().manual_seed(n)) < 0.4
+    packed = ops.pack_mask(bits)
+    assert same_bits(packed, reference.pack_mask(bits)) and packed.shape == (-(-n // 8),)
+    assert torch.equal(ops.unpack_mask(packed, n), bits)
+    assert torch.equal(reference.unpack_mask(packed, n), bits)
+
+
+@pytest.mark.parametrize("rank", [1, 5])
+def test_rows_of_an_adapter(kernels, rank):
+    generator = torch.Generator().manual_seed(rank)
+    rows, columns = 37, 29
+    base = torch.randn(rows * columns, generator=generator)
+    a = torch.randn(rank, columns, generator=generator).bfloat16()
+    b = torch.randn(rows, rank, generator=generator)
+    expected = torch.empty(rows * columns, dtype=torch.float16)
+    reference.lora_rows(base, a, b, 0.3, 0, rows * columns, expected)
+    exact = base.view(rows, columns).double() + 0.3 * (b.double() @ a.double())
+    torch.testing.assert_close(expected.double().view(rows, columns), exact, rtol=1e-3, atol=1e-3)
+    for edges in ([0, 1073], [0, 1, 28, 29, 30, 500, 500, 1073], [*range(0, 1073, 29), 1073]):
+        out = torch.full((rows * columns,), torch.nan, dtype=torch.float16)
+        for start, stop in itertools.pairwise(edges):
+            ops.lora_rows(base[start:stop], a, b, 0.3, start, stop, out[start:stop])
+        assert same_bits(out, expected)
+
+
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+def make_parts(shape: tuple[int, int], dtype: torch.dtype) -> tuple[list[Parts], list[torch.Tensor]]:
+    """Three tasks' parts of a weight, and the whole weights."""
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(shape, generator=generator).to(dtype)
+    unified = (base.float() + torch.randn(shape, generator=generator)).to(dtype)
+    masks = [torch.randint(0, 256, (-(-base.numel() // 8),), generator=generator, dtype=torch.uint8) for _ in range(3)]
+    parts = [Parts(base.view(-1), unified.view(-1), m, s) for m, s in zip(masks, [1.0, 0.7, 1.3], strict=True)]
+    weights = [torch.empty_like(base) for _ in parts]
+    for found, weight in zip(parts, weights, strict=True):
+        ops.restore_block(base, unified, found.mask, found.scale, weight)
+    return parts, weights
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("shape", [(3, 5), (24, 40), (37, 29), (1030, 131)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_rows_by_each_tasks_weight(dtype: torch.dtype, shape: tuple[int, int], transposed: bool, kernels: str):
+    parts, weights = make_parts(shape, dtype)
+    generator = torch.Generator().manual_seed(1)
+    x = [torch.randn(n, shape[0 if transposed else 1], generator=generator).to(dtype) for n in (1, 7, 70)]
+    biases = [torch.randn(shape[1 if transposed else 0], generator=generator).to(dtype) for _ in parts]
+    given: Any = SimpleNamespace()
+    edited = torch.randn(shape, generator=generator).to(dtype)
+    cases: list[tuple[list[Any], list[Any]]] = [(parts, weights), ([None, *parts[1:]], [edited, *weights[1:]])]
+    for of_tasks, held in cases:
+        for bias in ([None] * 3, biases):
+            found = TaskLayers(given).multiply(x, edited, of_tasks, bias, transposed)
+            for own, weight, add, y in zip(x, held, bias, found, strict=True):
+                expected = own.double() @ (weight if transposed else weight.t()).double()
+                expected = expected if add is None else expected + add.double()
+                assert y.dtype == dtype
+                size = 3 * TOLERANCES[dtype] * float(expected.abs().max())
+                torch.testing.assert_close(y.double(), expected, atol=size, rtol=0)

@@ -18,7 +18,7 @@ from hf_ext.emr import emr_loader
 from hf_ext.emr.artifact import verify_artifact
 from hf_ext.emr.manifest import Manifest, find_recorded, recorded_path
 from hf_ext.emr.weights import TaskWeights
-from hf_ext.errors import DataError, OtherRun, UsageError
+from hf_ext.errors import DataError, OtherRun
 from hf_ext.files import read_json, write_json
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging import add_task, journal, merge_checkpoints, remove_task
@@ -194,19 +194,6 @@ def test_the_two_writers_of_a_report_agree(config: dict[str, Any], tmp_path: Pat
     for key in ("sizes", "files"):
         assert found[key] == expected[key]
     assert found["sources"]["tasks"] == expected["sources"]["tasks"]
-
-
-def test_a_target_that_cannot_be_written_is_found_before_anything_is_shown(config: dict[str, Any], tmp_path: Path):
-    shown: list[object] = []
-    (tmp_path / "file").write_text("no folder")
-    for out in (Path("/proc/nope"), Path("/proc/nope/deeper/out"), tmp_path / "file" / "out"):
-        with refused(UsageError, out):
-            merge_checkpoints(config, out, progress=False, show=shown.append)
-    assert shown == []
-    names = sorted(path.name for path in tmp_path.iterdir())
-    merge_checkpoints(config, tmp_path / "new" / "out", progress=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "new"])
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
 
 
 class Killed(BaseException):
