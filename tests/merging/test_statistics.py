@@ -1,4 +1,4 @@
-"""Fisher merging and RegMean: against their plain twins, and from a task's data to a merged model."""
+"""Merges by data: Fisher merging and RegMean against plain twins, weights that AdaMerging learns."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import json
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 import torch
+import yaml
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 from transformers import BertForSequenceClassification, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
-from hf_ext.merging.adamerging import learn_weights
+from hf_ext.errors import UsageError
+from hf_ext.merging.adamerging import START, WeightedMerge, learn_weights
+from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.measuring import measure, save_statistics
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block
 from hf_ext.merging.methods.registry import MethodError
+from hf_ext.merging.plan import make_plan
 from hf_ext.merging.publishing import hide_paths
+from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
+from hf_ext.tasks.texts import byte_tokenizer
 from hf_ext.training.task import Task
 from tests.emr.emr_testing import family, perturb, tiny_bert, tiny_gpt2, tiny_semanir
 from tests.kit.command_line import run
@@ -252,3 +259,97 @@ def test_an_artifact_knows_its_statistics_and_asks_for_those_of_a_new_task(measu
     manifest = (tmp_path / "out" / "emr.json").read_text()
     assert str(measured) not in manifest
     assert json.loads(manifest)["method"]["statistics"] == {t: f"{t}.gram.safetensors" for t in "ab"}
+
+
+class Texts(Task):
+    def build_model(self, config, init_from):
+        return BertForSequenceClassification.from_pretrained(init_from)
+
+    def training_sample(self, example, generator):
+        return {"input_ids": torch.tensor(example["ids"]), "labels": torch.tensor(0)}
+
+
+@pytest.fixture(scope="module")
+def berts(tmp_path_factory):
+    config = family(tmp_path_factory.mktemp("berts"), tiny_bert, noise=0.2, num_labels=5)
+    return config | {"exclude": ["classifier"]}
+
+
+def parts():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(4, 8, (40, 6), generator=generator).tolist()
+    return {name: (Texts(), datasets.Dataset.from_dict({"ids": ids})) for name in "ab"}
+
+
+def test_entropy_falls_and_the_merge_has_the_learned_weights(berts, tmp_path):
+    told = []
+    found = learn_weights(
+        berts, parts(), steps=16, learning_rate=0.04, show=lambda step, entropy: told.append(entropy)
+    )
+    assert sum(told[-5:]) < sum(told[:5])
+    weights = {entry["filter"]: entry["value"] for entry in found.options["weight"]["b"]}
+    assert all(value != START for value in weights.values())
+    merge_checkpoints(MergeConfig.from_dict(found.to_dict()), tmp_path / "out", progress=False)
+    merged = load_file(tmp_path / "out" / "model.safetensors")
+    base, a, b = (load_file(f"{place}/model.safetensors") for place in (berts["base"], *berts["tasks"].values()))
+    of_a = {entry["filter"]: entry["value"] for entry in found.options["weight"]["a"]}
+    for name, weight in weights.items():
+        expected = base[name] + of_a[name] * (a[f"bert.{name}"] - base[name])
+        expected += weight * (b[f"bert.{name}"] - base[name])
+        torch.testing.assert_close(merged[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_entropy_is_that_of_a_model_with_the_merged_weights(berts):
+    config = MergeConfig.from_dict({**berts, "method": "task_arithmetic"})
+    with make_plan(config) as plan:
+        merge = WeightedMerge(plan, [Texts().build_model({}, source) for source in berts["tasks"].values()])
+    batch = {"input_ids": torch.tensor([[4, 5, 6], [6, 7, 4]])}
+    entropy = 0.0
+    for task, source in enumerate(berts["tasks"].values()):
+        model = Texts().build_model({}, source).eval()
+        model.load_state_dict({**model.state_dict(), **{name: v.detach() for name, v in merge.merge(task).items()}})
+        chances = torch.distributions.Categorical(logits=model(**batch).logits)
+        entropy += float(chances.entropy().mean().detach())
+    assert float(merge([batch, batch]).detach()) == pytest.approx(entropy, rel=1e-5)
+
+
+def test_what_has_no_entropy_or_no_data_is_refused(berts, tmp_path):
+    with refused(UsageError, "tasks", "data"):
+        learn_weights(berts, {"a": parts()["a"]})
+
+    class Language(Texts):
+        def build_model(self, config, init_from):
+            return GPT2LMHeadModel.from_pretrained(init_from)
+
+    with refused(UsageError, "GPT2LMHeadModel"):
+        learn_weights(family(tmp_path, tiny_gpt2, "t"), {"t": (Language(), parts()["a"][1])}, steps=1)
+
+
+def test_the_command_learns_and_its_file_merges(tmp_path):
+    size = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 5, "max_position_embeddings": 16, "num_labels": 3}
+    tokenizer = byte_tokenizer(16)
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    torch.manual_seed(0)
+    model = MRConvForSequenceClassification(
+        MRConvConfig(**size, **special, vocab_size=len(tokenizer), kernel_norm="kernel")
+    )
+    for name in ("base", "a", "b"):
+        model.save_pretrained(tmp_path / name)
+        with torch.no_grad():
+            for value in model.parameters():
+                value += 0.1 * torch.randn(value.shape)
+    texts = [bytes(row).decode() for row in np.random.default_rng(0).integers(97, 122, (20, 9), dtype=np.uint8)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text, "label": 0}) + "\n" for text in texts))
+    data = {"eval": {"path": str(tmp_path / "texts.jsonl"), "split": "train"}}
+    file = tmp_path / "texts.yaml"
+    file.write_text(json.dumps({"method": "mrconv-text", "data": data, "task": {"max_length": 16, "num_labels": 3}}))
+    merge = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
+    (tmp_path / "merge.yaml").write_text(json.dumps(merge | {"exclude": ["classifier"]}))
+    command = ["emr", "learn-weights", tmp_path / "merge.yaml", "--steps", "4", "--batch-size", "3"]
+    command += [word for name in "ab" for word in ("--config", f"{name}={file}")]
+    command += ["--out", tmp_path / "learned.yaml"]
+    run(*command)
+    learned = yaml.safe_load((tmp_path / "learned.yaml").read_text())
+    assert learned["weight"]["a"] != learned["weight"]["b"]
+    run("merge", tmp_path / "learned.yaml", tmp_path / "out")
+    assert "remove it first" in run(*command, code=2).output
