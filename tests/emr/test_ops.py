@@ -42,18 +42,6 @@ def test_dtypes_mixed_at_will(kernels, base, dtype):
             assert_matches_reference(Block(block.base, block.tasks, dtype), tie="negative")
 
 
-@pytest.mark.parametrize("tie", ["zero", "negative"])
-def test_ties(kernels, tie):
-    base = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5]).repeat(30)
-    steps = torch.tensor([1.0, -2.0, 0.25]).repeat_interleave(5).repeat(10)
-    block = Block(base, [base + steps, base - steps, base.clone()])
-    assert_matches_reference(block, tie=tie)
-    elected = base if tie == "zero" else base - steps.abs()
-    assert same_bits(block.unified, elected)
-    assert block.column("mask").tolist() == ([0, 0, 0] if tie == "zero" else [50, 100, 0])
-    assert block.column("nonzero").tolist() == [150, 150, 0]
-
-
 @pytest.mark.parametrize("kind", DTYPES)
 def test_special_values(kernels, kind):
     largest, smallest = torch.finfo(kind).max, torch.finfo(kind).smallest_normal

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -295,36 +293,6 @@ def test_a_class_that_cannot_be_built_is_warned_of(tmp_path, changes, fact):
 
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory) -> Path:
-    return tiny_bert(tmp_path_factory.mktemp("bert") / "base", max_shard_size=9000)
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def all_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
-
-
-def test_what_tells_the_files_of_a_folder_from_others(bert):
-    with open_weights("base", str(bert)) as source:
-        plain, hashed, times = source.identity(), source.identity(hash_files=True), source.fingerprint()
-        assert plain["source"] == str(bert) and plain["revision"] is None
-        assert set(plain["files"]) == {path.name for path in bert.glob("*.safetensors")} and len(plain["files"]) > 1
-        for name, file in plain["files"].items():
-            data = (bert / name).read_bytes()
-            header = data[: 8 + int.from_bytes(data[:8], "little")]
-            assert file == {"bytes": len(data), "sha256": None, "header_sha256": sha256(header)}
-            assert hashed["files"][name] == file | {"sha256": sha256(data)}
-            assert times["files"][name] == file | {"mtime_ns": (bert / name).stat().st_mtime_ns}
-        assert times["small_files"] == {
-            name: sha256(path.read_bytes()) for name, path in source.companions.files.items()
-        }
-        json.dumps([hashed, times])
 
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
