@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -133,49 +134,40 @@ def tiny_bert(
     return write_tokenizer(folder, words)
 
 
-def tiny_gpt2(
-    folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3, dtype: torch.dtype | None = None
-) -> Path:
-    """A `GPT2LMHeadModel`, whose head is tied to its embedding; a fine-tune of `base` when that is given."""
-    torch.manual_seed(seed)
-    if base is None:
-        tokens = {"bos_token_id": 2, "eos_token_id": 3}
-        config = GPT2Config(vocab_size=len(WORDS), n_positions=16, n_embd=16, n_layer=2, n_head=2, **tokens)
-        model = GPT2LMHeadModel(config)
-    else:
-        model = GPT2LMHeadModel.from_pretrained(base)
-        perturb(model, seed, noise)
-    model = model if dtype is None else model.to(dtype)  # type: ignore[arg-type]
-    model.save_pretrained(folder)
-    return write_tokenizer(folder)
+def maker(build: Callable[[], Any], finish: Callable[[Path], object] = lambda folder: None) -> Callable[..., Path]:
+    """A function that writes what `build` gives, or a fine-tune of `base`, and then what `finish` adds to the folder."""
+
+    def write(
+        folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3, dtype: torch.dtype | None = None
+    ) -> Path:
+        torch.manual_seed(seed)
+        model = build()
+        if base is not None:
+            model = type(model).from_pretrained(base)
+            perturb(model, seed, noise)
+        (model if dtype is None else model.to(dtype)).save_pretrained(folder)
+        finish(folder)
+        return folder
+
+    return write
 
 
-def tiny_unet(folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3) -> Path:
-    """A diffusers `UNet2DModel`; a fine-tune of `base` when that is given."""
-    torch.manual_seed(seed)
-    if base is None:
-        sizes = {"sample_size": 8, "block_out_channels": (8, 8), "layers_per_block": 1, "norm_num_groups": 4}
-        down, up = ("DownBlock2D", "AttnDownBlock2D"), ("AttnUpBlock2D", "UpBlock2D")
-        model = UNet2DModel(**sizes, down_block_types=down, up_block_types=up, attention_head_dim=4)
-    else:
-        model = UNet2DModel.from_pretrained(base)
-        perturb(model, seed, noise)
-    model.save_pretrained(folder)
-    return folder
-
-
-def tiny_semanir(folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3) -> Path:
-    """Our restorer with its image processor; a fine-tune of `base` when that is given."""
-    torch.manual_seed(seed)
-    if base is None:
-        config = SemanIRConfig(embed_dim=8, depths=(1,), num_heads=(2,), window_size=4, top_k=6)
-        model = SemanIRForImageRestoration(config)
-    else:
-        model = SemanIRForImageRestoration.from_pretrained(base)
-        perturb(model, seed, noise)
-    model.save_pretrained(folder)
-    SemanIRImageProcessor().save_pretrained(folder)
-    return folder
+_GPT2 = GPT2Config(
+    vocab_size=len(WORDS), n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=3
+)
+_UNET: dict[str, Any] = {
+    **{"sample_size": 8, "block_out_channels": (8, 8), "layers_per_block": 1, "norm_num_groups": 4},
+    **{"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")},
+    "attention_head_dim": 4,
+}
+_SEMANIR = SemanIRConfig(embed_dim=8, depths=(1,), num_heads=(2,), window_size=4, top_k=6)
+# A language model whose head is tied to its embedding, a model of diffusers, and our restorer with its processor.
+tiny_gpt2 = maker(lambda: GPT2LMHeadModel(copy.deepcopy(_GPT2)), write_tokenizer)
+tiny_unet = maker(lambda: UNet2DModel(**_UNET))
+tiny_semanir = maker(
+    lambda: SemanIRForImageRestoration(copy.deepcopy(_SEMANIR)),
+    lambda folder: SemanIRImageProcessor().save_pretrained(folder),
+)
 
 
 def tiny_adapter(folder: Path, base: Path, seed: int = 0, *, kind: str = "lora", **options: Any) -> Path:

@@ -32,7 +32,7 @@ from hf_ext.merging.adapters import DeltaSource
 from hf_ext.merging.extracting import cut_matrix, extract_lora, report_lines
 from hf_ext.merging.pairs import open_fine_tune, open_task
 from hf_ext.merging.sources import open_weights
-from tests.emr.emr_testing import perturb, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
+from tests.emr.emr_testing import maker, perturb, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
 from tests.emr.use_testing import merge, merge_family
 from tests.kit.refusals import refused
 
@@ -73,15 +73,7 @@ FAMILIES: dict[str, tuple[type[Any], Any, dict[str, torch.Tensor]]] = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_at_full_rank_the_adapter_answers_as_the_task(name: str, tmp_path: Path):
     kind, config, inputs = FAMILIES[name]
-
-    def make(folder: Path, seed: int = 0, *, base: Path | None = None) -> Path:
-        torch.manual_seed(seed)
-        model = kind(config) if base is None else kind.from_pretrained(base)
-        perturb(model, seed, 2e-2)
-        model.save_pretrained(folder)
-        return folder
-
-    merged = merge_family(tmp_path, make)
+    merged = merge_family(tmp_path, maker(lambda: kind(config)), noise=2e-2)
     with open_task(str(merged), "a") as pair:
         report = extract_lora(pair, tmp_path / "lora", rank=64)
     plain = kind.from_pretrained(tmp_path / "base").eval()
