@@ -135,7 +135,7 @@ def tiny_bert(
 
 
 def maker(build: Callable[[], Any], finish: Callable[[Path], object] = lambda folder: None) -> Callable[..., Path]:
-    """A function that writes what `build` gives, or a fine-tune of `base`, and then what `finish` adds to the folder."""
+    """A function that writes what `build` gives, or a fine-tune of `base`, with what `finish` adds to the folder."""
 
     def write(
         folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3, dtype: torch.dtype | None = None

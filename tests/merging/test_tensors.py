@@ -39,43 +39,51 @@ def test_what_is_missing_somewhere(tmp_path):
         assert any("does not take part in 1 merged tensors" in line for line in plan_lines(plan))
 
 
-def test_integers_are_compared_and_stored_only_where_they_differ(tmp_path):
-    base = {"w": ones(4), "ids": torch.arange(5), "mask": torch.tensor([True, False]), "bytes": torch.zeros(3).byte()}
-    other = base | {"ids": torch.arange(1, 6), "mask": torch.tensor([True, True]), "bytes": torch.zeros(3)}
-    with raw_plan(tmp_path, base, base, other) as plan:
-        assert [part.name for part in plan.merged_rows] == ["w"]
-        assert [item.name for item in plan.copied_rows] == [name for name in plan.base.tensors if name != "w"]
-        extras, shared = decided(plan)
-        assert sorted(shared) == [(0, "bytes"), (0, "ids"), (0, "mask")]
-        assert sorted(extras) == [(1, "bytes"), (1, "ids"), (1, "mask")]
-
-
-def test_running_statistics_stay_with_each_task(tmp_path):
-    names = ("weight", "bias", "running_mean", "running_var")
-    norm = {f"bn.{name}": ones(4) for name in names} | {"bn.num_batches_tracked": torch.tensor(7)}
-    with raw_plan(tmp_path, norm, norm, norm | {"bn.num_batches_tracked": torch.tensor(8)}) as plan:
-        assert {part.name for part in plan.merged_rows} == {"bn.weight", "bn.bias"}
-        assert {item.name for item in plan.copied_rows} == set(norm) - {"bn.weight", "bn.bias"}
-        kept = {(item.task, item.name) for item in plan.own_tensors(KEPT)}
-        assert kept == {(task, f"bn.running_{what}") for task in (0, 1) for what in ("mean", "var")}
-        extras, shared = decided(plan)
-        assert shared == [(0, "bn.num_batches_tracked")] and len(extras) == 5
-
-
-def test_buffers_that_follow_from_the_configuration(tmp_path):
-    base = {
-        "w": ones(4, 4),
+NORM = {f"bn.{name}": ones(4) for name in ("weight", "bias", "running_mean", "running_var")}
+NUMBERS = {"ids": torch.arange(5), "mask": torch.tensor([True, False]), "bytes": torch.zeros(3).byte()}
+BUFFERS = {
+    **{
         "rotary.inv_freq": ones(4),
         "embeddings.position_ids": torch.arange(4)[None],
         "h.0.attn.bias": ones(1, 1, 4, 4),
-        # a bias of each head is no mask
-        "h.1.attn.bias": ones(1, 2, 4, 4),
-        "h.0.attn.masked_bias": torch.tensor(-1e4),
-    }
-    with raw_plan(tmp_path, base, base, base | {"rotary.inv_freq": ones(4) / 2}) as plan:
-        assert {part.name for part in plan.merged_rows} == {"w", "h.1.attn.bias"} and not plan.own_tensors(KEPT)
-        extras, shared = decided(plan)
-        assert extras == [(1, "rotary.inv_freq")] and len(shared) == 7
+    },
+    "h.0.attn.masked_bias": torch.tensor(-1e4),
+}
+# The base, what the second task has otherwise, what is merged, and of the rest what a task keeps although it is equal.
+RULES: dict[str, tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], set[str], set[str]]] = {
+    "whole numbers": (
+        {"w": ones(4)} | NUMBERS,
+        {"ids": torch.arange(1, 6), "mask": torch.tensor([True, True]), "bytes": torch.zeros(3)},
+        {"w"},
+        set(),
+    ),
+    "running statistics": (
+        NORM | {"bn.num_batches_tracked": torch.tensor(7)},
+        {"bn.num_batches_tracked": torch.tensor(8)},
+        {"bn.weight", "bn.bias"},
+        {"bn.running_mean", "bn.running_var"},
+    ),
+    # a bias of each head is no mask
+    "buffers that follow from the configuration": (
+        {"w": ones(4, 4), "h.1.attn.bias": ones(1, 2, 4, 4)} | BUFFERS,
+        {"rotary.inv_freq": ones(4) / 2},
+        {"w", "h.1.attn.bias"},
+        set(),
+    ),
+    "single elements and none": ({"empty": ones(0, 4), "scalar": torch.tensor(2.0)}, {}, {"scalar"}, set()),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_merged_kept_and_shared(tmp_path, rule):
+    base, changes, merged, kept = RULES[rule]
+    with raw_plan(tmp_path, base, base, base | changes) as plan:
+        assert {part.name: part.elements for part in plan.merged_rows} == {n: base[n].numel() for n in merged}
+        assert {item.name for item in plan.copied_rows} == base.keys() - merged
+        own, shared = decided(plan)
+        rest = base.keys() - merged - kept
+        assert set(own) == {(task, name) for task in (0, 1) for name in kept} | {(1, name) for name in changes}
+        assert set(shared) == {(0, name) for name in rest} | {(1, name) for name in rest - changes.keys()}
 
 
 def test_a_buffer_that_the_model_no_longer_saves_is_dropped(tmp_path):
@@ -198,13 +206,6 @@ def test_types_of_base_tasks_and_result(tmp_path):
     with raw_plan(tmp_path, base, *tasks, dtype="float32") as plan:
         assert plan.merged_rows[0].dtype == torch.float32 and plan.copied_rows[0].dtype == torch.int64
         assert plan.unified_bytes == 16 + 24
-
-
-def test_empty_and_single_elements(tmp_path):
-    base = {"w": ones(3), "empty": ones(0, 4), "scalar": torch.tensor(2.0)}
-    with raw_plan(tmp_path, base, base) as plan:
-        assert {part.name: part.elements for part in plan.merged_rows} == {"w": 3, "scalar": 1}
-        assert decided(plan) == ([], [(0, "empty")])
 
 
 def test_one_model_says_what_of_the_tasks_it_leaves_out(tmp_path):

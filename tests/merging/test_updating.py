@@ -114,13 +114,6 @@ def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
         remove_task(artifact, "a")
 
 
-def test_a_merge_by_a_method_that_is_not_there_is_refused_in_words(sources, artifact):
-    manifest = Manifest.read(artifact)
-    dataclasses.replace(manifest, method=manifest.method | {"method": "mine"}).write(artifact)
-    with refused(SettingsError, "emr", "mine"):
-        add_task(artifact, "c", str(sources / "c"))
-
-
 def test_merging_again_needs_the_same_checkpoints(sources, tmp_path):
     place = Path(shutil.copytree(sources, tmp_path / "sources"))
     artifact = merge(place, "ab", tmp_path / "artifact")
@@ -230,15 +223,16 @@ def test_files_are_shared_with_the_earlier_artifact_but_never_written_to(sources
     assert {**contents(linked)}["model.safetensors"] == before["model.safetensors"]
 
 
-def test_the_cache_of_a_hub_is_not_changed(artifact, tmp_path):
+def test_what_is_no_artifact_to_change_is_refused(sources, artifact, tmp_path):
+    plain = merge(sources, "ab", tmp_path / "plain", method="average", allow_missing=True)
+    with refused(CheckpointError, "emr.json"):
+        remove_task(plain, "a")
+    manifest = Manifest.read(artifact)
+    dataclasses.replace(manifest, method=manifest.method | {"method": "mine"}).write(artifact)
+    with refused(SettingsError, "emr", "mine"):
+        add_task(artifact, "c", str(sources / "c"))
     cached = tmp_path / "models--org--name" / "snapshots" / ("0" * 40)
     cached.parent.mkdir(parents=True)
     os.rename(artifact, cached)
     with refused(UsageError, "changed", "cache"):
         remove_task(cached, "a")
-
-
-def test_a_result_without_masks_is_no_artifact(sources, tmp_path):
-    plain = merge(sources, "ab", tmp_path / "plain", method="average", allow_missing=True)
-    with refused(CheckpointError, "emr.json"):
-        remove_task(plain, "a")
