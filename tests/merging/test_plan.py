@@ -73,37 +73,47 @@ def test_a_base_with_a_head_and_bare_tasks(tmp_path):
         assert {item.name for item in plan.copied_rows} == {"classifier.weight", "classifier.bias"}
 
 
-def test_tied_weights_are_merged_once_however_the_file_says_it(tmp_path):
-    base = tiny_gpt2(tmp_path / "base")
-    task = tiny_gpt2(tmp_path / "task", 1, base=base)
-    with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
+TIED = {"lm_head.weight": "transformer.wte.weight"}
+
+
+@pytest.fixture
+def tied(tmp_path: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
+    """Weights of a GPT-2 and of a fine-tune, `base` and `a`, whose files lack the tied head; the embedding, settings."""
+    family(tmp_path, tiny_gpt2, "a")
+    base, task = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "a"))
+    return base, task["transformer.wte.weight"], task, json.loads((tmp_path / "base" / "config.json").read_text())
+
+
+def plan_in(place: Path, base: str, *tasks: str) -> Plan:
+    return make_plan({"base": str(place / base), "tasks": {name: str(place / name) for name in tasks}})
+
+
+def test_tied_weights_are_merged_once_however_the_file_says_it(tied, tmp_path):
+    weights, _, _, config = tied
+    with plan_in(tmp_path, "base", "a") as plan:
         # no file holds the other name, so the class of transformers, which would know it, is not imported
         assert plan.aliases == {}
         assert "lm_head.weight" not in {part.name for part in plan.merged_rows} and not plan.own_tensors(KEPT)
-    weights = load_file(base / "model.safetensors")
-    doubled = weights | {"lm_head.weight": weights["transformer.wte.weight"].clone()}
-    config = json.loads((base / "config.json").read_text())
-    write_weights(tmp_path / "doubled", doubled, config=config)
-    named = {"lm_head.weight": "transformer.wte.weight"}
-    write_weights(tmp_path / "named", weights, config={}, metadata=named)
+    head = weights["transformer.wte.weight"].clone()
+    write_weights(tmp_path / "doubled", weights | {"lm_head.weight": head}, config=config)
+    write_weights(tmp_path / "named", weights, config={}, metadata=TIED)
     for folder in ("doubled", "named"):
-        with make_plan({"base": str(tmp_path / folder), "tasks": {"a": str(task)}}) as plan:
-            assert plan.aliases == named and len(plan.merged_rows) == len(weights) and not plan.copied_rows
+        with plan_in(tmp_path, folder, "a") as plan:
+            assert plan.aliases == TIED and len(plan.merged_rows) == len(weights) and not plan.copied_rows
             assert plan.unified_bytes == sum(tensor.nbytes for tensor in weights.values())
             assert not resolve_plan(plan).own_tensors(KEPT, SHARED)
+    write_weights(tmp_path / "broken", weights | {"lm_head.weight": head + 1}, config=config)
+    with plan_in(tmp_path, "broken", "base") as plan, refused(ValueError, *map(repr, TIED), *map(repr, TIED.values())):
+        resolve_plan(plan)
 
 
-def test_a_task_that_untied_its_head_keeps_it_and_one_that_repeats_it_does_not(tmp_path):
-    base = tiny_gpt2(tmp_path / "base")
-    task = load_file(tiny_gpt2(tmp_path / "task", 1, base=base) / "model.safetensors")
-    config = json.loads((base / "config.json").read_text())
-    embedding = task["transformer.wte.weight"]
+def test_a_task_that_untied_its_head_keeps_it_and_one_that_repeats_it_does_not(tied, tmp_path):
+    _, embedding, task, config = tied
     write_weights(tmp_path / "repeated", task | {"lm_head.weight": embedding.clone()}, config=config)
     write_weights(tmp_path / "untied", task | {"lm_head.weight": embedding + 1}, config=config)
     only_head = {name: value for name, value in task.items() if "wte" not in name} | {"lm_head.weight": embedding}
     write_weights(tmp_path / "renamed", only_head, config=config)
-    tasks = {name: str(tmp_path / name) for name in ("repeated", "untied", "renamed")}
-    with make_plan({"base": str(base), "tasks": tasks}) as plan:
+    with plan_in(tmp_path, "base", "repeated", "untied", "renamed") as plan:
         assert [item.reason for item in plan.own_tensors(COMPARED)] == ["tied to another tensor in the base"] * 2
         # The class ties the one that the file lacks to the one that it has.
         assert all(None not in row.task_names for row in plan.merged_rows)
@@ -112,14 +122,20 @@ def test_a_task_that_untied_its_head_keeps_it_and_one_that_repeats_it_does_not(t
         assert not resolved.own_tensors(SHARED)
 
 
-def test_a_base_whose_tied_tensors_differ_is_refused(tmp_path):
-    base = tiny_gpt2(tmp_path / "base")
-    weights = load_file(base / "model.safetensors")
-    broken = weights | {"lm_head.weight": weights["transformer.wte.weight"] + 1}
-    write_weights(tmp_path / "broken", broken, config=json.loads((base / "config.json").read_text()))
-    config = {"base": str(tmp_path / "broken"), "tasks": {"a": str(base)}}
-    with make_plan(config) as plan, refused(ValueError, "'lm_head.weight'", "'transformer.wte.weight'"):
-        resolve_plan(plan)
+@pytest.mark.parametrize(
+    ("changes", "fact"),
+    [
+        ({"n_head": 0}, "GPT2LMHeadModel cannot be built from its configuration ("),
+        # code that comes with the model may tie what it likes
+        ({"architectures": ["Own"]}, "none of transformers"),
+    ],
+)
+def test_a_class_that_cannot_be_built_is_warned_of(tied, tmp_path, changes, fact):
+    weights, embedding, _, config = tied
+    write_weights(tmp_path / "base", weights | {"lm_head.weight": embedding}, config=config | changes)
+    with plan_in(tmp_path, "base", "base") as plan:
+        assert plan.aliases == {} and len(plan.warnings) == 2 and "this saves no space" in plan.warnings[1]
+        assert fact in plan.warnings[0]
 
 
 # Refusals.
@@ -271,28 +287,6 @@ def test_every_source_is_closed_when_one_cannot_be_opened(tmp_path):
     # A file that stays open is told by a warning, which is an error here.
     with refused(CheckpointError, "b"):
         make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "base"), "b": "./nowhere"}})
-
-
-@pytest.mark.parametrize(
-    ("changes", "fact"),
-    [
-        ({"n_head": 0}, "GPT2LMHeadModel cannot be built from its configuration ("),
-        # code that comes with the model may tie what it likes
-        ({"architectures": ["Own"]}, "none of transformers"),
-    ],
-)
-def test_a_class_that_cannot_be_built_is_warned_of(tmp_path, changes, fact):
-    base = tiny_gpt2(tmp_path / "base")
-    config = json.loads((base / "config.json").read_text()) | changes
-    weights = load_file(base / "model.safetensors")
-    weights["lm_head.weight"] = weights["transformer.wte.weight"].clone()
-    write_weights(base, weights, config=config)
-    with make_plan({"base": str(base), "tasks": {"a": str(base)}}) as plan:
-        assert plan.aliases == {} and len(plan.warnings) == 2 and "this saves no space" in plan.warnings[1]
-        assert fact in plan.warnings[0]
-
-
-pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"

@@ -41,15 +41,9 @@ def test_what_is_missing_somewhere(tmp_path):
 
 NORM = {f"bn.{name}": ones(4) for name in ("weight", "bias", "running_mean", "running_var")}
 NUMBERS = {"ids": torch.arange(5), "mask": torch.tensor([True, False]), "bytes": torch.zeros(3).byte()}
-BUFFERS = {
-    **{
-        "rotary.inv_freq": ones(4),
-        "embeddings.position_ids": torch.arange(4)[None],
-        "h.0.attn.bias": ones(1, 1, 4, 4),
-    },
-    "h.0.attn.masked_bias": torch.tensor(-1e4),
-}
-# The base, what the second task has otherwise, what is merged, and of the rest what a task keeps although it is equal.
+BUFFERS = {"rotary.inv_freq": ones(4), "embeddings.position_ids": torch.arange(4)[None]}
+BUFFERS |= {"h.0.attn.bias": ones(1, 1, 4, 4), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+# The base, what the second task has otherwise, what is merged, and what each task keeps although it is equal.
 RULES: dict[str, tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], set[str], set[str]]] = {
     "whole numbers": (
         {"w": ones(4)} | NUMBERS,
