@@ -213,36 +213,24 @@ def test_the_configuration_of_an_adapter_beside_a_whole_model_is_refused(bert, t
     left = tiny_bert(tmp_path / "left", 1, base=bert)
     (left / "adapter_config.json").write_text(json.dumps({"peft_type": kind, "r": 4, "lora_alpha": 8}))
     with refused(DataError, whose, "adapter_config.json"):
-        plan_of(*((left,) if whose == "base" else (bert,)), how, odd=bert if whose == "base" else left)
+        plan_of(*((left, how) if whose == "base" else (bert, how)), odd=bert if whose == "base" else left)
 
 
-def test_tensors_of_other_variants_are_refused_by_name(bert, tmp_path):
-    adapter = tiny_adapter(tmp_path / "adapter", bert, use_dora=True)
-    change_configuration(adapter, use_dora=False)
-    with refused(DataError, "lora_magnitude_vector"):
-        plan_of(bert, odd=adapter)
-
-
-def test_an_adapter_of_another_model_is_refused(bert, gpt2, tmp_path):
-    adapter = tiny_adapter(tmp_path / "adapter", bert)
-    with refused(DataError, "adapter", "trained"):
-        plan_of(gpt2, task=adapter)
-    wider = tiny_bert(tmp_path / "wider", hidden_size=32)
-    with refused(DataError, "base"):
-        plan_of(wider, task=adapter)
-    with refused(DataError, "adapter", "model"):
-        plan_of(adapter, task=adapter)
-
-
-def test_what_is_refused_among_adapters_and_by_default(bert, tmp_path):
-    a = tiny_adapter(tmp_path / "a", bert, kind="ia3")
-    for how, other, fact in (
-        ("refuse", a, "adapters: delta"),
-        ("adapter", tiny_bert(tmp_path / "full", 1, base=bert), "'b'"),
-        ("adapter", tiny_adapter(tmp_path / "lora", bert, 1), "'b'"),
+def test_what_does_not_go_together_is_refused(bert, gpt2, tmp_path):
+    lora, ia3 = (tiny_adapter(tmp_path / kind, bert, 1, kind=kind) for kind in ("lora", "ia3"))
+    whole, wider = tiny_bert(tmp_path / "whole", 1, base=bert), tiny_bert(tmp_path / "wider", hidden_size=32)
+    dora = change_configuration(tiny_adapter(tmp_path / "dora", bert, use_dora=True), use_dora=False)
+    for base, how, tasks, error, facts in (
+        (bert, "delta", {"odd": dora}, DataError, ("lora_magnitude_vector",)),
+        (gpt2, "delta", {"task": lora}, DataError, ("adapter", "trained")),
+        (wider, "delta", {"task": lora}, DataError, ("base",)),
+        (lora, "delta", {"task": lora}, DataError, ("adapter", "model")),
+        (bert, "refuse", {"a": ia3, "b": ia3}, UsageError, ("adapters: adapter", "adapters: delta")),
+        (bert, "adapter", {"a": ia3, "b": whole}, UsageError, ("adapters: adapter", "'b'")),
+        (bert, "adapter", {"a": ia3, "b": lora}, UsageError, ("adapters: adapter", "'b'")),
     ):
-        with refused(UsageError, "adapters: adapter", fact):
-            plan_of(bert, how, a=a, b=other)
+        with refused(error, *facts):
+            plan_of(base, how, **tasks)
 
 
 LORA_FILES = {

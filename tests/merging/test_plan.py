@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,7 +80,7 @@ TIED = {"lm_head.weight": "transformer.wte.weight"}
 
 @pytest.fixture
 def tied(tmp_path: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
-    """Weights of a GPT-2 and of a fine-tune, `base` and `a`, whose files lack the tied head; the embedding, settings."""
+    """Weights of a GPT-2 and of a fine-tune, `base` and `a`, whose files lack the tied head."""
     family(tmp_path, tiny_gpt2, "a")
     base, task = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "a"))
     return base, task["transformer.wte.weight"], task, json.loads((tmp_path / "base" / "config.json").read_text())
@@ -131,8 +133,9 @@ def test_a_task_that_untied_its_head_keeps_it_and_one_that_repeats_it_does_not(t
     ],
 )
 def test_a_class_that_cannot_be_built_is_warned_of(tied, tmp_path, changes, fact):
-    weights, embedding, _, config = tied
-    write_weights(tmp_path / "base", weights | {"lm_head.weight": embedding}, config=config | changes)
+    weights, _, _, config = tied
+    head = weights["transformer.wte.weight"].clone()
+    write_weights(tmp_path / "base", weights | {"lm_head.weight": head}, config=config | changes)
     with plan_in(tmp_path, "base", "base") as plan:
         assert plan.aliases == {} and len(plan.warnings) == 2 and "this saves no space" in plan.warnings[1]
         assert fact in plan.warnings[0]
@@ -167,22 +170,22 @@ def test_a_part_of_the_base_may_be_a_task(tmp_path):
     write_weights(tmp_path / "base", pictures | texts, config=config)
     for task in ("clip_vision_model", "siglip_vision_model"):
         write_weights(tmp_path / task, pictures, config={"model_type": task})
-    with make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "clip_vision_model")}}) as plan:
+    with plan_in(tmp_path, "base", "clip_vision_model") as plan:
         assert {row.name for row in plan.merged_rows} == {"vision.w", "vision.b"}
     with refused(DataError, "model_type", "siglip_vision_model", "clip"):
-        make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "siglip_vision_model")}})
+        plan_in(tmp_path, "base", "siglip_vision_model")
 
 
 def test_a_base_that_is_not_the_base_is_refused(tmp_path):
-    bert, gpt2, unet = tiny_bert(tmp_path / "bert"), tiny_gpt2(tmp_path / "gpt2"), tiny_unet(tmp_path / "unet")
-    task = tiny_bert(tmp_path / "task", 1, base=bert)
-    with refused(DataError, "a", "model_type", "bert"):
-        make_plan({"base": str(gpt2), "tasks": {"a": str(task)}})
-    with refused(DataError, "transformers", "diffusers"):
-        make_plan({"base": str(unet), "tasks": {"a": str(task)}})
-    wide = tiny_bert(tmp_path / "wide", hidden_size=32)
-    with refused(DataError, "task 'a'", "41", "39", "'bert.embeddings.LayerNorm.bias' [16] ([32])"):
-        make_plan({"base": str(wide), "tasks": {"a": str(task)}})
+    tiny_bert(tmp_path / "a", 1, base=tiny_bert(tmp_path / "bert"))
+    tiny_gpt2(tmp_path / "gpt2"), tiny_unet(tmp_path / "unet"), tiny_bert(tmp_path / "wide", hidden_size=32)
+    for base, facts in (
+        ("gpt2", ("a", "model_type", "bert")),
+        ("unet", ("transformers", "diffusers")),
+        ("wide", ("task 'a'", "41", "39", "'bert.embeddings.LayerNorm.bias' [16] ([32])")),
+    ):
+        with refused(DataError, *facts):
+            plan_in(tmp_path, base, "a")
     with refused(DataError, "'c'", "'d'"):
         raw_plan(tmp_path, {"a": ones(4), "b": ones(4)}, {"c": ones(4), "d": ones(4)})
     with refused(DataError, "nothing", "exclude"):
