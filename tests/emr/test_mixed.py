@@ -21,7 +21,6 @@ from transformers import (
     DynamicCache,
     GenerationConfig,
     GPT2Config,
-    GPT2ForSequenceClassification,
     GPT2LMHeadModel,
     SwinConfig,
     SwinForImageClassification,
@@ -29,8 +28,6 @@ from transformers import (
     SwitchTransformersForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
 )
 
 from hf_ext.emr import EMRModel, layers
@@ -47,7 +44,6 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 BERT = BertConfig(vocab_size=30, max_position_embeddings=16, **SIZES)
 GPT2 = GPT2Config(vocab_size=30, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=3)
 GPT2.pad_token_id = 0
-VIT = ViTConfig(image_size=8, patch_size=4, **SIZES)
 SWIN = SwinConfig(image_size=16, patch_size=2, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4)
 T5 = T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0)
 SEMANIR = SemanIRConfig(embed_dim=8, depths=(2,), num_heads=(2,), window_size=4, top_k=6)
@@ -118,9 +114,7 @@ def assert_rows(found: Iterable[torch.Tensor], expected: list[torch.Tensor]) -> 
 FAMILIES = {
     "bert": (BertForSequenceClassification, BERT, DIFFERENT, text, "logits"),
     "gpt2": (GPT2LMHeadModel, GPT2, SAME, text, "logits"),
-    "gpt2-heads": (GPT2ForSequenceClassification, GPT2, DIFFERENT, text, "logits"),
     "t5": (T5ForConditionalGeneration, T5, SAME, decoder_text, "logits"),
-    "vit": (ViTForImageClassification, VIT, SAME, lambda: images(8), "logits"),
     "swin": (SwinForImageClassification, SWIN, SAME, lambda: images(16), "logits"),
     "semanir": (SemanIRForImageRestoration, SEMANIR, SAME, lambda: images(12), "reconstruction"),
 }

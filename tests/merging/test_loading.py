@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +25,7 @@ _TEXT = {"vocab_size": 32, "max_position_embeddings": 16, **_SMALL}
 _VISION = {"image_size": 8, "patch_size": 4, **_SMALL}
 
 
-def new_llava(name: str) -> str:
-    if name.startswith("language_model.model."):
-        return "model.language_model." + name.removeprefix("language_model.model.")
-    return "lm_head.weight" if name == "language_model.lm_head.weight" else f"model.{name}"
-
-
-def new_qwen_vl(name: str) -> str:
-    return f"model.{name}" if name.startswith("visual.") else name.replace("model.", "model.language_model.", 1)
-
-
-def old_norms(name: str) -> str:
-    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-
-
-def bare(name: str) -> str:
-    return name.removeprefix("model.")
-
-
+OLD_NORMS = {r"LayerNorm\.weight": "LayerNorm.gamma", r"LayerNorm\.bias": "LayerNorm.beta"}
 _LLAVA = transformers.LlavaConfig(
     text_config=transformers.LlamaConfig(**_TEXT),
     vision_config=transformers.CLIPVisionConfig(**_VISION, projection_dim=16),
@@ -54,16 +37,29 @@ _QWEN_VL = transformers.Qwen2VLConfig(
     text_config={**_TEXT, "num_key_value_heads": 2, "rope_parameters": _ROPE},
     vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2},
 )
-FAMILIES = {
-    "llava": (transformers.LlavaForConditionalGeneration, _LLAVA, new_llava),
-    "qwen2-vl": (transformers.Qwen2VLForConditionalGeneration, _QWEN_VL, new_qwen_vl),
-    "bert": (transformers.BertForMaskedLM, transformers.BertConfig(**_TEXT), old_norms),
-    "roberta": (transformers.RobertaForMaskedLM, transformers.RobertaConfig(**_TEXT), old_norms),
-    "llama without its prefix": (transformers.LlamaForCausalLM, transformers.LlamaConfig(**_TEXT), bare),
+# A model, and of its names in files a pattern and what other versions of the library wrote there; the first that fits.
+FAMILIES: dict[str, tuple[type, Any, dict[str, str]]] = {
+    "llava": (
+        transformers.LlavaForConditionalGeneration,
+        _LLAVA,
+        {r"^language_model\.model\.": "model.language_model.", r"^language_model\.lm_head": "lm_head", "^": "model."},
+    ),
+    "qwen2-vl": (
+        transformers.Qwen2VLForConditionalGeneration,
+        _QWEN_VL,
+        {"^visual": "model.visual", r"^model\.": "model.language_model."},
+    ),
+    "bert": (transformers.BertForMaskedLM, transformers.BertConfig(**_TEXT), OLD_NORMS),
+    "roberta": (transformers.RobertaForMaskedLM, transformers.RobertaConfig(**_TEXT), OLD_NORMS),
+    "llama without its prefix": (
+        transformers.LlamaForCausalLM,
+        transformers.LlamaConfig(**_TEXT),
+        {r"^model\.": ""},
+    ),
 }
 
 
-def write_family(folder: Path, kind: type, settings: Any, rename: Callable[[str], str]) -> dict[str, Path]:
+def write_family(folder: Path, kind: type, settings: Any, names: dict[str, str]) -> dict[str, Path]:
     """A base, a task that is named as it is, and one that is named as other versions of the library wrote it."""
     torch.manual_seed(0)
     places = {name: folder / name for name in ("base", "same", "other")}
@@ -71,6 +67,11 @@ def write_family(folder: Path, kind: type, settings: Any, rename: Callable[[str]
     for seed, place in enumerate(places.values()):
         perturb(model, seed, 2e-3 * (seed > 0))
         model.save_pretrained(place)
+
+    def rename(name: str) -> str:
+        pattern = next((pattern for pattern in names if re.search(pattern, name)), "$^")
+        return re.sub(pattern, names.get(pattern, ""), name)
+
     weights = load_file(places["other"] / "model.safetensors")
     write_weights(places["other"], {rename(name): value for name, value in weights.items()})
     return places

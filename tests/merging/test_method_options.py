@@ -18,6 +18,7 @@ from hf_ext.merging.methods.registry import MethodError
 from tests.emr.emr_testing import raw_family
 from tests.kit.refusals import refused
 from tests.merging import reference_methods as twin
+from tests.merging.reference_methods import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("embed.weight", "layers.0.mlp.weight", "layers.0.attn.weight", "layers.1.mlp.weight", "layers.2.mlp.weight")
@@ -36,10 +37,6 @@ def run(method, base, models, draw=None, **options):
     vectors = [model - base for model in models]
     block = Block("w", tuple(base.shape), 0, base, vectors, draw=draw, count=len(models))
     return METHODS[method].function(block, **options)
-
-
-def assert_close(found, expected):
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("weight", [[1.0, 1.0, 1.0], [0.5, 0.2, -0.1]])

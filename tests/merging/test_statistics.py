@@ -31,6 +31,7 @@ from tests.kit.command_line import run
 from tests.kit.refusals import refused
 from tests.kit.studies import write_photos
 from tests.merging import reference_methods as twin
+from tests.merging.reference_methods import assert_close
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -42,10 +43,6 @@ def run_method(method, base, models, statistics, inputs_first=False, **options):
     block = Block("w", tuple(base.shape), 0, base, vectors, count=len(models), inputs_first=inputs_first)
     block.statistic = lambda place: None if statistics is None else statistics[place].clone()
     return METHODS[method].function(block, **options)
-
-
-def assert_close(found, expected):
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (6,), ()])

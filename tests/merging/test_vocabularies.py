@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -101,17 +100,31 @@ VOCABULARIES = {
 }
 
 
-@pytest.mark.parametrize("kind", VOCABULARIES)
-@pytest.mark.parametrize("known", [True, False])
-def test_every_file_of_tokens_counts(tmp_path, kind, known):
-    check_rows(tmp_path, kind, known, SIZE)
-
-
 @pytest.mark.parametrize(
-    "config", [{"text_config": SIZE}, {"encoder": SIZE, "decoder": SIZE}, {"a": {"b": SIZE}}], ids=str
+    ("kind", "known", "config"),
+    [
+        *((kind, known, SIZE) for kind in VOCABULARIES for known in (True, False)),
+        # The size of a vocabulary is found in every place.
+        *(("tokenizer.model", True, at) for at in ({"text_config": SIZE}, {"encoder": SIZE, "decoder": SIZE})),
+        ("tokenizer.model", True, {"a": {"b": SIZE}}),
+    ],
 )
-def test_the_size_of_a_vocabulary_is_found_in_every_place(tmp_path, config):
-    check_rows(tmp_path, "tokenizer.model", True, config)
+def test_rows_of_other_tokens_are_not_mixed(tmp_path, kind, known, config):
+    """Whether the base tells its own or not, and whichever file tells them."""
+    ours, theirs = VOCABULARIES[kind]
+    for name, text in (("base", ours if known else None), ("a", ours), ("b", theirs)):
+        folder = write_weights(tmp_path / name, {"body": ones(3, 3), "embed": ones(4, 2)}, config=config)
+        if text is not None:
+            (folder / kind).write_text(text)
+        if kind in ("added_tokens.json", "tokenizer_config.json"):
+            (folder / "vocab.json").write_text('{"u": 0, "v": 1}')
+    given = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
+    with refused(DataError, "'embed'", "'b'"):
+        make_plan(given | {"method": "average"})
+    with make_plan(given) as plan:
+        assert [(item.task, item.name) for item in plan.own_tensors(KEPT)] == [(1, "embed")]
+    (tmp_path / "b" / kind).write_text(ours)
+    make_plan(given | {"method": "average"}).close()
 
 
 def test_of_tokenizers_in_several_forms_the_one_that_both_have_is_compared(tmp_path):
@@ -145,24 +158,6 @@ def test_without_a_common_form_tokens_are_compared_as_transformers_loads_them(tm
         else:
             with make_plan(given) as plan:
                 assert not any("compared" in text for text in plan.warnings)
-
-
-def check_rows(tmp_path: Path, kind: str, known: bool, config: dict[str, object]) -> None:
-    """Rows of other tokens are not mixed, whether the base tells its own or not."""
-    ours, theirs = VOCABULARIES[kind]
-    for name, text in (("base", ours if known else None), ("a", ours), ("b", theirs)):
-        folder = write_weights(tmp_path / name, {"body": ones(3, 3), "embed": ones(4, 2)}, config=config)
-        if text is not None:
-            (folder / kind).write_text(text)
-        if kind in ("added_tokens.json", "tokenizer_config.json"):
-            (folder / "vocab.json").write_text('{"u": 0, "v": 1}')
-    given = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
-    with refused(DataError, "'embed'", "'b'"):
-        make_plan(given | {"method": "average"})
-    with make_plan(given) as plan:
-        assert [(item.task, item.name) for item in plan.own_tensors(KEPT)] == [(1, "embed")]
-    (tmp_path / "b" / kind).write_text(ours)
-    make_plan(given | {"method": "average"}).close()
 
 
 @pytest.mark.parametrize(
