@@ -21,6 +21,7 @@ from transformers import (
     DynamicCache,
     GenerationConfig,
     GPT2Config,
+    GPT2ForSequenceClassification,
     GPT2LMHeadModel,
     SwinConfig,
     SwinForImageClassification,
@@ -114,6 +115,7 @@ def assert_rows(found: Iterable[torch.Tensor], expected: list[torch.Tensor]) -> 
 FAMILIES = {
     "bert": (BertForSequenceClassification, BERT, DIFFERENT, text, "logits"),
     "gpt2": (GPT2LMHeadModel, GPT2, SAME, text, "logits"),
+    "gpt2-heads": (GPT2ForSequenceClassification, GPT2, DIFFERENT, text, "logits"),
     "t5": (T5ForConditionalGeneration, T5, SAME, decoder_text, "logits"),
     "swin": (SwinForImageClassification, SWIN, SAME, lambda: images(16), "logits"),
     "semanir": (SemanIRForImageRestoration, SEMANIR, SAME, lambda: images(12), "reconstruction"),

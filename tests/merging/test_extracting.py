@@ -58,7 +58,11 @@ FAMILIES: dict[str, tuple[type[Any], Any, dict[str, torch.Tensor]]] = {
         {"pixel_values": torch.linspace(-1, 1, 384).reshape(2, 3, 8, 8)},
     ),
     # Its matrices are [in, out], and its head is tied to its embedding.
-    "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, eos_token_id=3), TEXT),
+    "gpt2": (
+        GPT2LMHeadModel,
+        GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=3),
+        TEXT,
+    ),
     # Some of its linear layers have a bias, others none.
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(vocab_size=30, num_key_value_heads=1, **SMALL), TEXT),
     # One embedding in four modules.

@@ -324,9 +324,10 @@ def test_messages_name_the_source_and_say_what_to_do(tmp_path, hub):
         ("pytorch_model.bin", ("pytorch_model.bin", "save_pretrained")),
         ("model_index.json", ("diffusers", "pipeline")),
     ):
-        (tmp_path / facts[0]).mkdir()
-        (tmp_path / facts[0] / file).write_text("{}")
+        place = tmp_path / f"with-{facts[-1]}"
+        place.mkdir()
+        (place / file).write_text("{}")
         with refused(CheckpointError, *facts):
-            open_weights("base", tmp_path / facts[0])
+            open_weights("base", place)
     with refused(CheckpointError, "org/none@main"):
         open_weights("x", "org/none", token=False, endpoint=hub.url)
