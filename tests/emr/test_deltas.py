@@ -28,7 +28,8 @@ from tests.emr.blocks import DTYPES
 from tests.emr.emr_testing import family, tiny_bert
 from tests.emr.use_testing import copied, equal
 from tests.kit.refusals import refused
-from tests.merging.merging import merge, short_segments, write_set
+from tests.merging.conftest import short_segments
+from tests.merging.merging import merge, write_set
 
 METHODS = ("onebit", "ternary")
 # applies to the merges of this file too

@@ -31,9 +31,8 @@ from tests.hub.misbehaving_hub import COMMIT, Handler, MisbehavingHub
 from tests.kit.models import file_limit
 from tests.kit.refusals import refused
 
-from .merging import assert_same_files, contents, merge, short_segments, write_set
+from .merging import assert_same_files, contents, merge, write_set
 
-__all__ = ["short_segments"]
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 

@@ -21,9 +21,7 @@ from hypothesis.extra.numpy import arrays
 from hf_ext.merging.journal import Journal
 from tests.kit import warm_python
 
-from .merging import assert_same_files, merge, short_segments, write_set
-
-__all__ = ["short_segments"]
+from .merging import assert_same_files, merge, write_set
 
 ROOT = Path(__file__).parents[2]
 PREPARE = """

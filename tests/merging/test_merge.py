@@ -25,9 +25,7 @@ from tests.emr.emr_testing import family, tiny_bert, tiny_gpt2, tiny_semanir, ti
 from tests.kit.refusals import refused
 from tests.merging.updating_sources import weights_of
 
-from .merging import assert_same_files, contents, merge, short_segments
-
-__all__ = ["short_segments"]
+from .merging import assert_same_files, contents, merge
 
 
 @pytest.mark.parametrize("method", ["emr", "elect"])

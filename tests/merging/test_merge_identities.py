@@ -23,9 +23,7 @@ from hf_ext.merging.merge import merge_checkpoints
 from tests.emr.conftest import kernels
 from tests.emr.emr_testing import write_tokenizer, write_weights
 
-from .merging import short_segments
-
-__all__ = ["kernels", "short_segments"]
+__all__ = ["kernels"]
 
 Tensors = dict[str, torch.Tensor]
 SHAPES = {"wide": (300, 70), "bias": (13,), "scalar": (), "one": (1,)}

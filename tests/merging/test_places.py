@@ -29,9 +29,7 @@ from tests.emr.emr_testing import family, tiny_bert, write_weights
 from tests.emr.use_testing import equal
 from tests.kit.refusals import refused
 
-from .merging import assert_same_files, merge, short_segments, write_set
-
-__all__ = ["short_segments"]
+from .merging import assert_same_files, merge, write_set
 
 
 @pytest.fixture
