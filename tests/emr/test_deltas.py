@@ -21,7 +21,6 @@ from hf_ext.hub.safetensors_headers import CheckpointError
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.plan_table import plan_lines
-from hf_ext.merging.publishing import copy_artifact
 from hf_ext.merging.updating import add_task, remove_task
 from tests.emr import reference_deltas as twin
 from tests.emr.blocks import DTYPES
@@ -180,14 +179,6 @@ def test_tasks_are_added_and_removed_without_a_change_of_the_others(berts, tmp_p
         assert "without influence" not in (alone / "README.md").read_text()
         assert remove_task(alone, "five")["tasks"] == ["two"] and verify_artifact(alone).wrong == []
         assert equal(restore(alone, "two"), before)
-
-
-def test_an_artifact_is_published_without_a_root(berts, tmp_path):
-    config, _ = berts
-    folder = merge_checkpoints(config | {"include_base": True}, tmp_path / "merged", progress=False).path
-    (tmp_path / "out").mkdir()
-    copy_artifact(folder, tmp_path / "out")
-    assert equal(restore(tmp_path / "out", "two"), restore(folder, "two"))
 
 
 def test_a_manifest_of_the_other_deltas_is_refused(berts, tmp_path):

@@ -14,9 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from hf_ext.merging.journal import Journal
 from tests.kit import warm_python
@@ -145,15 +142,6 @@ def test_two_processes_of_accelerate_launch_share_the_work(tmp_path, options):
 
 def values(journal: Journal, units: int) -> list[list[float]]:
     return [sums.tolist() for sums in journal.read(units)]
-
-
-@given(st.lists(arrays(np.float64, st.integers(0, 9), elements=st.floats(allow_nan=False)), min_size=1, max_size=5))
-def test_sums_are_read_back_exactly_and_in_order(tmp_path_factory, sums):
-    journal = Journal(tmp_path_factory.mktemp("journal"))
-    for unit in reversed(range(len(sums))):
-        journal.add(unit, sums[unit])
-    assert [read.tobytes() for read in journal.read(len(sums))] == [given.tobytes() for given in sums]
-    journal.close()
 
 
 def test_a_line_that_was_cut_off_or_damaged_does_not_count(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging import add_task, journal, merge_checkpoints, remove_task
 from hf_ext.merging.engine import Engine, NotFiniteError
 from hf_ext.merging.plan import make_plan
-from hf_ext.merging.publishing import hide_paths
 from tests.emr.emr_testing import family, tiny_bert, write_weights
 from tests.emr.use_testing import equal
 from tests.kit.refusals import refused
@@ -140,30 +138,6 @@ def test_how_paths_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert recorded_path(".", tmp_path / "out") == str(tmp_path)
     # Something that could be a name on a Hub would be taken for one.
     assert Path(recorded_path("link/out/inside/base", out)).is_absolute()
-
-
-def test_no_path_is_published(project: Path, tmp_path: Path):
-    given = relative("t0", "t1", include_base=True) | {"base": str(project / "models" / "base")}
-    folder = merge(given, Path("out/merged"))
-    # A path that was given absolute stays so.
-    assert Manifest.read(folder).base.source == str(project / "models" / "base")
-    assert Manifest.read(folder).tasks["t0"].origin.source == os.path.join("..", "..", "models", "t0")
-    staged = Path(shutil.copytree(folder, tmp_path / "staged"))
-    (staged / "tasks" / "t0" / "config.json").write_text('{"vocab_size": 9, "published": true}')
-    (staged / "tasks" / "t1" / "sums.safetensors").unlink()
-    for name in ("emr.json", "report.json"):
-        text = (staged / name).read_text().replace("../../models/t1", r"C:\\Users\\alice\\t1")
-        (staged / name).write_text(text)
-    hide_paths(staged)
-    manifest = Manifest.read(staged)
-    assert [manifest.base.source, *(task.origin.source for task in manifest.tasks.values())] == ["base", "t0", "t1"]
-    text = (staged / "emr.json").read_text() + (staged / "report.json").read_text()
-    assert "models" not in text and "alice" not in text
-    # What is published is what the manifest names.
-    before = Manifest.read(folder).files
-    assert before.keys() - manifest.files.keys() == {"tasks/t1/sums.safetensors"}
-    changed = {name for name, about in manifest.files.items() if before[name] != about}
-    assert changed == {"tasks/t0/config.json"}
 
 
 def test_no_warning_that_is_kept_names_a_place(project: Path):
