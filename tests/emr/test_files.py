@@ -128,11 +128,6 @@ def test_what_was_read_once_is_not_read_again(artifact: Path, tmp_path: Path, re
     read.clear()
     TaskWeights(artifact, base=base).entries("two")
     assert read == []
-    # What changed is read again, even where its length did not.
-    flip(base / "model.safetensors")
-    with refused(CheckpointError, "merge", "base"):
-        TaskWeights(artifact, base=base)
-    assert read == ["model.safetensors"]
     # `verify` believes no cache.
     read.clear()
     verify_artifact(artifact)
