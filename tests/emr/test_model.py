@@ -307,15 +307,6 @@ def test_code_of_the_artifact_runs_only_when_it_is_trusted(tmp_path: Path, monke
         EMRModel.from_pretrained(merged, trust_remote_code=True)
 
 
-@pytest.mark.gpu
-def test_a_gpu_restores_the_same_bits(bert: Path):
-    expected = copied(EMRModel.from_pretrained(bert, "two").set_task("five").model)
-    emr = EMRModel.from_pretrained(bert, "two", device="cuda")
-    found = {name: value.cpu() for name, value in copied(emr.set_task("five").model).items()}
-    assert emr.model.device.type == "cuda"
-    assert equal(found, expected)
-
-
 BYTES = torch.arange(1, 13).view(1, 12)
 
 
