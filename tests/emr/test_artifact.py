@@ -94,7 +94,6 @@ HOSTILE = {
     "absolute task": (("tasks",), {"/etc": {}}, "a task must be named by"),
     "line break in a task": (("tasks",), {"a\n": {}}, "a task must be named by"),
     "long task": (("tasks",), {"a" * 65: {}}, "a task must be named by"),
-    "tasks as list": (("tasks",), ["a"], "`tasks` must be an object"),
     "file in a folder": (("unified", "files"), {"../model.safetensors": {"bytes": 1}}, "without folders"),
     "hidden file": ((*TASK, "files"), {".env": {"bytes": 1}}, "without folders"),
     "negative length": (("unified", "files"), {"model.safetensors": {"bytes": -1}}, "`bytes`"),
@@ -106,7 +105,6 @@ HOSTILE = {
     "statistics as list": (("method", "statistics"), [], "`statistics` must be a mapping"),
     "merged as number": (("method", "merged"), 5, "`merged` a text or null"),
     "no tensors": (("tensors",), None, "`tensors` must be a list"),
-    "tensor as text": (("tensors", 0), "w", "an entry of `tensors`"),
     "negative size": (("tensors", 0, "shape"), [-1, 7], "`shape` of 'w' must be a list of sizes"),
     "bool as size": (("tensors", 0, "shape"), [True, 7], "`shape` of 'w' must be a list of sizes"),
     "huge size": (("tensors", 0, "shape"), [2**63, 7], "`shape` of 'w' must be a list of sizes"),
@@ -126,12 +124,8 @@ HOSTILE = {
     "both scales": ((*TASK, "scales"), {}, "either scale_hex or scales"),
     "no such deltas": (("deltas",), 3, "`deltas` must be 1, 2 or missing"),
     "deltas of an earlier version": (("deltas",), 1, "`deltas` belongs to format_version 2"),
-    "prefix": ((*TASK, "task_prefix"), 5, "`task_prefix` of task 'a.b' must be a text"),
-    "density": ((*TASK, "density"), "half", "`density`"),
-    "shared": ((*TASK, "shared"), [1], "`shared` of task 'a.b' must be a list of names"),
     "tails": ((*TASK, "tails"), {"m.w": [1]}, "the tail of 'm.w' must be an object"),
     "tail": ((*TASK, "tails"), {"m.w": {"shape": "x"}}, "`shape` of the tail of 'm.w' must be a list of sizes"),
-    "architecture": ((*TASK, "architecture"), 1, "`architecture`"),
     **{
         f"file {name}": (("files",), {name: {"bytes": 1, "sha256": "0" * 64}}, "a file must lie in the artifact")
         for name in ("/etc/passwd", "tasks/../x", ".env", "a\\b")
