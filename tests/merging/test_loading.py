@@ -229,6 +229,7 @@ GROUPS = "num_conv_pos_embedding_groups"
         (LLAMA, {"rope_parameters": None, "rope_theta": 1e6}, "rope_parameters.rope_theta", True),
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act", False),
         (LLAMA, {"rms_norm_eps": 1e-3}, "rms_norm_eps", False),
+        (LLAMA, {"max_position_embeddings": 64}, "max_position_embeddings", False),
         (LLAMA, {"rope_parameters": None, "rope_theta": 10000.0, "transformers_version": "4.40"}, None, False),
         (
             LLAMA,
