@@ -36,25 +36,17 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz")
 
 
 def write_weights(
-    folder: Path,
-    tensors: Mapping[str, torch.Tensor],
-    *,
-    config: Mapping[str, Any] | None = None,
-    stem: str = "model",
-    max_shard_size: int | str | None = None,
-    metadata: dict[str, str] | None = None,
-) -> Path:
+    folder: Path, tensors: Mapping[str, torch.Tensor], *, config: Mapping[str, Any] | None = None,
+    max_shard_size: int | str | None = None, metadata: dict[str, str] | None = None,
+) -> Path:  # fmt: skip
     """Writes raw tensors as a checkpoint folder, in shards when `max_shard_size` is given; with `config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt"} | (metadata or {})
     if max_shard_size is None:
         copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-        save_file(copies, folder / f"{stem}.safetensors", metadata=metadata)
+        save_file(copies, folder / "model.safetensors", metadata=metadata)
     else:
-        pattern = f"{stem}{{suffix}}.safetensors"
-        save_torch_state_dict(
-            dict(tensors), folder, filename_pattern=pattern, max_shard_size=max_shard_size, metadata=metadata
-        )
+        save_torch_state_dict(dict(tensors), folder, max_shard_size=max_shard_size, metadata=metadata)
     if config is not None:
         (folder / "config.json").write_text(json.dumps(dict(config)))
     return folder
@@ -100,25 +92,16 @@ def family(folder: Path, make: Callable[..., Path], names: Sequence[str] = "ab",
 
 
 def tiny_bert(
-    folder: Path,
-    seed: int = 0,
-    *,
-    base: Path | None = None,
-    num_labels: int = 2,
-    task_head: bool = True,
-    noise: float = 2e-3,
-    dtype: torch.dtype | None = None,
-    words: tuple[str, ...] = WORDS,
-    max_shard_size: int | str = "5GB",
-    **sizes: Any,
-) -> Path:
+    folder: Path, seed: int = 0, *, base: Path | None = None, num_labels: int = 2, task_head: bool = True,
+    noise: float = 2e-3, dtype: torch.dtype | None = None, max_shard_size: int | str = "5GB", **sizes: Any,
+) -> Path:  # fmt: skip
     """
     Without `base`: a `BertModel` to start from. With it: a fine-tune of that base, `BertForSequenceClassification`
     with its own head and label names (names in the file start with `bert.`), or a `BertModel` if not `task_head`.
     """
     torch.manual_seed(seed)
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24} | sizes
-    config = BertConfig(vocab_size=len(words), max_position_embeddings=16, **shape)
+    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **shape)
     if base is None:
         model: Any = BertModel(config)
     elif task_head:
@@ -131,21 +114,19 @@ def tiny_bert(
         perturb(model, seed, noise)
     model = model if dtype is None else model.to(dtype)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
-    return write_tokenizer(folder, words)
+    return write_tokenizer(folder)
 
 
 def maker(build: Callable[[], Any], finish: Callable[[Path], object] = lambda folder: None) -> Callable[..., Path]:
     """A function that writes what `build` gives, or a fine-tune of `base`, with what `finish` adds to the folder."""
 
-    def write(
-        folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3, dtype: torch.dtype | None = None
-    ) -> Path:
+    def write(folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3) -> Path:
         torch.manual_seed(seed)
         model = build()
         if base is not None:
             model = type(model).from_pretrained(base)
             perturb(model, seed, noise)
-        (model if dtype is None else model.to(dtype)).save_pretrained(folder)
+        model.save_pretrained(folder)
         finish(folder)
         return folder
 

@@ -26,7 +26,7 @@ from hf_ext.merging.publishing import hide_paths
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
 from hf_ext.tasks.texts import byte_tokenizer
 from hf_ext.training.task import Task
-from tests.emr.emr_testing import family, perturb, tiny_bert, tiny_gpt2, tiny_semanir
+from tests.emr.emr_testing import family, maker, tiny_bert, tiny_gpt2, tiny_semanir
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
 from tests.kit.studies import write_photos
@@ -206,14 +206,11 @@ class Pixels(Task):
 # transformers calls the tensors of a loaded ViT otherwise than its checkpoint does.
 def test_a_model_whose_tensors_were_renamed_on_loading(tmp_path):
     size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
-    model = ViTForImageClassification(ViTConfig(**size, image_size=4, patch_size=2, num_labels=3))
-    for seed, name in enumerate(("base", "a", "b")):
-        perturb(model, seed, 0.3)
-        model.save_pretrained(tmp_path / name)
+    settings = ViTConfig(**size, image_size=4, patch_size=2, num_labels=3)
+    config = family(tmp_path, maker(lambda: ViTForImageClassification(settings)), noise=0.3)
     names = load_file(tmp_path / "a" / "model.safetensors").keys()
-    assert not names <= model.state_dict().keys()
+    assert not names <= ViTForImageClassification(settings).state_dict().keys()
     data = datasets.Dataset.from_dict({"pixels": draw(6, 3, 4, 4).tolist()})
-    config = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
     for kind, method in (("fisher", "fisher"), ("gram", "regmean")):
         files = {name: str(tmp_path / f"{name}.{kind}.safetensors") for name in "ab"}
         for name, file in files.items():
