@@ -36,9 +36,8 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz")
 
 
 def write_weights(
-    folder: Path, tensors: Mapping[str, torch.Tensor], *, config: Mapping[str, Any] | None = None,
-    max_shard_size: int | str | None = None, metadata: dict[str, str] | None = None,
-) -> Path:  # fmt: skip
+    folder: Path, tensors: Mapping[str, torch.Tensor], *, config=None, max_shard_size=None, metadata=None
+) -> Path:
     """Writes raw tensors as a checkpoint folder, in shards when `max_shard_size` is given; with `config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt"} | (metadata or {})
@@ -92,9 +91,17 @@ def family(folder: Path, make: Callable[..., Path], names: Sequence[str] = "ab",
 
 
 def tiny_bert(
-    folder: Path, seed: int = 0, *, base: Path | None = None, num_labels: int = 2, task_head: bool = True,
-    noise: float = 2e-3, dtype: torch.dtype | None = None, max_shard_size: int | str = "5GB", **sizes: Any,
-) -> Path:  # fmt: skip
+    folder: Path,
+    seed: int = 0,
+    *,
+    base: Path | None = None,
+    num_labels: int = 2,
+    task_head: bool = True,
+    noise: float = 2e-3,
+    dtype: torch.dtype | None = None,
+    max_shard_size: int | str = "5GB",
+    **sizes: Any,
+) -> Path:
     """
     Without `base`: a `BertModel` to start from. With it: a fine-tune of that base, `BertForSequenceClassification`
     with its own head and label names (names in the file start with `bert.`), or a `BertModel` if not `task_head`.
