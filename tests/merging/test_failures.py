@@ -302,19 +302,6 @@ def test_a_fault_of_the_hub_leaves_a_merge_that_can_go_on(broken, tmp_path, answ
     assert resumed < len(hub.ranges()) - before - resumed
 
 
-def test_all_is_read_at_one_commit_and_a_connection_that_is_cut_now_and_then_does_no_harm(broken, tmp_path):
-    hub, config, expected = broken
-    asked: list[str] = []
-
-    def resolve(handler: Handler, name: str) -> None:
-        asked.append(handler.path)
-        handler.send_file(name, keep=40 if len(asked) % 3 == 2 else None)
-
-    hub.resolve = resolve
-    assert weights(merge_from(hub, config, tmp_path / "merged-out")) == weights(expected)
-    assert asked and all(f"/resolve/{COMMIT}/" in path for path in asked)
-
-
 def test_another_commit_does_not_go_on_from_what_was_left(broken, tmp_path, monkeypatch):
     hub, config, _ = broken
     fail_after(hub, 9, status=404)
