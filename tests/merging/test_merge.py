@@ -89,7 +89,7 @@ def test_every_way_to_compute_gives_the_same_files(config, tmp_path, monkeypatch
     if "method" not in options:
         ours, theirs = (Manifest.read(folder).tasks.values() for folder in (first, plain))
         for task, other in zip(ours, theirs, strict=True):
-            assert task.scale == pytest.approx(other.scale, rel=1e-12)
+            assert (task.scale or 0) == pytest.approx(other.scale or 0, rel=1e-12)
             assert task.scales == pytest.approx(other.scales, rel=1e-12)
 
 
