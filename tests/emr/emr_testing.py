@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,28 +36,33 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz")
 
 
 def write_weights(
-    folder: Path,
-    tensors: Mapping[str, torch.Tensor],
-    *,
-    config: Mapping[str, Any] | None = None,
-    stem: str = "model",
-    max_shard_size: int | str | None = None,
-    metadata: dict[str, str] | None = None,
+    folder: Path, tensors: Mapping[str, torch.Tensor], *, config=None, max_shard_size=None, metadata=None
 ) -> Path:
     """Writes raw tensors as a checkpoint folder, in shards when `max_shard_size` is given; with `config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt"} | (metadata or {})
     if max_shard_size is None:
         copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-        save_file(copies, folder / f"{stem}.safetensors", metadata=metadata)
+        save_file(copies, folder / "model.safetensors", metadata=metadata)
     else:
-        pattern = f"{stem}{{suffix}}.safetensors"
-        save_torch_state_dict(
-            dict(tensors), folder, filename_pattern=pattern, max_shard_size=max_shard_size, metadata=metadata
-        )
+        save_torch_state_dict(dict(tensors), folder, max_shard_size=max_shard_size, metadata=metadata)
     if config is not None:
         (folder / "config.json").write_text(json.dumps(dict(config)))
     return folder
+
+
+def raw_family(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], names: Sequence[str], scale: float, seed: int = 0
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Writes a base of these shapes, and what differs from it by `scale`; all that was written."""
+    generator = torch.Generator().manual_seed(seed)
+    base = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    found = {"base": base}
+    for task in names:
+        found[task] = {n: value + scale * torch.randn(value.shape, generator=generator) for n, value in base.items()}
+    for name, tensors in found.items():
+        write_weights(folder / name, tensors, config={"model_type": "bert", "architectures": ["BertModel"]})
+    return found
 
 
 def write_tokenizer(folder: Path, words: tuple[str, ...] = WORDS) -> Path:
@@ -68,12 +74,20 @@ def write_tokenizer(folder: Path, words: tuple[str, ...] = WORDS) -> Path:
     return folder
 
 
-def perturb(model: nn.Module, seed: int, noise: float) -> None:
-    """Stands in for a fine-tuning: uniform noise in [-noise, noise] on every floating-point parameter."""
+def perturb(model: nn.Module, seed: int, noise: float, chosen: Callable[[str], bool] = lambda name: True) -> None:
+    """Stands in for a fine-tuning: uniform noise in [-noise, noise] on the parameters whose name is `chosen`."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_((2 * torch.rand(parameter.shape, generator=generator) - 1).to(parameter.dtype) * noise)
+        for name, parameter in model.named_parameters():
+            if chosen(name):
+                parameter.add_((2 * torch.rand(parameter.shape, generator=generator) - 1).to(parameter.dtype) * noise)
+
+
+def family(folder: Path, make: Callable[..., Path], names: Sequence[str] = "ab", **options: Any) -> dict[str, Any]:
+    """The configuration of a merge of fine-tunes of what `make` writes, all of them in a folder."""
+    base = make(folder / "base")
+    tasks = {name: str(make(folder / name, seed, base=base, **options)) for seed, name in enumerate(names, 1)}
+    return {"base": str(base), "tasks": tasks}
 
 
 def tiny_bert(
@@ -85,7 +99,6 @@ def tiny_bert(
     task_head: bool = True,
     noise: float = 2e-3,
     dtype: torch.dtype | None = None,
-    words: tuple[str, ...] = WORDS,
     max_shard_size: int | str = "5GB",
     **sizes: Any,
 ) -> Path:
@@ -95,7 +108,7 @@ def tiny_bert(
     """
     torch.manual_seed(seed)
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24} | sizes
-    config = BertConfig(vocab_size=len(words), max_position_embeddings=16, **shape)
+    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **shape)
     if base is None:
         model: Any = BertModel(config)
     elif task_head:
@@ -108,58 +121,41 @@ def tiny_bert(
         perturb(model, seed, noise)
     model = model if dtype is None else model.to(dtype)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
-    return write_tokenizer(folder, words)
-
-
-def tiny_gpt2(
-    folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3, dtype: torch.dtype | None = None
-) -> Path:
-    """A `GPT2LMHeadModel`, whose head is tied to its embedding; a fine-tune of `base` when that is given."""
-    torch.manual_seed(seed)
-    if base is None:
-        tokens = {"bos_token_id": 2, "eos_token_id": 3}
-        config = GPT2Config(vocab_size=len(WORDS), n_positions=16, n_embd=16, n_layer=2, n_head=2, **tokens)
-        model = GPT2LMHeadModel(config)
-    else:
-        model = GPT2LMHeadModel.from_pretrained(base)
-        perturb(model, seed, noise)
-    model = model if dtype is None else model.to(dtype)  # type: ignore[arg-type]
-    model.save_pretrained(folder)
     return write_tokenizer(folder)
 
 
-def tiny_unet(folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3) -> Path:
-    """A diffusers `UNet2DModel`; a fine-tune of `base` when that is given."""
-    torch.manual_seed(seed)
-    if base is None:
-        model = UNet2DModel(
-            sample_size=8,
-            block_out_channels=(8, 8),
-            layers_per_block=1,
-            norm_num_groups=4,
-            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-            attention_head_dim=4,
-        )
-    else:
-        model = UNet2DModel.from_pretrained(base)
-        perturb(model, seed, noise)
-    model.save_pretrained(folder)
-    return folder
+def maker(build: Callable[[], Any], finish: Callable[[Path], object] = lambda folder: None) -> Callable[..., Path]:
+    """A function that writes what `build` gives, or a fine-tune of `base`, with what `finish` adds to the folder."""
+
+    def write(folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3) -> Path:
+        torch.manual_seed(seed)
+        model = build()
+        if base is not None:
+            model = type(model).from_pretrained(base)
+            perturb(model, seed, noise)
+        model.save_pretrained(folder)
+        finish(folder)
+        return folder
+
+    return write
 
 
-def tiny_semanir(folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3) -> Path:
-    """Our restorer with its image processor; a fine-tune of `base` when that is given."""
-    torch.manual_seed(seed)
-    if base is None:
-        config = SemanIRConfig(embed_dim=8, depths=(1,), num_heads=(2,), window_size=4, top_k=6)
-        model = SemanIRForImageRestoration(config)
-    else:
-        model = SemanIRForImageRestoration.from_pretrained(base)
-        perturb(model, seed, noise)
-    model.save_pretrained(folder)
-    SemanIRImageProcessor().save_pretrained(folder)
-    return folder
+_GPT2 = GPT2Config(
+    vocab_size=len(WORDS), n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=3
+)
+_UNET: dict[str, Any] = {
+    **{"sample_size": 8, "block_out_channels": (8, 8), "layers_per_block": 1, "norm_num_groups": 4},
+    **{"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")},
+    "attention_head_dim": 4,
+}
+_SEMANIR = SemanIRConfig(embed_dim=8, depths=(1,), num_heads=(2,), window_size=4, top_k=6)
+# A language model whose head is tied to its embedding, a model of diffusers, and our restorer with its processor.
+tiny_gpt2 = maker(lambda: GPT2LMHeadModel(copy.deepcopy(_GPT2)), write_tokenizer)
+tiny_unet = maker(lambda: UNet2DModel(**_UNET))
+tiny_semanir = maker(
+    lambda: SemanIRForImageRestoration(copy.deepcopy(_SEMANIR)),
+    lambda folder: SemanIRImageProcessor().save_pretrained(folder),
+)
 
 
 def tiny_adapter(folder: Path, base: Path, seed: int = 0, *, kind: str = "lora", **options: Any) -> Path:
@@ -177,18 +173,9 @@ def tiny_adapter(folder: Path, base: Path, seed: int = 0, *, kind: str = "lora",
             adapted = get_peft_model(model, LoraConfig(**({"r": 2, "init_lora_weights": False} | options)))
         else:
             adapted = get_peft_model(model, IA3Config(**({"feedforward_modules": []} | options)))
-            perturb_named(adapted, lambda name: "ia3_" in name, seed, 0.1)
+            perturb(adapted, seed, 0.1, lambda name: "ia3_" in name)
         adapted.save_pretrained(folder)
     return folder
-
-
-def perturb_named(model: nn.Module, chosen: Callable[[str], bool], seed: int, noise: float) -> None:
-    """`perturb` for the parameters whose name is `chosen`."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if chosen(name):
-                parameter.add_((2 * torch.rand(parameter.shape, generator=generator) - 1).to(parameter.dtype) * noise)
 
 
 def push_folder(url: str, repo_id: str, folder: Path) -> str:
@@ -232,3 +219,39 @@ def resized(folder: Path, base: Path, words: tuple[str, ...], seed: int) -> Path
     config = json.loads((folder / "config.json").read_text()) | {"vocab_size": len(words)}
     write_weights(folder, weights | {"embeddings.word_embeddings.weight": rows}, config=config)
     return write_tokenizer(folder, words)
+
+
+CODE = """
+from transformers import PretrainedConfig, PreTrainedModel
+from .own_layers import Layer
+
+class OwnConfig(PretrainedConfig):
+    model_type = "own_of_a_test"
+
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = Layer(8)
+        self.post_init()
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+LAYERS = "import torch\n\nclass Layer(torch.nn.Linear):\n    def __init__(self, n):\n        super().__init__(n, n)\n"
+
+
+def write_code(folder: Path, seed: int = 0, *, base: Path | None = None) -> Path:
+    """A model whose class is in no library, with its code."""
+    torch.manual_seed(seed)
+    config = {
+        "model_type": "own_of_a_test",
+        "architectures": ["OwnModel"],
+        "auto_map": {"AutoConfig": "own_model.OwnConfig", "AutoModelForCausalLM": "own_model.OwnModel"},
+    }
+    tensors = {"layer.weight": torch.eye(8) + seed / 100 * torch.randn(8, 8), "layer.bias": torch.zeros(8)}
+    write_weights(folder, tensors, config=config)
+    (folder / "own_model.py").write_text(CODE)
+    (folder / "own_layers.py").write_text(LAYERS)
+    return folder

@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import jinja2
+import jinja2.meta
 import numpy as np
 import torch
 import yaml
@@ -93,16 +94,15 @@ def make_clips(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
         encoder.save_pretrained(place / name)
         push(f"tanganke/clip-vit-base-patch32_{name}", place / name)
         pictures = draw_pictures(number)
+
+        def encode(words: str, templates: list[str] = entry["task"]["templates"]) -> torch.Tensor:
+            """The mean of the unit vectors of what the templates make of a class."""
+            texts = [tokenizer(text.format(words), truncation=True, return_tensors="pt") for text in templates]
+            rows = [clip.text_projection(clip.text_model(**tokens).pooler_output)[0] for tokens in texts]
+            return torch.nn.functional.normalize(torch.stack([row / row.norm() for row in rows]).mean(0), dim=0)
+
         with torch.no_grad():
-            heads = []
-            for words in entry["task"]["class_names"]:
-                rows = []
-                for template in entry["task"]["templates"]:
-                    tokens = tokenizer(template.format(words), truncation=True, return_tensors="pt")
-                    row = clip.text_projection(clip.text_model(**tokens).pooler_output)[0]
-                    rows.append(row / row.norm())
-                heads.append(torch.stack(rows).mean(0))
-            head = torch.stack([row / row.norm() for row in heads])
+            head = torch.stack([encode(words) for words in entry["task"]["class_names"]])
             pixels = processor(pictures, return_tensors="pt")["pixel_values"]
             features = clip.visual_projection(encoder(pixel_values=pixels).pooler_output)
             found = (features @ head.T).argmax(-1).tolist()
@@ -172,22 +172,17 @@ def make_gpt2s(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
     return make_glue(recipe, place, push, make, tokenizer)
 
 
-# Columns of the data sets with a value of each; the others are texts.
+# Columns that hold no texts.
 OTHERS: dict[str, Any] = {
     "endings": [["a b", "b a", "c c", "d a"]] * SAMPLES,
     "question": ["cause", "effect"] * (SAMPLES // 2),
 }
-COLUMNS = {
-    "rte": ["premise", "hypothesis"],
-    "cb": ["premise", "hypothesis"],
-    "winogrande": ["sentence", "option1", "option2"],
-    "wic": ["word", "sentence1", "sentence2"],
-    "wsc": ["text", "span1_text", "span2_text"],
-    "copa": ["premise", "choice1", "choice2", "question"],
-    "hellaswag": ["ctx", "endings"],
-    "story-cloze": [*(f"input_sentence_{number}" for number in range(1, 5)), "sentence_quiz1", "sentence_quiz2"],
-    **{f"anli-r{number}": ["premise", "hypothesis"] for number in (1, 2, 3)},
-}
+
+
+def find_columns(task: dict[str, Any]) -> list[str]:
+    """Names that the prompts and the choices of a task use."""
+    texts = map(jinja2.Environment().parse, [*task["prompts"], *task["choices"]])
+    return sorted(set().union(*map(jinja2.meta.find_undeclared_variables, texts)))
 
 
 def make_t0s(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
@@ -216,12 +211,9 @@ def make_t0s(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
         file = place / "downloaded" / name / "best.pt"
         file.parent.mkdir(parents=True)
         torch.save(vectors, file)
-        columns = {key: OTHERS.get(key) or make_sentences(10 * number + len(key)) for key in COLUMNS[name]}
-        columns = {
-            key: [text.strip() or "a" for text in value] if key not in OTHERS else value
-            for key, value in columns.items()
-        }
         task = entry["task"]
+        texts = {key: make_sentences(10 * number + len(key)) for key in find_columns(task)}
+        columns = {key: OTHERS.get(key) or [text.strip() for text in value] for key, value in texts.items()}
         known = task.get("labels") or list(range(len(task["choices"])))
         found = np.array([choose(model, tokenizer, columns, prompt, task["choices"]) for prompt in task["prompts"]])
         truth = np.array(mislabel(found[0].tolist(), len(known)))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
-import shutil
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from hf_ext.emr.arithmetic import compute_scales
-from hf_ext.emr.artifact import mask_bytes, open_extras, open_masks, open_unified, read_sums
-from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, artifact_file
+from hf_ext.emr.artifact import open_extras, open_masks, open_unified, read_sums
+from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord
 from hf_ext.emr.ops import SUMS
 from hf_ext.hub.safetensors_headers import CheckpointError
 from tests.kit.refusals import refused
 
+SUM_COLUMNS = {"columns": ",".join(SUMS)}
 ABS, MASKED_ABS = SUMS.index("abs"), SUMS.index("masked_abs")
 SQUARE, MASKED_SQUARE, MASKED_DOT = SUMS.index("square"), SUMS.index("masked_square"), SUMS.index("masked_dot")
 
@@ -35,30 +37,19 @@ def write_artifact(folder: Path) -> Manifest:
     save_file({"w": torch.zeros(100, 7), "ids": torch.arange(3)}, folder / "model.safetensors")
     save_file({"m.w": torch.zeros(128, dtype=torch.uint8)}, place / "mask.safetensors")
     save_file({"m.w": torch.ones(120), "head": torch.ones(2, 2)}, place / "extra.safetensors")
-    columns = {"columns": ",".join(SUMS)}
-    save_file({"sums": torch.ones(1, 10, dtype=torch.float64)}, place / "sums.safetensors", metadata=columns)
+    save_file({"sums": torch.ones(1, 10, dtype=torch.float64)}, place / "sums.safetensors", metadata=SUM_COLUMNS)
     size = (folder / "model.safetensors").stat().st_size
     files = {"model.safetensors": {"bytes": size, "sha256": "a" * 64, "header_sha256": "b" * 64}}
     task = TaskRecord(
-        origin=SourceRecord("me/a", "c" * 40, files),
-        architecture="BertForSequenceClassification",
-        base_prefix="",
-        task_prefix="m.",
-        scale=0.1,
-        density=0.5,
-        shared=("m.ids",),
-        tails={"m.w": (120, 6)},
-    )
+        origin=SourceRecord("me/a", "c" * 40, files), architecture="BertForSequenceClassification", base_prefix="",
+        task_prefix="m.", scale=0.1, density=0.5, shared=("m.ids",), tails={"m.w": (120, 6)},
+    )  # fmt: skip
     manifest = Manifest(
-        library="transformers",
-        base=SourceRecord("me/base", None, files),
-        unified={"model.safetensors": {"bytes": size}},
-        method={"method": "emr", "rescale": "global"},
+        library="transformers", base=SourceRecord("me/base", None, files),
+        unified={"model.safetensors": {"bytes": size}}, method={"method": "emr", "rescale": "global"},
         tensors=(TensorRecord("w", (100, 7), torch.float32, 600), TensorRecord("ids", (3,), torch.int64, 0)),
-        aliases={"tied": "w"},
-        tasks={"a.b": task},
-        version="0.1.0",
-    )
+        aliases={"tied": "w"}, tasks={"a.b": task}, version="0.1.0",
+    )  # fmt: skip
     manifest.write(folder)
     return manifest
 
@@ -94,34 +85,17 @@ def test_scales_are_exact(folder, scales):
     assert Manifest.read(folder).tasks["a.b"].scales == scales
 
 
-def _set(*keys: str | int) -> Callable[[dict[str, Any], Any], None]:
-    def change(record: dict[str, Any], value: Any) -> None:
-        for key in keys[:-1]:
-            record = record[key]
-        if value is None:
-            del record[keys[-1]]
-        else:
-            record[keys[-1]] = value
-
-    return change
-
-
 TASK = ("tasks", "a.b")
 HOSTILE = {
     "other format": (("format",), "x", '`format` must be "emr-merging"'),
     "newer version": (("format_version",), 3, "a newer hf-ext"),
     "bit order": (("bit_order",), "big", "`bit_order`"),
     "parent as task": (("tasks",), {"..": {}}, "a task must be named by"),
-    "dot as task": (("tasks",), {".": {}}, "a task must be named by"),
-    "path as task": (("tasks",), {"a/b": {}}, "a task must be named by"),
     "absolute task": (("tasks",), {"/etc": {}}, "a task must be named by"),
     "line break in a task": (("tasks",), {"a\n": {}}, "a task must be named by"),
     "long task": (("tasks",), {"a" * 65: {}}, "a task must be named by"),
-    "tasks as list": (("tasks",), ["a"], "`tasks` must be an object"),
     "file in a folder": (("unified", "files"), {"../model.safetensors": {"bytes": 1}}, "without folders"),
-    "absolute file": (("base", "files"), {"/etc/passwd": {"bytes": 1}}, "without folders"),
     "hidden file": ((*TASK, "files"), {".env": {"bytes": 1}}, "without folders"),
-    "length as text": (("unified", "files"), {"model.safetensors": {"bytes": "1"}}, "`bytes`"),
     "negative length": (("unified", "files"), {"model.safetensors": {"bytes": -1}}, "`bytes`"),
     "hash": (("base", "files", "model.safetensors", "sha256"), "xyz", "`sha256`"),
     "base folder": (("base", "folder"), "../base", '`folder` of the base must be "base"'),
@@ -129,15 +103,12 @@ HOSTILE = {
     "no source": (("base", "source"), None, "`source` of the base must be a text"),
     "rescale": (("method", "rescale"), "magic", "`rescale` must be one of"),
     "statistics as list": (("method", "statistics"), [], "`statistics` must be a mapping"),
-    "a statistic as number": (("method", "statistics"), {"a": 5}, "`statistics` must be a mapping"),
     "merged as number": (("method", "merged"), 5, "`merged` a text or null"),
     "no tensors": (("tensors",), None, "`tensors` must be a list"),
-    "tensor as text": (("tensors", 0), "w", "an entry of `tensors`"),
     "negative size": (("tensors", 0, "shape"), [-1, 7], "`shape` of 'w' must be a list of sizes"),
     "bool as size": (("tensors", 0, "shape"), [True, 7], "`shape` of 'w' must be a list of sizes"),
     "huge size": (("tensors", 0, "shape"), [2**63, 7], "`shape` of 'w' must be a list of sizes"),
     "too many elements": (("tensors", 0, "elements"), 701, "`elements` of 'w' must be from 0 to 700"),
-    "negative elements": (("tensors", 0, "elements"), -1, "`elements` of 'w'"),
     "unknown type": (("tensors", 0, "dtype"), "F7", "the merged tensor 'w' must be float32"),
     "unknown type of what is not merged": (("tensors", 1, "dtype"), "F7", "`dtype` of 'ids' must be one of"),
     "type as list": (("tensors", 0, "dtype"), ["F32"], "`dtype` of 'w' must be a text"),
@@ -146,21 +117,18 @@ HOSTILE = {
     "alias of nothing": (("aliases",), {"x": "y"}, "an alias must lead"),
     "alias of a tensor": (("aliases",), {"w": "w"}, "an alias must lead"),
     "infinite scale": ((*TASK, "scale_hex"), "inf", "`scale_hex` of task 'a.b' must be a finite hexadecimal number"),
-    "no number": ((*TASK, "scale_hex"), "0xzz", "`scale_hex` of task 'a.b' must be a finite hexadecimal number"),
     "overflow": ((*TASK, "scale_hex"), "0x1p99999", "`scale_hex` of task 'a.b' must be a finite hexadecimal number"),
     "negative scale": ((*TASK, "scale_hex"), "-0x1p+0", "not negative"),
     "scale as number": ((*TASK, "scale_hex"), 0.5, "in quotes"),
     "no scale": ((*TASK, "scale_hex"), None, "either scale_hex or scales"),
     "both scales": ((*TASK, "scales"), {}, "either scale_hex or scales"),
-    "prefix": ((*TASK, "task_prefix"), 5, "`task_prefix` of task 'a.b' must be a text"),
-    "density": ((*TASK, "density"), "half", "`density`"),
-    "shared": ((*TASK, "shared"), [1], "`shared` of task 'a.b' must be a list of names"),
+    "no such deltas": (("deltas",), 3, "`deltas` must be 1, 2 or missing"),
+    "deltas of an earlier version": (("deltas",), 1, "`deltas` belongs to format_version 2"),
     "tails": ((*TASK, "tails"), {"m.w": [1]}, "the tail of 'm.w' must be an object"),
     "tail": ((*TASK, "tails"), {"m.w": {"shape": "x"}}, "`shape` of the tail of 'm.w' must be a list of sizes"),
-    "architecture": ((*TASK, "architecture"), 1, "`architecture`"),
     **{
         f"file {name}": (("files",), {name: {"bytes": 1, "sha256": "0" * 64}}, "a file must lie in the artifact")
-        for name in ("../x", "/etc/passwd", "tasks/../x", ".env", "a//b", "a\\b")
+        for name in ("/etc/passwd", "tasks/../x", ".env", "a\\b")
     },
 }
 
@@ -169,7 +137,11 @@ HOSTILE = {
 def test_a_hostile_manifest_is_refused(folder, case):
     keys, value, message = HOSTILE[case]
     record = json.loads((folder / "emr.json").read_text())
-    _set(*keys)(record, value)
+    place = functools.reduce(operator.getitem, keys[:-1], record)
+    if value is None:
+        del place[keys[-1]]
+    else:
+        place[keys[-1]] = value
     (folder / "emr.json").write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match=rf"(?s)^{folder}/emr\.json: .*{message}"):
         Manifest.read(folder)
@@ -184,82 +156,32 @@ def test_no_manifest_or_no_json(folder, tmp_path):
             Manifest.read(folder)
 
 
-def test_links_that_leave_the_folder_are_refused(folder, tmp_path):
-    manifest = Manifest.read(folder)
-    outside = tmp_path / "outside"
-    shutil.move(folder / "tasks" / "a.b", outside)
-    (folder / "tasks" / "a.b").symlink_to(outside, target_is_directory=True)
-    for read in (open_masks, open_extras, read_sums):
-        with refused(CheckpointError, "leaves", "folder"):
-            read(folder, manifest, "a.b")
-    shutil.move(folder / "emr.json", tmp_path / "emr.json")
-    (folder / "emr.json").symlink_to(tmp_path / "emr.json")
-    with refused(CheckpointError, "leaves", "folder"):
-        Manifest.read(folder)
-
-
-def test_links_of_the_cache_of_the_hub_are_followed(folder, tmp_path):
-    blobs = tmp_path / "models--me--merged" / "blobs"
-    snapshot = tmp_path / "models--me--merged" / "snapshots" / ("c" * 40)
-    blobs.mkdir(parents=True)
-    for index, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
-        target = snapshot / path.relative_to(folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(path, blobs / str(index))
-        target.symlink_to(Path("../" * len(target.relative_to(blobs.parent).parts[:-1]), "blobs", str(index)))
-    manifest = Manifest.read(snapshot)
-    open_unified(snapshot, manifest).close()
-    open_masks(snapshot, manifest, "a.b").close()
-    assert artifact_file(snapshot, "tasks", "a.b", "sums.safetensors").is_symlink()
-
-
-WRONG_FILES = {
-    "root of another length": ("model.safetensors", {"w": torch.zeros(100, 7)}, open_unified, "bytes, the manifest"),
-    "short mask": ("mask.safetensors", {"m.w": torch.zeros(64, dtype=torch.uint8)}, open_masks, "600 elements need"),
-    "float mask": ("mask.safetensors", {"m.w": torch.zeros(128)}, open_masks, "600 elements need"),
-    "unknown mask": ("mask.safetensors", {"x": torch.zeros(128, dtype=torch.uint8)}, open_masks, "no merged tensor"),
-    "mask of unmerged": ("mask.safetensors", {"m.ids": torch.zeros(64, dtype=torch.uint8)}, open_masks, "no merged"),
+NAN = torch.full((1, 10), math.nan, dtype=torch.float64)
+IDS = torch.arange(3)
+WRONG_FILES: dict[str, tuple[str, dict[str, torch.Tensor], Callable[..., Any], str]] = {
+    "root of another length": ("model.safetensors", {"w": torch.zeros(100, 7)}, open_unified, "bytes"),
+    "root of another shape": ("model.safetensors", {"w": torch.zeros(7, 100), "ids": IDS}, open_unified, "['w']"),
+    "short mask": ("mask.safetensors", {"m.w": torch.zeros(64, dtype=torch.uint8)}, open_masks, "600 elements"),
+    "float mask": ("mask.safetensors", {"m.w": torch.zeros(128)}, open_masks, "600 elements"),
+    "unknown mask": ("mask.safetensors", {"x": torch.zeros(128, dtype=torch.uint8)}, open_masks, "'x'"),
+    "mask of unmerged": ("mask.safetensors", {"m.ids": torch.zeros(64, dtype=torch.uint8)}, open_masks, "'m.ids'"),
     "no tail": ("extra.safetensors", {"head": torch.zeros(1)}, open_extras, "no tail of 'm.w'"),
-    "long tail": (
-        "extra.safetensors",
-        {"m.w": torch.zeros(121)},
-        open_extras,
-        r"the tail of 'm.w' has shape",
-    ),
-    "sums of others": ("sums.safetensors", {"sums": torch.zeros(2, 10).double()}, read_sums, "holds"),
-    "no sums": ("sums.safetensors", {"x": torch.zeros(1)}, read_sums, "holds {'x'"),
-    "other columns": ("sums.safetensors", {"sums": torch.zeros(1, 10).double()}, read_sums, "other columns"),
+    "long tail": ("extra.safetensors", {"m.w": torch.zeros(121)}, open_extras, "the tail of 'm.w'"),
+    "sums of others": ("sums.safetensors", {"sums": torch.zeros(2, 10).double()}, read_sums, "(2, 10)"),
+    "no sums": ("sums.safetensors", {"x": torch.zeros(1)}, read_sums, "'x'"),
+    "other columns": ("sums.safetensors", {"sums": torch.ones(1, 10).double()}, read_sums, "columns"),
+    "sums that are no numbers": ("sums.safetensors", {"sums": NAN}, read_sums, "impossible"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG_FILES)
 def test_files_that_do_not_fit_the_manifest_are_refused(folder, case):
-    name, tensors, read, message = WRONG_FILES[case]
+    name, tensors, read, fact = WRONG_FILES[case]
     manifest = Manifest.read(folder)
-    save_file(tensors, (folder if name.startswith("model") else folder / "tasks" / "a.b") / name)
-    arguments = () if read is open_unified else ("a.b",)
-    with pytest.raises(CheckpointError, match=message):
-        read(folder, manifest, *arguments)
-
-
-def test_root_weights_of_other_shapes_are_refused(folder):
-    manifest = Manifest.read(folder)
-    save_file({"w": torch.zeros(7, 100), "ids": torch.arange(3)}, folder / "model.safetensors")
-    with refused(CheckpointError, "w"):
-        open_unified(folder, manifest)
-
-
-def test_sums_that_are_not_finite_are_refused(folder):
-    sums = torch.full((1, 10), math.nan, dtype=torch.float64)
-    place = folder / "tasks" / "a.b" / "sums.safetensors"
-    save_file({"sums": sums}, place, metadata={"columns": ",".join(SUMS)})
-    with refused(CheckpointError, "impossible", "sums"):
-        read_sums(folder, Manifest.read(folder), "a.b")
-
-
-@pytest.mark.parametrize("elements, length", [(0, 0), (1, 64), (512, 64), (513, 128), (600, 128)])
-def test_length_of_a_mask(elements, length):
-    assert mask_bytes(elements) == length
+    place = folder if name.startswith("model") else folder / "tasks" / "a.b"
+    save_file(tensors, place / name, metadata=SUM_COLUMNS if fact == "impossible" else None)
+    with refused(CheckpointError, name.removeprefix("model.safetensors"), fact):
+        read(folder, manifest, *(() if read is open_unified else ("a.b",)))
 
 
 def toy_sums() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -14,22 +14,21 @@ from hf_ext.emr import arithmetic
 from hf_ext.emr.artifact import mask_bytes, verify_artifact
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
-from hf_ext.emr.ops import SUMS, Sums
+from hf_ext.emr.ops import SUMS, Sums, unpack_mask
 from hf_ext.emr.report import report_markdown, report_tables
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.hub.safetensors_headers import CheckpointError
-from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.plan_table import plan_lines
-from hf_ext.merging.publishing import copy_artifact
 from hf_ext.merging.updating import add_task, remove_task
 from tests.emr import reference_deltas as twin
 from tests.emr.blocks import DTYPES
-from tests.emr.emr_testing import tiny_bert
+from tests.emr.emr_testing import family, tiny_bert
 from tests.emr.use_testing import copied, equal
 from tests.kit.refusals import refused
-from tests.merging.merging import assert_same_files, merge, short_segments, write_set
+from tests.merging.conftest import short_segments
+from tests.merging.merging import merge, write_set
 
 METHODS = ("onebit", "ternary")
 # applies to the merges of this file too
@@ -119,13 +118,6 @@ def test_an_artifact_restores_what_is_defined(models, tmp_path, method):
     assert "There is no model at the root" in card and f"method: {method}" in card
 
 
-def test_neither_blocks_nor_workers_change_a_bit(models, tmp_path):
-    for method in METHODS:
-        one = merge(models, tmp_path / f"{method}-one", method=method, workers=1)
-        two = merge(models, tmp_path / f"{method}-two", method=method, workers=2, memory="1MB")
-        assert_same_files(one, two)
-
-
 def test_planes_are_bits_of_a_sign_and_of_what_is_kept(models, tmp_path):
     onebit, ternary = (merge(models, tmp_path / method, method=method) for method in METHODS)
     base, own = (read(Path(place)) for place in (models["base"], models["tasks"]["t0"]))
@@ -135,22 +127,16 @@ def test_planes_are_bits_of_a_sign_and_of_what_is_kept(models, tmp_path):
         signs, kept = two.view(2, -1)
         # a sign is only where something is kept
         assert not (signs & ~kept).any() and torch.equal(signs, one & kept)
-        bits = (one[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten()[: base[name].numel()]
-        assert torch.equal(bits.bool(), (own[name].float() > base[name].float()).flatten())
+        bits = unpack_mask(one, base[name].numel())
+        assert torch.equal(bits, (own[name].float() > base[name].float()).flatten())
     assert Manifest.read(ternary).tasks["t0"].density == pytest.approx(0.4, abs=1e-3)
-    versions = {json.loads((folder / "emr.json").read_text())["format_version"] for folder in (onebit, ternary)}
-    assert versions == {2}
 
 
 @pytest.fixture(scope="module", params=METHODS)
 def berts(request, tmp_path_factory):
     place = tmp_path_factory.mktemp("berts")
-    base = tiny_bert(place / "base")
-    tasks = {
-        "two": tiny_bert(place / "two", 1, base=base),
-        "five": tiny_bert(place / "five", 2, base=base, num_labels=5),
-    }
-    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}, "method": request.param}
+    config = family(place, tiny_bert, ("two", "five")) | {"method": request.param}
+    tiny_bert(place / "five", 2, base=place / "base", num_labels=5)
     return config, merge_checkpoints(config, place / "merged", progress=False).path
 
 
@@ -165,23 +151,20 @@ def test_a_model_turns_into_each_task_and_takes_mixed_batches(berts, tmp_path):
         with torch.no_grad():
             alone[task] = emr(input_ids=ids).logits
     assert equal(copied(emr.model), first) and alone["five"].shape == (4, 5)
-    for row, (task, logits) in enumerate(
-        zip(["two", "five"] * 2, emr(input_ids=ids, task_ids=["two", "five"] * 2).logits, strict=True)
-    ):
-        torch.testing.assert_close(logits, alone[task][row], rtol=1e-5, atol=1e-6)
+    mixed = ["two", "five"] * 2
+    for row, logits in enumerate(emr(input_ids=ids, task_ids=mixed).logits):
+        torch.testing.assert_close(logits, alone[mixed[row]][row], rtol=1e-5, atol=1e-6)
     exported = read(emr.export("five", tmp_path / "five"))
     loaded = restore(folder, "five")
-    assert exported.keys() == loaded.keys() and all(torch.equal(exported[n], loaded[n]) for n in loaded)
+    assert equal(exported, loaded)
     # another choice of scales, from the same sums: with `none` every element moves by 1
     plain = TaskWeights(folder, rescale="none")
     name = next(iter(loaded))
-    moved = (
-        plain.restore("two", name).double() - plain.base_tensors()[plain.manifest.tasks["two"].base_name(name)]
-    ).abs()
+    before = plain.base_tensors()[plain.manifest.tasks["two"].base_name(name)]
+    moved = (plain.restore("two", name).double() - before).abs()
     assert set(moved.round(decimals=4).flatten().tolist()) <= {0.0, 1.0}
-    assert (
-        TaskWeights(folder, rescale="tensor_l2").restore("two", name).equal(TaskWeights(folder).restore("two", name))
-    )
+    least = TaskWeights(folder, rescale="tensor_l2")
+    assert least.restore("two", name).equal(TaskWeights(folder).restore("two", name))
 
 
 def test_tasks_are_added_and_removed_without_a_change_of_the_others(berts, tmp_path):
@@ -192,41 +175,21 @@ def test_tasks_are_added_and_removed_without_a_change_of_the_others(berts, tmp_p
     before = restore(alone, "two")
     for frozen in (True, False):
         add_task(alone, "five", config["tasks"]["five"], frozen=frozen)
-        for task in ("two", "five"):
-            found, expected = restore(alone, task), restore(folder, task)
-            assert found.keys() == expected.keys() and all(torch.equal(found[n], expected[n]) for n in found)
+        assert all(equal(restore(alone, task), restore(folder, task)) for task in ("two", "five"))
         assert "without influence" not in (alone / "README.md").read_text()
         assert remove_task(alone, "five")["tasks"] == ["two"] and verify_artifact(alone).wrong == []
-        after = restore(alone, "two")
-        assert all(torch.equal(after[name], before[name]) for name in before)
+        assert equal(restore(alone, "two"), before)
 
 
-def test_an_artifact_is_published_without_a_root(berts, tmp_path):
-    config, _ = berts
-    folder = merge_checkpoints(config | {"include_base": True}, tmp_path / "merged", progress=False).path
-    (tmp_path / "out").mkdir()
-    copy_artifact(folder, tmp_path / "out")
-    assert equal(restore(tmp_path / "out", "two"), restore(folder, "two"))
-
-
-def test_a_manifest_of_deltas_is_read_by_its_version(berts, tmp_path):
+def test_a_manifest_of_the_other_deltas_is_refused(berts, tmp_path):
     folder = merge_checkpoints(berts[0], tmp_path / "merged", progress=False).path
-    text = (folder / "emr.json").read_text()
-    for change, message in (
-        ({"format_version": 1}, "`deltas` belongs to format_version 2"),
-        ({"deltas": 3}, "`deltas` must be 1, 2 or missing"),
-    ):
-        (folder / "emr.json").write_text(json.dumps(json.loads(text) | change))
-        with pytest.raises(CheckpointError, match=message):
-            Manifest.read(folder)
-    other = 3 - json.loads(text)["deltas"]
-    (folder / "emr.json").write_text(json.dumps(json.loads(text) | {"deltas": other}))
+    record = json.loads((folder / "emr.json").read_text())
+    (folder / "emr.json").write_text(json.dumps(record | {"deltas": 3 - record["deltas"]}))
     with refused(CheckpointError, "need"):
         TaskWeights(folder).restore("two", "bert.embeddings.word_embeddings.weight")
-    if other == 1:
-        return
-    with refused(ValueError, "elements"):
-        restore(folder, "two")
+    if record["deltas"] == 1:
+        with refused(ValueError, "elements"):
+            restore(folder, "two")
 
 
 def test_the_plan_warns_of_an_artifact_that_saves_nothing(models, tmp_path):
@@ -241,26 +204,3 @@ def test_the_plan_warns_of_an_artifact_that_saves_nothing(models, tmp_path):
         assert len(warned) == 1 and "Method onebit needs" in warned[0]
     with make_plan(two | {"method": "onebit"}) as plan:
         assert not any("this saves no space" in text for text in plan.warnings)
-
-
-def test_the_report_names_the_method_that_restores_better(models, tmp_path):
-    report = json.loads((merge(models, tmp_path / "emr") / "report.json").read_text())
-    errors = {entry["task"]: entry["error"] for entry in report["tasks"]}
-    assert all(error["one_bit"] < error["rescaled"] for error in errors.values())
-    assert any("method onebit would restore t0, t1, t2, t3 better" in text for text in report["warnings"])
-    report = json.loads((merge(models, tmp_path / "onebit", method="onebit") / "report.json").read_text())
-    assert not any("onebit" in text for text in report["warnings"])
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"drop": 0.5}, "drop does not go with method 'onebit'"),
-        ({"rescale": "official"}, "rescale does not go with method 'onebit': each tensor has its own scale"),
-        ({"masks": False}, "masks: false does not go with method 'onebit'"),
-        ({"method": "ternary", "density": 0}, r"density must be in \(0, 1\]"),
-    ],
-)
-def test_options_without_a_meaning_are_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        MergeConfig.from_dict({"base": "b", "tasks": {"a": "a"}, "method": "onebit"} | fields)

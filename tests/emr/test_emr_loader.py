@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from hf_ext.emr import EMRModel, emr_loader
 from hf_ext.emr.weights import TaskWeights
-from hf_ext.merging import merge_checkpoints
 from tests.cli.fuzzing import CHANGES
 from tests.emr.emr_testing import tiny_bert
+from tests.emr.use_testing import equal
+from tests.emr.use_testing import merge as merge_plainly
 from tests.kit import warm_python
 from tests.kit.refusals import refused
 
@@ -40,13 +41,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def merge(folder: Path, **options: object) -> Path:
-    dtype, rescale = options.pop("dtype", None), options.pop("rescale", "global")
+def merge(folder: Path, dtype: torch.dtype | None = None, **options: object) -> Path:
     base = tiny_bert(folder / "base", dtype=dtype)
     first = tiny_bert(folder / "a", 1, base=base, dtype=dtype)
-    tasks = {"a": str(first), "b.2": str(tiny_bert(folder / "b", 2, base=base, num_labels=3, dtype=dtype))}
-    config = {"base": str(base), "tasks": tasks, "rescale": rescale, **options}
-    return merge_checkpoints(config, folder / "merged", progress=False).path
+    second = tiny_bert(folder / "b", 2, base=base, num_labels=3, dtype=dtype)
+    return merge_plainly(base, {"a": first, "b.2": second}, folder / "merged", **options)
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +63,6 @@ def edit(folder: Path, change) -> None:
     manifest = json.loads((folder / "emr.json").read_text())
     change(manifest)
     (folder / "emr.json").write_text(json.dumps(manifest))
-
-
-def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    same = one.keys() == two.keys()
-    return same and all(torch.equal(one[n], two[n]) and one[n].dtype == two[n].dtype for n in one)
 
 
 def run_alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -144,49 +138,34 @@ def test_a_manifest_that_does_not_fit(change, named: str, copy: Path):
         emr_loader.restore(copy, "a")
 
 
-def test_links_stay_in_the_folder(copy: Path, tmp_path: Path):
-    weights = copy / "model.safetensors"
-    weights.rename(tmp_path / "elsewhere.safetensors")
-    weights.symlink_to(tmp_path / "elsewhere.safetensors")
-    with refused(ValueError, "leaves", "folder"):
-        emr_loader.restore(copy, "a")
-    weights.unlink()
-    (tmp_path / "elsewhere.safetensors").rename(weights)
-    (copy / "tasks" / "a").rename(tmp_path / "task")
-    (copy / "tasks" / "a").symlink_to(tmp_path / "task")
-    with refused(ValueError, "leaves", "folder"):
-        emr_loader.restore(copy, "a")
+def test_files_that_are_damaged(copy: Path, tmp_path: Path):
+    mask, manifest = copy / "tasks" / "a" / "mask.safetensors", copy / "emr.json"
 
+    def refuse(*facts: str, folder: Path = copy) -> None:
+        with refused(ValueError, *facts):
+            emr_loader.restore(folder, "a")
 
-def test_files_that_are_damaged(copy: Path):
-    mask = copy / "tasks" / "a" / "mask.safetensors"
-    tensors = load_file(mask)
-    name = next(iter(tensors))
-    data = mask.read_bytes()
+    data, tensors = mask.read_bytes(), load_file(mask)
     mask.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with refused(ValueError, "mask.safetensors", "SHA-256", "emr.json"):
-        emr_loader.restore(copy, "a")
-    record = json.loads((copy / "emr.json").read_text())
-    record["files"] = {}
-    (copy / "emr.json").write_text(json.dumps(record))
+    refuse("mask.safetensors", "SHA-256", "emr.json")
+    edit(copy, lambda manifest: manifest.update(files={}))
     emr_loader.restore(copy, "a")
-    save_file(tensors | {name: tensors[name][:1]}, mask)
-    with refused(ValueError, "elements", "bytes"):
-        emr_loader.restore(copy, "a")
+    save_file(tensors | {name: values[:1] for name, values in list(tensors.items())[:1]}, mask)
+    refuse("elements", "bytes")
     mask.write_bytes(b"no")
-    with refused(ValueError, "safetensors", "file"):
-        emr_loader.restore(copy, "a")
-    with refused(ValueError, "emr.json"):
-        emr_loader.restore(copy / "tasks", "a")
-    (copy / "emr.json").write_text("{")
-    with refused(ValueError, "JSON"):
-        emr_loader.restore(copy, "a")
-
-
-def test_every_name_of_the_mask_needs_its_file(copy: Path):
-    (copy / "tasks" / "a" / "mask.safetensors").unlink()
-    with refused(ValueError, "mask.safetensors"):
-        emr_loader.restore(copy, "a")
+    refuse("safetensors", "file")
+    # Links that leave the folder, of a file and of a task's folder.
+    for path in (copy / "model.safetensors", mask.parent):
+        aside = path.rename(tmp_path / path.name)
+        path.symlink_to(aside)
+        refuse("leaves", "folder")
+        path.unlink()
+        aside.rename(path)
+    mask.unlink()
+    refuse("mask.safetensors")
+    refuse("emr.json", folder=copy / "tasks")
+    manifest.write_text("{")
+    refuse("JSON")
 
 
 def test_any_changed_manifest_or_file_is_a_value_error(copy):

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import json
 import shutil
-import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,14 @@ from transformers import (
     SwitchTransformersForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
 )
 
 from hf_ext.emr import EMRModel, layers
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import UsageError
-from hf_ext.merging import merge_checkpoints
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from tests.emr.emr_testing import perturb, tiny_bert
-from tests.emr.use_testing import merge
+from tests.emr.use_testing import copied, merge
 from tests.kit.models import assert_same_answers
 from tests.kit.refusals import refused
 
@@ -48,7 +45,6 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 BERT = BertConfig(vocab_size=30, max_position_embeddings=16, **SIZES)
 GPT2 = GPT2Config(vocab_size=30, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=3)
 GPT2.pad_token_id = 0
-VIT = ViTConfig(image_size=8, patch_size=4, **SIZES)
 SWIN = SwinConfig(image_size=16, patch_size=2, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4)
 T5 = T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0)
 SEMANIR = SemanIRConfig(embed_dim=8, depths=(2,), num_heads=(2,), window_size=4, top_k=6)
@@ -70,9 +66,8 @@ def make_family(folder: Path, model_class: type, config: Any, labels: dict[str, 
         model.load_state_dict(tensors | shared)
         perturb(model, seed, noise)
         model.save_pretrained(folder / task)
-        tasks[task] = str(folder / task)
-    merged = merge_checkpoints({"base": str(folder / "base"), "tasks": tasks}, folder / "merged", progress=False)
-    return EMRModel.from_pretrained(merged.path, "a")
+        tasks[task] = folder / task
+    return EMRModel.from_pretrained(merge(folder / "base", tasks, folder / "merged"), "a")
 
 
 def text() -> dict[str, torch.Tensor]:
@@ -95,10 +90,6 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> EMRModel:
     return make_family(tmp_path_factory.mktemp("bert"), BertForSequenceClassification, BERT, DIFFERENT)
 
 
-def snapshot(emr: EMRModel) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in emr.model.state_dict().items()}
-
-
 def unchanged(emr: EMRModel, before: dict[str, torch.Tensor]) -> bool:
     after = emr.model.state_dict()
     patched = [name for name, module in emr.model.named_modules() if "forward" in vars(module)]
@@ -115,12 +106,17 @@ def alone(emr: EMRModel, batch: dict[str, torch.Tensor], key: str, tasks: list[s
     return [results[row] for row in range(len(tasks))]
 
 
+def assert_rows(found: Iterable[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Outputs for each sample are those that its task gives."""
+    for row, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(row, wanted, atol=1e-5, rtol=0)
+
+
 FAMILIES = {
     "bert": (BertForSequenceClassification, BERT, DIFFERENT, text, "logits"),
     "gpt2": (GPT2LMHeadModel, GPT2, SAME, text, "logits"),
     "gpt2-heads": (GPT2ForSequenceClassification, GPT2, DIFFERENT, text, "logits"),
     "t5": (T5ForConditionalGeneration, T5, SAME, decoder_text, "logits"),
-    "vit": (ViTForImageClassification, VIT, SAME, lambda: images(8), "logits"),
     "swin": (SwinForImageClassification, SWIN, SAME, lambda: images(16), "logits"),
     "semanir": (SemanIRForImageRestoration, SEMANIR, SAME, lambda: images(12), "reconstruction"),
 }
@@ -130,7 +126,7 @@ FAMILIES = {
 def test_each_row_is_what_its_task_gives_alone(family: str, tmp_path: Path):
     model_class, config, labels, make_batch, key = FAMILIES[family]
     emr, batch = make_family(tmp_path, model_class, config, labels), make_batch()
-    before, expected, passes = snapshot(emr), alone(emr, batch, key), []
+    before, expected, passes = copied(emr.model), alone(emr, batch, key), []
     # A pass for each task is told, which is an error here. The bias of Swin goes to windows, not to rows.
     with pytest.warns(UserWarning, match="each task gets its own") if family == "swin" else contextlib.nullcontext():
         emr(**batch, task_ids=TASKS)
@@ -139,9 +135,7 @@ def test_each_row_is_what_its_task_gives_alone(family: str, tmp_path: Path):
     hook.remove()
     assert len(passes) == (3 if family == "swin" else 1)
     assert isinstance(output[key], list) == (labels is DIFFERENT) and not output[key][0].requires_grad
-    for found, wanted in zip(output[key], expected, strict=True):
-        assert found.shape == wanted.shape
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    assert_rows(output[key], expected)
     # The tasks are far apart, so the comparison means something.
     other = alone(emr, batch, key, ["b" if name == "a" else "a" for name in TASKS])
     assert all(
@@ -152,21 +146,18 @@ def test_each_row_is_what_its_task_gives_alone(family: str, tmp_path: Path):
     assert emr.current == "a" and unchanged(emr, before)
 
 
-def test_other_lengths_and_orders(bert: EMRModel):
-    batch = text()
-    for length, tasks in ((6, TASKS), (4, TASKS[::-1]), (3, ["c", "b"]), (2, ["b", "c"])):
-        part = {name: value[: len(tasks), :length] for name, value in batch.items()}
-        output = bert(**part, task_ids=tasks)
-        for found, wanted in zip(output.logits, alone(bert, part, "logits", tasks), strict=True):
-            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
-
-
-def test_as_many_samples_as_tokens(bert: EMRModel):
-    # Position ids [1, 6] and everything else whose length is that of the batch by chance must not be taken for it.
-    batch = text() | {"position_ids": torch.arange(6)[None]}
-    positions = {name: value for name, value in batch.items() if name != "position_ids"}
-    for found, wanted in zip(bert(**batch, task_ids=TASKS).logits, alone(bert, positions, "logits"), strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+@pytest.mark.parametrize(
+    ("length", "tasks", "others"),
+    [
+        (4, TASKS[::-1], {}),
+        (3, ["c", "b"], {}),
+        # Position ids [1, 6] and everything else whose length is that of the batch by chance is not taken for it.
+        (6, TASKS, {"position_ids": torch.arange(6)[None]}),
+    ],
+)
+def test_other_lengths_and_orders(length: int, tasks: list[str], others: dict[str, Any], bert: EMRModel):
+    part = {name: value[: len(tasks), :length] for name, value in text().items()}
+    assert_rows(bert(**part, **others, task_ids=tasks).logits, alone(bert, part, "logits", tasks))
 
 
 def test_no_whole_weight_of_a_layer_is_restored(bert: EMRModel, monkeypatch: pytest.MonkeyPatch):
@@ -187,24 +178,20 @@ def test_weights_edited_in_place_are_the_current_tasks(tmp_path: Path):
     with torch.no_grad():
         bert.model.bert.encoder.layer[0].output.dense.weight.mul_(3)
     expected = alone(bert, batch, "logits", ["a"] * 6)
-    found = bert(**batch, task_ids=TASKS).logits
-    for row, task in enumerate(TASKS):
-        wanted = expected[row] if task == "a" else right[row]
-        torch.testing.assert_close(found[row], wanted, atol=1e-5, rtol=0)
+    wanted = [expected[row] if task == "a" else right[row] for row, task in enumerate(TASKS)]
+    assert_rows(bert(**batch, task_ids=TASKS).logits, wanted)
     assert (expected[0] - right[0]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("noise", [0.2, 1e-4])
-def test_a_weight_that_is_used_without_its_module_is_noticed(noise: float, tmp_path: Path):
+def test_a_weight_that_is_used_without_its_module_is_noticed(tmp_path: Path):
     # However near the fine-tunes are to each other: all rows would get the current task's weight.
-    bert = make_family(tmp_path, BertForSequenceClassification, BERT, SAME, noise)
+    bert = make_family(tmp_path, BertForSequenceClassification, BERT, SAME, 1e-4)
     dense = bert.model.bert.pooler.dense
     bert.model.bert.pooler.forward = lambda states: torch.tanh(F.linear(states[:, 0], dense.weight, dense.bias))
     expected = alone(bert, text(), "logits")
     with pytest.warns(UserWarning):
         output = bert(**text(), task_ids=TASKS)
-    for found, wanted in zip(output.logits, expected, strict=True):
-        assert_same_answers(found, wanted)
+    assert_rows(output.logits, expected)
 
 
 def test_experts_that_other_samples_send_other_numbers_of_tokens(tmp_path: Path):
@@ -212,15 +199,7 @@ def test_experts_that_other_samples_send_other_numbers_of_tokens(tmp_path: Path)
         vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1,
         num_sparse_decoder_layers=1, num_heads=2, num_experts=2, expert_capacity=64, decoder_start_token_id=0,
     )  # fmt: skip
-    torch.manual_seed(0)
-    SwitchTransformersForConditionalGeneration(config).save_pretrained(tmp_path / "base")
-    for seed, name in enumerate("abc", 1):
-        model: Any = SwitchTransformersForConditionalGeneration.from_pretrained(tmp_path / "base")
-        perturb(model, seed, 0.1)
-        model.save_pretrained(tmp_path / name)
-    emr = EMRModel.from_pretrained(
-        merge(tmp_path / "base", {n: tmp_path / n for n in "abc"}, tmp_path / "merged"), "a"
-    )
+    emr = make_family(tmp_path, SwitchTransformersForConditionalGeneration, config, SAME, 0.1)
     # The first two samples send two tokens to the first expert, also by the weights of `a`, which plans are made with;
     # the others send four together, but not two each.
     generator, rows, tasks = torch.Generator().manual_seed(0), [], [*"abbc"]
@@ -254,13 +233,12 @@ def test_hidden_states_are_by_sample(bert: EMRModel):
     for row, task in enumerate(TASKS):
         with bert.task(task) as model, torch.no_grad():
             wanted = model(**text(), output_hidden_states=True).hidden_states
-        for found, own in zip(states, wanted, strict=True):
-            torch.testing.assert_close(found[row], own[row], atol=1e-5, rtol=0)
+        assert_rows([found[row] for found in states], [own[row] for own in wanted])
 
 
 def test_the_model_is_as_before_after_an_error(bert: EMRModel, monkeypatch: pytest.MonkeyPatch):
     bert(**text(), task_ids=TASKS)
-    before = snapshot(bert)
+    before = copied(bert.model)
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -270,8 +248,7 @@ def test_the_model_is_as_before_after_an_error(bert: EMRModel, monkeypatch: pyte
     with pytest.raises(KeyboardInterrupt):
         bert(**text(), task_ids=TASKS)
     handle.remove()
-    assert bert.current == "a"
-    assert unchanged(bert, before)
+    assert bert.current == "a" and unchanged(bert, before)
 
 
 def test_what_is_not_by_sample_is_left_out(tmp_path: Path):
@@ -282,7 +259,7 @@ def test_what_is_not_by_sample_is_left_out(tmp_path: Path):
     # The temperature of CLIP is the model's own, and what it computes is no sample's.
     emr, pictures = make_family(tmp_path, CLIPModel, config, SAME), images(8)
     four = {name: value[:4] for name, value in text().items()}
-    before, expected = snapshot(emr), []
+    before, expected = copied(emr.model), []
     for row, task in enumerate(TASKS):
         with emr.task(task), torch.no_grad():
             expected.append(emr.model(**four, pixel_values=pictures["pixel_values"][row : row + 1]))
@@ -292,15 +269,13 @@ def test_what_is_not_by_sample_is_left_out(tmp_path: Path):
     for row, wanted in enumerate(expected):
         assert_same_answers(output.image_embeds[row], wanted.image_embeds[0])
         assert_same_answers(output.logits_per_image[row], wanted.logits_per_image[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        emr(**four, **pictures, task_ids=TASKS)
+    # That is told once; a warning is an error here.
+    emr(**four, **pictures, task_ids=TASKS)
     # As many texts as pictures are samples too, and a text of one task means nothing to the picture of another.
     with pytest.warns(UserWarning, match=r"left out: \['logits_per_image', 'logits_per_text'\]"):
         output = emr(**text(), **pictures, task_ids=TASKS)
     assert output.logits_per_image is None and output.text_embeds.shape == (6, 8)
-    assert emr.current == "a"
-    assert unchanged(emr, before)
+    assert emr.current == "a" and unchanged(emr, before)
 
 
 def test_models_of_different_classes_run_in_turn(tmp_path: Path):
@@ -309,16 +284,13 @@ def test_models_of_different_classes_run_in_turn(tmp_path: Path):
         "a": tiny_bert(tmp_path / "a", 1, base=base),
         "b": tiny_bert(tmp_path / "b", 2, base=base, hidden_act="relu"),
     }
-    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}
-    merged = merge_checkpoints(config, tmp_path / "merged", progress=False).path
+    merged = merge(base, tasks, tmp_path / "merged")
     path = merged / "tasks" / "b" / "config.json"
     path.write_text(path.read_text().replace('"hidden_act": "gelu"', '"hidden_act": "relu"'))
     emr, batch, order = EMRModel.from_pretrained(merged), text(), ["a", "b"] * 3
     expected = alone(emr, batch, "logits", order)
     with pytest.warns(UserWarning, match="cannot be put into the model"):
-        output = emr(**batch, task_ids=order)
-    for found, wanted in zip(output.logits, expected, strict=True):
-        assert_same_answers(found, wanted)
+        assert_rows(emr(**batch, task_ids=order).logits, expected)
     assert emr.current == "a"
 
 
@@ -335,9 +307,10 @@ def test_labels_and_caches_are_of_one_task(bert: EMRModel):
     ("task_ids", "named"),
     [(["a", "b"], "2 tasks"), ([], "[]"), (["a"] * 5 + ["d"], "'d'"), ("aaaaaa", "'aaaaaa'")],
 )
-def test_task_ids_that_do_not_fit(task_ids: Any, named: str, bert: EMRModel):
-    with refused(UsageError, "task_ids", named):
-        bert(**text(), task_ids=task_ids)
+def test_task_ids_that_do_not_fit(task_ids: Any, named: str, bert: EMRModel, gpt2: EMRModel):
+    for call in (bert, lambda **given: gpt2.generate(given.pop("input_ids"), **given)):
+        with refused(UsageError, "task_ids", named):
+            call(**text(), task_ids=task_ids)
 
 
 # Generation: token for token what each task generates for its own prompts.
@@ -359,9 +332,12 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> EMRModel:
     return make_family(tmp_path_factory.mktemp("gpt2"), GPT2LMHeadModel, GPT2, SAME)
 
 
-def check(emr: EMRModel, found: torch.Tensor, options: dict[str, Any]) -> None:
-    """Each task's rows are what it alone generates for them after the same seed."""
-    count = len(found) // len(PROMPTED)
+def generate(emr: EMRModel, *, as_settings: bool = False, **options: Any) -> torch.Tensor:
+    """What is generated for the prompts; each task's rows are what it alone generates for them after the same seed."""
+    given = {"generation_config": GenerationConfig(**options)} if as_settings else options
+    torch.manual_seed(7)
+    found: torch.Tensor = emr.generate(PROMPTS, attention_mask=MASK, task_ids=PROMPTED, **given)
+    count, state = len(found) // len(PROMPTED), torch.get_rng_state()
     for task in SAME:
         rows = torch.tensor([row for row, name in enumerate(PROMPTED) if name == task])
         with emr.task(task) as model:
@@ -370,6 +346,8 @@ def check(emr: EMRModel, found: torch.Tensor, options: dict[str, Any]) -> None:
         own = found[(rows[:, None] * count + torch.arange(count)).view(-1)]
         assert own[:, : alone.shape[1]].tolist() == alone.tolist(), task
         assert (own[:, alone.shape[1] :] == options["pad_token_id"]).all()
+    torch.set_rng_state(state)
+    return found
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -379,72 +357,55 @@ def test_each_row_is_generated_by_its_task(way: str, gpt2: EMRModel):
     with gpt2.task("b") as model:
         end = int(model.generate(PROMPTS[2:3], attention_mask=MASK[2:3], do_sample=False, **plain)[0, -4])
     options = {**plain, **WAYS[way], "eos_token_id": end}
-    before = snapshot(gpt2)
-    torch.manual_seed(7)
-    found = gpt2.generate(PROMPTS, attention_mask=MASK, task_ids=PROMPTED, **options)
-    state = torch.get_rng_state()
+    before = copied(gpt2.model)
+    found = generate(gpt2, **options)
     assert unchanged(gpt2, before)
-    check(gpt2, found, options)
     if way == "sampled":
-        torch.set_rng_state(state)
         again = gpt2.generate(PROMPTS, attention_mask=MASK, task_ids=PROMPTED, **options)
         assert again.shape != found.shape or not torch.equal(again, found)
 
 
 def test_what_cannot_be_put_together_is_refused(gpt2: EMRModel):
     options = {"max_new_tokens": 3, "do_sample": False, "attention_mask": MASK}
-    for task_ids in (PROMPTED[:2], ["a", "b", "c", "a", "x"], "abbca"):
+    for other in ({"return_dict_in_generate": True}, {"past_key_values": DynamicCache(config=gpt2.config)}):
         with pytest.raises(ValueError):
-            gpt2.generate(PROMPTS, task_ids=task_ids, **options)
-    with pytest.raises(ValueError):
-        gpt2.generate(PROMPTS, task_ids=PROMPTED, return_dict_in_generate=True, **options)
-    with pytest.raises(ValueError):
-        gpt2.generate(PROMPTS, task_ids=PROMPTED, past_key_values=DynamicCache(config=gpt2.config), **options)
+            gpt2.generate(PROMPTS, task_ids=PROMPTED, **other, **options)
     one = gpt2.generate(PROMPTS, task_ids=["b"] * 5, return_dict_in_generate=True, output_logits=True, **options)
     assert one.sequences.shape == (5, 7) and len(one.logits) == 3
 
 
-def test_tasks_with_other_settings_take_turns(gpt2: EMRModel, tmp_path: Path):
-    folder = tmp_path / "merged"
+def with_settings(gpt2: EMRModel, place: Path, root: dict[str, Any], c: dict[str, Any]) -> EMRModel:
+    """The merge with these settings of generation, and others for its task c."""
+    folder = place / "merged"
     shutil.copytree(gpt2.weights.folder, folder)
-    shutil.copytree(gpt2.weights.folder.parent / "base", tmp_path / "base")
-    own = json.loads((folder / "generation_config.json").read_text())
-    for place, longest in ((folder, 4), (folder / "tasks" / "c", 2)):
-        (place / "generation_config.json").write_text(json.dumps(own | {"max_new_tokens": longest}))
-    emr = EMRModel.from_pretrained(folder, "a")
+    shutil.copytree(gpt2.weights.folder.parent / "base", place / "base")
+    (folder / "generation_config.json").write_text(json.dumps(root))
+    (folder / "tasks" / "c" / "generation_config.json").write_text(json.dumps(c))
+    return EMRModel.from_pretrained(folder, "a")
+
+
+def test_tasks_with_other_settings_take_turns(gpt2: EMRModel, tmp_path: Path):
+    own = json.loads((gpt2.weights.folder / "generation_config.json").read_text())
+    emr = with_settings(gpt2, tmp_path, own | {"max_new_tokens": 4}, own | {"max_new_tokens": 2})
     for task, longest in (("a", 4), ("c", 2), ("b", 4)):
         assert emr.set_task(task).model.generation_config.max_new_tokens == longest
-    options: dict[str, Any] = {"do_sample": True, "pad_token_id": 0}
-    torch.manual_seed(7)
-    found = emr.generate(PROMPTS, attention_mask=MASK, task_ids=PROMPTED, **options)
+    found = generate(emr, do_sample=True, pad_token_id=0)
     assert found.shape == (5, 8) and (found[3, 6:] == 0).all()
-    check(emr, found, options)
     emr.model.generation_config.max_new_tokens = 5
     assert emr.set_task("a").model.generation_config.max_new_tokens == 5, "what a user set stays"
 
 
-def test_a_model_that_draws_by_its_own_settings_draws_for_each_task(gpt2: EMRModel):
-    options: dict[str, Any] = {"max_new_tokens": 4, "pad_token_id": 0}
-    before = gpt2.model.generation_config
-    gpt2.model.generation_config = GenerationConfig(do_sample=True, top_k=0)
-    try:
-        torch.manual_seed(7)
-        given = GenerationConfig(**options)
-        found = gpt2.generate(PROMPTS, attention_mask=MASK, task_ids=PROMPTED, generation_config=given)
-        check(gpt2, found, options)
-    finally:
-        gpt2.model.generation_config = before
+def test_a_model_that_draws_by_its_own_settings_draws_for_each_task(gpt2: EMRModel, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpt2.model, "generation_config", GenerationConfig(do_sample=True, top_k=0))
+    generate(gpt2, as_settings=True, max_new_tokens=4, pad_token_id=0)
 
 
 @pytest.fixture
 def differing(gpt2: EMRModel, tmp_path: Path) -> EMRModel:
-    """A merge whose task c has no settings of generation, and the others some."""
-    folder = tmp_path / "merged"
-    shutil.copytree(gpt2.weights.folder, folder)
-    shutil.copytree(gpt2.weights.folder.parent / "base", tmp_path / "base")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 3, "pad_token_id": 5}))
-    (folder / "tasks" / "c" / "generation_config.json").write_text(json.dumps({"eos_token_id": 3, "pad_token_id": 6}))
-    return EMRModel.from_pretrained(folder, "a")
+    """A merge whose task c pads otherwise."""
+    return with_settings(
+        gpt2, tmp_path, {"eos_token_id": 3, "pad_token_id": 5}, {"eos_token_id": 3, "pad_token_id": 6}
+    )
 
 
 def test_a_task_without_settings_of_generation_goes_by_its_configuration(

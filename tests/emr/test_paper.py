@@ -20,6 +20,7 @@ from sklearn.metrics import matthews_corrcoef
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.files import read_json
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.settings import SettingsError
 from hf_ext.tasks.texts import byte_tokenizer
@@ -133,14 +134,14 @@ def test_a_table_by_its_commands(table: str, stand_ins: Any):
         commands += [["hf-ext", "merge", str(PAPER / table / "merge.yaml"), "ties", *OTHER_METHOD]]
         commands += [["python", str(PAPER / "score.py"), "ties", *words]]
     printed = run_python(CLIENT, url, place, json.dumps(commands))
-    individual, merged = (json.loads((place / "out" / name).read_text()) for name in ("individual.json", "emr.json"))
+    individual, merged = (read_json(place / "out" / f"{name}.json") for name in ("individual", "emr"))
     assert {name: row["value"] for name, row in individual["tasks"].items()} == pytest.approx(scores)
     assert individual["mean"]["value"] == pytest.approx(sum(scores.values()) / len(scores))
     for name, row in merged["tasks"].items():
         assert row["individual"] == individual["tasks"][name]["value"]
         assert f"{row['value']:.4f}" in printed
     if table == "vit-b32-8":
-        assert list(json.loads((place / "ties.json").read_text())["tasks"]) == list(scores)
+        assert list(read_json(place / "ties.json")["tasks"]) == list(scores)
     with Image.open(place / "out" / "emr.png") as picture:
         assert picture.size[0] > 300
 
@@ -196,7 +197,7 @@ def test_a_text_is_scored_alike_alone_and_beside_longer_ones(batch, tmp_path: Pa
     assert 0 < sum(found) < len(found)
     recipe.write_text(json.dumps({**json.loads(recipe.read_text()), "batch_size": batch}))
     score_table(monkeypatch, tmp_path / "model", recipe, tmp_path / "out.json")
-    scores = json.loads((tmp_path / "out.json").read_text())["tasks"]["a"]["scores"]
+    scores = read_json(tmp_path / "out.json")["tasks"]["a"]["scores"]
     truth = [row["label"] for row in rows]
     assert scores["accuracy"] == pytest.approx(sum(map(int.__eq__, found, truth)) / len(truth))
     assert scores["matthews"] == pytest.approx(matthews_corrcoef(truth, found))
@@ -208,7 +209,7 @@ def test_scores_of_another_recipe_are_not_compared(tmp_path: Path, monkeypatch: 
     score_table(monkeypatch, tmp_path / "model", recipe, tmp_path / "alone.json")
     words = (tmp_path / "model", recipe, tmp_path / "out.json", "--against", tmp_path / "alone.json")
     score_table(monkeypatch, *words)
-    row = json.loads((tmp_path / "out.json").read_text())["tasks"]["a"]
+    row = read_json(tmp_path / "out.json")["tasks"]["a"]
     assert row["individual"] == row["value"] > 0 and row["of_individual"] == 1
     write_recipe(tmp_path, metric="matthews")
     with refused(SystemExit, "measured", "recipe"):

@@ -68,40 +68,24 @@ def test_every_rescale_mode_has_its_scale_and_error(merge, report, task):
     assert entry["scales"]["l2"] == pytest.approx(least_squares, rel=1e-6)
     assert entry["error"]["l2"] == pytest.approx(relative_error(vector, least_squares * masked), rel=1e-5)
     assert entry["scales"]["none"] == 1
-    own, parts, l2_parts, means = np.flatnonzero(merge.participates[:, task]), [], [], []
+    own, parts = np.flatnonzero(merge.participates[:, task]), {"tensor": [], "tensor_l2": []}
+    upper = lower = 0.0
     for index in own:
         tau, uni, bits, _, _ = merge.vectors(task, {index})
         uni = uni * bits
         # Nothing is masked in where a single element lost: the restored tensor is the base's.
-        parts.append(float(tau.abs().sum() / uni.abs().sum()) if uni.any() else 0.0)
-        l2_parts.append(float(tau @ uni / uni.square().sum()) if uni.any() else 0.0)
-        means.append((float(tau.abs().mean()), float(uni.abs().mean())))
-    spread = {"least": min(parts), "median": float(np.median(parts)), "greatest": max(parts)}
+        parts["tensor"].append(float(tau.abs().sum() / uni.abs().sum()) if uni.any() else 0.0)
+        parts["tensor_l2"].append(float(tau @ uni / uni.square().sum()) if uni.any() else 0.0)
+        upper, lower = upper + float(tau.abs().mean()), lower + float(uni.abs().mean())
+    least, *_, greatest = sorted(parts["tensor"])
+    spread = {"least": least, "median": float(np.median(parts["tensor"])), "greatest": greatest}
     assert entry["scales"]["tensor"] == pytest.approx(spread, rel=1e-6)
-    official = sum(upper for upper, _ in means) / sum(lower for _, lower in means)
-    assert entry["scales"]["official"] == pytest.approx(official, rel=1e-6)
-    sizes = [merge.base[index].numel() for index in own]
-    for mode, scales in (("tensor", parts), ("tensor_l2", l2_parts), ("official", [official] * len(own))):
-        restored = masked * torch.repeat_interleave(torch.tensor(scales).double(), torch.tensor(sizes))
+    assert entry["scales"]["official"] == pytest.approx(upper / lower, rel=1e-6)
+    sizes = torch.tensor([merge.base[index].numel() for index in own])
+    for mode, scales in (parts | {"official": [upper / lower] * len(own)}).items():
+        restored = masked * torch.repeat_interleave(torch.tensor(scales).double(), sizes)
         assert entry["error"][mode] == pytest.approx(relative_error(vector, restored), rel=1e-5)
     assert entry["error"]["tensor_l2"] <= entry["error"]["l2"] <= min(entry["error"]["global"], 1)
-
-
-def test_the_error_of_one_bit_deltas():
-    base, tasks = fine_tunes()
-    # A third of the changes are zeros: one bit cannot say so.
-    for index, tensor in enumerate(tasks[0]):
-        tensor[::3] = base[index][::3]
-    merge = Merge(base, tasks)
-    error = merge.report()["tasks"][0]["error"]
-    one_bit = []
-    for index in range(len(base)):
-        tau = merge.vectors(0, {index})[0]
-        sign = torch.where(tau > 0, 1.0, -1.0).double()
-        one_bit.append(sign * tau.abs().mean())
-    vector = merge.vectors(0)[0]
-    # The zeros' signs cost the same whichever they are.
-    assert error["one_bit"] == pytest.approx(relative_error(vector, torch.cat(one_bit)), rel=1e-5)
 
 
 def test_the_published_error_of_gaussian_task_vectors():
@@ -128,23 +112,13 @@ def test_cosines_of_pairs_come_from_the_upper_triangle(merge, report):
 def test_the_mean_is_over_the_tasks_that_have_the_number():
     base, tasks = fine_tunes(2)
     report = Merge(base, [tasks[0], [tensor.clone() for tensor in base]]).report()
-    same = report["tasks"][1]
-    assert same["error"]["rescaled"] is None
-    assert same["cosine"]["unified"] is None
-    assert same["scales"]["global"] == 1
-    assert report["mean"]["error"]["rescaled"] == report["tasks"][0]["error"]["rescaled"]
-    assert report["mean"]["norm"] == pytest.approx(report["tasks"][0]["norm"] / 2)
+    own, same = report["tasks"]
+    assert same["error"]["rescaled"] is None and same["cosine"]["unified"] is None and same["scales"]["global"] == 1
+    assert report["mean"]["error"]["rescaled"] == own["error"]["rescaled"]
+    assert report["mean"]["norm"] == pytest.approx(own["norm"] / 2)
     assert any("task-1 equals the base" in text for text in report["warnings"])
     # One task alone is restored exactly.
-    assert report["tasks"][0]["error"]["rescaled"] == pytest.approx(0, abs=1e-12)
-    assert report["tasks"][0]["density"] == 1
-
-
-def test_sizes(report):
-    sizes = report["sizes"]
-    assert sizes["artifact"] == 1008
-    assert sizes["artifact_and_base"] == 2008
-    assert sizes["one_bit_and_base"] == 1108
+    assert own["error"]["rescaled"] == pytest.approx(0, abs=1e-12) and own["density"] == 1
 
 
 def test_healthy_tasks_cause_no_warning_but_of_a_better_way(report):
@@ -172,17 +146,22 @@ def warnings_of(base, tasks, **method):
     return Merge(base, tasks, **method).report()["warnings"]
 
 
-def test_unequal_norms_are_warned_of():
+def test_tasks_that_do_not_go_together_are_warned_of():
+    base, tasks = fine_tunes(3)
     texts = warnings_of(*fine_tunes(3, [0.1, 0.1, 0.02]))
     assert any("times as long as that of task-2" in text for text in texts)
-
-
-def test_a_task_restored_farther_than_the_base_is_warned_of():
     # A task that is outvoted but where others are huge.
     giant = torch.tensor([100.0, 0, 0, 0, 0, 0, 0])
     rival = -3.0 * (giant == 0)
     texts = warnings_of([torch.zeros(7)], [[giant], [1 + giant / 100], [rival]], rescale="none")
     assert any("task-1 is restored with a larger error" in text and "rescale l2 gives" in text for text in texts)
+    # Fine-tunes of another base.
+    other = [tensor * 2 for tensor in tensors(99)]
+    far = [[o + 0.01 * c for o, c in zip(other, tensors(50 + i), strict=True)] for i in range(2)]
+    texts = warnings_of(base, [*tasks, *far])
+    assert sum("farther from the base than the base is from zero" in text for text in texts) == 2
+    assert any("task-3 and task-4" in text and "another model than this base" in text for text in texts)
+    assert any("all task vectors nearly coincide" in text for text in warnings_of(tensors(7), tasks))
 
 
 @pytest.mark.parametrize(("masks", "told"), [(True, "its mask is empty"), (False, "nothing of it is in the result")])
@@ -195,28 +174,14 @@ def test_a_task_that_lost_every_vote_is_warned_of(masks, told):
     assert any(f"task-1 lost every election: {told}" in text for text in report["warnings"])
 
 
-def test_another_base_is_warned_of():
-    base, tasks = fine_tunes(3)
-    other = [tensor * 2 for tensor in tensors(99)]
-    far = [[o + 0.01 * c for o, c in zip(other, tensors(50 + i), strict=True)] for i in range(2)]
-    texts = warnings_of(base, [*tasks, *far])
-    assert sum("farther from the base than the base is from zero" in text for text in texts) == 2
-    assert any("task-3 and task-4" in text and "another model than this base" in text for text in texts)
-    assert any("all task vectors nearly coincide" in text for text in warnings_of(tensors(7), tasks))
-
-
 def test_a_single_model_has_no_masks_and_no_rescalers():
     base, tasks = fine_tunes()
     average = [torch.stack(parts).mean(0) for parts in zip(*tasks, strict=True)]
-    report = Merge(base, tasks, unified=average, method="average").report(sizes={**SIZES, "masks": 0, "extras": 0})
-    assert report["method"]["masks"] is False
-    assert report["sizes"] == {"checkpoints": 4000, "base": 1000, "unified": 900, "masks": 0, "extras": 0} | {
-        "artifact": 900
-    }
+    sizes = SIZES | {"masks": 0, "extras": 0}
+    report = Merge(base, tasks, unified=average, method="average").report(sizes=sizes)
+    assert report["method"]["masks"] is False and report["sizes"] == sizes | {"artifact": 900}
     text = str(report_tables(report)) + report_legend(report)
-    assert "λ" not in text
-    assert "1-bit" not in text
-    assert "error unified" in text
+    assert "λ" not in text and "1-bit" not in text and "error unified" in text
 
 
 @pytest.mark.parametrize("rescale", ["global", "official", "tensor", "l2", "tensor_l2", "none"])
@@ -232,6 +197,7 @@ def test_tables_name_every_task_and_the_mode_in_use(rescale):
     assert table[2].split()[-3:] == [f"{error[key]:.3f}" for key in ("masked", "rescaled", "one_bit")]
     assert max(map(len, table)) <= 100
     assert any("1,008" in line and "25.2 %" in line for line in lines)
+    assert (report["sizes"]["artifact_and_base"], report["sizes"]["one_bit_and_base"]) == (2008, 1108)
     markdown = report_markdown(report)
     tables = [part for part in markdown.split("\n\n") if part.startswith("|")]
     assert len(tables) == 3

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hf_ext.merging import merge_checkpoints
-from tests.emr.emr_testing import tiny_bert
+from tests.emr.emr_testing import family, tiny_bert
 
 
 def merge(base: Path, tasks: dict[str, Path], out: Path, **options: object) -> Path:
@@ -15,12 +17,21 @@ def merge(base: Path, tasks: dict[str, Path], out: Path, **options: object) -> P
     return merge_checkpoints(config, out, progress=False).path
 
 
+def merge_family(
+    folder: Path, make: Callable[..., Path], names: Sequence[str] = "ab", *, given: Any = None, **options: Any
+) -> Path:
+    """A merge, with what is `given`, of fine-tunes that `make` writes with these options; they lie beside it."""
+    config = family(folder, make, names, **options) | (given or {})
+    return merge_checkpoints(config, folder / "merged", progress=False).path
+
+
 def copied(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    same = one.keys() == two.keys()
+    return same and all(torch.equal(one[name], two[name]) and one[name].dtype == two[name].dtype for name in one)
 
 
 def merge_berts(folder: Path) -> Path:

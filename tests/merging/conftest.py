@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session
 
+from hf_ext.emr.ops import SUB_BLOCK
 from tests.merging.merging import write_set
 from tests.merging.updating_sources import merge, write_sources
+
+
+@pytest.fixture(autouse=True)
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units of two sub-blocks, so that small tensors have several."""
+    monkeypatch.setattr("hf_ext.merging.engine.SEGMENT", 2 * SUB_BLOCK)
 
 
 @pytest.fixture

@@ -5,18 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from hf_ext.emr.ops import SUB_BLOCK
 from hf_ext.merging.merge import merge_checkpoints
 from tests.emr.emr_testing import write_tokenizer, write_weights
-
-
-@pytest.fixture(autouse=True)
-def short_segments(monkeypatch):
-    """Units of two sub-blocks, so that small tensors have several."""
-    monkeypatch.setattr("hf_ext.merging.engine.SEGMENT", 2 * SUB_BLOCK)
 
 
 def write_set(place: Path, tasks: int = 3, seed: int = 0) -> dict[str, Any]:

@@ -26,6 +26,10 @@ def _models(**parameters: list[Any]) -> list[dict[str, Any]]:
     return found
 
 
+_BY_PART = [
+    {"filter": "self_attn", "value": [0, 0.5, 0.3, 0.7, 1]},
+    {"filter": "mlp", "value": [1, 0.5, 0.7, 0.3, 0]},
+]
 CASES: dict[str, dict[str, Any]] = {
     "linear": {"merge_method": "linear", "models": _models(weight=[0.5, 0.2, 0.7])},
     "linear by layer": {
@@ -36,16 +40,8 @@ CASES: dict[str, dict[str, Any]] = {
     "slerp": {
         "merge_method": "slerp",
         "base_model": "base",
-        "slices": [
-            {"sources": [{"model": "base", "layer_range": [0, LAYERS]}, {"model": "a", "layer_range": [0, LAYERS]}]}
-        ],
-        "parameters": {
-            "t": [
-                {"filter": "self_attn", "value": [0, 0.5, 0.3, 0.7, 1]},
-                {"filter": "mlp", "value": [1, 0.5, 0.7, 0.3, 0]},
-                {"value": 0.5},
-            ]
-        },
+        "slices": [{"sources": [{"model": model, "layer_range": [0, LAYERS]} for model in ("base", "a")]}],
+        "parameters": {"t": [*_BY_PART, {"value": 0.5}]},
     },
     "task_arithmetic": {
         "merge_method": "task_arithmetic",

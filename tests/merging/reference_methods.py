@@ -100,3 +100,7 @@ def regmean(models: list[Tensor], grams: list[Tensor], alpha: float) -> Tensor:
     grams = [alpha * gram.double() + (1 - alpha) * torch.diag(torch.diag(gram.double())) for gram in grams]
     right = sum(gram @ model.double().T for gram, model in zip(grams, models, strict=True))
     return (torch.linalg.inv(sum(grams)) @ right).T
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from transformers import AutoModel, BertForSequenceClassification, LlamaConfig, 
 
 from hf_ext.emr.model import EMRModel
 from hf_ext.errors import DataError, UsageError
-from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.plan_table import Plan, plan_lines, plan_values
 from hf_ext.merging.tensors import COMPARED, KEPT, SHARED
 from tests.emr.emr_testing import push_folder, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
+from tests.emr.use_testing import copied, merge
 from tests.kit.refusals import refused
 
 # peft 0.21 asks transformers for a property by its old name, and takes the bias of lora_B for a cut matrix.
@@ -59,6 +60,7 @@ def full_weights(plan: Plan, index: int = 0) -> dict[str, torch.Tensor]:
 def peft_adapter(folder: Path, model: Any, **options: Any) -> Path:
     get_peft_model(model, LoraConfig(**{"r": 2, "init_lora_weights": False} | options)).save_pretrained(folder)
     return folder
+    return folder
 
 
 # A family, options of its LoRA, and changes of the adapter's configuration that make no other weights.
@@ -97,12 +99,9 @@ def test_lora_is_the_weights_that_peft_merges(bert, gpt2, tmp_path, variant):
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
         own = plan.tasks[0].tensors
-        different = {
-            name
-            for name, value in found.items()
-            if name in own and not value.equal(plan.base.read(plan.names[0].in_base(name)))
-        }
-        assert different and len(plan.merged_rows) == len(own)
+        in_base = plan.names[0].in_base
+        assert any(not found[name].equal(plan.base.read(in_base(name))) for name in own)
+        assert len(plan.merged_rows) == len(own)
         assert not plan.own_tensors(KEPT) and not plan.own_tensors(COMPARED)
         # the adapter of a GPT2Model, the base of a GPT2LMHeadModel
         assert plan.names[0].base_prefix == ("transformer." if family == "gpt2" else "")
@@ -119,9 +118,7 @@ def classifier_adapter(folder: Path, base: Path, seed: int, labels: int) -> Path
     """A LoRA of a classifier on the bare base, with its head in `modules_to_save`."""
     torch.manual_seed(seed)
     model = BertForSequenceClassification.from_pretrained(base, num_labels=labels)
-    options: dict[str, Any] = {"target_modules": ["query"], "task_type": "SEQ_CLS", "init_lora_weights": False}
-    get_peft_model(model, LoraConfig(r=2, **options)).save_pretrained(folder)
-    return folder
+    return peft_adapter(folder, model, target_modules=["query"], task_type="SEQ_CLS")
 
 
 def test_a_classifier_keeps_its_head_its_class_and_its_number_of_labels(bert, tmp_path):
@@ -161,23 +158,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dora": ({"use_dora": True}, "use_dora"),
     "pissa": ({"init_lora_weights": "pissa"}, "'pissa'"),
     "tokens": ({"trainable_token_indices": [1]}, "trainable_token_indices"),
-    "replicated layers": ({"layer_replication": [[0, 2]]}, "layer_replication"),
     "another kind": ({"peft_type": "VERA"}, "'VERA', not LoRA"),
     "ia3": ({"peft_type": "IA3"}, "adapters: adapter merges"),
     "no number": ({"lora_alpha": "8"}, "lora_alpha"),
     "no pattern": ({"alpha_pattern": {"(": 8}}, "alpha_pattern"),
-    "no mapping": ({"alpha_pattern": [8]}, "alpha_pattern"),
-    "infinity": ({"lora_alpha": float("inf")}, "lora_alpha"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_base_plus_product_is_refused_by_name(bert, tmp_path, case):
-    changes, expected = REFUSED[case]
+    changes, fact = REFUSED[case]
     adapter = change_configuration(tiny_adapter(tmp_path / "adapter", bert), **changes)
-    with pytest.raises(ValueError, match=expected) as caught:
+    with refused(ValueError, "'odd'", fact):
         plan_of(bert, odd=adapter)
-    assert "'odd'" in str(caught.value)
 
 
 TIED: dict[str, dict[str, Any]] = {
@@ -193,9 +186,7 @@ def language_adapter(folder: Path, **options: Any) -> tuple[Path, Path]:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=32, tie_word_embeddings=True, **sizes))
     model.save_pretrained(folder / "base")
-    config = LoraConfig(**{"r": 2, "init_lora_weights": False, "target_modules": ["q_proj"]} | options)
-    get_peft_model(model, config).save_pretrained(folder / "adapter")
-    return folder / "base", folder / "adapter"
+    return folder / "base", peft_adapter(folder / "adapter", model, **{"target_modules": ["q_proj"]} | options)
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
@@ -210,9 +201,8 @@ def test_a_change_of_one_of_two_tied_tensors_is_refused(tmp_path, case):
 def test_a_change_of_both_tied_tensors_is_one_change(tmp_path, case):
     base, adapter = language_adapter(tmp_path, **TIED[case], ensure_weight_tying=True)
     with plan_of(base, task=adapter) as plan:
-        found = full_weights(plan)
+        value = full_weights(plan)["model.embed_tokens.weight"]
     model = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(base), adapter)
-    value = found["model.embed_tokens.weight"]
     torch.testing.assert_close(value, model.get_input_embeddings()(torch.arange(32)))
     torch.testing.assert_close(value.T, model.get_output_embeddings()(torch.eye(16)))
 
@@ -223,36 +213,24 @@ def test_the_configuration_of_an_adapter_beside_a_whole_model_is_refused(bert, t
     left = tiny_bert(tmp_path / "left", 1, base=bert)
     (left / "adapter_config.json").write_text(json.dumps({"peft_type": kind, "r": 4, "lora_alpha": 8}))
     with refused(DataError, whose, "adapter_config.json"):
-        plan_of(*((left,) if whose == "base" else (bert,)), how, odd=bert if whose == "base" else left)
+        plan_of(*((left, how) if whose == "base" else (bert, how)), odd=bert if whose == "base" else left)
 
 
-def test_tensors_of_other_variants_are_refused_by_name(bert, tmp_path):
-    adapter = tiny_adapter(tmp_path / "adapter", bert, use_dora=True)
-    change_configuration(adapter, use_dora=False)
-    with refused(DataError, "lora_magnitude_vector"):
-        plan_of(bert, odd=adapter)
-
-
-def test_an_adapter_of_another_model_is_refused(bert, gpt2, tmp_path):
-    adapter = tiny_adapter(tmp_path / "adapter", bert)
-    with refused(DataError, "adapter", "trained"):
-        plan_of(gpt2, task=adapter)
-    wider = tiny_bert(tmp_path / "wider", hidden_size=32)
-    with refused(DataError, "base"):
-        plan_of(wider, task=adapter)
-    with refused(DataError, "adapter", "model"):
-        plan_of(adapter, task=adapter)
-
-
-def test_what_is_refused_among_adapters_and_by_default(bert, tmp_path):
-    a = tiny_adapter(tmp_path / "a", bert, kind="ia3")
-    for how, other, fact in (
-        ("refuse", a, "adapters: delta"),
-        ("adapter", tiny_bert(tmp_path / "full", 1, base=bert), "'b'"),
-        ("adapter", tiny_adapter(tmp_path / "lora", bert, 1), "'b'"),
+def test_what_does_not_go_together_is_refused(bert, gpt2, tmp_path):
+    lora, ia3 = (tiny_adapter(tmp_path / kind, bert, 1, kind=kind) for kind in ("lora", "ia3"))
+    whole, wider = tiny_bert(tmp_path / "whole", 1, base=bert), tiny_bert(tmp_path / "wider", hidden_size=32)
+    dora = change_configuration(tiny_adapter(tmp_path / "dora", bert, use_dora=True), use_dora=False)
+    for base, how, tasks, error, facts in (
+        (bert, "delta", {"odd": dora}, DataError, ("lora_magnitude_vector",)),
+        (gpt2, "delta", {"task": lora}, DataError, ("adapter", "trained")),
+        (wider, "delta", {"task": lora}, DataError, ("base",)),
+        (lora, "delta", {"task": lora}, DataError, ("adapter", "model")),
+        (bert, "refuse", {"a": ia3, "b": ia3}, UsageError, ("adapters: adapter", "adapters: delta")),
+        (bert, "adapter", {"a": ia3, "b": whole}, UsageError, ("adapters: adapter", "'b'")),
+        (bert, "adapter", {"a": ia3, "b": lora}, UsageError, ("adapters: adapter", "'b'")),
     ):
-        with refused(UsageError, "adapters: adapter", fact):
-            plan_of(bert, how, a=a, b=other)
+        with refused(error, *facts):
+            plan_of(base, how, **tasks)
 
 
 LORA_FILES = {
@@ -270,32 +248,28 @@ def test_a_lora_file_of_another_program_is_refused_with_the_way_through_diffuser
         plan_of(base, a=file)
 
 
-def of_other_rank(a: torch.Tensor, b: torch.Tensor) -> dict[str, tuple[torch.Tensor | None, torch.Tensor | None]]:
-    """Factors that give no weight: their ranks differ, a side is missing, or one of them."""
-    return {
-        "more rows in A": (torch.zeros(9, *a.shape[1:]), b),
-        "fewer columns in B": (a, b[:, :1].clone()),
-        "exchanged": (b, a),
-        "A is a vector": (a[0].clone(), b),
-        "B is a vector": (a, b[:, 0].clone()),
-        "A is a number": (torch.tensor(1.0), b),
-        "B is a number": (a, torch.tensor(1.0)),
-        "B has one side too many": (a, b[None].clone()),
-        "no A": (None, b),
-        "no B": (a, None),
-    }
+# Factors that give no weight, of a (rank, inputs) and b (outputs, rank): their ranks differ, or one is missing.
+OTHER_RANKS: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor | None, torch.Tensor | None]]] = {
+    "more rows in A": lambda a, b: (torch.zeros(9, *a.shape[1:]), b),
+    "exchanged": lambda a, b: (b, a),
+    "A is a vector": lambda a, b: (a[0], b),
+    "B is a number": lambda a, b: (a, torch.tensor(1.0)),
+    "B has one side too many": lambda a, b: (a, b[None]),
+    "no A": lambda a, b: (None, b),
+    "no B": lambda a, b: (a, None),
+}
 
 
-@pytest.mark.parametrize("kind", of_other_rank(torch.zeros(2, 3), torch.zeros(3, 2)))
+@pytest.mark.parametrize("kind", OTHER_RANKS)
 def test_factors_without_a_common_rank_are_refused(bert, tmp_path, kind):
     folder = tiny_adapter(tmp_path / "a", bert, 1)
     file = folder / "adapter_model.safetensors"
     stored = load_file(file)
     first = next(name for name in stored if name.endswith("query.lora_A.weight"))
     second = first.replace("lora_A", "lora_B")
-    changed = dict(zip((first, second), of_other_rank(stored[first], stored[second])[kind], strict=True))
-    kept = {name: value.contiguous() for name, value in (stored | changed).items() if value is not None}
-    save_file(kept, file, metadata={"format": "pt"})
+    a, b = OTHER_RANKS[kind](stored.pop(first), stored.pop(second))
+    changed = {name: value.clone() for name, value in ((first, a), (second, b)) if value is not None}
+    save_file(stored | changed, file, metadata={"format": "pt"})
     with refused(DataError, "'a'", "query.lora_"):
         plan_of(bert, a=folder)
 
@@ -323,26 +297,28 @@ def test_an_adapter_that_names_another_base_is_told(bert, tmp_path, hub):
 
 def test_one_adapter_merged_as_full_weights_is_what_peft_merges(bert, tmp_path):
     adapter = tiny_adapter(tmp_path / "adapter", bert, 1, use_rslora=True)
-    config = {"base": str(bert), "tasks": {"a": str(adapter)}, "adapters": "delta"}
-    merged = merge_checkpoints(config, tmp_path / "out", progress=False)
-    assert not (merged.path / "tasks" / "a" / "adapter_config.json").exists()
+    merged = merge(bert, {"a": adapter}, tmp_path / "out", adapters="delta")
+    assert not (merged / "tasks" / "a" / "adapter_config.json").exists()
     expected = merged_by_peft(AutoModel.from_pretrained(bert), adapter)
-    found = EMRModel.from_pretrained(merged.path, task="a").model.state_dict()
+    found = EMRModel.from_pretrained(merged, task="a").model.state_dict()
     assert set(found) == set(expected)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6, msg=name)
 
 
 def test_adapters_merged_among_themselves_are_restored_as_adapters(bert, tmp_path):
-    tasks = {name: str(tiny_adapter(tmp_path / name, bert, seed, kind="ia3")) for seed, name in enumerate("ab")}
-    config = {"base": str(bert), "tasks": tasks, "adapters": "adapter", "rescale": "none"}
-    merged = merge_checkpoints(config, tmp_path / "out", progress=False)
-    stored = [load_file(Path(path) / "adapter_model.safetensors") for path in tasks.values()]
-    unified = load_file(merged.path / "adapter_model.safetensors")
-    assert json.loads((merged.path / "adapter_config.json").read_text())["peft_type"] == "IA3"
-    assert all(value.eq(1).all() for value in load_file(merged.path / "base" / "adapter_model.safetensors").values())
-    emr = EMRModel.from_pretrained(merged.path, task="a")
+    tasks = {name: tiny_adapter(tmp_path / name, bert, seed, kind="ia3") for seed, name in enumerate("ab")}
+    merged = merge(bert, tasks, tmp_path / "out", adapters="adapter", rescale="none")
+    stored = [load_file(path / "adapter_model.safetensors") for path in tasks.values()]
+    unified = load_file(merged / "adapter_model.safetensors")
+    assert json.loads((merged / "adapter_config.json").read_text())["peft_type"] == "IA3"
+    assert all(value.eq(1).all() for value in load_file(merged / "base" / "adapter_model.safetensors").values())
+    emr = EMRModel.from_pretrained(merged, task="b")
+    other, switched = emr.model, copied(emr.model)
+    assert emr.set_task("a").model is other and type(other).__name__ == "PeftModel"
     model = emr.model.state_dict()
+    changed = {name for name, value in model.items() if not value.equal(switched[name])}
+    assert changed == {f"{name}.default" for name in stored[0]}
     exported = PeftModel.from_pretrained(AutoModel.from_pretrained(bert), emr.export("a", tmp_path / "exported"))
     assert all(exported.state_dict()[f"{name}.default"].equal(model[f"{name}.default"]) for name in stored[0])
     for name, first in stored[0].items():

@@ -16,29 +16,10 @@ from hf_ext.errors import DataError
 from hf_ext.merging.companions import find_companions
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
-from tests.emr.emr_testing import push_folder, tiny_bert, tiny_gpt2, write_weights
+from tests.emr.emr_testing import family, push_folder, tiny_bert, tiny_gpt2, write_code
 from tests.kit.refusals import refused
 from tests.merging.merging import merge
 
-CODE = """
-from transformers import PretrainedConfig, PreTrainedModel
-from .own_layers import Layer
-
-class OwnConfig(PretrainedConfig):
-    model_type = "own_of_a_test"
-
-class OwnModel(PreTrainedModel):
-    config_class = OwnConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.layer = Layer(8)
-        self.post_init()
-
-    def forward(self, x):
-        return self.layer(x)
-"""
-LAYERS = "import torch\n\nclass Layer(torch.nn.Linear):\n    def __init__(self, n):\n        super().__init__(n, n)\n"
 MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
     {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
@@ -49,21 +30,6 @@ MODULES = [
 def write_json(path: Path, value: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
-
-
-def write_code(folder: Path, seed: int) -> Path:
-    """A model whose class is in no library."""
-    torch.manual_seed(seed)
-    config = {
-        "model_type": "own_of_a_test",
-        "architectures": ["OwnModel"],
-        "auto_map": {"AutoConfig": "own_model.OwnConfig", "AutoModelForCausalLM": "own_model.OwnModel"},
-    }
-    tensors = {"layer.weight": torch.eye(8) + seed / 100 * torch.randn(8, 8), "layer.bias": torch.zeros(8)}
-    write_weights(folder, tensors, config=config)
-    (folder / "own_model.py").write_text(CODE)
-    (folder / "own_layers.py").write_text(LAYERS)
-    return folder
 
 
 def add_sentence_modules(folder: Path, seed: int = 0) -> Path:
@@ -82,6 +48,11 @@ def add_sentence_modules(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def sentence_bert(folder: Path, seed: int = 0, *, base: Path | None = None) -> Path:
+    """A transformer with its modules, of which the dense one is its own."""
+    return add_sentence_modules(tiny_bert(folder, seed, base=base, task_head=False), seed)
+
+
 def export(folder: Path, task: str, out: Path) -> Path:
     return TaskWeights(folder).export(task, out)
 
@@ -92,8 +63,7 @@ def names(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("method", ["emr", "average"])
 def test_code_that_comes_with_a_model_travels(tmp_path, method):
-    tasks = {name: str(write_code(tmp_path / name, seed)) for name, seed in (("a", 1), ("b", 2))}
-    config = {"base": str(write_code(tmp_path / "base", 0)), "tasks": tasks, "method": method}
+    config = family(tmp_path, write_code) | {"method": method}
     merged = merge(config, tmp_path / "merged")
     places = [merged] if method == "average" else [merged, export(merged, "a", tmp_path / "exported")]
     for place in places:
@@ -105,32 +75,23 @@ def test_code_that_comes_with_a_model_travels(tmp_path, method):
 
 
 def test_modules_of_sentence_transformers_travel_and_those_of_a_task_are_its_own(tmp_path):
-    base = add_sentence_modules(tiny_bert(tmp_path / "base"))
-    tasks = {}
-    for name, seed, dense in (("a", 1, 0), ("b", 2, 5)):
-        tasks[name] = str(
-            add_sentence_modules(tiny_bert(tmp_path / name, seed, base=base, task_head=False), seed=dense)
-        )
-    config = {"base": str(base), "tasks": tasks}
+    config = family(tmp_path, sentence_bert)
+    add_sentence_modules(Path(config["tasks"]["a"]))
     merged = merge(config, tmp_path / "merged")
     own = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
     assert own <= names(merged) and "2_Dense/model.safetensors" in names(merged / "tasks" / "b")
     assert not own & names(merged / "tasks" / "a")
     assert verify_artifact(merged).wrong == []
-    for task in tasks:
+    for task, source in config["tasks"].items():
         exported = export(merged, task, tmp_path / f"exported-{task}")
         assert own <= names(exported)
-        found, expected = (load_file(Path(place, "2_Dense", "model.safetensors")) for place in (exported, tasks[task]))
+        found, expected = (load_file(Path(place, "2_Dense", "model.safetensors")) for place in (exported, source))
         assert all(found[name].equal(expected[name]) for name in expected)
 
 
 def test_modules_that_all_have_are_merged_by_themselves(tmp_path):
-    base = add_sentence_modules(tiny_bert(tmp_path / "base"))
-    tasks = {}
-    for seed, name in enumerate("ab", 1):
-        folder = tiny_bert(tmp_path / name, seed, base=base, task_head=False)
-        tasks[name] = str(add_sentence_modules(folder, seed=seed))
-    config = {"base": str(base), "tasks": tasks, "method": "average"}
+    config = family(tmp_path, sentence_bert) | {"method": "average"}
+    tasks = config["tasks"]
     one = merge(config, tmp_path / "one")
     found, *parts = (load_file(Path(place, "2_Dense", "model.safetensors")) for place in (one, *tasks.values()))
     for name, value in found.items():
@@ -156,12 +117,7 @@ def test_modules_that_all_have_are_merged_by_themselves(tmp_path):
 @pytest.mark.slow
 def test_sentence_transformers_loads_what_was_merged_and_exported(tmp_path):
     library = pytest.importorskip("sentence_transformers")
-    base = add_sentence_modules(tiny_bert(tmp_path / "base"))
-    tasks = {
-        name: str(add_sentence_modules(tiny_bert(tmp_path / name, seed, base=base, task_head=False), seed=seed))
-        for name, seed in (("a", 1), ("b", 2))
-    }
-    merged = merge({"base": str(base), "tasks": tasks}, tmp_path / "merged")
+    merged = merge(family(tmp_path, sentence_bert), tmp_path / "merged")
     for place in (merged, export(merged, "a", tmp_path / "exported")):
         model = library.SentenceTransformer(str(place), device="cpu")
         assert [type(module).__name__ for module in model] == ["Transformer", "Pooling", "Dense"]
@@ -169,13 +125,12 @@ def test_sentence_transformers_loads_what_was_merged_and_exported(tmp_path):
 
 
 def test_one_model_ends_and_is_spoken_to_as_all_its_tasks_are(tmp_path):
-    base = tiny_gpt2(tmp_path / "base")
-    tasks = {name: tiny_gpt2(tmp_path / name, seed, base=base) for name, seed in (("a", 1), ("b", 2))}
-    write_json(base / "generation_config.json", {"eos_token_id": 2})
+    config = family(tmp_path, tiny_gpt2) | {"method": "average"}
+    tasks = {name: Path(folder) for name, folder in config["tasks"].items()}
+    write_json(tmp_path / "base" / "generation_config.json", {"eos_token_id": 2})
     for folder in tasks.values():
         write_json(folder / "generation_config.json", {"eos_token_id": [2, 5]})
         (folder / "chat_template.jinja").write_text("{{ messages }}")
-    config = {"base": str(base), "tasks": {name: str(folder) for name, folder in tasks.items()}, "method": "average"}
     merged = merge(config, tmp_path / "merged")
     assert json.loads((merged / "generation_config.json").read_text()) == {"eos_token_id": [2, 5]}
     assert (merged / "chat_template.jinja").read_text() == "{{ messages }}"
@@ -219,14 +174,10 @@ def test_weights_states_logs_secrets_and_other_models_stay(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "needed"),
-    [
-        *(("config.json", True), ("tokenizer.json", True), ("code.py", True), ("modules.json", True)),
-        *(("1_Pooling/config.json", True), ("1_Pooling", True), ("picture.png", False), ("extra", False)),
-    ],
+    "name", ["config.json", "code.py", "modules.json", "1_Pooling/config.json", "1_Pooling", "picture.png", "extra"]
 )
 @pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
-def test_a_link_out_of_the_folder_is_refused_or_said(tmp_path, name, needed, target):
+def test_a_link_out_of_the_folder_is_refused_or_said(tmp_path, name, target):
     folder = add_sentence_modules(tiny_bert(tmp_path / "model"))
     path, aside = folder / name, tmp_path / "elsewhere"
     if path.exists():
@@ -234,24 +185,21 @@ def test_a_link_out_of_the_folder_is_refused_or_said(tmp_path, name, needed, tar
     elif target == "elsewhere":
         aside.touch()
     path.symlink_to(aside if target == "elsewhere" else tmp_path / "nowhere")
-    if needed and not (name == "modules.json" and target == "nowhere"):
+    if name in ("picture.png", "extra"):
+        assert find_companions(folder).left_out == (f"{name} (a link)",)
+    elif (name, target) != ("modules.json", "nowhere"):
         with refused(DataError, name, "link"):
             find_companions(folder)
-    elif not needed:
-        assert find_companions(folder).left_out == (f"{name} (a link)",)
 
 
 def test_modules_of_the_tasks_travel_whole_or_not_at_all(tmp_path):
-    base = tiny_bert(tmp_path / "base")
-    tasks = {}
-    for seed, name in enumerate("ab", 1):
-        folder = add_sentence_modules(tiny_bert(tmp_path / name, seed, base=base, task_head=False))
-        tasks[name] = str(folder)
-    config = {"base": str(base), "tasks": tasks, "method": "average"}
+    config = family(tmp_path, tiny_bert, task_head=False) | {"method": "average"}
+    for folder in config["tasks"].values():
+        add_sentence_modules(Path(folder))
     unit = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
     with make_plan(config) as plan:
         assert unit <= set(plan.companions)
-    write_json(Path(tasks["b"]) / "1_Pooling" / "config.json", {"word_embedding_dimension": 16})
+    write_json(tmp_path / "b" / "1_Pooling" / "config.json", {"word_embedding_dimension": 16})
     with make_plan(config) as plan:
         assert not unit & set(plan.companions) and "sentence_bert_config.json" in plan.companions
         for title in ("'a'", "'b'"):
@@ -261,15 +209,13 @@ def test_modules_of_the_tasks_travel_whole_or_not_at_all(tmp_path):
 
 @pytest.mark.slow
 def test_they_travel_over_a_hub(tmp_path, hub, hub_cache):
-    base = add_sentence_modules(tiny_bert(tmp_path / "base"))
-    task = add_sentence_modules(tiny_bert(tmp_path / "a", 1, base=base, task_head=False))
-    for name, folder in (("org/base", base), ("org/a", task)):
+    family(tmp_path, sentence_bert, "a")
+    for name in ("base", "a"):
         for own in ("normalizer.json", "logs/helper.py", "tags.csv"):
-            write_json(folder / own, {})
-        push_folder(hub.url, name, folder)
+            write_json(tmp_path / name / own, {})
+        push_folder(hub.url, f"org/{name}", tmp_path / name)
     config = {"base": "org/base", "tasks": {"a": "org/a"}}
     merged = merge_checkpoints(config, tmp_path / "merged", progress=False, token=False, endpoint=hub.url).path
-    own = {"normalizer.json", "logs/helper.py", "tags.csv", "modules.json", "1_Pooling/config.json"}
-    own.add("2_Dense/model.safetensors")
+    own = {"normalizer.json", "logs/helper.py", "tags.csv", "modules.json", "2_Dense/model.safetensors"}
     weights = TaskWeights(merged, token=False, endpoint=hub.url)
     assert own <= names(merged) and own <= names(weights.export("a", tmp_path / "exported"))

@@ -13,7 +13,7 @@ from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging.compare import compare_merges, comparison_table, read_report
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan_table import plan_lines
-from tests.emr.emr_testing import push_folder, write_weights
+from tests.emr.emr_testing import push_folder, raw_family, write_weights
 from tests.kit.refusals import refused
 
 
@@ -21,17 +21,11 @@ from tests.kit.refusals import refused
 def folders(tmp_path_factory):
     """A base and three fine-tunes with heads of their own."""
     place = tmp_path_factory.mktemp("compared")
-    generator = torch.Generator().manual_seed(0)
     shapes = {"embeddings.weight": (40, 8), "layer.0.weight": (8, 8), "layer.1.weight": (8, 8), "norm.bias": (8,)}
-    base = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    config = {"model_type": "bert", "architectures": ["BertModel"]}
-    found = {"base": write_weights(place / "base", base, config=config)}
+    found = raw_family(place, shapes, ("red", "green", "blue"), 0.01)
     for task in ("red", "green", "blue"):
-        change = {name: 0.01 * torch.randn(value.shape, generator=generator) for name, value in base.items()}
-        tuned = {name: value + change[name] for name, value in base.items()}
-        tuned["classifier.weight"] = torch.randn(len(task), 8, generator=generator)
-        found[task] = write_weights(place / task, tuned, config=config)
-    return found
+        write_weights(place / task, found[task] | {"classifier.weight": torch.randn(len(task), 8)})
+    return {name: place / name for name in found}
 
 
 def configuration(folders, tasks=("red", "green", "blue"), **fields):
@@ -102,16 +96,15 @@ def test_the_mean_is_over_the_tasks_that_all_have(merges):
     errors = {task["task"]: task["errors"] for task in found["tasks"]}
     assert errors["blue"][1] is None
     assert found["merges"][0]["error"] == pytest.approx((errors["red"][0] + errors["green"][0]) / 2)
-    assert len(found["warnings"]) == 1
-    assert "differ in tasks (blue)" in found["warnings"][0]
+    (warning,) = found["warnings"]
+    assert "differ in tasks (blue)" in warning
 
 
 def test_other_checkpoints_of_the_same_name_are_warned_of(folders, merges, tmp_path):
     swapped = {**folders, "red": folders["blue"], "blue": folders["red"]}
     other = merge_checkpoints(configuration(swapped), tmp_path / "swapped", progress=False).path
-    warnings = compare_merges([merges["emr"], other])["warnings"]
-    assert len(warnings) == 1
-    assert "differ in the task vectors of red, blue" in warnings[0]
+    (warning,) = compare_merges([merges["emr"], other])["warnings"]
+    assert "differ in the task vectors of red, blue" in warning
 
 
 def test_comparison_table(merges):
@@ -160,12 +153,9 @@ def test_what_was_not_measured_is_said_and_changes_no_weight(folders, tmp_path, 
 def test_what_is_no_merge_is_refused(folders, tmp_path, url):
     with refused(UsageError, "least", "merge"):
         compare_merges([])
-    with refused(CheckpointError, "report.json"):
-        read_report(folders["red"])
-    with refused(CheckpointError, "report.json"):
-        read_report("nowhere")
-    with refused(CheckpointError, "org/nothing", "report.json"):
-        read_report("org/nothing", endpoint=url)
+    for source in (folders["red"], "nowhere", "org/nothing"):
+        with refused(CheckpointError, source, "report.json"):
+            read_report(source, endpoint=url)
     for text in ('{"format_version": 2, "tasks": []}', '{"format_version": 1, "tasks": [{"task": "a"}]}'):
         (tmp_path / "report.json").write_text(text)
         with refused(CheckpointError, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    GPT2Config,
     GPT2LMHeadModel,
-    PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     T5Config,
@@ -28,12 +27,13 @@ from transformers import (
 
 from hf_ext.emr import EMRModel
 from hf_ext.errors import DataError, UsageError
+from hf_ext.files import read_json, write_json
 from hf_ext.merging.adapters import DeltaSource
 from hf_ext.merging.extracting import cut_matrix, extract_lora, report_lines
 from hf_ext.merging.pairs import open_fine_tune, open_task
 from hf_ext.merging.sources import open_weights
-from tests.emr.emr_testing import perturb, perturb_named, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
-from tests.emr.use_testing import merge
+from tests.emr.emr_testing import maker, perturb, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
+from tests.emr.use_testing import merge, merge_family
 from tests.kit.refusals import refused
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
@@ -49,50 +49,35 @@ def load_adapter(base: Any, folder: Path) -> Any:
         return PeftModel.from_pretrained(base, folder).eval()
 
 
-def family(folder: Path, base: PreTrainedModel) -> Path:
-    """A merge of two fine-tunes of a model."""
-    base.save_pretrained(folder / "base")
-    for seed in (1, 2):
-        model: Any = type(base).from_pretrained(folder / "base")
-        perturb(model, seed, 2e-2)
-        model.save_pretrained(folder / f"t{seed}")
-    return merge(folder / "base", {"a": folder / "t1", "b": folder / "t2"}, folder / "merged")
-
-
-def vit(folder: Path) -> tuple[Path, type[Any], dict[str, torch.Tensor]]:
-    """Its file has other names than the model: transformers renames them on loading."""
-    config = ViTConfig(image_size=8, patch_size=4, **SMALL)
-    return (
-        family(folder, ViTForImageClassification(config)),
+TEXT = {"input_ids": TOKENS}
+FAMILIES: dict[str, tuple[type[Any], Any, dict[str, torch.Tensor]]] = {
+    # Its file has other names than the model: transformers renames them on loading.
+    "vit": (
         ViTForImageClassification,
+        ViTConfig(image_size=8, patch_size=4, **SMALL),
         {"pixel_values": torch.linspace(-1, 1, 384).reshape(2, 3, 8, 8)},
-    )
+    ),
+    # Its matrices are [in, out], and its head is tied to its embedding.
+    "gpt2": (
+        GPT2LMHeadModel,
+        GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=3),
+        TEXT,
+    ),
+    # Some of its linear layers have a bias, others none.
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(vocab_size=30, num_key_value_heads=1, **SMALL), TEXT),
+    # One embedding in four modules.
+    "t5": (
+        T5ForConditionalGeneration,
+        T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0),
+        {"input_ids": TOKENS, "decoder_input_ids": TOKENS},
+    ),
+}
 
 
-def gpt2(folder: Path) -> tuple[Path, type[Any], dict[str, torch.Tensor]]:
-    """Its matrices are [in, out], and its head is tied to its embedding."""
-    base = tiny_gpt2(folder / "base")
-    tasks = {name: tiny_gpt2(folder / name, seed, base=base, noise=2e-2) for seed, name in enumerate("ab", 1)}
-    return merge(base, tasks, folder / "merged"), GPT2LMHeadModel, {"input_ids": TOKENS}
-
-
-def qwen(folder: Path) -> tuple[Path, type[Any], dict[str, torch.Tensor]]:
-    """Some of its linear layers have a bias, others none."""
-    config = Qwen2Config(vocab_size=30, num_key_value_heads=1, **SMALL)
-    return family(folder, Qwen2ForCausalLM(config)), Qwen2ForCausalLM, {"input_ids": TOKENS}
-
-
-def t5(folder: Path) -> tuple[Path, type[Any], dict[str, torch.Tensor]]:
-    """One embedding in four modules."""
-    config = T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
-    inputs = {"input_ids": TOKENS, "decoder_input_ids": TOKENS}
-    return family(folder, T5ForConditionalGeneration(config)), T5ForConditionalGeneration, inputs
-
-
-@pytest.mark.parametrize("make", [vit, gpt2, qwen, t5])
-def test_at_full_rank_the_adapter_answers_as_the_task(make: Callable[..., Any], tmp_path: Path):
-    torch.manual_seed(0)
-    merged, kind, inputs = make(tmp_path)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_at_full_rank_the_adapter_answers_as_the_task(name: str, tmp_path: Path):
+    kind, config, inputs = FAMILIES[name]
+    merged = merge_family(tmp_path, maker(lambda: kind(config)), noise=2e-2)
     with open_task(str(merged), "a") as pair:
         report = extract_lora(pair, tmp_path / "lora", rank=64)
     plain = kind.from_pretrained(tmp_path / "base").eval()
@@ -218,7 +203,7 @@ def test_files_of_sub_folders_go_along(berts: Path, tmp_path: Path):
 
 def test_a_fine_tune_of_biases_alone(berts: Path, tmp_path: Path):
     model: Any = BertForSequenceClassification.from_pretrained(berts / "a")
-    perturb_named(model, lambda name: name.endswith("dense.bias"), 5, 0.1)
+    perturb(model, 5, 0.1, lambda name: name.endswith("dense.bias"))
     model.save_pretrained(tmp_path / "tuned")
     with open_fine_tune(str(berts / "a"), str(tmp_path / "tuned")) as pair:
         report = extract_lora(pair, tmp_path / "lora", rank=4)
@@ -230,30 +215,29 @@ def test_a_fine_tune_of_biases_alone(berts: Path, tmp_path: Path):
 
 
 def test_a_fine_tune_that_computes_otherwise_than_its_base_is_warned_of(berts: Path, tmp_path: Path):
-    config = json.loads((berts / "a" / "config.json").read_text())
     shutil.copytree(berts / "a", tmp_path / "a")
-    changes = {"hidden_act": "relu", "hidden_dropout_prob": 0.3, "use_cache": False}
-    (tmp_path / "a" / "config.json").write_text(json.dumps(config | changes))
+    config = read_json(berts / "a" / "config.json")
+    base, tuned = str(berts / "base"), str(tmp_path / "a")
+
+    def change(**changes: Any) -> None:
+        write_json(tmp_path / "a" / "config.json", config | changes)
+
+    change(hidden_act="relu", hidden_dropout_prob=0.3, use_cache=False)
     merged = merge(berts / "base", {"a": tmp_path / "a"}, tmp_path / "merged")
-    for index, opened in enumerate(
-        [open_fine_tune(str(berts / "base"), str(tmp_path / "a")), open_task(str(merged), "a")]
-    ):
+    for index, opened in enumerate((open_fine_tune(base, tuned), open_task(str(merged), "a"))):
         with opened as pair:
             report = extract_lora(pair, tmp_path / f"lora{index}", rank=2)
         (warning,) = report["warnings"]
         assert "has other values of hidden_act than the base" in warning and "config.json" in warning
         assert f"warning: {warning}" in report_lines(report)
-        assert json.loads((tmp_path / f"lora{index}" / "report.json").read_text())["warnings"] == [warning]
+        assert read_json(tmp_path / f"lora{index}" / "report.json")["warnings"] == [warning]
     # Another head and other labels are no other model, and a key that one file lacks has its default.
     del config["hidden_act"], config["layer_norm_eps"]
-    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
-    with open_fine_tune(str(berts / "base"), str(tmp_path / "a")) as pair:
+    change()
+    with open_fine_tune(base, tuned) as pair:
         assert extract_lora(pair, tmp_path / "same", rank=2)["warnings"] == []
-    (tmp_path / "a" / "config.json").write_text(json.dumps(config | {"model_type": "roberta"}))
-    with (
-        refused(DataError, "roberta", "bert"),
-        open_fine_tune(str(berts / "base"), str(tmp_path / "a")),
-    ):
+    change(model_type="roberta")
+    with refused(DataError, "roberta", "bert"), open_fine_tune(base, tuned):
         pass
 
 
@@ -269,31 +253,27 @@ def test_random_projections_are_near_the_best_and_the_same_every_time():
 def test_what_cannot_be_extracted_is_refused_in_words(berts: Path, tmp_path: Path):
     base, a = str(berts / "base"), str(berts / "a")
 
-    def refusal(base: str, tuned: str, out: str = "lora", **options: Any) -> str:
-        with pytest.raises(ValueError) as refused, open_fine_tune(base, tuned) as pair:
+    def refuse(fact: str, base: str | Path, tuned: str | Path, out: str = "lora", **options: Any) -> None:
+        with refused(ValueError, fact), open_fine_tune(str(base), str(tuned)) as pair:
             extract_lora(pair, tmp_path / out, **(options or {"rank": 1}))
-        return str(refused.value)
 
-    wrong_errors = [{"error": error} for error in (-1, 1.5, float("nan"))]
-    for options in ({"rank": 1, "error": 0.1}, {"rank": 0}, {"rank": -1}, *wrong_errors):
-        assert "give either a rank" in refusal(base, a, **options)
-    assert "no linear layer differs from the base" in refusal(a, a)
-    assert "is of peft" in refusal(base, str(tiny_adapter(tmp_path / "adapter", berts / "base")))
+    for options in ({"rank": 1, "error": 0.1}, {"rank": 0}, {"error": -1}, {"error": 1.5}, {"error": float("nan")}):
+        refuse("give either a rank", base, a, **options)
+    refuse("no linear layer differs from the base", a, a)
+    refuse("is of peft", base, tiny_adapter(tmp_path / "adapter", berts / "base"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
-    assert "is not empty" in refusal(base, a, "full")
-    assert "they cannot come from one model" in refusal(str(tiny_gpt2(tmp_path / "gpt2")), a)
-    write_weights(tmp_path / "raw", load_file(berts / "a" / "model.safetensors"))
-    assert "config.json, which names the class of the model, is missing" in refusal(base, str(tmp_path / "raw"))
+    refuse("is not empty", base, a, "full")
+    refuse("they cannot come from one model", tiny_gpt2(tmp_path / "gpt2"), a)
+    raw = write_weights(tmp_path / "raw", load_file(berts / "a" / "model.safetensors"))
+    refuse("config.json, which names the class of the model, is missing", base, raw)
     config = json.loads((berts / "a" / "config.json").read_text())
     own = {"model_type": "own", "auto_map": {"AutoModel": "modeling_own.Own"}}
     for name in ("base", "a"):
         shutil.copytree(berts / name, tmp_path / "own" / name)
         (tmp_path / "own" / name / "config.json").write_text(json.dumps(config | own))
-    assert "modeling_own.Own" in refusal(str(tmp_path / "own" / "base"), str(tmp_path / "own" / "a"))
-    unets = [tiny_unet(tmp_path / "unet"), tiny_unet(tmp_path / "u1", 1, base=tmp_path / "unet")]
-    merged = merge(unets[0], {"a": unets[1]}, tmp_path / "merged")
-    with refused(DataError, "diffusers", "merge"), open_task(str(merged), "a"):
+    refuse("modeling_own.Own", tmp_path / "own" / "base", tmp_path / "own" / "a")
+    with refused(DataError, "diffusers"), open_task(str(merge_family(tmp_path / "unets", tiny_unet, "a")), "a"):
         pass
     with refused(UsageError, "x"), open_task(str(berts / "merged"), "x"):
         pass

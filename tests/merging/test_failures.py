@@ -1,8 +1,10 @@
-"""A merge that fails: what is left, and that the same command goes on from it to the same bits."""
+"""A merge that fails, here or by a Hub: what is left, and that the same command goes on to the same bits."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 import shutil
 import threading
@@ -12,26 +14,32 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import close_session
 
+from hf_ext.emr.manifest import Manifest
 from hf_ext.errors import DataError, OtherRun, UsageError
 from hf_ext.files import copy_into
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
 from hf_ext.merging import finishing
 from hf_ext.merging.engine import Engine
+from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block, merge_method
 from hf_ext.merging.sources import Source, open_weights
+from tests.emr.emr_testing import push_folder
+from tests.hub.misbehaving_hub import COMMIT, Handler, MisbehavingHub
 from tests.kit.models import file_limit
 from tests.kit.refusals import refused
 
-from .merging import assert_same_files, merge, short_segments, write_set
+from .merging import assert_same_files, contents, merge, write_set
 
-__all__ = ["short_segments"]
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def interrupted(config: dict[str, Any], out: Path, monkeypatch, after: int = 3) -> Path:
     """A merge whose disk was full after some writes; its partial folder."""
     done = iter(range(after))
+    write_bytes, location = SafetensorsWriter.write_bytes, SafetensorsWriter.location
 
     def write(self: SafetensorsWriter, *arguments: Any) -> None:
         if next(done, None) is None:
@@ -42,17 +50,14 @@ def interrupted(config: dict[str, Any], out: Path, monkeypatch, after: int = 3) 
         # where compiled code writes
         return location(self, name) if next(done, None) is not None else (full.fileno(), 0)
 
-    write_bytes, location = SafetensorsWriter.write_bytes, SafetensorsWriter.location
-    with monkeypatch.context() as patch, open("/dev/full", "wb") as full:
+    facts = ("the result need", "run the same command again", ".merged-out.partial")
+    with monkeypatch.context() as patch, open("/dev/full", "wb") as full, refused(OSError, *facts) as caught:
         patch.setattr(SafetensorsWriter, "write_bytes", write)
         patch.setattr(SafetensorsWriter, "location", find)
-        with pytest.raises(OSError) as caught:
-            merge(config, out, workers=1)
+        merge(config, out, workers=1)
     assert caught.value.errno == errno.ENOSPC
-    message = str(caught.value)
-    assert all(part in message for part in ("the result need", "run the same command again", ".merged-out.partial"))
     # one sentence, not that of the file inside that of the merge
-    assert message.count("room") == 2
+    assert str(caught.value).count("room") == 2
     assert not out.exists()
     return out.with_name(f".{out.name}.partial")
 
@@ -76,15 +81,9 @@ def test_a_full_disk_leaves_what_the_same_command_goes_on_from(config, tmp_path,
     assert not partial.exists()
 
 
-def test_a_limit_of_the_system_on_file_sizes(config, tmp_path):
-    with refused(OSError, "result", "bytes") as caught, file_limit(100_000):
-        merge(config, tmp_path / "merged-out")
-    assert caught.value.errno == errno.EFBIG
-    assert_same_files(merge(config, tmp_path / "merged-out"), merge(config, tmp_path / "merged-expected"))
-
-
-@pytest.mark.parametrize("limit", [3_000, 90_000])
-def test_a_limit_that_is_met_while_writing(config, tmp_path, monkeypatch, limit):
+@pytest.mark.parametrize(("limit", "step"), [(100_000, None), (90_000, "run"), (3_000, "run")])
+def test_a_limit_of_the_system_on_file_sizes(config, tmp_path, monkeypatch, limit, step):
+    """Met when the files are made, and while they are written."""
     run = Engine.run
 
     def limited(self: Engine, *arguments: Any) -> None:
@@ -92,8 +91,12 @@ def test_a_limit_that_is_met_while_writing(config, tmp_path, monkeypatch, limit)
             run(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "run", limited)
-        with refused(OSError, "command", "again") as caught:
+        if step:
+            patch.setattr(Engine, step, limited)
+        with (
+            contextlib.nullcontext() if step else file_limit(limit),
+            refused(OSError, *(("command", "again") if step else ("result", "bytes"))) as caught,
+        ):
             merge(config, tmp_path / "merged-out", workers=1)
     assert caught.value.errno == errno.EFBIG
     assert_same_files(merge(config, tmp_path / "merged-out"), merge(config, tmp_path / "merged-expected"))
@@ -114,11 +117,22 @@ def meanwhile() -> Iterator[list[Callable[[], None]]]:
     del METHODS["meanwhile"]
 
 
-def test_a_checkpoint_that_is_cut_while_it_is_merged(config, tmp_path, meanwhile):
-    meanwhile.append(lambda: os.truncate(tmp_path / "t2" / "model-00001-of-00002.safetensors", 20_000))
-    config |= {"method": "meanwhile", "workers": 1}
-    with refused(CheckpointError, "t2/model-00001-of-00002.safetensors"):
-        merge(config, tmp_path / "merged-out")
+@pytest.mark.parametrize(
+    ("change", "error", "fact"),
+    [
+        (
+            lambda place: os.truncate(place / "t2" / "model-00001-of-00002.safetensors", 20_000),
+            CheckpointError,
+            "t2/model-00001-of-00002.safetensors",
+        ),
+        (lambda place: os.utime(place / "base" / "model.safetensors", ns=(1, 1)), DataError, "checkpoints.base"),
+    ],
+    ids=["cut", "touched"],
+)
+def test_a_checkpoint_that_changes_while_it_is_merged(config, tmp_path, meanwhile, change, error, fact):
+    meanwhile.append(lambda: change(tmp_path))
+    with refused(error, fact):
+        merge(config | {"method": "meanwhile", "workers": 1}, tmp_path / "merged-out")
     assert not (tmp_path / "merged-out").exists()
 
 
@@ -131,26 +145,26 @@ def test_what_compiled_code_cannot_read_is_read_again(config, tmp_path, monkeypa
 
 
 def test_another_merge_does_not_go_on_from_what_is_left(config, tmp_path, monkeypatch):
-    partial = interrupted(config, tmp_path / "merged-out", monkeypatch, 12)
+    partial, out = interrupted(config, tmp_path / "merged-out", monkeypatch, 12), tmp_path / "merged-out"
     with refused(OtherRun, "config.rescale", "global"):
-        merge(config, tmp_path / "merged-out", rescale="l2")
+        merge(config, out, rescale="l2")
     with refused(OtherRun, "order", "['t2', 't1', 't0']"):
-        merge(config | {"tasks": dict(reversed(config["tasks"].items()))}, tmp_path / "merged-out")
+        merge(config | {"tasks": dict(reversed(config["tasks"].items()))}, out)
     weights = sorted((tmp_path / "t0").glob("*.safetensors"))[0]
     os.utime(weights, ns=(1, 1))
     with refused(OtherRun, weights.name, "checkpoints.t0.files", "mtime_ns"):
-        merge(config, tmp_path / "merged-out")
+        merge(config, out)
     configuration = tmp_path / "t0" / "config.json"
     before = configuration.read_text()
     configuration.write_text(before + "\n")
     with refused(OtherRun, "checkpoints.t0", "small_files.config.json"):
-        merge(config, tmp_path / "merged-out")
+        merge(config, out)
     configuration.write_text(before)
     (partial / "result" / "model.safetensors").unlink()
     shutil.rmtree(tmp_path / "t0")
     write_set(tmp_path)
     with pytest.raises(OtherRun):
-        merge(config, tmp_path / "merged-out")
+        merge(config, out)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 100)], ids=["taken", "cut"])
@@ -162,26 +176,14 @@ def test_a_file_of_the_partial_folder_that_was_taken_or_cut(config, tmp_path, mo
             merge(config, tmp_path / "merged-out")
 
 
-def test_a_checkpoint_that_changes_while_it_is_merged(config, tmp_path, meanwhile):
-    meanwhile.append(lambda: os.utime(tmp_path / "base" / "model.safetensors", ns=(1, 1)))
-    config |= {"method": "meanwhile"}
-    with refused(DataError, "checkpoints.base"):
-        merge(config, tmp_path / "merged-out")
-    assert not (tmp_path / "merged-out").exists()
-
-
 def test_two_merges_into_one_folder_at_once(config, tmp_path, meanwhile):
-    refusals: list[str] = []
-
     def merge_there_too() -> None:
-        with refused(UsageError, "process", "merging") as caught:
+        with refused(UsageError, "process", "merging"):
             merge(config, tmp_path / "merged-out")
-        refusals.append(str(caught.value))
 
     meanwhile.append(merge_there_too)
-    config |= {"method": "meanwhile"}
-    merge(config, tmp_path / "merged-out")
-    assert len(refusals) == 1
+    merge(config | {"method": "meanwhile"}, tmp_path / "merged-out")
+    assert not meanwhile
 
 
 def test_the_copy_of_the_base_is_read_when_all_of_it_is_there(config, tmp_path, monkeypatch):
@@ -215,3 +217,97 @@ def test_a_failure_at_the_very_end_is_resumed_without_reading_again(config, tmp_
         patch.setattr(Engine, "run", lambda self, units, done: units and 1 / 0)
         merge(config, tmp_path / "merged-out")
     assert_same_files(tmp_path / "merged-out", merge(config, tmp_path / "merged-expected"))
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in contents(folder).items() if name.endswith((".safetensors", ".index.json"))}
+
+
+def without_sources(folder: Path) -> dict[str, Any]:
+    record = json.loads((folder / "emr.json").read_text())
+    for source in (record["base"], *record["tasks"].values()):
+        del source["source"], source["revision"], source["files"]
+    return record
+
+
+def test_the_same_bits_as_from_local_folders_by_range_reads_alone(hub, tmp_path):
+    local = write_set(tmp_path)
+    commits = {name: push_folder(hub.url, f"me/{name}", tmp_path / name) for name in ("base", *local["tasks"])}
+    # a later commit changes nothing for who asked for an earlier one
+    write_set(tmp_path / "later", seed=1)
+    push_folder(hub.url, "me/t0", tmp_path / "later" / "t0")
+    remote = {"base": "me/base", "tasks": {name: f"me/{name}@{commits[name]}" for name in local["tasks"]}}
+    first = merge_checkpoints(local, tmp_path / "merged-local", progress=False).path
+    options = {"endpoint": hub.url, "token": False, "progress": False}
+    second = merge_checkpoints(remote, tmp_path / "merged-remote", **options).path
+    assert weights(second) == weights(first)
+    assert without_sources(second) == without_sources(first)
+    manifest = Manifest.read(second)
+    assert manifest.base.source == "me/base" and manifest.base.revision == commits["base"]
+    assert all(task.origin.revision == commits[name] for name, task in manifest.tasks.items())
+    hashes = [read.base.files["model.safetensors"]["sha256"] for read in (manifest, Manifest.read(first))]
+    assert hashes[0] == hashes[1]
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+    assert (second / "tokenizer.json").read_bytes() == (first / "tokenizer.json").read_bytes()
+
+
+@pytest.fixture
+def broken(tmp_path) -> Iterator[tuple[MisbehavingHub, dict[str, Any], Path]]:
+    """A Hub that holds `t1` as org/name, the configuration of a merge with it, and the result that is expected."""
+    local = write_set(tmp_path)
+    expected = merge_checkpoints(local, tmp_path / "merged-expected", progress=False).path
+    hub = MisbehavingHub()
+    hub.files = {path.name: path.read_bytes() for path in (tmp_path / "t1").iterdir()}
+    yield hub, local | {"tasks": local["tasks"] | {"t1": "org/name"}, "workers": 1}, expected
+    close_session()
+    hub.stop()
+
+
+def merge_from(hub: MisbehavingHub, config: dict[str, Any], out: Path) -> Path:
+    return merge_checkpoints(config, out, endpoint=hub.url, token=False, progress=False).path
+
+
+def fail_after(hub: MisbehavingHub, ranges: int, **answer: int) -> None:
+    """Answers rightly for so many ranges of weights (the headers are four), then as told."""
+    left = iter(range(ranges))
+
+    def resolve(handler: Handler, name: str) -> None:
+        wanted = name.endswith(".safetensors") and handler.headers.get("Range")
+        handler.send_file(name, **(answer if wanted and next(left, None) is None else {}))
+
+    hub.resolve = resolve
+
+
+# The other faults of a Hub end a read in the same way; tests/hub reads through each of them.
+@pytest.mark.parametrize(
+    ("answer", "fact"),
+    [
+        pytest.param({"keep": 3}, "short read", marks=pytest.mark.slow),
+        ({"status": 404}, "no such file at this commit"),
+    ],
+    ids=["cut connections", "gone"],
+)
+def test_a_fault_of_the_hub_leaves_a_merge_that_can_go_on(broken, tmp_path, answer, fact):
+    hub, config, expected = broken
+    fail_after(hub, 9, **answer)
+    with refused(CheckpointError, f"org/name@{COMMIT[:12]}/model", fact):
+        merge_from(hub, config, tmp_path / "merged-out")
+    assert not (tmp_path / "merged-out").exists()
+    before = len(hub.ranges())
+    hub.resolve = lambda handler, name: handler.send_file(name)
+    assert weights(merge_from(hub, config, tmp_path / "merged-out")) == weights(expected)
+    resumed = len(hub.ranges()) - before
+    merge_from(hub, config, tmp_path / "merged-again")
+    # what was finished was not read again
+    assert resumed < len(hub.ranges()) - before - resumed
+
+
+def test_another_commit_does_not_go_on_from_what_was_left(broken, tmp_path, monkeypatch):
+    hub, config, _ = broken
+    fail_after(hub, 9, status=404)
+    with pytest.raises(CheckpointError):
+        merge_from(hub, config, tmp_path / "merged-out")
+    monkeypatch.setattr("tests.hub.misbehaving_hub.COMMIT", "f" * 40)
+    hub.resolve = lambda handler, name: handler.send_file(name)
+    with refused(OtherRun, COMMIT, "checkpoints.t1.revision"):
+        merge_from(hub, config, tmp_path / "merged-out")

@@ -1,4 +1,7 @@
-"""Every identity of EMR-Merging, from checkpoints on disk to weights that are restored from the result."""
+"""Every identity of EMR-Merging, from checkpoints on disk to weights that are restored from the result.
+
+They are those of the specification, section 1.5, for compiled kernels and for plain torch.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,17 @@ from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.ops import SUMS, unpack_mask
 from hf_ext.merging.merge import merge_checkpoints
+from tests.emr.conftest import kernels
 from tests.emr.emr_testing import write_tokenizer, write_weights
 
-from .merging import short_segments
-
-__all__ = ["short_segments"]
+__all__ = ["kernels"]
 
 Tensors = dict[str, torch.Tensor]
 SHAPES = {"wide": (300, 70), "bias": (13,), "scalar": (), "one": (1,)}
 
 
 @pytest.fixture
-def merged(tmp_path: Path) -> Callable[..., Path]:
+def merged(tmp_path: Path, kernels: str) -> Callable[..., Path]:
     """`merged(base, [task, ...], **options)`: the folder of the merge; the tasks are called t0, t1, ..."""
     count = iter(range(100))
 
@@ -258,21 +260,15 @@ def test_what_is_not_merged_comes_back_bit_for_bit(merged):
     start = gaussian(0)
     base = converted(start, torch.bfloat16) | {"ids": torch.arange(5), "flag": torch.tensor([True, False])}
     vector = gaussian(1)
-    one = converted(added(start, vector), torch.bfloat16) | {
-        "ids": torch.arange(5),
-        "flag": torch.tensor([True, True]),
-        "head": torch.randn(3, 4).half(),
-        "bias": torch.randn(7),
-        "bn.running_var": torch.rand(4),
-        "bn.num_batches_tracked": torch.tensor(7),
-    }
+    raw = {"ids": torch.arange(5), "flag": torch.tensor([True, True]), "head": torch.randn(3, 4).half()}
+    raw |= {"bias": torch.randn(7), "bn.running_var": torch.rand(4), "bn.num_batches_tracked": torch.tensor(7)}
+    one = converted(added(start, vector), torch.bfloat16) | raw
     two = converted(added(start, vector, 0.5), torch.bfloat16)
     two = {name: two[name] for name in ("wide", "scalar", "bias")} | {"ids": torch.arange(5) + 1}
     folder = merged(base, [one, two])
     restored = restore(folder, "t0")
     assert set(restored) == set(one)
-    for name in ("ids", "flag", "head", "bias", "bn.running_var", "bn.num_batches_tracked"):
-        assert_equal({name: restored[name]}, {name: one[name]})
+    assert_equal({name: restored[name] for name in raw}, raw)
     other = restore(folder, "t1")
     assert set(other) == set(two)
     assert torch.equal(other["ids"], two["ids"])

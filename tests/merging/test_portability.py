@@ -7,12 +7,17 @@ import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hf_ext import system
+from hf_ext.emr.weights import TaskWeights
+from hf_ext.hub.safetensors_writer import SafetensorsWriter
+from hf_ext.merging import add_task, merge_checkpoints, remove_task
 
 from .merging import write_set
 
@@ -76,9 +81,6 @@ def run_without_them(place: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_merge_without_the_calls_of_linux(tmp_path: Path):
-    from hf_ext.emr.weights import TaskWeights
-    from hf_ext.merging import add_task, merge_checkpoints, remove_task
-
     config = write_set(tmp_path)
     found = run_without_them(tmp_path)
     assert {"merged/model.safetensors", "merged/tasks/t1/mask.safetensors", "exported/model.safetensors"} <= set(found)
@@ -140,23 +142,17 @@ def test_a_full_disk_is_noticed_where_nothing_can_be_reserved(tmp_path: Path, mo
         os.close(descriptor)
 
 
-@pytest.mark.parametrize(("told", "cores"), [(7, 7), (None, 1)])
-def test_cores_where_the_system_does_not_tell_which(told, cores, monkeypatch: pytest.MonkeyPatch):
+def test_cores_where_the_system_does_not_tell_which(monkeypatch: pytest.MonkeyPatch):
     without(monkeypatch, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: told)
-    assert system.count_cores() == cores
+    for told, cores in ((7, 7), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda told=told: told)
+        assert system.count_cores() == cores
 
 
 def test_threads_write_at_once_where_a_file_has_one_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from concurrent.futures import ThreadPoolExecutor
-
-    from hf_ext.hub.safetensors_writer import SafetensorsWriter
-
     without(monkeypatch, "preadv", "pread", "pwrite")
     writer = SafetensorsWriter(tmp_path / "w.safetensors", {"a": (torch.int64, (400,))})
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: writer.write("a", i, torch.tensor([i])), range(400)))
     writer.close()
-    from safetensors.torch import load_file
-
     assert torch.equal(load_file(tmp_path / "w.safetensors")["a"], torch.arange(400))

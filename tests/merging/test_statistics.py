@@ -1,4 +1,4 @@
-"""Fisher merging and RegMean: against their plain twins, and from a task's data to a merged model."""
+"""Merges by data: Fisher merging and RegMean against plain twins, weights that AdaMerging learns."""
 
 from __future__ import annotations
 
@@ -9,23 +9,29 @@ import datasets
 import numpy as np
 import pytest
 import torch
+import yaml
 from click.testing import Result
-from PIL import Image
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import BertForSequenceClassification, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
-from hf_ext.merging.adamerging import learn_weights
+from hf_ext.errors import UsageError
+from hf_ext.merging.adamerging import START, WeightedMerge, learn_weights
+from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.measuring import measure, save_statistics
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block
 from hf_ext.merging.methods.registry import MethodError
+from hf_ext.merging.plan import make_plan
 from hf_ext.merging.publishing import hide_paths
+from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
+from hf_ext.tasks.texts import byte_tokenizer
 from hf_ext.training.task import Task
-from tests.emr.emr_testing import perturb, tiny_bert, tiny_gpt2, tiny_semanir
+from tests.emr.emr_testing import family, maker, tiny_bert, tiny_gpt2, tiny_semanir
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
+from tests.kit.studies import write_photos
 from tests.merging import reference_methods as twin
+from tests.merging.reference_methods import assert_close
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -37,10 +43,6 @@ def run_method(method, base, models, statistics, inputs_first=False, **options):
     block = Block("w", tuple(base.shape), 0, base, vectors, count=len(models), inputs_first=inputs_first)
     block.statistic = lambda place: None if statistics is None else statistics[place].clone()
     return METHODS[method].function(block, **options)
-
-
-def assert_close(found, expected):
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (6,), ()])
@@ -71,13 +73,11 @@ def test_regmean_averages_what_has_no_gram_and_inputs_that_are_never_used():
     base, models = draw(5, 8), [draw(5, 8, seed=seed) for seed in (1, 2)]
     average = sum(model.double() for model in models) / 2
     assert_close(run_method("regmean", base, models, None, alpha=0.9), average)
-    inputs = [draw(40, 8, seed=seed) for seed in (3, 4)]
-    for rows in inputs:
-        rows[:, 2] = 0
-    grams = [rows.T @ rows for rows in inputs]
-    merged = run_method("regmean", base, models, grams, alpha=0.9)
+    inputs = torch.stack([draw(40, 8, seed=seed) for seed in (3, 4)])
+    inputs[:, :, 2] = 0
+    grams = list(inputs.mT @ inputs)
+    merged, used = run_method("regmean", base, models, grams, alpha=0.9), [0, 1, *range(3, 8)]
     assert_close(merged[:, 2], average[:, 2])
-    used = [0, 1, *range(3, 8)]
     inner = [gram[used][:, used] for gram in grams]
     assert_close(merged[:, used], twin.regmean([model[:, used] for model in models], inner, 0.9))
 
@@ -110,12 +110,8 @@ def test_grams_are_of_what_reaches_a_layer_also_of_gpt2(tmp_path):
     model = GPT2LMHeadModel.from_pretrained(tiny_gpt2(tmp_path / "gpt2")).eval()
     samples = [{"input_ids": torch.tensor(ids), "labels": torch.tensor(ids)} for ids in ([1, 4, 2], [5, 3, 2])]
     found, _ = measure(Task(), model, samples, "gram")
-    rows = torch.cat(
-        [
-            model(**{name: v[None] for name, v in s.items()}, output_hidden_states=True).hidden_states[0][0]
-            for s in samples
-        ]
-    )
+    batches = [{name: values[None] for name, values in sample.items()} for sample in samples]
+    rows = torch.cat([model(**batch, output_hidden_states=True).hidden_states[0][0] for batch in batches])
     rows = model.transformer.h[0].ln_1(rows)
     torch.testing.assert_close(found["transformer.h.0.attn.c_attn.weight"], (rows.T @ rows / 2).detach())
     assert found["transformer.h.1.mlp.c_proj.weight"].shape == (64, 64)
@@ -125,14 +121,8 @@ def test_grams_are_of_what_reaches_a_layer_also_of_gpt2(tmp_path):
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base, two fine-tunes, and the YAML file of their training."""
     place = tmp_path_factory.mktemp("models")
-    base = tiny_semanir(place / "base")
-    for seed, name in enumerate("ab", 1):
-        tiny_semanir(place / name, seed, base=base, noise=0.3)
-    (place / "photos").mkdir()
-    for index in range(3):
-        pixels = np.random.default_rng(index).integers(0, 255, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(place / "photos" / f"{index}.png")
-    source = {"path": str(place / "photos"), "split": "train"}
+    family(place, tiny_semanir, noise=0.3)
+    source = {"path": str(write_photos(place / "photos", range(3), (16, 16, 3))), "split": "train"}
     task = {"degradation": {"kind": "gaussian_noise", "sigma": 25}, "patch_size": 16}
     (place / "denoise.yaml").write_text(json.dumps({"method": "semanir", "data": {"train": source}, "task": task}))
     return place
@@ -192,17 +182,15 @@ def test_a_regmean_merge_from_the_data_to_the_model(measured, tmp_path):
 
 
 def test_a_merge_of_gpt2_solves_by_its_layout(tmp_path):
-    base = tiny_gpt2(tmp_path / "base")
-    tasks = {name: str(tiny_gpt2(tmp_path / name, seed, base=base)) for seed, name in enumerate("ab", 1)}
+    config = family(tmp_path, tiny_gpt2)
+    tasks = config["tasks"]
     name, files = "transformer.h.0.attn.c_proj.weight", {}
     inputs = [draw(20, 16, seed=seed) for seed in (1, 2)]
     for task, rows in zip(tasks, inputs, strict=True):
         files[task] = str(tmp_path / f"{task}.safetensors")
         save_file({name: rows.T @ rows}, files[task], {"kind": "gram", "inputs_first": json.dumps([name])})
-    config = {"base": str(base), "tasks": tasks, "method": "regmean", "statistics": files}
-    merge_checkpoints(config, tmp_path / "out", progress=False)
-    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as found:
-        merged = found.get_tensor(name)
+    merge_checkpoints(config | {"method": "regmean", "statistics": files}, tmp_path / "out", progress=False)
+    merged = load_file(tmp_path / "out" / "model.safetensors")[name]
     weights = [load_file(Path(place) / "model.safetensors")[name].T for place in tasks.values()]
     assert_close(merged, twin.regmean(weights, [rows.T @ rows for rows in inputs], 0.9).T)
 
@@ -218,14 +206,11 @@ class Pixels(Task):
 # transformers calls the tensors of a loaded ViT otherwise than its checkpoint does.
 def test_a_model_whose_tensors_were_renamed_on_loading(tmp_path):
     size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
-    model = ViTForImageClassification(ViTConfig(**size, image_size=4, patch_size=2, num_labels=3))
-    for seed, name in enumerate(("base", "a", "b")):
-        perturb(model, seed, 0.3)
-        model.save_pretrained(tmp_path / name)
+    settings = ViTConfig(**size, image_size=4, patch_size=2, num_labels=3)
+    config = family(tmp_path, maker(lambda: ViTForImageClassification(settings)), noise=0.3)
     names = load_file(tmp_path / "a" / "model.safetensors").keys()
-    assert not names <= model.state_dict().keys()
+    assert not names <= ViTForImageClassification(settings).state_dict().keys()
     data = datasets.Dataset.from_dict({"pixels": draw(6, 3, 4, 4).tolist()})
-    config = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
     for kind, method in (("fisher", "fisher"), ("gram", "regmean")):
         files = {name: str(tmp_path / f"{name}.{kind}.safetensors") for name in "ab"}
         for name, file in files.items():
@@ -240,13 +225,7 @@ def test_a_model_whose_tensors_were_renamed_on_loading(tmp_path):
 
 
 def test_statistics_that_do_not_fit_are_refused_in_words(measured, tmp_path):
-    refused = merge_by(measured, "regmean", "fisher", tmp_path / "out", code=2)
-    assert "hold kind 'fisher', method 'regmean' needs 'gram'" in refused.stderr
-    refused = merge_by(measured, "average", "fisher", tmp_path / "out", code=2)
-    assert "statistics does not go with method 'average'" in refused.stderr
-    refused = merge_by(measured, "fisher", "fisher", tmp_path / "out", "--statistics", "c=x", code=2)
-    assert "needs `statistics` of each task, a, b; got those of a, b, c" in refused.stderr
-    for change, told in (("missing", "is missing"), ("shape", r"is [1]")):
+    for change in ("missing", "shape"):
         for name in "ab":
             known = load_file(measured / f"{name}.fisher.safetensors")
             first = next(iter(known))
@@ -254,9 +233,14 @@ def test_statistics_that_do_not_fit_are_refused_in_words(measured, tmp_path):
             if change == "missing":
                 del known[first]
             save_file(known, measured / f"{name}.{change}.safetensors", {"kind": "fisher"})
-        refused = merge_by(measured, "fisher", change, tmp_path / "out", code=2)
-        assert f"statistics of a ({measured}" in refused.stderr
-        assert told in refused.stderr
+    for method, kind, words, told in (
+        ("regmean", "fisher", (), "hold kind 'fisher', method 'regmean' needs 'gram'"),
+        ("average", "fisher", (), "statistics does not go with method 'average'"),
+        ("fisher", "fisher", ("--statistics", "c=x"), "of each task, a, b; got those of a, b, c"),
+        ("fisher", "missing", (), "is missing"),
+        ("fisher", "shape", (), "is [1]"),
+    ):
+        assert told in merge_by(measured, method, kind, tmp_path / "out", *words, code=2).stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -269,3 +253,97 @@ def test_an_artifact_knows_its_statistics_and_asks_for_those_of_a_new_task(measu
     manifest = (tmp_path / "out" / "emr.json").read_text()
     assert str(measured) not in manifest
     assert json.loads(manifest)["method"]["statistics"] == {t: f"{t}.gram.safetensors" for t in "ab"}
+
+
+class Texts(Task):
+    def build_model(self, config, init_from):
+        return BertForSequenceClassification.from_pretrained(init_from)
+
+    def training_sample(self, example, generator):
+        return {"input_ids": torch.tensor(example["ids"]), "labels": torch.tensor(0)}
+
+
+@pytest.fixture(scope="module")
+def berts(tmp_path_factory):
+    config = family(tmp_path_factory.mktemp("berts"), tiny_bert, noise=0.2, num_labels=5)
+    return config | {"exclude": ["classifier"]}
+
+
+def parts():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(4, 8, (40, 6), generator=generator).tolist()
+    return {name: (Texts(), datasets.Dataset.from_dict({"ids": ids})) for name in "ab"}
+
+
+def test_entropy_falls_and_the_merge_has_the_learned_weights(berts, tmp_path):
+    told = []
+    found = learn_weights(
+        berts, parts(), steps=16, learning_rate=0.04, show=lambda step, entropy: told.append(entropy)
+    )
+    assert sum(told[-5:]) < sum(told[:5])
+    weights = {entry["filter"]: entry["value"] for entry in found.options["weight"]["b"]}
+    assert all(value != START for value in weights.values())
+    merge_checkpoints(MergeConfig.from_dict(found.to_dict()), tmp_path / "out", progress=False)
+    merged = load_file(tmp_path / "out" / "model.safetensors")
+    base, a, b = (load_file(f"{place}/model.safetensors") for place in (berts["base"], *berts["tasks"].values()))
+    of_a = {entry["filter"]: entry["value"] for entry in found.options["weight"]["a"]}
+    for name, weight in weights.items():
+        expected = base[name] + of_a[name] * (a[f"bert.{name}"] - base[name])
+        expected += weight * (b[f"bert.{name}"] - base[name])
+        torch.testing.assert_close(merged[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_entropy_is_that_of_a_model_with_the_merged_weights(berts):
+    config = MergeConfig.from_dict({**berts, "method": "task_arithmetic"})
+    with make_plan(config) as plan:
+        merge = WeightedMerge(plan, [Texts().build_model({}, source) for source in berts["tasks"].values()])
+    batch = {"input_ids": torch.tensor([[4, 5, 6], [6, 7, 4]])}
+    entropy = 0.0
+    for task, source in enumerate(berts["tasks"].values()):
+        model = Texts().build_model({}, source).eval()
+        model.load_state_dict({**model.state_dict(), **{name: v.detach() for name, v in merge.merge(task).items()}})
+        chances = torch.distributions.Categorical(logits=model(**batch).logits)
+        entropy += float(chances.entropy().mean().detach())
+    assert float(merge([batch, batch]).detach()) == pytest.approx(entropy, rel=1e-5)
+
+
+def test_what_has_no_entropy_or_no_data_is_refused(berts, tmp_path):
+    with refused(UsageError, "tasks", "data"):
+        learn_weights(berts, {"a": parts()["a"]})
+
+    class Language(Texts):
+        def build_model(self, config, init_from):
+            return GPT2LMHeadModel.from_pretrained(init_from)
+
+    with refused(UsageError, "GPT2LMHeadModel"):
+        learn_weights(family(tmp_path, tiny_gpt2, "t"), {"t": (Language(), parts()["a"][1])}, steps=1)
+
+
+def test_the_command_learns_and_its_file_merges(tmp_path):
+    size = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 5, "max_position_embeddings": 16, "num_labels": 3}
+    tokenizer = byte_tokenizer(16)
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    torch.manual_seed(0)
+    model = MRConvForSequenceClassification(
+        MRConvConfig(**size, **special, vocab_size=len(tokenizer), kernel_norm="kernel")
+    )
+    for name in ("base", "a", "b"):
+        model.save_pretrained(tmp_path / name)
+        with torch.no_grad():
+            for value in model.parameters():
+                value += 0.1 * torch.randn(value.shape)
+    texts = [bytes(row).decode() for row in np.random.default_rng(0).integers(97, 122, (20, 9), dtype=np.uint8)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text, "label": 0}) + "\n" for text in texts))
+    data = {"eval": {"path": str(tmp_path / "texts.jsonl"), "split": "train"}}
+    file = tmp_path / "texts.yaml"
+    file.write_text(json.dumps({"method": "mrconv-text", "data": data, "task": {"max_length": 16, "num_labels": 3}}))
+    merge = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
+    (tmp_path / "merge.yaml").write_text(json.dumps(merge | {"exclude": ["classifier"]}))
+    command = ["emr", "learn-weights", tmp_path / "merge.yaml", "--steps", "4", "--batch-size", "3"]
+    command += [word for name in "ab" for word in ("--config", f"{name}={file}")]
+    command += ["--out", tmp_path / "learned.yaml"]
+    run(*command)
+    learned = yaml.safe_load((tmp_path / "learned.yaml").read_text())
+    assert learned["weight"]["a"] != learned["weight"]["b"]
+    run("merge", tmp_path / "learned.yaml", tmp_path / "out")
+    assert "remove it first" in run(*command, code=2).output

@@ -1,10 +1,14 @@
-"""Adding and removing tasks: equal to a new merge, or nothing else changed."""
+"""Adding and removing tasks: equal to a new merge; what is refused, fails or is killed changes nothing."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,24 +16,18 @@ import torch
 from safetensors.torch import load_file
 
 from hf_ext.emr.manifest import Manifest
-from hf_ext.emr.ops import SEGMENT
 from hf_ext.emr.weights import TaskWeights
-from hf_ext.errors import UsageError
+from hf_ext.errors import DataError, UsageError
+from hf_ext.hub.header_format import CheckpointError
+from hf_ext.merging import updating
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.updating import add_task, remove_task
 from hf_ext.settings import SettingsError
+from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents
+from tests.kit import warm_python
 from tests.kit.refusals import refused
-from tests.merging.updating_sources import configuration, merge, weights_of
-
-
-def test_the_sources_make_ties_zeros_and_several_segments(sources, kept):
-    manifest = Manifest.read(kept["ab"])
-    assert manifest.merged["large.weight"].elements > SEGMENT
-    assert "late.weight" not in manifest.merged and "late.weight" in Manifest.read(kept["abc"]).merged
-    base, first, second = (load_file(sources / name / "model.safetensors")["large.weight"] for name in ("base", *"ab"))
-    total = (first.float() - base.float()) + (second.float() - base.float())
-    assert ((total == 0) & (first != base)).any() and (first == base).any()
+from tests.merging.updating_sources import CONFIG, configuration, merge, vectors, weights_of
 
 
 @pytest.mark.parametrize("options", [{}, {"rescale": "tensor_l2", "tie": "negative"}, {"include_base": True}])
@@ -74,9 +72,8 @@ def test_a_frozen_task_changes_nothing_else(sources, kept, artifact):
     manifest = Manifest.read(artifact)
     assert manifest.method["elected_from"] == ["a", "b"]
     # by the definition, from the files themselves
-    base, unified, own = (
-        load_file(folder / "model.safetensors") for folder in (sources / "base", artifact, sources / "c")
-    )
+    folders = (sources / "base", artifact, sources / "c")
+    base, unified, own = (load_file(folder / "model.safetensors") for folder in folders)
     found = restored(artifact, "c")
     assert found["head.weight"].equal(own["head.weight"]) and found["late.weight"].equal(own["late.weight"])
     upper = lower = 0.0
@@ -140,8 +137,125 @@ def test_what_was_told_of_the_other_tasks_is_still_told(sources, tmp_path):
     assert find_told() == ["b"]
 
 
-def test_a_merge_by_a_method_that_is_not_there_is_refused_in_words(sources, artifact):
+def test_merging_again_needs_the_same_checkpoints(sources, tmp_path):
+    place = Path(shutil.copytree(sources, tmp_path / "sources"))
+    artifact = merge(place, "ab", tmp_path / "artifact")
+    before = contents(artifact)
+    shutil.rmtree(place / "b")
+    with refused(ValueError, "'c'", "task 'b'", "--frozen"):
+        add_task(artifact, "c", str(place / "c"))
+    write_weights(place / "b", {**vectors(2), "other.weight": torch.zeros(3)}, config=CONFIG)
+    with refused(DataError, "b"):
+        add_task(artifact, "c", str(place / "c"))
+    assert contents(artifact) == before
+    assert add_task(artifact, "c", str(place / "c"), frozen=True)["how"] == "frozen"
+
+
+def test_what_cannot_be_added_is_refused_and_nothing_changes(sources, artifact, tmp_path):
+    before = contents(artifact)
+    for name, fact in (("a", "has a task 'a'"), ("A", "has a task 'a'"), ("x/y", "'x/y' is not allowed")):
+        with refused(ValueError, fact):
+            add_task(artifact, name, str(sources / "c"))
+    bad = vectors(3)
+    bad["odd.weight"][2, 3] = float("nan")
+    write_weights(tmp_path / "bad", bad, config=CONFIG)
+    for frozen in (False, True):
+        with refused(ValueError, "odd.weight", "NaN"):
+            add_task(artifact, "c", str(tmp_path / "bad"), frozen=frozen)
+    other = vectors(0)
+    other["odd.weight"] += 1
+    write_weights(tmp_path / "other", other, config=CONFIG)
+    with refused(DataError, "sha256"):
+        add_task(artifact, "c", str(sources / "c"), base=str(tmp_path / "other"))
+    assert contents(artifact) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact", "bad", "other"]
+
+
+def test_the_base_may_have_moved(sources, kept, tmp_path):
+    place = Path(shutil.copytree(sources, tmp_path / "sources"))
+    artifact = merge(place, "ab", tmp_path / "artifact")
+    os.rename(place / "base", place / "moved")
+    with refused(DataError, "base"):
+        add_task(artifact, "c", str(place / "c"))
+    add_task(artifact, "c", str(place / "c"), base=str(place / "moved"))
+    assert weights_of(artifact) == weights_of(kept["abc"])
+
+
+@pytest.mark.parametrize("step", ["merge_checkpoints", "rewrite_report", "replace_folder"])
+def test_an_addition_that_fails_leaves_the_artifact_as_it_was(sources, kept, artifact, tmp_path, monkeypatch, step):
+    """Right after each step, and instead of the last one."""
+    before, run = contents(artifact), getattr(updating, step)
+
+    def fail(*arguments, **options):
+        if step != "replace_folder":
+            run(*arguments, **options)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(updating, step, fail)
+    with refused(OSError, "disk", "full"):
+        add_task(artifact, "c", str(sources / "c"), frozen=True)
+    assert contents(artifact) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
+
+
+@pytest.mark.slow
+def test_after_a_kill_the_artifact_is_as_it_was_and_the_next_addition_succeeds(sources, kept, artifact, tmp_path):
+    """Killed when everything is written and nothing yet in its place."""
+    before = contents(artifact)
+    script = """
+        import os, signal, sys
+        from hf_ext.merging import updating
+        updating.replace_folder = lambda *places: os.kill(os.getpid(), signal.SIGKILL)
+        updating.add_task(*sys.argv[1:], frozen=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(artifact), "c", str(sources / "c")]
+    done = warm_python.run(command, env=os.environ, cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert contents(artifact) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"artifact", ".artifact.update"}
+    add_task(artifact, "c", str(sources / "c"), frozen=True)
+    assert list(Manifest.read(artifact).tasks) == ["a", "b", "c"]
+    assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
+
+
+def test_a_kill_between_two_renames_is_put_right_first(kept, artifact):
+    """Where folders cannot be exchanged, there is a moment in which the artifact has another name."""
+    before = contents(artifact)
+    os.rename(artifact, artifact.with_name(".artifact.old"))
+    remove_task(artifact, "a")
+    assert set(Manifest.read(artifact).tasks) == {"b"}
+    assert contents(artifact)["model.safetensors"] == before["model.safetensors"]
+
+
+def test_files_are_shared_with_the_earlier_artifact_but_never_written_to(sources, kept, artifact, monkeypatch):
+    """What a reader has opened, or a hard link elsewhere, keeps its content."""
+    linked = artifact.with_name("linked")
+    shutil.copytree(artifact, linked, copy_function=os.link)
+    before = contents(linked)
+    remove_task(artifact, "a")
+    add_task(artifact, "a2", str(sources / "a"), frozen=True)
+    assert contents(linked) == before
+    assert os.stat(artifact / "emr_loader.py").st_ino == os.stat(linked / "emr_loader.py").st_ino
+
+    def refuse(*names):
+        raise OSError("no links")
+
+    monkeypatch.setattr(updating.os, "link", refuse)
+    remove_task(linked, "a")
+    assert os.stat(artifact / "emr_loader.py").st_ino != os.stat(linked / "emr_loader.py").st_ino
+    assert {**contents(linked)}["model.safetensors"] == before["model.safetensors"]
+
+
+def test_what_is_no_artifact_to_change_is_refused(sources, artifact, tmp_path):
+    plain = merge(sources, "ab", tmp_path / "plain", method="average", allow_missing=True)
+    with refused(CheckpointError, "emr.json"):
+        remove_task(plain, "a")
     manifest = Manifest.read(artifact)
     dataclasses.replace(manifest, method=manifest.method | {"method": "mine"}).write(artifact)
     with refused(SettingsError, "emr", "mine"):
         add_task(artifact, "c", str(sources / "c"))
+    cached = tmp_path / "models--org--name" / "snapshots" / ("0" * 40)
+    cached.parent.mkdir(parents=True)
+    os.rename(artifact, cached)
+    with refused(UsageError, "changed", "cache"):
+        remove_task(cached, "a")
