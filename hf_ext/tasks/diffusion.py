@@ -45,6 +45,7 @@ from .diffusion_noise import (
 from .diffusion_texts import Captions, weigh_columns
 from .diffusion_transfer import Transfer, open_pipeline, options_of, transfer
 from .pictures import require_picture
+from .tar_files import unpack_row
 
 # Number of classes that the sample pictures of a run show.
 _CLASSES_SHOWN = 10
@@ -177,9 +178,12 @@ class DisentangledDiTTask(Task):
         self._streams = isinstance(data, datasets.IterableDataset)
         if self._buckets is not None:
             return self._group_pictures(data)
-        if "latent_shape" not in features or isinstance(data, datasets.IterableDataset):
+        # Tar files have it among their JSON.
+        column = next((name for name in ("latent_shape", "json") if name in features and "latent" in features), None)
+        if column is None or isinstance(data, datasets.IterableDataset):
             return None
-        shapes = np.array(data.select_columns(["latent_shape"])[:]["latent_shape"])
+        told = data.select_columns([column])[:][column]
+        shapes = np.array(told if column == "latent_shape" else [row["latent_shape"] for row in told])
         groups: np.ndarray = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
         return groups if groups.any() else None
 
@@ -293,6 +297,7 @@ class DisentangledDiTTask(Task):
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator | None) -> dict[str, Any]:
         """Image or latent, controls, class or caption. Without generator the middle of the image, unmirrored."""
+        example = unpack_row(example)
         if "latent" in example:
             latents, controls = read_row(example, generator if self.posterior else None)
             if latents.shape[0] != self.config["in_channels"]:
@@ -429,7 +434,8 @@ class DisentangledDiTTask(Task):
 
     def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image:
         """Samples of the first classes, or of the examples' captions, from noise that is always the same."""
-        conditions: list[Any] = [self.captions.draw(example, None)[0] for example in examples if self.text_encoder]
+        rows = map(unpack_row, examples)
+        conditions: list[Any] = [self.captions.draw(row, None)[0] for row in rows if self.text_encoder]
         conditions = conditions or list(range(min(_CLASSES_SHOWN, self.config["num_classes"])))
         names = [str(item if self.text_encoder else (self.id2label or {}).get(item, item)) for item in conditions]
         pipeline = self.pipeline(model)
