@@ -60,7 +60,7 @@ def kind_of(number: int) -> str | None:
 
 
 def examples_of(file: int) -> Iterator[tuple[str, dict[str, bytes]]]:
-    for number in range(file, COUNT, FILES):
+    for number in range(file * COUNT // FILES, (file + 1) * COUNT // FILES):
         kind = kind_of(number)
         content = encode(pixels_of(number), "PNG") if kind is None else BAD[kind](pixels_of(number))
         parts = {} if content is None else {"png": content}
