@@ -19,7 +19,6 @@ from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import (
 )
 from tests.disentangled_dit.dit_testing import make_inputs, make_transformer
 from tests.kit.models import assert_same_answers
-from tests.training.launching import fork_two
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
 
@@ -260,12 +259,6 @@ def test_sequential_offloading():
     # a parameter of the model itself, not of one of its layers
     assert model.mask_token.device.type == "meta"
     assert_same_answers(predict(model, **inputs), expected)
-
-
-@pytest.mark.slow
-def test_two_processes_share_tokens_or_layers():
-    """Context and tensor parallelism by the model's own plans, over gloo; NCCL was not tried."""
-    fork_two("tests.disentangled_dit.splitting")
 
 
 def test_forward_uses_no_name_of_its_module():

@@ -330,26 +330,6 @@ def test_hidden_tokens_reach_nothing_before_the_decoder():
         torch.testing.assert_close(found, model(**inputs, keep_indices=keep).sample, atol=0, rtol=0)
 
 
-def test_residuals_of_a_controlnet_are_added_after_the_blocks():
-    model = make_transformer(num_layers=4)
-    inputs = make_inputs(model)
-    first, second = (torch.randn(2, 15, 16, generator=generator(seed)) for seed in (8, 9))
-    # Of four blocks the first two share a residual, and the last has none, as in diffusers' SD3.
-    added = iter([first, first, second, 0])
-
-    def add(block, arguments, output):
-        context, tokens = output
-        return context, tokens + next(added)
-
-    with torch.no_grad():
-        found = model(**inputs, block_controlnet_hidden_states=[first, second]).sample
-        hooks = [block.register_forward_hook(add) for block in model.transformer_blocks]
-        assert_same_answers(found, model(**inputs).sample)
-        for hook in hooks:
-            hook.remove()
-        assert not torch.allclose(found, model(**inputs).sample, atol=1e-2)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -380,7 +360,7 @@ def test_bad_inputs():
     masked, baseline = make_transformer(num_decoder_layers=1), make_transformer(conditioning="adaln")
     latents, labels = torch.randn(2, 3, 6, 10), torch.tensor([0, 1])
     given, keep = {"timestep": 5, "class_labels": labels}, torch.arange(15).expand(2, -1)
-    whole, residuals = {"hidden_states": latents, **given}, "block_controlnet_hidden_states"
+    whole = {"hidden_states": latents, **given}
     for message, network, inputs in (
         ("needs `hidden_states`", model, given),
         ("needs `hidden_states`; `timestep` or", model, {**whole, "timestep": None}),
@@ -401,8 +381,6 @@ def test_bad_inputs():
         ("the modulation needs `class_labels`", baseline, {"timestep": 5, "return_conditioning": True}),
         ("num_decoder_layers > 0", model, {**whole, "keep_indices": keep}),
         (r"int64 of shape \(2, kept\)", masked, {**whole, "keep_indices": keep[:1]}),
-        (r"shape \(2, 15, 16\), got \(2, 14, 16\)", model, {**whole, residuals: [torch.zeros(2, 14, 16)]}),
-        ("no ControlNet's", masked, {**whole, "keep_indices": keep, residuals: [torch.zeros(2, 15, 16)]}),
         ("1 to 15 kept tokens", masked, {**whole, "keep_indices": keep[:, :0]}),
         ("got torch.bool", masked, {**whole, "keep_indices": keep > 3}),
     ):
