@@ -29,7 +29,7 @@ run = partial(command_line.run, code=None)
 
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS = ("data", "hub", "emr", "mrconv", "semanir", "dit")
+GROUPS = ("data", "hub", "emr", "semanir", "dit")
 
 
 def run_failing(error: BaseException) -> Result:
@@ -63,11 +63,10 @@ def test_the_commands_are_those_that_are_promised():
     names = ("add", "remove", "export", "verify", "compare", "extract-lora", "statistics")
     names += ("learn-weights",)
     emr = {f"emr {name}" for name in names}
-    mrconv = {"mrconv plot"}
     use = {"restore", "export", "sample", "classify", "generate"}
     semanir = {"semanir", "semanir explain"}
     dit = {"dit", "dit precompute", "dit score"}
-    groups = {"emr", *emr, "mrconv", *mrconv, *semanir, *dit, "hub", "hub serve"}
+    groups = {"emr", *emr, *semanir, *dit, "hub", "hub serve"}
     others = {"push", "card", "info", "models", "doctor", "recipes", "init", "app"}
     expected = {"train", "evaluate", "data", "data check", "merge", *use, *groups, *others}
     assert set(all_commands()) == expected

@@ -26,7 +26,6 @@ run = partial(command_line.run, code=None, prog_name="hf-ext")
         (["dit", "sample", "model", "--out", "a.png"], "hf-ext sample"),
         (["emr", "merge"], "hf-ext merge"),
         (["semanir", "restore"], "hf-ext restore"),
-        (["plot", "model", "a.png"], "hf-ext mrconv plot"),
         (["precomput"], "hf-ext dit precompute"),
     ],
 )

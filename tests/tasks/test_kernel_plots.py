@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
-from PIL import Image
 
-from hf_ext.errors import DataError, UsageError
-from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification, MRConvNextConfig
-from hf_ext.mrconv.modeling_mrconvnext import MRConvNextForImageClassification
-from hf_ext.tasks.kernel_plots import branch_weights, contributions, load_model, plot_kernels
+from hf_ext.errors import DataError
+from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
+from hf_ext.tasks.kernel_plots import contributions, load_model
 from hf_ext.tasks.sequences import draw_confusion
-from hf_ext_cli.main import main
 from tests.kit.refusals import refused
 
 
@@ -26,16 +22,6 @@ def tiny(**changes):
             parameter += 0.1 * torch.randn(parameter.shape)
         model.train()(input_values=torch.randn(3, 24, 1))
     return model.eval()
-
-
-def test_weights_are_squares_of_alpha_by_depth_and_resolution():
-    model = tiny()
-    weights = branch_weights(model)
-    assert weights.shape == (2, 4)
-    alpha = model.model.layers[1].convolution.alpha
-    np.testing.assert_allclose(weights[1], (alpha.detach() ** 2).sum(1).numpy() / 4, rtol=1e-6)
-    with refused(DataError, "merged", "model"):
-        branch_weights(model.reparameterize())
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -58,29 +44,6 @@ def test_the_branches_that_are_drawn_add_up_to_the_merged_kernel(bidirectional, 
         assert merged[lags == -1] == pytest.approx(float(ahead[2, 0]))
 
 
-def test_a_picture_is_written_whole(tmp_path):
-    model = tiny(bidirectional=True)
-    model.save_pretrained(tmp_path / "model")
-    path = plot_kernels(load_model(str(tmp_path / "model")), tmp_path / "kernels.png", channel=3)
-    with Image.open(path) as picture:
-        pixels = np.asarray(picture.convert("L"))
-    assert min(pixels.shape) > 500 and (pixels < 100).mean() > 0.002
-    with refused(UsageError, "channel 4"):
-        plot_kernels(model, tmp_path / "other.png", channel=4)
-    with pytest.raises(ValueError, match="cannot stand|no kernel can stand"):
-        plot_kernels(tiny(branch_norm="layer"), tmp_path / "other.png")
-    assert [item.name for item in tmp_path.glob("*.png")] == ["kernels.png"]
-
-
-def test_an_image_network_is_drawn_too(tmp_path):
-    config = MRConvNextConfig(image_size=16, hidden_sizes=[4, 6], depths=[1, 1], kernel_size=4)
-    model = MRConvNextForImageClassification(config)
-    weights = branch_weights(model)
-    # Its second stage has a map of 4 positions, one branch.
-    assert np.isnan(weights).sum() == 2 and weights.shape == (2, 3)
-    assert plot_kernels(model, tmp_path / "kernels.png").is_file()
-
-
 def test_another_model_is_refused(tmp_path):
     from transformers import BertConfig, BertModel
 
@@ -88,11 +51,6 @@ def test_another_model_is_refused(tmp_path):
     BertModel(config).save_pretrained(tmp_path)
     with refused(DataError, "BertModel", "MRConv"):
         load_model(str(tmp_path))
-
-
-def test_the_command_writes_nothing_but_png(tmp_path):
-    result = CliRunner().invoke(main, ["mrconv", "plot", str(tmp_path), str(tmp_path / "kernels.jpg")])
-    assert result.exit_code == 2 and "kernels.jpg does not end with .png" in result.stderr
 
 
 def test_confusions_are_darker_where_there_are_more():
