@@ -79,12 +79,10 @@ class DisentangledDiTTask(Task):
             read need `precompute --posterior` for; else its mode, which takes half the room.
         text_encoder (`str`, *optional*): Folder or `org/name[@revision]` of a transformers text encoder; else classes.
         text_padding (`str`, defaults to `"noisy_replicate"`): What follows a short caption.
-        text_padding_noise (`float`, defaults to 0.02): Its noise; fresh in every step.
         max_text_length (`int`, defaults to 77): Tokens of a caption.
         mask_ratio (`float`, defaults to 0.0):
             Share of image tokens that are hidden in a second pass of each step (masked-latent training as in MDTv2);
             needs `model.num_decoder_layers`.
-        eval_timesteps (`int`, defaults to 4): Timesteps at which an evaluation scores each image.
         sample_steps (`int`, defaults to 20): Steps of the pictures in the run's folder.
         sample_guidance (`float`, defaults to 4.0): Their guidance.
         samples_per_class (`int`, defaults to 4): Their number for each class or caption.
@@ -106,10 +104,8 @@ class DisentangledDiTTask(Task):
     posterior: bool = False
     text_encoder: str | None = None
     text_padding: Literal["zeros", "replicate", "noisy_replicate"] = "noisy_replicate"
-    text_padding_noise: float = 0.02
     max_text_length: int = 77
     mask_ratio: float = 0.0
-    eval_timesteps: int = 4
     sample_steps: int = 20
     sample_guidance: float = 4.0
     samples_per_class: int = 4
@@ -117,6 +113,9 @@ class DisentangledDiTTask(Task):
     label_column: str = "label"
     text_column: str | dict = "text"
 
+    # Strength of the padding's noise; timesteps at which an evaluation scores each image.
+    text_padding_noise: ClassVar[float] = 0.02
+    eval_timesteps: ClassVar[int] = 4
     # Replaced in a subclass, other networks train on the same data: examples/disentangled_dit/peers.py.
     model_class: ClassVar[Callable[..., ModelMixin]] = DisentangledDiTTransformer2DModel
     pipeline_class: ClassVar[type[DisentangledDiTPipeline]] = DisentangledDiTPipeline
@@ -141,7 +140,7 @@ class DisentangledDiTTask(Task):
     def validate_numbers(self) -> None:
         if len(self.size) != 2 or min(self.size) < 1:
             raise ValueError(f"image_size must be a side or [height, width] in pixels, got {self.image_size}.")
-        for name in ("max_text_length", "eval_timesteps", "sample_steps", "samples_per_class"):
+        for name in ("max_text_length", "sample_steps", "samples_per_class"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not 0 <= self.mask_ratio < 1:

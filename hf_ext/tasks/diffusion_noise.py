@@ -34,11 +34,9 @@ class Timesteps:
 
     Args:
         distribution (`"uniform"`, `"logit_normal"` or `"shifted"`, defaults to `"uniform"`):
-            `logit_normal`, arXiv 2403.03206: u = 1 / (1 + exp(-(mean + std n))), n ~ N(0, 1). `shifted`, the same
+            `logit_normal`, arXiv 2403.03206: u = 1 / (1 + exp(-n)), n ~ N(0, 1). `shifted`, the same
             paper's for larger pictures: u = k v / (1 + (k - 1) v), v uniform, k = side / base_size, the side that of
             `task.image_size`; a shift of the flow's own schedule multiplies it.
-        mean (`float`, defaults to 0.0): Of `logit_normal`; more than 0 is more noise.
-        std (`float`, defaults to 1.0): Of `logit_normal`.
         base_size (`int`, defaults to 256):
             Of `shifted`: side in pixels at which nothing is shifted; larger pictures see more noise.
         loss_weight (`"equal"`, `"min_snr"` or `"flow"`, defaults to `"equal"`):
@@ -48,24 +46,20 @@ class Timesteps:
     """
 
     distribution: Literal["uniform", "logit_normal", "shifted"] = "uniform"
-    mean: float = 0.0
-    std: float = 1.0
     base_size: int = 256
     loss_weight: Literal["equal", "min_snr", "flow"] = "equal"
     gamma: float = 5.0
 
     def validate_numbers(self) -> None:
-        for name in ("std", "base_size", "gamma"):
+        for name in ("base_size", "gamma"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"timesteps.{name} must be more than 0, got {getattr(self, name)}.")
-        if not math.isfinite(self.mean):
-            raise ValueError(f"timesteps.mean must be finite, got {self.mean}.")
 
     def draw(self, count: int, size: tuple[int, int], device: torch.device) -> Tensor:
         """Places [count] in [0, 1) of pictures of so many pixels high and wide."""
         if self.distribution == "logit_normal":
             # Of very large numbers the sigmoid is 1, which is no place.
-            return torch.sigmoid(self.mean + self.std * torch.randn(count, device=device)).clamp(max=1 - 2**-24)
+            return torch.sigmoid(torch.randn(count, device=device)).clamp(max=1 - 2**-24)
         places, shift = torch.rand(count, device=device), 1.0
         if self.distribution == "shifted":
             shift = math.sqrt(size[0] * size[1]) / self.base_size

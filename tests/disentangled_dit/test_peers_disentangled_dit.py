@@ -181,7 +181,7 @@ def test_a_run_of_a_peer_leaves_a_snapshot_that_samples(peers, tmp_path):
         "method": "disentangled-dit",
         "output_dir": str(tmp_path / "run"),
         "data": {"train": {"path": str(tmp_path / "rows.parquet")}, "eval": {"path": str(tmp_path / "rows.parquet")}},
-        "task": {"image_size": 8, "objective": "flow", "eval_timesteps": 1, "sample_steps": 1, "samples_per_class": 1},
+        "task": {"image_size": 8, "objective": "flow", "sample_steps": 1, "samples_per_class": 1},
         "model": {key: value for key, value in SIZES.items() if key != "sample_size"},
         "max_steps": 2,
         "per_device_train_batch_size": 4,

@@ -296,7 +296,7 @@ def test_an_adapter_loads_into_the_pipeline(tmp_path, pictures):
         ({}, {"num_decoder_layers": 1}, "needs both, other training neither"),
         ({}, {"preset": "XXL"}, "model.preset is 'XXL'.*tiny, S, B, L, XL"),
         ({}, {"depth": 3}, "unknown key 'depth' in section 'model'"),
-        ({"eval_timesteps": 0}, {}, "eval_timesteps must be at least 1"),
+        ({"sample_steps": 0}, {}, "sample_steps must be at least 1"),
         ({"image_size": [8, 8, 8]}, {}, "a side or \\[height, width\\]"),
         ({"image_size": [8]}, {}, "a side or \\[height, width\\]"),
         ({"crops": {"flip": 2.0}}, {}, "crops.flip is a probability"),

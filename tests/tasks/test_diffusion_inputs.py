@@ -113,7 +113,7 @@ def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder
     firsts = [sum(counts[:place]) for place in range(3) if counts[place]]
     assert len(counts) == 3 and sum(counts) == 9
     assert [number for number, row in enumerate(rows) if row[NULL] is not None] == firsts
-    task = {**task_of(vae), **texts, "text_padding_noise": 0.1}
+    task = {**task_of(vae), **texts}
     model = {**MODEL, "condition_dropout": 0.5}
     calls = []
     plain = TextEncoder.states

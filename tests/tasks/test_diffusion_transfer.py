@@ -60,7 +60,7 @@ def test_everything_changes_in_one_place(tmp_path, base):
 
 def test_each_part_can_be_left_out(base):
     checkpoint = open_pipeline(str(base))
-    config, scheduler, crops = transfer(checkpoint, (16, 24), Transfer(False, False, {"local_prob": 0.0}), Crops())
+    config, scheduler, crops = transfer(checkpoint, (16, 24), Transfer(False, False), Crops())
     assert config["pos_embed_base_size"] == [8, 12] and scheduler is checkpoint.scheduler and crops == Crops()
     config, _, _ = transfer(checkpoint, (16, 24), Transfer(), Crops())
     assert config["pos_embed_base_size"] == [4, 4] and config["sample_size"] == [16, 24]
