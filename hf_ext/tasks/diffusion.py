@@ -30,8 +30,7 @@ from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
 from ..errors import DataError, MissingColumn, UsageError
-from .diffusion_buckets import Buckets, group_pictures
-from .diffusion_data import Crops, Size, cut_view, nearest_bucket
+from .diffusion_data import Crops, Size, cut_view
 from .diffusion_latents import encode_posterior, load_autoencoder, read_row, to_pixels
 from .diffusion_noise import (
     Timesteps,
@@ -61,7 +60,7 @@ class DisentangledDiTTask(Task):
 
     Args:
         image_size (`int` or `list[int]`, defaults to 32): Side, or height and width, that the model sees, in pixels;
-            pictures of all shapes are cut to it, or, with `buckets`, to shapes of about its area.
+            pictures of all shapes are cut to it; latents have the shapes of `hf-ext dit precompute --max-ratio`.
         objective (`"epsilon"`, `"v_prediction"` or `"flow"`, defaults to `"epsilon"`): What is predicted.
         noise_schedule (`dict`):
             Settings of diffusers' `DDIMScheduler` or, for flow, `FlowMatchEulerDiscreteScheduler`; those of latent
@@ -69,8 +68,6 @@ class DisentangledDiTTask(Task):
         timesteps (`dict`): Which places of the schedule a training sees, and what their errors weigh,
             [`~hf_ext.tasks.diffusion_noise.Timesteps`].
         crops (`dict`): How training pictures are cut, [`~hf_ext.tasks.diffusion_data.Crops`].
-        buckets (`dict`, *optional*): Shapes that pictures are sorted into, one to a batch,
-            [`~hf_ext.tasks.diffusion_buckets.Buckets`]; latents have those of `hf-ext dit precompute`.
         transfer (`dict`): What another size than that of `init_from` changes,
             [`~hf_ext.tasks.diffusion_transfer.Transfer`].
         vae (`str`, *optional*): Folder or `org/name[@revision]` of a diffusers autoencoder; without it pixels.
@@ -98,7 +95,6 @@ class DisentangledDiTTask(Task):
     noise_schedule: dict = field(default_factory=dict)
     timesteps: dict = field(default_factory=dict)
     crops: dict = field(default_factory=dict)
-    buckets: dict | None = None
     transfer: dict = field(default_factory=dict)
     vae: str | None = None
     posterior: bool = False
@@ -133,9 +129,6 @@ class DisentangledDiTTask(Task):
         self.config: Any = None
         self._streams = False
         self._transfer = build(Transfer, self.transfer, "task.transfer")
-        self._buckets = None if self.buckets is None else build(Buckets, self.buckets, "task.buckets")
-        # Sizes that pictures are cut to.
-        self.sizes = [self.size] if self._buckets is None else self._buckets.sizes(self.image_size)
 
     def validate_numbers(self) -> None:
         if len(self.size) != 2 or min(self.size) < 1:
@@ -175,8 +168,6 @@ class DisentangledDiTTask(Task):
         if isinstance(label, datasets.ClassLabel) and self.text_encoder is None:
             self.id2label = dict(enumerate(label.names))
         self._streams = isinstance(data, datasets.IterableDataset)
-        if self._buckets is not None:
-            return self._group_pictures(data)
         # Tar files have it among their JSON.
         column = next((name for name in ("latent_shape", "json") if name in features and "latent" in features), None)
         if column is None or isinstance(data, datasets.IterableDataset):
@@ -185,15 +176,6 @@ class DisentangledDiTTask(Task):
         shapes = np.array(told if column == "latent_shape" else [row["latent_shape"] for row in told])
         groups: np.ndarray = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
         return groups if groups.any() else None
-
-    def _group_pictures(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
-        """The bucket of each picture, by its size alone."""
-        if isinstance(data, datasets.IterableDataset) or "latent" in data.column_names:
-            kind = (
-                "latents, which have their sizes" if not self._streams else "a stream, which cannot be sorted by size"
-            )
-            raise UsageError(f"task.buckets is for pictures, and the data is {kind}: leave it out.")
-        return group_pictures(data, self.image_column, self.sizes)
 
     def model_fields(self) -> dict[str, Any]:
         """The network's settings that follow from the schedule: the number of timesteps."""
@@ -264,12 +246,6 @@ class DisentangledDiTTask(Task):
                 f"task.mask_ratio is {self.mask_ratio} and model.num_decoder_layers "
                 f"{self.config.get('num_decoder_layers')}: masked-latent training needs both, other training neither."
             )
-        if self._buckets is not None:
-            factor = 1 if self.autoencoder is None else DisentangledDiTPipeline.scale_factor_of(self.autoencoder)
-            if self._buckets.step % (step := factor * self.config["patch_size"]):
-                raise UsageError(
-                    f"task.buckets.step is {self._buckets.step}; it must be a multiple of {step}, a patch."
-                )
         if self.places.distribution == "shifted" and self.autoencoder is not None:
             factor = DisentangledDiTPipeline.scale_factor_of(self.autoencoder)
             pixels = [side * factor for side in self.config["sample_size"]]
@@ -314,8 +290,7 @@ class DisentangledDiTTask(Task):
             autoencoder = self.autoencoder
             channels = (self.config if autoencoder is None else autoencoder.config)["in_channels"]
             image = require_picture(self._column(example, "image_column"), self.image_column)
-            size = nearest_bucket((image.height, image.width), self.sizes)
-            view = cut_view(image, size, channels, self.cut, generator)
+            view = cut_view(image, self.size, channels, self.cut, generator)
             sample, controls = {"pixels": to_pixels([view])[0]}, view.controls
         sample["controls"] = {name: torch.from_numpy(values) for name, values in controls.items()}
         if self.text_encoder is not None:

@@ -91,6 +91,17 @@ def test_buckets_follow_the_pictures_and_batches_do_not_mix_them(tmp_path, pictu
     assert {shape[0] for shape in shapes} == {2} and len(shapes) == 3
 
 
+def test_a_turned_picture_goes_into_the_bucket_that_it_is_shown_in(tmp_path, vae):
+    turned = Image.Exif()
+    turned[274] = 6
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (32, 16)).save(tmp_path / "photos" / "turned.jpg", exif=turned)
+    Image.new("RGB", (32, 16)).save(tmp_path / "photos" / "wide.jpg")
+    out = precompute(settings(tmp_path / "photos", vae, max_ratio=2.0, bucket_step=4), tmp_path / "out")
+    assert sorted(rows_of(out)["original_size"]) == [[16, 32], [32, 16]]
+    assert sorted(rows_of(out)["target_size"]) == [[12, 20], [20, 12]]
+
+
 def test_buckets_need_latents_that_are_not_streamed(tmp_path, pictures, vae):
     out = precompute(settings(pictures, vae, max_ratio=2.0, bucket_step=4), tmp_path / "latents")
     task = {"image_size": 16, "vae": str(vae)}
