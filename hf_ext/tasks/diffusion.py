@@ -246,14 +246,6 @@ class DisentangledDiTTask(Task):
                 f"task.mask_ratio is {self.mask_ratio} and model.num_decoder_layers "
                 f"{self.config.get('num_decoder_layers')}: masked-latent training needs both, other training neither."
             )
-        if self.places.distribution == "shifted" and self.autoencoder is not None:
-            factor = DisentangledDiTPipeline.scale_factor_of(self.autoencoder)
-            pixels = [side * factor for side in self.config["sample_size"]]
-            if pixels != list(self.size):
-                raise DataError(
-                    f"task.image_size is {self.image_size}, by which timesteps.distribution shifted goes, but the "
-                    f"model's latents are of {pixels[0]} x {pixels[1]} pixels: set task.image_size to {pixels}."
-                )
 
     @cached_property
     def autoencoder(self) -> ModelMixin | None:
@@ -310,7 +302,7 @@ class DisentangledDiTTask(Task):
         """Mean squared error; with `mask_ratio` the mean of that of all tokens and that with hidden ones."""
         clean = self._clean(batch, self.posterior)
         count, device = clean.shape[0], clean.device
-        places, noise = self.places.draw(count, self.size, device), torch.randn_like(clean)
+        places, noise = self.places.draw(count, device), torch.randn_like(clean)
         noisy, timesteps, target = noisy_samples(self.scheduler, clean, noise, places)
         _, *shares = noise_shares(self.scheduler, places)
         weights = self.places.weigh(self.objective, *shares)

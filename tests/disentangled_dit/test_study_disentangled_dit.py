@@ -48,25 +48,6 @@ def data(tmp_path) -> Path:
     return folder
 
 
-def test_timesteps_are_compared_by_one_evaluation(load, data, tmp_path, monkeypatch):
-    study = load("timesteps")
-    for choice in study.CHOICES:
-        assert study.make_task("v_prediction", choice).places.loss_weight == choice.split(", ")[1]
-    monkeypatch.setattr(study, "STEPS", 2)
-    monkeypatch.setattr(study, "EVALUATED", 8)
-    plain, again, other = (
-        study.train_one(data / "cifar10", "flow", choice, 0)["loss"]
-        for choice in (study.PLAIN, study.PLAIN, "uniform, min_snr")
-    )
-    assert plain == again != other
-    monkeypatch.setattr(study, "train_one", lambda cifar10, objective, choice, seed: {"loss": len(choice) + seed})
-    found = study.train_all(data / "cifar10", tmp_path)
-    assert found["loss"]["flow | uniform, equal"] == [14, 15, 16] and len(found["loss"]) == 9
-    assert study.make_table(found).splitlines()[3] == (
-        "| v_prediction, logit_normal, equal | 20.0000 ± 1.0000 | +5000.0 ± 0.0 |"
-    )
-
-
 def test_sets_are_mixed_and_say_their_original_sizes(load, data, tmp_path):
     sets, captions = load("sets"), load("captions")
     folders = sets.prepare(data, tmp_path / "work")
@@ -333,7 +314,7 @@ def test_readme_holds_the_committed_results(load, tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     for path in (STUDY / "results").rglob("*.json"):
         assert str(STUDY.parents[1]) not in path.read_text() and "/root" not in path.read_text()
-    for name, block in (("class_tokens", "tokens"), ("timesteps", "timesteps"), ("long_pair", "pair")):
+    for name, block in (("class_tokens", "tokens"), ("long_pair", "pair")):
         content = json.loads((STUDY / "results" / f"{name}.json").read_text())
         text = load(name).make_table(content["results"] if name == "class_tokens" else content)
         assert f"<!-- {block} -->\n{text}\n<!-- /{block} -->" in (STUDY / "README.md").read_text()

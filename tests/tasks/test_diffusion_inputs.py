@@ -162,12 +162,6 @@ def test_captions_are_read_without_the_encoder(encoder, monkeypatch):
     assert TextEncoder(str(encoder), LENGTH).tokens("a red hen")["input_ids"].shape == (LENGTH,)
 
 
-def test_shifted_timesteps_know_the_size_of_the_pictures(vae):
-    task = build(DisentangledDiTTask, {"vae": str(vae), "timesteps": {"distribution": "shifted"}}, "task")
-    with refused(DataError, "task.image_size"):
-        task.build_model({**MODEL, "sample_size": 64, "in_channels": 4, "num_classes": 3}, None)
-
-
 def captioned(folder, **columns):
     """A few pictures with these columns."""
     folder.mkdir()
