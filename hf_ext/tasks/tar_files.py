@@ -32,7 +32,12 @@ def pack_row(row: dict[str, Any], binary: Iterable[str]) -> dict[str, bytes]:
         if isinstance(value, list):
             told[f"{name}{SIZES}"] = [len(part) for part in value]
         parts[name] = b"".join(value) if isinstance(value, list) else value
-    return {**parts, "json": json.dumps(told, ensure_ascii=False).encode()}
+    return {**parts, "json": json.dumps(told, ensure_ascii=False, default=_plain).encode()}
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists, dates as texts."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def unpack_row(row: dict[str, Any]) -> dict[str, Any]:
