@@ -1,4 +1,4 @@
-"""Latents ahead of time: what is recorded, buckets, tar files, going on after a kill, training from them."""
+"""Latents ahead of time: what is recorded, buckets, going on after a kill, training from them."""
 
 import contextlib
 import json
@@ -20,7 +20,6 @@ from hf_ext.tasks import precompute_sources as sources
 from hf_ext.tasks.diffusion_data import Crops, cut_view
 from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
 from hf_ext.tasks.precompute import precompute
-from hf_ext.tasks.tar_files import unpack_row
 from hf_ext.training.data import TrainingLoader
 from tests.disentangled_dit.pipeline_testing import make_vae
 from tests.kit.models import assert_same_answers
@@ -89,17 +88,6 @@ def test_buckets_follow_the_pictures_and_batches_do_not_mix_them(tmp_path, pictu
     loader = iter(TrainingLoader(rows, source, task.training_sample, 0, 2, 0, 0, 1, groups=groups))
     shapes = {tuple(next(loader)["latents"].shape) for _ in range(12)}
     assert {shape[0] for shape in shapes} == {2} and len(shapes) == 3
-
-
-def test_a_turned_picture_goes_into_the_bucket_that_it_is_shown_in(tmp_path, vae):
-    turned = Image.Exif()
-    turned[274] = 6
-    (tmp_path / "photos").mkdir()
-    Image.new("RGB", (32, 16)).save(tmp_path / "photos" / "turned.jpg", exif=turned)
-    Image.new("RGB", (32, 16)).save(tmp_path / "photos" / "wide.jpg")
-    out = precompute(settings(tmp_path / "photos", vae, max_ratio=2.0, bucket_step=4), tmp_path / "out")
-    assert sorted(rows_of(out)["original_size"]) == [[16, 32], [32, 16]]
-    assert sorted(rows_of(out)["target_size"]) == [[12, 20], [20, 12]]
 
 
 def test_buckets_need_latents_that_are_not_streamed(tmp_path, pictures, vae):
@@ -267,85 +255,10 @@ def test_a_campaign_that_is_killed_leaves_out_the_bad_pictures_and_no_other(tmp_
     assert not [*out.glob("bad-*.json"), *out.glob("taken-*")]
 
 
-@pytest.mark.parametrize("format", ["parquet", "tar"])
-def test_a_part_without_a_usable_picture_is_an_empty_file_or_none(tmp_path, pictures, vae, format):
-    out = precompute(settings(pictures, vae, shard_size=1, format=format), tmp_path / "out")
-    files = [*out.glob(f"*.{format}")]
-    assert len(rows_of(out)) == 7 and (len(files) == 7) == (format == "parquet")
-    if format == "parquet":
-        assert 0 in [read_table(path).num_rows for path in files]
-
-
-# Tar files
-
-
-def test_tar_files_are_streamed_and_their_latents_are_those_of_the_rows(tmp_path, pictures, vae, monkeypatch):
-    """The same pictures, as tar files and as rows: nothing is copied, and the order is that of the tar files."""
-
-    def refuse(*_, **__):
-        raise AssertionError("the pictures are copied")
-
-    tars = pack_tars(pictures, tmp_path / "tars", 3)
-    middle = {"crops": {"random": False, "flip": 0.0}, "max_ratio": 2.0, "bucket_step": 4}
-    rows = rows_of(precompute(settings(pictures, vae, **middle), tmp_path / "rows"))
-    known = {tuple(row["original_size"]): row for row in rows}
-    for place in (tars, tars / "*.tar"):
-        with monkeypatch.context() as patch:
-            patch.setattr(datasets.DatasetBuilder, "download_and_prepare", refuse)
-            out = precompute(settings(place, vae, **middle), tmp_path / f"out-{place.name.strip('*.')}")
-        assert len([*out.glob("train-*.parquet")]) == 3
-        found = rows_of(out)
-        assert [tuple(row["original_size"]) for row in found] == SIZES
-        for row in found:
-            wanted = known[tuple(row["original_size"])]
-            assert_same_answers(*(read_row(each)[0].half() for each in (row, wanted)))
-            assert (row["cls"], row["txt"]) == (wanted["label"], wanted["text"])
-        assert "__url__" not in found.column_names
-    # Of a folder with several splits the one that is asked for.
-    for number, split in enumerate(["train", "test", "train"]):
-        (tars / f"{number:05d}.tar").rename(tars / f"photos-{split}-{number}.tar")
-    found = rows_of(precompute(settings(tars, vae, **middle), tmp_path / "split"))
-    assert [tuple(row["original_size"]) for row in found] == SIZES[:3] + SIZES[6:]
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_training_on_tar_files_of_latents_is_that_on_parquet(tmp_path, pictures, vae, encoder, streaming):
-    texts = {"text_encoder": str(encoder), "max_text_length": 8}
-    sizes = {} if streaming else {"max_ratio": 2.0, "bucket_step": 4}
-    runs = {}
-    for format in ("parquet", "tar"):
-        out = precompute(settings(pictures, vae, posterior=True, format=format, **texts, **sizes), tmp_path / format)
-        task = {"image_size": 16, "vae": str(vae), "posterior": True}
-        for kind, changes in (("classes", {}), ("texts", texts)):
-            model = MODEL if changes else {**MODEL, "num_classes": 3}
-            arguments = make_arguments(
-                tmp_path / f"{format}-{kind}", out, streaming, max_steps=4, task={**task, **changes}, model=model
-            )
-            run(arguments)
-            runs[format, kind] = losses(tmp_path / f"{format}-{kind}")
-    for kind in ("classes", "texts"):
-        assert runs["tar", kind] == runs["parquet", kind] and len(runs["tar", kind]) == 4
-    packed, plain = (rows_of(tmp_path / format) for format in ("tar", "parquet"))
-    for row, wanted in zip(packed, plain, strict=True):
-        found = unpack_row(row)
-        assert [found[name] or None for name in wanted] == [value or None for value in wanted.values()]
-
-
-def test_tar_files_that_do_not_fit_are_refused(tmp_path, pictures, vae):
-    tars = pack_tars(pictures, tmp_path / "tars", 3)
-    content = sorted(tars.iterdir())[1].read_bytes()
-    sorted(tars.iterdir())[1].write_bytes(content[: len(content) // 2])
-    with refused(DataError, "00001.tar", "whole"):
-        precompute(settings(tars, vae), tmp_path / "out")
-    assert not (tmp_path / "out.partial").exists()
-    both = datasets.load_dataset(str(pictures), split="train")
-    both = both.add_column("second", both.with_format("arrow")[:]["image"].to_pylist()).cast_column(
-        "second", datasets.Image()
-    )
-    (tmp_path / "both").mkdir()
-    both.to_parquet(str(tmp_path / "both" / "train.parquet"))
-    with refused(UsageError, "second", "parquet"):
-        precompute(settings(tmp_path / "both", vae, format="tar"), tmp_path / "other")
+def test_a_part_without_a_usable_picture_is_an_empty_file(tmp_path, pictures, vae):
+    out = precompute(settings(pictures, vae, shard_size=1), tmp_path / "out")
+    assert len([*out.glob("*.parquet")]) == 7 and len(rows_of(out)) == 7
+    assert 0 in [read_table(path).num_rows for path in out.glob("*.parquet")]
 
 
 def test_latents_that_are_not_finite_are_refused_with_their_file(tmp_path, pictures):
