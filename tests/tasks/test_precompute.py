@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from pyarrow.parquet import read_table
 
+from hf_ext.distributed import Ranks
 from hf_ext.errors import DataError, MissingColumn, OtherRun, UsageError
 from hf_ext.files import TakenError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
@@ -202,6 +203,36 @@ def test_what_does_not_fit_is_refused(tmp_path, pictures, vae):
     with refused(DataError, "4 channels", "takes 3"):
         out = precompute(settings(pictures, vae), tmp_path / "c")
         run(make_arguments(tmp_path / "run", out, task={"image_size": 16}, model=MODEL))
+
+
+class FirstOfTwo(Ranks):
+    """The first of two processes, whose words come back as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 2
+
+    def gather(self, value):
+        return [value, value]
+
+    def of_first(self, value):
+        return value
+
+
+def test_a_process_takes_the_next_part_that_no_other_has(tmp_path, pictures, vae, monkeypatch):
+    written = []
+
+    def write(work, part, advance):
+        written.append(part)
+        if part == 3:
+            # The second process is done with its first part before this one with two.
+            assert work.take(4) and not work.take(4)
+
+    monkeypatch.setattr(module, "Ranks", FirstOfTwo)
+    monkeypatch.setattr(module._Work, "write", write)
+    out = precompute(settings(pictures, vae, shard_size=1), tmp_path / "out")
+    # The second part is dealt to the second process.
+    assert written == [0, 2, 3, 5, 6] and [path.name for path in out.iterdir()] == ["precompute.json"]
 
 
 # Pictures that cannot be used
