@@ -50,7 +50,7 @@ def pictures(tmp_path):
 def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae, monkeypatch):
     decoded, plain = [], sources.read_example
     monkeypatch.setattr(sources, "read_example", lambda data, number: decoded.append(number) or plain(data, number))
-    out = precompute(settings(pictures, vae), tmp_path / "out")
+    out = precompute(settings(pictures, vae, seed=1), tmp_path / "out")
     names = sorted(path.name.rpartition("-")[0] for path in out.glob("*.parquet"))
     assert names == [f"train-{shard:05d}-of-00002" for shard in range(2)]
     rows, source, autoencoder = rows_of(out), rows_of(pictures), load_autoencoder(str(vae))
@@ -60,7 +60,7 @@ def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae,
     order = [number for part in range(2) for number in range(7) if int(digests[number][:15], 16) % 2 == part]
     for number in (0, 3, 6):
         example = source[order[number]]
-        seed = (0, 6, 0, int(digests[order[number]][:15], 16))
+        seed = (1, 6, 0, int(digests[order[number]][:15], 16))
         view = cut_view(example["image"], (16, 16), 3, Crops(), np.random.default_rng(seed))
         latent, controls = read_row(rows[number])
         with torch.no_grad():
