@@ -400,8 +400,8 @@ class DisentangledDiTTask(Task):
 
     def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image:
         """Samples of the first classes, or of the examples' captions, from noise that is always the same."""
-        rows = map(unpack_row, examples)
-        conditions: list[Any] = [self.captions.draw(row, None)[0] for row in rows if self.text_encoder]
+        shown = map(unpack_row, examples)
+        conditions: list[Any] = [self.captions.draw(row, None)[0] for row in shown if self.text_encoder]
         conditions = conditions or list(range(min(_CLASSES_SHOWN, self.config["num_classes"])))
         names = [str(item if self.text_encoder else (self.id2label or {}).get(item, item)) for item in conditions]
         pipeline = self.pipeline(model)

@@ -236,7 +236,7 @@ def test_latents_of_several_sizes_are_read_in_batches_of_one(tmp_path, pictures,
     assert sorted(np.bincount(task.read_data(rows_of(out))).tolist()) == [2, 3, 4]
     # Of 3, 4 and 2 pictures: batches of 3 fill up 3, 6 and 3 places.
     capsys.readouterr()
-    changes = {"num_train_epochs": 1, "per_device_train_batch_size": 3, "max_steps": -1}
+    changes = {"num_train_epochs": 1, "per_device_train_batch_size": 3}
     run(make_arguments(tmp_path / "run", out, task=task_of(vae), **changes))
     assert len(losses(tmp_path / "run")) == 4
     assert "1 of 3 groups of examples" in (said := "".join(capsys.readouterr())) and "their 2 examples" in said
