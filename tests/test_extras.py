@@ -46,7 +46,6 @@ def test_what_is_installed_is_imported_and_what_is_missing_explained():
         ("pathspec", ["hub", "serve", "--root", "hub"]),
         ("markdown_it", ["hub", "serve", "--root", "hub"]),
         ("gradio", ["app"]),
-        ("matplotlib", ["mrconv", "plot", "model", "kernels.png"]),
         pytest.param("tensorboard", ["train", "RUN"], marks=pytest.mark.slow),
         pytest.param("matplotlib", ["train", "RUN"], marks=pytest.mark.slow),
     ],

@@ -53,13 +53,12 @@ CHECKED = {
         {
             "diffusers:DiffusionPipeline": ["_dict_from_json_file", "_execution_device", "_optional_components"],
             "diffusers:ModelMixin": [
-                *("_cp_plan", "_no_split_modules", "_repeated_blocks", "_skip_layerwise_casting_patterns"),
-                *("_supports_gradient_checkpointing", "_tp_plan"),
+                *("_no_split_modules", "_repeated_blocks", "_skip_layerwise_casting_patterns"),
+                "_supports_gradient_checkpointing",
             ],
             "diffusers:ModelMixin.enable_gradient_checkpointing": ["_set_gradient_checkpointing"],
             "diffusers:ModelMixin._set_gradient_checkpointing": ["_gradient_checkpointing_func"],
             "diffusers.hooks._helpers": ["TransformerBlockMetadata", "TransformerBlockRegistry"],
-            "diffusers.models._modeling_parallel": ["ContextParallelInput", "ContextParallelOutput"],
             "diffusers.models.attention:AttentionModuleMixin": [
                 *("_available_processors", "_default_processor_cls", "_supports_qkv_fusion"),
             ],

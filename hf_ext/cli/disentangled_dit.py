@@ -29,7 +29,6 @@ def dit() -> None:
 @click.option("--size", "image_size", type=click.IntRange(min=1), required=True, help="Side of pictures in pixels.")
 @click.option("--split", default="train", show_default=True, help="Split of the data.")
 @click.option("--name", help="Configuration of the data set, if it has several.")
-@click.option("--views", type=click.IntRange(min=1), default=1, show_default=True, help="Latents per picture.")
 @click.option(
     "--max-ratio",
     type=float,
@@ -45,6 +44,13 @@ def dit() -> None:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the crops.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Pictures per batch.")
 @click.option("--shard-size", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows per file.")
+@click.option(
+    "--format",
+    type=click.Choice(["parquet", "tar"]),
+    default="parquet",
+    show_default=True,
+    help="Files of latents; tar files as webdataset has them.",
+)
 @click.option("--image-column", default="image", show_default=True, help="Column of the pictures, or the only one.")
 @click.option("--posterior", is_flag=True, help="Also write standard deviations of latents, for task.posterior.")
 @click.option(
@@ -83,18 +89,19 @@ def precompute(
     device: str | None,
     **settings: Any,
 ) -> None:
-    """Encode the pictures of DATA (folder, file or Hub id) to latents, and write them to OUT as parquet files.
+    """Encode the pictures of DATA (folder, file, "shards/*.tar" or Hub id) to latents, and write them to folder OUT.
 
     Each picture is cropped and flipped at random before it is encoded. Crop and flip are stored with its latent, as
     controls for the training. Other columns, such as label or text, are kept. Transparent pictures get a white
-    background. bad_examples.jsonl lists unreadable pictures. Unfinished work is kept in OUT.partial. The same command
-    resumes it, and encodes again only files with changed pictures. Processes of `accelerate launch -m hf_ext_cli.main
-    dit precompute ...` share the files of OUT.
+    background. bad_examples.jsonl lists unreadable pictures. Local tar files are streamed, not copied, and each gives
+    one file. Unfinished work is kept in OUT.partial. The same command resumes it, and encodes again only files with
+    changed pictures. Processes of `accelerate launch -m hf_ext_cli.main dit precompute ...` share the files of OUT.
 
     \b
     Examples:
       hf-ext dit precompute data/imagenet latents --vae org/autoencoder --size 256
-      hf-ext dit precompute data/photos latents --vae vae --size 512 --max-ratio 2 --views 2 --posterior
+      hf-ext dit precompute data/photos latents --vae vae --size 512 --max-ratio 2 --posterior
+      hf-ext dit precompute "cc12m/*.tar" latents --vae vae --size 256 --format tar
       hf-ext dit precompute data/captioned latents --vae vae --size 256 --text-encoder org/t5 --text-column caption
     """
     import datasets

@@ -38,7 +38,6 @@ COMMANDS = {
     "Publish": {"push": "publishing", "card": "publishing", "hub": "serving"},
     "Tools of one method": {
         "semanir": "semanir",
-        "mrconv": "mrconv",
         "dit": "disentangled_dit",
         "emr": "emr",
     },

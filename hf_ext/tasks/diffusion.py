@@ -30,8 +30,7 @@ from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
 from ..errors import DataError, MissingColumn, UsageError
-from .diffusion_buckets import Buckets, group_pictures
-from .diffusion_data import Crops, Size, cut_view, nearest_bucket
+from .diffusion_data import Crops, Size, cut_view
 from .diffusion_latents import encode_posterior, load_autoencoder, read_row, to_pixels
 from .diffusion_noise import (
     Timesteps,
@@ -45,6 +44,7 @@ from .diffusion_noise import (
 from .diffusion_texts import Captions, weigh_columns
 from .diffusion_transfer import Transfer, open_pipeline, options_of, transfer
 from .pictures import require_picture
+from .tar_files import unpack_row
 
 # Number of classes that the sample pictures of a run show.
 _CLASSES_SHOWN = 10
@@ -60,7 +60,7 @@ class DisentangledDiTTask(Task):
 
     Args:
         image_size (`int` or `list[int]`, defaults to 32): Side, or height and width, of the model's pictures in
-            pixels. All pictures are cropped to it, or, with `buckets`, to shapes of about its area.
+            pixels. All pictures are cropped to it; latents have the shapes of `hf-ext dit precompute --max-ratio`.
         objective (`"epsilon"`, `"v_prediction"` or `"flow"`, defaults to `"epsilon"`): Target of the prediction.
         noise_schedule (`dict`):
             Settings of diffusers' `DDIMScheduler` or, for flow, `FlowMatchEulerDiscreteScheduler`; those of latent
@@ -68,8 +68,6 @@ class DisentangledDiTTask(Task):
         timesteps (`dict`): Distribution of the timesteps, and weights of their errors,
             [`~hf_ext.tasks.diffusion_noise.Timesteps`].
         crops (`dict`): Cropping of training pictures, [`~hf_ext.tasks.diffusion_data.Crops`].
-        buckets (`dict`, *optional*): Shapes that pictures are sorted into, one per batch,
-            [`~hf_ext.tasks.diffusion_buckets.Buckets`]; latents have those of `hf-ext dit precompute`.
         transfer (`dict`): Changes for another size than that of `init_from`,
             [`~hf_ext.tasks.diffusion_transfer.Transfer`].
         vae (`str`, *optional*): Folder or `org/name[@revision]` of a diffusers autoencoder; without it, pixels.
@@ -79,12 +77,10 @@ class DisentangledDiTTask(Task):
         text_encoder (`str`, *optional*): Folder or `org/name[@revision]` of a transformers text encoder; without it,
             classes.
         text_padding (`str`, defaults to `"noisy_replicate"`): Padding of a short caption.
-        text_padding_noise (`float`, defaults to 0.02): Noise of the padding, drawn anew in every step.
         max_text_length (`int`, defaults to 77): Largest number of tokens of a caption.
         mask_ratio (`float`, defaults to 0.0):
             Share of image tokens that are hidden in a second pass of each step (masked-latent training as in MDTv2);
             needs `model.num_decoder_layers`.
-        eval_timesteps (`int`, defaults to 4): Number of timesteps at which an evaluation scores each image.
         sample_steps (`int`, defaults to 20): Sampling steps of the sample pictures in the run folder.
         sample_guidance (`float`, defaults to 4.0): Guidance of the sample pictures.
         samples_per_class (`int`, defaults to 4): Sample pictures for each class or caption.
@@ -100,16 +96,13 @@ class DisentangledDiTTask(Task):
     noise_schedule: dict = field(default_factory=dict)
     timesteps: dict = field(default_factory=dict)
     crops: dict = field(default_factory=dict)
-    buckets: dict | None = None
     transfer: dict = field(default_factory=dict)
     vae: str | None = None
     posterior: bool = False
     text_encoder: str | None = None
     text_padding: Literal["zeros", "replicate", "noisy_replicate"] = "noisy_replicate"
-    text_padding_noise: float = 0.02
     max_text_length: int = 77
     mask_ratio: float = 0.0
-    eval_timesteps: int = 4
     sample_steps: int = 20
     sample_guidance: float = 4.0
     samples_per_class: int = 4
@@ -117,6 +110,9 @@ class DisentangledDiTTask(Task):
     label_column: str = "label"
     text_column: str | dict = "text"
 
+    # Strength of the padding's noise; timesteps at which an evaluation scores each image.
+    text_padding_noise: ClassVar[float] = 0.02
+    eval_timesteps: ClassVar[int] = 4
     # Replaced in a subclass, other networks train on the same data: examples/disentangled_dit/peers.py.
     model_class: ClassVar[Callable[..., ModelMixin]] = DisentangledDiTTransformer2DModel
     pipeline_class: ClassVar[type[DisentangledDiTPipeline]] = DisentangledDiTPipeline
@@ -134,14 +130,11 @@ class DisentangledDiTTask(Task):
         self.config: Any = None
         self._streams = False
         self._transfer = build(Transfer, self.transfer, "task.transfer")
-        self._buckets = None if self.buckets is None else build(Buckets, self.buckets, "task.buckets")
-        # Sizes that pictures are cut to.
-        self.sizes = [self.size] if self._buckets is None else self._buckets.sizes(self.image_size)
 
     def validate_numbers(self) -> None:
         if len(self.size) != 2 or min(self.size) < 1:
             raise ValueError(f"image_size must be a side or [height, width] in pixels, got {self.image_size}.")
-        for name in ("max_text_length", "eval_timesteps", "sample_steps", "samples_per_class"):
+        for name in ("max_text_length", "sample_steps", "samples_per_class"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not 0 <= self.mask_ratio < 1:
@@ -176,22 +169,14 @@ class DisentangledDiTTask(Task):
         if isinstance(label, datasets.ClassLabel) and self.text_encoder is None:
             self.id2label = dict(enumerate(label.names))
         self._streams = isinstance(data, datasets.IterableDataset)
-        if self._buckets is not None:
-            return self._group_pictures(data)
-        if "latent_shape" not in features or isinstance(data, datasets.IterableDataset):
+        # Tar files have it among their JSON.
+        column = next((name for name in ("latent_shape", "json") if name in features and "latent" in features), None)
+        if column is None or isinstance(data, datasets.IterableDataset):
             return None
-        shapes = np.array(data.select_columns(["latent_shape"])[:]["latent_shape"])
+        told = data.select_columns([column])[:][column]
+        shapes = np.array(told if column == "latent_shape" else [row["latent_shape"] for row in told])
         groups: np.ndarray = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
         return groups if groups.any() else None
-
-    def _group_pictures(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
-        """The bucket of each picture, by its size alone."""
-        if isinstance(data, datasets.IterableDataset) or "latent" in data.column_names:
-            kind = (
-                "latents, which have their sizes" if not self._streams else "a stream, which cannot be sorted by size"
-            )
-            raise UsageError(f"task.buckets is for pictures, and the data is {kind}: leave it out.")
-        return group_pictures(data, self.image_column, self.sizes)
 
     def model_fields(self) -> dict[str, Any]:
         """The network's settings that follow from the schedule: the number of timesteps."""
@@ -262,20 +247,6 @@ class DisentangledDiTTask(Task):
                 f"task.mask_ratio is {self.mask_ratio} and model.num_decoder_layers "
                 f"{self.config.get('num_decoder_layers')}: masked-latent training needs both, other training neither."
             )
-        if self._buckets is not None:
-            factor = 1 if self.autoencoder is None else DisentangledDiTPipeline.scale_factor_of(self.autoencoder)
-            if self._buckets.step % (step := factor * self.config["patch_size"]):
-                raise UsageError(
-                    f"task.buckets.step is {self._buckets.step}; it must be a multiple of {step}, a patch."
-                )
-        if self.places.distribution == "shifted" and self.autoencoder is not None:
-            factor = DisentangledDiTPipeline.scale_factor_of(self.autoencoder)
-            pixels = [side * factor for side in self.config["sample_size"]]
-            if pixels != list(self.size):
-                raise DataError(
-                    f"task.image_size is {self.image_size}, by which timesteps.distribution shifted goes, but the "
-                    f"model's latents are of {pixels[0]} x {pixels[1]} pixels: set task.image_size to {pixels}."
-                )
 
     @cached_property
     def autoencoder(self) -> ModelMixin | None:
@@ -294,6 +265,7 @@ class DisentangledDiTTask(Task):
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator | None) -> dict[str, Any]:
         """Image or latent, controls, class or caption. Without generator the middle of the image, unmirrored."""
+        example = unpack_row(example)
         if "latent" in example:
             latents, controls = read_row(example, generator if self.posterior else None)
             if latents.shape[0] != self.config["in_channels"]:
@@ -311,8 +283,7 @@ class DisentangledDiTTask(Task):
             autoencoder = self.autoencoder
             channels = (self.config if autoencoder is None else autoencoder.config)["in_channels"]
             image = require_picture(self._column(example, "image_column"), self.image_column)
-            size = nearest_bucket((image.height, image.width), self.sizes)
-            view = cut_view(image, size, channels, self.cut, generator)
+            view = cut_view(image, self.size, channels, self.cut, generator)
             sample, controls = {"pixels": to_pixels([view])[0]}, view.controls
         sample["controls"] = {name: torch.from_numpy(values) for name, values in controls.items()}
         if self.text_encoder is not None:
@@ -332,7 +303,7 @@ class DisentangledDiTTask(Task):
         """Mean squared error; with `mask_ratio` the mean of that of all tokens and that with hidden ones."""
         clean = self._clean(batch, self.posterior)
         count, device = clean.shape[0], clean.device
-        places, noise = self.places.draw(count, self.size, device), torch.randn_like(clean)
+        places, noise = self.places.draw(count, device), torch.randn_like(clean)
         noisy, timesteps, target = noisy_samples(self.scheduler, clean, noise, places)
         _, *shares = noise_shares(self.scheduler, places)
         weights = self.places.weigh(self.objective, *shares)
@@ -430,7 +401,8 @@ class DisentangledDiTTask(Task):
 
     def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image:
         """Samples of the first classes, or of the examples' captions, from noise that is always the same."""
-        conditions: list[Any] = [self.captions.draw(example, None)[0] for example in examples if self.text_encoder]
+        shown = map(unpack_row, examples)
+        conditions: list[Any] = [self.captions.draw(row, None)[0] for row in shown if self.text_encoder]
         conditions = conditions or list(range(min(_CLASSES_SHOWN, self.config["num_classes"])))
         names = [str(item if self.text_encoder else (self.id2label or {}).get(item, item)) for item in conditions]
         pipeline = self.pipeline(model)

@@ -33,43 +33,28 @@ class Timesteps:
     all positions equally often, with equal weights.
 
     Args:
-        distribution (`"uniform"`, `"logit_normal"` or `"shifted"`, defaults to `"uniform"`):
-            `logit_normal`, arXiv 2403.03206: u = 1 / (1 + exp(-(mean + std n))), n ~ N(0, 1). `shifted`, of the same
-            paper, for larger pictures: u = k v / (1 + (k - 1) v), v uniform, k = side / base_size with the side of
-            `task.image_size`; multiplied with the shift of a flow schedule.
-        mean (`float`, defaults to 0.0): For `logit_normal`; above 0 is more noise.
-        std (`float`, defaults to 1.0): For `logit_normal`.
-        base_size (`int`, defaults to 256):
-            For `shifted`: side in pixels without a shift; larger pictures get more noise.
-        loss_weight (`"equal"`, `"min_snr"` or `"flow"`, defaults to `"equal"`):
-            `min_snr`, arXiv 2303.09556: the error of the predicted picture has the weight min(SNR, gamma). `flow`: the
-            error has the weight that the velocity of flow matching gives it.
+        distribution (`"uniform"` or `"logit_normal"`, defaults to `"uniform"`):
+            `logit_normal`, arXiv 2403.03206: u = 1 / (1 + exp(-n)), n ~ N(0, 1). For larger pictures, which need more
+            noise, a flow schedule has a shift of its own, `task.noise_schedule: {shift: 3.0}`.
+        loss_weight (`"equal"` or `"min_snr"`, defaults to `"equal"`):
+            `min_snr`, arXiv 2303.09556: the error of the predicted picture has the weight min(SNR, gamma).
         gamma (`float`, defaults to 5.0): For `min_snr`.
     """
 
-    distribution: Literal["uniform", "logit_normal", "shifted"] = "uniform"
-    mean: float = 0.0
-    std: float = 1.0
-    base_size: int = 256
-    loss_weight: Literal["equal", "min_snr", "flow"] = "equal"
+    distribution: Literal["uniform", "logit_normal"] = "uniform"
+    loss_weight: Literal["equal", "min_snr"] = "equal"
     gamma: float = 5.0
 
     def validate_numbers(self) -> None:
-        for name in ("std", "base_size", "gamma"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"timesteps.{name} must be more than 0, got {getattr(self, name)}.")
-        if not math.isfinite(self.mean):
-            raise ValueError(f"timesteps.mean must be finite, got {self.mean}.")
+        if not 0 < self.gamma < math.inf:
+            raise ValueError(f"timesteps.gamma must be more than 0, got {self.gamma}.")
 
-    def draw(self, count: int, size: tuple[int, int], device: torch.device) -> Tensor:
-        """Places [count] in [0, 1) of pictures of so many pixels high and wide."""
+    def draw(self, count: int, device: torch.device) -> Tensor:
+        """Places [count] in [0, 1)."""
         if self.distribution == "logit_normal":
             # Of very large numbers the sigmoid is 1, which is no place.
-            return torch.sigmoid(self.mean + self.std * torch.randn(count, device=device)).clamp(max=1 - 2**-24)
-        places, shift = torch.rand(count, device=device), 1.0
-        if self.distribution == "shifted":
-            shift = math.sqrt(size[0] * size[1]) / self.base_size
-        return places if shift == 1 else _shift(places, shift).clamp(max=1 - 2**-24)
+            return torch.sigmoid(torch.randn(count, device=device)).clamp(max=1 - 2**-24)
+        return torch.rand(count, device=device)
 
     def weigh(self, objective: str, signal: Tensor, noise: Tensor) -> Tensor:
         """
@@ -77,15 +62,12 @@ class Timesteps:
 
         With a x + b e as the sample, an error d of the predicted x is one of -d a/b of the predicted e, of -d/b of v
         (where a^2 + b^2 = 1) and of -d (a+b)/b of the velocity e - x. So d^2 is the squared error of e times (b/a)^2,
-        of v times b^2, of the velocity times (b/(a+b))^2; `min_snr` takes it times min((a/b)^2, gamma), `flow` times
-        ((a+b)/b)^2.
+        of v times b^2, of the velocity times (b/(a+b))^2; `min_snr` takes it times min((a/b)^2, gamma).
         """
         if self.loss_weight == "equal":
             return torch.ones_like(signal)
         # What the squared error of the objective is divided by for d^2 / b^2: no infinity at either end.
         scale = {"epsilon": signal, "v_prediction": torch.ones_like(signal), "flow": signal + noise}[objective]
-        if self.loss_weight == "flow":
-            return ((signal + noise) / scale).square()
         # b^2 min(a^2 / b^2, gamma)
         return torch.minimum(signal.square(), self.gamma * noise.square()) / scale.square()
 

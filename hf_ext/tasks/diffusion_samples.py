@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from hf_ext.progress import progress
 
 from .diffusion_grids import default_batch_size, draw_pictures, write_picture
 from .precompute import keep_settings
+from .tar_files import write_tar
 
 SETTINGS, METADATA = "sampling.json", "metadata.jsonl"
 # Of every PNG: a chunk without content, its name and its sum.
@@ -147,19 +148,17 @@ def _is_drawn(out: Path, group: range, shard_size: int | None) -> bool:
 
 
 def _write_shard(path: Path, group: range, pictures: Iterable[Image.Image], conditions: Sequence[Any]) -> None:
-    """A tar file that is whole or absent: equal pictures make equal files."""
-    with whole_file(path) as file, tarfile.open(fileobj=file, mode="w") as tar:
+    """A tar file that is whole or absent."""
+
+    def examples() -> Iterator[tuple[str, dict[str, bytes]]]:
         for number, picture in zip(group, pictures, strict=True):
             condition, content = conditions[number % len(conditions)], io.BytesIO()
             picture.save(content, format="png")
-            parts = {
-                "png": content.getvalue(),
-                "txt" if isinstance(condition, str) else "cls": str(condition).encode(),
-            }
-            for ending, part in parts.items():
-                about = tarfile.TarInfo(f"{number:06d}.{ending}")
-                about.size = len(part)
-                tar.addfile(about, io.BytesIO(part))
+            ending = "txt" if isinstance(condition, str) else "cls"
+            yield f"{number:06d}", {"png": content.getvalue(), ending: str(condition).encode()}
+
+    with whole_file(path) as file:
+        write_tar(file, examples())
 
 
 def _path(out: Path, number: int) -> Path:

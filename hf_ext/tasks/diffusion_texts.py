@@ -24,6 +24,7 @@ from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.training.models import pipeline_index
 
 from ..errors import DataError, MissingColumn, UsageError
+from .tar_files import unpack_row
 
 # Columns of a row with states, and what the name of a column of captions gets for that of its own.
 SHAPE, NULL, ENCODER, SUFFIX = "states_shape", "null_states", "states_encoder", "_states"
@@ -141,9 +142,10 @@ class Captions(TextEncoder):
                 f"of the columns {list(self.weights)} the data contain encoded texts for {stored} only: precompute "
                 "all columns, or remove the others from task.text_column."
             )
-        columns = [name for name in (SHAPE, NULL, ENCODER) if name in names]
+        columns = [name for name in (SHAPE, NULL, ENCODER, "json") if name in names]
         rows: Iterable[dict[str, Any]] = islice(data.select_columns(columns), _ROWS_LOOKED_AT)
-        found = next((row for row in rows if row[NULL] is not None), None)
+        # Tar files have an empty file in the other rows.
+        found = next((unpack_row(row) for row in rows if row[NULL]), None)
         if found is None:
             raise UsageError(
                 f"no row of the training data has {NULL}, which `hf-ext dit precompute` writes into the first row of "

@@ -9,7 +9,7 @@ Crops: whole pictures again, where the pre-training saw parts of larger ones.
 
 import inspect
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from huggingface_hub.dataclasses import strict
 from hf_ext.files import read_json
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.pipelines.disentangled_dit.scheduling import rescale_noise_schedule
-from hf_ext.settings import build
 from hf_ext.training.models import pipeline_index
 
 from ..errors import DataError
@@ -39,16 +38,10 @@ class Transfer:
         positions (`bool`, defaults to `True`):
             Resample the position grid of the pre-training; otherwise it grows beyond the trained positions.
         schedule (`bool`, defaults to `True`): Rescale the noise schedule; otherwise it stays unchanged.
-        crops (`dict`, *optional*): [`Crops`] in place of the task's; global crops when not given.
     """
 
     positions: bool = True
     schedule: bool = True
-    crops: dict | None = None
-
-    def validate_crops(self) -> None:
-        if self.crops is not None:
-            build(Crops, self.crops, "transfer.crops")
 
 
 @dataclass(frozen=True)
@@ -101,9 +94,7 @@ def transfer(
         patch = config["patch_size"]
         config["pos_embed_base_size"] = [side // patch for side in sample_size]
     scheduler = rescale_noise_schedule(checkpoint.scheduler, before, sample_size) if how.schedule else None
-    whole = replace(crops, local_prob=0.0, local_size=None)
-    changed = asdict(whole) if how.crops is None else how.crops
-    return config, scheduler or checkpoint.scheduler, build(Crops, changed, "transfer.crops")
+    return config, scheduler or checkpoint.scheduler, replace(crops, local_prob=0.0, local_size=None)
 
 
 def _pair(size: int | list[int]) -> Size:

@@ -255,13 +255,9 @@ class LanguageModelTask(TokenTask):
 class MaskedLanguageModelTask(LanguageModelTask):
     """
     Masked language modelling of bytes with [`MRConvForMaskedLM`], masked as `DataCollatorForLanguageModeling` does: of
-    the chosen bytes 80 % become `<mask>`, 10 % another one. In an evaluation, the number of a text decides its mask.
-
-    Args:
-        mask_share (`float`, defaults to 0.15): Share of the bytes that are chosen for prediction.
+    the chosen bytes, 15 % of all, 80 % become `<mask>`, 10 % another one. In an evaluation, the number of a text decides
+    its mask.
     """
-
-    mask_share: float = 0.15
 
     special_tokens: ClassVar[dict[str, str]] = {"mask_token": MASK}
     model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForMaskedLM
@@ -273,19 +269,13 @@ class MaskedLanguageModelTask(LanguageModelTask):
     }
     greater_is_better: ClassVar[bool] = True
 
-    def validate_mask_share(self) -> None:
-        if not 0 < self.mask_share < 1:
-            raise ValueError(f"mask_share must be more than 0 and less than 1, got {self.mask_share}.")
-
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
         """A window that begins anywhere, masked."""
         return self.mask(self.read_window(example, self.choose_start(example, generator)), generator)
 
     def mask(self, tokens: Any, generator: np.random.Generator) -> Batch:
         """Tokens of which some are to be predicted, at least one."""
-        collator = DataCollatorForLanguageModeling(
-            self.tokenizer, mlm_probability=self.mask_share, return_tensors="np"
-        )
+        collator = DataCollatorForLanguageModeling(self.tokenizer, return_tensors="np")
         collator.generator = generator
         special = np.isin(tokens["input_ids"], self.tokenizer.all_special_ids)
         while True:

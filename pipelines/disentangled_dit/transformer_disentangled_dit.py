@@ -11,7 +11,6 @@ Shapes: batch B, image tokens N, context tokens L, width D, heads H; latents [B,
 
 import contextlib
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.loaders import PeftAdapterMixin
-from diffusers.models._modeling_parallel import ContextParallelInput, ContextParallelOutput
 from diffusers.models.attention import AttentionMixin, AttentionModuleMixin, FeedForward
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.cache_utils import CacheMixin
@@ -44,12 +42,11 @@ class DisentangledDiTAttnProcessor:
     """Joint attention over image and context tokens, computed by the attention backend that diffusers has active."""
 
     _attention_backend = None
-    _parallel_config = None
 
     def __call__(self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None) -> Any:
         query, key, value = attn.project(hidden_states, attn.to_q, attn.to_k, attn.to_v)
         query, key = attn.norm_q(query), attn.norm_k(key)
-        kind: dict[str, Any] = {"backend": self._attention_backend, "parallel_config": self._parallel_config}
+        kind: dict[str, Any] = {"backend": self._attention_backend}
         if encoder_hidden_states is None:
             return attn.to_out[0](dispatch_attention_fn(query, key, value, **kind).flatten(2))
         added_key, added_value = attn.project(encoder_hidden_states, attn.add_k_proj, attn.add_v_proj)
@@ -92,7 +89,7 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
         self.set_processor(self._default_processor_cls())
 
     def project(self, hidden_states: Tensor, *layers: nn.Module) -> list[Tensor]:
-        """Each layer's output for the tokens, in heads: [B, tokens, H, D / H]; its share in tensor parallelism."""
+        """Each layer's output for the tokens, in heads: [B, tokens, H, D / H]."""
         return [layer(hidden_states).unflatten(-1, (-1, self.head_dim)) for layer in layers]
 
     def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None) -> Any:
@@ -172,8 +169,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     Diffusion transformer whose class or text acts through attention, and whose controls fade in with the timestep.
 
     Of diffusers' caches, all approximations, FirstBlock, Mag, TaylorSeer and PyramidAttentionBroadcast were tried.
-    `enable_parallelism` splits layers (tensor parallelism), or the tokens of pictures and of text (context
-    parallelism: both counts, of a class model `num_class_tokens`, are multiples of the number of processes).
 
     Args:
         sample_size (`int` or `list[int]`, defaults to 32): Height and width of the latents (or pixels) that the
@@ -229,25 +224,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     _repeated_blocks = ["DisentangledDiTBlock"]
     _supports_gradient_checkpointing = True
     _block_class = DisentangledDiTBlock
-    _cp_plan: Any = {
-        "transformer_blocks.0": dict.fromkeys(
-            ("hidden_states", "encoder_hidden_states"), ContextParallelInput(split_dim=1, expected_dims=3)
-        ),
-        "proj_out": ContextParallelOutput(gather_dim=1, expected_dims=3),
-    }
-    _tp_plan: Any = {
-        **{
-            f"transformer_blocks.*.attn.{name}": "colwise"
-            for name in ("to_q", "to_k", "to_v", "add_k_proj", "add_v_proj")
-        },
-        "transformer_blocks.*.attn.to_out.0": "rowwise",
-        "transformer_blocks.*.ff.net.0.proj": "colwise",
-        "transformer_blocks.*.ff.net.2": "rowwise",
-        "context_blocks.*.attn.add_q_proj": "colwise",
-        "context_blocks.*.attn.to_add_out": "rowwise",
-        "context_blocks.*.ff_context.net.0.proj": "colwise",
-        "context_blocks.*.ff_context.net.2": "rowwise",
-    }
     # The pipeline saves it beside the weights. Read now: a later version of this file would take its place.
     _CODE = Path(__file__).read_text(encoding="utf-8")
 
@@ -291,9 +267,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self._make_embedders(self.inner_dim)
         self._make_blocks(self.inner_dim)
         self._initialize()
-        if shared_stream:
-            # the other layers are the context's own, which it has none of
-            self._tp_plan = {name: kind for name, kind in self._tp_plan.items() if not re.search("context|add", name)}
 
     def _make_embedders(self, dim: int) -> None:
         """Layers that turn latents, timestep, controls and class or text into vectors."""
@@ -331,11 +304,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             self.mask_token = nn.Parameter(0.02 * torch.randn(dim))
             self.side_interpolator = self._block_class(*kind, True, config.shared_stream)
             self.side_modulation = nn.Linear(dim, sizes[last] * dim)
-
-    @property
-    def context_blocks(self) -> nn.ModuleList:
-        """The blocks that have the context's layers: all but the last. For `_tp_plan`, whose `*` needs a list."""
-        return self.transformer_blocks[:-1]
 
     @staticmethod
     def _pair(size: int | list[int] | tuple[int, int]) -> list[int]:
@@ -514,7 +482,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         modulation: Tensor | None = None,
         context: Tensor | None = None,
         keep_indices: Tensor | None = None,
-        block_controlnet_hidden_states: list[Tensor] | None = None,
         return_conditioning: bool = False,
         attention_kwargs: dict[str, Any] | None = None,
         return_dict: bool = True,
@@ -539,9 +506,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 timestep and controls, and of labels or text.
             keep_indices (`torch.Tensor` of shape `(batch_size, kept)`, *optional*): For masked-latent training: the
                 numbers of the image tokens that the first blocks see, no number twice in a row.
-            block_controlnet_hidden_states (`list[torch.Tensor]` of shape `(batch_size, tokens, width)`, *optional*):
-                A ControlNet's residuals, added to the image tokens after all blocks but the last; as in
-                `SD3Transformer2DModel`, each serves equally many.
             return_conditioning (`bool`, defaults to `False`): Return only `(context, modulation)`, None without input.
             attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
             return_dict (`bool`, defaults to `True`): Return an output object and not a tuple.
@@ -579,14 +543,12 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             if hidden_states is None or modulation is None or context is None:
                 needed = "`timestep` or `modulation`; and `class_labels`, `encoder_hidden_states` or `context`"
                 raise ValueError(f"`forward` needs `hidden_states`; {needed}.")
-            inputs = (context, modulation, (keep_indices, embedding), block_controlnet_hidden_states or [])
+            inputs = (context, modulation, (keep_indices, embedding))
             self._check_inputs(hidden_states, *inputs)
             sample = self._denoise(hidden_states, *inputs)
             return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
-    def _check_inputs(
-        self, hidden_states: Tensor, context: Tensor, modulation: Tensor, masking: Masking, residuals: list[Tensor]
-    ) -> None:
+    def _check_inputs(self, hidden_states: Tensor, context: Tensor, modulation: Tensor, masking: Masking) -> None:
         """Raise a ValueError for inputs that the blocks could not take; looks at shapes only."""
         keep_indices, embedding = masking
         patch, channels = self.config.patch_size, self.config.in_channels
@@ -600,22 +562,16 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 told = f"{shape[0]} rows, like `hidden_states`, or one, and {width} numbers"
                 raise ValueError(f"{name}, or what it is made of, must have {told}, got {tuple(value.shape)}.")
         tokens = shape[2] // patch * (shape[3] // patch)
-        for residual in residuals:
-            wanted, given = (shape[0], tokens, self.inner_dim), tuple(residual.shape)
-            if given not in (wanted, (1, *wanted[1:])):
-                raise ValueError(f"`block_controlnet_hidden_states` must each have shape {wanted}, got {given}.")
         if keep_indices is None:
             return
-        if self.config.num_decoder_layers == 0 or embedding is None or residuals:
-            raise ValueError("`keep_indices` needs num_decoder_layers > 0, `timestep` and no ControlNet's residuals.")
+        if self.config.num_decoder_layers == 0 or embedding is None:
+            raise ValueError("`keep_indices` needs num_decoder_layers > 0 and `timestep`.")
         rows, kept = keep_indices.shape if keep_indices.ndim == 2 else (0, 0)
         if rows != shape[0] or not 0 < kept <= tokens or keep_indices.dtype != torch.int64:
             needed = f"int64 of shape ({shape[0]}, kept) with 1 to {tokens} kept tokens"
             raise ValueError(f"`keep_indices` must be {needed}, got {keep_indices.dtype} of {[*keep_indices.shape]}.")
 
-    def _denoise(
-        self, hidden_states: Tensor, context: Tensor, modulation: Tensor, masking: Masking, residuals: list[Tensor]
-    ) -> Tensor:
+    def _denoise(self, hidden_states: Tensor, context: Tensor, modulation: Tensor, masking: Masking) -> Tensor:
         """The output [B, in_channels, height, width] for context [B or 1, L, D] and modulation [B or 1, numbers]."""
         patch, (keep_indices, embedding) = self.config.patch_size, masking
         rows, columns = hidden_states.shape[2] // patch, hidden_states.shape[3] // patch
@@ -636,9 +592,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 context, tokens = self._gradient_checkpointing_func(block, tokens, context, numbers)
             else:
                 context, tokens = block(hidden_states=tokens, encoder_hidden_states=context, modulation=numbers)
-            if residuals and index + 1 < len(blocks):
-                # Of 12 blocks and 4 residuals the first is of blocks 0 to 2.
-                tokens = tokens + residuals[index * len(residuals) // len(blocks)]
         shift, scale = last.unflatten(1, (2, 1, -1)).unbind(1)
         output = self.proj_out(self._block_class.normalize(tokens, shift, scale))
         # [B, rows, columns, C, patch, patch] -> [B, C, rows * patch, columns * patch]

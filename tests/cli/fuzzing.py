@@ -192,7 +192,7 @@ COMMANDS: list[tuple[int, str, str]] = [
     (2, "snapshot", "restore {x} {all}/files/a.png --out {x}-out"),
     (1, "snapshot", "semanir explain {x} {all}/files/a.png {x}-out.png"),
     (12, "pipeline", f"{SAMPLE_PICTURES} {{x}} --out {{x}}-out.png"),
-    (1, "mrconv", "mrconv plot {x} {x}-out.png"),
+    (1, "mrconv", "info {x}"),
     *(
         (1, f"files/{name}", "restore {all}/snapshot {x} --out {x}-out")
         for name in ("a.png", "b.jpg", "d.tif", "g.png")

@@ -27,7 +27,7 @@ run = partial(command_line.run, code=None)
 
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS = ("data", "hub", "emr", "mrconv", "semanir", "dit")
+GROUPS = ("data", "hub", "emr", "semanir", "dit")
 
 
 def run_failing(error: BaseException) -> Result:

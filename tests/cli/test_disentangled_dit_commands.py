@@ -38,10 +38,10 @@ def test_latents_are_written_as_asked(tmp_path):
     data = write_pictures(tmp_path / "pictures", 5)
     make_vae().save_pretrained(tmp_path / "vae")
     words = [data, tmp_path / "out", "--vae", tmp_path / "vae", "--size", 8, "--flip", 1, "--shard-size", 3]
-    result = run("dit", "precompute", *words, "--views", 2, "--device", "cpu")
+    result = run("dit", "precompute", *words, "--device", "cpu")
     assert result.stdout == f"{tmp_path / 'out'}\n"
     rows = datasets.load_dataset(str(tmp_path / "out"), split="train")
-    assert len(rows) == 10 and rows.features["label"].names == CLASSES and set(rows["flip"]) == {1}
+    assert len(rows) == 5 and rows.features["label"].names == CLASSES and set(rows["flip"]) == {1}
     again = run("dit", "precompute", *words, code=2)
     assert "exists: give another folder" in again.stderr
     for option, told in ((("--flip", 2), "crops.flip is a probability"), (("--device", "none"), "device none cannot")):

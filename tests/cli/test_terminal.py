@@ -91,7 +91,7 @@ def odd_files(tmp_path, monkeypatch, offline):
         *("info {}", "info --json folder{}", "info folder{}", "info {}.wav", "card folder{}", "card folder{} --check"),
         *("push folder{} {}", "push folder{} org/name", "recipes {}", "recipes semanir/denoise_color --out new{}"),
         *("merge --base base --task {} --out out", "merge --base {} --task a=folder{} --out out"),
-        *("merge merge{}.yaml out", "emr verify folder{}", "mrconv plot folder{} b.png", "emr {}", "{}"),
+        *("merge merge{}.yaml out", "emr verify folder{}", "emr {}", "{}"),
         *("semanir explain folder{} a.png {}", "semanir explain folder{} a.png b.png"),
         *(f"init mrconv out --data {{}}.{kind}" for kind in ("jsonl", "parquet", "csv")),
         *("init semanir out --data {}", "restore denoise-color {}.png --out out", "restore folder{} a.png --out out"),

@@ -1,6 +1,7 @@
 """Tiny runs of the Disentangled DiT for its training tests."""
 
 import hashlib
+import io
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from transformers import ConvNextImageProcessor, RegNetConfig, RegNetForImageCla
 
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.precompute import Precompute
+from hf_ext.tasks.tar_files import write_tar
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
 from hf_ext.training.observing import TIMINGS
@@ -35,6 +37,30 @@ def write_pictures(folder: Path, count: int = 9, size=(12, 10), side_column=None
     columns = {"image": pictures, "label": labels, "text": [texts[label] for label in labels]}
     data = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
     data.to_parquet(str(folder / "train.parquet"))
+    return folder
+
+
+def pack_tars(pictures: Path, folder: Path, count: int) -> Path:
+    """
+    The pictures of a folder, or of the parquet file in it with classes and captions, in tar files of `count` numbers;
+    a file that would be the same stays as it is.
+    """
+    if (pictures / "train.parquet").exists():
+        rows = datasets.load_dataset(str(pictures), split="train").cast_column("image", datasets.Image(decode=False))
+        given = [(row["image"]["bytes"], str(row["label"]).encode(), row["text"].encode()) for row in rows]
+        examples = {f"{number:03d}": {"png": a, "cls": b, "txt": c} for number, (a, b, c) in enumerate(given)}
+    else:
+        examples = {path.stem: {"png": path.read_bytes()} for path in sorted(pictures.iterdir())}
+    folder.mkdir(exist_ok=True)
+    groups: dict[int, list[str]] = {}
+    for name in examples:
+        groups.setdefault((int(name) if name.isdecimal() else 10_000) // count, []).append(name)
+    for number, names in groups.items():
+        packed = io.BytesIO()
+        write_tar(packed, [(name, examples[name]) for name in names])
+        path = folder / f"{number:05d}.tar"
+        if not path.exists() or path.read_bytes() != packed.getvalue():
+            path.write_bytes(packed.getvalue())
     return folder
 
 

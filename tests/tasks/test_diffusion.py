@@ -24,6 +24,7 @@ from hf_ext.settings import build
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.diffusion_latents import load_autoencoder
 from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_indices
+from hf_ext.tasks.precompute import precompute
 from hf_ext.training import evaluate_checkpoint
 from hf_ext.training.models import refuse_lost_fields
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline
@@ -31,7 +32,17 @@ from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 from tests.training.launching import launch_two
 
-from .diffusion_testing import CLASSES, MODEL, check_resuming, contents, losses, make_arguments, run, write_pictures
+from .diffusion_testing import (
+    CLASSES,
+    MODEL,
+    check_resuming,
+    contents,
+    losses,
+    make_arguments,
+    run,
+    settings,
+    write_pictures,
+)
 from .two_processes import STEPS, train_on
 
 
@@ -269,7 +280,7 @@ NOISE_ALONE = {"noise_schedule": {"rescale_betas_zero_snr": True}}
         ({}, {"num_decoder_layers": 1}, "needs both, other training neither"),
         ({}, {"preset": "XXL"}, "model.preset is 'XXL'.*tiny, S, B, L, XL"),
         ({}, {"depth": 3}, "unknown key 'depth' in section 'model'"),
-        ({"eval_timesteps": 0}, {}, "eval_timesteps must be at least 1"),
+        ({"sample_steps": 0}, {}, "sample_steps must be at least 1"),
         ({"image_size": [8, 8, 8]}, {}, "a side or \\[height, width\\]"),
         ({"crops": {"flip": 2.0}}, {}, "crops.flip is a probability"),
     ],
@@ -297,10 +308,14 @@ def test_the_data_must_fit():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "batch", "passes"), [("one shape", 6, 1), ("one shape", 3, 2), ("buckets", 3, 2)])
-def test_two_processes_train_as_one_on_the_joined_batches(tmp_path, task, batch, passes):
-    data = write_pictures(tmp_path / "pictures", count=12)
-    launch_two("tests.tasks.two_processes", str(data), str(tmp_path / "two"), "3", task)
+@pytest.mark.parametrize(("sizes", "batch", "passes"), [("one", 6, 1), ("one", 3, 2), ("several", 3, 2)])
+def test_two_processes_train_as_one_on_the_joined_batches(tmp_path, vae, sizes, batch, passes):
+    task = {"image_size": 8}
+    data = write_pictures(tmp_path / "pictures", side_column=[(12, 10), (20, 10), (12, 10)] * 4)
+    if sizes == "several":
+        task = {"image_size": 16, "vae": str(vae)}
+        data = precompute(settings(data, vae, max_ratio=2.0, bucket_step=4), tmp_path / "latents")
+    launch_two("tests.tasks.two_processes", str(data), str(tmp_path / "two"), "3", json.dumps(task))
     first, second = ((tmp_path / f"two-{rank}-of-2").read_text() for rank in (0, 1))
     assert first == second
     train_on(data, tmp_path / "one", batch, task, passes)

@@ -1,4 +1,4 @@
-"""What a training reads: latents drawn from their posterior, stored texts, captions of several lengths, buckets."""
+"""What a training reads: latents drawn from their posterior and of several sizes, stored texts, captions."""
 
 from types import SimpleNamespace
 
@@ -6,18 +6,16 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from PIL import Image, PngImagePlugin
+from PIL import Image
 from pyarrow.parquet import read_metadata
 
 from hf_ext.errors import DataError, MissingColumn, UsageError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import SettingsError, build
 from hf_ext.tasks.diffusion import DisentangledDiTTask
-from hf_ext.tasks.diffusion_buckets import group_pictures
 from hf_ext.tasks.diffusion_latents import SPREAD, encode_posterior, load_autoencoder, read_row
 from hf_ext.tasks.diffusion_texts import NULL, Captions, TextEncoder
 from hf_ext.tasks.precompute import precompute
-from hf_ext.training.data import IndexedSamples, TrainingLoader
 from tests.kit.refusals import refused
 
 from .diffusion_testing import MODEL, check_resuming, losses, make_arguments, rows_of, run, settings, write_pictures
@@ -88,17 +86,17 @@ def test_pictures_are_drawn_from_their_posterior_too(tmp_path, pictures, vae):
 
 def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder, monkeypatch):
     texts = {"text_encoder": str(encoder), "max_text_length": LENGTH}
-    out = encode(pictures, vae, tmp_path / "latents", views=2, **texts)
+    out = encode(pictures, vae, tmp_path / "latents", **texts)
     rows = rows_of(out)
-    assert len(rows) == 18 and rows["text"][:9] == rows["text"][9:]
+    assert len(rows) == 9
     # Of long offsets: a list of `binary` ends at 2 GiB a file.
     assert rows.features["text_states"] == datasets.List(datasets.Value("large_binary"))
-    # Of no text in the first row of each of the six files.
+    # Of no text in the first row of each of the three files.
     counts = [read_metadata(path).num_rows for path in sorted(out.glob("*.parquet"))]
-    firsts = [sum(counts[:place]) for place in range(6) if counts[place]]
-    assert len(counts) == 6 and sum(counts) == 18
+    firsts = [sum(counts[:place]) for place in range(3) if counts[place]]
+    assert len(counts) == 3 and sum(counts) == 9
     assert [number for number, row in enumerate(rows) if row[NULL] is not None] == firsts
-    task = {**task_of(vae), **texts, "text_padding_noise": 0.1}
+    task = {**task_of(vae), **texts}
     model = {**MODEL, "condition_dropout": 0.5}
     calls = []
     plain = TextEncoder.states
@@ -204,100 +202,14 @@ def test_views_are_the_same_after_an_interruption(tmp_path, pictures):
     check_resuming(tmp_path, pictures, task={"image_size": 16, "crops": crops})
 
 
-BUCKETS = {"image_size": 16, "buckets": {"max_ratio": 2.0, "step": 4}}
-
-
-def test_pictures_go_into_buckets_as_they_are_read(tmp_path, pictures):
-    task, metrics = check_resuming(tmp_path, pictures, task=BUCKETS)
+def test_latents_of_several_sizes_are_read_in_batches_of_one(tmp_path, pictures, vae, capsys):
+    out = encode(pictures, vae, tmp_path / "latents", max_ratio=2.0, bucket_step=4)
+    task, metrics = check_resuming(tmp_path, out, task=task_of(vae))
     assert np.isfinite(metrics["loss"]) and len(losses(tmp_path / "whole")) == 4
-    rows = rows_of(pictures)
-    groups = task.read_data(rows)
-    assert {task.sizes[group] for group in groups} == {(20, 12), (16, 16), (12, 20)}
-    for row, group, (height, width) in zip(rows, groups, SIZES, strict=True):
-        sample = task.training_sample(row, np.random.default_rng(0))
-        assert tuple(sample["pixels"].shape[1:]) == task.sizes[group]
-        assert sample["controls"]["original_size"].tolist() == [height, width]
-    source = make_arguments(tmp_path / "run", pictures).data_arguments.train_source
-    loader = iter(TrainingLoader(rows, source, task.training_sample, 0, 2, 0, 0, 1, groups=groups))
-    assert len({tuple(next(loader)["pixels"].shape) for _ in range(12)}) == 3
-
-
-def test_buckets_know_turned_and_broken_pictures(tmp_path):
-    kinds = datasets.Features({"image": datasets.Image(decode=False)})
-    picture, turned = Image.new("RGB", (40, 20)), Image.Exif()
-    turned[274] = 6
-    picture.save(tmp_path / "wide.png")
-    picture.save(tmp_path / "turned.jpg", exif=turned)
-    files = [{"bytes": None, "path": str(tmp_path / "wide.png")}]
-    files += [{"bytes": (tmp_path / "turned.jpg").read_bytes(), "path": None}, {"bytes": b"none", "path": None}, None]
-    data = datasets.Dataset.from_dict({"image": files}, features=kinds)
-    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 0, 0, 0]
-    assert data.cast_column("image", datasets.Image())[1]["image"].size == (20, 40)
-    with refused(MissingColumn, "image", column="photo", option="task.image_column"):
-        group_pictures(data, "photo", [(16, 16)])
-    # A picture that was broken and came back.
-    picture.rotate(90, expand=True).save(tmp_path / "late.png")
-    files[2] = {"bytes": None, "path": str(tmp_path / "late.png")}
-    data = datasets.Dataset.from_dict({"image": files}, features=kinds)
-    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 0, 0, 0]
-
-
-def test_sizes_are_read_without_decoding(tmp_path, monkeypatch):
-    turned = Image.Exif()
-    turned[274] = 6
-    Image.new("RGB", (40, 20)).save(tmp_path / "head.png", exif=turned)
-    content = (tmp_path / "head.png").read_bytes()
-    # The chunk with its length before it and its sum behind it, moved behind the pixels.
-    start = content.index(b"eXIf") - 4
-    end = start + 12 + int.from_bytes(content[start : start + 4], "big")
-    behind = content[:start] + content[end:-12] + content[start:end] + content[-12:]
-    Image.new("RGB", (40, 20)).save(tmp_path / "plain.png")
-    files = [{"bytes": found, "path": None} for found in (content, behind, (tmp_path / "plain.png").read_bytes())]
-    features = datasets.Features({"image": datasets.Image()})
-    data = datasets.Dataset.from_dict({"image": files}, features=features)
-    assert [row["image"].size for row in data] == [(20, 40), (20, 40), (40, 20)]
-    loaded, load = [], PngImagePlugin.PngImageFile.load
-    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", lambda self: loaded.append(1) or load(self))
-    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [0, 0, 2]
-    # That with words behind its pixels alone.
-    assert len(loaded) == 1
-
-
-def test_a_broken_picture_among_buckets_is_left_out(tmp_path):
-    pictures = write_pictures(tmp_path / "pictures", side_column=[(16, 16)] * 3)
-    rows = rows_of(pictures).cast_column("image", datasets.Image(decode=False)).to_list()
-    rows[1]["image"] = {"bytes": b"none", "path": "broken.png"}
-    broken = datasets.Dataset.from_list(rows, features=rows_of(pictures).features)
-    task = build(DisentangledDiTTask, BUCKETS, "task")
-    groups = task.read_data(broken)
-    task.build_model(MODEL, None)
-    samples = IndexedSamples(broken, task.training_sample, 0, groups, 2, bad_allowed=1)
-    read = [samples[position] for position in range(2 * samples.epoch_length)]
-    assert {sample["pixels"].shape for sample, _ in read} == {(3, 16, 16)}
-    assert {row["example"] for _, bad in read for row in bad} == {"1"}
-
-
-def test_an_epoch_of_buckets_is_counted_whole(tmp_path, pictures, capsys):
+    assert sorted(np.bincount(task.read_data(rows_of(out))).tolist()) == [2, 3, 4]
     # Of 3, 4 and 2 pictures: batches of 3 fill up 3, 6 and 3 places.
+    capsys.readouterr()
     changes = {"num_train_epochs": 1, "per_device_train_batch_size": 3}
-    run(make_arguments(tmp_path / "run", pictures, task=BUCKETS, **changes))
+    run(make_arguments(tmp_path / "run", out, task=task_of(vae), **changes))
     assert len(losses(tmp_path / "run")) == 4
     assert "1 of 3 groups of examples" in (said := "".join(capsys.readouterr())) and "their 2 examples" in said
-
-
-def test_buckets_are_refused_where_they_cannot_be(tmp_path, pictures, vae):
-    with refused(UsageError, "stream"):
-        run(make_arguments(tmp_path / "a", pictures, True, task=BUCKETS))
-    out = encode(pictures, vae, tmp_path / "latents")
-    with refused(UsageError, "latents"):
-        run(make_arguments(tmp_path / "b", out, task={**task_of(vae), "buckets": {"step": 4}}))
-    with refused(UsageError, "task.buckets.step"):
-        run(make_arguments(tmp_path / "c", pictures, task=BUCKETS, model={**MODEL, "patch_size": 8}))
-    for task, words in (
-        ({"image_size": [16, 8], "buckets": {}}, "give task.image_size as one side"),
-        ({"image_size": 16, "buckets": {"max_ratio": 0.5}}, "a finite ratio of at least 1"),
-        ({"image_size": 100, "buckets": {}}, "multiple of 64"),
-        ({"image_size": 64, "buckets": {"ratio": 2}}, "unknown key 'ratio' in section 'task.buckets'"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            build(DisentangledDiTTask, task, "task")

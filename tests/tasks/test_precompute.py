@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 
 import datasets
 import numpy as np
@@ -10,11 +11,13 @@ import torch
 from PIL import Image
 from pyarrow.parquet import read_table
 
+from hf_ext.distributed import Ranks
 from hf_ext.errors import DataError, MissingColumn, OtherRun, UsageError
 from hf_ext.files import TakenError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import SettingsError
 from hf_ext.tasks import precompute as module
+from hf_ext.tasks import precompute_sources as sources
 from hf_ext.tasks.diffusion_data import Crops, cut_view
 from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
 from hf_ext.tasks.precompute import precompute
@@ -23,7 +26,17 @@ from tests.disentangled_dit.pipeline_testing import make_vae
 from tests.kit.models import assert_same_answers
 from tests.kit.refusals import refused
 
-from .diffusion_testing import CLASSES, MODEL, losses, make_arguments, rows_of, run, settings, write_pictures
+from .diffusion_testing import (
+    CLASSES,
+    MODEL,
+    losses,
+    make_arguments,
+    pack_tars,
+    rows_of,
+    run,
+    settings,
+    write_pictures,
+)
 
 # Tall, square and wide, several of each.
 SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18)]
@@ -35,19 +48,19 @@ def pictures(tmp_path):
 
 
 def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae, monkeypatch):
-    decoded, plain = [], module.read_example
-    monkeypatch.setattr(module, "read_example", lambda data, number: decoded.append(number) or plain(data, number))
-    out = precompute(settings(pictures, vae, views=2), tmp_path / "out")
+    decoded, plain = [], sources.read_example
+    monkeypatch.setattr(sources, "read_example", lambda data, number: decoded.append(number) or plain(data, number))
+    out = precompute(settings(pictures, vae, seed=1), tmp_path / "out")
     names = sorted(path.name.rpartition("-")[0] for path in out.glob("*.parquet"))
-    assert names == [f"train-{shard:05d}-of-00004" for shard in range(4)]
+    assert names == [f"train-{shard:05d}-of-00002" for shard in range(2)]
     rows, source, autoencoder = rows_of(out), rows_of(pictures), load_autoencoder(str(vae))
-    assert len(rows) == 14 and rows.features["label"].names == CLASSES
-    digests = module._digests(source, "image")
+    assert len(rows) == 7 and rows.features["label"].names == CLASSES
+    digests = sources.hash_rows(source, "image")
     assert len(set(digests)) == 7
     order = [number for part in range(2) for number in range(7) if int(digests[number][:15], 16) % 2 == part]
-    for number in (0, 5, 9, 13):
-        example = source[order[number % 7]]
-        seed = (0, 6, number // 7, int(digests[order[number % 7]][:15], 16))
+    for number in (0, 3, 6):
+        example = source[order[number]]
+        seed = (1, 6, 0, int(digests[order[number]][:15], 16))
         view = cut_view(example["image"], (16, 16), 3, Crops(), np.random.default_rng(seed))
         latent, controls = read_row(rows[number])
         with torch.no_grad():
@@ -55,8 +68,7 @@ def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae,
         torch.testing.assert_close(latent, expected, atol=2e-3, rtol=2e-3)
         assert all(np.array_equal(controls[name], value) for name, value in view.controls.items())
         assert (rows[number]["label"], rows[number]["text"]) == (example["label"], example["text"])
-    assert 0 < sum(rows["flip"]) < 14
-    # Both views of a picture come from one decoding.
+    assert 0 < sum(rows["flip"]) < 7
     assert len(decoded) == 7
 
 
@@ -151,7 +163,7 @@ def test_an_exchanged_file_of_the_same_size_has_another_hash(tmp_path, ending):
         for name in "ab":
             Image.new("RGB", (16, 16), (value, 0, 0)).save(tmp_path / f"{name}.{ending}")
         data = datasets.Dataset.from_dict({"image": [str(tmp_path / f"{name}.{ending}") for name in "ab"]})
-        found += module._digests(data.cast_column("image", datasets.Image()), "image")
+        found += sources.hash_rows(data.cast_column("image", datasets.Image()), "image")
     assert len(set(found)) == 4
 
 
@@ -171,10 +183,40 @@ def test_what_does_not_fit_is_refused(tmp_path, pictures, vae):
     with refused(MissingColumn, "image", "label", column="photo"):
         precompute(settings(pictures, vae, image_column="photo"), tmp_path / "b")
     with refused(SettingsError, "least 1"):
-        settings(pictures, vae, views=0)
+        settings(pictures, vae, workers=0)
     with refused(DataError, "4 channels", "takes 3"):
         out = precompute(settings(pictures, vae), tmp_path / "c")
         run(make_arguments(tmp_path / "run", out, task={"image_size": 16}, model=MODEL))
+
+
+class FirstOfTwo(Ranks):
+    """The first of two processes, whose words come back as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 2
+
+    def gather(self, value):
+        return [value, value]
+
+    def of_first(self, value):
+        return value
+
+
+def test_a_process_takes_the_next_part_that_no_other_has(tmp_path, pictures, vae, monkeypatch):
+    written = []
+
+    def write(work, part, advance):
+        written.append(part)
+        if part == 3:
+            # The second process is done with its first part before this one with two.
+            assert work.take(4) and not work.take(4)
+
+    monkeypatch.setattr(module, "Ranks", FirstOfTwo)
+    monkeypatch.setattr(module._Work, "write", write)
+    out = precompute(settings(pictures, vae, shard_size=1), tmp_path / "out")
+    # The second part is dealt to the second process.
+    assert written == [0, 2, 3, 5, 6] and [path.name for path in out.iterdir()] == ["precompute.json"]
 
 
 # Pictures that cannot be used
@@ -204,22 +246,28 @@ def write_folder(folder, count=24, every=6):
 
 # Pillow leaves the file of a picture open that nobody closes where the reading ends as by a kill.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_campaign_that_is_killed_leaves_out_the_bad_pictures_and_no_other(tmp_path, vae, monkeypatch):
-    bad = write_folder(tmp_path / "photos")
-    chosen = settings(tmp_path / "photos", vae, max_bad_examples=0.3, shard_size=5, workers=3)
+@pytest.mark.parametrize("form", ["files", "tars"])
+def test_a_campaign_that_is_killed_leaves_out_the_bad_pictures_and_no_other(tmp_path, vae, monkeypatch, form):
+    photos = tmp_path / "photos"
+    bad = write_folder(photos)
+    source = photos if form == "files" else pack_tars(photos, tmp_path / "tars", 5)
+    chosen = settings(source, vae, max_bad_examples=0.3, shard_size=5, workers=3, format="tar")
     for after in (1, 5, 3, 2, 4):
         with killed(monkeypatch, module, "cut_view", after):
             precompute(chosen, tmp_path / "out")
         if after == 5:
             # Of a picture that is taken away only its own file is made again.
-            before = {path.name for path in (tmp_path / "out.partial").glob("*.parquet")}
-            (tmp_path / "photos" / "000.png").unlink()
+            before = {path.name for path in (tmp_path / "out.partial").glob("*.tar")}
+            (photos / "000.png").unlink()
+            if form == "tars":
+                pack_tars(photos, source, 5)
     out = precompute(chosen, tmp_path / "out")
     rows, listed = rows_of(out), [json.loads(line) for line in (out / "bad_examples.jsonl").read_text().splitlines()]
     assert len(rows) == 25 - 1 - len(bad)
-    assert {row["file"].rpartition("/")[2] for row in listed} == bad.keys() and all(row["reason"] for row in listed)
-    assert len(before - {path.name for path in out.glob("*.parquet")}) <= 1
-    assert not [*out.glob("bad-*.json")]
+    names = {os.path.splitext(row["file"].replace("::", "/").rpartition("/")[2])[0] for row in listed}
+    assert names == {os.path.splitext(name)[0] for name in bad} and all(row["reason"] for row in listed)
+    assert (before or form == "files") and len(before - {path.name for path in out.glob("*.tar")}) <= 1
+    assert not [*out.glob("bad-*.json"), *out.glob("taken-*")]
 
 
 def test_latents_that_are_not_finite_are_refused_with_their_file(tmp_path, pictures):

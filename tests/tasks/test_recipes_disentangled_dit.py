@@ -40,7 +40,6 @@ SLICES = {
     "class_to_text": ["--task.image_size=8"],
     "cc12m_256": ["--model.preset=tiny", "--model.sample_size=8", "--model.joint_attention_dim=8"],
     "cc12m_512": ["--model={sample_size: 8, in_channels: 4}"],
-    "photos_buckets": ["--model={preset: tiny, num_classes: 3}", "--task.image_size=16", "--task.buckets.step=4"],
 }
 # Those of latents, with what is precomputed beside them, and their columns of pictures, classes and captions.
 LATENTS = dict.fromkeys(("imagenet_256", "imagenet_512"), ("image", "label", "text"))

@@ -366,7 +366,6 @@ def test_a_checkpoint_for_other_data_and_wrong_models_are_refused(tmp_path):
         (SeriesClassificationTask, {"max_length": 0}, "max_length must be at least 1"),
         *((SeriesClassificationTask, {"crop": crop}, "crop") for crop in (-0.1, 1.0, float("nan"), "much")),
         (SeriesRegressionTask, {"target_columns": []}, "target_columns must be different names"),
-        (MaskedLanguageModelTask, {"mask_share": 1.0}, "mask_share must be more than 0 and less than 1"),
     ],
 )
 def test_wrong_options_are_refused(task, options, words):

@@ -1,6 +1,7 @@
 """A run in one or two processes whose noise depends on the pictures alone: `python -m … DATA OUT BATCH TASK`."""
 
 import hashlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,6 @@ from hf_ext.training import loop
 from .diffusion_testing import MODEL, make_arguments, run
 
 STEPS = 4
-TASKS: dict[str, dict[str, Any]] = {
-    "one shape": {"image_size": 8},
-    "buckets": {"image_size": 8, "buckets": {"max_ratio": 2.0, "step": 4}},
-}
 
 
 class Watched(diffusion.DisentangledDiTTask):
@@ -28,7 +25,7 @@ class Watched(diffusion.DisentangledDiTTask):
         return super().loss(model, batch, step)
 
 
-def train_on(data: Path, out: Path, batch: int, task: str, passes: int = 1) -> str:
+def train_on(data: Path, out: Path, batch: int, task: dict[str, Any], passes: int = 1) -> str:
     """Trains on all that is random by rank made a function of each picture; a digest of the network's weights."""
     plain = diffusion.noisy_samples
 
@@ -40,7 +37,7 @@ def train_on(data: Path, out: Path, batch: int, task: str, passes: int = 1) -> s
     try:
         changes = {"max_steps": STEPS, "per_device_train_batch_size": batch, "gradient_accumulation_steps": passes}
         model = {**MODEL, "condition_dropout": 0.0, "control_dropout": 0.0}
-        arguments = make_arguments(out, data, task=TASKS[task], model=model, learning_rate=1e-3, **changes)
+        arguments = make_arguments(out, data, task=task, model=model, learning_rate=1e-3, **changes)
         watched, _ = run(arguments, Watched)
     finally:
         diffusion.noisy_samples = plain
@@ -49,7 +46,7 @@ def train_on(data: Path, out: Path, batch: int, task: str, passes: int = 1) -> s
 
 
 def main() -> None:
-    data, out, batch, task = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    data, out, batch, task = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
     # To draw would take longer than all else.
     loop.plot_curves = lambda run: None
     digest = train_on(data, out, batch, task)

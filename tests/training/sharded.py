@@ -33,7 +33,7 @@ FSDP2 = {
 SEQUENCES = {"hidden_size": 8, "num_hidden_layers": 2, "kernel_size": 4}
 SEMANIR = {"architecture": "columnar", "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
 DIT = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "mlp_ratio": 2.0, "patch_size": 2}
-DIT_TASK = {"image_size": 8, "sample_steps": 2, "samples_per_class": 1, "eval_timesteps": 1}
+DIT_TASK = {"image_size": 8, "sample_steps": 2, "samples_per_class": 1}
 CLASSES = {"num_labels": 3}
 # What each run says, of a method or with another part of the loop.
 CASES: dict[str, dict[str, Any]] = {

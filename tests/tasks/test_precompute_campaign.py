@@ -1,0 +1,129 @@
+"""Twenty thousand small pictures in tar files, two hundred of them bad, and a command that is killed five times."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.tasks.diffusion_data import Crops, cut_view
+from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
+from hf_ext.tasks.tar_files import unpack_row, write_tar
+from tests.kit.models import assert_same_answers
+
+COUNT, FILES, EVERY = 20_000, 40, 100
+# Finished files at which the process is killed.
+KILLS = (3, 11, 19, 28, 37)
+
+
+def encode(pixels: np.ndarray, kind: str, mode: str | None = None) -> bytes:
+    file = io.BytesIO()
+    picture = Image.fromarray(pixels)
+    (picture if mode is None else picture.convert(mode)).save(file, kind)
+    return file.getvalue()
+
+
+def pixels_of(number: int) -> np.ndarray:
+    """Squares of random colours, of another size for each number, some of them transparent."""
+    generator = np.random.default_rng(number)
+    channels = 4 if number % 7 == 0 else 3
+    colours = generator.integers(256, size=(6, 6, channels), dtype=np.uint8)
+    return colours.repeat(8, axis=0).repeat(8, axis=1)[: 32 + number % 17, : 48 - number % 13]
+
+
+BAD = {
+    "truncated": lambda pixels: encode(pixels, "PNG")[:60],
+    "empty": lambda pixels: b"",
+    "text": lambda pixels: b"no picture at all",
+    "16 bits": lambda pixels: encode(pixels[..., 0].astype(np.uint16) * 250, "PNG"),
+    "CMYK": lambda pixels: encode(pixels[..., :3], "JPEG", "CMYK"),
+    "small": lambda pixels: encode(pixels[:2, :2], "PNG"),
+    "long": lambda pixels: encode(pixels[:1, :40], "PNG"),
+    "absent": lambda pixels: None,
+}
+
+
+def kind_of(number: int) -> str | None:
+    """The kind of a bad picture; None for a good one."""
+    return [*BAD][number // EVERY % len(BAD)] if number % EVERY == EVERY // 2 else None
+
+
+def examples_of(file: int) -> Iterator[tuple[str, dict[str, bytes]]]:
+    for number in range(file * COUNT // FILES, (file + 1) * COUNT // FILES):
+        kind = kind_of(number)
+        content = encode(pixels_of(number), "PNG") if kind is None else BAD[kind](pixels_of(number))
+        parts = {} if content is None else {"png": content}
+        yield f"{number:06d}", {**parts, "cls": str(number % 10).encode()}
+
+
+def rows_of(out: Path) -> dict[str, dict]:
+    """All rows by the names of their pictures; no name twice."""
+    found = {}
+    for path in out.glob("train-*.tar"):
+        parts: dict[str, dict] = {}
+        with tarfile.open(path) as tar:
+            for member in tar:
+                name, _, ending = member.name.partition(".")
+                content = tar.extractfile(member).read()
+                parts.setdefault(name, {})[ending] = json.loads(content) if ending == "json" else content
+        rows = [unpack_row(part) for part in parts.values()]
+        assert not {row["__key__"] for row in rows} & found.keys()
+        found |= {row["__key__"]: row for row in rows}
+    return found
+
+
+@pytest.mark.slow
+def test_five_kills_and_two_hundred_bad_pictures_leave_the_right_latents(tmp_path, vae):
+    (tmp_path / "tars").mkdir()
+    for file in range(FILES):
+        with (tmp_path / "tars" / f"{file:05d}.tar").open("wb") as target:
+            write_tar(target, examples_of(file))
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    words = ["dit", "precompute", str(tmp_path / "tars"), str(out), "--vae", str(vae), "--size", "32", "--centre"]
+    words += ["--format", "tar", "--batch-size", "64", "--workers", "1", "--max-bad-examples", "0.01"]
+    command = [sys.executable, "-m", "hf_ext_cli.main", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done: dict[str, int] = {}
+    for finished in KILLS:
+        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+            while process.poll() is None and len([*partial.glob("train-*.tar")]) < finished:
+                time.sleep(0.05)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+        times = {path.name: path.stat().st_mtime_ns for path in partial.glob("train-*.tar")}
+        # What was there is not made again.
+        assert done.items() <= times.items() and len(times) >= finished
+        done = times
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert done.items() <= {path.name: path.stat().st_mtime_ns for path in out.glob("train-*.tar")}.items()
+    assert not partial.exists() and len([*out.iterdir()]) == FILES + 2
+
+    bad = {f"{number:06d}": kind for number in range(COUNT) if (kind := kind_of(number)) is not None}
+    rows = rows_of(out)
+    assert len(bad) == 200 and len(rows) == 19_800
+    assert rows.keys() | bad.keys() == {f"{number:06d}" for number in range(COUNT)}
+    listed = [json.loads(line) for line in (out / "bad_examples.jsonl").read_text().splitlines()]
+    assert sorted(row["file"].rpartition("::")[2].removesuffix(".png") for row in listed) == sorted(bad)
+    assert all(row["reason"] for row in listed)
+
+    autoencoder = load_autoencoder(str(vae))
+    for name in sorted(rows)[::660]:
+        view = cut_view(Image.fromarray(pixels_of(int(name))), (32, 32), 3, Crops(), None)
+        with torch.no_grad():
+            expected = DisentangledDiTPipeline.encode_image(autoencoder, to_pixels([view]))[0]
+        latent, controls = read_row(rows[name])
+        assert_same_answers(latent.half(), expected.half(), name)
+        assert rows[name]["cls"] == int(name) % 10
+        assert all(np.array_equal(controls[key], value) for key, value in view.controls.items())
