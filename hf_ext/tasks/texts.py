@@ -255,8 +255,8 @@ class LanguageModelTask(TokenTask):
 class MaskedLanguageModelTask(LanguageModelTask):
     """
     Masked language modelling of bytes with [`MRConvForMaskedLM`], masked as `DataCollatorForLanguageModeling` does: of
-    the chosen bytes, 15 % of all, 80 % become `<mask>`, 10 % another one. In an evaluation, the number of a text decides
-    its mask.
+    the chosen bytes, 15 % of all, 80 % become `<mask>`, 10 % another one. In an evaluation, the number of a text
+    decides its mask.
     """
 
     special_tokens: ClassVar[dict[str, str]] = {"mask_token": MASK}

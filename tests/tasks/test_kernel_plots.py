@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from transformers import BertConfig, BertModel
 
 from hf_ext.errors import DataError
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
 from hf_ext.tasks.kernel_plots import contributions, load_model
 from hf_ext.tasks.sequences import draw_confusion
 from tests.kit.refusals import refused
-
-BERT = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
 
 
 def tiny(**changes):
@@ -47,8 +46,6 @@ def test_the_branches_that_are_drawn_add_up_to_the_merged_kernel(bidirectional, 
 
 
 def test_another_model_is_refused(tmp_path):
-    from transformers import BertConfig, BertModel
-
     config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
     BertModel(config).save_pretrained(tmp_path)
     with refused(DataError, "BertModel", "MRConv"):
