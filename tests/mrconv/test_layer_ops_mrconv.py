@@ -210,10 +210,7 @@ def results_of_a_share(rank: int, points: str, form: str) -> tuple:
     ids=["one part", "parts", "plain"],
 )
 def test_two_processes_equal_one_on_the_joined_batch(tmp_path, points, form):
-    """
-    Layer and block norm, with one collective forward and one backward, however many parts the channels have. Only the
-    plain form of the layer takes the count, the means and then the variances.
-    """
+    """Layer and block norm, with one collective forward and one backward, however many parts the channels have."""
     case = shared_case(None)
     results, gradients, norm = layer_and_norm(case)
     (first, first_gradients, first_norm, counts), (second, second_gradients, second_norm, second_counts) = (
@@ -229,10 +226,11 @@ def test_two_processes_equal_one_on_the_joined_batch(tmp_path, points, form):
     torch.testing.assert_close(g_u * inside, gradients[0] * inside, **compare)
     for one, other, joined in zip(first_gradients[1:], second_gradients[1:], gradients[1:], strict=True):
         torch.testing.assert_close(one + other, joined, **compare)
-    # Three sums of five branches of 18 channels; the gradients of two of them; and those of the norm with its count.
+    # Three sums of five branches of 18 channels; the gradients of two of them, or of all in the plain form; and those
+    # of the norm with its count.
     layer_calls, norm_calls = [3 * 5 * 18, 2 * 5 * 18], [2 * 18 + 1] * 2
     if form == "plain":
-        layer_calls = [1] + [5 * 18] * 4
+        layer_calls = [3 * 5 * 18] * 2
     assert [counts[0], second_counts[0]] == [layer_calls + norm_calls] * 2
     assert (counts[1], second_counts[1]) == ((1, 1) if points > 400 else (6, 9))
     for found, joined in zip(zip(first_norm[:2], second_norm[:2], strict=True), norm[:2], strict=True):
