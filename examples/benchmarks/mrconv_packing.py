@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_packing.py
 
-The documents are the topics of Python's own documentation as bytes, cut after 1,024 bytes. A step is forward and
+The documents are the topics of Python's own documentation as bytes, cut after 4,096 bytes. A step is forward and
 backward pass of a causal language model on a batch of them; the forms take turns on the same batches in one process,
 and times are the processor's, medians over the batches. `one group` is packed with all documents padded to the
 longest for the convolution. Losses are compared: all forms train on the same tokens.
@@ -24,7 +24,7 @@ from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM, packing_mrconv
 
 SIZES = {"vocab_size": 256, "hidden_size": 128, "num_hidden_layers": 4, "kernel_size": 8, "norm": "layer"}
 NORMS = ("batch", "kernel")
-LONGEST = 1024
+LONGEST = 4096
 
 
 def draw_documents(batches: int, batch: int) -> list[list[Tensor]]:
