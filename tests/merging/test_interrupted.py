@@ -135,7 +135,7 @@ def test_two_processes_of_accelerate_launch_share_the_work(tmp_path, options):
     if not options:
         done = run("", json.dumps(config), str(tmp_path / "merged-two"), command=launch, ACCELERATE_USE_CPU="true")
         assert done.returncode != 0 and "exists and is not empty" in done.stderr
-        assert "process 0 of 2 failed: FileExistsError" in done.stderr
+        assert "process 0 of 2 failed: TakenError" in done.stderr
 
 
 def values(journal: Journal, units: int) -> list[list[float]]:
