@@ -1,16 +1,15 @@
-"""hf-ext generate, texts as they come of an MRConv and of a model of transformers; hf-ext mrconv plot."""
+"""hf-ext generate, texts as they come of an MRConv and of a model of transformers."""
 
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from hf_ext.answers.continuing import continue_text, load_language_model
 from hf_ext.errors import UsageError
-from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM, MRConvForSequenceClassification
+from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
 from hf_ext.tasks.texts import LanguageModelTask, byte_tokenizer
 from tests.emr.emr_testing import tiny_semanir
 from tests.kit import command_line
@@ -91,16 +90,3 @@ def test_other_models_and_values_are_refused_in_words(model, tmp_path):
         assert said in run(*words, code=2).stderr
     with refused(UsageError, "temperature"):
         continue_text(AutoModelForCausalLM, None, "a", print, temperature=-1.0)
-
-
-def test_kernels_are_drawn(tmp_path):
-    config = MRConvConfig(hidden_size=4, num_hidden_layers=2, kernel_size=4, max_position_embeddings=16)
-    model = MRConvForSequenceClassification(config)
-    model.save_pretrained(tmp_path / "model")
-    plot = partial(command_line.run, "mrconv", "plot")
-    assert plot(tmp_path / "model", tmp_path / "kernels.png").stdout == f"{tmp_path / 'kernels.png'}\n"
-    with Image.open(tmp_path / "kernels.png") as picture:
-        assert picture.format == "PNG"
-    model.reparameterize().save_pretrained(tmp_path / "merged")
-    refusal = plot(tmp_path / "merged", tmp_path / "other.png", code=2).stderr
-    assert "the model is merged and has no branches" in refusal and not (tmp_path / "other.png").exists()

@@ -74,7 +74,7 @@ def test_files_of_an_earlier_model_go_and_files_of_the_owner_stay(options, api, 
     told = capsys.readouterr().err
     description = api.list_repo_commits("org/model")[0].message
     for text in (told, description):
-        deleted, left = (next(line for line in text.splitlines() if line.startswith(word)) for word in ("Del", "Left"))
+        deleted, left = (next(line for line in text.splitlines() if line.startswith(word)) for word in ("Del", "Kept"))
         assert all(name in deleted for name in OF_A_MODEL) and all(name in left for name in OF_THE_OWNER)
 
 

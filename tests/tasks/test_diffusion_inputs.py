@@ -78,10 +78,6 @@ def test_pictures_are_drawn_from_their_posterior_too(tmp_path, pictures, vae):
     plain = SimpleNamespace(dtype=torch.float32, config={}, encode=lambda pixels, return_dict: (pixels,))
     with refused(UsageError, "distribution", "posterior"):
         encode_posterior(plain, torch.zeros(1, 3, 8, 8))
-    # Shifted timesteps know the size of the pictures.
-    task = build(DisentangledDiTTask, {"vae": str(vae), "timesteps": {"distribution": "shifted"}}, "task")
-    with refused(DataError, "task.image_size"):
-        task.build_model({**MODEL, "sample_size": 64, "in_channels": 4, "num_classes": 3}, None)
 
 
 def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder, monkeypatch):
