@@ -131,6 +131,15 @@ def test_ties_is_that_of_peft_where_one_tensor_is_the_whole_vector():
     torch.testing.assert_close(flat(merged) - flat(base), expected.double(), rtol=1e-5, atol=3e-7)
 
 
+def test_the_threshold_is_the_exact_rank_over_the_whole_task_vector():
+    base, models = checkpoints(tasks=3)
+    making, _ = merge(configuration("ties", density=0.2), base, models)
+    for vector, threshold in zip(task_vectors(base, models), thresholds(making), strict=True):
+        rank = int(0.2 * vector.numel())
+        assert threshold == vector.abs().sort(descending=True).values[rank - 1]
+        assert int((vector.abs() >= threshold).sum()) == rank
+
+
 @pytest.mark.parametrize(
     ("density", "threshold"),
     # 400 of 5911 elements are 2 or more in magnitude: of 591 wanted, the rest are ones, of which all 300 stay.
