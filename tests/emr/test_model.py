@@ -288,8 +288,8 @@ def test_a_model_of_no_task_answers_nobody(bert: Path):
         model(TOKENS)
 
 
-def test_code_of_the_artifact_runs_only_when_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+@pytest.mark.usefixtures("modules_cache")
+def test_code_of_the_artifact_runs_only_when_it_is_trusted(tmp_path: Path):
     merged = merge_family(tmp_path, write_code)
     with refused(ValueError, "trust_remote_code"):
         EMRModel.from_pretrained(merged)

@@ -61,6 +61,7 @@ def names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.usefixtures("modules_cache")
 @pytest.mark.parametrize("method", ["emr", "average"])
 def test_code_that_comes_with_a_model_travels(tmp_path, method):
     config = family(tmp_path, write_code) | {"method": method}
