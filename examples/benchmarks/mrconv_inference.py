@@ -133,12 +133,12 @@ def peak_bytes(entry: Entry) -> int:
     return peak
 
 
-def compare(entries: dict[str, Entry], rounds: int) -> dict[str, dict[str, Any]]:
+def compare(entries: dict[str, Entry], rounds: int, patience: float = PATIENCE) -> dict[str, dict[str, Any]]:
     """Median seconds of each entry, the median ratio to the first within a round, and the memory of a call."""
     # The first call warms caches; what is too slow to repeat is measured by it.
     first = {name: time_of(entry) for name, entry in entries.items()}
     times = in_turns(
-        [name for name in entries if first[name] <= PATIENCE], rounds, lambda name: time_of(entries[name])
+        [name for name in entries if first[name] <= patience], rounds, lambda name: time_of(entries[name])
     )
     base, results = times[next(iter(entries))], {}
     for name in entries:
