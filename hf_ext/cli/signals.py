@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -27,6 +28,7 @@ def ended_by_signals(advice: str) -> Iterator[None]:
     """
     # Only the main thread may set handlers, and what `nohup` and a shell's background have switched off stays off.
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before: dict[signal.Signals, Any] = {}
     with tempfile.TemporaryDirectory(prefix="hf-ext-") as place:
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -39,10 +41,13 @@ def ended_by_signals(advice: str) -> Iterator[None]:
             last.start()
             raise Interrupted(128 + number)
 
-        before = {each: signal.signal(each, stop) for each in numbers if signal.getsignal(each) != signal.SIG_IGN}
         # All temporary folders of the command lie in this one.
         tempfile.tempdir, outside = place, tempfile.tempdir
         try:
+            for each in numbers:
+                if (handler := signal.getsignal(each)) != signal.SIG_IGN:
+                    before[each] = handler
+                    signal.signal(each, stop)
             yield
         except Interrupted as stopped:
             raise click.exceptions.Exit(stopped.args[0]) from None

@@ -354,10 +354,11 @@ class MergeSums:
     ) -> None:
         self.rescale, self.deltas = rescale, deltas
         self.participates = participates
-        self.columns = {name: sums[:, :, index] * participates for index, name in enumerate(SUMS)}
+        # Not a product: a sum that is not known is NaN.
+        self.columns = {name: np.where(participates, sums[:, :, index], 0.0) for index, name in enumerate(SUMS)}
         self.columns["elements"] = elements[:, None] * participates
         for index, name in enumerate(TOTALS):
-            self.columns[name] = totals[:, index, None] * participates
+            self.columns[name] = np.where(participates, totals[:, index, None], 0.0)
         self.scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
 
     def measure(self) -> dict[str, Array]:

@@ -192,7 +192,7 @@ class MergeConfig:
         return self.merge_method.masks if self.masks is None else self.masks
 
     @property
-    def measured(self) -> bool:
+    def is_measured(self) -> bool:
         """True if the tasks are compared with the result: scales need it, and the kernel of the election does it."""
         return self.measure or self.with_masks or self.merge_method.fused
 

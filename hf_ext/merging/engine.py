@@ -141,7 +141,7 @@ class Engine:
             named = zip(plan.config.tasks, row.task_names, strict=True)
             tasks = [task for task, name in named if name is not None]
             self._options.append(plan.config.find_options(row.name, depths[row.name], tasks))
-        self._measured = plan.config.measured
+        self._measured = plan.config.is_measured
         # elected plainly, by the kernels that mask and sum up too
         self._fused = self._method.fused and plan.config.drop == 0
         # one worker at a time holds a whole tensor of every checkpoint

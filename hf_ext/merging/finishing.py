@@ -77,7 +77,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             # the sizes that came out are warned of, not those of the plan
             warnings=[_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings],
             masks=plan.config.with_masks,
-            measured=plan.config.measured,
+            measured=plan.config.is_measured,
             method=method,
             elements=elements,
             participates=participates,

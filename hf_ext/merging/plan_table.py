@@ -128,6 +128,6 @@ def _size_rows(plan: Plan) -> list[tuple[str, str]]:
         ("memory", f"{size_text(plan.peak_memory)} of buffers beside the process itself"),
     ]
     # to ask takes a second; what is not measured needs no kernels
-    if plan.config.measured and plan.config.device == "cpu" and find_kernels("cpu").run_files is None:
+    if plan.config.is_measured and plan.config.device == "cpu" and find_kernels("cpu").run_files is None:
         rows.append(("speed", "plain torch; with numba a merge is 3 times faster: pip install 'hf-ext[fast]'"))
     return rows

@@ -174,7 +174,10 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
     if settings.image_column not in source.features:
         raise MissingColumn.of(settings.image_column, source.features, "image_column")
     autoencoder: Any = load_autoencoder(settings.vae)
-    autoencoder.to(device, getattr(torch, settings.dtype))
+    autoencoder.to(device)
+    # diffusers warns of every cast, also of one that changes nothing
+    if (dtype := getattr(torch, settings.dtype)) != autoencoder.dtype:
+        autoencoder.to(dtype)
     _check_sizes(settings, DisentangledDiTPipeline.scale_factor_of(autoencoder))
     texts = None if settings.text_encoder is None else TextEncoder(settings.text_encoder, settings.max_text_length)
     work = _Work(settings, source, autoencoder, texts, partial)
