@@ -280,3 +280,22 @@ def test_a_benchmark_compares_on_a_small_case(name, load_benchmark, monkeypatch,
     numbers = [float(number) for number in re.findall(r": (-?[0-9.e+-]+)[,}]", text)]
     assert len(numbers) > len(sides) and min(numbers) >= 0
     assert line in module.markdown(content)
+
+
+@pytest.mark.slow
+def test_norms_are_compared_at_equal_steps_and_at_equal_time(load_benchmark, monkeypatch, tmp_path):
+    norms = load_benchmark("mrconv_norms")
+    (tmp_path / "Tiny").mkdir()
+    lines = ["@problemName Tiny", "@univariate true", "@classLabel true up down", "@data"]
+    lines += [
+        ",".join(str(step * sign) for step in range(16)) + f":{name}" for name, sign in (("up", 1), ("down", -1))
+    ]
+    for part in ("TRAIN", "TEST"):
+        (tmp_path / "Tiny" / f"Tiny_{part}.ts").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(norms, "STEPS", {"Tiny": 20})
+    monkeypatch.setattr(norms, "apart", lambda function, *arguments: function(*arguments))
+    words = Namespace(series=str(tmp_path), digits="", images="", cases=["Tiny"], seeds=2)
+    content = list(norms.measure(words))[-1]
+    assert len(content["rows"]) == 2 * (3 + 2)
+    assert all(row["merged"] == row["accuracy"] for row in content["rows"] if row["norm"] != "layer")
+    assert norms.draw(content).count("\n") == 2 + 3
