@@ -91,9 +91,15 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder of the test's own for code that comes with models, which transformers imports as one package."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    """A folder of the test's own for code that comes with models, which transformers imports as one package.
+
+    Python takes the first folder of its path that has the package: the folder of the tests before leaves the path.
+    """
+    from transformers import dynamic_module_utils
+
+    shared = dynamic_module_utils.HF_MODULES_CACHE
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != shared])
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     own = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "transformers_modules"}
     for name in own:
         del sys.modules[name]
