@@ -1,8 +1,8 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Operators beside and in place of SemanIR's plain ones, registered when this file is imported.
 
-Two things are registered in the tables of `ops_semanir`. `ATTENTION` gets the fused ways: "native" (kernels for CPUs),
-"flex_attention" and "triton". `STEPS` gets functions around the plain ones: they take the kernels where these fit and
+Two things are registered in the tables of `ops_semanir`. `ATTENTION` gets the fused ways: "native" (kernels for CPUs)
+and "triton" (for GPUs). `STEPS` gets functions around the plain ones: they take the kernels where these fit and
 call the plain function elsewhere. The kernels are imported by the first call that needs them: numba takes a second.
 
 Shapes: B feature maps [B, height, width, channels], W windows of N tokens.
@@ -227,21 +227,11 @@ def native_attention(
     return outputs.transpose(1, 2).to(value.dtype)
 
 
-def _attend_by_flex(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
-    from .semanir_flex import flex_attention_
-
-    return flex_attention_(query.to(value.dtype), key.to(value.dtype), value, table, dictionary)
-
-
 def _attend_by_triton(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
     from .semanir_triton import triton_attention
 
     return triton_attention(query.to(value.dtype), key.to(value.dtype), value, table, dictionary)
 
 
-ATTENTION |= {
-    "native": native_attention,
-    "flex_attention": UnitAttention(_attend_by_flex),
-    "triton": UnitAttention(_attend_by_triton),
-}
+ATTENTION |= {"native": native_attention, "triton": UnitAttention(_attend_by_triton)}
 STEPS |= {"cut": _cut_windows, "join": _join_windows, "choose_keys": _choose_keys, "choose_attention": _choose_fastest}

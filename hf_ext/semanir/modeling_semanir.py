@@ -456,7 +456,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
 
     The fastest of several equivalent implementations computes the attention. `attn_implementation` of
     `from_pretrained`, or `set_attn_implementation`, chooses one: `"auto"`, `"eager"`, `"sdpa"`, `"native"` (CPU,
-    numba), `"flex_attention"` or `"triton"` (GPU). The last three, and images over `memory_budget`, need hf_ext.
+    numba) or `"triton"` (GPU). The last two, and images over `memory_budget`, need hf_ext.
 
     `torch.export` and `torch.onnx.export` make one graph for any batch and any size in which both sides are longer
     than `window_size * 2 ** (levels - 1)`, given an example of at least two such images and `dynamic_shapes` of

@@ -33,7 +33,7 @@ class UnknownAttentionError(ValueError):
     """A name of `attn_implementation` that is not in `ATTENTION`."""
 
     def __init__(self, option: str, name: str):
-        missing = [known for known in ("native", "flex_attention", "triton") if known not in ATTENTION]
+        missing = [known for known in ("native", "triton") if known not in ATTENTION]
         elsewhere = (
             f"; {', '.join(map(repr, missing))} come with the package hf-ext ('native' with numba, 'triton' with "
             "triton): install it and import hf_ext before the model is loaded"
@@ -244,8 +244,8 @@ def key_semantic_attention(
     has the dtype of the values.
 
     `implementation` is `"eager"` (matrix products and softmax), `"sdpa"` (`scaled_dot_product_attention` with masks);
-    with hf_ext `"native"` (fused; CPUs, in float32), `"flex_attention"` and `"triton"` (fused, for GPUs); or `"auto"`:
-    the fastest here. All give the same; what one does not take, it refuses."""
+    with hf_ext `"native"` (fused; CPUs, in float32) and `"triton"` (fused, for GPUs); or `"auto"`: the fastest here.
+    All give the same; what one does not take, it refuses."""
     given = (query, key, value, temperature, table)
     if implementation == "auto":
         implementation = STEPS["choose_attention"](value, _needs_gradient(*given))

@@ -99,7 +99,7 @@ def test_implementation_equals_the_reference(implementation, layout, top_k, shif
 
 def test_every_implementation_is_compared():
     # Those for GPUs have tests of their own, one in Triton's interpreter.
-    assert IMPLEMENTATIONS.keys() | {"triton", "flex_attention"} == {"auto", *ops.ATTENTION}
+    assert IMPLEMENTATIONS.keys() | {"triton"} == {"auto", *ops.ATTENTION}
 
 
 @pytest.mark.parametrize(("layout", "top_k"), [("64", 8), ("24", 8), ("48", 8), ("144", 140)])

@@ -219,5 +219,5 @@ def test_operators_run_alone_and_say_what_hf_ext_would_add():
     wanted = alone["key_semantic_attention"](*given, "eager")
     for name in ("auto", "sdpa"):
         torch.testing.assert_close(alone["key_semantic_attention"](*given, name), wanted)
-    with refused(ValueError, "native", "'auto', 'eager', 'sdpa'; 'native', 'flex_attention'", "hf-ext"):
+    with refused(ValueError, "native", "'auto', 'eager', 'sdpa'; 'native', 'triton'", "hf-ext"):
         alone["key_semantic_attention"](*given, "native")

@@ -2,9 +2,9 @@
 
 One attention of the paper's S model (6 heads of 30 channels): `dense` is scaled_dot_product_attention with the
 position bias of every pair and no dictionary; `sdpa` and `eager` have the dictionary as a mask; `gather` copies the
-chosen keys and values of each token, in torch; `flex_attention` and `triton` are the fused forms. Inference is forward
-without gradients; a training step is forward and backward with gradients of queries, keys, values, temperature and
-bias table. The dictionary is built once, outside; its own time has a row. `difference` is the largest from float32.
+chosen keys and values of each token, in torch; `triton` is the fused form. Inference is forward without gradients; a
+training step is forward and backward with gradients of queries, keys, values, temperature and bias table. The
+dictionary is built once, outside; its own time has a row. `difference` is the largest from float32.
 """
 
 from functools import partial
@@ -23,8 +23,8 @@ from hf_ext.semanir.ops_semanir import (
 )
 
 HEADS, HEAD_DIM = 6, 30
-FORMS = ("dense", "sdpa", "flex_attention", "triton", "eager", "gather")
-# torch has no gradient of flex_attention on a CPU, and triton no kernels for it.
+FORMS = ("dense", "sdpa", "triton", "eager", "gather")
+# Triton has no kernels for a CPU.
 FORMS_CPU = ("dense", "sdpa", "eager", "gather")
 KEYS = {8: (16, 64), 16: (64, 128, 256), 32: (64, 256, 512, 1024)}
 
