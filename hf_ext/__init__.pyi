@@ -21,7 +21,6 @@ from .mrconv import (
     MRConvNextModel as MRConvNextModel,
 )
 from .pipelines import DisentangledDiTPipeline as DisentangledDiTPipeline
-from .restoration.restorer import Restorer as Restorer
 from .restoration.tiles import restore_image as restore_image
 from .semanir import (
     SemanIRConfig as SemanIRConfig,

@@ -48,7 +48,6 @@ from hf_ext.app_work import (
     told,
 )
 from hf_ext.hub.released import list_released
-from hf_ext.tasks.kernel_plots import draw_merged, load_model
 
 # Letters of a text at most, and requests that may wait; the next one is refused.
 LETTERS, WAITING = 100_000, 32
@@ -237,10 +236,6 @@ def _listen_tab(tab: Tab) -> None:
             tab.offer([sound], [[tab.examples["digits"]]], ["a synthetic voice says four digits"])
             button = gr.Button("Listen to the file", variant="primary", elem_id="listen-run")
         words = gr.Markdown(show_words([]), elem_id="listen-result", container=True)
-    gr.Markdown("Kernels of each layer: the weights of earlier samples.")
-    kernels = gr.Image(
-        draw_merged(load_model(tab.first)), show_label=False, format="png", interactive=False, buttons=_SAVE
-    )
 
     def run(name: str, path: str | None) -> Iterator[str]:
         clock, begun, found, parts = tab.clock(), time.monotonic(), Words(), 0
@@ -273,9 +268,7 @@ def _listen_tab(tab: Tab) -> None:
     microphone.start_recording(lambda: (None, show_words([])), None, [heard, words])
     microphone.stream(run_piece, [tab.model, heard, microphone], [heard, words], stream_every=0.3)
     microphone.stop_recording(end, heard, [heard, words])
-    tab.model.input(
-        lambda name: (None, tab.ask(lambda source: draw_merged(load_model(source)), name)), tab.model, [heard, kernels]
-    )
+    tab.model.input(lambda: None, None, heard)
 
 
 def _merge_tab(tab: Tab) -> None:

@@ -27,7 +27,7 @@ from hf_ext.hub.checkpoints import split_revision
 from hf_ext.hub.disclosure import cut_folders
 from hf_ext.hub.released import list_released
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.restoration.comparison import show_colours
+from hf_ext.semanir.image_processing_semanir import to_unit
 from hf_ext.tasks.diffusion_grids import default_batch_size, draw_grid, sample_rows
 from hf_ext.training.models import pipeline_index
 
@@ -173,6 +173,16 @@ def count_work(source: str, channels: int) -> float:
     with clock:
         restore_image(load_restorer(source), np.zeros((PROBE, PROBE, channels), np.uint8))
     return clock.work / PROBE**2
+
+
+def show_colours(pixels: np.ndarray) -> np.ndarray:
+    """Pixels as a screen shows them: uint8 RGB, what is transparent is white."""
+    unit = to_unit(pixels)
+    if unit.shape[-1] % 2 == 0:
+        alpha = unit[..., -1:]
+        unit = unit[..., :-1] * alpha + (1 - alpha)
+    unit = np.repeat(unit, 3, axis=-1) if unit.shape[-1] == 1 else unit[..., :3]
+    return np.rint(unit.clip(0, 1) * 255).astype(np.uint8)
 
 
 def pair(before: np.ndarray, after: np.ndarray) -> Pair:

@@ -317,6 +317,12 @@ def test_the_figure_of_the_readme_has_the_numbers_of_the_study_and_a_panel_for_e
     told = "\n".join(panel.get_suptitle() for panel in panels)
     methods = ("SemanIR", "EMR-Merging", "Disentangled DiT", "MRConv")
     assert len(panels) == 4 and all(method in told for method in methods)
+    # The branches that are drawn add up to the merged kernel.
+    lines = [{axis.get_label(): axis.get_ydata() for axis in panel.get_lines()} for panel in panels[3].axes]
+    total = np.zeros(len(lines[1]["merged"]))
+    for values in lines[0].values():
+        total[: len(values)] += values
+    np.testing.assert_allclose(total, lines[1]["merged"], atol=1e-6)
 
 
 def test_pairs_are_made_for_the_runs_that_read_them(load, tmp_path):

@@ -1,20 +1,22 @@
 """Restorers as nodes of ComfyUI: copy this file to ComfyUI/custom_nodes/ where hf-ext is installed.
 
 "Load Restorer" takes the name of a released model, a folder or org/name. What it gives goes to "Restore Image", which
-has a strength and takes tiles where memory is short, or to ComfyUI's own "Upscale Image (using Model)".
+has a strength and takes tiles where memory is short.
 """
 
 from typing import Any
 
 import torch
 
-from hf_ext import Restorer, restore_image
+from hf_ext import SemanIRForImageRestoration, restore_image
+from hf_ext.hub.released import find_model
+from hf_ext.restoration.restorer import load_model
 
 
 class LoadRestorer:
     """A restorer by its name."""
 
-    RETURN_TYPES = ("UPSCALE_MODEL",)
+    RETURN_TYPES = ("HF_EXT_RESTORER",)
     FUNCTION = "load"
     CATEGORY = "hf-ext"
 
@@ -25,8 +27,8 @@ class LoadRestorer:
             "optional": {"task": ("STRING", {"default": "", "tooltip": "Of a merge: the task whose model restores."})},
         }
 
-    def load(self, model: str, task: str = "") -> tuple[Restorer]:
-        return (Restorer.from_pretrained(model.strip(), task=task.strip() or None),)
+    def load(self, model: str, task: str = "") -> tuple[SemanIRForImageRestoration]:
+        return (load_model(find_model(model.strip()), task.strip() or None),)
 
 
 class RestoreImage:
@@ -41,20 +43,17 @@ class RestoreImage:
         strength = {"default": 1.0, "min": 0.0, "max": 1.0, "step": 0.05}
         return {
             "required": {
-                "restorer": ("UPSCALE_MODEL",),
+                "restorer": ("HF_EXT_RESTORER",),
                 "image": ("IMAGE",),
                 "strength": ("FLOAT", {**strength, "tooltip": "How much of the change is made; 1 where it enlarges."}),
             }
         }
 
-    def restore(self, restorer: Restorer, image: torch.Tensor, strength: float = 1.0) -> tuple[torch.Tensor]:
-        if not isinstance(restorer, Restorer):
-            raise TypeError(f"`restorer` is a {type(restorer).__name__}; connect the output of Load Restorer.")
-        # Another node that had it may have left it on the CPU.
-        restorer.to("cuda" if torch.cuda.is_available() else "cpu")
+    def restore(
+        self, restorer: SemanIRForImageRestoration, image: torch.Tensor, strength: float = 1.0
+    ) -> tuple[torch.Tensor]:
         pictures = [
-            restore_image(restorer.model, picture.float().cpu().numpy(), strength=strength, tile="auto")
-            for picture in image
+            restore_image(restorer, picture.float().cpu().numpy(), strength=strength, tile="auto") for picture in image
         ]
         return (torch.stack([torch.from_numpy(picture) for picture in pictures]).clamp(0, 1),)
 

@@ -16,7 +16,7 @@ from PIL import Image
 import hf_ext
 from hf_ext.figures import new_figure, save_figure
 from hf_ext.files import read_json
-from hf_ext.tasks.kernel_plots import contributions, load_model
+from hf_ext.mrconv import MRConvForAudioClassification
 
 HERE = Path(__file__).resolve().parent
 STUDY = HERE.parent / "emr" / "results" / "pictures" / "study.json"
@@ -72,10 +72,32 @@ def show_grid(figure: Any) -> None:
     axis.axis("off")
 
 
+Curve = tuple[np.ndarray, np.ndarray]
+
+
+def contributions(layer: Any, channel: int) -> tuple[list[Curve], Curve]:
+    """Lags and values alpha_i s_i k_i of one channel's kernels, and of their sum; lags below 0 look ahead."""
+    merged, ahead, _ = layer.merged()
+    kernels, backward = layer.branch_kernels()
+    scale, _ = layer.branch_scales()
+    wings = [None] * len(kernels) if backward is None else backward
+    parts = [
+        _two_sided(kernel[channel] * factor[channel], None if wing is None else wing[channel] * factor[channel])
+        for kernel, wing, factor in zip(kernels, wings, scale, strict=True)
+    ]
+    return parts, _two_sided(merged[channel], None if ahead is None else ahead[channel])
+
+
+def _two_sided(kernel: torch.Tensor, ahead: torch.Tensor | None) -> Curve:
+    """Lags and values, the latest input first."""
+    wing = kernel[:0] if ahead is None else ahead.flip(0)
+    return np.arange(-len(wing), len(kernel)), torch.cat([wing, kernel]).numpy()
+
+
 def show_kernels(figure: Any) -> None:
     """The kernels of the branches, and the one that they merge into."""
     figure.suptitle("MRConv merges its branches into one convolution", fontweight="bold")
-    layer = load_model(str(hf_ext.released("spoken-digits"))).convolutions()[-1]
+    layer = MRConvForAudioClassification.from_pretrained(hf_ext.released("spoken-digits")).convolutions()[-1]
     with torch.no_grad():
         parts, merged = contributions(layer, 0)
     above, below = figure.subplots(2, 1, sharex=True)

@@ -37,7 +37,6 @@ COMMANDS = {
     },
     "Publish": {"push": "publishing", "card": "publishing", "hub": "serving"},
     "Tools of one method": {
-        "semanir": "semanir",
         "dit": "disentangled_dit",
         "emr": "emr",
     },

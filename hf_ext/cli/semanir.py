@@ -1,4 +1,4 @@
-"""hf-ext restore and hf-ext semanir: SemanIR models on pictures."""
+"""hf-ext restore: SemanIR models on pictures."""
 
 import math
 import time
@@ -12,7 +12,6 @@ from hf_ext.system import import_undisturbed
 from hf_ext.terminal import is_quiet
 
 from .errors import Failed, Unusable, loads
-from .groups import Group
 from .library import import_without_models
 from .sources import Model
 from .terminal import say
@@ -68,7 +67,6 @@ TILE = Parsed(
 STRENGTH = Parsed("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
 COLOUR = Parsed("COLOUR", _read_colour, "not an opaque colour; give one such as white or #ffcc00")
 MEGAPIXELS = Parsed("MEGAPIXELS", _read_megapixels, "not a number above 0")
-NUMBERS = Parsed("N,N", lambda text: [*map(int, text.split(","))], "not a list of whole numbers such as 16,64")
 
 
 @loads
@@ -97,7 +95,7 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 @click.option(
     "--compare",
     is_flag=True,
-    help="Also write pictures and crops before and after: OUT/comparison.png, and comparison.html with sliders.",
+    help="Also write OUT/comparison.html: each picture before and after, under a slider.",
 )
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Format of results.  [default: that of the input]")
 @click.option("--quality", type=click.IntRange(1, 100), help="Quality of JPEG and WebP.  [default: 95]")
@@ -109,11 +107,11 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
     show_default=True,
     help="Colour behind transparency in JPEG and BMP.",
 )
-@click.option("--suffix", help="Suffix of the results' names, such as _restored: a.png becomes a_restored.png.")
 @click.option(
     "--name",
     "template",
-    help="Template of the results' names, such as {stem}-{ext}; {stem} and {ext} come from the input.",
+    default="{stem}",
+    help="Template of the results' names, such as {stem}_restored or {stem}-{ext}, which come from the input.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace existing files that have the name of a result.")
 @click.option(
@@ -135,8 +133,7 @@ def restore(
     quality: int | None,
     lossless: bool,
     background: tuple[int, int, int],
-    suffix: str | None,
-    template: str | None,
+    template: str,
     overwrite: bool,
     max_megapixels: float,
     device: str | None,
@@ -164,17 +161,19 @@ def restore(
       hf-ext restore merged old.jpg --task jpeg --out restored
       hf-ext restore org/name huge.png --out restored --tile auto --dtype bfloat16
       curl -s https://example.org/a.jpg | hf-ext restore org/name - --out - > restored.jpg
-      hf-ext restore org/name photos/ --out photos --suffix _restored
+      hf-ext restore org/name photos/ --out photos --name {stem}_restored
       find photos -newer last | hf-ext restore org/name @- --out restored
     """
     # The model is loaded later, and only if there is work to do.
     import_without_models()
     from hf_ext.distributed import Ranks
+    from hf_ext.restoration.comparison import write_page
     from hf_ext.restoration.jobs import plan_jobs
 
-    name = _check_options(quality, lossless, suffix, template)
-    place, folder = _place_of_results(out, compare, kind or suffix or template)
-    sheet = folder / "comparison.png" if folder is not None and compare else None
+    if quality is not None and lossless:
+        raise click.UsageError("--quality applies to lossy compression and contradicts --lossless; give one of them.")
+    place, folder = _place_of_results(out, compare, kind is not None or template != "{stem}")
+    page = folder / "comparison.html" if folder is not None and compare else None
     encoding = {"quality": quality, "lossless": lossless, "background": background}
     # The others are those of `restore_image`.
     ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": dtype}
@@ -182,30 +181,34 @@ def restore(
     # once.
     plan, to_do = ranks.ask_first(
         lambda: _plan(
-            plan_jobs(list(inputs), place, f".{kind}" if kind else None, name, sheet),
+            plan_jobs(list(inputs), place, f".{kind}" if kind else None, template),
             _records(source, folder, made_with),
-            sheet,
+            page,
             overwrite,
             encoding,
         )
     )
-    failed, parts, replaced = len(plan.refused), [f"0 restored to {out}"], 0
+    failed, parts, replaced = dict(plan.refused), [f"0 restored to {out}"], 0
     if to_do:
         with import_undisturbed(), ranks.first_before_others():
             model = load_model(source, ranks.own_device(device), dtype, task) if ranks.share(to_do) else None
         records = _records(source, folder, made_with)
-        given = {**options, "max_megapixels": max_megapixels, "compare": sheet, "records": records}
+        given = {**options, "max_megapixels": max_megapixels, "records": records}
         report, speed = _restore(model, to_do, ranks, encoding, given)
-        failed += len(report.failed)
+        failed |= report.failed
         parts = [f"{len(report.restored)} restored to {out}", speed]
         replaced = sum(job.replace and not overwrite and job.name not in report.failed for job in to_do)
     if ranks.index > 0:
         # Only the first process prints.
         return
+    if page is not None and (to_do or not page.exists()):
+        done = [job for job in plan.jobs if isinstance(job.source, Path) and job.name not in failed]
+        if done:
+            write_page(page, [(job.name, job.source, job.out) for job in done])
     if folder is not None:
         say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, len(to_do), replaced)]))
     if failed:
-        raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} pictures could not be restored.")
+        raise Failed(f"{len(failed)} of {len(plan.jobs) + len(plan.refused)} pictures could not be restored.")
 
 
 def _count_others(plan: Any, to_do: int, replaced: int) -> list[str]:
@@ -218,16 +221,6 @@ def _count_others(plan: Any, to_do: int, replaced: int) -> list[str]:
     return [f"{count} {what}" for what, count in counted.items() if count]
 
 
-def _check_options(quality: int | None, lossless: bool, suffix: str | None, template: str | None) -> str:
-    """The template of the results' names."""
-    if quality is not None and lossless:
-        raise click.UsageError("--quality applies to lossy compression and contradicts --lossless; give one of them.")
-    if suffix is not None and template is not None:
-        raise click.UsageError("--suffix SUFFIX means --name '{stem}SUFFIX'; give either --suffix or --name.")
-    # Escape braces in a suffix.
-    return template or "{stem}" + (suffix or "").replace("{", "{{").replace("}", "}}")
-
-
 def _records(source: str, folder: Path | None, made_with: dict[str, Any]) -> Any:
     """The records of the results in a folder."""
     from hf_ext.restoration.records import Records, identify_model
@@ -236,7 +229,7 @@ def _records(source: str, folder: Path | None, made_with: dict[str, Any]) -> Any
 
 
 def _plan(
-    plan: Any, records: Any, sheet: Path | None, overwrite: bool, encoding: dict[str, Any]
+    plan: Any, records: Any, page: Path | None, overwrite: bool, encoding: dict[str, Any]
 ) -> tuple[Any, list[Any]]:
     """The plan and its unfinished jobs; prints the pictures that cannot be restored."""
     from hf_ext.files import remove_leftovers_of
@@ -251,17 +244,14 @@ def _plan(
         say(text, to_stderr=True)
     if not plan.jobs:
         raise Unusable(f"none of {len(plan.skipped) + len(plan.refused)} pictures can be restored.")
-    drawn = [] if sheet is None else [sheet, sheet.with_suffix(".html")]
-    if to_do and not overwrite and (there := [str(path) for path in drawn if path.exists()]):
-        raise Failed(f"{' and '.join(there)} would be replaced; give --overwrite, or move them.")
-    if not to_do and not all(path.exists() for path in drawn):
-        say("nothing is left to restore, so --compare drew nothing; --overwrite restores all again.", to_stderr=True)
+    if to_do and page is not None and page.exists() and not overwrite:
+        raise Failed(f"{page} would be replaced; give --overwrite, or move it.")
     check_places(to_do)
     remove_leftovers_of(job.out for job in to_do if job.out is not None)
     return plan, to_do
 
 
-def _place_of_results(out: str, compare: bool, named: str | None) -> tuple[Path | None, Path | None]:
+def _place_of_results(out: str, compare: bool, named: bool) -> tuple[Path | None, Path | None]:
     """The file or folder that --out names, and the folder of the results; None for standard output."""
     from hf_ext.restoration.jobs import is_one_result
 
@@ -269,7 +259,7 @@ def _place_of_results(out: str, compare: bool, named: str | None) -> tuple[Path 
         raise click.UsageError("--out is empty; give a folder (. is this one), the name of a picture, or -.")
     if out == "-":
         if compare:
-            raise click.UsageError("--compare needs a folder for its files: give --out DIR instead of -.")
+            raise click.UsageError("--compare needs a folder for its page: give --out DIR instead of -.")
         return None, None
     place = Path(out)
     if not is_one_result(place):
@@ -277,7 +267,7 @@ def _place_of_results(out: str, compare: bool, named: str | None) -> tuple[Path 
             raise click.UsageError(f"--out {out} is a file; give a folder, or the name of a picture.")
         return place, place
     if named:
-        raise click.UsageError(f"--out {out} names the result already: leave out --format, --suffix and --name.")
+        raise click.UsageError(f"--out {out} names the result already: leave out --format and --name.")
     return place, place.parent
 
 
@@ -314,43 +304,3 @@ def _restore(
 
 
 _FORMAT = "{percentage:3.0f} %|{bar}| {n:.2f} of {total:.2f} MP [{elapsed}, {remaining} left, {rate_fmt}]"
-
-
-@click.group(cls=Group)
-def semanir() -> None:
-    """SemanIR: draw what a model attends to. `hf-ext train` trains a model, `hf-ext restore` uses it."""
-
-
-@semanir.command()
-@click.argument("source", metavar="MODEL", type=Model())
-@click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("out", metavar="OUT.png", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--at", type=NUMBERS, metavar="X,Y", help="Position of the patch in pixels.  [default: the middle]")
-@click.option("--stage", type=click.IntRange(min=1), default=1, show_default=True, help="Number of the stage.")
-@click.option("--top-k", type=NUMBERS, help="Numbers of keys.  [default: 1/16 to 1/2 of a window]")
-def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: int, top_k: list[int] | None) -> None:
-    """Draw the key-semantic neighbours of a patch of IMAGE for several k, and write OUT.png.
-
-    The neighbours of a patch are the k most similar tokens of its window, which it attends to in a stage of MODEL, a
-    folder or org/name[@revision].
-
-    \b
-    Examples:
-      hf-ext semanir explain runs/denoise/snapshot photo.png neighbours.png
-      hf-ext semanir explain org/name photo.png neighbours.png --at 120,80 --stage 2 --top-k 16,64,256
-    """
-    import numpy as np
-
-    from hf_ext.restoration.attention import explain as draw
-    from hf_ext.restoration.encoding import Picture
-    from hf_ext.restoration.files import read_image, write_image
-
-    if at is not None and len(at) != 2:
-        raise click.BadParameter("give two numbers, column and row, such as 120,80.", param_hint="--at")
-    if out.suffix.lower() != ".png":
-        raise click.BadParameter(f"{out} does not end with .png.", param_hint="OUT.png")
-    if out.exists() and out.samefile(image):
-        raise click.BadParameter(f"{out} is the picture itself, which would be replaced.", param_hint="OUT.png")
-    pixels = read_image(image).pixels
-    drawing = draw(load_model(source, None, None), pixels, None if at is None else (at[0], at[1]), stage, top_k)
-    say(write_image(out, Picture(np.asarray(drawing)), overwrite=True))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from ..errors import DataError, UsageError
+from ..errors import DataError
 from .camera import DECODER_ERRORS, RAW_ENDINGS, open_picture
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,6 @@ def plan_jobs(
     out: Path | None,
     ending: str | None = None,
     name: str = "{stem}",
-    reserved: Path | None = None,
 ) -> Plan:
     """
     Find the pictures and say where each goes: below `out`; or to standard output or a file, which take one.
@@ -86,7 +85,7 @@ def plan_jobs(
     An input is a file; a folder, searched with all below it, whose relative paths are kept; a pattern such as
     `photos/**/*.png`; `-` for standard input; `@FILE` or `@-` for a list of names, one a line. A result ends as its
     input unless `ending` is given, or `.png` where nothing can be written so without loss: a still GIF. In `name`,
-    `{stem}` and `{ext}` are the input's. No result may be `reserved`. An input that is refused stops no other one.
+    `{stem}` and `{ext}` are the input's. An input that is refused stops no other one.
     """
     check_template(name)
     found = [picture for given in inputs for picture in find_files(given, out, picture_endings())]
@@ -109,7 +108,7 @@ def plan_jobs(
         result = name.format(stem=relative.stem, ext=relative.suffix.removeprefix("."))
         place = out if one else out / relative.with_name(result + written)
         planned.append((Job(title, source, place, written), named))
-    jobs = _without_clashes(planned, refused, reserved, renamed=name != "{stem}")
+    jobs = _without_clashes(planned, refused, renamed=name != "{stem}")
     return Plan(jobs, refused, skipped)
 
 
@@ -126,21 +125,17 @@ def check_template(name: str) -> None:
         )
 
 
-def _without_clashes(
-    planned: list[tuple[Job, bool]], refused: dict[str, str], reserved: Path | None, renamed: bool
-) -> list[Job]:
+def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], renamed: bool) -> list[Job]:
     """The jobs whose results have distinct names; the reasons for the others go to `refused`."""
     jobs, seen = dict[Job, None](), set[tuple[Path | None, str]]()
     # Some file systems do not tell capitals.
-    places = {str(reserved).casefold(): "the sheet of --compare"} if reserved is not None else {}
+    places = dict[str, str]()
     # Links are followed once for each: of a million pictures that takes minutes.
     resolved = [
         tuple(_resolve(place) if isinstance(place, Path) else None for place in (job.source, job.out))
         for job, _ in planned
     ]
     sources = {source: job.name for (source, _), (job, _) in zip(resolved, planned, strict=True)}
-    if reserved is not None and (name := sources.get(_resolve(reserved))):
-        raise UsageError(f"the sheet of --compare would replace {name}: move it, or give another folder with --out.")
     results = {result: job.name for (_, result), (job, _) in zip(resolved, planned, strict=True)}
     for (job, named), (source, result) in zip(planned, resolved, strict=True):
         place = str(job.out).casefold()
@@ -153,7 +148,7 @@ def _without_clashes(
                 continue
             reason = f"is at the path of the result of {results[source]}; move it, or give another folder with --out."
         elif not renamed and result in sources:
-            reason = f"its result would replace {sources[result]}; give another folder with --out, or a --suffix."
+            reason = f"its result would replace {sources[result]}; give another folder with --out, or a --name."
         elif place in places:
             reason = (
                 f"would be written to {job.out}, and so would {places[place]}; rename it, restore it into another "

@@ -6,21 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from hf_ext.distributed import Ranks
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
-from .comparison import Comparison, compare_pictures, comparison_page, comparison_sheet
 from .damage import choose_strength, estimate_damage
 from .encoding import DEFAULT, Encoding, Frames, Picture, encode_frames
-from .files import read_frames, write_bytes, write_image
+from .files import read_frames, write_bytes
 from .jobs import FORMATS, Job
 from .records import Records
 from .tiles import check_options, lacks_memory, restore_image
-
-# Pictures on the sheet of comparisons.
-_MOST_COMPARED = 8
 
 
 class Report(NamedTuple):
@@ -32,11 +26,10 @@ class Report(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """Outcome of one picture: the megapixels of its frames, or what was wrong; what the sheet shows of it."""
+    """Outcome of one picture: the megapixels of its frames, or what was wrong."""
 
     megapixels: float = 0.0
     wrong: str | None = None
-    compared: Comparison | None = None
     notes: Sequence[str] = ()
 
 
@@ -46,7 +39,6 @@ def restore_files(
     *,
     encoding: Encoding = DEFAULT,
     records: Records | None = None,
-    compare: Path | None = None,
     max_megapixels: float = 200.0,
     progress: Callable[[float], None] | None = None,
     say: Callable[[str], None] | None = None,
@@ -61,13 +53,11 @@ def restore_files(
     Processes of `accelerate launch`, which all have the same `jobs`, share them; one that gets none needs no model.
     Each has the report of all, in the order of the jobs.
 
-    `compare` is a file for a sheet of up to 8 pictures before and after, of several frames the first; beside it goes a
-    page of all of them that browsers show, with a slider each. `progress` is
-    called with the megapixels done since the last call, `say` with what was wrong with a picture, or what its format
-    cannot hold: when it happens, and of several processes in the end, by the first. The options are those of
-    [`~tiles.restore_image`].
+    `progress` is called with the megapixels done since the last call, `say` with what was wrong with a picture, or
+    what its format cannot hold: when it happens, and of several processes in the end, by the first. The options are
+    those of [`~tiles.restore_image`].
     """
-    ranks, outcomes, compared = Ranks(), dict[int, _Outcome](), 0
+    ranks, outcomes = Ranks(), dict[int, _Outcome]()
     say_now = say if say is not None and ranks.count == 1 else None
     if model is not None:
         # Once, not for each picture.
@@ -90,29 +80,15 @@ def restore_files(
             for note in notes:
                 say_now(note)
         outcomes[number] = _Outcome(sum(map(_megapixels, frames.pictures)), notes=notes)
-        # Of the first pictures of all processes together, each has at most its own first ones.
-        if compare is not None and compared < _MOST_COMPARED:
-            compared += 1
-            sides = (frames.pictures[0].pixels, pictures[0].pixels)
-            outcomes[number] = outcomes[number]._replace(compared=compare_pictures(Path(job.name).name, *sides))
     joined = sorted((item for part in ranks.gather(outcomes) for item in part.items()), key=lambda item: item[0])
-    sheet = [outcome.compared for _, outcome in joined if outcome.compared is not None][:_MOST_COMPARED]
-    done = [jobs[number] for number, outcome in joined if outcome.wrong is None]
     report = Report(
-        [job.out for job in done if job.out is not None],
+        [place for number, outcome in joined if outcome.wrong is None and (place := jobs[number].out) is not None],
         {jobs[number].name: outcome.wrong for number, outcome in joined if outcome.wrong is not None},
         sum(outcome.megapixels for _, outcome in joined),
     )
-    if ranks.index == 0:
-        if say is not None and ranks.count > 1:
-            for text in [*report.failed.values(), *(note for _, outcome in joined for note in outcome.notes)]:
-                say(text)
-        if compare is not None and sheet:
-            write_image(compare, Picture(np.asarray(comparison_sheet(sheet))), overwrite=True)
-            pairs = [(job.name, job.source, job.out) for job in done if job.out and isinstance(job.source, Path)]
-            page = comparison_page(compare.parent, pairs)
-            # A name of a file may be no text.
-            write_bytes(compare.with_suffix(".html"), page.encode(errors="replace"), overwrite=True)
+    if ranks.index == 0 and say is not None and ranks.count > 1:
+        for text in [*report.failed.values(), *(note for _, outcome in joined for note in outcome.notes)]:
+            say(text)
     return report
 
 

@@ -173,19 +173,6 @@ def test_the_last_word_is_heard_when_the_microphone_stops(tmp_path):
     assert work.end_sound(None) == (None, [])
 
 
-def test_the_kernels_that_are_drawn_are_there():
-    model = app.load_model(str(hf_ext.released("spoken-digits"))).eval()
-    picture = np.asarray(app.draw_merged(model), np.float32)
-    assert picture.shape[1] > 1000 and picture.std() > 5
-    # One that is merged already has the same kernels.
-    model.reparameterize()
-    assert abs(np.asarray(app.draw_merged(model)) - picture).mean() < 0.1
-    with torch.no_grad():
-        for layer in model.convolutions():
-            layer.merged_kernel.zero_()
-    assert abs(np.asarray(app.draw_merged(model)) - picture).mean() > 1
-
-
 def test_every_task_of_a_merge_answers_as_its_model_does(photo):
     source = str(hf_ext.released("restore-tasks"))
     answers = work.answer_all(source, str(photo), None, None)

@@ -190,7 +190,6 @@ COMMANDS: list[tuple[int, str, str]] = [
     (30, "files/run.yaml", "train {x}"),
     (4, "files/run.yaml", "evaluate {all}/snapshot --config {x}"),
     (2, "snapshot", "restore {x} {all}/files/a.png --out {x}-out"),
-    (1, "snapshot", "semanir explain {x} {all}/files/a.png {x}-out.png"),
     (12, "pipeline", f"{SAMPLE_PICTURES} {{x}} --out {{x}}-out.png"),
     (1, "mrconv", "info {x}"),
     *(

@@ -27,7 +27,7 @@ run = partial(command_line.run, code=None)
 
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS = ("data", "hub", "emr", "semanir", "dit")
+GROUPS = ("data", "hub", "emr", "dit")
 
 
 def run_failing(error: BaseException) -> Result:
@@ -115,7 +115,7 @@ def test_the_files_that_help_names_exist():
         (["restore", "model", "a.png", "--out", "o"], "a.png does not exist; give files, folders, patterns"),
         (["restore", "model", "a", "--out", "o", "--tile", "big"], "'big' is neither a number of pixels nor 'auto'"),
         (["restore", "model", ".", "--out", "o"], "no picture found in ."),
-        (["restore", "model", ".", "--out", "-", "--compare"], "--compare needs a folder for its files"),
+        (["restore", "model", ".", "--out", "-", "--compare"], "--compare needs a folder for its page"),
         (["evaluate", "--seed", "3", "--config", "a.yaml"], "MODEL must be the first argument"),
         (["hub", "serve"], "Missing option '--root'"),
     ],

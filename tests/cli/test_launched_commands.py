@@ -172,7 +172,7 @@ def test_two_processes_restore_what_one_does_and_say_it_once(launched, tmp_path)
     assert without_speed(first["stdout"].replace("/two", "/one")) == without_speed(alone.stdout)
     assert first["stdout"].startswith(f"7 restored to {launched / 'two'}; 0.00 megapixels in ")
     assert (first["code"], second) == (1, QUIET)
-    # The sheet too.
+    # The page too.
     check_pictures(launched / "two", launched / "one")
 
 

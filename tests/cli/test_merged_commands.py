@@ -50,8 +50,8 @@ def test_restore_asks_for_the_task(merged: Path, tmp_path: Path):
     assert "there is no task 'c'" in unknown.stderr and "'a', 'b'" in unknown.stderr
     plain = run("restore", merged.parent / "a", photo, "--task", "a", "--out", tmp_path / "d", code=2)
     assert "is no merge with task masks, so it has no task 'a'; leave the task out" in plain.stderr
-    explained = run("semanir", "explain", merged, photo, tmp_path / "e.png", code=2)
-    assert f"hf-ext emr export {merged} a FOLDER" in explained.stderr
+    alone = run("restore", merged, photo, "--out", tmp_path / "e", code=2)
+    assert f"hf-ext emr export {merged} a FOLDER" in alone.stderr
 
 
 def test_evaluate_asks_for_the_task(merged: Path, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""hf-ext restore and hf-ext semanir explain on real folders of pictures."""
+"""hf-ext restore on real folders of pictures."""
 
 import io
 import shutil
@@ -198,32 +198,18 @@ def test_options_reach_the_model(models, tmp_path):
         assert refused.stderr.count(said) == 1
 
 
-def test_a_sheet_compares_before_and_after(models, photos, tmp_path):
-    out = tmp_path / "out"
-    run("restore", models / "enlarge", photos, "--out", out, "--compare")
-    with Image.open(out / "comparison.png") as sheet:
-        assert sheet.size == (3 * 336 + 16, 4 * 362 + 16)
+def test_a_page_compares_before_and_after(models, photos, tmp_path):
+    out, words = tmp_path / "out", ("restore", models / "enlarge", photos, "--out", tmp_path / "out", "--compare")
+    (photos / "broken.png").write_text("no picture")
+    run(*words, code=1)
+    page = out / "comparison.html"
+    assert page.read_text().count("<figure>") == 2
     shutil.rmtree(out / "more")
-    result = run("restore", models / "enlarge", photos, "--out", out, "--compare", code=1)
-    assert "comparison.png" in result.stderr and "comparison.html would be replaced; give --overwrite" in result.stderr
-    assert not (out / "more").exists()
-
-
-def test_neighbours_are_drawn(models, photos, tmp_path):
-    out = tmp_path / "neighbours.png"
-    words = [models / "restore", photos / "a.png", out]
-    assert run("semanir", "explain", *words, "--at", "3,4", "--top-k", "2,5").stdout == f"{out}\n"
-    with Image.open(out) as drawing:
-        assert drawing.size == (1020, 720)
-    (tmp_path / "link.png").symlink_to(words[1])
-    for wrong, said in (
-        ([out, "--at", "3"], "give two numbers, column and row, such as 120,80"),
-        ([out, "--at", "3,x"], "'3,x' is not a list of whole numbers"),
-        ([out, "--at", "13,4"], "there is no pixel 13,4; the picture has 13 x 10"),
-        ([tmp_path / "a.jpg"], "does not end with .png"),
-        ([tmp_path / "link.png"], "is the picture itself"),
-    ):
-        assert said in run("semanir", "explain", *words[:2], *wrong, code=2).stderr
+    result = run(*words, code=1)
+    assert "comparison.html would be replaced; give --overwrite" in result.stderr and not (out / "more").exists()
+    # It has the results of earlier runs too.
+    page.unlink()
+    assert "1 restored" in run(*words, code=1).stdout and page.read_text().count("<figure>") == 2
 
 
 # peft asks transformers for it by its old name.

@@ -92,7 +92,6 @@ def odd_files(tmp_path, monkeypatch, offline):
         *("push folder{} {}", "push folder{} org/name", "recipes {}", "recipes semanir/denoise_color --out new{}"),
         *("merge --base base --task {} --out out", "merge --base {} --task a=folder{} --out out"),
         *("merge merge{}.yaml out", "emr verify folder{}", "emr {}", "{}"),
-        *("semanir explain folder{} a.png {}", "semanir explain folder{} a.png b.png"),
         *(f"init mrconv out --data {{}}.{kind}" for kind in ("jsonl", "parquet", "csv")),
         *("init semanir out --data {}", "restore denoise-color {}.png --out out", "restore folder{} a.png --out out"),
         *("restore denoise-color a.png --out {}", "export folder{} --onnx {}.onnx"),
