@@ -21,7 +21,6 @@ from torch.library import Library, register_autograd, register_fake
 from hf_ext.semanir.ops_semanir import ATTENTION, STEPS, Dictionary, Pair, UnitAttention
 
 from ..errors import UsageError
-from .semanir_sizes import check_sizes
 
 _NUMBA_IS_INSTALLED = find_spec("numba") is not None
 # Channels of a head that fit the registers of the kernels for CPUs.
@@ -208,6 +207,31 @@ def _choose_fastest(value: Tensor, gradient: bool) -> str:
     return _choose_attention(value, gradient)
 
 
+def _check_sizes(
+    dictionary: Dictionary, query: Tensor, key: Tensor, value: Tensor, temperature: Tensor | None, table: Tensor
+) -> None:
+    """Refuse arguments that fit neither each other nor the dictionary: the kernels read memory by address."""
+    windows, heads, tokens = query.shape[:3]
+    expected = {
+        "key": (key, tuple(query.shape)),
+        "value": (value, tuple(query.shape)),
+        "temperature": (temperature, (heads,)),
+        "table": (table, (heads, (2 * dictionary.window_size - 1) ** 2)),
+        "dictionary.bits": (dictionary.bits, (windows, tokens, (tokens + 7) // 8)),
+    }
+    for name, (found, shape) in expected.items():
+        if found is not None and (tuple(found.shape) != shape or found.device != query.device):
+            raise ValueError(
+                f"`{name}` has shape {tuple(found.shape)} on {found.device}; queries of shape "
+                f"{tuple(query.shape)} on {query.device} need {shape} there."
+            )
+    if dictionary.window[0] * dictionary.window[1] != tokens or max(dictionary.window) > dictionary.window_size:
+        raise ValueError(
+            f"`dictionary.window` is {dictionary.window}; it must hold {tokens} tokens, with sides of at most "
+            f"{dictionary.window_size}."
+        )
+
+
 def native_attention(
     query: Tensor, key: Tensor, value: Tensor, temperature: Tensor, table: Tensor, dictionary: Dictionary
 ) -> Tensor:
@@ -221,7 +245,7 @@ def native_attention(
             f"{_NATIVE_HEAD} channels, and no export; it got {value.dtype} on {value.device} with heads of "
             f"{value.shape[-1]} channels. Use 'auto', which chooses it where it can."
         )
-    check_sizes(dictionary, query, key, value, temperature, table)
+    _check_sizes(dictionary, query, key, value, temperature, table)
     tensors = [tensor.float() for tensor in (query, key, value, temperature, table)]
     outputs = _attend_operator(*tensors, dictionary.bits, dictionary.window[1], dictionary.window_size)
     return outputs.transpose(1, 2).to(value.dtype)
@@ -230,6 +254,7 @@ def native_attention(
 def _attend_by_triton(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
     from .semanir_triton import triton_attention
 
+    _check_sizes(dictionary, query, key, value, None, table)
     return triton_attention(query.to(value.dtype), key.to(value.dtype), value, table, dictionary)
 
 

@@ -24,8 +24,6 @@ except ImportError as error:
 
 from hf_ext.semanir.ops_semanir import Dictionary
 
-from .semanir_sizes import check_sizes
-
 LOG2_E = tl.constexpr(1.4426950408889634)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 128
@@ -268,7 +266,6 @@ def triton_attention(query: Tensor, key: Tensor, value: Tensor, table: Tensor, d
     (`TRITON_INTERPRET=1`, which also takes tensors of the CPU) and compiled for sm_80 and sm_90.
     """
     _check(query, key, value)
-    check_sizes(dictionary, query, key, value, None, table)
     if not query.numel():
         return torch.zeros_like(value)
     if dictionary.bits is not None:

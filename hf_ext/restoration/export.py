@@ -48,8 +48,8 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
     Write a restorer as an ONNX file in float32. Its input `pixel_values` has the shape `(batch_size, num_channels,
     height, width)` and values in [0, 1]; its output `reconstruction` is larger by the scale, and not clipped.
 
-    The file takes any batch and any size from `minimum` on. Its metadata contain the fields of `config.descriptor`,
-    with this `minimum`: a smaller picture has other windows, hence another graph. Mirror it and crop the result.
+    The file takes any batch and any size from `minimum` on, which its metadata contain beside the channels and the
+    scale: a smaller picture has other windows, hence another graph. Mirror it and crop the result.
 
     Args:
         model ([`SemanIRForImageRestoration`]): The model, of any precision; it stays as it is.
@@ -75,11 +75,11 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
 
     path = Path(path)
     require_new(path)
-    descriptor = model.config.descriptor
-    minimum = descriptor.multiple_of + 1
+    config = model.config
+    minimum = config.multiple_of + 1
     network = _prepare(model)
     # Two pictures of sizes that are neither whole windows nor equal: what is equal in the example is taken for equal.
-    example = torch.zeros(2, descriptor.input_channels, 3 * minimum, 4 * minimum + 1)
+    example = torch.zeros(2, config.num_channels, 3 * minimum, 4 * minimum + 1)
     with torch.no_grad(), _quiet(), _whole_keys():
         program = torch.onnx.export(
             network,
@@ -94,7 +94,8 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
     assert program is not None
     # Once, and without asking for shapes: what torch does by default takes twice the time for a file as fast.
     onnxscript.optimizer.optimize(program.model, num_iterations=1, onnx_shape_inference=False)
-    told = {**descriptor._asdict(), "minimum": minimum}
+    told = {"input_channels": config.num_channels, "output_channels": config.num_channels_out, "scale": config.scale}
+    told |= {"minimum": minimum}
     program.model.metadata_props.update({name: str(value) for name, value in told.items()})
     content = program.model_proto.SerializeToString()
     difference = compare_onnx(content, model)
@@ -120,7 +121,7 @@ def compare_onnx(content: bytes, model: SemanIRForImageRestoration) -> float:
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     plain = _in_float32(model)
-    unit, channels = model.config.descriptor.multiple_of, model.config.num_channels
+    unit, channels = model.config.multiple_of, model.config.num_channels
     generator = torch.Generator().manual_seed(0)
     largest = 0.0
     for batch, height, width in ((1, unit + 1, unit + 1), (2, unit + 3, 2 * unit + 5)):

@@ -61,7 +61,7 @@ def restore_image(
             image; a grey model restores each colour separately. For a model that demosaicks, 1 channel is an RGGB
             Bayer mosaic, and 4 channels of floats are a packed mosaic.
         tile (`int` or `str`, *optional*): Side of a tile in pixels of the image, a multiple of
-            `config.descriptor.multiple_of` that is at least twice the overlap; or `"auto"`: tiles only if the whole
+            `config.multiple_of` that is at least twice the overlap; or `"auto"`: tiles only if the whole
             image would need more than half of the free memory, and smaller ones where they do not fit.
         self_ensemble (`bool`, *optional*, defaults to `False`): Restore all eight flips and turns of the image and
             average them: a little better, eight times the work.
@@ -135,7 +135,7 @@ def check_options(
     if config.demosaicks and (self_ensemble or wrap):
         option = "self_ensemble" if self_ensemble else "wrap"
         raise UsageError(f"`{option}` would change the order of a mosaic's colours: leave it out.")
-    step = config.descriptor.multiple_of
+    step = config.multiple_of
     if tile not in (None, "auto") and (not isinstance(tile, Integral) or int(tile) % step or int(tile) < 2 * overlap):
         raise UsageError(
             f"`tile` is {tile!r}; give a multiple of {step} (this model's windows) from {2 * overlap} up, "
@@ -159,7 +159,7 @@ def check_options(
 def tile_overlap(model: SemanIRForImageRestoration) -> int:
     """Pixels that neighbouring tiles share: a multiple of the model's windows."""
     config = model.config
-    return max(config.descriptor.tile_overlap, 4 * config.window_size * config.stem_scale)
+    return max(config.tile_overlap, 4 * config.window_size * config.stem_scale)
 
 
 def lacks_memory(error: Exception) -> bool:
@@ -233,7 +233,7 @@ class _Work:
         pixels: int,
     ):
         self.model = model
-        self.descriptor = model.config.descriptor
+        self.config = model.config
         self.tile, self.top_k, self.progress, self.pixels = tile, top_k, progress, pixels
         self.overlap = tile_overlap(model)
         self.turns = 8 if self_ensemble else 1
@@ -271,8 +271,8 @@ class _Work:
         height, width = image.shape[:2]
         if side is None or (height <= side and width <= side):
             return self._run(image, height * width * share)
-        scale, overlap = self.descriptor.scale, self.overlap
-        result = np.zeros((height * scale, width * scale, self.descriptor.output_channels), np.float32)
+        scale, overlap = self.config.scale, self.overlap
+        result = np.zeros((height * scale, width * scale, self.config.num_channels_out), np.float32)
         rows, columns = (tile_spans(length, side, overlap, scale) for length in (height, width))
         for row in rows:
             for column in columns:
@@ -317,12 +317,12 @@ class _Work:
         pixels = max(0.0, allowed) / _bytes_per_pixel(self.model)
         if height * width <= pixels:
             return None
-        step = self.descriptor.multiple_of
+        step = self.config.multiple_of
         return max(self._tile_below(0), int(math.sqrt(pixels)) // step * step)
 
     def _tile_below(self, side: int) -> int:
         """About half of a side, on the grid, not below the smallest tile."""
-        step, overlap = self.descriptor.multiple_of, self.overlap
+        step, overlap = self.config.multiple_of, self.overlap
         return max(2 * overlap, side // 2 // step * step)
 
 
@@ -338,5 +338,5 @@ def _bytes_per_pixel(model: SemanIRForImageRestoration) -> float:
     config = model.config
     # Of a token, which stands for `stem_scale` pixels of a side.
     token = _MAPS * config.embed_dim * model.dtype.itemsize + 2 * config.window_size**2 / 8
-    result = 2 * 4 * config.scale**2 * config.descriptor.output_channels
+    result = 2 * 4 * config.scale**2 * config.num_channels_out
     return float(token / config.stem_scale**2 + result)

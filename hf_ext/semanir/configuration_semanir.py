@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Configuration of SemanIR (Ren et al., NeurIPS 2024, arXiv 2405.20008): both architectures and their presets."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -43,35 +43,6 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "scale": (1, 2, 3, 4),
     "stem_scale": (1, 2),
 }
-
-
-class SemanIRDescriptor(NamedTuple):
-    """
-    Properties of a model's inputs and outputs, with the names of spandrel's `ModelDescriptor`.
-
-    Args:
-        purpose (`str`): `"SR"` if the output is larger than the input, `"Restoration"` otherwise.
-        scale (`int`): Height and width of the output divided by those of the input.
-        input_channels, output_channels (`int`): Channels of input and output.
-        minimum (`int`): Smallest height and width in pixels.
-        multiple_of (`int`): Heights and widths that are multiples of this are not padded; the model pads others. Tiles
-            on such a grid cut no window.
-        tiling (`str`): `"internal"`: the model bounds its own temporary memory, without seams, so pass whole images.
-            Use tiles only if the feature maps do not fit.
-        tile_overlap (`int`): Overlap of such tiles in pixels: two windows of the coarsest level.
-        supports_half, supports_bfloat16 (`bool`): Usable half precisions; float16 may overflow.
-    """
-
-    purpose: str
-    scale: int
-    input_channels: int
-    output_channels: int
-    minimum: int
-    multiple_of: int
-    tiling: str
-    tile_overlap: int
-    supports_half: bool = True
-    supports_bfloat16: bool = True
 
 
 @strict
@@ -133,8 +104,8 @@ class SemanIRConfig(PreTrainedConfig):
     Example:
         >>> from hf_ext import SemanIRConfig
         >>> config = SemanIRConfig(scale=2, window_size=8, top_k=32)
-        >>> config.descriptor.purpose, config.descriptor.multiple_of
-        ('SR', 8)
+        >>> config.multiple_of, config.tile_overlap
+        (8, 16)
     """
 
     model_type = "semanir"
@@ -193,19 +164,16 @@ class SemanIRConfig(PreTrainedConfig):
         return (self.num_channels, self.num_channels_out, self.scale) == (4, 3, 2)
 
     @property
-    def descriptor(self) -> SemanIRDescriptor:
-        """[`SemanIRDescriptor`]: Channels, scale and sizes that the model works with."""
-        multiple_of = self.stem_scale * self.window_size * 2 ** (self.levels - 1)
-        return SemanIRDescriptor(
-            purpose="SR" if self.scale > 1 and not self.demosaicks else "Restoration",
-            scale=self.scale,
-            input_channels=self.num_channels,
-            output_channels=self.num_channels_out or self.num_channels,
-            minimum=1,
-            multiple_of=multiple_of,
-            tiling="internal",
-            tile_overlap=2 * multiple_of,
-        )
+    def multiple_of(self) -> int:
+        """`int`: Heights and widths that are multiples of this are not padded, and tiles on such a grid cut no window.
+        All others, from 1 up, work as well."""
+        return self.stem_scale * self.window_size * 2 ** (self.levels - 1)
+
+    @property
+    def tile_overlap(self) -> int:
+        """`int`: Overlap of tiles in pixels, two windows of the coarsest level. Use tiles only if the feature maps do
+        not fit: the model bounds its own temporary memory, without seams."""
+        return 2 * self.multiple_of
 
     @property
     def top_k_range(self) -> tuple[int, int]:

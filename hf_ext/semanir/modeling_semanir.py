@@ -439,7 +439,7 @@ class SemanIRModel(SemanIRPreTrainedModel):
             for side in pixel_values.shape[-2:]
         )
         images = pixel_values - self.image_mean.to(pixel_values.dtype)
-        images = _pad(images, (height, width), config.descriptor.multiple_of).to(self.extractor.weight.dtype)
+        images = _pad(images, (height, width), config.multiple_of).to(self.extractor.weight.dtype)
         if stem > 1:
             images = F.pixel_unshuffle(images, stem)
         # Tokens are read channels last; convolutions keep that layout.

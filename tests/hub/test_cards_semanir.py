@@ -33,7 +33,7 @@ def test_the_card_says_what_the_model_takes_and_its_snippet_runs(name, tmp_path,
     card = write_card(tmp_path, repo_id=str(tmp_path)).read_text()
     assert_finished(card)
     assert summary in " ".join(card.split())
-    assert f"multiples of {config.descriptor.multiple_of} are not padded" in card
+    assert f"multiples of {config.multiple_of} are not padded" in card
     assert f"| keys per token | `top_k` 8; trained with {'4 to 12' if name == 'grey' else '8'}, of 16" in card
     snippet, by_pipeline = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     monkeypatch.chdir(tmp_path)

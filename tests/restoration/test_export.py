@@ -28,7 +28,7 @@ def check_file(path, model) -> None:
     (taken,), (given,) = session.get_inputs(), session.get_outputs()
     assert (taken.name, given.name) == ("pixel_values", "reconstruction")
     assert taken.shape == ["batch_size", model.config.num_channels, "height", "width"]
-    unit = model.config.descriptor.multiple_of
+    unit = model.config.multiple_of
     for batch, height, width in ((1, 2 * unit, unit + 1), (3, 2 * unit + 3, 3 * unit - 1)):
         images = make_images(batch, model.config.num_channels, height, width)
         found = np.asarray(session.run(None, {"pixel_values": images.numpy()})[0])
@@ -38,7 +38,8 @@ def check_file(path, model) -> None:
         assert np.median(np.abs(found - wanted)) < 2e-6
         assert np.abs(found - wanted).mean() < 1e-4
     told = session.get_modelmeta().custom_metadata_map
-    expected = {**model.config.descriptor._asdict(), "minimum": unit + 1}
+    channels, scale = model.config.num_channels, model.config.scale
+    expected = {"input_channels": channels, "output_channels": channels, "scale": scale, "minimum": unit + 1}
     assert told == {name: str(value) for name, value in expected.items()}
 
 

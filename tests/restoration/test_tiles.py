@@ -70,7 +70,7 @@ def test_weights_of_tiles_add_up_to_one_on_the_grid(length, tile, overlap, scale
 def test_tiles_leave_no_seam(architecture, scale):
     """The result is near the whole image's, and steps no more than that where tiles begin or end."""
     model = make_model(**SIZES[architecture], scale=scale)
-    step, overlap = model.config.descriptor.multiple_of, 16
+    step, overlap = model.config.multiple_of, 16
     tile = 2 * overlap
     image = make_image(tile + overlap + 3 * step - 5, tile + 3, 3)
     whole, tiled = restore_image(model, image), restore_image(model, image, tile=tile)

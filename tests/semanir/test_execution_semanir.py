@@ -213,7 +213,7 @@ def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
 def test_exported_model_takes_any_batch_and_size(fields, tmp_path):
     """Whole windows, the smallest size, and an odd rest."""
     model = make_model(**fields)
-    unit, channels = model.config.descriptor.multiple_of, model.config.num_channels
+    unit, channels = model.config.multiple_of, model.config.num_channels
     images = make_images(2, channels, 3 * unit - 3, 4 * unit - 1)
     sizes = [(1, 3 * unit, 2 * unit), (3, unit + 1, 4 * unit), (1, 2 * unit + 3, 5 * unit - 1)]
     others = [make_images(batch, channels, height, width) for batch, height, width in sizes]

@@ -63,7 +63,7 @@ def test_a_stem_of_two_is_the_network_on_cells_of_pixels():
     by_hand = added.unflatten(1, (3, 2, 2)).permute(0, 1, 4, 2, 5, 3).reshape(images.shape)
     torch.testing.assert_close(restore(model, images), images + by_hand)
     assert model.model(images).last_hidden_state.shape[-2:] == (8, 12)
-    assert model.config.descriptor.multiple_of == 2 * HALF["window_size"]
+    assert model.config.multiple_of == 2 * HALF["window_size"]
 
 
 class TestUShaped(SemanIRTester):
@@ -224,15 +224,13 @@ class TestSemanIRConfig(ConfigTesterMixin):
     ]
 
 
-def test_descriptor_says_what_images_the_model_takes():
+def test_sizes_and_kinds_follow_from_the_fields():
     assert SemanIRConfig(top_k=24).top_k_range == (24, 24)
     assert SemanIRConfig(top_k=24, train_top_k=[64, 8, 32]).top_k_range == (8, 64)
-    denoiser = SemanIRConfig(**PRESETS["u-shaped-small"], num_channels=1).descriptor
-    assert denoiser == ("Restoration", 1, 1, 1, 1, 32, "internal", 64, True, True)
-    enlarging = SemanIRConfig(**PRESETS["columnar-s"], scale=4).descriptor
-    assert (enlarging.purpose, enlarging.scale, enlarging.multiple_of) == ("SR", 4, 32)
-    demosaicking = SemanIRConfig(num_channels=4, num_channels_out=3, scale=2)
-    assert demosaicking.demosaicks and demosaicking.descriptor.purpose == "Restoration"
+    denoiser = SemanIRConfig(**PRESETS["u-shaped-small"], num_channels=1)
+    assert (denoiser.num_channels_out, denoiser.multiple_of, denoiser.tile_overlap) == (1, 32, 64)
+    assert SemanIRConfig(**PRESETS["columnar-s"], scale=4).multiple_of == 32
+    assert SemanIRConfig(num_channels=4, num_channels_out=3, scale=2).demosaicks
     assert not SemanIRConfig(num_channels=4, num_channels_out=3).demosaicks
 
 
