@@ -29,10 +29,16 @@ from .containers import has_other_light, has_texts, insert_chunks
 logger = logging.get_logger(__name__)
 
 _QUALITY = 95
-_WITHOUT_ALPHA = ("JPEG", "BMP")
-_ANIMATED = ("GIF", "PNG", "WEBP")
-_WITH_COMMENT = ("JPEG", "GIF")
-_METADATA = ("PNG", "JPEG", "WEBP", "TIFF")
+# What each format has a place for, beside grey or RGB of 8 bits. A GIF's alpha is 0 or 255; a JPEG or WebP has a place
+# for XMP alone, others have it among the tags.
+_KEEPS: dict[str, tuple[str, ...]] = {
+    "PNG": ("alpha", "16 bits", "frames", "profile", "tags", "chunks"),
+    "TIFF": ("alpha", "16 bits", "pages", "profile", "tags"),
+    "WEBP": ("alpha", "frames", "profile", "tags", "xmp"),
+    "JPEG": ("profile", "tags", "xmp", "comment"),
+    "GIF": ("alpha", "frames", "comment"),
+    "BMP": (),
+}
 
 # Folders of tags, and those of size inside the first: the size may have changed.
 _EXIF_FOLDER, _GPS_FOLDER, _EXIF_WIDTH, _EXIF_HEIGHT = 0x8769, 0x8825, 0xA002, 0xA003
@@ -54,8 +60,6 @@ _DESCRIPTIVE = (269, 270, 271, 272, 285, 305, 306, 315, 316, XMP, 18246, 18249, 
 # Descriptions in which tifffile, ImageJ and microscopes say how pixels lie; of a larger picture readers believe them.
 _OF_THE_PIXELS = re.compile(r'\{"shape": \[|ImageJ=|(<\?xml[^>]*>)?\s*(<!--.*-->)?\s*<OME ')
 
-# Formats that have a place of its own for XMP.
-_WITH_XMP = ("JPEG", "WEBP")
 # Bytes that one marker of a JPEG holds: of tags with the six that stand before them, of XMP without the 29.
 _LONGEST_EXIF, _LONGEST_XMP = 65533, 65504
 _PHOTOSHOP = b"Photoshop 3.0\0008BIM\x04\x04\0\0"
@@ -122,15 +126,15 @@ def encode_frames(
     is called with what a format cannot hold.
     """
     first, count = frames.pictures[0], len(frames.pictures)
-    if count > 1 and frames.durations is None and format != "TIFF":
+    if count > 1 and frames.durations is None and "pages" not in _KEEPS[format]:
         raise UsageError(f"{format} cannot store {count} pages. Write a .tif, or save each page as its own file.")
-    if count > 1 and frames.durations is not None and format not in _ANIMATED:
+    if count > 1 and frames.durations is not None and "frames" not in _KEEPS[format]:
         raise UsageError(f"{format} cannot store an animation of {count} frames. Write a .gif, .png or .webp.")
     for line in [*frames.lost, *_not_stored(frames, format)]:
         say(line)
     first = first._replace(icc_profile=_fitting_profile(first, format, say))
     deep = first.pixels.dtype == np.uint16
-    if deep and (format not in ("PNG", "TIFF") or (count > 1 and format == "PNG")):
+    if deep and ("16 bits" not in _KEEPS[format] or (count > 1 and format == "PNG")):
         say(f"{format} has 8 bits per channel: the 16 bits of the picture were rounded")
     try:
         if format == "TIFF":
@@ -155,17 +159,19 @@ def encode_frames(
 
 def _not_stored(frames: Frames, format: str) -> list[str]:
     """Lines about what a format has no place for."""
-    first, lines = frames.pictures[0], []
-    if format != "PNG" and not first.icc_profile and has_other_light(first.colour_chunks):
-        lines.append(f"{format} cannot store the gamma or colour space of the PNG: colours may look different")
-    if format not in _METADATA and first.icc_profile:
-        lines.append(f"{format} cannot store the colour profile: colours may look different")
-    if format not in _METADATA and descriptive_tags(first) is not None:
-        lines.append(f"{format} cannot store EXIF data and XMP: they were left out")
-    if format != "PNG" and has_texts(first.colour_chunks):
-        lines.append(f"{format} cannot store the texts of the PNG: they were left out")
-    if frames.comment and format not in _WITH_COMMENT:
-        lines.append(f"{format} cannot store the comment: it was left out")
+    first = frames.pictures[0]
+    other_light = not first.icc_profile and has_other_light(first.colour_chunks)
+    # What there is, the place that it needs, and the words where a format has none.
+    parts = [
+        (other_light, "chunks", "the gamma or colour space of the PNG: colours may look different"),
+        (first.icc_profile, "profile", "the colour profile: colours may look different"),
+        (descriptive_tags(first) is not None, "tags", "EXIF data and XMP: they were left out"),
+        (has_texts(first.colour_chunks), "chunks", "the texts of the PNG: they were left out"),
+        (frames.comment, "comment", "the comment: it was left out"),
+    ]
+    lines = [
+        f"{format} cannot store {words}" for there, place, words in parts if there and place not in _KEEPS[format]
+    ]
     if format == "JPEG" and frames.subsampling < 0:
         lines.append("the way in which the JPEG halved its colours cannot be written: they are no longer halved")
     return lines
@@ -185,10 +191,11 @@ def _fitting_profile(picture: Picture, format: str, say: Callable[[str], None]) 
 def _coding_options(frames: Frames, format: str, encoding: Encoding) -> dict[str, Any]:
     """Pillow's options of loss."""
     quality = encoding.quality or _QUALITY
+    comment = {"comment": frames.comment} if frames.comment and "comment" in _KEEPS[format] else {}
     if format == "JPEG":
-        return {"quality": quality, "subsampling": max(0, frames.subsampling), "comment": frames.comment}
+        return {"quality": quality, "subsampling": max(0, frames.subsampling), **comment}
     if format != "WEBP":
-        return {"comment": frames.comment} if format == "GIF" and frames.comment else {}
+        return comment
     if encoding.lossless or (frames.lossless and encoding.quality is None):
         # Exact: with the colours below full transparency too.
         return {"lossless": True, "exact": True, "quality": 75, "method": 4}
@@ -203,7 +210,7 @@ def to_8_bits(pixels: np.ndarray) -> np.ndarray:
 def _shallow_image(picture: Picture, format: str, encoding: Encoding, say: Callable[[str], None]) -> Image.Image:
     """The picture with 8 bits, on a background where a format has no alpha."""
     pixels = to_8_bits(picture.pixels)
-    if pixels.shape[-1] % 2 or format not in (*_WITHOUT_ALPHA, "GIF"):
+    if pixels.shape[-1] % 2 or (format != "GIF" and "alpha" in _KEEPS[format]):
         return pixels_to_image(pixels)
     colours, alpha = pixels[..., :-1], pixels[..., -1:]
     if format == "GIF":
@@ -224,10 +231,10 @@ def _shallow_image(picture: Picture, format: str, encoding: Encoding, say: Calla
 
 def _metadata_options(picture: Picture, format: str, say: Callable[[str], None]) -> dict[str, Any]:
     """Pillow's options for what stands beside the pixels."""
-    if format not in _METADATA:
+    if "tags" not in _KEEPS[format]:
         return {"dpi": picture.dpi} if picture.dpi else {}
     exif = _tags_to_write(picture)
-    xmp = exif.pop(XMP) if exif and format in _WITH_XMP and isinstance(exif.get(XMP), bytes) else None
+    xmp = exif.pop(XMP) if exif and "xmp" in _KEEPS[format] and isinstance(exif.get(XMP), bytes) else None
     options: dict[str, Any] = {}
     if format == "JPEG":
         iptc = exif.pop(IPTC) if exif and isinstance(exif.get(IPTC), bytes) else b""
