@@ -1,5 +1,5 @@
 """
-The app: restore, draw, listen and merge in a browser. `hf-ext app` serves it, and as `app.py` this file is a Space.
+The app: restore, draw, listen and merge in a browser. `hf-ext app` serves it.
 
 The functions of `app_work` take what a browser sends and give what it shows; those here lay out a tab each.
 """
@@ -35,7 +35,6 @@ from hf_ext.app_work import (
     draw,
     end_sound,
     find_left,
-    find_models,
     hear_file,
     hear_piece,
     list_classes,
@@ -432,7 +431,3 @@ def serve(
             **where,
         )
         return launched
-
-
-if __name__ == "__main__":
-    serve(find_models())

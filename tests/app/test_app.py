@@ -1,4 +1,4 @@
-"""The functions behind the tabs of `hf-ext app` against the API, what its command says, and the Space it writes."""
+"""The functions behind the tabs of `hf-ext app` against the API, and what its command says."""
 
 import contextlib
 import io
@@ -28,7 +28,6 @@ from hf_ext import EMRModel, SemanIRForImageRestoration, app, restore_image
 from hf_ext import app_work as work
 from hf_ext.answers.limits import Limits
 from hf_ext.audio_stream import Listener, Stream
-from hf_ext.hub.front_matter import read_front_matter
 from hf_ext.hub.released import list_released
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from hf_ext.tasks.diffusion_grids import draw_grid
@@ -321,27 +320,14 @@ def test_it_starts_on_this_machine_alone_and_asks_no_other(dit):
     assert "fonts.googleapis" not in found["page"] and "Draw" in found["page"]
 
 
-def test_a_space_is_the_app_and_nothing_else(tmp_path):
-    folder = tmp_path / "space"
-    run("--space", folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "app.py", "requirements.txt"]
-    matter = read_front_matter(folder.joinpath("README.md").read_text(encoding="utf-8"))
-    wanted = {"python_version": "3.11", "sdk": "gradio", "app_file": "app.py", "sdk_version": gr.__version__}
-    assert wanted.items() <= matter.items()
-    assert folder.joinpath("app.py").read_bytes() == Path(app.__file__).read_bytes()
-    assert folder.joinpath("requirements.txt").read_text() == f"hf-ext[app]=={hf_ext.__version__}\n"
-    assert "exists" in run("--space", folder, code=2).output
-    mixed = run("--space", tmp_path / "other", "denoise-color", code=2)
-    assert "does not combine with MODEL" in mixed.output and not (tmp_path / "other").exists()
-
-
 @pytest.mark.slow
-def test_the_program_of_a_space_serves_the_app(tmp_path):
-    run("--space", tmp_path / "space")
+def test_the_program_of_a_space_serves_the_app():
+    page = Path(app.__file__).parents[1] / "docs" / "app.md"
+    program = page.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
     # Everybody may call a Space, by whatever name the Hub gives it.
     environment = os.environ | {"SPACE_HOST": "me-space.hf.space"}
     pipes = {"env": environment, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-u", "app.py"], cwd=tmp_path / "space", **pipes) as process:
+    with subprocess.Popen([sys.executable, "-u", "-c", program], **pipes) as process:
         try:
             told = next(line for line in process.stdout if "http://127.0.0.1:" in line)
             for host in ("me-space.hf.space", "127.0.0.1"):
