@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Pictures in files: read with a bound before anything is decoded, written whole with their metadata."""
+"""Pictures in files, read with a bound before anything is decoded, with their metadata."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -11,16 +11,14 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-from hf_ext.files import whole_file
 from hf_ext.semanir.image_processing_semanir import image_to_pixels, pixels_to_image
 
-from ..errors import DataError, UsageError
+from ..errors import DataError
 from . import camera
 from .camera import DECODER_ERRORS, XMP, Source, UnreadableError
 from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
 from .deep import lost_bits, read_deep, spread_grey
-from .encoding import FOLDERS, IPTC, Frames, Picture, descriptive_tags, encode_frames, to_8_bits
-from .jobs import FORMATS
+from .encoding import FOLDERS, IPTC, Frames, Picture, descriptive_tags, to_8_bits
 from .tiff import is_misread, is_tiff, read_tiff
 
 _ORIENTATION = 0x0112
@@ -278,31 +276,3 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
         exif[IPTC] = iptc
     lost += _losses(image, pixels.shape[-1])
     return Picture(pixels, exif, icc_profile if fits else None, dpi, chunks), lost
-
-
-def write_image(path: str | Path, picture: Picture | Frames, *, overwrite: bool = False) -> Path:
-    """
-    Write a picture, or all frames or pages; the file appears when it is whole.
-
-    Args:
-        path (`str` or `Path`): The file. Its end says the format; see `FORMATS`.
-        picture ([`Picture`] or [`Frames`]): Pixels, and the metadata to keep.
-        overwrite (`bool`, *optional*, defaults to `False`): Whether a file of that name may be replaced.
-
-    Returns:
-        `Path`: The file; see [`encode_frames`] for what each format keeps.
-    """
-    path = Path(path)
-    if (ending := path.suffix.lower()) not in FORMATS:
-        raise UsageError(f"{path} ends with {path.suffix!r}; pictures are written as {', '.join(FORMATS)}.")
-    frames = picture if isinstance(picture, Frames) else Frames([picture])
-    return write_bytes(path, encode_frames(frames, FORMATS[ending]), overwrite)
-
-
-def write_bytes(path: Path, data: bytes, overwrite: bool) -> Path:
-    """Writes a file, which appears when it is whole."""
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists; it is replaced only if overwriting is allowed.")
-    with whole_file(path) as file:
-        file.write(data)
-    return path

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hf_ext.distributed import Ranks
+from hf_ext.files import whole_file
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
 from .damage import choose_strength, estimate_damage
 from .encoding import DEFAULT, Encoding, Frames, Picture, encode_frames
-from .files import read_frames, write_bytes
+from .files import read_frames
 from .jobs import FORMATS, Job
 from .records import Records
 from .tiles import check_options, lacks_memory, restore_image
@@ -127,7 +128,10 @@ def _write(job: Job, frames: Frames, encoding: Encoding, records: Records | None
     else:
         if records is not None:
             records.add(job, data)
-        write_bytes(job.out, data, overwrite=job.replace)
+        if job.out.exists() and not job.replace:
+            raise FileExistsError(f"{job.out} exists; it is replaced only if overwriting is allowed.")
+        with whole_file(job.out) as file:
+            file.write(data)
     return [f"{job.name}: {note}" for note in notes]
 
 

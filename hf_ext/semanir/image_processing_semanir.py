@@ -50,8 +50,8 @@ def pixels_to_image(pixels: np.ndarray) -> Image.Image:
     channels = pixels.shape[-1]
     if pixels.dtype != np.uint8 and channels > 1:
         raise ValueError(
-            f"Pillow has no {pixels.dtype} images with {channels} channels, only grey. Use output_type='np', or write "
-            "a PNG of 16 bits with hf_ext.restoration.files.write_image."
+            f"Pillow has no {pixels.dtype} images with {channels} channels, only grey. Use output_type='np', and "
+            "write a PNG of 16 bits with numpngw."
         )
     if not 1 <= channels <= 4:
         raise ValueError(f"A picture has 1 to 4 channels, got {channels}. Use output_type='np'.")

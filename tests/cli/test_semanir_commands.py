@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_ext.restoration.files import Picture, read_image, write_image
+from hf_ext.restoration.files import Picture, read_image
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRForImageRestoration
 from tests.kit.command_line import run
 from tests.kit.models import assert_same_picture
-from tests.kit.pictures import noise
+from tests.kit.pictures import noise, write_image
 from tests.kit.restorers import files, tiny_restorer
 
 
@@ -62,7 +62,7 @@ def test_files_of_others_are_left_alone_unless_told(models, photos, tmp_path):
     assert "2 restored" in run("restore", models / "restore", photos, "--out", out, "--overwrite").stdout
     assert read_image(out / "a.png").pixels.shape == (10, 13, 3)
     # A result that somebody has changed since is theirs.
-    write_image(out / "a.png", Picture(noise(4, 4, 3)), overwrite=True)
+    write_image(out / "a.png", Picture(noise(4, 4, 3)))
     result = run("restore", models / "restore", photos, "--out", out, code=1)
     assert "1 already restored" in result.stdout and read_image(out / "a.png").pixels.shape == (4, 4, 3)
 
@@ -79,7 +79,7 @@ def test_a_result_is_skipped_only_if_the_same_picture_model_and_options_made_it(
     assert read_image(out / "a.png").pixels.shape == (20, 26, 3)
     assert "2 restored" in run(*words).stdout
     assert (out / "a.png").read_bytes() == first
-    write_image(photos / "a.png", Picture(noise(5, 6, 3)), overwrite=True)
+    write_image(photos / "a.png", Picture(noise(5, 6, 3)))
     result = run(*words)
     assert "1 restored" in result.stdout and "1 already restored" in result.stdout
     assert read_image(out / "a.png").pixels.shape == (5, 6, 3)

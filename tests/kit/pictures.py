@@ -3,10 +3,14 @@
 import io
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from hf_ext.restoration.encoding import Frames, Picture, encode_frames
+from hf_ext.restoration.jobs import FORMATS
 
 
 def noise(*shape: int, dtype: type = np.uint8, seed: int = 0) -> np.ndarray:
@@ -19,6 +23,13 @@ def encode(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
     picture.save(file, format, **options)
     return file.getvalue()
+
+
+def write_image(path: Path, content: Picture | Frames) -> Path:
+    """Writes a picture, or all frames or pages, in the format of the name."""
+    frames = content if isinstance(content, Frames) else Frames([content])
+    path.write_bytes(encode_frames(frames, FORMATS[path.suffix]))
+    return path
 
 
 def make_exif(tags: dict[int, Any] | None = None, folder: dict[int, Any] | None = None) -> Image.Exif:

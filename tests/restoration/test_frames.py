@@ -5,8 +5,9 @@ import pytest
 from PIL import Image
 
 from hf_ext.errors import DataError, UsageError
-from hf_ext.restoration.files import Frames, Picture, encode_frames, read_frames, read_image, write_image
-from tests.kit.pictures import make_exif, noise
+from hf_ext.restoration.encoding import encode_frames
+from hf_ext.restoration.files import Frames, Picture, read_frames, read_image
+from tests.kit.pictures import make_exif, noise, write_image
 from tests.kit.refusals import refused
 
 ANIMATED = {"GIF": ".gif", "PNG": ".png", "WEBP": ".webp"}

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image, ImageCms
 
 from hf_ext.errors import DataError, UsageError
-from hf_ext.restoration.encoding import descriptive_tags
-from hf_ext.restoration.files import Frames, Picture, encode_frames, read_frames, read_image, write_image
+from hf_ext.restoration.encoding import descriptive_tags, encode_frames
+from hf_ext.restoration.files import Frames, Picture, read_frames, read_image
 from hf_ext.restoration.jobs import FORMATS
-from tests.kit.pictures import make_exif, noise
+from tests.kit.pictures import make_exif, noise, write_image
 from tests.kit.refusals import refused
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -159,19 +159,6 @@ def test_a_file_that_is_not_there_or_readable_says_so(tmp_path):
         read_image(tmp_path / "nowhere.png")
     with pytest.raises(IsADirectoryError):
         read_image(tmp_path)
-
-
-def test_files_are_replaced_only_when_asked_and_appear_whole(tmp_path):
-    path = tmp_path / "a.png"
-    path.write_bytes(b"old")
-    with pytest.raises(FileExistsError):
-        write_image(path, Picture(noise(4, 4, 3)))
-    assert path.read_bytes() == b"old"
-    write_image(path, Picture(noise(4, 4, 3)), overwrite=True)
-    np.testing.assert_array_equal(read_image(path).pixels, noise(4, 4, 3))
-    other = tmp_path / "plain"
-    other.touch()
-    assert path.stat().st_mode == other.stat().st_mode
 
 
 @pytest.mark.parametrize(("tag", "kind", "message"), [(256, 4, "broken: Missing dim"), (259, 3, "a TIFF.* 11 is")])

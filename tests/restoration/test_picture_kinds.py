@@ -12,8 +12,8 @@ from PIL.TiffImagePlugin import IFDRational
 
 from hf_ext.errors import DataError
 from hf_ext.restoration.camera import UnreadableError
-from hf_ext.restoration.files import Picture, read_frames, read_image, write_image
-from tests.kit.pictures import encode, noise
+from hf_ext.restoration.files import Picture, read_frames, read_image
+from tests.kit.pictures import encode, noise, write_image
 from tests.kit.refusals import refused
 from tests.restoration.tiff_testing import grey_tiff
 
@@ -88,7 +88,7 @@ def test_what_we_write_is_read(dtype, channels, tmp_path):
 def assert_writes(picture: Picture, folder, what: str) -> None:
     """Both formats without loss give every pixel again, to us, to Pillow and to tifffile, metadata and all."""
     for ending in (".png", ".tif"):
-        path = write_image(folder / f"out{ending}", picture, overwrite=True)
+        path = write_image(folder / f"out{ending}", picture)
         again = read_image(path)
         np.testing.assert_array_equal(again.pixels, picture.pixels, err_msg=what)
         assert again.pixels.dtype == picture.pixels.dtype, what

@@ -14,12 +14,12 @@ import pytest
 from PIL import Image
 
 from hf_ext.restoration import jobs
-from hf_ext.restoration.files import Picture, read_frames, write_image
+from hf_ext.restoration.files import Picture, read_frames
 from hf_ext.restoration.run import restore_files
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRForImageRestoration
 from tests.kit import command_line
-from tests.kit.pictures import noise
+from tests.kit.pictures import noise, write_image
 from tests.kit.refusals import refused
 from tests.kit.restorers import files, tiny_restorer
 
