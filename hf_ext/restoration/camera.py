@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -43,22 +43,17 @@ FURTHER = "further pictures, sizes or layers in the file were left out: {}"
 EXTRA = 'pip install "hf-ext[images]"'
 
 
+# Pixels, tags, colour profile, and lines about what was not read. The pixels stand upright: the orientation among the
+# tags is applied already.
+CameraPicture = tuple[np.ndarray, Image.Exif | None, bytes | None, tuple[str, ...]]
+
+
 class UnreadableError(DataError):
     """A file that cannot be read; the message continues after the file's name."""
 
 
 class MissingLibraryError(UnreadableError):
     """A file needs a library that is not installed; the message names the extra that brings it."""
-
-
-class CameraPicture(NamedTuple):
-    """Content of a camera's file; the pixels stand upright, and the orientation among the tags is applied already."""
-
-    pixels: np.ndarray
-    exif: Image.Exif | None
-    icc_profile: bytes | None
-    # A line about what was not read.
-    lost: tuple[str, ...] = ()
 
 
 def is_heif(source: Source) -> bool:
@@ -101,7 +96,7 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> CameraPictur
         exif = Image.Exif() if exif is None else exif
         exif[XMP] = xmp
     lost = (FURTHER.format(len(file) - 1),) if len(file) > 1 else ()
-    return CameraPicture(np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"), lost)
+    return np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"), lost
 
 
 def read_raw(source: Source, check: Callable[[int, int], None]) -> CameraPicture:
@@ -121,8 +116,13 @@ def read_raw(source: Source, check: Callable[[int, int], None]) -> CameraPicture
         said = error.args[0] if error.args else ""
         reason = said.decode(errors="replace") if isinstance(said, bytes) else said
         raise UnreadableError(f"is not a RAW file that LibRaw can read: {reason}") from error
-    data = source if isinstance(source, bytes) else Path(source).read_bytes()
-    return CameraPicture(pixels, _exif_of(data), None)
+    data = read_bytes(source)
+    return pixels, _exif_of(data), None, ()
+
+
+def read_bytes(source: Source) -> bytes:
+    """The content of a picture file."""
+    return source if isinstance(source, bytes) else Path(source).read_bytes()
 
 
 def seekable(source: Source) -> Any:

@@ -9,7 +9,6 @@ import re
 import sys
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from hf_ext.semanir.image_processing_semanir import image_to_pixels
 
-from .camera import Source, seekable
+from .camera import Source, read_bytes, seekable
 
 # How Pillow's decoders call 16 bits in several channels: the channels, and which byte of a value comes first.
 _DEEP = re.compile(r"(RGB|RGBA|RGBa|RGBX+|LA|CMYKX*);16[BLN]")
@@ -56,7 +55,7 @@ def lost_bits(image: ImageFile.ImageFile, source: Source) -> list[str]:
         bits = arguments[1].bit_length()
     elif image.format in _DEPTHS:
         mark, bits_of = _DEPTHS[image.format]
-        found = mark.search(source if isinstance(source, bytes) else Path(source).read_bytes())
+        found = mark.search(read_bytes(source))
         bits = bits_of(found[1][0]) if found else 8
     elif _DEEP.fullmatch(_raw_mode(image)):
         bits = 16
@@ -109,7 +108,7 @@ def _grey_and_alpha(source: Source) -> np.ndarray:
     """All 16 bits of a PNG in grey with alpha, of which Pillow reads the upper byte of each value."""
     # A pixel has four bytes, as one of RGBA of 8 bits has, and filters and interlacing go by bytes: the same file with
     # another depth and kind of colours in its header is such a picture. The tests read what was written.
-    data = bytearray(source if isinstance(source, bytes) else Path(source).read_bytes())
+    data = bytearray(read_bytes(source))
     data[24:26] = 8, 6
     data[29:33] = zlib.crc32(data[12:29]).to_bytes(4)
     with Image.open(io.BytesIO(data)) as image:

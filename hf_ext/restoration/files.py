@@ -15,7 +15,7 @@ from hf_ext.semanir.image_processing_semanir import image_to_pixels, pixels_to_i
 
 from ..errors import DataError
 from . import camera
-from .camera import DECODER_ERRORS, XMP, Source, UnreadableError
+from .camera import DECODER_ERRORS, XMP, Source, UnreadableError, read_bytes
 from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
 from .deep import lost_bits, read_deep, spread_grey
 from .encoding import FOLDERS, IPTC, Frames, Picture, descriptive_tags, to_8_bits
@@ -176,7 +176,8 @@ def _list_pages(image: ImageFile.ImageFile) -> tuple[Sequence[int], int, int]:
 
 def _frames(image: ImageFile.ImageFile, source: Source, pages: Sequence[int]) -> Frames:
     pictures, durations, losses = list[Picture](), list[float](), dict[str, None]()
-    lossless, subsampling, comment = _is_lossless(image, source), jpeg_subsampling(image), _comment(image)
+    lossless, subsampling = image.format == "WEBP" and is_lossless_webp(read_bytes(source)), jpeg_subsampling(image)
+    comment: bytes = image.info.get("comment", b"") if image.format in ("JPEG", "MPO", "GIF") else b""
     for number in pages:
         if number:
             # Pillow would keep that of the page before where this one has none.
@@ -199,12 +200,6 @@ def _frames(image: ImageFile.ImageFile, source: Source, pages: Sequence[int]) ->
     return frames._replace(pictures=_alike(pictures), durations=durations, plays=plays, still=still)
 
 
-def _comment(image: ImageFile.ImageFile) -> bytes:
-    """The comment of a JPEG or a GIF."""
-    comment: bytes = image.info.get("comment", b"") if image.format in ("JPEG", "MPO", "GIF") else b""
-    return comment
-
-
 def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
     """Lines about what was not read of the frame or page where the file is, of which so many channels were."""
     lost = []
@@ -225,12 +220,6 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
     if profiles:
         lost.append(f"raw profiles were left out: {', '.join(profiles)}")
     return lost
-
-
-def _is_lossless(image: ImageFile.ImageFile, source: Source) -> bool:
-    if image.format != "WEBP":
-        return False
-    return is_lossless_webp(source if isinstance(source, bytes) else Path(source).read_bytes())
 
 
 def _alike(pictures: list[Picture]) -> list[Picture]:

@@ -7,7 +7,7 @@ nothing is loaded.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from huggingface_hub import try_to_load_from_cache
 
@@ -17,14 +17,7 @@ from .jobs import Job, Plan
 NAME = ".hf-ext-restored.jsonl"
 # Files that make a model what it is.
 _MODEL_FILES = (".safetensors", ".bin", ".json")
-State = Literal["missing", "same", "ours", "damaged", "foreign"]
-
-
-class Record(NamedTuple):
-    """Hashes of what made a result, and of the result."""
-
-    made_by: str
-    content: str
+State = Literal["missing", "same", "ours", "foreign"]
 
 
 class Records:
@@ -41,23 +34,23 @@ class Records:
         self.file = folder / NAME
         self.folder = folder
         self.recipe = json.dumps([model, options], sort_keys=True)
+        # Hashes of what made each result, and of the result.
         self.found = _read(self.file)
 
     def state(self, job: Job) -> State:
         """
-        State of a result's place: nothing, the same result, another or a damaged one of ours, or a file that no
-        record knows, which somebody else made or changed.
+        State of a result's place: nothing, the same result, another one of ours, which may be damaged, or a file that
+        no record knows, which somebody else made or changed.
         """
         assert job.out is not None
         if not job.out.exists():
             return "missing"
         records, content = self.found.get(self._name(job.out), []), _hash_file(job.out)
-        if matching := [record for record in records if record.content == content]:
-            made_by = self._made_by(job)
-            return "same" if any(record.made_by == made_by for record in matching) else "ours"
+        if any(recorded == content for _, recorded in records):
+            return "same" if (self._made_by(job), content) in records else "ours"
         # Somebody's file may be broken too: a result that was cut off is one that a record names, or empty.
-        ours = bool(records) or not job.out.stat().st_size
-        return "damaged" if ours and not is_whole(job.out) else "foreign"
+        cut_off = (bool(records) or not job.out.stat().st_size) and not is_whole(job.out)
+        return "ours" if cut_off else "foreign"
 
     def add(self, job: Job, data: bytes) -> None:
         """
@@ -65,10 +58,10 @@ class Records:
         record. Lines of several processes do not mix: each is one short write.
         """
         assert job.out is not None
-        record = Record(self._made_by(job), hashlib.sha256(data).hexdigest())
+        record = {"made_by": self._made_by(job), "content": hashlib.sha256(data).hexdigest()}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with open(self.file, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"result": self._name(job.out), **record._asdict()}) + "\n")
+            file.write(json.dumps({"result": self._name(job.out), **record}) + "\n")
 
     def _name(self, result: Path) -> str:
         return result.relative_to(self.folder).as_posix()
@@ -127,14 +120,14 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-def _read(file: Path) -> dict[str, list[Record]]:
+def _read(file: Path) -> dict[str, list[tuple[str, str]]]:
     """The records of a file by result; a line that a killed process cut off says nothing."""
-    found: dict[str, list[Record]] = {}
+    found: dict[str, list[tuple[str, str]]] = {}
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     for line in lines:
         try:
             values = json.loads(line)
-            record = Record(str(values["made_by"]), str(values["content"]))
+            record = str(values["made_by"]), str(values["content"])
             found.setdefault(str(values["result"]), []).append(record)
         except (ValueError, TypeError, KeyError):
             continue

@@ -8,14 +8,13 @@ import io
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import tifffile
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
-from .camera import DECODER_ERRORS, Source, UnreadableError
+from .camera import DECODER_ERRORS, Source, UnreadableError, read_bytes
 from .deep import divide_by_alpha
 from .encoding import Frames, Picture, descriptive_tags
 
@@ -51,7 +50,7 @@ def is_misread(image: Image.Image) -> bool:
 
 def read_tiff(source: Source, check: Callable[[int], None]) -> Frames:
     """All pages of a TIFF; `check` is called with their pixels before one is decoded."""
-    data = io.BytesIO(source if isinstance(source, bytes) else Path(source).read_bytes())
+    data = io.BytesIO(read_bytes(source))
     try:
         with _quiet(), tifffile.TiffFile(data) as file:
             pages = [page.aspage() for page in file.pages]

@@ -150,7 +150,6 @@ class SemanIRTask(Task):
         else:
             self.config = SemanIRConfig(**{**preset, **changes})
         self._check_layout()
-        self._warn_of_top_k()
         model = SemanIRForImageRestoration(self.config)
         if init_from:
             initialize_from(model, init_from)
@@ -186,17 +185,6 @@ class SemanIRTask(Task):
                 raise UsageError(
                     f"task.degradation {degradation} needs model.{wanted}; the model has num_channels {layout[0]}, "
                     f"num_channels_out {layout[1]} and scale {layout[2]}."
-                )
-
-    def _warn_of_top_k(self) -> None:
-        """Warns if k exceeds the number of tokens in a window, which then attends to all of them."""
-        config, tokens = self.config, self.config.window_size**2
-        values = {"model.top_k": config.top_k, "model.train_top_k": max(config.train_top_k, default=0)}
-        for name, value in {**values, "task.top_k": self.top_k or 0}.items():
-            if value > tokens:
-                logger.warning(
-                    "%s is %d, but a window of %d x %d has %d tokens: each attends to all of them, as if it were %d.",
-                    *(name, value, config.window_size, config.window_size, tokens, tokens),
                 )
 
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -65,9 +65,9 @@ def test_a_file_that_was_cut_anywhere_is_refused_in_words_and_kept(kind, tmp_pat
     [
         ("cut", False, "foreign"),
         ("large", False, "foreign"),
-        ("empty", False, "damaged"),
-        ("cut", True, "damaged"),
-        ("text", True, "damaged"),
+        ("empty", False, "ours"),
+        ("cut", True, "ours"),
+        ("text", True, "ours"),
         # A result that somebody has changed since is theirs.
         ("large", True, "foreign"),
     ],
