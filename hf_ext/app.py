@@ -4,7 +4,6 @@ The app: restore, draw, listen and merge in a browser. `hf-ext app` serves it.
 The functions of `app_work` take what a browser sends and give what it shows; those here lay out a tab each.
 """
 
-import io
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter
+from PIL import Image, ImageDraw
 from starlette.middleware import Middleware
 
 from hf_ext.answers.limits import Clock, Limits, read_piece
@@ -47,6 +46,8 @@ from hf_ext.app_work import (
     told,
 )
 from hf_ext.hub.released import list_released
+from hf_ext.semanir.image_processing_semanir import from_unit
+from hf_ext.tasks.degradations import blur, gaussian_noise, jpeg, matlab_bicubic
 
 # Letters of a text at most, and requests that may wait; the next one is refused.
 LETTERS, WAITING = 100_000, 32
@@ -375,28 +376,22 @@ def draw_scene() -> Image.Image:
     return scene.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
 
 
-def damage(scene: Image.Image, how: str) -> Image.Image:
-    """A picture with noise, as a strong JPEG, at half its size, or blurred with a little noise."""
+def damage(scene: np.ndarray, how: str) -> np.ndarray:
+    """Pixels with noise, as a strong JPEG, at half their size, or blurred with a little noise."""
     if how == "jpeg":
-        file = io.BytesIO()
-        scene.save(file, "JPEG", quality=12)
-        return Image.open(file).convert("RGB")
+        return jpeg(scene, 12)
     if how == "small":
-        return scene.resize((WIDTH // 2, HEIGHT // 2), Image.Resampling.BICUBIC)
-    noise = 25.0
-    if how == "blurred":
-        scene, noise = scene.filter(ImageFilter.GaussianBlur(1)), 8.0
-    pixels = np.asarray(scene, np.float64)
-    noisy = pixels + np.random.default_rng(0).normal(0, noise, pixels.shape)
-    return Image.fromarray(noisy.round().clip(0, 255).astype(np.uint8))
+        return matlab_bicubic(scene, 0.5)
+    clean, sigma = (blur(scene, 1), 8) if how == "blurred" else (scene, 25)
+    return from_unit(gaussian_noise(clean, sigma, np.random.default_rng(0)))
 
 
 def write_examples(folder: Path) -> dict[str, str]:
     """Writes a picture of each damage and the sound `digits`; their paths by name."""
-    scene, found = draw_scene(), {}
+    scene, found = np.asarray(draw_scene()), {}
     for how in DAMAGES:
         found[how] = str(folder / f"{how}.png")
-        damage(scene, how).save(found[how])
+        Image.fromarray(damage(scene, how)).save(found[how])
     found["digits"] = str(folder / "digits.flac")
     sound = resources.files("hf_ext").joinpath("app_digits.flac")
     Path(found["digits"]).write_bytes(sound.read_bytes())
