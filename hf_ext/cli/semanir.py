@@ -212,11 +212,10 @@ def restore(
 
 
 def _count_others(plan: Any, to_do: int, replaced: int) -> list[str]:
-    """Parts of the summary about pictures that were done before, replaced or skipped."""
+    """Parts of the summary about pictures that were done before or replaced."""
     counted = {
         "already restored (--overwrite restores them again)": len(plan.jobs) - to_do,
         "of them replace results of another picture, model or options, or damaged results": replaced,
-        "skipped because a library is missing": len(plan.skipped),
     }
     return [f"{count} {what}" for what, count in counted.items() if count]
 
@@ -240,10 +239,10 @@ def _plan(
         if plan.jobs and encoding[option] and not any(job.ending.lower() in endings for job in plan.jobs):
             raise Unusable(f"--{option} is for {' and '.join(endings)}, but no result has this format; see --format.")
     plan, to_do = choose_jobs(plan, records, overwrite)
-    for text in [*plan.skipped.values(), *plan.refused.values()]:
+    for text in plan.refused.values():
         say(text, to_stderr=True)
     if not plan.jobs:
-        raise Unusable(f"none of {len(plan.skipped) + len(plan.refused)} pictures can be restored.")
+        raise Unusable(f"none of {len(plan.refused)} pictures can be restored.")
     if to_do and page is not None and page.exists() and not overwrite:
         raise Failed(f"{page} would be replaced; give --overwrite, or move it.")
     check_places(to_do)

@@ -48,12 +48,10 @@ class Job(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Jobs to do, and inputs that cannot be done."""
+    """Jobs to do, and why the other inputs cannot have a result, by name."""
 
     jobs: list[Job]
-    # Inputs that cannot have a result, and files of folders that need a library which is not installed: why, by name.
     refused: dict[str, str]
-    skipped: dict[str, str]
 
 
 class Found(NamedTuple):
@@ -96,20 +94,20 @@ def plan_jobs(
         raise ValueError(f"{out or 'standard output'} takes one picture, got {len(found)}; give a folder with --out.")
     if out is None:
         source, relative, _ = found[0]
-        return Plan([Job(str(relative), source, None, ending or _ending_of(source, relative))], {}, {})
-    planned, skipped, refused = list[tuple[Job, bool]](), dict[str, str](), dict[str, str]()
+        return Plan([Job(str(relative), source, None, ending or _ending_of(source, relative))], {})
+    planned, refused = list[tuple[Job, bool]](), dict[str, str]()
     for source, relative, named in found:
         title = "standard input" if relative == _STDIN else str(source if isinstance(source, Path) else relative)
         missing = missing_library(relative)
         if missing is not None:
-            (refused if named else skipped)[title] = f"{title}: {missing}"
+            refused[title] = f"{title}: {missing}"
             continue
         written = out.suffix.lower() if one else ending or _ending_of(source, relative)
         result = name.format(stem=relative.stem, ext=relative.suffix.removeprefix("."))
         place = out if one else out / relative.with_name(result + written)
         planned.append((Job(title, source, place, written), named))
     jobs = _without_clashes(planned, refused, renamed=name != "{stem}")
-    return Plan(jobs, refused, skipped)
+    return Plan(jobs, refused)
 
 
 def check_template(name: str) -> None:
@@ -208,8 +206,12 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
             relative = path.relative_to(folder)
             hidden = any(part.startswith(".") for part in relative.parts)
             inside = results is not None and results != _resolve(folder) and _resolve(path).is_relative_to(results)
-            if path.suffix.lower() in endings and not hidden and not inside and path.is_file():
+            if path.suffix.lower() not in endings or hidden or inside:
+                continue
+            if path.is_file():
                 yield Found(path, relative, False)
+            elif path.is_symlink():
+                logger.warning(f"{path} was left out: its link leads nowhere")
     elif os.path.exists(name):
         # A pipe, such as <(curl ...) of a shell, can be read once.
         path, once = Path(name), not os.path.isfile(name)

@@ -145,14 +145,11 @@ def test_heic_and_raw_without_their_libraries_are_named_and_counted(folder_of_mo
     (photos / "x.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 40)
     (photos / "raw.NEF").write_bytes(b"raw")
     out = tmp_path / "out"
-    result = run(folder_of_model, photos, "--out", out)
+    result = run(folder_of_model, photos, "--out", out, code=1)
     assert f'{photos}/x.HEIC: needs pip install "hf-ext[images]" (pillow-heif).' in result.stderr
     assert f'{photos}/raw.NEF: needs pip install "hf-ext[images]" (rawpy).' in result.stderr
     assert result.stdout.startswith("2 restored")
-    assert "2 skipped because a library is missing" in result.stdout
-    # Who names one wants it.
-    result = run(folder_of_model, photos / "x.HEIC", photos / "a.png", "--out", out, code=1)
-    assert "Error: 1 of 2 pictures could not be restored." in result.stderr
+    assert "Error: 2 of 4 pictures could not be restored." in result.stderr
     result = run(folder_of_model, photos / "x.HEIC", "--out", out, code=2)
     assert "none of 1 pictures can be restored" in result.stderr
 
@@ -193,14 +190,17 @@ def test_standard_output_has_the_format_that_was_asked_for(folder_of_model, phot
             assert getattr(image, "n_frames", 1) == (3 if given == data.getvalue() else 1)
 
 
-def test_linked_folders_are_searched_once(folder_of_model, photos, tmp_path):
+def test_linked_folders_are_searched_once(folder_of_model, photos, tmp_path, caplog):
     (tmp_path / "elsewhere").mkdir()
     write_image(tmp_path / "elsewhere" / "c.png", Picture(noise(5, 4, 3)))
     (photos / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "circle").symlink_to(photos)
     (photos / "itself.png").symlink_to("itself.png")
+    (photos / "gone.png").symlink_to("nothing")
     run(folder_of_model, photos, "--out", tmp_path / "out")
     assert files(tmp_path / "out") == ["a.png", "linked/c.png", "more/b.png"]
+    told = [message for message in caplog.messages if "leads nowhere" in message]
+    assert ["gone.png" in told[0], "itself.png" in told[1], len(told)] == [True, True, 2]
 
 
 def test_a_pipe_is_read_once(photos, tmp_path):

@@ -98,12 +98,6 @@ def test_images_of_several_sizes_are_padded_by_reflection():
         assert pixels.shape == (1, 3, 8, 8)
 
 
-def test_options_survive_saving(tmp_path):
-    SemanIRImageProcessor(do_convert_rgb=False, size_divisor=16, rescale_factor=1 / 65535).save_pretrained(tmp_path)
-    loaded = SemanIRImageProcessor.from_pretrained(tmp_path)
-    assert (loaded.do_convert_rgb, loaded.size_divisor, loaded.rescale_factor) == (False, 16, 1 / 65535)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_post_processing_clips_and_rounds(dtype):
     values = torch.tensor([-1.0, 0.0, 0.25, 0.5, 1.0, 2.0], dtype=dtype).view(1, 1, 2, 3).expand(1, 3, 2, 3)

@@ -77,25 +77,20 @@ def test_its_gradient_is_that_of_finite_differences_and_the_network_stays_as_it_
     assert all(parameter.grad is None for parameter in loss.network.parameters())
 
 
-def test_a_network_of_transformers_sees_what_its_processor_makes(classifier):
-    loss = FeatureLoss(str(classifier))
-    network = ResNetModel.from_pretrained(classifier).eval()
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in ([0.1, 0.2, 0.3], [0.5, 0.6, 0.7]))
-    made, wanted = pictures(0), pictures(1)
-    expected = distance_by_definition(network, (made - mean) / std, (wanted - mean) / std)
-    assert float(loss(made, wanted)) == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_network_in_half_precision_computes_in_whole_and_without_normalizing(tmp_path, classifier):
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_a_network_of_transformers_sees_what_its_processor_makes(classifier, normalizes):
+    """In whole precision, also where it was saved in half."""
     network = ResNetModel.from_pretrained(classifier)
-    network.half().save_pretrained(classifier)
-    ConvNextImageProcessor(do_normalize=False).save_pretrained(classifier)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in ([0.1, 0.2, 0.3], [0.5, 0.6, 0.7]))
+    if not normalizes:
+        mean, std = 0, 1
+        network.half().save_pretrained(classifier)
+        ConvNextImageProcessor(do_normalize=False).save_pretrained(classifier)
     made, wanted = pictures(0).requires_grad_(), pictures(1)
-    expected = distance_by_definition(network.float().eval(), made, wanted)
+    expected = distance_by_definition(network.float().eval(), (made - mean) / std, (wanted - mean) / std)
     distance = FeatureLoss(str(classifier))(made, wanted)
     distance.backward()
-    assert distance.item() == pytest.approx(expected, rel=1e-5)
-    assert made.grad.isfinite().all()
+    assert distance.item() == pytest.approx(expected, rel=1e-5) and made.grad.isfinite().all()
 
 
 def test_an_evaluation_needs_no_network_and_a_training_refuses_one_before_its_first_step(tmp_path, restorer):
