@@ -192,6 +192,7 @@ def restore(
     if to_do:
         with import_undisturbed(), ranks.first_before_others():
             model = load_model(source, ranks.own_device(device), dtype, task) if ranks.share(to_do) else None
+        # Once more: of a model that was just downloaded, the cache knows the commit by now.
         records = _records(source, folder, made_with)
         given = {**options, "max_megapixels": max_megapixels, "records": records}
         report, speed = _restore(model, to_do, ranks, encoding, given)
