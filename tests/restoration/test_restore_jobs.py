@@ -21,30 +21,19 @@ from hf_ext.semanir import SemanIRForImageRestoration
 from tests.kit import command_line
 from tests.kit.pictures import noise, write_image
 from tests.kit.refusals import refused
-from tests.kit.restorers import files, tiny_restorer
+from tests.kit.restorers import files
 
 run = partial(command_line.run, "restore")
 
 
-@pytest.fixture(scope="module")
-def folder_of_model(tmp_path_factory):
-    place = tmp_path_factory.mktemp("model")
-    tiny_restorer().save_pretrained(place)
-    return place
-
-
-@pytest.fixture(scope="module")
-def model(folder_of_model):
-    return SemanIRForImageRestoration.from_pretrained(folder_of_model).eval()
+@pytest.fixture
+def folder_of_model(models):
+    return models / "restore"
 
 
 @pytest.fixture
-def photos(tmp_path):
-    folder = tmp_path / "photos"
-    (folder / "more").mkdir(parents=True)
-    write_image(folder / "a.png", Picture(noise(10, 13, 3)))
-    write_image(folder / "more" / "b.png", Picture(noise(9, 7, 4)))
-    return folder
+def model(folder_of_model):
+    return SemanIRForImageRestoration.from_pretrained(folder_of_model).eval()
 
 
 def test_one_clash_of_names_is_reported_and_the_others_go_on(folder_of_model, photos, tmp_path):

@@ -15,32 +15,13 @@ from hf_ext.semanir import SemanIRForImageRestoration
 from tests.kit.command_line import run
 from tests.kit.models import assert_same_picture
 from tests.kit.pictures import noise, write_image
-from tests.kit.restorers import files, tiny_restorer
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """A restorer and one that enlarges, as folders."""
-    place = tmp_path_factory.mktemp("models")
-    for name, scale in (("restore", 1), ("enlarge", 2)):
-        tiny_restorer(scale=scale).save_pretrained(place / name)
-    return place
-
-
-@pytest.fixture
-def photos(tmp_path):
-    """Two good pictures, one of them in a folder of its own."""
-    folder = tmp_path / "photos"
-    (folder / "more").mkdir(parents=True)
-    write_image(folder / "a.png", Picture(noise(10, 13, 3)))
-    write_image(folder / "more" / "b.png", Picture(noise(9, 7, 4)))
-    for name in ("notes.txt", "paper.pdf", ".hidden.png"):
-        (folder / name).write_text("no picture, and not named as one")
-    return folder
+from tests.kit.restorers import files
 
 
 def test_a_folder_is_restored_with_its_paths(models, photos, tmp_path):
     out = tmp_path / "out"
+    for name in ("notes.txt", "paper.pdf", ".hidden.png"):
+        (photos / name).write_text("no picture, and not named as one")
     result = run("restore", models / "restore", photos, "--out", out)
     assert files(out) == ["a.png", "more/b.png"]
     assert result.stdout.startswith(f"2 restored to {out}; 0.00 megapixels in ")
