@@ -141,13 +141,6 @@ class Degradation:
         ends = value if isinstance(value, list) else [] if value is None else [value]
         return [joint.join(f"{end:g}" for end in ends)] if ends else []
 
-    def described(self) -> dict[str, Any]:
-        """The settings that affect a score."""
-        values = {name: getattr(self, name) for name in ("sigma", "quality", "factor")}
-        values |= {"steps": [link.title for link in self.links] or None, "shuffle": self.shuffle or None}
-        values["clip"] = self.clip or None
-        return {"degradation": self.kind} | {name: value for name, value in values.items() if value is not None}
-
     def drawn(self, generator: np.random.Generator) -> "Degradation":
         """The degradation of one sample: a value drawn of each range, clipped or not; of what is fixed nothing."""
         values: dict[str, Any] = {}

@@ -307,8 +307,6 @@ class SemanIRTask(Task):
         options: dict[str, Any] = {} if self.top_k is None else {"top_k": self.top_k}
         if self.gray_from != "luma":
             options["gray_from"] = self.gray_from
-        if self.trained == self.evaluated and len(self.trained) == 1:
-            return self.trained[0].described() | options
         titles = {"degradation": self.trained, "evaluation": self.evaluated}
         return {name: [item.title for item in items] for name, items in titles.items()} | options
 

@@ -234,7 +234,8 @@ def test_grey_models_see_colour_as_matlab_does_where_that_is_asked_for():
     gray = picture.convert("L")
     _, clean = task.degraded_example({"image": gray}, 0)
     np.testing.assert_array_equal(np.rint(clean[..., 0] * 255), np.asarray(gray))
-    assert task.describe() == {"degradation": "jpeg", "quality": 10, "gray_from": "matlab_y"}
+    titles = dict.fromkeys(("degradation", "evaluation"), ["JPEG quality 10"])
+    assert task.describe() == {**titles, "gray_from": "matlab_y"}
     plain = SemanIRTask({"kind": "jpeg", "quality": 10}, patch_size=16)
     plain.build_model({**MODEL, "num_channels": 1}, None)
     _, clean = plain.degraded_example({"image": picture}, 0)
