@@ -284,7 +284,9 @@ def _restore(
     # The sizes are known only after opening all files, so this is done only for a visible bar, which assumes that the
     # other processes are as fast as this one.
     shown = ranks.index == 0 and not is_quiet()
-    total = round(ranks.count * sum(map(megapixels_of, ranks.share(jobs))), 6) if shown else 0.0
+    sizes = map(megapixels_of, ranks.share(jobs) if shown else [])
+    # What is too large is not decoded.
+    total = round(ranks.count * sum(size for size in sizes if size <= options["max_megapixels"]), 6)
     with progress(total=total, unit="MP", shown=shown, bar_format=_FORMAT, smoothing=0.1) as bar:
 
         def tell(text: str) -> None:

@@ -117,7 +117,7 @@ class Strips:
         # The stage is not called, so accelerate, which may keep it on a device of its own, does not move its input.
         features = features.to(getattr(getattr(stage, "_hf_hook", None), "execution_device", None) or features.device)
         tokens = features.permute(0, 2, 3, 1)
-        dictionaries = stage.dictionaries(tokens, top_k)
+        dictionaries = stage.dictionaries(tokens, top_k, self.memory)
         # Values of a layer for one token that live at the same time: projections and their normalised copies with
         # logits, bias and mask; or the MLP's.
         dim, config = features.shape[1], stage.config

@@ -3,12 +3,9 @@
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from PIL import ImageFile, JpegImagePlugin
-from transformers.utils import logging
-
-logger = logging.get_logger(__name__)
 
 # Colour chunks of a PNG; without them viewers show other colours.
 _COLOUR_CHUNKS = (b"cHRM", b"gAMA", b"sRGB", b"cICP", b"mDCV", b"cLLI")
@@ -23,8 +20,8 @@ _OF_THE_FILE = (
 PNG_HEADER = 33
 
 
-def colour_chunks(image: ImageFile.ImageFile) -> bytes:
-    """The chunks of a PNG for colours and texts, as raw bytes."""
+def colour_chunks(image: ImageFile.ImageFile, say: Callable[[str], None]) -> bytes:
+    """The chunks of a PNG for colours and texts, as raw bytes; `say` is called with what is damaged."""
     if image.format != "PNG" or image.fp is None:
         return b""
     place, found, before_pixels = image.fp.tell(), bytearray(), True
@@ -39,7 +36,7 @@ def colour_chunks(image: ImageFile.ImageFile) -> bytes:
         content, checksum = image.fp.read(length), image.fp.read(4)
         if checksum != zlib.crc32(kind + content).to_bytes(4):
             # Behind the pixels readers pass over it; before them it would spoil the result.
-            logger.warning("a damaged text of a PNG was left out")
+            say("a damaged text of the PNG was left out")
         elif not content.startswith(_OF_THE_FILE):
             found += head + content + checksum
     image.fp.seek(place)

@@ -279,8 +279,8 @@ def _animation_options(frames: Frames, format: str, images: list[Image.Image]) -
     return options
 
 
-def descriptive_tags(picture: Picture) -> Image.Exif | None:
-    """The tags of a picture that may be written into another file."""
+def descriptive_tags(picture: Picture, say: Callable[[str], None] = logger.warning) -> Image.Exif | None:
+    """The tags of a picture that may be written into another file; `say` is called with what may not."""
     if picture.exif is None:
         return None
     kept = Image.Exif()
@@ -289,7 +289,7 @@ def descriptive_tags(picture: Picture) -> Image.Exif | None:
             if picture.exif.get(tag) is None:
                 continue
             if _OF_THE_PIXELS.match(str(picture.exif[tag])):
-                logger.warning(f"a description of how the pixels lie in the file (tag {tag}) was left out")
+                say(f"a description of how the pixels lie in the file (tag {tag}) was left out")
             else:
                 kept[tag] = picture.exif[tag]
         if isinstance(kept.get(XMP), bytes):
@@ -305,7 +305,7 @@ def descriptive_tags(picture: Picture) -> Image.Exif | None:
                 kept[folder] = 0
         return kept if len(kept) and kept.tobytes() else None
     except DECODER_ERRORS as error:
-        logger.warning(f"the EXIF data of a picture are damaged and were left out: {error}")
+        say(f"its EXIF data are damaged and were left out: {error}")
         return None
 
 
@@ -418,6 +418,8 @@ def _deep_png(picture: Picture) -> bytes:
         filter_type=1,
         phys=(*(round(value / 0.0254) for value in picture.dpi), 1) if picture.dpi else None,
         iccp=("ICC profile", picture.icc_profile) if picture.icc_profile else None,
+        # It would write both, the second with its own name.
+        text_list=[("Creation Time", None), ("Software", None)],
     )
     exif, chunks = _tags_to_write(picture), io.BytesIO()
     if exif is not None:

@@ -19,6 +19,7 @@ from .camera import DECODER_ERRORS, XMP, Source, UnreadableError, read_bytes
 from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
 from .deep import lost_bits, read_deep, spread_grey
 from .encoding import FOLDERS, IPTC, Frames, Picture, descriptive_tags, to_8_bits
+from .jobs import FORMATS
 from .tiff import is_misread, is_tiff, read_tiff
 
 _ORIENTATION = 0x0112
@@ -125,7 +126,7 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
                 limits.check_pixels(pixels)
             frames = _frames(image, source, pages)
             lost = (f"masks of pages were left out: {masks}",) if masks else ()
-            return frames._replace(lost=frames.lost + lost)
+            return frames._replace(lost=(*_tell_other_format(image, source), *frames.lost, *lost))
     except (UnidentifiedImageError, KeyError, SyntaxError):
         # Of a TIFF, colours of a page (a syntax error of Pillow) or a compression (a key) may be unknown.
         if not is_tiff(source):
@@ -133,6 +134,14 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
     frames = read_tiff(source, limits.check_pixels)
     limits.check_count(len(frames.pictures))
     return frames
+
+
+def _tell_other_format(image: ImageFile.ImageFile, source: Source) -> list[str]:
+    """A line about a file with the name of another format: that of the result goes by the name, with loss or not."""
+    if isinstance(source, bytes) or (ending := Path(source).suffix.lower()) not in FORMATS:
+        return []
+    found = "JPEG" if image.format == "MPO" else image.format
+    return [] if found == FORMATS[ending] else [f"the file is a {found}, although its name ends with {ending}"]
 
 
 def _from_camera(
@@ -184,9 +193,9 @@ def _frames(image: ImageFile.ImageFile, source: Source, pages: Sequence[int]) ->
             image.info.pop("dpi", None)
             image.seek(number)
         picture, lost = _picture(image, source, number)
-        losses.update(dict.fromkeys(lost))
         # Pillow's tags are those of the page where the file is.
-        pictures.append(picture._replace(exif=descriptive_tags(picture)))
+        pictures.append(picture._replace(exif=descriptive_tags(picture, lost.append)))
+        losses.update(dict.fromkeys(lost))
         # Some formats know it when the frame is decoded.
         durations.append(float(image.info.get("duration") or 0))
     frames = Frames(pictures, lossless=lossless, subsampling=subsampling, lost=tuple(losses), comment=comment)
@@ -213,6 +222,9 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
         extra = image.tag_v2.get(_SAMPLES, 1) - colours - (channels % 2 == 0)
         if extra > 0:
             lost.append(f"channels beside colour and alpha were left out: {extra}")
+    unitless = image.info.get("jfif_density") if image.info.get("jfif_unit") == 0 else image.info.get("aspect")
+    if unitless and unitless[0] != unitless[1]:
+        lost.append(f"its pixels are not square, which was left out: {unitless[0]} : {unitless[1]}")
     raw = "Raw profile type "
     profiles = [
         str(name).removeprefix(raw) for name in image.info if str(name).startswith(raw) and name != f"{raw}exif"
@@ -249,10 +261,11 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
     if dpi is not None and not all(side > 1 for side in dpi):
         # What Pillow says of a TIFF that has no resolution.
         dpi = None
-    chunks = colour_chunks(image)
+    lost = list[str]()
+    chunks = colour_chunks(image, lost.append)
     # First: to look for EXIF data behind its pixels, Pillow decodes a PNG.
     deep = read_deep(image, source, page)
-    lost = lost_bits(image, source) if deep is None else []
+    lost += lost_bits(image, source) if deep is None else []
     exif = image.getexif()
     for folder in FOLDERS:
         # Pillow reads it when it is asked for, and the file may be closed by then.

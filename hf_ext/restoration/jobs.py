@@ -31,6 +31,8 @@ FORMATS = {
 _STDIN = Path("stdin")
 # What Pillow recognises but cannot decode by itself, or not as pixels.
 _NO_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
+# Pictures that nothing here reads.
+_NOT_READ = frozenset((".exr", ".jxl", ".jxr", ".xcf"))
 # What other libraries read; the ends of RAW files are in `camera`.
 HEIF_ENDINGS = frozenset((".heic", ".heif", ".hif"))
 
@@ -98,9 +100,9 @@ def plan_jobs(
     planned, refused = list[tuple[Job, bool]](), dict[str, str]()
     for source, relative, named in found:
         title = "standard input" if relative == _STDIN else str(source if isinstance(source, Path) else relative)
-        missing = missing_library(relative)
-        if missing is not None:
-            refused[title] = f"{title}: {missing}"
+        reason = why_unreadable(relative)
+        if reason is not None:
+            refused[title] = f"{title}: {reason}"
             continue
         written = out.suffix.lower() if one else ending or _ending_of(source, relative)
         result = name.format(stem=relative.stem, ext=relative.suffix.removeprefix("."))
@@ -161,9 +163,11 @@ def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], r
     return list(jobs)
 
 
-def missing_library(path: Path) -> str | None:
-    """The missing library that a file needs."""
+def why_unreadable(path: Path) -> str | None:
+    """The reason why a file cannot be read by its name: a missing library, or a format that nothing reads."""
     kind = path.suffix.lower()
+    if kind in _NOT_READ:
+        return f"pictures of {kind} are not read: convert it to PNG or TIFF."
     for endings, module, package in ((HEIF_ENDINGS, "pillow_heif", "pillow-heif"), (RAW_ENDINGS, "rawpy", "rawpy")):
         # Of a module that was imported, `find_spec` may know nothing.
         if kind in endings and not (sys.modules[module] if module in sys.modules else find_spec(module)):
@@ -175,7 +179,7 @@ def picture_endings() -> frozenset[str]:
     """Ends of names of pictures that can be read, if perhaps with a library that is not installed."""
     known = Image.registered_extensions()
     pillows = {end for end, format in known.items() if format in Image.OPEN and format not in _NO_PIXELS}
-    return HEIF_ENDINGS | RAW_ENDINGS | pillows
+    return HEIF_ENDINGS | RAW_ENDINGS | _NOT_READ | pillows
 
 
 def read_list(name: str) -> list[str]:

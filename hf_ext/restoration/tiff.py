@@ -20,7 +20,7 @@ from .encoding import Frames, Picture, descriptive_tags
 
 _SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # Tags, and what they say: RGB, planes, and alpha with and without which the colours were multiplied.
-_BITS, _PHOTOMETRIC, _PLANAR, _EXTRA_SAMPLES, _DEPTH = 258, 262, 284, 338, 32997
+_BITS, _PHOTOMETRIC, _PLANAR, _EXTRA_SAMPLES, _SIGN, _DEPTH = 258, 262, 284, 338, 339, 32997
 _RGB, _SEPARATE, _MULTIPLIED, _PLAIN = 2, 2, 1, 2
 # How many of a unit of resolution have an inch.
 _UNITS = {2: 1.0, 3: 2.54}
@@ -39,8 +39,9 @@ def is_misread(image: Image.Image) -> bool:
     if not isinstance(image, TiffImageFile):
         return False
     if image.tag_v2.get(_PLANAR) != _SEPARATE:
-        # Of a volume it reads the first picture.
-        return bool(image.tag_v2.get(_DEPTH, 1) != 1)
+        # Of a volume it reads the first picture, and negative numbers of 8 bits as large ones.
+        signed = image.mode == "L" and 2 in image.tag_v2.get(_SIGN, ())
+        return signed or bool(image.tag_v2.get(_DEPTH, 1) != 1)
     # Of planes it reads those of RGB with 8 bits; it takes two planes for one that is twice as long, halves values of
     # 16 bits, and loses alpha that colours were multiplied with.
     colours, bits = image.tag_v2.get(_PHOTOMETRIC), image.tag_v2.get(_BITS, (1,))
@@ -95,7 +96,7 @@ def _read_page(page: tifffile.TiffPage, data: io.BytesIO) -> tuple[Picture, list
     inches = _UNITS.get(page.resolutionunit, 0)
     dpi = page.resolution[0] * inches, page.resolution[1] * inches
     picture = Picture(pixels, exif, page.iccprofile, dpi if min(dpi) > 1 else None)
-    return picture._replace(exif=descriptive_tags(picture)), lost
+    return picture._replace(exif=descriptive_tags(picture, lost.append)), lost
 
 
 def _upright_pixels(page: tifffile.TiffPage) -> tuple[np.ndarray, int]:

@@ -111,10 +111,10 @@ class SemanIRStage(nn.Module):
         self.layers = nn.ModuleList(SemanIRLayer(config, dim, num_heads) for _ in range(depth))
         self.convolution = nn.Conv2d(dim, dim, 3, padding=1)
 
-    def dictionaries(self, tokens: Tensor, top_k: int) -> dict[bool, Dictionary]:
+    def dictionaries(self, tokens: Tensor, top_k: int, memory: int | None = None) -> dict[bool, Dictionary]:
         """D of each partition into windows that the layers use, shifted or not, from F_in [B, height, width, C]."""
         config = self.config
-        options = top_k, config.similarity, config.include_self
+        options = top_k, config.similarity, config.include_self, memory
         return {
             shifted: build_dictionary(tokens, config.window_size, shifted, *options) for shifted in set(self.shifted)
         }

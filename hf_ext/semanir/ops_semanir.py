@@ -183,16 +183,25 @@ def _choose_keys(
             precise = _normalize(precise) if cosine else precise
             scores = precise @ precise.mT
         rows.append(best_keys(scores, None if regions is None else regions[part], top_k, include_self))
+        # Before the next ones take as much memory.
+        del precise, scores
     return _join_parts(rows)
 
 
 def build_dictionary(
-    features: Tensor, window_size: int, shifted: bool, top_k: int, similarity: str = "dot", include_self: bool = True
+    features: Tensor,
+    window_size: int,
+    shifted: bool,
+    top_k: int,
+    similarity: str = "dot",
+    include_self: bool = True,
+    memory: int | None = None,
 ) -> Dictionary:
     """Build the key-semantic dictionary of a stage from its input, for one partition into windows. Without gradient.
 
     Height and width of the features [B, height, width, C] are multiples of `window_size`, or smaller than it, in which
-    case the window is clipped to them. `shifted` moves the partition by half a window."""
+    case the window is clipped to them. `shifted` moves the partition by half a window. Windows and similarities take
+    at most `memory` bytes at a time, but those of a row of windows always; the result is the same."""
     size = (features.shape[1], features.shape[2])
     # Not `min`: in a graph of many sizes it stays what it is, and every later shape would be a function of it.
     window = (window_size if size[0] > window_size else size[0], window_size if size[1] > window_size else size[1])
@@ -204,18 +213,22 @@ def build_dictionary(
     regions = key_regions(size, window, shift, features.device) if any(shift) else None
     bits: Tensor | None = None
     if regions is not None or top_k < window[0] * window[1]:
-        bands = _bands(features, window, shift, regions)
+        bands = _bands(features, window, shift, regions, memory)
         bits = _join_parts([semantic_keys(*band, top_k, similarity, include_self) for band in bands])
     return Dictionary(window, shift, window_size, bits)
 
 
 def _bands(
-    features: Tensor, window: Pair, shift: Pair, regions: Tensor | None
+    features: Tensor, window: Pair, shift: Pair, regions: Tensor | None, memory: int | None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Windows and their regions, at once or, of maps so large that a copy counts, some rows of windows at a time."""
-    _, height, width, channels = features.shape
-    band = max(1, _BAND // (window[0] * width * channels)) * window[0]
-    if torch.compiler.is_compiling() or features.numel() <= _BAND:
+    batch, height, width, channels = features.shape
+    # Tokens of a band: each is copied, and has a similarity to each token of its window.
+    tokens = _BAND // channels
+    if memory is not None:
+        tokens = min(tokens, memory // (4 * (channels + window[0] * window[1])))
+    band = max(1, tokens // (window[0] * width)) * window[0]
+    if torch.compiler.is_compiling() or batch * height * width <= tokens:
         yield partition_windows(features, window, shift), regions
         return
     for image in features:

@@ -12,7 +12,7 @@ from hf_ext.errors import DataError, UsageError
 from hf_ext.restoration.encoding import descriptive_tags, encode_frames
 from hf_ext.restoration.files import Frames, Picture, read_frames, read_image
 from hf_ext.restoration.jobs import FORMATS
-from tests.kit.pictures import make_exif, noise, write_image
+from tests.kit.pictures import encode, make_exif, noise, write_image
 from tests.kit.refusals import refused
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -108,7 +108,7 @@ def broken_files() -> dict[str, tuple[bytes, str]]:
     moving = io.BytesIO()
     frames = [Image.new("L", (8, 8), shade) for shade in (0, 255)]
     frames[0].save(moving, "GIF", save_all=True, append_images=frames[1:])
-    avif = bytearray(encode_frames(Frames([Picture(noise(64, 64, 3))]), "AVIF"))
+    avif = bytearray(encode(Image.fromarray(noise(64, 64, 3)), "AVIF"))
     # The pictures begin behind this mark.
     start = avif.index(b"mdat") + 4
     avif[start : start + 40] = bytes(40)

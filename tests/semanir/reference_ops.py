@@ -120,6 +120,7 @@ def build_dictionary(
     top_k: int,
     similarity: str = "dot",
     include_self: bool = True,
+    memory: int | None = None,
 ) -> Dictionary:
     """Build the mask of every window, dense or not. See [`ops_semanir.build_dictionary`]."""
     height, width = features.shape[1:3]
