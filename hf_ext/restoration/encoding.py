@@ -58,6 +58,8 @@ IPTC = 33723
 _DESCRIPTIVE = (269, 270, 271, 272, 285, 305, 306, 315, 316, XMP, 18246, 18249, 33432, IPTC, *range(40091, 40096))
 
 # Descriptions in which tifffile, ImageJ and microscopes say how pixels lie; of a larger picture readers believe them.
+# Of one that tells nothing but a shape nothing is lost.
+_SHAPE = re.compile(r'\{"shape": \[[\d, ]*\]\}')
 _OF_THE_PIXELS = re.compile(r'\{"shape": \[|ImageJ=|(<\?xml[^>]*>)?\s*(<!--.*-->)?\s*<OME ')
 
 # Bytes that one marker of a JPEG holds: of tags with the six that stand before them, of XMP without the 29.
@@ -288,10 +290,11 @@ def descriptive_tags(picture: Picture, say: Callable[[str], None] = logger.warni
         for tag in _DESCRIPTIVE:
             if picture.exif.get(tag) is None:
                 continue
-            if _OF_THE_PIXELS.match(str(picture.exif[tag])):
-                say(f"a description of how the pixels lie in the file (tag {tag}) was left out")
-            else:
+            text = str(picture.exif[tag])
+            if not _OF_THE_PIXELS.match(text):
                 kept[tag] = picture.exif[tag]
+            elif not _SHAPE.fullmatch(text):
+                say(f"a description of how the pixels lie in the file (tag {tag}) was left out")
         if isinstance(kept.get(XMP), bytes):
             # The pixels stand upright by now.
             kept[XMP] = re.sub(rb"(tiff:Orientation(?:\s*=\s*[\"']|>\s*))\d", rb"\g<1>1", kept[XMP])

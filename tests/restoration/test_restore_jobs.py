@@ -128,17 +128,19 @@ def test_where_nothing_is_to_do_nothing_is_loaded(folder_of_model, photos, tmp_p
     assert "2 already restored" in run(*words[1:]).stdout and (out / "comparison.html").exists()
 
 
-def test_heic_and_raw_without_their_libraries_are_named_and_counted(folder_of_model, photos, tmp_path, hide_library):
+def test_what_no_library_reads_is_named_and_counted(folder_of_model, photos, tmp_path, hide_library):
     hide_library("pillow_heif")
     hide_library("rawpy")
     (photos / "x.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 40)
     (photos / "raw.NEF").write_bytes(b"raw")
+    (photos / "new.jxl").write_bytes(b"\xff\n")
     out = tmp_path / "out"
     result = run(folder_of_model, photos, "--out", out, code=1)
     assert f'{photos}/x.HEIC: needs pip install "hf-ext[images]" (pillow-heif).' in result.stderr
     assert f'{photos}/raw.NEF: needs pip install "hf-ext[images]" (rawpy).' in result.stderr
+    assert f"{photos}/new.jxl: pictures of .jxl are not read" in result.stderr
     assert result.stdout.startswith("2 restored")
-    assert "Error: 2 of 4 pictures could not be restored." in result.stderr
+    assert "Error: 3 of 5 pictures could not be restored." in result.stderr
     result = run(folder_of_model, photos / "x.HEIC", "--out", out, code=2)
     assert "none of 1 pictures can be restored" in result.stderr
 

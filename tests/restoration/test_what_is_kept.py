@@ -109,6 +109,42 @@ def test_further_pictures_of_a_file_are_said(format, left_out):
     assert len(frames.pictures) == 1 and [str(left_out) in line for line in frames.lost] == [True] * bool(left_out)
 
 
+DESCRIPTIONS = {
+    '{"shape": [5, 9, 3]}': 0,
+    '{"shape": [5, 9, 3], "lens": "a"}': 1,
+    "ImageJ=1.11a\nunit=um": 1,
+    "a cat": 0,
+}
+
+
+@pytest.mark.parametrize("description", DESCRIPTIONS)
+def test_descriptions_of_how_pixels_lie_do_not_travel_and_are_said(description):
+    frames = read_frames(saved(noise(5, 9, 3), "TIFF", tiffinfo={270: description}))
+    assert len(frames.lost) == DESCRIPTIONS[description]
+    assert ((frames.pictures[0].exif or {}).get(270) == description) == (description == "a cat")
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG"])
+@pytest.mark.parametrize("down", [1, 2])
+def test_pixels_that_are_not_square_are_said(format, down):
+    data = saved(noise(5, 9, 3), format)
+    if format == "PNG":
+        data = data[:33] + chunk(b"pHYs", struct.pack(">IIB", 1, down, 0)) + data[33:]
+    else:
+        # The density without a unit, behind "JFIF", its end and its version.
+        data = data[:13] + struct.pack(">BHH", 0, 1, down) + data[18:]
+    assert len(read_frames(data).lost) == down - 1
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "said"),
+    [("PNG", "a.jpg", 1), ("JPEG", "a.PNG", 1), ("TIFF", "a.webp", 1), ("MPO", "a.jpg", 0), ("PPM", "a.ppm", 0)],
+)
+def test_a_file_with_the_name_of_another_format_is_said(format, name, said, tmp_path):
+    (tmp_path / name).write_bytes(saved(noise(5, 9, 3), format))
+    assert len(read_frames(tmp_path / name).lost) == said
+
+
 TIFFS = {
     "RGB and one": (4, "rgb", ["unspecified"], 3, 1),
     "RGB and two": (5, "rgb", ["unspecified", "unspecified"], 3, 1),
