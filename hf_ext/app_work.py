@@ -27,7 +27,7 @@ from hf_ext.hub.checkpoints import split_revision
 from hf_ext.hub.disclosure import cut_folders
 from hf_ext.hub.released import list_released
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.semanir.image_processing_semanir import to_unit
+from hf_ext.semanir.image_processing_semanir import from_unit, to_unit
 from hf_ext.tasks.diffusion_grids import default_batch_size, draw_grid, sample_rows
 from hf_ext.training.models import pipeline_index
 
@@ -182,7 +182,7 @@ def show_colours(pixels: np.ndarray) -> np.ndarray:
         alpha = unit[..., -1:]
         unit = unit[..., :-1] * alpha + (1 - alpha)
     unit = np.repeat(unit, 3, axis=-1) if unit.shape[-1] == 1 else unit[..., :3]
-    return np.rint(unit.clip(0, 1) * 255).astype(np.uint8)
+    return from_unit(unit)
 
 
 def pair(before: np.ndarray, after: np.ndarray) -> Pair:

@@ -167,7 +167,6 @@ def restore(
     # The model is loaded later, and only if there is work to do.
     import_without_models()
     from hf_ext.distributed import Ranks
-    from hf_ext.restoration.comparison import write_page
     from hf_ext.restoration.jobs import plan_jobs
 
     if quality is not None and lossless:
@@ -203,13 +202,19 @@ def restore(
         # Only the first process prints.
         return
     if page is not None and (to_do or not page.exists()):
-        done = [job for job in plan.jobs if isinstance(job.source, Path) and job.name not in failed]
-        if done:
-            write_page(page, [(job.name, job.source, job.out) for job in done])
+        _write_page(page, [job for job in plan.jobs if job.name not in failed])
     if folder is not None:
         say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, len(to_do), replaced)]))
     if failed:
         raise Failed(f"{len(failed)} of {len(plan.jobs) + len(plan.refused)} pictures could not be restored.")
+
+
+def _write_page(page: Path, done: list[Any]) -> None:
+    """Writes the page of pictures that lie in files, before and after."""
+    from hf_ext.restoration.comparison import write_page
+
+    if pairs := [(job.name, job.source, job.out) for job in done if isinstance(job.source, Path)]:
+        write_page(page, pairs)
 
 
 def _count_others(plan: Any, to_do: int, replaced: int) -> list[str]:
