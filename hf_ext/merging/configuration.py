@@ -69,8 +69,8 @@ class MergeConfig:
             and by `"elect"`, are always measured.
         dtype (`str`, *optional*): Type of the merged tensors; the base's if not given.
         adapters (`str`, defaults to `"refuse"`):
-            Treatment of tasks that are peft adapters: refuse them (`"refuse"`), merge the full weights that they
-            produce (`"delta"`), or merge the adapters themselves, for (IA)³ (`"adapter"`).
+            Treatment of tasks that are peft adapters: refuse them (`"refuse"`), or merge the adapters themselves, for
+            (IA)³ (`"adapter"`).
         include_base (`bool`, defaults to `False`): Store a copy of the base in the result.
         max_shard_size (`str`, defaults to `"5GB"`): Largest weights file.
         memory (`str`, defaults to `"64MB"`): Memory of all I/O buffers together.
@@ -101,7 +101,7 @@ class MergeConfig:
     allow_missing: bool = False
     measure: bool = False
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
-    adapters: Literal["refuse", "delta", "adapter"] = "refuse"
+    adapters: Literal["refuse", "adapter"] = "refuse"
     include_base: bool = False
     max_shard_size: str = "5GB"
     memory: str = "64MB"

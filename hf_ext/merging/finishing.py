@@ -147,9 +147,6 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
             },
             place,
         )
-        if task.config and task.library != "peft" and not (place / "config.json").is_file():
-            # full weights of an adapter: nobody has written their configuration yet
-            write_json(place / "config.json", task.config)
     if plan.config.with_masks:
         mark_root(folder, [task.label for task in plan.tasks])
 

@@ -1,6 +1,6 @@
 """Matching of a task's tensors to those of the base, and a check that the two fit together.
 
-Plan and table of a merge, adapters and the extraction of a LoRA ask here; nobody else compares names.
+Plan and table of a merge and the extraction of a LoRA ask here; nobody else compares names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PREFIX_SHARE = 1 / 3
 
 class Names:
     """
-    The names of a task's tensors, or of an adapter's targets, beside the base's.
+    The names of a task's tensors beside the base's.
 
     Differing prefixes are detected: a base saved without its head has `encoder.…` where its fine-tune has
     `bert.encoder.…`.
@@ -135,7 +135,7 @@ def _match_loaded(base: Source, task: Source) -> Names:
     """
     _refuse_other_model(base, task)
     names = Names(base.tensors, task.tensors)
-    if type(task) is not Source or task.library != "transformers" or not _may_be_renamed(base, task, names):
+    if task.library != "transformers" or not _may_be_renamed(base, task, names):
         return names
     try:
         ours, theirs = (find_loaded_names(source.tensors, source.config) for source in (base, task))

@@ -11,7 +11,7 @@ from hf_ext.emr.arithmetic import find_kernels
 
 from .plan import Plan
 from .sources import Source, size_text
-from .tensors import COMPARED, KEPT, SHARED, SKIPPED, Own, type_name
+from .tensors import COMPARED, KEPT, SKIPPED, Own, type_name
 
 _SHOWN_NAMES = 3
 
@@ -101,10 +101,7 @@ def _task_texts(plan: Plan, index: int) -> list[str]:
     for reason, items in groups.items():
         count = _count_text({item.name: item.nbytes // item.dtype.itemsize for item in items})
         texts.append(f"{reason}: {count} ({size_text(sum(item.nbytes for item in items))})")
-    shared = {item.base_name for item in plan.own_tensors(SHARED, task=index)}
-    if shared:
-        texts.append(f"{len(shared)} tensors are the base's")
-    absent = sum(row.task_names[index] is None and row.name not in shared for row in plan.merged_rows)
+    absent = sum(row.task_names[index] is None for row in plan.merged_rows)
     if absent:
         texts.append(f"does not take part in {absent} merged tensors")
     return texts + [f"skipped {item.name}: {item.reason}" for item in plan.own_tensors(SKIPPED, task=index)]

@@ -55,21 +55,19 @@ class Source:
         self.repo_id = place.repo_id if isinstance(place, RepositoryFiles) else None
         self.commit = checkpoint.commit
         self.metadata: Mapping[str, str] = checkpoint.metadata
-        self.same_as_base: frozenset[str] = frozenset()
         self.checkpoint = checkpoint
         self.place = place
         self._stored = {name: checkpoint.info(name) for name in checkpoint}
         self._in_file = {name: name for name in self._stored}
         self.tensors: Mapping[str, TensorInfo] = {name: _as_single(info) for name, info in self._stored.items()}
         folder = place.fetch((*CONFIGURATION_FILES, MANIFEST)) if isinstance(place, RepositoryFiles) else place
-        self.library, self.stated = _read_configuration(folder)
+        self.library, self.config = _read_configuration(folder)
         self.is_artifact = (folder / MANIFEST).is_file()
-        self.config = self.stated
 
     @property
     def came_from(self) -> str | None:
         """The model that its configuration says it was made from."""
-        told = self.stated.get("base_model_name_or_path") or self.stated.get("_name_or_path")
+        told = self.config.get("base_model_name_or_path") or self.config.get("_name_or_path")
         return told if isinstance(told, str) else None
 
     @property
@@ -92,7 +90,7 @@ class Source:
         if self.companions.left_out:
             found.append(f"{self.title}: not copied: {', '.join(self.companions.left_out)}")
         # this package has the code of its own models
-        named = {} if self.stated.get("model_type") in OWN_KINDS else self.stated.get("auto_map") or {}
+        named = {} if self.config.get("model_type") in OWN_KINDS else self.config.get("auto_map") or {}
         own = [name for name in named.values() if isinstance(name, str) and "--" not in name]
         absent = sorted({f"{name.partition('.')[0]}.py" for name in own} - self.companions.files.keys())
         if absent:

@@ -127,7 +127,7 @@ class Table:
         for index, task in enumerate(self._tasks):
             own = [item for item in self.own if item.task == index]
             lost = [item for item in own if item.rule == KEPT and item.reason != EXCLUDED and item.nbytes]
-            known = {item.base_name for item in own if item.rule == SHARED or item.reason == EXCLUDED}
+            known = {item.base_name for item in own if item.reason == EXCLUDED}
             absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
             absent = [name for name in absent if name not in known]
             unfit = [item.base_name for item in lost if item.reason != STATISTIC and not item.start]
@@ -166,10 +166,6 @@ class Table:
                 )
 
     def _decide(self, name: str, info: TensorInfo) -> Row:
-        for index, task in enumerate(self._tasks):
-            if name in task.same_as_base:
-                own = self._names[index].in_task(name)
-                self.own.append(Own(index, own, name, info.shape, info.dtype, SHARED))
         holders = {index: names.pairs[name] for index, names in enumerate(self._names) if name in names.pairs}
         reason, compared = self._raw_reason(name, info)
         if reason is not None:
