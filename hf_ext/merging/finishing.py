@@ -35,7 +35,7 @@ from .engine import TensorSums
 from .outputs import masked_rows
 from .plan import Plan, warn_of_size
 from .sources import CONFIGURATION_FILES, Source, open_weights
-from .tensors import KEPT, SHARED
+from .tensors import SHARED
 
 # Beside the weights at the root.
 SUMS_FILE = "sums.safetensors"
@@ -176,7 +176,10 @@ def _make_manifest(
             if path.name != SUMS_FILE
         },
         method=method,
-        tensors=tuple(TensorRecord(row.name, tuple(row.shape), row.dtype, row.elements) for row in plan.rows),
+        tensors=tuple(
+            TensorRecord(row.name, tuple(row.shape), row.dtype, row.elements if row.task_names else 0)
+            for row in plan.rows
+        ),
         aliases=plan.aliases,
         tasks=tasks,
         version=__version__,
@@ -199,7 +202,6 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
         density=float(sums[:, SUMS.index("mask")].sum() / merged) if merged else 0.0,
         scales={name: float(scales[places[row.name], index]) for name, row in masked.items()} if by_tensor else {},
         shared=tuple(item.name for item in plan.own_tensors(SHARED, task=index)),
-        tails={item.name: tuple(item.shape) for item in plan.own_tensors(KEPT, task=index) if item.start},
     )
 
 

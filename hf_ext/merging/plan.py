@@ -91,8 +91,7 @@ class Plan:
         """Bytes of tensors that the merge will read, at most."""
         total = self.base_bytes if self.config.include_base else 0
         for row in self.merged_rows:
-            # what a vocabulary leaves over is copied
-            total += math.prod(row.shape) * self.base.tensors[row.name].dtype.itemsize
+            total += row.elements * self.base.tensors[row.name].dtype.itemsize
             for task, name in zip(self.tasks, row.task_names, strict=True):
                 total += 0 if name is None else row.elements * task.tensors[name].dtype.itemsize
         if self.merged_model is not None:
@@ -207,7 +206,6 @@ def make_plan(
         ValueError: Something cannot be read or does not fit together; the message says what to do.
     """
     config = load_config(config)
-    find_device(config)
     specs = {"base": config.base, **config.tasks}
     if config.merged is not None:
         specs["merged"] = config.merged
@@ -240,17 +238,6 @@ def _open_all(specs: dict[str, str], token: str | bool | None, endpoint: str | N
         stack.pop_all()
 
 
-def find_device(config: MergeConfig) -> torch.device:
-    """The device on which blocks are merged."""
-    device = torch.device(config.device)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"device is {config.device!r}, and torch finds {torch.cuda.device_count()} CUDA devices here: leave "
-            "device out to merge on the CPU."
-        )
-    return device
-
-
 def _plan(
     config: MergeConfig,
     base: Source,
@@ -261,7 +248,7 @@ def _plan(
     if base.library == "peft":
         # the base of the adapters has no other owner
         config = dataclasses.replace(config, include_base=config.with_masks)
-    matching = match_names(base, tasks, given=model, overlap=config.shape_policy == "overlap", masks=config.with_masks)
+    matching = match_names(base, tasks, given=model, masks=config.with_masks)
     table = Table(config, base, tasks, matching)
     merged = [row for row in table.rows if row.task_names]
     lacking = [row for row in merged if model is not None and row.name not in matching.given]
@@ -381,8 +368,7 @@ def _find_constant(plan: Plan, row: Row) -> list[Own]:
     def same(elements: int | None) -> bool:
         return all(_equal(plan.base, row.name, task, own.name, elements) for task, own in held)
 
-    count = math.prod(row.shape)
-    if count != row.elements or not same(_FIRST) or _is_finite(plan.base, row.name) or not same(None):
+    if not same(_FIRST) or _is_finite(plan.base, row.name) or not same(None):
         return []
     return [own for _, own in held]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -25,11 +24,8 @@ def plan_lines(plan: Plan) -> list[str]:
     rows += [(file.label, _source_text(file)) for file in plan.statistics]
     rows.append(("method", _method_text(plan)))
     rows.append(("merged", _count_text({row.name: row.elements for row in plan.merged_rows})))
-    partial = [row for row in plan.merged_rows if row.elements != math.prod(row.shape)]
-    if partial:
-        rows.append(("of these in part", ", ".join(f"{row.name} ({row.elements:,} elements)" for row in partial)))
     if plan.copied_rows:
-        rows.append(("base's values", _count_text({row.name: math.prod(row.shape) for row in plan.copied_rows})))
+        rows.append(("base's values", _count_text({row.name: row.elements for row in plan.copied_rows})))
     rows += [("tied", f"{name} = {kept}") for name, kept in plan.aliases.items() if name in plan.base.tensors]
     for index, task in enumerate(plan.tasks):
         rows += [(f"  {task.label}", text) for text in _task_texts(plan, index)]
@@ -125,6 +121,6 @@ def _size_rows(plan: Plan) -> list[tuple[str, str]]:
         ("memory", f"{size_text(plan.peak_memory)} of buffers beside the process itself"),
     ]
     # to ask takes a second; what is not measured needs no kernels
-    if plan.config.is_measured and plan.config.device == "cpu" and find_kernels("cpu").run_files is None:
+    if plan.config.is_measured and find_kernels("cpu").run_files is None:
         rows.append(("speed", "plain torch; with numba a merge is 3 times faster: pip install 'hf-ext[fast]'"))
     return rows

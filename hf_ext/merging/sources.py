@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -139,12 +138,12 @@ class Source:
         else:
             self.checkpoint.read_into(name, start, stop, out)
 
-    def read(self, name: str, elements: int | None = None) -> torch.Tensor:
-        """Reads a whole tensor, in its shape, or so many leading elements of it."""
+    def read(self, name: str) -> torch.Tensor:
+        """Reads a whole tensor, in its shape."""
         info = self.tensors[name]
-        out = torch.empty(math.prod(info.shape) if elements is None else elements, dtype=info.dtype)
-        self.read_into(name, 0, len(out), out)
-        return out.reshape(info.shape) if elements is None else out
+        out = torch.empty(info.shape, dtype=info.dtype)
+        self.read_into(name, 0, out.numel(), out.view(-1))
+        return out
 
     def will_need(self, name: str, start: int, stop: int) -> None:
         """Announces a read, so that the system can prefetch it from the disk."""

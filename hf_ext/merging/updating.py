@@ -45,7 +45,7 @@ _LOGGER = logging.getLogger(__name__)
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
 VOTED = "elected_from"
 # Options of the merge that determine a frozen task's tensors and scale.
-_KEPT = ("rescale", "exclude", "shape_policy", "dtype", "adapters")
+_KEPT = ("rescale", "exclude", "dtype", "adapters")
 
 
 def add_task(

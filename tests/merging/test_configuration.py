@@ -87,11 +87,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "expression": ({"exclude": ["("]}, "not a valid regular expression"),
     "size": ({"memory": "lots"}, "memory must be a number and a unit"),
     "little memory": ({"memory": "10KB"}, "memory must be at least 1MB"),
-    "a device of another kind": ({"device": "tpu"}, "device must be cpu, cuda or cuda:N; got 'tpu'"),
-    "a device for a method of the CPU": (
-        {"method": "ties", "device": "cuda"},
-        "device does not go with method 'ties'",
-    ),
     "no workers": ({"workers": 0}, "workers must be a whole number of at least 1"),
     "seed": ({"seed": -1}, "seed must be 0 or more"),
 }

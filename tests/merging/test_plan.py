@@ -55,7 +55,7 @@ def test_classifiers_of_a_bare_base(tmp_path):
         assert set(stored) == set(plan.base.tensors) and not plan.copied_rows
         assert prefixes(plan) == [("", "bert."), ("", "bert."), ("", "")]
         assert list(plan.merged_rows) == [
-            Row(name, (*stored[name].shape,), torch.float32, stored[name].numel(), (f"bert.{name}",) * 2 + (name,))
+            Row(name, (*stored[name].shape,), torch.float32, (f"bert.{name}",) * 2 + (name,))
             for name in plan.base.tensors
         ]
         assert set(plan.own_tensors(KEPT)) == {
@@ -247,7 +247,7 @@ def test_the_merge_writes_what_the_plan_says(tmp_path):
     base = tiny_bert(tmp_path / "base")
     tasks = {"a": resized(tmp_path / "a", base, (*WORDS, "new"), 1), "b": tiny_bert(tmp_path / "b", 2, base=base)}
     config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}
-    config |= {"shape_policy": "overlap", "include_base": True, "dtype": "bfloat16"}
+    config |= {"include_base": True, "dtype": "bfloat16"}
     with make_plan(config) as plan:
         written, result = plan.bytes_written, plan.result_bytes
     folder = merge_checkpoints(config, tmp_path / "out", progress=False).path
@@ -260,6 +260,8 @@ def test_the_merge_writes_what_the_plan_says(tmp_path):
 
 def test_a_plan_over_the_hub_reads_headers_and_small_files_only(tmp_path, hub):
     family(tmp_path, tiny_bert, max_shard_size=9000)
+    about = tmp_path / "b" / "config.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"_name_or_path": "other/model"}))
     headers = 0
     for name in ("base", "a", "b"):
         push_folder(hub.url, f"org/{name}", tmp_path / name)
@@ -270,6 +272,8 @@ def test_a_plan_over_the_hub_reads_headers_and_small_files_only(tmp_path, hub):
     with make_plan(config, endpoint=hub.url, token=False) as plan:
         lines, described = plan_lines(plan), json.loads(json.dumps(plan_values(plan)))
         assert plan.header_bytes == headers
+        (warning,) = (text for text in plan.warnings if "'other/model'" in text)
+        assert "'b'" in warning and "'org/base'" in warning
         small = {"config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"}
         assert {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")} <= small
         assert lines[0].split()[1:4] == [f"org/base@{plan.base.commit[:12]}:", "BertModel,", "39"]
