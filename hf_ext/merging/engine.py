@@ -19,6 +19,7 @@ ways call the same kernel, and the tests compare their results bit for bit. Only
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -32,14 +33,13 @@ from hf_ext.emr.arithmetic import find_kernels, pack_directions
 from hf_ext.emr.artifact import mask_bytes
 from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
 
+from ..errors import DataError
 from ..system import has_positions
-from .finite import is_finite, make_not_finite, make_overflow, require_finite, require_finite_vectors
 from .methods import Block, MethodError
 from .methods.options import find_depths
 from .outputs import Copy, Outputs
-from .plan import Plan
+from .plan import Plan, inputs_first
 from .sources import Source
-from .statistics import inputs_first
 from .tensors import Row
 from .vectors import TaskVectors
 
@@ -183,7 +183,7 @@ class Engine:
                     row = self._plan.merged_rows[piece.index]
                     made = self._make_vectors(piece.index, low, *self._read(row, low, high, buffers), buffers)
                     if index == 0 and not self._measured:
-                        require_finite_vectors(self._plan, row, *made)
+                        _require_finite_vectors(self._plan, row, *made)
                     for task, vector in made[1].items():
                         vectors.count(index, task, vector, counts)
             with lock:
@@ -269,8 +269,8 @@ class Engine:
         for low, high in _blocks(start, stop, step):
             values = buffers.inputs.view(-1)[: (high - low) * info.dtype.itemsize].view(info.dtype)
             item.source.read_into(item.name, low, high, values)
-            if item.finite and info.dtype.is_floating_point and not is_finite(values):
-                raise make_not_finite(item.name, item.source)
+            if item.finite and info.dtype.is_floating_point and not _is_finite(values):
+                raise _not_finite(item.name, item.source)
             item.writer.write(item.name, low, values.to(item.writer.dtypes[item.name]))
 
     def _read(self, row: Row, low: int, high: int, buffers: _Buffers) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
@@ -300,7 +300,7 @@ class Engine:
             # after a failed read or write, the Python path below continues or raises the error
             sums = Sums.zeros(len(members))
             self._merge_blocks(piece, members, sums, buffers)
-        require_finite(plan, row, members, sums)
+        _require_finite(plan, row, members, sums)
         wide, pairs = np.zeros((len(plan.tasks), len(SUMS))), np.zeros((len(plan.tasks),) * 2)
         wide[members], pairs[np.ix_(members, members)] = sums.tasks.numpy(), sums.gram.numpy()
         return np.concatenate([wide.ravel(), sums.totals.numpy(), pairs[np.triu_indices(len(plan.tasks))]])
@@ -359,7 +359,7 @@ class Engine:
                     if whole is None:
                         wide, vectors = self._make_vectors(piece.index, low, base, tasks, buffers)
                         if not (self._measured or self._vectors.passes):
-                            require_finite_vectors(plan, row, wide, vectors)
+                            _require_finite_vectors(plan, row, wide, vectors)
                         merged = self._read_merged(row, low, high, buffers)
                         block = Block(row.name, row.shape, low, wide, [*vectors.values()], merged)
                         unified = self._unify(piece.index, block, unified)
@@ -400,8 +400,8 @@ class Engine:
             )
         flat: torch.Tensor = merged.reshape(-1).contiguous()
         flat = flat if flat.dtype == room.dtype else room.resize_(len(flat)).copy_(flat)
-        if not (self._measured or is_finite(flat)):
-            raise make_overflow(block.name, flat.dtype)
+        if not (self._measured or _is_finite(flat)):
+            raise _overflow(block.name, flat.dtype)
         return flat
 
     def _merge_whole(self, piece: Piece, row: Row) -> torch.Tensor:
@@ -417,7 +417,7 @@ class Engine:
                 vectors[index] = vector.view(row.shape)
         members = [*vectors]
         if not self._measured:
-            require_finite_vectors(self._plan, row, base, vectors)
+            _require_finite_vectors(self._plan, row, base, vectors)
 
         def draw(place: int, start: int, count: int) -> torch.Tensor:
             return self._vectors.draw(piece.index, members[place], start, count)
@@ -448,3 +448,49 @@ class Engine:
 
 def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
     return ((low, min(low + step, stop)) for low in range(start, stop, step))
+
+
+class NotFiniteError(DataError):
+    """NaN or infinity in an input: no repetition of the merge can succeed."""
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """True without NaN and infinity, which minimum and maximum hand on: one reading, and no memory."""
+    return all(math.isfinite(float(end)) for end in torch.aminmax(values))
+
+
+def _require_finite(plan: Plan, row: Row, members: Sequence[int], sums: Sums) -> None:
+    """Refuses a tensor whose sums show NaN or infinity."""
+    if bool(torch.isfinite(sums.tasks).all()) and bool(torch.isfinite(sums.totals).all()):
+        return
+    if not math.isfinite(sums.totals[TOTALS.index("base_square")]):
+        raise _not_finite(row.name, plan.base)
+    for place, task in enumerate(members):
+        if not math.isfinite(sums.tasks[place, SUMS.index("square")]):
+            raise _not_finite(str(row.task_names[task]), plan.tasks[task])
+    raise _overflow(row.name, row.dtype)
+
+
+# Of an input that is not finite, no task vector is: W_0 is subtracted from each, and what DARE drops is multiplied by
+# 0. Not every method hands that on to its result, so the vectors are looked at before the method overwrites them, and
+# before they are trimmed, which turns NaN to 0: in the first pass that counts them.
+def _require_finite_vectors(plan: Plan, row: Row, base: torch.Tensor, vectors: Mapping[int, torch.Tensor]) -> None:
+    """[`_require_finite`] for a merge that is not measured and so has no sums."""
+    for task, vector in vectors.items():
+        if not _is_finite(vector):
+            wrong = (str(row.task_names[task]), plan.tasks[task]) if _is_finite(base) else (row.name, plan.base)
+            raise _not_finite(*wrong)
+
+
+def _not_finite(name: str, source: Source) -> NotFiniteError:
+    return NotFiniteError(
+        f"tensor {name!r} of {source.title} contains NaN or infinity, or is farther from the base than float32 can "
+        "tell, and cannot be merged; repair the checkpoint, leave it out, or exclude the tensor."
+    )
+
+
+def _overflow(name: str, dtype: torch.dtype) -> NotFiniteError:
+    return NotFiniteError(
+        f"tensor {name!r}: the merged values exceed the range of {dtype}, or the merged model contains NaN or "
+        "infinity; choose another dtype, or another merged model."
+    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,9 +21,9 @@ from ..errors import DataError, UsageError
 from .adapters import read_adapters
 from .companions import join_companions
 from .configuration import MergeConfig, load_config
+from .methods import Method
 from .name_matching import Names, match_names
 from .sources import Source, open_weights, size_text
-from .statistics import check_statistics
 from .tensors import (
     COMPARED,
     COMPUTED,
@@ -258,7 +259,7 @@ def _plan(
             "that was merged from these tasks, or exclude the tensor."
         )
     if statistics:
-        check_statistics(config.merge_method, merged, tasks, statistics)
+        _check_statistics(config.merge_method, merged, tasks, statistics)
     told = [text for source in (base, *tasks) for text in source.warnings]
     warnings = [*matching.warnings, *told, *find_narrowing(tasks, merged), *table.warnings]
     companions, modules = base.companions.files, dict[str, MergeConfig]()
@@ -299,6 +300,48 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
     module = dataclasses.replace(config, base=own, tasks=places, exclude=[], measure=False)
     make_plan(module).close()
     return module
+
+
+def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source], files: Sequence[Source]) -> None:
+    """Refuses files that are not what the method needs for the merged tensors."""
+    for index, (task, file) in enumerate(zip(tasks, files, strict=True)):
+        advice = f"make it with hf-ext emr statistics {task.spec} --kind {method.statistics}"
+        if file.metadata.get("kind") != method.statistics:
+            raise ValueError(
+                f"{file.title} hold kind {file.metadata.get('kind')!r}, method {method.name!r} needs "
+                f"{method.statistics!r}: {advice}."
+            )
+        for row in rows:
+            name = row.task_names[index]
+            if name is None:
+                continue
+            found = tuple(file.tensors[name].shape) if name in file.tensors else None
+            shape = tuple(task.tensors[name].shape)
+            if method.statistics == "gram":
+                if found is None and _has_gram(row, files):
+                    raise ValueError(f"{file.title} lack {name!r}, of which another task has a gram: {advice}.")
+                if found is None:
+                    continue
+                shape = (shape[0 if inputs_first(file, name) else -1],) * 2 if len(shape) == 2 else ()
+            if found != shape:
+                told = "missing" if found is None else list(found)
+                raise ValueError(
+                    f"{file.title}: {name!r} must be {list(shape)} and is {told}; {advice}, or exclude the tensor."
+                )
+    if method.statistics == "gram" and not any(_has_gram(row, files) for row in rows):
+        raise ValueError(f"no merged tensor has a gram in {files[0].title}: they are of another model.")
+
+
+def inputs_first(file: Source, name: str) -> bool:
+    """True if the rows of a linear layer's weight are its inputs."""
+    try:
+        return name in list(json.loads(file.metadata.get("inputs_first", "[]")))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{file.title}: `inputs_first` of the metadata is no list of names; make it again.") from error
+
+
+def _has_gram(row: Row, files: Sequence[Source]) -> bool:
+    return any(name in file.tensors for name, file in zip(row.task_names, files, strict=True) if name is not None)
 
 
 def warn_of_size(size: int, models: int, one_bit: int) -> list[str]:

@@ -35,8 +35,8 @@ from ..hub.cards import write_card
 from ..hub.safetensors_headers import CheckpointError
 from .card import read_report
 from .configuration import MergeConfig
+from .engine import NotFiniteError
 from .finishing import rewrite_report
-from .finite import NotFiniteError
 from .merge import merge_checkpoints
 from .methods import METHODS, MethodError
 from .plan import Plan, make_plan

@@ -28,8 +28,7 @@ from transformers import (
 from hf_ext.emr import EMRModel
 from hf_ext.errors import DataError, UsageError
 from hf_ext.files import read_json, write_json
-from hf_ext.merging.extracting import cut_matrix, extract_lora, report_lines
-from hf_ext.merging.pairs import open_fine_tune, open_task
+from hf_ext.merging.extracting import cut_matrix, extract_lora, open_fine_tune, open_task, report_lines
 from tests.emr.emr_testing import maker, perturb, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
 from tests.emr.use_testing import merge, merge_family
 from tests.kit.refusals import refused

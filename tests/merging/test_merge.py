@@ -17,7 +17,7 @@ from hf_ext.emr.ops import SUB_BLOCK
 from hf_ext.errors import DataError
 from hf_ext.files import TakenError
 from hf_ext.hub.checkpoints import open_checkpoint
-from hf_ext.merging.finite import NotFiniteError
+from hf_ext.merging.engine import NotFiniteError
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan_table import Plan, plan_lines
 from tests.emr.emr_testing import family, tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights

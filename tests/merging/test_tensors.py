@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError
-from hf_ext.merging.finite import NotFiniteError
+from hf_ext.merging.engine import NotFiniteError
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan, resolve_plan
 from hf_ext.merging.plan_table import plan_lines, plan_values

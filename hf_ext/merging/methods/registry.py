@@ -81,7 +81,7 @@ class Method:
     # Bits an element that each task has in place of a unified model: 1 for a sign, 2 where elements may be left out
     # too. The function then returns the task vectors with 0 for what is left out.
     deltas: int = 0
-    # What it has to know of each task's data: `"fisher"` or `"gram"`, see `hf_ext.merging.statistics`. Only for a
+    # What it has to know of each task's data: `"fisher"` or `"gram"`, see `hf_ext.merging.measuring`. Only for a
     # method of whole tensors.
     statistics: str | None = None
 
