@@ -418,11 +418,7 @@ class Engine:
         members = [*vectors]
         if not self._measured:
             _require_finite_vectors(self._plan, row, base, vectors)
-
-        def draw(place: int, start: int, count: int) -> torch.Tensor:
-            return self._vectors.draw(piece.index, members[place], start, count)
-
-        block = Block(row.name, row.shape, 0, base, [*vectors.values()], draw=draw, count=len(self._plan.tasks))
+        block = Block(row.name, row.shape, 0, base, [*vectors.values()], count=len(self._plan.tasks))
         if self._plan.statistics:
             first, name = self._plan.statistics[members[0]], row.task_names[members[0]]
             block.inputs_first = inputs_first(first, str(name))

@@ -88,12 +88,6 @@ class TaskVectors:
             vector = torch.nn.functional.hardshrink(vector, below)
         return vector
 
-    def draw(self, tensor: int, task: int, start: int, count: int) -> torch.Tensor:
-        """Random numbers in [0, 1) for elements of a tensor, float64."""
-        # of a task that no merge has: DARE draws the task's own
-        halves = draw_halves(self.seed, task + 2**32, tensor, start, count)
-        return torch.from_numpy(halves / 2.0**32)
-
     def state(self) -> dict[str, Any]:
         """The results of the passes so far, from which an interrupted merge resumes."""
         return {

@@ -154,7 +154,7 @@ def test_a_merge_with_masks_is_no_checkpoint(config, tmp_path, place, method):
 @pytest.mark.parametrize(
     ("whose", "value"), [("base", float("nan")), ("t1", float("nan")), ("t1", float("inf")), ("base", -float("inf"))]
 )
-@pytest.mark.parametrize("method", ["emr", "elect", "average", "ties", "slerp", "della"])
+@pytest.mark.parametrize("method", ["emr", "elect", "average", "ties", "slerp"])
 def test_nan_and_infinity_are_refused_with_the_tensor_and_the_task(config, tmp_path, whose, value, method):
     """By the sums of a merge that is measured, by a look at each vector in others: all kinds of methods."""
     config = config | {"method": method, "tasks": {name: config["tasks"][name] for name in ("t0", "t1")}}

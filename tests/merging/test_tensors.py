@@ -159,7 +159,7 @@ def test_infinity_in_a_tensor_that_differs_is_refused(tmp_path, name):
         ({"exclude": ["w", "m.body"]}, set()),
         ({"method": "task_arithmetic", "weight": {"t0": [{"filter": "bod", "value": [0, 1]}], "t1": 1}}, {"w"}),
         ({"method": "task_arithmetic", "weight": {}}, {"t0, t1"}),
-        ({"method": "della", "density": [{"filter": "ody", "value": 1}], "epsilon": {"t1": 0}}, {"w", "t0"}),
+        ({"method": "ties_by_tensor", "density": [{"filter": "ody", "value": 1}], "weight": {"t1": 0}}, {"w", "t0"}),
         ({"method": "task_arithmetic", "weight": {"t0": [{"filter": "x", "value": 1}, {"value": 0}], "t1": 1}}, {"x"}),
     ],
 )
