@@ -67,27 +67,26 @@ class TensorSums(NamedTuple):
 
 def make_units(merged: Sequence[Row], copies: Sequence[Copy], *, whole: bool = False) -> list[Unit]:
     """Cuts the work into units of about a segment, or with `whole` so that each merged tensor is one piece."""
-    units: list[Unit] = []
-    group: list[Piece] = []
-    filled = 0
-    for piece in _pieces(merged, copies, whole):
+    pieces = [
+        Piece(True, index, low, high)
+        for index, row in enumerate(merged)
+        for low, high in _blocks(0, row.elements, row.elements if whole else SEGMENT)
+    ]
+    pieces += [
+        Piece(False, index, low, high)
+        for index, item in enumerate(copies)
+        for low, high in _blocks(0, item.elements, SEGMENT)
+    ]
+    groups: list[list[Piece]] = []
+    filled = SEGMENT
+    for piece in pieces:
         length = piece.stop - piece.start
-        if group and filled + length > SEGMENT:
-            units.append(tuple(group))
-            group, filled = [], 0
-        group.append(piece)
+        if filled + length > SEGMENT:
+            groups.append([])
+            filled = 0
+        groups[-1].append(piece)
         filled += length
-    return [*units, tuple(group)] if group else units
-
-
-def _pieces(merged: Sequence[Row], copies: Sequence[Copy], whole: bool) -> Iterator[Piece]:
-    for index, row in enumerate(merged):
-        step = max(row.elements, 1) if whole else SEGMENT
-        for low, high in _blocks(0, row.elements, step):
-            yield Piece(True, index, low, high)
-    for index, item in enumerate(copies):
-        for low, high in _blocks(0, item.elements, SEGMENT):
-            yield Piece(False, index, low, high)
+    return [tuple(group) for group in groups]
 
 
 def add_up(units: Sequence[Unit], sums: Iterable[np.ndarray], tensors: int, tasks: int) -> TensorSums:

@@ -26,9 +26,8 @@ from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord
 from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import make_bare_report, make_report
 
-from ..files import copy_into, read_json, write_json
+from ..files import copy_into, read_json, read_json_object, write_json
 from ..hub.cards import write_card
-from .card import read_report
 from .companions import same_content
 from .configuration import RUNNING, MergeConfig
 from .engine import TensorSums
@@ -39,6 +38,7 @@ from .tensors import SHARED
 
 # Beside the weights at the root.
 SUMS_FILE = "sums.safetensors"
+REPORT = "report.json"
 # They do not change what comes out, or are told elsewhere.
 _NOT_METHOD = ("base", "tasks", *RUNNING)
 
@@ -255,7 +255,7 @@ def write_report(
     **numbers: Any,
 ) -> dict[str, Any]:
     """Writes `report.json`; sizes and names of files are those that lie in the folder. It is a new file, since an old
-    one may be shared with the artifact that is being replaced; the picture of an earlier version is removed."""
+    one may be shared with the artifact that is being replaced."""
     tasks = sources["tasks"]
     sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
     about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method}
@@ -267,20 +267,17 @@ def write_report(
     report["files"] = _list_own_files(folder, tasks) if masks else {}
     report["library"] = library
     report["sources"] = sources
-    (folder / "report.png").unlink(missing_ok=True)
-    write_json(folder / "report.json", report, indent=1)
+    write_json(folder / REPORT, report, indent=1)
     return report
 
 
 def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> None:
     """[`write_report`] of an artifact whose tasks have changed, from the sums in it. What a merge said of its tasks
     stays, unless they are gone; `told` is what it said of a new one."""
-    before = read_report(folder)
+    before = read_json_object(folder / REPORT, optional=True)
     gone = before.get("sources", {}).get("tasks", {}).keys() - manifest.tasks.keys()
     begins = tuple(begin for name in gone for begin in (f"task {name!r} ", f"task {name!r}:", f"{name}:"))
-    # version 0.2 kept no list of them
-    known = before.get("plan_warnings", [text for text in before.get("warnings", ()) if text.startswith("task '")])
-    warnings = [text for text in [*known, *told] if not text.startswith(begins)]
+    warnings = [text for text in [*before.get("plan_warnings", ()), *told] if not text.startswith(begins)]
     merged, tasks = list(manifest.merged.values()), manifest.tasks
     participates = np.zeros((len(merged), len(tasks)), bool)
     for index, (task, record) in enumerate(tasks.items()):

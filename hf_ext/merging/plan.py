@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -211,7 +211,8 @@ def make_plan(
     if config.merged is not None:
         specs["merged"] = config.merged
     specs |= {f"statistics of {task}": config.statistics[task] for task in config.tasks if config.statistics}
-    with _open_all(specs, token, endpoint) as opened:
+    with ExitStack() as stack:
+        opened = _open_all(specs, token, endpoint, stack)
         for source in (opened["base"], *(opened[task] for task in config.tasks)):
             if source.is_artifact:
                 raise DataError(
@@ -220,23 +221,24 @@ def make_plan(
                 )
         base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
         statistics = tuple(source for label, source in opened.items() if label.startswith("statistics of "))
-        return _plan(config, base, tasks, opened.get("merged"), statistics)
+        plan = _plan(config, base, tasks, opened.get("merged"), statistics)
+        stack.pop_all()
+    return plan
 
 
-@contextmanager
-def _open_all(specs: dict[str, str], token: str | bool | None, endpoint: str | None) -> Iterator[dict[str, Source]]:
-    """The sources by their labels, opened by their headers in parallel; they stay open unless an error is raised."""
+def _open_all(
+    specs: dict[str, str], token: str | bool | None, endpoint: str | None, stack: ExitStack
+) -> dict[str, Source]:
+    """The sources by their labels, opened by their headers in parallel; `stack` closes them."""
     with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
         futures = {
             label: pool.submit(open_weights, label, spec, token=token, endpoint=endpoint)
             for label, spec in specs.items()
         }
-    with ExitStack() as stack:
-        for future in futures.values():
-            if future.exception() is None:
-                stack.callback(future.result().close)
-        yield {label: future.result() for label, future in futures.items()}
-        stack.pop_all()
+    for future in futures.values():
+        if future.exception() is None:
+            stack.callback(future.result().close)
+    return {label: future.result() for label, future in futures.items()}
 
 
 def _plan(

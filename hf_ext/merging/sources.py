@@ -203,18 +203,15 @@ class RepositoryFiles:
         self._commit = commit
         self._token = token
         self._endpoint = endpoint
-        self._fetch = lru_cache(None)(self._download)
-
-    def fetch(self, patterns: tuple[str, ...]) -> Path:
-        """The snapshot in the cache, with these files of it."""
-        return self._fetch(patterns)
+        # the snapshot in the cache, with the files of these patterns
+        self.fetch = lru_cache(None)(self._download)
 
     def fetch_companions(self) -> Path:
         """The snapshot with all that belongs to the model beside its weights."""
-        self._fetch((CODE,), (".*",))
-        folder = self._fetch(("*",), LEFT_OUT)
+        self.fetch((CODE,), (".*",))
+        folder = self.fetch(("*",), LEFT_OUT)
         modules = tuple(f"{place}/*" for place in read_modules(folder))
-        return self._fetch(modules) if modules else folder
+        return self.fetch(modules) if modules else folder
 
     def _download(self, patterns: tuple[str, ...], ignored: tuple[str, ...] = ()) -> Path:
         with explain_hub(f"configuration and tokenizer of {self.repo_id}@{self._commit[:12]}", self._endpoint):
