@@ -19,7 +19,6 @@ ways call the same kernel, and the tests compare their results bit for bit. Only
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -33,7 +32,6 @@ from hf_ext.emr.arithmetic import find_kernels, pack_directions
 from hf_ext.emr.artifact import mask_bytes
 from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
 
-from ..errors import DataError
 from ..system import has_positions
 from .methods import Block, MethodError
 from .methods.options import find_depths
@@ -41,7 +39,16 @@ from .outputs import Copy, Outputs
 from .plan import Plan, inputs_first
 from .sources import Source
 from .tensors import Row
-from .vectors import TaskVectors
+from .vectors import (
+    TaskVectors,
+    add_sample,
+    is_finite,
+    make_not_finite,
+    make_overflow,
+    pick_sample,
+    require_finite,
+    require_finite_vectors,
+)
 
 
 @dataclass(frozen=True)
@@ -182,7 +189,7 @@ class Engine:
                     row = self._plan.merged_rows[piece.index]
                     made = self._make_vectors(piece.index, low, *self._read(row, low, high, buffers), buffers)
                     if index == 0 and not self._measured:
-                        _require_finite_vectors(self._plan, row, *made)
+                        require_finite_vectors(self._plan, row, *made)
                     for task, vector in made[1].items():
                         vectors.count(index, task, vector, counts)
             with lock:
@@ -268,8 +275,8 @@ class Engine:
         for low, high in _blocks(start, stop, step):
             values = buffers.inputs.view(-1)[: (high - low) * info.dtype.itemsize].view(info.dtype)
             item.source.read_into(item.name, low, high, values)
-            if item.finite and info.dtype.is_floating_point and not _is_finite(values):
-                raise _not_finite(item.name, item.source)
+            if item.finite and info.dtype.is_floating_point and not is_finite(values):
+                raise make_not_finite(item.name, item.source)
             item.writer.write(item.name, low, values.to(item.writer.dtypes[item.name]))
 
     def _read(self, row: Row, low: int, high: int, buffers: _Buffers) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
@@ -299,7 +306,7 @@ class Engine:
             # after a failed read or write, the Python path below continues or raises the error
             sums = Sums.zeros(len(members))
             self._merge_blocks(piece, members, sums, buffers)
-        _require_finite(plan, row, members, sums)
+        require_finite(plan, row, members, sums)
         wide, pairs = np.zeros((len(plan.tasks), len(SUMS))), np.zeros((len(plan.tasks),) * 2)
         wide[members], pairs[np.ix_(members, members)] = sums.tasks.numpy(), sums.gram.numpy()
         return np.concatenate([wide.ravel(), sums.totals.numpy(), pairs[np.triu_indices(len(plan.tasks))]])
@@ -332,40 +339,37 @@ class Engine:
         whole = None
         if self._method.whole:
             with self._whole:
-                whole = self._merge_whole(piece, row)
+                whole = self._merge_whole(piece, row, sums)
             if not self._measured:
                 self._write(row, 0, whole)
                 return
         for begin, end in _blocks(piece.start, piece.stop, self.span):
             for low, high in _blocks(begin, end, self.block):
                 base, tasks = self._read(row, low, high, buffers)
-                if self._method.deltas:
-                    here = slice((low - begin) // 8, -(-(high - begin) // 8))
-                    wide, vectors = self._make_vectors(piece.index, low, base, tasks, buffers)
-                    block = Block(row.name, row.shape, low, wide, [*vectors.values()])
-                    kept = self._method.function(block, **self._options[piece.index])
-                    planes = buffers.masks[:, : len(members), here]
-                    pack_directions(base, list(tasks.values()), kept, planes, sums, first=low // SUB_BLOCK)
-                    continue
-                unified = buffers.unified[: (high - low) * row.dtype.itemsize].view(row.dtype)
-                masks = None
-                if plan.config.with_masks:
-                    masks = buffers.masks[0, : len(members), (low - begin) // 8 : -(-(high - begin) // 8)]
                 first, weights = low // SUB_BLOCK, list(tasks.values())
+                planes = buffers.masks[:, : len(members), (low - begin) // 8 : -(-(high - begin) // 8)]
+                masks = planes[0] if plan.config.with_masks else None
+                unified = buffers.unified[: (high - low) * row.dtype.itemsize].view(row.dtype)
                 if self._fused:
                     merge_block(base, weights, unified, masks, sums, first=first, tie=self._arguments["tie"])
+                elif whole is not None:
+                    unified = whole[low:high]
                 else:
-                    if whole is None:
-                        wide, vectors = self._make_vectors(piece.index, low, base, tasks, buffers)
-                        if not (self._measured or self._vectors.passes):
-                            _require_finite_vectors(plan, row, wide, vectors)
-                        merged = self._read_merged(row, low, high, buffers)
-                        block = Block(row.name, row.shape, low, wide, [*vectors.values()], merged)
-                        unified = self._unify(piece.index, block, unified)
-                    else:
-                        unified = whole[low:high]
-                    if self._measured:
-                        mask_block(base, weights, unified, masks, sums, first=first)
+                    if not self._measured and low == piece.start:
+                        picked = [pick_sample(values) for values in weights]
+                        add_sample(pick_sample(base), picked, piece.stop - piece.start, sums)
+                    wide, vectors = self._make_vectors(piece.index, low, base, tasks, buffers)
+                    if not (self._measured or self._vectors.passes):
+                        require_finite_vectors(plan, row, wide, vectors)
+                    merged = self._read_merged(row, low, high, buffers)
+                    block = Block(row.name, row.shape, low, wide, [*vectors.values()], merged)
+                    if self._method.deltas:
+                        kept = self._method.function(block, **self._options[piece.index])
+                        pack_directions(base, weights, kept, planes, sums, first=first)
+                        continue
+                    unified = self._unify(piece.index, block, unified)
+                if self._measured and not self._fused:
+                    mask_block(base, weights, unified, masks, sums, first=first)
                 self._write(row, low, unified)
             for place, task in enumerate(members if plan.config.with_masks else ()):
                 for plane, packed in enumerate(buffers.masks[:, place, : -(-(end - begin) // 8)]):
@@ -399,24 +403,26 @@ class Engine:
             )
         flat: torch.Tensor = merged.reshape(-1).contiguous()
         flat = flat if flat.dtype == room.dtype else room.resize_(len(flat)).copy_(flat)
-        if not (self._measured or _is_finite(flat)):
-            raise _overflow(block.name, flat.dtype)
+        if not (self._measured or is_finite(flat)):
+            raise make_overflow(block.name, flat.dtype)
         return flat
 
-    def _merge_whole(self, piece: Piece, row: Row) -> torch.Tensor:
+    def _merge_whole(self, piece: Piece, row: Row, sums: Sums) -> torch.Tensor:
         """The merged values of a whole tensor, which its method gets in its shape."""
         base = self._plan.base.read(row.name)
-        vectors = {}
+        vectors, picked = {}, []
         for index, (task, name) in enumerate(zip(self._plan.tasks, row.task_names, strict=True)):
             if name is not None:
                 weights = task.read(name).view(-1)
+                picked.append(pick_sample(weights))
                 # in its own memory where that is wide enough
                 room = weights if weights.dtype == torch.float32 else None
                 vector = self._vectors.make(piece.index, index, 0, base.view(-1), weights, room)
                 vectors[index] = vector.view(row.shape)
         members = [*vectors]
         if not self._measured:
-            _require_finite_vectors(self._plan, row, base, vectors)
+            add_sample(pick_sample(base.view(-1)), picked, row.elements, sums)
+            require_finite_vectors(self._plan, row, base, vectors)
         block = Block(row.name, row.shape, 0, base, [*vectors.values()], count=len(self._plan.tasks))
         if self._plan.statistics:
             first, name = self._plan.statistics[members[0]], row.task_names[members[0]]
@@ -443,49 +449,3 @@ class Engine:
 
 def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
     return ((low, min(low + step, stop)) for low in range(start, stop, step))
-
-
-class NotFiniteError(DataError):
-    """NaN or infinity in an input: no repetition of the merge can succeed."""
-
-
-def _is_finite(values: torch.Tensor) -> bool:
-    """True without NaN and infinity, which minimum and maximum hand on: one reading, and no memory."""
-    return all(math.isfinite(float(end)) for end in torch.aminmax(values))
-
-
-def _require_finite(plan: Plan, row: Row, members: Sequence[int], sums: Sums) -> None:
-    """Refuses a tensor whose sums show NaN or infinity."""
-    if bool(torch.isfinite(sums.tasks).all()) and bool(torch.isfinite(sums.totals).all()):
-        return
-    if not math.isfinite(sums.totals[TOTALS.index("base_square")]):
-        raise _not_finite(row.name, plan.base)
-    for place, task in enumerate(members):
-        if not math.isfinite(sums.tasks[place, SUMS.index("square")]):
-            raise _not_finite(str(row.task_names[task]), plan.tasks[task])
-    raise _overflow(row.name, row.dtype)
-
-
-# Of an input that is not finite, no task vector is: W_0 is subtracted from each, and what DARE drops is multiplied by
-# 0. Not every method hands that on to its result, so the vectors are looked at before the method overwrites them, and
-# before they are trimmed, which turns NaN to 0: in the first pass that counts them.
-def _require_finite_vectors(plan: Plan, row: Row, base: torch.Tensor, vectors: Mapping[int, torch.Tensor]) -> None:
-    """[`_require_finite`] for a merge that is not measured and so has no sums."""
-    for task, vector in vectors.items():
-        if not _is_finite(vector):
-            wrong = (str(row.task_names[task]), plan.tasks[task]) if _is_finite(base) else (row.name, plan.base)
-            raise _not_finite(*wrong)
-
-
-def _not_finite(name: str, source: Source) -> NotFiniteError:
-    return NotFiniteError(
-        f"tensor {name!r} of {source.title} contains NaN or infinity, or is farther from the base than float32 can "
-        "tell, and cannot be merged; repair the checkpoint, leave it out, or exclude the tensor."
-    )
-
-
-def _overflow(name: str, dtype: torch.dtype) -> NotFiniteError:
-    return NotFiniteError(
-        f"tensor {name!r}: the merged values exceed the range of {dtype}, or the merged model contains NaN or "
-        "infinity; choose another dtype, or another merged model."
-    )

@@ -23,8 +23,8 @@ from hf_ext.emr.artifact import (
     write_totals,
 )
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
-from hf_ext.emr.ops import SUMS
-from hf_ext.emr.report import make_bare_report, make_report
+from hf_ext.emr.ops import SUMS, TOTALS
+from hf_ext.emr.report import COSINE, NORM_TO_BASE, make_bare_report, make_report
 
 from ..files import copy_into, read_json, read_json_object, write_json
 from ..hub.cards import write_card
@@ -69,13 +69,16 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             loader = resources.files("hf_ext.emr").joinpath("emr_loader.py").read_text(encoding="utf-8")
             (folder / "emr_loader.py").write_text(loader, encoding="utf-8")
         kept = written.result() if written is not None else None
+        # the sizes that came out are warned of, not those of the plan
+        warnings = [_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings]
+        if not plan.config.is_measured:
+            warnings += warn_of_sample([*plan.config.tasks], participates, sums)
         report = write_report(
             folder,
             sources=sources,
             base=sources["base"]["files"] if kept is None else kept,
             library=plan.base.library,
-            # the sizes that came out are warned of, not those of the plan
-            warnings=[_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings],
+            warnings=warnings,
             masks=plan.config.with_masks,
             measured=plan.config.is_measured,
             method=method,
@@ -92,6 +95,29 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             dataclasses.replace(manifest, files=hash_files(folder, known=known)).write(folder)
     write_card(folder, repo_id=out.name)
     return report
+
+
+def warn_of_sample(tasks: Sequence[str], participates: np.ndarray, sums: TensorSums) -> list[str]:
+    """Warnings of a merge that was not measured, by the sums of its sample: a task that is no fine-tune of this base,
+    and tasks that are nearly the same."""
+    norms, total = np.sqrt(sums.gram.diagonal()), sums.totals[:, TOTALS.index("base_square")]
+    shares = norms / np.sqrt(np.maximum(total @ participates, np.finfo(float).tiny))
+    warnings = [
+        f"{task} is farther from the base than the base is from zero (‖τ‖/‖W0‖ {share:.2f} in a sample): it was "
+        "probably fine-tuned from another model."
+        for task, share in zip(tasks, shares, strict=True)
+        if share > NORM_TO_BASE
+    ]
+    pairs = [(i, j) for j in range(len(tasks)) for i in range(j)]
+    products = {(i, j): sums.gram[i, j] / (norms[i] * norms[j]) for i, j in pairs if norms[i] * norms[j] > 0}
+    close = [f"{tasks[i]} and {tasks[j]} ({value:.2f})" for (i, j), value in products.items() if value > COSINE]
+    if close:
+        warnings.append(
+            f"task vectors nearly coincide in a sample: {', '.join(close[:5])}{', …' if len(close) > 5 else ''}. They "
+            "may be one checkpoint, one fine-tuned from the other, or both fine-tuned from another model than this "
+            "base."
+        )
+    return warnings
 
 
 def _without_places(text: str, sources: Iterable[Source]) -> str:

@@ -26,11 +26,11 @@ from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sy
 from ..hub.cards import write_card
 from ..hub.safetensors_headers import CheckpointError
 from .configuration import MergeConfig
-from .engine import NotFiniteError
 from .finishing import REPORT, rewrite_report
 from .merge import merge_checkpoints
 from .methods import METHODS, MethodError
 from .plan import Plan, make_plan
+from .vectors import NotFiniteError
 
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
 VOTED = "elected_from"
