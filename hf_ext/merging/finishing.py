@@ -257,17 +257,6 @@ def _measure_sizes(folder: Path, base: Files, tasks: Iterable[Files]) -> dict[st
     }
 
 
-def _list_own_files(folder: Path, tasks: Iterable[str]) -> dict[str, list[str]]:
-    """The files of the tasks besides weights and configuration that differ from the base's, such as tokenizers."""
-    found = {}
-    for task in tasks:
-        place = folder / "tasks" / task
-        paths = [path for path in place.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
-        names = sorted(path.relative_to(place).as_posix() for path in paths)
-        found[task] = [name for name in names if name not in CONFIGURATION_FILES]
-    return {task: names for task, names in found.items() if names}
-
-
 def write_report(
     folder: Path,
     *,
@@ -280,8 +269,8 @@ def write_report(
     measured: bool = True,
     **numbers: Any,
 ) -> dict[str, Any]:
-    """Writes `report.json`; sizes and names of files are those that lie in the folder. It is a new file, since an old
-    one may be shared with the artifact that is being replaced."""
+    """Writes `report.json`; sizes are those of the files in the folder. It is a new file, since an old one may be
+    shared with the artifact that is being replaced."""
     tasks = sources["tasks"]
     sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
     about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method}
@@ -290,7 +279,6 @@ def write_report(
     large = warn_of_size(*(report["sizes"][key] for key in compared)) if masks else []
     report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"], *large]))
     report["plan_warnings"] = list(warnings)
-    report["files"] = _list_own_files(folder, tasks) if masks else {}
     report["library"] = library
     report["sources"] = sources
     write_json(folder / REPORT, report, indent=1)

@@ -89,18 +89,8 @@ class Plan:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of tensors that the merge will read, at most."""
-        total = self.base_bytes if self.config.include_base else 0
-        for row in self.merged_rows:
-            total += row.elements * self.base.tensors[row.name].dtype.itemsize
-            for task, name in zip(self.tasks, row.task_names, strict=True):
-                total += 0 if name is None else row.elements * task.tensors[name].dtype.itemsize
-        if self.merged_model is not None:
-            total += sum(self.merged_model.tensors[name].nbytes for name in self.merged_model_names.values())
-        total += sum(source.nbytes for source in self.statistics)
-        # what is compared may be copied afterwards
-        own = sum(item.nbytes * (1 if item.rule == KEPT else 2) for item in self.own_tensors(KEPT, COMPARED))
-        return total + own + sum(row.nbytes for row in self.copied_rows)
+        """Bytes of all tensors of the checkpoints, each of which the merge reads; some methods read them again."""
+        return sum(source.nbytes for source in self.sources)
 
     @property
     def unified_bytes(self) -> int:

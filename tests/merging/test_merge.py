@@ -94,7 +94,7 @@ def test_the_artifact_holds_what_others_need(config, tmp_path):
     assert [entry["task"] for entry in report["tasks"]] == ["t0", "t1", "t2"]
 
 
-def test_files_of_a_task_that_differ_from_the_base_are_kept_with_it_and_told(config, tmp_path):
+def test_files_of_a_task_that_differ_from_the_base_are_kept_with_it(config, tmp_path):
     place = tmp_path / "t1"
     (place / "chat_template.jinja").write_text("{{ messages }}")
     text = json.loads((place / "tokenizer_config.json").read_text())
@@ -104,8 +104,6 @@ def test_files_of_a_task_that_differ_from_the_base_are_kept_with_it_and_told(con
     folder = merge(config, tmp_path / "merged-out")
     own = {path.name for path in (folder / "tasks" / "t1").iterdir()}
     assert {"chat_template.jinja", "tokenizer.json"} <= own and not own & {"tokenizer_config.json", "training.log"}
-    report = json.loads((folder / "report.json").read_text())
-    assert report["files"] == {"t1": ["chat_template.jinja", "tokenizer.json"]}
 
 
 @pytest.mark.parametrize(
