@@ -67,19 +67,12 @@ def _wrappers(names: Collection[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """The rows of tokens of a task beside the base's."""
-
-    tensors: frozenset[str]  # tensors with a row for each token, by their names in the base
-    difference: str  # which tokens, or how many, are not the base's; empty if the rows mean the same
-
-
-@dataclass(frozen=True)
 class Matching:
     """Base and tasks side by side: all that the table of a merge asks of names."""
 
     names: tuple[Names, ...]  # of each task
-    vocabularies: tuple[Vocabulary, ...]  # of each task
+    # of each task: tensors with a row for each token where it has other tokens than the base, with the first of these
+    vocabularies: tuple[dict[str, str], ...]
     unsaved: tuple[frozenset[str], ...]  # of each task: buffers of its file that its class no longer saves
     computed: frozenset[str]  # buffers of the base that follow from its configuration
     aliases: dict[str, str]  # other names of tensors of the base, by the class or by its file
@@ -172,19 +165,20 @@ def _match_given(base: Source, model: Source) -> dict[str, str]:
 
 def _compare_vocabularies(
     base: Source, task: Source, names: Names, taken: dict[int, str], warnings: list[str]
-) -> Vocabulary:
-    tensors = frozenset(name for name, own in names.pairs.items() if _has_rows_of_tokens(base, name, task, own))
+) -> dict[str, str]:
+    tensors = [name for name, own in names.pairs.items() if _has_rows_of_tokens(base, name, task, own)]
     ours, theirs = _vocabulary_size(base.config), _vocabulary_size(task.config)
     if not tensors or ours is None or theirs is None:
-        return Vocabulary(tensors, "")
+        return {}
     if ours != theirs:
-        return Vocabulary(tensors, f"{theirs} tokens, the base {ours}")
+        return dict.fromkeys(tensors, f"{theirs} tokens, the base {ours}")
     first, second = (source.small_files(TOKEN_FILES) for source in (base, task))
     try:
-        return Vocabulary(tensors, compare_tokens(first, second, taken))
+        difference = compare_tokens(first, second, taken)
     except UnreadableError as error:
         warnings.append(f"{task.title} and the base: the tokenizers were not compared: {error}")
-        return Vocabulary(tensors, "")
+        return {}
+    return dict.fromkeys(tensors, difference) if difference else {}
 
 
 def _has_rows_of_tokens(base: Source, name: str, task: Source, own: str) -> bool:

@@ -256,10 +256,10 @@ def _plan(
     warnings = [*matching.warnings, *told, *find_narrowing(tasks, merged), *table.warnings]
     companions, modules = base.companions.files, dict[str, MergeConfig]()
     if not config.with_masks:
-        joined = join_companions(base.companions, {task.title: task.companions for task in tasks})
-        companions = joined.files
-        warnings += joined.told
-        modules = {name: _plan_module(config, base, tasks, name) for name in joined.modules}
+        own = {task.title: task.companions for task in tasks}
+        companions, differing, told = join_companions(base.companions, own)
+        modules = {name: _plan_module(config, base, tasks, name) for name in differing}
+        warnings += told
         warnings += [f"{name}: the module of each model is merged by itself, by the same method" for name in modules]
     plan = Plan(
         config,

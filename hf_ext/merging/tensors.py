@@ -21,7 +21,7 @@ from ..errors import DataError
 from .configuration import MergeConfig
 from .loading import find_label_rows, read_labels
 from .methods.options import find_filters, find_value
-from .name_matching import Matching, Names, Vocabulary
+from .name_matching import Matching, Names
 from .sources import Source
 
 # Treatments of a task's tensor that is not merged as a whole.
@@ -200,13 +200,13 @@ class Table:
     def _takes_part(self, index: int, name: str, own: str) -> bool:
         """True if a task's tensor is merged; otherwise it is kept."""
         ours, task = self._base.tensors[name], self._tasks[index]
-        info, vocabulary = task.tensors[own], self._matching.vocabularies[index]
+        info, other_tokens = task.tensors[own], self._matching.vocabularies[index].get(name)
         if self._is_excluded(own):
             reason = EXCLUDED
         elif not info.dtype.is_floating_point:
             reason = f"{info.dtype} in the task"
-        elif name in vocabulary.tensors and vocabulary.difference:
-            reason = self._keep_vocabulary(task, name, vocabulary)
+        elif other_tokens is not None:
+            reason = self._keep_vocabulary(task, name, other_tokens)
         elif info.shape == ours.shape:
             return True
         else:
@@ -232,10 +232,10 @@ class Table:
     def _is_excluded(self, name: str) -> bool:
         return any(pattern.match(name) for pattern in self._excluded)
 
-    def _keep_vocabulary(self, task: Source, name: str, vocabulary: Vocabulary) -> str:
+    def _keep_vocabulary(self, task: Source, name: str, difference: str) -> str:
         """The reason to keep rows of other tokens than the base's; where there is no place for them they are
         refused."""
-        told = f"{name!r}: {task.title} has another vocabulary ({vocabulary.difference})"
+        told = f"{name!r}: {task.title} has another vocabulary ({difference})"
         if not self._config.with_masks:
             raise DataError(
                 f"{told}, and method {self._config.method!r} makes one model, which has the base's tokenizer. Choose "
@@ -243,7 +243,7 @@ class Table:
                 "kept; or give all models one vocabulary first, as mergekit does."
             )
         self._other_tokens.append(f"{told}: it keeps its own")
-        return f"another vocabulary ({vocabulary.difference})"
+        return f"another vocabulary ({difference})"
 
 
 def name_some(names: Sequence[str]) -> str:
