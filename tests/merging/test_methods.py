@@ -55,12 +55,10 @@ def checkpoints(tasks=4, dtype=torch.float32):
     ]
 
 
-def merge(config, base, models, block=64, dtype=None):
-    """The merged tensors; the counting is split over two workers that take turns."""
+def merge(config, base, models, dtype=None):
+    """The merged tensors, of blocks of 61 elements; the counting is split over two workers that take turns."""
     making = TaskVectors(of_tasks(config, len(models)))
-    cuts = [
-        (tensor, slice(start, start + block)) for tensor, size in enumerate(SIZES) for start in range(0, size, block)
-    ]
+    cuts = [(tensor, slice(start, start + 61)) for tensor, size in enumerate(SIZES) for start in range(0, size, 61)]
 
     def vectors(tensor, cut):
         for task, tensors in enumerate(models):
