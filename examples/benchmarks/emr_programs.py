@@ -32,7 +32,9 @@ def hf_ext_merge(config: dict[str, Any], out: str) -> Work:
     import hf_ext
 
     del numba, safetensors, torch
-    return lambda: hf_ext.merge_checkpoints(config, out, progress=False)
+    # imported here, as mergekit's is
+    merge = hf_ext.merge_checkpoints
+    return lambda: merge(config, out, progress=False)
 
 
 def in_memory(base: str, tasks: list[str], out: str) -> Work:

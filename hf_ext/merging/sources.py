@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cached_property, lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,8 @@ _READ: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("auto_map", "auto_mapping"), (dict, "a mapping")),
     **dict.fromkeys(("model_type", "_class_name", "peft_type", "task_type"), (str, "a text")),
 }
+# Larger files have their hashes in a cache.
+_CACHED_HASH = 2**20
 # Tensors that quantised checkpoints store beside packed weights.
 _QUANTISED_PARTS = re.compile(
     r"SCB|g_idx|q(weight|zeros)|(nested_)?(absmax|quant_map)|weight_(packed|scale(_inv)?|zero_point)"
@@ -171,9 +174,8 @@ class Source:
         times of its weights and the content of its small files, such as the factor of an adapter."""
         result = self.identity()
         if self.repo_id is None:
-            result["small_files"] = {
-                name: file_sha256(path) for name, path in {**self.companions.files, **self.companions.modules}.items()
-            }
+            files = {**self.companions.files, **self.companions.modules}
+            result["small_files"] = {name: _hash_small(path) for name, path in files.items()}
         for name, file in self.checkpoint.files.items():
             if file.path is not None:
                 result["files"][name]["mtime_ns"] = os.stat(file.path).st_mtime_ns
@@ -188,6 +190,11 @@ class Source:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _hash_small(path: Path) -> str:
+    """The SHA-256 of a file. To look it up in the cache of hashes takes longer than to read a configuration."""
+    return file_sha256(path) if path.stat().st_size > _CACHED_HASH else sha256(path.read_bytes()).hexdigest()
 
 
 def _describe_label(label: str) -> str:
