@@ -70,16 +70,21 @@ def test_the_tokenizer_travels_into_every_form(made):
 LLAMA_CPP = Path(os.environ.get("LLAMA_CPP", "nowhere"))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not (LLAMA_CPP / "convert_hf_to_gguf.py").is_file(), reason="LLAMA_CPP is no source of llama.cpp")
-@pytest.mark.parametrize("form", ["exported", "one"])
-def test_llama_cpp_converts_what_was_exported_and_merged(made, tmp_path, monkeypatch, form):
-    command = [sys.executable, str(LLAMA_CPP / "convert_hf_to_gguf.py"), str(made[form])]
-    command += ["--outfile", str(tmp_path / "model.gguf"), "--outtype", "f32"]
+def convert(script: str, source: Path, out: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
+    """The GGUF file that a script of llama.cpp makes of a folder, opened."""
+    if not (LLAMA_CPP / script).is_file():
+        pytest.skip(f"LLAMA_CPP is no folder with {script}")
+    command = [sys.executable, str(LLAMA_CPP / script), str(source), "--outfile", str(out), "--outtype", "f32", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     assert done.returncode == 0, done.stderr[-4000:]
     monkeypatch.syspath_prepend(LLAMA_CPP / "gguf-py")
-    reader: Any = pytest.importorskip("gguf").GGUFReader(tmp_path / "model.gguf")
+    return pytest.importorskip("gguf").GGUFReader(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["exported", "one"])
+def test_llama_cpp_converts_what_was_exported_and_merged(made, tmp_path, monkeypatch, form):
+    reader = convert("convert_hf_to_gguf.py", made[form], tmp_path / "model.gguf", monkeypatch)
     words = reader.fields["tokenizer.ggml.tokens"]
     tokens = [bytes(words.parts[part]).decode() for part in words.data]
     vocabulary = AutoTokenizer.from_pretrained(made[form]).get_vocab()
@@ -95,3 +100,15 @@ def test_llama_cpp_converts_what_was_exported_and_merged(made, tmp_path, monkeyp
     ):
         assert found[name].reshape(weights[own].shape).equal(weights[own]), name
     assert len(found) == len(weights)
+
+
+@pytest.mark.slow
+def test_llama_cpp_converts_the_lora(made, tmp_path, monkeypatch):
+    words = ("--base", str(made["base"]))
+    reader = convert("convert_lora_to_gguf.py", made["lora"], tmp_path / "lora.gguf", monkeypatch, *words)
+    factors = load_file(made["lora"] / "adapter_model.safetensors")
+    found = {tensor.name: torch.tensor(tensor.data.copy()) for tensor in reader.tensors}
+    assert len(found) == len(factors)
+    own = "base_model.model.model.layers.0.mlp.down_proj"
+    for end, name in (("lora_a", "lora_A"), ("lora_b", "lora_B")):
+        assert found[f"blk.0.ffn_down.weight.{end}"].equal(factors[f"{own}.{name}.weight"])
