@@ -1,10 +1,12 @@
 """Time, memory and rounding of merges into one model, beside mergekit 0.1.5, from the same YAML files.
 
 Run with the Python of hf-ext; `--mergekit` is a Python that has mergekit:
-`python examples/benchmarks/emr_mergekit.py --folder /scratch --mergekit /mergekit/bin/python`
+`python examples/benchmarks/emr_mergekit.py --folder /scratch --mergekit /mergekit/bin/python --rounding`
+`--sizes "27 M" --rounds 5` measures some of the times; without `--rounding` what is known of it stays.
 """
 
 import argparse
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -134,29 +136,30 @@ def draw(found: dict[str, Any]) -> str:
 
 
 def measure(words: argparse.Namespace) -> Iterator[Content]:
-    """The times on models of each size, the smallest first, and rounding on small ones."""
+    """Rounding on small models, then the times on models of each size."""
     scratch = prepare(words)
     if not words.mergekit:
         sys.exit("--mergekit PYTHON is needed: the interpreter of an environment with mergekit 0.1.5")
-    found: dict[str, Any] = {"times": {}, "rounding": []}
-    sizes = dict(list(SIZES.items())[:1]) if words.quick else SIZES
-    for size, shape in sizes.items():
+    known = json.loads(words.output.read_text())["rounding"] if words.output.is_file() else []
+    found: dict[str, Any] = {"times": {}, "rounding": known, "rounds": words.rounds}
+    if words.rounding:
+        halves = scratch / "bfloat16"
+        write_models(halves, SIZES["27 M"], torch.bfloat16)
+        found["rounding"] = compare_rounding(halves, partial(run_tool, halves, words.mergekit))
+    for size in words.sizes[:1] if words.quick else words.sizes:
         folder = scratch / size.replace(" ", "")
-        found.setdefault("weights", {})[size] = write_models(folder, shape, torch.float32)
+        found.setdefault("weights", {})[size] = write_models(folder, SIZES[size], torch.float32)
         merge, out = partial(run_tool, folder, words.mergekit), folder / "out"
         rows = {
             f"{method}, {tool}": partial(merge, tool, write_configuration(folder, method, "float32"), out)
             for method in METHODS
             for tool in ("hf-ext", "mergekit")
         }
-        found["times"][size] = run_rounds(rows, 1 if words.quick else 3, out)
+        found["times"][size] = run_rounds(rows, 1 if words.quick else words.rounds, out)
         shutil.rmtree(folder)
-        if not found["rounding"]:
-            halves = scratch / "bfloat16"
-            write_models(halves, SIZES["27 M"], torch.bfloat16)
-            found["rounding"] = compare_rounding(halves, partial(run_tool, halves, words.mergekit))
         yield found
 
 
 if __name__ == "__main__":
-    run("emr_mergekit", __doc__, measure, draw, folder="", mergekit="", quick=False)
+    words = {"sizes": [*SIZES], "rounds": 3, "rounding": False, "quick": False}
+    run("emr_mergekit", __doc__, measure, draw, folder="", mergekit="", **words)
