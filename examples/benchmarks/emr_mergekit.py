@@ -7,6 +7,7 @@ Run with the Python of hf-ext; `--mergekit` is a Python that has mergekit:
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -68,15 +69,21 @@ def write_configuration(folder: Path, method: str, dtype: str) -> Path:
 
 
 class Tools:
-    """Both programs, each in a process that imports once and merges as often as it is asked to."""
+    """
+    Both programs, each in a process that imports once and merges as often as it is asked to.
+
+    Both have one core: threads of OpenMP that wait for others on a busy machine would count as processor time.
+    """
 
     def __init__(self, folder: Path, mergekit: str) -> None:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+        environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
         self.log = (folder / "log").open("w")
         self.children = {}
         for tool, program, python in (("hf-ext", "hf_ext_merge", sys.executable), ("mergekit", "mergekit", mergekit)):
             command = [python, str(HERE / "emr_programs.py"), program]
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
-            self.children[tool] = subprocess.Popen(command, env=ENVIRONMENT, text=True, **pipes)
+            self.children[tool] = subprocess.Popen(command, env=environment, text=True, **pipes)
 
     def merge(self, tool: str, config: Path, out: Path) -> dict[str, Any]:
         """Time, processor time and memory of one merge; what is at `out` goes first."""
@@ -150,10 +157,8 @@ def draw(found: dict[str, Any]) -> str:
         for method, tools in methods.items():
             ours, theirs = tools["hf-ext"], tools["mergekit"]
             pairs = {key: [statistics.median(row[key] for row in rows) for rows in (ours, theirs)] for key in ours[0]}
-            processor = ([row["processor_seconds"] for row in rows] for rows in (ours, theirs))
-            cells = [
-                f"{value:.2f}" for value in (*pairs["processor_seconds"], median_ratio(*processor), *pairs["seconds"])
-            ]
+            ratio = median_ratio(*([row["processor_seconds"] for row in rows] for rows in (ours, theirs)))
+            cells = [f"{value:.2f}" for value in (*pairs["processor_seconds"], ratio, *pairs["seconds"])]
             cells += [f"{value / 1e6:.0f}" for value in pairs["peak_above_imports"]]
             lines.append(f"| {size} | {method} | {' | '.join(cells)} |")
     lines += ["", "| method | tool | largest distance | share beyond one rounding |", "|---|---|---:|---:|"]
