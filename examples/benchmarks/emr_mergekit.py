@@ -1,11 +1,16 @@
 """Time, memory and rounding of merges into one model, beside mergekit 0.1.5, from the same YAML files.
 
 Run with the Python of hf-ext; `--mergekit` is a Python that has mergekit:
-`python examples/benchmarks/emr_mergekit.py --folder /scratch --mergekit /mergekit/bin/python`
+`python examples/benchmarks/emr_mergekit.py --folder /scratch --mergekit /mergekit/bin/python --rounding`
+`--sizes "27 M" --rounds 9` measures some of the times; without `--rounding` what is known of it stays.
 """
 
 import argparse
+import json
+import os
 import shutil
+import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,9 +19,9 @@ from typing import Any
 
 import torch
 import yaml
-from emr_measuring import prepare, run_program, run_rounds
+from emr_measuring import ENVIRONMENT, HERE, prepare, remove
 from safetensors.torch import load_file
-from timing import Content, run
+from timing import Content, in_turns, median_ratio, run
 from transformers import LlamaConfig, LlamaForCausalLM
 
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
@@ -28,8 +33,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "ties": {"parameters": {"density": 0.5}},
 }
 SIZES = {
-    "33 M": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "vocab_size": 16000},
-    "500 M": {"hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 15, "vocab_size": 32000},
+    "27 M": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "vocab_size": 16000},
+    "196 M": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 13, "vocab_size": 28000},
+    "474 M": {"hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 15, "vocab_size": 32000},
 }
 
 
@@ -62,12 +68,39 @@ def write_configuration(folder: Path, method: str, dtype: str) -> Path:
     return path
 
 
-def run_tool(folder: Path, python: str, tool: str, config: Path, out: Path) -> dict[str, Any]:
-    """One of both programs in a process of its own."""
-    words, log = {"config": str(config), "out": str(out)}, folder / "log"
-    if tool == "mergekit":
-        return run_program("mergekit", words, log, python=python)
-    return run_program("hf_ext_merge", words, log)
+class Tools:
+    """
+    Both programs, each in a process that imports once and merges as often as it is asked to.
+
+    Both have one core: threads of OpenMP that wait for others on a busy machine would count as processor time.
+    """
+
+    def __init__(self, folder: Path, mergekit: str) -> None:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+        environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
+        self.log = (folder / "log").open("w")
+        self.children = {}
+        for tool, program, python in (("hf-ext", "hf_ext_merge", sys.executable), ("mergekit", "mergekit", mergekit)):
+            command = [python, str(HERE / "emr_programs.py"), program]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
+            self.children[tool] = subprocess.Popen(command, env=environment, text=True, **pipes)
+
+    def merge(self, tool: str, config: Path, out: Path) -> dict[str, Any]:
+        """Time, processor time and memory of one merge; what is at `out` goes first."""
+        remove(out)
+        child = self.children[tool]
+        assert child.stdin is not None and child.stdout is not None
+        print(json.dumps({"config": str(config), "out": str(out)}), file=child.stdin, flush=True)
+        line = child.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{tool} ended; its last words are in {self.log.name}")
+        return dict(json.loads(line))
+
+    def close(self) -> None:
+        """Ends both."""
+        for child in self.children.values():
+            child.communicate()
+        self.log.close()
 
 
 def exact_ties(base: torch.Tensor, *models: torch.Tensor) -> torch.Tensor:
@@ -117,15 +150,17 @@ def compare_rounding(folder: Path, merge: Callable[[str, Path, Path], Any]) -> l
 
 def draw(found: dict[str, Any]) -> str:
     lines = [
-        "| weights | method | tool | process s | processor s | of it the work | peak MB over imports |",
-        "|---|---|---|---:|---:|---:|---:|",
+        "| weights | method | processor s | mergekit's | median ratio | seconds | mergekit's | peak MB | mergekit's |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for size, methods in found["times"].items():
-        for name, row in methods.items():
-            method, tool = name.split(", ")
-            seconds = [row[key] for key in ("process_seconds", "process_processor_seconds", "processor_seconds")]
-            cells = [size, method, tool, *(f"{value:.2f}" for value in seconds)]
-            lines.append(f"| {' | '.join(cells)} | {row['peak_above_imports'] / 1e6:.0f} |")
+        for method, tools in methods.items():
+            ours, theirs = tools["hf-ext"], tools["mergekit"]
+            pairs = {key: [statistics.median(row[key] for row in rows) for rows in (ours, theirs)] for key in ours[0]}
+            ratio = median_ratio(*([row["processor_seconds"] for row in rows] for rows in (ours, theirs)))
+            cells = [f"{value:.2f}" for value in (*pairs["processor_seconds"], ratio, *pairs["seconds"])]
+            cells += [f"{value / 1e6:.0f}" for value in pairs["peak_above_imports"]]
+            lines.append(f"| {size} | {method} | {' | '.join(cells)} |")
     lines += ["", "| method | tool | largest distance | share beyond one rounding |", "|---|---|---:|---:|"]
     for row in found["rounding"]:
         lines.append(f"| {row['method']} | {row['tool']} | {row['largest']:.1e} | {row['beyond_one_rounding']:.2%} |")
@@ -133,28 +168,32 @@ def draw(found: dict[str, Any]) -> str:
 
 
 def measure(words: argparse.Namespace) -> Iterator[Content]:
-    """Rounding on the small models, then the times on all."""
+    """Rounding on small models, then the times on models of each size, in rounds in which both take turns."""
     scratch = prepare(words)
     if not words.mergekit:
         sys.exit("--mergekit PYTHON is needed: the interpreter of an environment with mergekit 0.1.5")
-    found: dict[str, Any] = {"times": {}}
-    sizes = dict(list(SIZES.items())[:1]) if words.quick else SIZES
-    halves = scratch / "bfloat16"
-    write_models(halves, SIZES["33 M"], torch.bfloat16)
-    found["rounding"] = compare_rounding(halves, partial(run_tool, halves, words.mergekit))
-    for size, shape in sizes.items():
+    known = json.loads(words.output.read_text())["rounding"] if words.output.is_file() else []
+    found: dict[str, Any] = {"times": {}, "rounding": known, "weights": {}}
+    tools = Tools(scratch, words.mergekit)
+    if words.rounding:
+        halves = scratch / "bfloat16"
+        write_models(halves, SIZES["27 M"], torch.bfloat16)
+        found["rounding"] = compare_rounding(halves, tools.merge)
+    for size in words.sizes[:1] if words.quick else words.sizes:
         folder = scratch / size.replace(" ", "")
-        found.setdefault("weights", {})[size] = write_models(folder, shape, torch.float32)
-        merge, out = partial(run_tool, folder, words.mergekit), folder / "out"
-        rows = {
-            f"{method}, {tool}": partial(merge, tool, write_configuration(folder, method, "float32"), out)
-            for method in METHODS
-            for tool in ("hf-ext", "mergekit")
-        }
-        found["times"][size] = run_rounds(rows, 1 if words.quick else 3, out)
+        found["weights"][size] = write_models(folder, SIZES[size], torch.float32)
+        times = found["times"][size] = {}
+        for method in METHODS:
+            merge = partial(tools.merge, config=write_configuration(folder, method, "float32"), out=folder / "out")
+            for tool in tools.children:
+                # what is imported or compiled at the first merge
+                merge(tool)
+            times[method] = in_turns([*tools.children], 1 if words.quick else words.rounds, merge)
+            yield found
         shutil.rmtree(folder)
-    yield found
+    tools.close()
 
 
 if __name__ == "__main__":
-    run("emr_mergekit", __doc__, measure, draw, folder="", mergekit="", quick=False)
+    words = {"sizes": [*SIZES], "rounds": 5, "rounding": False, "quick": False}
+    run("emr_mergekit", __doc__, measure, draw, folder="", mergekit="", **words)

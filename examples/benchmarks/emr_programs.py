@@ -3,7 +3,7 @@
 A program is a function that imports its libraries and returns the work to do; the process reports, as its last line,
 the time of both, and of the work alone the processor time, the bytes passed to read and write, and how far resident
 memory rose above the process after its imports. Only the standard library is imported at the top, so that the
-environments of other tools can run this file.
+environments of other tools can run this file. Without words, it does the work of each line of JSON that it reads.
 """
 
 import contextlib
@@ -32,7 +32,9 @@ def hf_ext_merge(config: dict[str, Any], out: str) -> Work:
     import hf_ext
 
     del numba, safetensors, torch
-    return lambda: hf_ext.merge_checkpoints(config, out, progress=False)
+    # imported here, as mergekit's is
+    merge = hf_ext.merge_checkpoints
+    return lambda: merge(config, out, progress=False)
 
 
 def in_memory(base: str, tasks: list[str], out: str) -> Work:
@@ -140,6 +142,7 @@ def measure(program: str, words: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     # What the tools print must not end up in our line.
-    with contextlib.redirect_stdout(sys.stderr):
-        found = measure(sys.argv[1], json.loads(sys.argv[2]))
-    print(json.dumps(found))
+    for line in sys.argv[2:] or iter(sys.stdin.readline, ""):
+        with contextlib.redirect_stdout(sys.stderr):
+            found = measure(sys.argv[1], json.loads(line))
+        print(json.dumps(found), flush=True)

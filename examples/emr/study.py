@@ -33,7 +33,7 @@ from experiments import keep, machine, prepare_process, read_arguments
 
 SEEDS = (0, 1, 2)
 # Merges into one model, each as its command does it without further options.
-SINGLE = ("average", "task_arithmetic", "ties", "della", "fisher", "regmean", "elect")
+SINGLE = ("average", "task_arithmetic", "ties", "fisher", "regmean", "elect")
 # Merges that restore a model for each task, and how they rescale.
 MASKED = {"emr": ("global", "tensor", "tensor_l2"), "onebit": (None,), "ternary": (None,)}
 STATISTICS = {"fisher": "fisher", "regmean": "gram"}

@@ -22,7 +22,6 @@ NAMES = {
     "average": "weight average",
     "task_arithmetic": "task arithmetic",
     "ties": "TIES",
-    "della": "DELLA",
     "fisher": "Fisher",
     "regmean": "RegMean",
     "elect": "elect only",

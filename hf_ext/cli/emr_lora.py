@@ -66,9 +66,11 @@ def write_lora(
 ) -> dict[str, Any]:
     """Opens the fine-tune or the task, and writes its adapter."""
     register_models()
-    from hf_ext.merging.extracting import extract_lora as run
-    from hf_ext.merging.pairs import open_fine_tune, open_task
+    from hf_ext.merging import extracting
 
-    opened = open_fine_tune(str(base), source, endpoint) if task is None else open_task(source, task, base, endpoint)
+    if task is None:
+        opened = extracting.open_fine_tune(str(base), source, endpoint)
+    else:
+        opened = extracting.open_task(source, task, base, endpoint)
     with opened as pair:
-        return run(pair, out, **how)
+        return extracting.extract_lora(pair, out, **how)

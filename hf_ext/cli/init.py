@@ -22,7 +22,7 @@ tasks:
 method: emr
 # Scale of each task: global (the paper), official, tensor, l2, tensor_l2, none.
 rescale: global
-{adapters}# Regular expressions for tensors that each task keeps unmerged. Heads are kept without one.
+# Regular expressions for tensors that each task keeps unmerged. Heads are kept without one.
 exclude: []
 # {plan}
 """
@@ -30,13 +30,8 @@ _EXAMPLE = {
     "about": "Run `hf-ext init emr` with --data FOLDER of your models, or --data FILE that lists them, to fill it in",
     "base": "./YOUR-BASE",
     "tasks": "  first: ./YOUR-FIRST-MODEL\n  second: ./YOUR-SECOND-MODEL",
-    "adapters": "",
     "plan": "The plan shows the merged tensors, the tensors that tasks keep, and the sizes.",
 }
-_ADAPTERS = """\
-# Some fine-tunes are peft adapters: merge the full weights that they produce.
-adapters: delta
-"""
 
 
 @click.command()
@@ -159,9 +154,8 @@ def write_merge(folder: Path, data: str | None) -> str:
     tasks = {name: source for name, source in models.items() if not _same(source, base)}
     if not tasks:
         raise ValueError(f"{data} contains only the base: add the fine-tunes.")
-    adapters = any((Path(source) / "adapter_config.json").is_file() for source in tasks.values())
     # Reads headers only, and refuses models that cannot be merged.
-    with make_plan({"base": base, "tasks": tasks, **({"adapters": "delta"} if adapters else {})}) as plan:
+    with make_plan({"base": base, "tasks": tasks}) as plan:
         told = (
             f"{len(plan.merged_rows)} tensors with {sum(row.elements for row in plan.merged_rows):,} elements are "
             f"merged; the result has {size_text(plan.result_bytes)}, "
@@ -173,7 +167,6 @@ def write_merge(folder: Path, data: str | None) -> str:
         about=f"{len(tasks)} fine-tunes of {' '.join(base.split())}",
         base=_quote(base),
         tasks="\n".join(lines),
-        adapters=_ADAPTERS if adapters else "",
         plan=told,
     )
 

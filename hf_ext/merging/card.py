@@ -37,23 +37,15 @@ def read_merge(folder: Path) -> Merge | None:
         manifest = Manifest.read(folder)
         tasks = {name: task.origin for name, task in manifest.tasks.items()}
         return Merge(manifest.library, manifest.base, tasks, manifest.method, manifest)
-    report = read_report(folder)
+    report = read_json_object(folder / "report.json", optional=True)
     if "sources" not in report:
         return None
     try:
         base, tasks = report["sources"]["base"], report["sources"]["tasks"]
-        return Merge(
-            str(report["library"]), _source(base), {name: _source(task) for name, task in tasks.items()},
-            dict(report["method"]), None,
-        )  # fmt: skip
+        records = {name: _source(task) for name, task in tasks.items()}
+        return Merge(str(report["library"]), _source(base), records, dict(report["method"]), None)
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder}/report.json: damaged ({error!r}); merge again, or remove it.") from error
-
-
-def read_report(folder: Path) -> dict[str, Any]:
-    """Reads `report.json`."""
-    path = folder / "report.json"
-    return read_json_object(path, optional=True)
 
 
 def _source(record: Mapping[str, Any]) -> SourceRecord:
@@ -85,7 +77,7 @@ def _card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id:
         {"name": name, "link": _link(source)} | (_task_row(records[name]) if name in records else {})
         for name, source in merge.tasks.items()
     ]
-    report = read_report(folder)
+    report = read_json_object(folder / "report.json", optional=True)
     return {
         "masks": manifest is not None,
         "deltas": 0 if manifest is None else manifest.deltas,

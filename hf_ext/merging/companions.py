@@ -124,18 +124,10 @@ def same_content(first: Path, second: Path) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class Joined:
-    """The files of one model beside its weights."""
-
-    files: Mapping[str, Path]
-    told: list[str]  # what of the tasks is not among them, in words
-    modules: tuple[str, ...] = ()  # weights in folders of their own, which differ and are merged by themselves
-
-
-def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> Joined:
+def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[dict[str, Path], list[str], list[str]]:
     """
-    The files of one model that is merged of several.
+    The files of one model that is merged of several; weights in folders of their own, which differ and are merged by
+    themselves; and, in words, what of the tasks is in neither.
 
     They are the base's; where it has none, and for what a model is spoken to with, those in which all tasks agree.
     Weights of a module that are in some of the models only, or are no safetensors, are refused.
@@ -169,7 +161,7 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> Joined
         for ending, there in (("gets the base's", True), ("has none", False)):
             if some := [name for name in names if (name in ours) == there]:
                 told.append(f"{title} has its own {', '.join(some)}, or some tasks lack it; the merged model {ending}")
-    return Joined(joined, told, tuple(modules))
+    return joined, modules, told
 
 
 def _keep_modules_together(

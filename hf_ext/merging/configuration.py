@@ -19,7 +19,7 @@ TASK_ID = r"[A-Za-z0-9._-]{1,64}"
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _MIN_MEMORY = 10**6
 # Fields that do not change the merged weights.
-RUNNING = ("measure", "memory", "workers", "device", "max_shard_size")
+RUNNING = ("measure", "memory", "workers", "max_shard_size")
 
 
 # @strict checks annotations that are types: no `from __future__ import annotations` here
@@ -58,9 +58,6 @@ class MergeConfig:
         exclude (`list[str]`):
             Regular expressions for tensors that are not merged, matched from the start of their names in the base or
             in a task; each task keeps its own.
-        shape_policy (`str`, defaults to `"extra"`):
-            Treatment of a tensor whose shape differs from the base's: the task keeps it (`"extra"`), or the leading
-            rows of a resized vocabulary whose first tokens agree are merged (`"overlap"`).
         allow_missing (`bool`, defaults to `False`):
             For methods without masks: merge a tensor that a task lacks, or has in another shape or type, from the
             other tasks; without it such a merge is refused. With masks each task keeps its own tensor.
@@ -69,15 +66,12 @@ class MergeConfig:
             and by `"elect"`, are always measured.
         dtype (`str`, *optional*): Type of the merged tensors; the base's if not given.
         adapters (`str`, defaults to `"refuse"`):
-            Treatment of tasks that are peft adapters: refuse them (`"refuse"`), merge the full weights that they
-            produce (`"delta"`), or merge the adapters themselves, for (IA)³ (`"adapter"`).
+            Treatment of tasks that are peft adapters: refuse them (`"refuse"`), or merge the adapters themselves, for
+            (IA)³ (`"adapter"`).
         include_base (`bool`, defaults to `False`): Store a copy of the base in the result.
         max_shard_size (`str`, defaults to `"5GB"`): Largest weights file.
         memory (`str`, defaults to `"64MB"`): Memory of all I/O buffers together.
         workers (`int`, *optional*): Number of threads; one for each processor if not given.
-        device (`str`, defaults to `"cpu"`):
-            Device of the methods `"emr"` and `"elect"`: `"cpu"`, `"cuda"` or `"cuda:1"`. Weights and masks are equal
-            bit for bit; sums may differ in the last bit.
 
     Example:
         >>> from hf_ext import MergeConfig
@@ -97,16 +91,14 @@ class MergeConfig:
     merged: str | None = None
     statistics: dict[str, str] = field(default_factory=dict)
     exclude: list[str] = field(default_factory=list)
-    shape_policy: Literal["extra", "overlap"] = "extra"
     allow_missing: bool = False
     measure: bool = False
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
-    adapters: Literal["refuse", "delta", "adapter"] = "refuse"
+    adapters: Literal["refuse", "adapter"] = "refuse"
     include_base: bool = False
     max_shard_size: str = "5GB"
     memory: str = "64MB"
     workers: int | None = None
-    device: str = "cpu"
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "MergeConfig":
@@ -241,7 +233,6 @@ class MergeConfig:
         _require(0 <= self.seed < 2**64, "seed", self.seed, "0 or more and under 2**64")
         if self.workers is not None:
             _require(self.workers >= 1, "workers", self.workers, "a whole number of at least 1")
-        _require(bool(re.fullmatch(r"cpu|cuda(:\d{1,2})?", self.device)), "device", self.device, "cpu, cuda or cuda:N")
         _require(self.memory_bytes >= _MIN_MEMORY, "memory", self.memory, "at least 1MB")
         _require(self.shard_bytes >= 1, "max_shard_size", self.max_shard_size, "at least 1B")
         for pattern in self.exclude:
@@ -302,8 +293,6 @@ _RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
     ("rescale", lambda c, m: c.rescale != "global" and not c.with_masks, "it scales masks, which masks: true writes"),
     ("include_base", lambda c, m: c.include_base and not c.with_masks, "only masks, of masks: true, need the base"),
     ("allow_missing", lambda c, m: c.allow_missing and c.with_masks, "with masks each task keeps its own"),
-    ("device", lambda c, m: c.device != "cpu" and not m.fused, "only emr and elect compute on GPUs"),
-    ("device", lambda c, m: c.device != "cpu" and c.drop != 0, "with drop it computes on the CPU"),
 )
 
 

@@ -19,7 +19,6 @@ ways call the same kernel, and the tests compare their results bit for bit. Only
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -34,15 +33,22 @@ from hf_ext.emr.artifact import mask_bytes
 from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
 
 from ..system import has_positions
-from .finite import is_finite, make_not_finite, make_overflow, require_finite, require_finite_vectors
 from .methods import Block, MethodError
 from .methods.options import find_depths
 from .outputs import Copy, Outputs
-from .plan import Plan, find_device
+from .plan import Plan, inputs_first
 from .sources import Source
-from .statistics import inputs_first
 from .tensors import Row
-from .vectors import TaskVectors
+from .vectors import (
+    TaskVectors,
+    add_sample,
+    is_finite,
+    make_not_finite,
+    make_overflow,
+    pick_sample,
+    require_finite,
+    require_finite_vectors,
+)
 
 
 @dataclass(frozen=True)
@@ -68,27 +74,26 @@ class TensorSums(NamedTuple):
 
 def make_units(merged: Sequence[Row], copies: Sequence[Copy], *, whole: bool = False) -> list[Unit]:
     """Cuts the work into units of about a segment, or with `whole` so that each merged tensor is one piece."""
-    units: list[Unit] = []
-    group: list[Piece] = []
-    filled = 0
-    for piece in _pieces(merged, copies, whole):
+    pieces = [
+        Piece(True, index, low, high)
+        for index, row in enumerate(merged)
+        for low, high in _blocks(0, row.elements, row.elements if whole else SEGMENT)
+    ]
+    pieces += [
+        Piece(False, index, low, high)
+        for index, item in enumerate(copies)
+        for low, high in _blocks(0, item.elements, SEGMENT)
+    ]
+    groups: list[list[Piece]] = []
+    filled = SEGMENT
+    for piece in pieces:
         length = piece.stop - piece.start
-        if group and filled + length > SEGMENT:
-            units.append(tuple(group))
-            group, filled = [], 0
-        group.append(piece)
+        if filled + length > SEGMENT:
+            groups.append([])
+            filled = 0
+        groups[-1].append(piece)
         filled += length
-    return [*units, tuple(group)] if group else units
-
-
-def _pieces(merged: Sequence[Row], copies: Sequence[Copy], whole: bool) -> Iterator[Piece]:
-    for index, row in enumerate(merged):
-        step = max(row.elements, 1) if whole else SEGMENT
-        for low, high in _blocks(0, row.elements, step):
-            yield Piece(True, index, low, high)
-    for index, item in enumerate(copies):
-        for low, high in _blocks(item.start, item.stop, SEGMENT):
-            yield Piece(False, index, low, high)
+    return [tuple(group) for group in groups]
 
 
 def add_up(units: Sequence[Unit], sums: Iterable[np.ndarray], tensors: int, tasks: int) -> TensorSums:
@@ -149,10 +154,8 @@ class Engine:
         self._workers = workers
         self._sources = plan.sources
         remote = any(source.repo_id is not None for source in self._sources)
-        self._device = None if plan.config.device == "cpu" else find_device(plan.config)
-        # Large blocks help if a network or a GPU causes waiting.
-        large = remote or self._device is not None
-        share = memory // workers if large else min(memory // workers, _CACHED_BYTES)
+        # Large blocks help if a network causes waiting.
+        share = memory // workers if remote else min(memory // workers, _CACHED_BYTES)
         rows = len(self._sources) + 1
         # elements; fp32 is the widest type
         self.block = max(min(share // (4 * rows) // SUB_BLOCK * SUB_BLOCK, SEGMENT), SUB_BLOCK)
@@ -162,8 +165,7 @@ class Engine:
         self.span = max(min(span, -(-SEGMENT // self.block) * self.block), self.block)
         # the step of compiled code that reads and writes the files itself
         self.step = max(min(self.block, FAST_BYTES // (4 * rows) // SUB_BLOCK * SUB_BLOCK), SUB_BLOCK)
-        here = self._fused and has_positions() and self._device is None
-        self._run_files = find_kernels("cpu").run_files if here else None
+        self._run_files = find_kernels("cpu").run_files if self._fused and has_positions() else None
         connections = min(workers * len(self._sources), _MAX_CONNECTIONS)
         self._pool = ThreadPoolExecutor(connections) if remote else None
 
@@ -275,7 +277,7 @@ class Engine:
             item.source.read_into(item.name, low, high, values)
             if item.finite and info.dtype.is_floating_point and not is_finite(values):
                 raise make_not_finite(item.name, item.source)
-            item.writer.write(item.target, item.at + low - item.start, values.to(item.writer.dtypes[item.target]))
+            item.writer.write(item.name, low, values.to(item.writer.dtypes[item.name]))
 
     def _read(self, row: Row, low: int, high: int, buffers: _Buffers) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """A block of the base, and of every task that has the tensor."""
@@ -337,40 +339,37 @@ class Engine:
         whole = None
         if self._method.whole:
             with self._whole:
-                whole = self._merge_whole(piece, row)
+                whole = self._merge_whole(piece, row, sums)
             if not self._measured:
                 self._write(row, 0, whole)
                 return
         for begin, end in _blocks(piece.start, piece.stop, self.span):
             for low, high in _blocks(begin, end, self.block):
                 base, tasks = self._read(row, low, high, buffers)
-                if self._method.deltas:
-                    here = slice((low - begin) // 8, -(-(high - begin) // 8))
-                    wide, vectors = self._make_vectors(piece.index, low, base, tasks, buffers)
-                    block = Block(row.name, row.shape, low, wide, [*vectors.values()])
-                    kept = self._method.function(block, **self._options[piece.index])
-                    planes = buffers.masks[:, : len(members), here]
-                    pack_directions(base, list(tasks.values()), kept, planes, sums, first=low // SUB_BLOCK)
-                    continue
-                unified = buffers.unified[: (high - low) * row.dtype.itemsize].view(row.dtype)
-                masks = None
-                if plan.config.with_masks:
-                    masks = buffers.masks[0, : len(members), (low - begin) // 8 : -(-(high - begin) // 8)]
                 first, weights = low // SUB_BLOCK, list(tasks.values())
+                planes = buffers.masks[:, : len(members), (low - begin) // 8 : -(-(high - begin) // 8)]
+                masks = planes[0] if plan.config.with_masks else None
+                unified = buffers.unified[: (high - low) * row.dtype.itemsize].view(row.dtype)
                 if self._fused:
-                    self._elect(base, weights, unified, masks, sums, first)
+                    merge_block(base, weights, unified, masks, sums, first=first, tie=self._arguments["tie"])
+                elif whole is not None:
+                    unified = whole[low:high]
                 else:
-                    if whole is None:
-                        wide, vectors = self._make_vectors(piece.index, low, base, tasks, buffers)
-                        if not (self._measured or self._vectors.passes):
-                            require_finite_vectors(plan, row, wide, vectors)
-                        merged = self._read_merged(row, low, high, buffers)
-                        block = Block(row.name, row.shape, low, wide, [*vectors.values()], merged)
-                        unified = self._unify(piece.index, block, unified)
-                    else:
-                        unified = whole[low:high]
-                    if self._measured:
-                        mask_block(base, weights, unified, masks, sums, first=first)
+                    if not self._measured and low == piece.start:
+                        picked = [pick_sample(values) for values in weights]
+                        add_sample(pick_sample(base), picked, piece.stop - piece.start, sums)
+                    wide, vectors = self._make_vectors(piece.index, low, base, tasks, buffers)
+                    if not (self._measured or self._vectors.passes):
+                        require_finite_vectors(plan, row, wide, vectors)
+                    merged = self._read_merged(row, low, high, buffers)
+                    block = Block(row.name, row.shape, low, wide, [*vectors.values()], merged)
+                    if self._method.deltas:
+                        kept = self._method.function(block, **self._options[piece.index])
+                        pack_directions(base, weights, kept, planes, sums, first=first)
+                        continue
+                    unified = self._unify(piece.index, block, unified)
+                if self._measured and not self._fused:
+                    mask_block(base, weights, unified, masks, sums, first=first)
                 self._write(row, low, unified)
             for place, task in enumerate(members if plan.config.with_masks else ()):
                 for plane, packed in enumerate(buffers.masks[:, place, : -(-(end - begin) // 8)]):
@@ -394,28 +393,6 @@ class Engine:
             for task, weights in tasks.items()
         }
 
-    def _elect(
-        self,
-        base: torch.Tensor,
-        weights: list[torch.Tensor],
-        unified: torch.Tensor,
-        masks: torch.Tensor | None,
-        sums: Sums,
-        first: int,
-    ) -> None:
-        """Merges a block by EMR's kernel, on the GPU if one was asked for."""
-        tie, device = self._arguments["tie"], self._device
-        if device is None:
-            merge_block(base, weights, unified, masks, sums, first=first, tie=tie)
-            return
-        written = [unified, *sums, *([] if masks is None else [masks])]
-        there = [values.to(device) for values in written]
-        own, bits = Sums(*there[1 : 1 + len(sums)]), None if masks is None else there[-1]
-        moved = [weight.to(device) for weight in weights]
-        merge_block(base.to(device), moved, there[0], bits, own, first=first, tie=tie)
-        for here, values in zip(written, there, strict=True):
-            here.copy_(values)
-
     def _unify(self, index: int, block: Block, room: torch.Tensor) -> torch.Tensor:
         """Calls the method; what it returns, flat, and rounded in `room` where that is of another type."""
         merged = self._method.function(block, **self._options[index])
@@ -430,40 +407,33 @@ class Engine:
             raise make_overflow(block.name, flat.dtype)
         return flat
 
-    def _merge_whole(self, piece: Piece, row: Row) -> torch.Tensor:
+    def _merge_whole(self, piece: Piece, row: Row, sums: Sums) -> torch.Tensor:
         """The merged values of a whole tensor, which its method gets in its shape."""
-        rows = math.prod(row.shape[1:])
-        # of a vocabulary the leading tokens
-        shape = row.shape if row.elements == math.prod(row.shape) else (row.elements // rows, *row.shape[1:])
-        base = self._plan.base.read(row.name, row.elements).view(shape)
-        vectors = {}
+        base = self._plan.base.read(row.name)
+        vectors, picked = {}, []
         for index, (task, name) in enumerate(zip(self._plan.tasks, row.task_names, strict=True)):
             if name is not None:
-                weights = task.read(name, row.elements)
+                weights = task.read(name).view(-1)
+                picked.append(pick_sample(weights))
                 # in its own memory where that is wide enough
                 room = weights if weights.dtype == torch.float32 else None
-                vectors[index] = self._vectors.make(piece.index, index, 0, base.view(-1), weights, room).view(shape)
+                vector = self._vectors.make(piece.index, index, 0, base.view(-1), weights, room)
+                vectors[index] = vector.view(row.shape)
         members = [*vectors]
         if not self._measured:
+            add_sample(pick_sample(base.view(-1)), picked, row.elements, sums)
             require_finite_vectors(self._plan, row, base, vectors)
-
-        def draw(place: int, start: int, count: int) -> torch.Tensor:
-            return self._vectors.draw(piece.index, members[place], start, count)
-
-        block = Block(row.name, shape, 0, base, [*vectors.values()], draw=draw, count=len(self._plan.tasks))
+        block = Block(row.name, row.shape, 0, base, [*vectors.values()], count=len(self._plan.tasks))
         if self._plan.statistics:
             first, name = self._plan.statistics[members[0]], row.task_names[members[0]]
             block.inputs_first = inputs_first(first, str(name))
-            block.statistic = lambda place: self._read_statistic(row, members[place], shape)
+            block.statistic = lambda place: self._read_statistic(row, members[place])
         return self._unify(piece.index, block, torch.empty(0, dtype=row.dtype))
 
-    def _read_statistic(self, row: Row, task: int, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """The statistic of a task's data for one tensor, if the method uses one."""
+    def _read_statistic(self, row: Row, task: int) -> torch.Tensor | None:
+        """The statistic of a task's data for one tensor, if its file has one."""
         file, name = self._plan.statistics[task], str(row.task_names[task])
-        if name not in file.tensors:
-            return None
-        # of a vocabulary the leading tokens
-        return file.read(name, row.elements).view(shape) if self._method.statistics == "fisher" else file.read(name)
+        return file.read(name) if name in file.tensors else None
 
     def _read_merged(self, row: Row, low: int, high: int, buffers: _Buffers) -> torch.Tensor | None:
         """A block of the model that was merged elsewhere, if there is one."""

@@ -23,22 +23,22 @@ from hf_ext.emr.artifact import (
     write_totals,
 )
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
-from hf_ext.emr.ops import SUMS
-from hf_ext.emr.report import make_bare_report, make_report
+from hf_ext.emr.ops import SUMS, TOTALS
+from hf_ext.emr.report import COSINE, NORM_TO_BASE, make_bare_report, make_report
 
-from ..files import copy_into, read_json, write_json
+from ..files import copy_into, read_json, read_json_object, write_json
 from ..hub.cards import write_card
-from .card import read_report
 from .companions import same_content
 from .configuration import RUNNING, MergeConfig
 from .engine import TensorSums
 from .outputs import masked_rows
 from .plan import Plan, warn_of_size
 from .sources import CONFIGURATION_FILES, Source, open_weights
-from .tensors import KEPT, SHARED
+from .tensors import SHARED
 
 # Beside the weights at the root.
 SUMS_FILE = "sums.safetensors"
+REPORT = "report.json"
 # They do not change what comes out, or are told elsewhere.
 _NOT_METHOD = ("base", "tasks", *RUNNING)
 
@@ -69,13 +69,16 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             loader = resources.files("hf_ext.emr").joinpath("emr_loader.py").read_text(encoding="utf-8")
             (folder / "emr_loader.py").write_text(loader, encoding="utf-8")
         kept = written.result() if written is not None else None
+        # the sizes that came out are warned of, not those of the plan
+        warnings = [_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings]
+        if not plan.config.is_measured:
+            warnings += warn_of_sample([*plan.config.tasks], participates, sums)
         report = write_report(
             folder,
             sources=sources,
             base=sources["base"]["files"] if kept is None else kept,
             library=plan.base.library,
-            # the sizes that came out are warned of, not those of the plan
-            warnings=[_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings],
+            warnings=warnings,
             masks=plan.config.with_masks,
             measured=plan.config.is_measured,
             method=method,
@@ -92,6 +95,29 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             dataclasses.replace(manifest, files=hash_files(folder, known=known)).write(folder)
     write_card(folder, repo_id=out.name)
     return report
+
+
+def warn_of_sample(tasks: Sequence[str], participates: np.ndarray, sums: TensorSums) -> list[str]:
+    """Warnings of a merge that was not measured, by the sums of its sample: a task that is no fine-tune of this base,
+    and tasks that are nearly the same."""
+    norms, total = np.sqrt(sums.gram.diagonal()), sums.totals[:, TOTALS.index("base_square")]
+    shares = norms / np.sqrt(np.maximum(total @ participates, np.finfo(float).tiny))
+    warnings = [
+        f"{task} is farther from the base than the base is from zero (‖τ‖/‖W0‖ {share:.2f} in a sample): it was "
+        "probably fine-tuned from another model."
+        for task, share in zip(tasks, shares, strict=True)
+        if share > NORM_TO_BASE
+    ]
+    pairs = [(i, j) for j in range(len(tasks)) for i in range(j)]
+    products = {(i, j): sums.gram[i, j] / (norms[i] * norms[j]) for i, j in pairs if norms[i] * norms[j] > 0}
+    close = [f"{tasks[i]} and {tasks[j]} ({value:.2f})" for (i, j), value in products.items() if value > COSINE]
+    if close:
+        warnings.append(
+            f"task vectors nearly coincide in a sample: {', '.join(close[:5])}{', …' if len(close) > 5 else ''}. They "
+            "may be one checkpoint, one fine-tuned from the other, or both fine-tuned from another model than this "
+            "base."
+        )
+    return warnings
 
 
 def _without_places(text: str, sources: Iterable[Source]) -> str:
@@ -147,9 +173,6 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
             },
             place,
         )
-        if task.config and task.library != "peft" and not (place / "config.json").is_file():
-            # full weights of an adapter: nobody has written their configuration yet
-            write_json(place / "config.json", task.config)
     if plan.config.with_masks:
         mark_root(folder, [task.label for task in plan.tasks])
 
@@ -179,7 +202,10 @@ def _make_manifest(
             if path.name != SUMS_FILE
         },
         method=method,
-        tensors=tuple(TensorRecord(row.name, tuple(row.shape), row.dtype, row.elements) for row in plan.rows),
+        tensors=tuple(
+            TensorRecord(row.name, tuple(row.shape), row.dtype, row.elements if row.task_names else 0)
+            for row in plan.rows
+        ),
         aliases=plan.aliases,
         tasks=tasks,
         version=__version__,
@@ -202,7 +228,6 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
         density=float(sums[:, SUMS.index("mask")].sum() / merged) if merged else 0.0,
         scales={name: float(scales[places[row.name], index]) for name, row in masked.items()} if by_tensor else {},
         shared=tuple(item.name for item in plan.own_tensors(SHARED, task=index)),
-        tails={item.name: tuple(item.shape) for item in plan.own_tensors(KEPT, task=index) if item.start},
     )
 
 
@@ -232,17 +257,6 @@ def _measure_sizes(folder: Path, base: Files, tasks: Iterable[Files]) -> dict[st
     }
 
 
-def _list_own_files(folder: Path, tasks: Iterable[str]) -> dict[str, list[str]]:
-    """The files of the tasks besides weights and configuration that differ from the base's, such as tokenizers."""
-    found = {}
-    for task in tasks:
-        place = folder / "tasks" / task
-        paths = [path for path in place.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
-        names = sorted(path.relative_to(place).as_posix() for path in paths)
-        found[task] = [name for name in names if name not in CONFIGURATION_FILES]
-    return {task: names for task, names in found.items() if names}
-
-
 def write_report(
     folder: Path,
     *,
@@ -255,8 +269,8 @@ def write_report(
     measured: bool = True,
     **numbers: Any,
 ) -> dict[str, Any]:
-    """Writes `report.json`; sizes and names of files are those that lie in the folder. It is a new file, since an old
-    one may be shared with the artifact that is being replaced; the picture of an earlier version is removed."""
+    """Writes `report.json`; sizes are those of the files in the folder. It is a new file, since an old one may be
+    shared with the artifact that is being replaced."""
     tasks = sources["tasks"]
     sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
     about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method}
@@ -265,23 +279,19 @@ def write_report(
     large = warn_of_size(*(report["sizes"][key] for key in compared)) if masks else []
     report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"], *large]))
     report["plan_warnings"] = list(warnings)
-    report["files"] = _list_own_files(folder, tasks) if masks else {}
     report["library"] = library
     report["sources"] = sources
-    (folder / "report.png").unlink(missing_ok=True)
-    write_json(folder / "report.json", report, indent=1)
+    write_json(folder / REPORT, report, indent=1)
     return report
 
 
 def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> None:
     """[`write_report`] of an artifact whose tasks have changed, from the sums in it. What a merge said of its tasks
     stays, unless they are gone; `told` is what it said of a new one."""
-    before = read_report(folder)
+    before = read_json_object(folder / REPORT, optional=True)
     gone = before.get("sources", {}).get("tasks", {}).keys() - manifest.tasks.keys()
     begins = tuple(begin for name in gone for begin in (f"task {name!r} ", f"task {name!r}:", f"{name}:"))
-    # version 0.2 kept no list of them
-    known = before.get("plan_warnings", [text for text in before.get("warnings", ()) if text.startswith("task '")])
-    warnings = [text for text in [*known, *told] if not text.startswith(begins)]
+    warnings = [text for text in [*before.get("plan_warnings", ()), *told] if not text.startswith(begins)]
     merged, tasks = list(manifest.merged.values()), manifest.tasks
     participates = np.zeros((len(merged), len(tasks)), bool)
     for index, (task, record) in enumerate(tasks.items()):

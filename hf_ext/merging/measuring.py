@@ -1,4 +1,9 @@
-"""Statistics for Fisher merging and RegMean: squared gradients, and grams of the inputs of linear layers."""
+"""Statistics of the tasks' data for merge methods: a safetensors file for each task.
+
+`fisher`: for each tensor of the task's model the mean squared gradient, in its shape. `gram`: for each weight of a
+linear layer the mean over examples of XᵀX, `[inputs, inputs]`. `__metadata__` tells the kind, and in `inputs_first`
+which weights are `[inputs, outputs]`, as those of GPT-2 are. A plan checks the files, the engine reads them.
+"""
 
 from __future__ import annotations
 

@@ -26,12 +26,11 @@ from ..system import count_cores
 from .configuration import MergeConfig
 from .engine import Engine, Unit, add_up, make_units
 from .finishing import finish
-from .finite import NotFiniteError
 from .journal import PASSES, Journal, explain_full_disk, lock_partial, read_passes, require_target
 from .methods import MethodError
 from .outputs import Outputs
 from .plan import Plan, make_plan, resolve_plan
-from .vectors import TaskVectors
+from .vectors import NotFiniteError, TaskVectors
 
 # Seconds between flushes to the disk.
 _FLUSH_SECONDS = 0.25

@@ -90,10 +90,10 @@ def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
     root = _Entry(given)
     method = root.get("merge_method")
     if not isinstance(method.value, str) or method.value not in _METHODS:
-        random = isinstance(method.value, str) and method.value.startswith(("dare", "della"))
+        random = isinstance(method.value, str) and method.value.startswith("dare")
         method.refuse(
             f"merge_method {method.value!r:.80}; supported methods: {', '.join(_METHODS)}"
-            + (". Its random draws would differ here: see `drop` and method della" if random else "")
+            + (". Its random draws would differ here: see `drop`" if random else "")
         )
     root.check("the file", *_KEYS)
     template = root.get("chat_template")

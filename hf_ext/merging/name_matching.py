@@ -1,6 +1,6 @@
 """Matching of a task's tensors to those of the base, and a check that the two fit together.
 
-Plan and table of a merge, adapters and the extraction of a LoRA ask here; nobody else compares names.
+Plan and table of a merge and the extraction of a LoRA ask here; nobody else compares names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hf_ext.hub.safetensors_headers import TensorInfo
 from ..errors import DataError
 from .loading import MEANINGS, build_empty, compare_settings, find_loaded_names, find_tied
 from .sources import Source
-from .tokens import TOKEN_FILES, compare_tokens
+from .tokens import TOKEN_FILES, UnreadableError, compare_tokens
 
 # Buffers that models compute from their configuration; newer versions do not save them.
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
@@ -29,7 +29,7 @@ _PREFIX_SHARE = 1 / 3
 
 class Names:
     """
-    The names of a task's tensors, or of an adapter's targets, beside the base's.
+    The names of a task's tensors beside the base's.
 
     Differing prefixes are detected: a base saved without its head has `encoder.…` where its fine-tune has
     `bert.encoder.…`.
@@ -67,19 +67,12 @@ def _wrappers(names: Collection[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """The rows of tokens of a task beside the base's."""
-
-    tensors: frozenset[str]  # tensors with a row for each token, by their names in the base
-    difference: str  # which tokens, or how many, are not the base's; empty if the rows may be merged
-
-
-@dataclass(frozen=True)
 class Matching:
     """Base and tasks side by side: all that the table of a merge asks of names."""
 
     names: tuple[Names, ...]  # of each task
-    vocabularies: tuple[Vocabulary, ...]  # of each task
+    # of each task: tensors with a row for each token where it has other tokens than the base, with the first of these
+    vocabularies: tuple[dict[str, str], ...]
     unsaved: tuple[frozenset[str], ...]  # of each task: buffers of its file that its class no longer saves
     computed: frozenset[str]  # buffers of the base that follow from its configuration
     aliases: dict[str, str]  # other names of tensors of the base, by the class or by its file
@@ -87,12 +80,9 @@ class Matching:
     warnings: list[str]  # doubts that a task is a fine-tune of the base
 
 
-def match_names(
-    base: Source, tasks: Sequence[Source], *, given: Source | None = None, overlap: bool = False, masks: bool = True
-) -> Matching:
+def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None = None, masks: bool = True) -> Matching:
     """Finds which tensor of a task is which of the base, and refuses a task that is no fine-tune of it. `given` is the
-    model of that method, `overlap` merges the leading rows of a resized vocabulary, with `masks` a task keeps its
-    own."""
+    model of that method; with `masks` a task keeps its own."""
     names = tuple(match_fine_tune(base, task) for task in tasks)
     warnings = [
         f"{task.title} was made from {task.came_from!r} by its configuration, not from {base.repo_id!r}: check it"
@@ -110,7 +100,7 @@ def match_names(
     ]
     return Matching(
         names,
-        tuple(_compare_vocabularies(base, task, own, overlap, taken, warnings) for task, own in both),
+        tuple(_compare_vocabularies(base, task, own, taken, warnings) for task, own in both),
         tuple(_find_unsaved(task, own) for task, own in both),
         frozenset(name for name, info in base.tensors.items() if _is_computed(name, info)),
         aliases,
@@ -135,7 +125,7 @@ def _match_loaded(base: Source, task: Source) -> Names:
     """
     _refuse_other_model(base, task)
     names = Names(base.tensors, task.tensors)
-    if type(task) is not Source or task.library != "transformers" or not _may_be_renamed(base, task, names):
+    if task.library != "transformers" or not _may_be_renamed(base, task, names):
         return names
     try:
         ours, theirs = (find_loaded_names(source.tensors, source.config) for source in (base, task))
@@ -174,20 +164,21 @@ def _match_given(base: Source, model: Source) -> dict[str, str]:
 
 
 def _compare_vocabularies(
-    base: Source, task: Source, names: Names, overlap: bool, taken: dict[int, str], warnings: list[str]
-) -> Vocabulary:
-    tensors = frozenset(name for name, own in names.pairs.items() if _has_rows_of_tokens(base, name, task, own))
+    base: Source, task: Source, names: Names, taken: dict[int, str], warnings: list[str]
+) -> dict[str, str]:
+    tensors = [name for name, own in names.pairs.items() if _has_rows_of_tokens(base, name, task, own)]
     ours, theirs = _vocabulary_size(base.config), _vocabulary_size(task.config)
-    difference = ""
-    if tensors and ours is not None and theirs is not None:
-        if ours != theirs and not overlap:
-            difference = f"{theirs} tokens, the base {ours}"
-        else:
-            first, second = (source.small_files(TOKEN_FILES) for source in (base, task))
-            rows, uncompared = None if ours == theirs else min(ours, theirs), list[str]()
-            difference = compare_tokens(first, second, taken, rows, uncompared=uncompared)
-            warnings += [f"{task.title} and the base: {reason}" for reason in uncompared]
-    return Vocabulary(tensors, difference)
+    if not tensors or ours is None or theirs is None:
+        return {}
+    if ours != theirs:
+        return dict.fromkeys(tensors, f"{theirs} tokens, the base {ours}")
+    first, second = (source.small_files(TOKEN_FILES) for source in (base, task))
+    try:
+        difference = compare_tokens(first, second, taken)
+    except UnreadableError as error:
+        warnings.append(f"{task.title} and the base: the tokenizers were not compared: {error}")
+        return {}
+    return dict.fromkeys(tensors, difference) if difference else {}
 
 
 def _has_rows_of_tokens(base: Source, name: str, task: Source, own: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,18 +23,17 @@ Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Copy:
-    """Elements that are copied as they are, at most converted to the type of the file that they go to."""
+    """A tensor that is copied as it is, at most converted to the type of the file that it goes to."""
 
     source: Source
     name: str
-    start: int
-    stop: int
     writer: SafetensorsWriter
-    target: str
-    # where `start` goes to
-    at: int
-    # False where NaN and infinity are copied too, since the tensor takes no part
-    finite: bool = True
+    finite: bool  # False where NaN and infinity are copied too, since the tensor takes no part
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.source.tensors[self.name].shape)
 
 
 class Outputs:
@@ -99,20 +98,15 @@ class Outputs:
     def _open_root(self) -> None:
         plan = self._plan
         self.root = self._open_shards("", {row.name: (row.dtype, row.shape) for row in plan.rows})
-        # of a merged one what follows the leading elements that all have in common
-        self._copy_base({row.name: row.elements for row in (*plan.copied_rows, *plan.merged_rows)}, self.root)
+        self._copy_base([row.name for row in plan.copied_rows], self.root)
 
     def _open_base(self) -> None:
         tensors = self._plan.base.tensors
         files = self._open_shards("base/", {name: (info.dtype, info.shape) for name, info in tensors.items()})
-        self._copy_base(dict.fromkeys(tensors, 0), files)
+        self._copy_base(tensors, files)
 
-    def _copy_base(self, starts: Mapping[str, int], writers: Mapping[str, SafetensorsWriter]) -> None:
-        for name, start in starts.items():
-            stop = math.prod(self._plan.base.tensors[name].shape)
-            if start < stop:
-                copy = Copy(self._plan.base, name, start, stop, writers[name], name, start, finite=start > 0)
-                self.copies.append(copy)
+    def _copy_base(self, names: Iterable[str], writers: Mapping[str, SafetensorsWriter]) -> None:
+        self.copies += [Copy(self._plan.base, name, writers[name], finite=False) for name in names]
 
     def _open_tasks(self) -> None:
         for index, task in enumerate(self._plan.tasks):
@@ -121,19 +115,12 @@ class Outputs:
             sizes = {name: planes * mask_bytes(row.elements) for name, row in masks.items()}
             layout: Layout = {name: (torch.uint8, (size,)) for name, size in sizes.items()}
             self.masks.append(self._open(f"tasks/{task.label}/mask.safetensors", layout))
-            own = self._plan.own_tensors(KEPT, task=index)
-            if not own:
-                continue
-            kept = {
-                extra.name: (extra.dtype, (math.prod(extra.shape) - extra.start,) if extra.start else extra.shape)
-                for extra in own
-            }
-            writer = self._open(f"tasks/{task.label}/extra.safetensors", kept)
-            for extra in own:
-                stop = math.prod(extra.shape)
-                if extra.start < stop:
-                    finite = extra.reason not in (EXCLUDED, COMPUTED)
-                    self.copies.append(Copy(task, extra.name, extra.start, stop, writer, extra.name, 0, finite))
+            if own := self._plan.own_tensors(KEPT, task=index):
+                kept = {extra.name: (extra.dtype, extra.shape) for extra in own}
+                writer = self._open(f"tasks/{task.label}/extra.safetensors", kept)
+                self.copies += [
+                    Copy(task, extra.name, writer, finite=extra.reason not in (EXCLUDED, COMPUTED)) for extra in own
+                ]
 
 
 def masked_rows(plan: Plan, task: int) -> dict[str, Row]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +21,9 @@ from ..errors import DataError, UsageError
 from .adapters import read_adapters
 from .companions import join_companions
 from .configuration import MergeConfig, load_config
+from .methods import Method
 from .name_matching import Names, match_names
 from .sources import Source, open_weights, size_text
-from .statistics import check_statistics
 from .tensors import (
     COMPARED,
     COMPUTED,
@@ -88,19 +89,8 @@ class Plan:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of tensors that the merge will read, at most."""
-        total = self.base_bytes if self.config.include_base else 0
-        for row in self.merged_rows:
-            # what a vocabulary leaves over is copied
-            total += math.prod(row.shape) * self.base.tensors[row.name].dtype.itemsize
-            for task, name in zip(self.tasks, row.task_names, strict=True):
-                total += 0 if name is None else row.elements * task.tensors[name].dtype.itemsize
-        if self.merged_model is not None:
-            total += sum(self.merged_model.tensors[name].nbytes for name in self.merged_model_names.values())
-        total += sum(source.nbytes for source in self.statistics)
-        # what is compared may be copied afterwards
-        own = sum(item.nbytes * (1 if item.rule == KEPT else 2) for item in self.own_tensors(KEPT, COMPARED))
-        return total + own + sum(row.nbytes for row in self.copied_rows)
+        """Bytes of all tensors of the checkpoints, each of which the merge reads; some methods read them again."""
+        return sum(source.nbytes for source in self.sources)
 
     @property
     def unified_bytes(self) -> int:
@@ -207,12 +197,12 @@ def make_plan(
         ValueError: Something cannot be read or does not fit together; the message says what to do.
     """
     config = load_config(config)
-    find_device(config)
     specs = {"base": config.base, **config.tasks}
     if config.merged is not None:
         specs["merged"] = config.merged
     specs |= {f"statistics of {task}": config.statistics[task] for task in config.tasks if config.statistics}
-    with _open_all(specs, token, endpoint) as opened:
+    with ExitStack() as stack:
+        opened = _open_all(specs, token, endpoint, stack)
         for source in (opened["base"], *(opened[task] for task in config.tasks)):
             if source.is_artifact:
                 raise DataError(
@@ -221,34 +211,24 @@ def make_plan(
                 )
         base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
         statistics = tuple(source for label, source in opened.items() if label.startswith("statistics of "))
-        return _plan(config, base, tasks, opened.get("merged"), statistics)
+        plan = _plan(config, base, tasks, opened.get("merged"), statistics)
+        stack.pop_all()
+    return plan
 
 
-@contextmanager
-def _open_all(specs: dict[str, str], token: str | bool | None, endpoint: str | None) -> Iterator[dict[str, Source]]:
-    """The sources by their labels, opened by their headers in parallel; they stay open unless an error is raised."""
+def _open_all(
+    specs: dict[str, str], token: str | bool | None, endpoint: str | None, stack: ExitStack
+) -> dict[str, Source]:
+    """The sources by their labels, opened by their headers in parallel; `stack` closes them."""
     with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
         futures = {
             label: pool.submit(open_weights, label, spec, token=token, endpoint=endpoint)
             for label, spec in specs.items()
         }
-    with ExitStack() as stack:
-        for future in futures.values():
-            if future.exception() is None:
-                stack.callback(future.result().close)
-        yield {label: future.result() for label, future in futures.items()}
-        stack.pop_all()
-
-
-def find_device(config: MergeConfig) -> torch.device:
-    """The device on which blocks are merged."""
-    device = torch.device(config.device)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"device is {config.device!r}, and torch finds {torch.cuda.device_count()} CUDA devices here: leave "
-            "device out to merge on the CPU."
-        )
-    return device
+    for future in futures.values():
+        if future.exception() is None:
+            stack.callback(future.result().close)
+    return {label: future.result() for label, future in futures.items()}
 
 
 def _plan(
@@ -261,7 +241,7 @@ def _plan(
     if base.library == "peft":
         # the base of the adapters has no other owner
         config = dataclasses.replace(config, include_base=config.with_masks)
-    matching = match_names(base, tasks, given=model, overlap=config.shape_policy == "overlap", masks=config.with_masks)
+    matching = match_names(base, tasks, given=model, masks=config.with_masks)
     table = Table(config, base, tasks, matching)
     merged = [row for row in table.rows if row.task_names]
     lacking = [row for row in merged if model is not None and row.name not in matching.given]
@@ -271,15 +251,15 @@ def _plan(
             "that was merged from these tasks, or exclude the tensor."
         )
     if statistics:
-        check_statistics(config.merge_method, merged, tasks, statistics)
+        _check_statistics(config.merge_method, merged, tasks, statistics)
     told = [text for source in (base, *tasks) for text in source.warnings]
     warnings = [*matching.warnings, *told, *find_narrowing(tasks, merged), *table.warnings]
     companions, modules = base.companions.files, dict[str, MergeConfig]()
     if not config.with_masks:
-        joined = join_companions(base.companions, {task.title: task.companions for task in tasks})
-        companions = joined.files
-        warnings += joined.told
-        modules = {name: _plan_module(config, base, tasks, name) for name in joined.modules}
+        own = {task.title: task.companions for task in tasks}
+        companions, differing, told = join_companions(base.companions, own)
+        modules = {name: _plan_module(config, base, tasks, name) for name in differing}
+        warnings += told
         warnings += [f"{name}: the module of each model is merged by itself, by the same method" for name in modules]
     plan = Plan(
         config,
@@ -312,6 +292,48 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
     module = dataclasses.replace(config, base=own, tasks=places, exclude=[], measure=False)
     make_plan(module).close()
     return module
+
+
+def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source], files: Sequence[Source]) -> None:
+    """Refuses files that are not what the method needs for the merged tensors."""
+    for index, (task, file) in enumerate(zip(tasks, files, strict=True)):
+        advice = f"make it with hf-ext emr statistics {task.spec} --kind {method.statistics}"
+        if file.metadata.get("kind") != method.statistics:
+            raise ValueError(
+                f"{file.title} hold kind {file.metadata.get('kind')!r}, method {method.name!r} needs "
+                f"{method.statistics!r}: {advice}."
+            )
+        for row in rows:
+            name = row.task_names[index]
+            if name is None:
+                continue
+            found = tuple(file.tensors[name].shape) if name in file.tensors else None
+            shape = tuple(task.tensors[name].shape)
+            if method.statistics == "gram":
+                if found is None and _has_gram(row, files):
+                    raise ValueError(f"{file.title} lack {name!r}, of which another task has a gram: {advice}.")
+                if found is None:
+                    continue
+                shape = (shape[0 if inputs_first(file, name) else -1],) * 2 if len(shape) == 2 else ()
+            if found != shape:
+                told = "missing" if found is None else list(found)
+                raise ValueError(
+                    f"{file.title}: {name!r} must be {list(shape)} and is {told}; {advice}, or exclude the tensor."
+                )
+    if method.statistics == "gram" and not any(_has_gram(row, files) for row in rows):
+        raise ValueError(f"no merged tensor has a gram in {files[0].title}: they are of another model.")
+
+
+def inputs_first(file: Source, name: str) -> bool:
+    """True if the rows of a linear layer's weight are its inputs."""
+    try:
+        return name in list(json.loads(file.metadata.get("inputs_first", "[]")))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{file.title}: `inputs_first` of the metadata is no list of names; make it again.") from error
+
+
+def _has_gram(row: Row, files: Sequence[Source]) -> bool:
+    return any(name in file.tensors for name, file in zip(row.task_names, files, strict=True) if name is not None)
 
 
 def warn_of_size(size: int, models: int, one_bit: int) -> list[str]:
@@ -381,8 +403,7 @@ def _find_constant(plan: Plan, row: Row) -> list[Own]:
     def same(elements: int | None) -> bool:
         return all(_equal(plan.base, row.name, task, own.name, elements) for task, own in held)
 
-    count = math.prod(row.shape)
-    if count != row.elements or not same(_FIRST) or _is_finite(plan.base, row.name) or not same(None):
+    if not same(_FIRST) or _is_finite(plan.base, row.name) or not same(None):
         return []
     return [own for _, own in held]
 

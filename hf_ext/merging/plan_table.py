@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from hf_ext.emr.arithmetic import find_kernels
 
 from .plan import Plan
 from .sources import Source, size_text
-from .tensors import COMPARED, KEPT, SHARED, SKIPPED, Own, type_name
+from .tensors import COMPARED, KEPT, SKIPPED, Own, type_name
 
 _SHOWN_NAMES = 3
 
@@ -25,11 +24,8 @@ def plan_lines(plan: Plan) -> list[str]:
     rows += [(file.label, _source_text(file)) for file in plan.statistics]
     rows.append(("method", _method_text(plan)))
     rows.append(("merged", _count_text({row.name: row.elements for row in plan.merged_rows})))
-    partial = [row for row in plan.merged_rows if row.elements != math.prod(row.shape)]
-    if partial:
-        rows.append(("of these in part", ", ".join(f"{row.name} ({row.elements:,} elements)" for row in partial)))
     if plan.copied_rows:
-        rows.append(("base's values", _count_text({row.name: math.prod(row.shape) for row in plan.copied_rows})))
+        rows.append(("base's values", _count_text({row.name: row.elements for row in plan.copied_rows})))
     rows += [("tied", f"{name} = {kept}") for name, kept in plan.aliases.items() if name in plan.base.tensors]
     for index, task in enumerate(plan.tasks):
         rows += [(f"  {task.label}", text) for text in _task_texts(plan, index)]
@@ -101,10 +97,7 @@ def _task_texts(plan: Plan, index: int) -> list[str]:
     for reason, items in groups.items():
         count = _count_text({item.name: item.nbytes // item.dtype.itemsize for item in items})
         texts.append(f"{reason}: {count} ({size_text(sum(item.nbytes for item in items))})")
-    shared = {item.base_name for item in plan.own_tensors(SHARED, task=index)}
-    if shared:
-        texts.append(f"{len(shared)} tensors are the base's")
-    absent = sum(row.task_names[index] is None and row.name not in shared for row in plan.merged_rows)
+    absent = sum(row.task_names[index] is None for row in plan.merged_rows)
     if absent:
         texts.append(f"does not take part in {absent} merged tensors")
     return texts + [f"skipped {item.name}: {item.reason}" for item in plan.own_tensors(SKIPPED, task=index)]
@@ -128,6 +121,6 @@ def _size_rows(plan: Plan) -> list[tuple[str, str]]:
         ("memory", f"{size_text(plan.peak_memory)} of buffers beside the process itself"),
     ]
     # to ask takes a second; what is not measured needs no kernels
-    if plan.config.is_measured and plan.config.device == "cpu" and find_kernels("cpu").run_files is None:
+    if plan.config.is_measured and find_kernels("cpu").run_files is None:
         rows.append(("speed", "plain torch; with numba a merge is 3 times faster: pip install 'hf-ext[fast]'"))
     return rows

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cached_property, lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,8 @@ _READ: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("auto_map", "auto_mapping"), (dict, "a mapping")),
     **dict.fromkeys(("model_type", "_class_name", "peft_type", "task_type"), (str, "a text")),
 }
+# Larger files have their hashes in a cache.
+_CACHED_HASH = 2**20
 # Tensors that quantised checkpoints store beside packed weights.
 _QUANTISED_PARTS = re.compile(
     r"SCB|g_idx|q(weight|zeros)|(nested_)?(absmax|quant_map)|weight_(packed|scale(_inv)?|zero_point)"
@@ -55,21 +57,19 @@ class Source:
         self.repo_id = place.repo_id if isinstance(place, RepositoryFiles) else None
         self.commit = checkpoint.commit
         self.metadata: Mapping[str, str] = checkpoint.metadata
-        self.same_as_base: frozenset[str] = frozenset()
         self.checkpoint = checkpoint
         self.place = place
         self._stored = {name: checkpoint.info(name) for name in checkpoint}
         self._in_file = {name: name for name in self._stored}
         self.tensors: Mapping[str, TensorInfo] = {name: _as_single(info) for name, info in self._stored.items()}
         folder = place.fetch((*CONFIGURATION_FILES, MANIFEST)) if isinstance(place, RepositoryFiles) else place
-        self.library, self.stated = _read_configuration(folder)
+        self.library, self.config = _read_configuration(folder)
         self.is_artifact = (folder / MANIFEST).is_file()
-        self.config = self.stated
 
     @property
     def came_from(self) -> str | None:
         """The model that its configuration says it was made from."""
-        told = self.stated.get("base_model_name_or_path") or self.stated.get("_name_or_path")
+        told = self.config.get("base_model_name_or_path") or self.config.get("_name_or_path")
         return told if isinstance(told, str) else None
 
     @property
@@ -92,7 +92,7 @@ class Source:
         if self.companions.left_out:
             found.append(f"{self.title}: not copied: {', '.join(self.companions.left_out)}")
         # this package has the code of its own models
-        named = {} if self.stated.get("model_type") in OWN_KINDS else self.stated.get("auto_map") or {}
+        named = {} if self.config.get("model_type") in OWN_KINDS else self.config.get("auto_map") or {}
         own = [name for name in named.values() if isinstance(name, str) and "--" not in name]
         absent = sorted({f"{name.partition('.')[0]}.py" for name in own} - self.companions.files.keys())
         if absent:
@@ -141,12 +141,12 @@ class Source:
         else:
             self.checkpoint.read_into(name, start, stop, out)
 
-    def read(self, name: str, elements: int | None = None) -> torch.Tensor:
-        """Reads a whole tensor, in its shape, or so many leading elements of it."""
+    def read(self, name: str) -> torch.Tensor:
+        """Reads a whole tensor, in its shape."""
         info = self.tensors[name]
-        out = torch.empty(math.prod(info.shape) if elements is None else elements, dtype=info.dtype)
-        self.read_into(name, 0, len(out), out)
-        return out.reshape(info.shape) if elements is None else out
+        out = torch.empty(info.shape, dtype=info.dtype)
+        self.read_into(name, 0, out.numel(), out.view(-1))
+        return out
 
     def will_need(self, name: str, start: int, stop: int) -> None:
         """Announces a read, so that the system can prefetch it from the disk."""
@@ -174,9 +174,8 @@ class Source:
         times of its weights and the content of its small files, such as the factor of an adapter."""
         result = self.identity()
         if self.repo_id is None:
-            result["small_files"] = {
-                name: file_sha256(path) for name, path in {**self.companions.files, **self.companions.modules}.items()
-            }
+            files = {**self.companions.files, **self.companions.modules}
+            result["small_files"] = {name: _hash_small(path) for name, path in files.items()}
         for name, file in self.checkpoint.files.items():
             if file.path is not None:
                 result["files"][name]["mtime_ns"] = os.stat(file.path).st_mtime_ns
@@ -193,6 +192,11 @@ class Source:
         self.close()
 
 
+def _hash_small(path: Path) -> str:
+    """The SHA-256 of a file. To look it up in the cache of hashes takes longer than to read a configuration."""
+    return file_sha256(path) if path.stat().st_size > _CACHED_HASH else sha256(path.read_bytes()).hexdigest()
+
+
 def _describe_label(label: str) -> str:
     """The label of a source in messages; the space tells it from a task's name."""
     return {"base": "base", "merged": "merged model"}.get(label, label if " " in label else f"task {label!r}")
@@ -206,18 +210,15 @@ class RepositoryFiles:
         self._commit = commit
         self._token = token
         self._endpoint = endpoint
-        self._fetch = lru_cache(None)(self._download)
-
-    def fetch(self, patterns: tuple[str, ...]) -> Path:
-        """The snapshot in the cache, with these files of it."""
-        return self._fetch(patterns)
+        # the snapshot in the cache, with the files of these patterns
+        self.fetch = lru_cache(None)(self._download)
 
     def fetch_companions(self) -> Path:
         """The snapshot with all that belongs to the model beside its weights."""
-        self._fetch((CODE,), (".*",))
-        folder = self._fetch(("*",), LEFT_OUT)
+        self.fetch((CODE,), (".*",))
+        folder = self.fetch(("*",), LEFT_OUT)
         modules = tuple(f"{place}/*" for place in read_modules(folder))
-        return self._fetch(modules) if modules else folder
+        return self.fetch(modules) if modules else folder
 
     def _download(self, patterns: tuple[str, ...], ignored: tuple[str, ...] = ()) -> Path:
         with explain_hub(f"configuration and tokenizer of {self.repo_id}@{self._commit[:12]}", self._endpoint):

@@ -21,7 +21,7 @@ from ..errors import DataError
 from .configuration import MergeConfig
 from .loading import find_label_rows, read_labels
 from .methods.options import find_filters, find_value
-from .name_matching import Matching, Names, Vocabulary
+from .name_matching import Matching, Names
 from .sources import Source
 
 # Treatments of a task's tensor that is not merged as a whole.
@@ -39,33 +39,36 @@ class Row:
     name: str  # name in the base
     shape: tuple[int, ...]
     dtype: torch.dtype  # type in the result
-    elements: int = 0  # leading elements that are merged: all, but for a resized vocabulary; 0 if it is not merged
     # name in each task, `None` where it does not take part; empty if it is not merged
     task_names: tuple[str | None, ...] = ()
 
     @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes in the result."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.elements * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Own:
-    """A tensor of a task that is not merged, or the end of one whose leading elements are."""
+    """A tensor of a task that is not merged."""
 
     task: int  # index of the task
     name: str  # name in the task
     base_name: str  # name that it would have in the base
-    shape: tuple[int, ...]  # shape of the whole tensor
+    shape: tuple[int, ...]
     dtype: torch.dtype
     rule: str  # `KEPT` with the task, `SHARED`: equal to the base's, `SKIPPED`, or `COMPARED` to find out
     reason: str = ""  # why
-    start: int = 0  # first element that is kept; more than 0 only for what a merged vocabulary leaves over
 
     @property
     def nbytes(self) -> int:
         """Bytes that are stored if it is kept."""
-        return (math.prod(self.shape) - self.start) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Table:
@@ -127,10 +130,10 @@ class Table:
         for index, task in enumerate(self._tasks):
             own = [item for item in self.own if item.task == index]
             lost = [item for item in own if item.rule == KEPT and item.reason != EXCLUDED and item.nbytes]
-            known = {item.base_name for item in own if item.rule == SHARED or item.reason == EXCLUDED}
+            known = {item.base_name for item in own if item.reason == EXCLUDED}
             absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
             absent = [name for name in absent if name not in known]
-            unfit = [item.base_name for item in lost if item.reason != STATISTIC and not item.start]
+            unfit = [item.base_name for item in lost if item.reason != STATISTIC]
             unfit = [*absent, *(name for name in unfit if name in self._base.tensors and name not in absent)]
             if lost:
                 text = f"{task.title}: the merged model cannot contain {name_some([item.name for item in lost])}"
@@ -166,10 +169,6 @@ class Table:
                 )
 
     def _decide(self, name: str, info: TensorInfo) -> Row:
-        for index, task in enumerate(self._tasks):
-            if name in task.same_as_base:
-                own = self._names[index].in_task(name)
-                self.own.append(Own(index, own, name, info.shape, info.dtype, SHARED))
         holders = {index: names.pairs[name] for index, names in enumerate(self._names) if name in names.pairs}
         reason, compared = self._raw_reason(name, info)
         if reason is not None:
@@ -177,7 +176,10 @@ class Table:
                 self._keep(index, own, COMPARED if compared else KEPT, reason)
             holders = {}
         merged = {index: own for index, own in holders.items() if self._takes_part(index, name, own)}
-        return self._merge(name, info, merged) if merged else Row(name, info.shape, info.dtype)
+        if not merged:
+            return Row(name, info.shape, info.dtype)
+        dtype = getattr(torch, self._config.dtype) if self._config.dtype else info.dtype
+        return Row(name, info.shape, dtype, tuple(merged.get(index) for index in range(len(self._tasks))))
 
     def _raw_reason(self, name: str, info: TensorInfo) -> tuple[str | None, bool]:
         """The reason why a tensor of the base is not merged, if any, and whether a task may have it unchanged."""
@@ -198,30 +200,19 @@ class Table:
     def _takes_part(self, index: int, name: str, own: str) -> bool:
         """True if a task's tensor is merged; otherwise it is kept."""
         ours, task = self._base.tensors[name], self._tasks[index]
-        info, vocabulary = task.tensors[own], self._matching.vocabularies[index]
-        tokens = name in vocabulary.tensors
+        info, other_tokens = task.tensors[own], self._matching.vocabularies[index].get(name)
         if self._is_excluded(own):
             reason = EXCLUDED
         elif not info.dtype.is_floating_point:
             reason = f"{info.dtype} in the task"
-        elif tokens and vocabulary.difference:
-            reason = self._keep_vocabulary(task, name, vocabulary)
-        elif tokens or info.shape == ours.shape:
+        elif other_tokens is not None:
+            reason = self._keep_vocabulary(task, name, other_tokens)
+        elif info.shape == ours.shape:
             return True
         else:
             reason = f"shape {list(info.shape)}, in the base {list(ours.shape)}"
         self._keep(index, own, KEPT, reason)
         return False
-
-    def _merge(self, name: str, info: TensorInfo, merged: dict[int, str]) -> Row:
-        shapes = {index: self._tasks[index].tensors[own].shape for index, own in merged.items()}
-        elements = min(math.prod(shape) for shape in (info.shape, *shapes.values()))
-        for index, own in merged.items():
-            # also for nothing left over: it records that the task's shape is not the base's
-            if shapes[index] != info.shape or math.prod(shapes[index]) != elements:
-                self._keep(index, own, KEPT, "tokens beyond the common vocabulary", elements)
-        dtype = getattr(torch, self._config.dtype) if self._config.dtype else info.dtype
-        return Row(name, info.shape, dtype, elements, tuple(merged.get(index) for index in range(len(self._tasks))))
 
     def _decide_rest(self, index: int, names: Names) -> None:
         """Decides on the tensors of a task that the base does not have, or has under another name."""
@@ -234,27 +225,25 @@ class Table:
             elif names.pairs.get(name) != own:
                 self._keep(index, own, KEPT, "not in the base")
 
-    def _keep(self, index: int, name: str, rule: str, reason: str, start: int = 0) -> None:
+    def _keep(self, index: int, name: str, rule: str, reason: str) -> None:
         info = self._tasks[index].tensors[name]
-        self.own.append(
-            Own(index, name, self._names[index].in_base(name), info.shape, info.dtype, rule, reason, start)
-        )
+        self.own.append(Own(index, name, self._names[index].in_base(name), info.shape, info.dtype, rule, reason))
 
     def _is_excluded(self, name: str) -> bool:
         return any(pattern.match(name) for pattern in self._excluded)
 
-    def _keep_vocabulary(self, task: Source, name: str, vocabulary: Vocabulary) -> str:
+    def _keep_vocabulary(self, task: Source, name: str, difference: str) -> str:
         """The reason to keep rows of other tokens than the base's; where there is no place for them they are
         refused."""
-        told = f"{name!r}: {task.title} has another vocabulary ({vocabulary.difference})"
+        told = f"{name!r}: {task.title} has another vocabulary ({difference})"
         if not self._config.with_masks:
             raise DataError(
                 f"{told}, and method {self._config.method!r} makes one model, which has the base's tokenizer. Choose "
-                "a method with masks, where each task keeps its own; or shape_policy: overlap, which merges the first "
-                "rows if they mean the same tokens; or exclude the tensor, so that the base's is kept."
+                "a method with masks, where each task keeps its own; or exclude the tensor, so that the base's is "
+                "kept; or give all models one vocabulary first, as mergekit does."
             )
         self._other_tokens.append(f"{told}: it keeps its own")
-        return f"another vocabulary ({vocabulary.difference})"
+        return f"another vocabulary ({difference})"
 
 
 def name_some(names: Sequence[str]) -> str:

@@ -27,46 +27,34 @@ TOKEN_FILES = (*_TOKENIZERS, *_ADDED)
 _FILE = -1
 
 
-def compare_tokens(
-    base: Mapping[str, Path],
-    task: Mapping[str, Path],
-    taken: dict[int, str],
-    rows: int | None = None,
-    *,
-    uncompared: list[str],
-) -> str:
+class UnreadableError(Exception):
+    """A tokenizer whose tokens cannot be told here."""
+
+
+def compare_tokens(base: Mapping[str, Path], task: Mapping[str, Path], taken: dict[int, str]) -> str:
     """
     The first difference in words of what the rows of two vocabularies mean, from the files of their tokenizers.
 
-    So many leading rows must mean the same. If `rows` is `None`, no row may mean two tokens: one that has a token on
-    one side only, and a tokenizer that is not there, do not count. `taken` has the tokens of earlier tasks in rows to
-    which the base gives no meaning; the task's are added. If the two share no form of tokenizer, and transformers
-    cannot read one of them, the reason is appended to `uncompared`.
+    No row may mean two tokens. One that has a token on one side only, and a tokenizer that is not there, do not count.
+    `taken` has the tokens of earlier tasks in rows to which the base gives no meaning; the task's are added. Raises
+    `UnreadableError` if the two share no form of tokenizer, and transformers cannot read one of them.
     """
     # of tokenizers in several forms, one that both have
     common = next((name for name in _TOKENIZERS if name in base and name in task), None)
     ours, theirs = _choose(base, common), _choose(task, common)
-    if not theirs or (not ours and rows is not None):
-        who = "the task" if ours else "the base"
-        return "" if rows is None else f"{who} has no tokenizer.json or the like, to tell which rows are the same"
+    if not theirs:
+        return ""
     # those of fine-tunes mostly have the same bytes, and to parse them takes longer
     if [path.name for path in ours] == [path.name for path in theirs] and all(map(same_bytes, ours, theirs)):
         return ""
-    try:
-        first, second = (_read_tokens(files, load=bool(ours) and common is None) for files in (ours, theirs))
-    except _UnreadableError as error:
-        told = f"the tokenizers were not compared: {error}"
-        uncompared += [] if rows is not None else [told]
-        return "" if rows is None else told
-    known = {**taken, **first} if rows is None else first
-    compared = sorted(known.keys() & second.keys()) if rows is None else range(_FILE, rows)
-    row = next((row for row in compared if known.get(row) != second.get(row)), None)
-    if row is not None:
-        where = "the base" if known.get(row) == first.get(row) else "another task"
-        what = "the tokenizer" if row == _FILE else f"token {row}"
-        return f"{what} is {known.get(row)!r} in {where} and {second.get(row)!r} in the task"
-    if rows is None:
-        taken.update({row: token for row, token in second.items() if row not in first})
+    first, second = (_read_tokens(files, load=bool(ours) and common is None) for files in (ours, theirs))
+    known = {**taken, **first}
+    for row in sorted(known.keys() & second.keys()):
+        if known[row] != second[row]:
+            where = "the base" if row in first else "another task"
+            what = "the tokenizer" if row == _FILE else f"token {row}"
+            return f"{what} is {known[row]!r} in {where} and {second[row]!r} in the task"
+    taken.update({row: token for row, token in second.items() if row not in first})
     return ""
 
 
@@ -77,10 +65,6 @@ def _choose(files: Mapping[str, Path], wanted: str | None) -> list[Path]:
         return []
     added = () if listing == "tokenizer.json" else _ADDED
     return [files[name] for name in (listing, *added) if name in files]
-
-
-class _UnreadableError(Exception):
-    """A tokenizer whose tokens cannot be told here."""
 
 
 def _read_tokens(files: Sequence[Path], *, load: bool) -> dict[int, str]:
@@ -108,10 +92,10 @@ def _load_tokens(file: Path) -> dict[int, str]:
     except Exception as error:
         # whatever the class of the tokenizer raises, such as for a library that is not installed
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise _UnreadableError(f"transformers does not load {file.name} here ({reason:.160})") from error
+        raise UnreadableError(f"transformers does not load {file.name} here ({reason:.160})") from error
     if added >= set(tokens.values()):
         # a class that does not find its file may begin with nothing but its special tokens
-        raise _UnreadableError(f"transformers finds no tokens in {file.name} here")
+        raise UnreadableError(f"transformers finds no tokens in {file.name} here")
     return tokens
 
 

@@ -7,7 +7,6 @@ the unified weights stay. Removing a task leaves the unified weights and the oth
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import re
 import shutil
@@ -18,34 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.emr.artifact import (
-    hash_files,
-    mark_root,
-    read_sums,
-    read_totals,
-    write_sums,
-    write_totals,
-)
+from hf_ext.emr.artifact import hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from hf_ext.emr.ops import SUMS
 
 from ..errors import DataError, UsageError
-from ..files import lies_in_cache, recover_folder, replace_folder, sync
+from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from ..hub.safetensors_headers import CheckpointError
-from .card import read_report
 from .configuration import MergeConfig
-from .finishing import rewrite_report
-from .finite import NotFiniteError
+from .finishing import REPORT, rewrite_report
 from .merge import merge_checkpoints
 from .methods import METHODS, MethodError
 from .plan import Plan, make_plan
+from .vectors import NotFiniteError
 
-_LOGGER = logging.getLogger(__name__)
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
 VOTED = "elected_from"
 # Options of the merge that determine a frozen task's tensors and scale.
-_KEPT = ("rescale", "exclude", "shape_policy", "dtype", "adapters")
+_KEPT = ("rescale", "exclude", "dtype", "adapters")
 
 
 def add_task(
@@ -79,7 +69,7 @@ def add_task(
     record = Manifest.read(place).tasks[name]
     how = "frozen" if frozen else "merged again"
     about = {"scale": record.scale, "density": record.density, "path": str(place)}
-    return {"task": name, "how": how, **about, "warnings": read_report(place)["warnings"]}
+    return {"task": name, "how": how, **about, "warnings": read_json(place / REPORT)["warnings"]}
 
 
 def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: str, options: dict[str, Any]) -> None:
@@ -232,7 +222,7 @@ def _append(
     # deltas need no unified weights, so that the others never matter
     way = {} if manifest.deltas else {"method": "given", "merged": str(work)}
     merge_checkpoints(config | way | {"exclude": exclude}, alone, **options, progress=False)
-    found, told = Manifest.read(alone), read_report(alone)["plan_warnings"]
+    found, told = Manifest.read(alone), read_json(alone / REPORT)["plan_warnings"]
     record: TaskRecord = found.tasks[name]
     if record.origin.revision is None:
         origin = dataclasses.replace(record.origin, source=recorded_path(config["tasks"][name], place))

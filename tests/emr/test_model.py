@@ -33,9 +33,7 @@ from hf_ext.files import TakenError
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
 from tests.emr.emr_testing import (
-    WORDS,
     perturb,
-    resized,
     tiny_bert,
     tiny_gpt2,
     tiny_semanir,
@@ -202,24 +200,6 @@ def test_checkpoints_in_bfloat16_and_shards(tmp_path: Path):
     assert emr.model.dtype == torch.bfloat16
     loaded = AutoModelForSequenceClassification.from_pretrained(emr.export("b", tmp_path / "out"))
     assert equal(copied(loaded), copied(emr.set_task("b").model))
-
-
-def test_a_larger_vocabulary_of_which_the_start_was_merged(tmp_path: Path):
-    more = (*WORDS, "extra", "words")
-    base = tiny_bert(tmp_path / "base")
-    tasks = {
-        "a": tiny_bert(tmp_path / "a", 1, base=base, task_head=False),
-        "b": resized(tmp_path / "b", base, more, 2),
-    }
-    emr = EMRModel.from_pretrained(merge(base, tasks, tmp_path / "merged", shape_policy="overlap"), "a")
-    first, model = copied(emr.model), emr.set_task("b").model
-    embeddings = model.get_input_embeddings().weight
-    name = "embeddings.word_embeddings.weight"
-    assert torch.equal(embeddings[-2:], open_one(tasks["b"])[name][-2:])
-    assert not torch.equal(embeddings[: len(WORDS)], first[name])
-    assert "extra" in AutoTokenizer.from_pretrained(emr.export("b", tmp_path / "out")).get_vocab()
-    assert equal(copied(BertModel.from_pretrained(tmp_path / "out")), copied(model))
-    assert equal(copied(emr.set_task("a").model), first)
 
 
 def test_what_is_not_there(bert: Path, tmp_path: Path):

@@ -60,29 +60,6 @@ def slerp(first: Tensor, second: Tensor, t: float) -> Tensor:
     return (torch.sin((1 - t) * angle) * a + torch.sin(t * angle) * b).div(torch.sin(angle)).view(first.shape)
 
 
-def keep_chances(vector: Tensor, density: float, epsilon: float) -> Tensor:
-    """DELLA: rank by rank, in each row."""
-    if vector.ndim < 2:
-        return keep_chances(vector[None], density, epsilon)[0]
-    chances = torch.zeros(vector.shape, dtype=torch.float64)
-    for row, out in zip(vector, chances, strict=True):
-        order = sorted(range(len(row)), key=lambda i, r=row: abs(float(r[i])))
-        for rank, i in enumerate(order):
-            out[i] = density - epsilon + 2 * epsilon * rank / max(len(row) - 1, 1)
-    return chances
-
-
-def della(
-    base: Tensor, models: list[Tensor], weight: list[float], kept: list[Tensor], chances: list[Tensor]
-) -> Tensor:
-    """With given coins: thin, elect, average those that agree."""
-    thinned = [(m - base).double() * k / c for m, k, c in zip(models, kept, chances, strict=True)]
-    votes = torch.stack([w * vector for w, vector in zip(weight, thinned, strict=True)])
-    sign = torch.where(votes.sum(0) >= 0, 1.0, -1.0)
-    agree = votes * sign > 0
-    return base.double() + (votes * agree).sum(0) / agree.sum(0).clamp(min=1)
-
-
 def fisher(base: Tensor, models: list[Tensor], information: list[Tensor], weight: list[float], floor: float) -> Tensor:
     """Element by element; the plain average where nobody knows anything."""
     least = floor * sum(float(values.double().mean()) for values in information) / len(information)

@@ -150,6 +150,33 @@ def test_what_was_not_measured_is_said_and_changes_no_weight(folders, tmp_path, 
     assert elected.report["measured"] is True
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "average"}, {"method": "ties"}, {"method": "slerp"}, {"method": "task_arithmetic", "drop": 0.9}],
+    ids=lambda options: options["method"],
+)
+def test_without_measure_a_sample_warns_of_far_and_of_equal_tasks(tmp_path, options):
+    """Blocks, passes, whole tensors and dropped elements: the sample is of the weights as they are stored."""
+    found = raw_family(tmp_path, {"wide.weight": (1100, 1000), "norm.bias": (9,)}, ("near", "other"), 0.01)
+    generator = torch.Generator().manual_seed(5)
+    far = {name: 0.5 * torch.randn(value.shape, generator=generator) for name, value in found["base"].items()}
+    twin = {name: value + 1e-3 * torch.randn(value.shape) for name, value in found["near"].items()}
+    for name, tensors in (("far", far), ("twin", twin)):
+        write_weights(tmp_path / name, tensors, config={"model_type": "bert", "architectures": ["BertModel"]})
+
+    def merged(*tasks, **more):
+        given = {"base": str(tmp_path / "base"), "tasks": {task: str(tmp_path / task) for task in tasks}}
+        return merge_checkpoints(given | options | more, tmp_path / "out", overwrite=True, progress=False).report
+
+    assert merged("near", "other")["warnings"] == []
+    (warning,) = merged("near", "far")["warnings"]
+    assert "far is farther from the base" in warning
+    measured = next(entry for entry in merged("near", "far", measure=True)["tasks"] if entry["task"] == "far")
+    assert float(warning.split("‖W0‖ ")[1].split()[0]) == pytest.approx(measured["norm_to_base"], rel=0.03)
+    (warning,) = merged("near", "twin")["warnings"]
+    assert "nearly coincide in a sample: near and twin (0.9" in warning or "near and twin (1.00)" in warning
+
+
 def test_what_is_no_merge_is_refused(folders, tmp_path, url):
     with refused(UsageError, "least", "merge"):
         compare_merges([])

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ext.emr.artifact import open_extras, open_masks, open_unified, read_sums
+from hf_ext.emr.artifact import open_masks, open_unified, read_sums
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.ops import SUMS, unpack_mask
 from hf_ext.merging.merge import merge_checkpoints
 from tests.emr.conftest import kernels
-from tests.emr.emr_testing import write_tokenizer, write_weights
+from tests.emr.emr_testing import write_weights
 
 __all__ = ["kernels"]
 
@@ -274,30 +274,6 @@ def test_what_is_not_merged_comes_back_bit_for_bit(merged):
     assert torch.equal(other["ids"], two["ids"])
     assert Manifest.read(folder).tasks["t0"].shared == ("ids",)
     assert set(unified(folder)) == set(base)
-
-
-def test_a_resized_vocabulary_is_merged_in_its_common_rows(tmp_path):
-    start, vector, other = dyadic(0)["wide"], dyadic(1)["wide"], dyadic(2)
-    moved = start + vector
-    rows = {"base": start, "long": torch.cat([moved, torch.randn(11, 70)]), "short": (start + vector / 2)[:280]}
-    for name, values in rows.items():
-        config = {"vocab_size": len(values)}
-        write_weights(tmp_path / name, other | {"emb": values}, config=config)
-        write_tokenizer(tmp_path / name, tuple(f"word{index}" for index in range(len(values))))
-    tasks = {name: str(tmp_path / name) for name in ("long", "short")}
-    config = {"base": str(tmp_path / "base"), "tasks": tasks, "shape_policy": "overlap"}
-    folder = merge_checkpoints(config, tmp_path / "out", progress=False).path
-    manifest = Manifest.read(folder)
-    assert manifest.merged["emb"].elements == 280 * 70
-    assert manifest.tasks["long"].tails == {"emb": (311, 70)} and manifest.tasks["short"].tails == {"emb": (280, 70)}
-    assert torch.equal(unified(folder)["emb"], torch.cat([moved[:280], start[280:]]))
-    for name in tasks:
-        assert_equal(restore(folder, name), other | {"emb": rows[name]})
-        extras = open_extras(folder, manifest, name)
-        assert extras is not None
-        with extras:
-            assert extras["emb"].shape == (31 * 70 if name == "long" else 0,)
-    assert {name.name for name in (folder / "tasks" / "long").iterdir()} >= {"tokenizer.json", "config.json"}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

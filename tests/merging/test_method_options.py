@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block
-from hf_ext.merging.methods.della import sort_by_magnitude
 from hf_ext.merging.methods.options import find_depths
 from hf_ext.merging.methods.registry import MethodError
 from tests.emr.emr_testing import raw_family
@@ -33,9 +32,9 @@ def tensors(count=3, shape=(7, 12), seed=0):
     return base, [base + 0.1 * common + 0.1 * torch.randn(shape, generator=generator) for _ in range(count)]
 
 
-def run(method, base, models, draw=None, **options):
+def run(method, base, models, **options):
     vectors = [model - base for model in models]
-    block = Block("w", tuple(base.shape), 0, base, vectors, draw=draw, count=len(models))
+    block = Block("w", tuple(base.shape), 0, base, vectors, count=len(models))
     return METHODS[method].function(block, **options)
 
 
@@ -92,42 +91,6 @@ def test_slerp_is_straight_where_there_is_no_arc():
     # one of two tasks has no such tensor: it is the other's
     block = Block("w", tuple(base.shape), 0, base, [one - base], count=2)
     assert_close(METHODS["slerp"].function(block, t=0.25), one.double())
-
-
-@pytest.mark.parametrize("shape", [(7, 12), (30,), (5, 1)])
-def test_della_is_its_twin_with_the_same_coins(shape):
-    base, models = tensors(shape=shape)
-    numbers = [
-        torch.rand(base.numel(), dtype=torch.float64, generator=torch.Generator().manual_seed(t)) for t in range(3)
-    ]
-    options = {"weight": [1.0, 0.5, 2.0], "density": [0.5, 0.6, 1.0], "epsilon": [0.2, 0.0, 0.3]}
-
-    def draw(place, start, count):
-        return numbers[place][start : start + count]
-
-    found = run("della", base, models, draw=draw, **options)
-    chances = [
-        twin.keep_chances(model - base, density, epsilon) if density < 1 else torch.ones(shape, dtype=torch.float64)
-        for model, density, epsilon in zip(models, options["density"], options["epsilon"], strict=True)
-    ]
-    kept = [drawn.view(shape) < chance for drawn, chance in zip(numbers, chances, strict=True)]
-    assert_close(found, twin.della(base, models, options["weight"], kept, chances))
-
-
-@pytest.mark.parametrize("shape", [(3, 700), (1, 1), (2, 0)])
-def test_magnitudes_are_sorted_as_a_stable_sort_does_it(shape):
-    rows = torch.randn(shape)
-    rows[:, ::3] = -0.5
-    rows[:, 1::7] = 0
-    rows[:, 2::11] = -0.0
-    rows[:, 3::13] = 1e-42
-    assert sort_by_magnitude(rows).equal(rows.abs().argsort(dim=1, stable=True))
-
-
-def test_della_refuses_chances_that_are_none():
-    base, models = tensors()
-    with refused(MethodError, "-0.1", "0.5"):
-        run("della", base, models, weight=[1.0] * 3, density=[0.2] * 3, epsilon=[0.3] * 3)
 
 
 @pytest.mark.parametrize("weight", [[0.0, 0.0, 0.0], [0.1, 0.2, -0.3]])
@@ -212,20 +175,10 @@ def test_checkpoints_are_merged_with_the_values_of_each_layer_and_task(models, t
     found = merged(models, tmp_path / "slerp", method="slerp", t=[0.2, 0.6])
     for name, depth in zip(NAMES, DEPTHS, strict=True):
         assert_close(found[name], twin.slerp(tasks[0][name], tasks[1][name], 0.2 + 0.4 * depth))
-    with refused(MethodError, "density 0.1", "epsilon 0.15", "-0.05"):
-        merged(models, tmp_path / "bad", method="della", density=0.1)
+    with refused(MethodError, "add up to 0"):
+        merged(models, tmp_path / "bad", method="average", weight={"a": 1, "b": -1})
     # there is nothing to go on from
     assert [path.name for path in tmp_path.iterdir() if "bad" in path.name] == []
-
-
-def test_della_of_checkpoints_depends_on_the_seed_and_nothing_else(models, tmp_path):
-    one = merged(models, tmp_path / "one", method="della", seed=1, workers=1)
-    two = merged(models, tmp_path / "two", method="della", seed=1, workers=2, memory="1MB")
-    other = merged(models, tmp_path / "other", method="della", seed=2)
-    assert all(torch.equal(one[name], two[name]) and not torch.equal(one[name], other[name]) for name in one)
-    # half of each is dropped, so that a quarter of the elements are the base's
-    shares = [float((one[name] == models[1][name]).double().mean()) for name in one]
-    assert 0.15 < sum(shares) / len(shares) < 0.35
 
 
 def test_every_file_of_the_folder_is_found_and_has_a_method():

@@ -55,7 +55,7 @@ def test_classifiers_of_a_bare_base(tmp_path):
         assert set(stored) == set(plan.base.tensors) and not plan.copied_rows
         assert prefixes(plan) == [("", "bert."), ("", "bert."), ("", "")]
         assert list(plan.merged_rows) == [
-            Row(name, (*stored[name].shape,), torch.float32, stored[name].numel(), (f"bert.{name}",) * 2 + (name,))
+            Row(name, (*stored[name].shape,), torch.float32, (f"bert.{name}",) * 2 + (name,))
             for name in plan.base.tensors
         ]
         assert set(plan.own_tensors(KEPT)) == {
@@ -223,8 +223,7 @@ def test_the_sizes(tmp_path):
         assert plan.result_bytes == 4040 + 256 + 68 + 2 * 80
         assert plan.bytes_written == plan.result_bytes + 4040
         assert plan.checkpoints_bytes == 4068 + 4000
-        # base and tasks once, "n" of the base copied and compared, the head, and the copy of the base
-        assert plan.bytes_read == 3 * 4000 + 40 + 80 + 28 + 4040
+        assert plan.bytes_read == 2 * 4040 + 28 + 4000
         assert plan.peak_memory == plan.config.memory_bytes == 64_000_000
     with raw_plan(tmp_path, base, base, method="average") as plan:
         assert plan.result_bytes == plan.bytes_written == plan.unified_bytes == 4040
@@ -247,7 +246,7 @@ def test_the_merge_writes_what_the_plan_says(tmp_path):
     base = tiny_bert(tmp_path / "base")
     tasks = {"a": resized(tmp_path / "a", base, (*WORDS, "new"), 1), "b": tiny_bert(tmp_path / "b", 2, base=base)}
     config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}
-    config |= {"shape_policy": "overlap", "include_base": True, "dtype": "bfloat16"}
+    config |= {"include_base": True, "dtype": "bfloat16"}
     with make_plan(config) as plan:
         written, result = plan.bytes_written, plan.result_bytes
     folder = merge_checkpoints(config, tmp_path / "out", progress=False).path
@@ -260,6 +259,8 @@ def test_the_merge_writes_what_the_plan_says(tmp_path):
 
 def test_a_plan_over_the_hub_reads_headers_and_small_files_only(tmp_path, hub):
     family(tmp_path, tiny_bert, max_shard_size=9000)
+    about = tmp_path / "b" / "config.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"_name_or_path": "other/model"}))
     headers = 0
     for name in ("base", "a", "b"):
         push_folder(hub.url, f"org/{name}", tmp_path / name)
@@ -270,6 +271,8 @@ def test_a_plan_over_the_hub_reads_headers_and_small_files_only(tmp_path, hub):
     with make_plan(config, endpoint=hub.url, token=False) as plan:
         lines, described = plan_lines(plan), json.loads(json.dumps(plan_values(plan)))
         assert plan.header_bytes == headers
+        (warning,) = (text for text in plan.warnings if "'other/model'" in text)
+        assert "'b'" in warning and "'org/base'" in warning
         small = {"config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"}
         assert {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")} <= small
         assert lines[0].split()[1:4] == [f"org/base@{plan.base.commit[:12]}:", "BertModel,", "39"]
@@ -303,11 +306,8 @@ CONFIG, ADAPTER = "config.json", "adapter_config.json"
         (CONFIG, "[" * 100_000, "not valid JSON"),
         (ADAPTER, "nonsense", "not valid JSON"),
         (CONFIG, '{"id2label": ["a", "b"]}', "id2label must be"),
-        (CONFIG, '{"architectures": "BertModel"}', "architectures must be"),
         (CONFIG, '{"architectures": [null]}', "architectures must be"),
         (CONFIG, '{"vocab_size": "8"}', "vocab_size must be"),
-        (CONFIG, '{"model_type": ["bert"]}', "model_type must be"),
-        (CONFIG, '{"_class_name": 1}', "_class_name must be"),
         (ADAPTER, '{"peft_type": {}}', "peft_type must be"),
     ],
 )

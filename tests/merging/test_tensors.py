@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError
-from hf_ext.merging.finite import NotFiniteError
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan, resolve_plan
 from hf_ext.merging.plan_table import plan_lines, plan_values
 from hf_ext.merging.tensors import KEPT, SHARED, SKIPPED, Row
+from hf_ext.merging.vectors import NotFiniteError
 from tests.emr.emr_testing import ones, raw_plan, reasons, tiny_bert, write_weights
 from tests.kit.refusals import refused
 
@@ -159,7 +159,7 @@ def test_infinity_in_a_tensor_that_differs_is_refused(tmp_path, name):
         ({"exclude": ["w", "m.body"]}, set()),
         ({"method": "task_arithmetic", "weight": {"t0": [{"filter": "bod", "value": [0, 1]}], "t1": 1}}, {"w"}),
         ({"method": "task_arithmetic", "weight": {}}, {"t0, t1"}),
-        ({"method": "della", "density": [{"filter": "ody", "value": 1}], "epsilon": {"t1": 0}}, {"w", "t0"}),
+        ({"method": "ties_by_tensor", "density": [{"filter": "ody", "value": 1}], "weight": {"t1": 0}}, {"w", "t0"}),
         ({"method": "task_arithmetic", "weight": {"t0": [{"filter": "x", "value": 1}, {"value": 0}], "t1": 1}}, {"x"}),
     ],
 )
@@ -176,16 +176,13 @@ def test_other_shapes_are_kept(tmp_path):
     with raw_plan(tmp_path, base, task, base) as plan:
         assert reasons(plan) == {(0, "positions"): "shape [16, 4], in the base [8, 4]"}
         assert [part.task_names for part in plan.merged_rows if part.name == "positions"] == [(None, "positions")]
-    # no vocabulary: its leading rows need not mean the same
-    with raw_plan(tmp_path, base, task, shape_policy="overlap") as plan:
-        assert reasons(plan) == {(0, "positions"): "shape [16, 4], in the base [8, 4]"}
 
 
 def test_types_of_base_tasks_and_result(tmp_path):
     base = {"w": ones(4, dtype=torch.bfloat16), "ids": torch.arange(3)}
     tasks = [{"w": ones(4, dtype=dtype)} for dtype in (torch.float16, torch.float32, torch.bfloat16)]
     with raw_plan(tmp_path, base, *tasks) as plan:
-        assert plan.merged_rows == (Row("w", (4,), torch.bfloat16, 4, ("w", "w", "w")),)
+        assert plan.merged_rows == (Row("w", (4,), torch.bfloat16, ("w", "w", "w")),)
         # float16 and float32 are told of, bfloat16 is not
         *told, size = plan.warnings
         assert [text.partition(":")[0] for text in told] == ["t0", "t1"] and "this saves no space" in size
@@ -274,7 +271,6 @@ def families(draw):
 options = st.fixed_dictionaries(
     {},
     optional={
-        "shape_policy": st.sampled_from(["extra", "overlap"]),
         "exclude": st.lists(st.sampled_from([".*a", "m", "b.w$"]), max_size=2),
         "dtype": st.sampled_from(["float32", "bfloat16"]),
     },

@@ -34,9 +34,6 @@ class Block:
         vectors (`list[torch.Tensor]`):
             The task vectors W_t - W_0 in float32, after DARE and trimming; the method may overwrite them.
         merged (`torch.Tensor`, *optional*): Weights of the merged model, for a method that `takes_merged`.
-        draw (`Callable[[int, int, int], torch.Tensor]`, *optional*):
-            Random numbers in [0, 1) for a place of `vectors`, a first element and how many, float64 and flat, by the
-            configuration's seed; for a method of whole tensors.
         count (`int`): Tasks of the merge, with those that do not have this tensor.
         statistic (`Callable[[int], torch.Tensor | None]`, *optional*):
             The statistics of this tensor for a place of `vectors`, None where the file has none; for a method with
@@ -50,7 +47,6 @@ class Block:
     base: Tensor
     vectors: list[Tensor]
     merged: Tensor | None = None
-    draw: Callable[[int, int, int], Tensor] | None = None
     count: int = 0
     statistic: Callable[[int], Tensor | None] | None = None
     inputs_first: bool = False
@@ -81,7 +77,7 @@ class Method:
     # Bits an element that each task has in place of a unified model: 1 for a sign, 2 where elements may be left out
     # too. The function then returns the task vectors with 0 for what is left out.
     deltas: int = 0
-    # What it has to know of each task's data: `"fisher"` or `"gram"`, see `hf_ext.merging.statistics`. Only for a
+    # What it has to know of each task's data: `"fisher"` or `"gram"`, see `hf_ext.merging.measuring`. Only for a
     # method of whole tensors.
     statistics: str | None = None
 
