@@ -208,15 +208,20 @@ def test_a_process_takes_the_next_part_that_no_other_has(tmp_path, pictures, vae
 
     def write(work, part, advance):
         written.append(part)
-        if part == 3:
-            # The second process is done with its first part before this one with two.
-            assert work.take(4) and not work.take(4)
+        if len(written) == 3:
+            # The second process is done with its first part before this one with three.
+            parts = sorted(range(7), key=lambda part: -work.source.weights[part])
+            assert work.take(parts[4]) and not work.take(parts[4])
 
     monkeypatch.setattr(module, "Ranks", FirstOfTwo)
     monkeypatch.setattr(module._Work, "write", write)
     out = precompute(settings(pictures, vae, shard_size=1), tmp_path / "out")
-    # The second part is dealt to the second process.
-    assert written == [0, 2, 3, 5, 6] and [path.name for path in out.iterdir()] == ["precompute.json"]
+    # The largest first; the second is dealt to the second process.
+    source = sources.Rows(rows_of(pictures))
+    source.deal(7, "image")
+    order = sorted(range(7), key=lambda part: -source.weights[part])
+    assert max(source.weights) > 1 and written == [order[0], order[2], order[3], *order[5:]]
+    assert [path.name for path in out.iterdir()] == ["precompute.json"]
 
 
 # Pictures that cannot be used
@@ -267,7 +272,7 @@ def test_a_campaign_that_is_killed_leaves_out_the_bad_pictures_and_no_other(tmp_
     names = {os.path.splitext(row["file"].replace("::", "/").rpartition("/")[2])[0] for row in listed}
     assert names == {os.path.splitext(name)[0] for name in bad} and all(row["reason"] for row in listed)
     assert (before or form == "files") and len(before - {path.name for path in out.glob("*.tar")}) <= 1
-    assert not [*out.glob("bad-*.json"), *out.glob("taken-*")]
+    assert not [*out.glob("read-*.json"), *out.glob("taken-*")]
 
 
 def test_latents_that_are_not_finite_are_refused_with_their_file(tmp_path, pictures):

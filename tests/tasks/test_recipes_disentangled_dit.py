@@ -101,7 +101,7 @@ def prepare(name: str, folder: Path, vae: Path, encoder: Path) -> tuple[Path, li
         more += [f"--task.{option}={value}" for option, value in texts.items()]
     if name in LATENTS:
         latents, (image, _, text) = {"vae": str(vae)}, LATENTS[name]
-        values = {"data": {"path": str(data)}, **latents, **texts, "text_column": text}
+        values = {"data": {"path": str(data)}, **latents, **texts, "text_column": [text]}
         values |= {"image_size": 16, "image_column": image, "posterior": task.get("posterior", False)}
         # The buckets of the recipe's own command.
         command = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
