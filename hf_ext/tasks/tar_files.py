@@ -46,7 +46,7 @@ def count_examples(file: Path) -> int:
             whole.seek(-2 * tarfile.BLOCKSIZE, os.SEEK_END)
             if any(whole.read()):
                 raise tarfile.ReadError("its end is missing")
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, OSError) as error:
         raise DataError(f"{file} is no whole tar file ({error}): fetch or write it again.") from error
     # As `datasets` reads them: neighbours of one name are an example, hidden files none.
     known = [name for name in names if not os.path.basename(name).startswith((".", "__"))]

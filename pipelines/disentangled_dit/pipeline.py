@@ -89,7 +89,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         "crop": ("(top, left) in pixels", 2, 1e9),
         "target_size": ("(height, width) in pixels", 2, 1e9),
         "flip": ("True or False", 1, 1),
-        "aspect_ratio": ("width over height", 1, 1e9),
     }
     # Rows of adaLN numbers that are computed ahead: 100 MB for the largest preset in bfloat16.
     TABLE_ROWS = 128
@@ -456,10 +455,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if not given.keys() <= inspect.signature(scheduler.set_timesteps).parameters.keys() or len(given) > 1:
             raise ValueError(f"{name} does not take {' and '.join(given)}; leave one or both out.")
         total = len(*given.values()) if given else num_inference_steps
-        try:
+        with self._scheduler_named(total):
             scheduler.set_timesteps(**(given or {"num_inference_steps": total}), device=device)
-        except (ValueError, IndexError, AssertionError) as error:
-            raise ValueError(f"{name} cannot make {total} steps ({error}); take another number of them.") from error
         steps = int(total * strength)
         if not 0 < strength <= 1 or steps < 1:
             raise ValueError(f"strength is {strength} for {total} steps; it must be at most 1, and leave a step.")
@@ -475,15 +472,25 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         left = scheduler.timesteps[begin:]
         if not ((left >= 0) & (left <= scheduler.config.num_train_timesteps)).all():
             raise ValueError(f"{name} gives timesteps that the network has not seen: {left.tolist()}.")
-        if kept is not None and steps == total and kept[left[0].long()] > 0.5:
+        with self._scheduler_named(total):
+            clean = None if kept is None else kept[left.long().to(kept.device)]
+        if clean is not None and steps == total and clean[0] > 0.5:
             problem = "where the network expects a picture: take more steps, or timestep_spacing='trailing'"
             self._LOGGER.warning(f"{name} starts from noise at timestep {int(left[0])}, {problem}.")
         # x0 = (x - sqrt(1 - a) e) / sqrt(a) has no value where a, the kept part of the picture, is 0
-        blind = kept is not None and not kept[left.long().to(kept.device)].all()
-        if blind and self.config.prediction_type == "epsilon":
+        if clean is not None and not clean.all() and self.config.prediction_type == "epsilon":
             advice = "set rescale_betas_zero_snr=False, or timestep_spacing='leading'"
             raise ValueError(f"{name} starts from noise alone (zero-terminal SNR), unknown to epsilon; {advice}.")
         return left, steps
+
+    @contextlib.contextmanager
+    def _scheduler_named(self, steps: int) -> Iterator[None]:
+        """Whatever a scheduler raises over a value of its configuration is said in a sentence; short memory is not."""
+        try:
+            yield
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            what = f"{type(self.scheduler).__name__} cannot make {steps} steps ({type(error).__name__}: {error})"
+            raise ValueError(f"{what}: take another number of them, or correct its configuration.") from error
 
     def prepare_extra_step_kwargs(self, generator: Any, eta: float) -> dict[str, Any]:
         """Options of these that the scheduler's step takes; where it clips the picture, its noise has to follow."""
@@ -628,8 +635,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             raise ValueError(f"The model has no control {unknown[0]}; it was trained with {known}.")
         given = {"original_size": size, "crop": (0, 0), "target_size": size, "flip": 0} | given
         values = {name: self._read_control(name, value, count, images) for name, value in given.items()}
-        ratios = values.get("aspect_ratio", values["original_size"][:, 1:] / values["original_size"][:, :1])
-        values["aspect_ratio"] = ratios.log()
+        height, width = values["original_size"].split(1, dim=1)
+        values["aspect_ratio"] = (width / height).log()
         # a column for each number, one for "not dropped"; where controls are dropped, all are 0
         kept = torch.full((count, 1), bool(config.control_alpha)).double()
         full = torch.cat([*(values[name] for name in config.control_alpha), kept], dim=1)
@@ -716,7 +723,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         crop: tuple[int, int] | list[tuple[int, int]] | None = None,
         target_size: tuple[int, int] | list[tuple[int, int]] | None = None,
         flip: bool | list[bool] | None = None,
-        aspect_ratio: float | list[float] | None = None,
         num_images_per_prompt: int = 1,
         guidance_interval: tuple[float, float] = (0.0, 1.0),
         guidance_rescale: float = 0.0,
@@ -749,9 +755,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 Values other than 0 and 1 cost a third pass through the network in each step.
             original_size, target_size (`tuple[int, int]` or a list, *optional*): Height and width in pixels before
                 resizing and cutting, and after; the pictures' size if not given. A list has a value for each picture.
+                The control `aspect_ratio` follows from `original_size`.
             crop (`tuple[int, int]` or a list, *optional*): Top and left of the crop, in pixels. Defaults to (0, 0).
             flip (`bool` or a list, *optional*): Mirror left and right. Defaults to False.
-            aspect_ratio (`float` or a list, *optional*): Width over height. Defaults to that of `original_size`.
             num_images_per_prompt (`int`, defaults to 1): Pictures of each class or text.
             guidance_interval (`tuple[float, float]`, defaults to `(0.0, 1.0)`): Part of the steps that is guided by
                 class or text, as shares of all; `(0.2, 0.8)` gives truer contrast and costs less.
@@ -829,7 +835,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                     break
                 self._current_timestep = t
                 weights = self.guidance_weights(i, weights)
-                sample = latents if scale is None else scale(latents, t)
+                with self._scheduler_named(steps):
+                    sample = latents if scale is None else scale(latents, t)
                 with self.transformer.cache_context("-".join(weights)):
                     output = self.transformer(
                         hidden_states=sample.to(self.transformer.dtype).repeat(len(weights), 1, 1, 1),
@@ -838,7 +845,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                         return_dict=False,
                     )[0]
                 noise_pred = self._guide(output.float().chunk(len(weights)), weights, call.guidance_rescale)
-                latents = self.scheduler.step(noise_pred, t, latents, return_dict=False, **step_options)[0]
+                with self._scheduler_named(steps):
+                    latents = self.scheduler.step(noise_pred, t, latents, return_dict=False, **step_options)[0]
                 if call.hole is not None:
                     then = times[i + 1 : i + 2]
                     kept = self.add_noise(call.clean, call.noise, then) if len(then) else call.clean

@@ -181,13 +181,12 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         mlp_ratio (`float`, defaults to 4.0): Hidden width of the MLPs over D.
         num_classes (`int`, *optional*, defaults to 1000): Number of classes; the label `num_classes` is the null
             class. Exactly one of this and `joint_attention_dim`.
-        num_class_tokens (`int`, defaults to 1): Learned tokens for each class.
         joint_attention_dim (`int`, *optional*): Width of the text encoder's tokens, for a text model.
         shared_stream (`bool`, defaults to `False`): Image and context share the blocks' weights and modulation.
         modulation (`str`, defaults to `"per_block"`): Or `"shared"`: one layer computes the modulation of all blocks,
             and each adds a table of its own (adaLN-single of PixArt).
         conditioning (`str`, defaults to `"attention"`): `"attention"`, the paper's, or `"adaln"`, the baseline that
-            adds the class's tokens to the adaLN vector and attends to the null class's; sizes and costs are equal.
+            adds the class's token to the adaLN vector and attends to the null class's; sizes and costs are equal.
         control_alpha (`dict[str, float]`, *optional*): The controls that the model has, of `CONTROL_SIZES`, and the
             exponent alpha of each one's weight ((1 + cos(pi t/T)) / 2)^alpha; 0 is a constant weight. Not given: all
             five, 8 for the two sizes of images and 0 for the others. `{}`: none.
@@ -210,7 +209,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         "XL": {"num_layers": 28, "num_attention_heads": 16, "attention_head_dim": 72, "patch_size": 2},
     }
     _COUNTS = ("patch_size", "in_channels", "num_layers", "num_attention_heads", "attention_head_dim", "num_classes",
-               "num_class_tokens", "joint_attention_dim", "num_train_timesteps")  # fmt: skip
+               "joint_attention_dim", "num_train_timesteps")  # fmt: skip
     _CHOICES = {"conditioning": ("attention", "adaln"), "modulation": ("per_block", "shared")}
     # Features of a scalar; grids whose positions are kept.
     SINUSOIDS = 256
@@ -238,7 +237,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         attention_head_dim: int = 72,
         mlp_ratio: float = 4.0,
         num_classes: int | None = 1000,
-        num_class_tokens: int = 1,
         joint_attention_dim: int | None = None,
         conditioning: str = "attention",
         control_alpha: dict[str, float] | None = None,
@@ -280,7 +278,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         if config.num_classes is None:
             self.context_embedder = nn.Linear(config.joint_attention_dim, dim)
             return
-        self.class_embedder = nn.Embedding(config.num_classes + 1, config.num_class_tokens * dim)
+        self.class_embedder = nn.Embedding(config.num_classes + 1, dim)
 
     def _make_blocks(self, dim: int) -> None:
         """The blocks, the final layer, and the layers that make their modulation."""
@@ -394,7 +392,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             raise ValueError(f"`class_labels` {wanted}, got {class_labels.dtype} of {[*class_labels.shape]}.")
         if self.config.conditioning == "adaln":
             class_labels = torch.full_like(class_labels, self.config.num_classes)
-        return self.class_embedder(class_labels).unflatten(1, (-1, self.inner_dim))
+        return self.class_embedder(class_labels)[:, None]
 
     def _embed(
         self,
@@ -411,7 +409,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         if self.config.conditioning == "adaln":
             if class_labels is None:
                 raise ValueError("With conditioning='adaln' the modulation needs `class_labels`.")
-            embedding = embedding + self.class_embedder(class_labels).unflatten(1, (-1, self.inner_dim)).sum(1)
+            embedding = embedding + self.class_embedder(class_labels)
         return F.silu(embedding)
 
     def _positions_of(self, rows: int, columns: int, device: torch.device) -> Tensor:

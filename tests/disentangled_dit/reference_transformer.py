@@ -49,7 +49,7 @@ def predict(
         if encoder_hidden_states is not None:
             context = linear(weights, "context_embedder", encoder_hidden_states[row])
         else:
-            context = class_tokens(weights, config, label)
+            context = class_token(weights, config, label)
         keep = None if keep_indices is None else set(keep_indices[row].tolist())
         samples.append(denoise(weights, config, latents, context, F.silu(e), keep))
     return torch.stack(samples)
@@ -65,7 +65,7 @@ def adaln_vector(
         weight = gamma(config, float(timestep), config["control_alpha"][name])
         e = e + weight * two_layers(weights, f"control_embedders.{name}", features)
     if config["conditioning"] == "adaln":
-        e = e + weights["class_embedder.weight"][label].view(config["num_class_tokens"], -1).sum(dim=0)
+        e = e + weights["class_embedder.weight"][label]
     return e
 
 
@@ -83,10 +83,10 @@ def sinusoid(value: Tensor, channels: int = 256) -> Tensor:
     return torch.cat([angles.cos(), angles.sin()])
 
 
-def class_tokens(weights: Weights, config: Mapping[str, Any], label: int | None) -> Tensor:
-    """Tokens [L, D] of a class; those of the null class in the baseline."""
+def class_token(weights: Weights, config: Mapping[str, Any], label: int | None) -> Tensor:
+    """Token [1, D] of a class; that of the null class in the baseline."""
     row = config["num_classes"] if config["conditioning"] == "adaln" else label
-    return weights["class_embedder.weight"][row].view(config["num_class_tokens"], -1)
+    return weights["class_embedder.weight"][row][None]
 
 
 def positions(rows: int, columns: int, base: tuple[int, int], dim: int) -> Tensor:

@@ -11,11 +11,14 @@ from diffusers import (
     DPMSolverMultistepScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    UniPCMultistepScheduler,
 )
 
 from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator
 from tests.disentangled_dit.pipeline_testing import GaussianDenoiser, make_pipeline, quiet
+from tests.kit.refusals import refused
 
 EVEN = {"timestep_spacing": "trailing"}
 
@@ -98,3 +101,20 @@ def test_a_scheduler_that_does_not_fit_is_refused(case):
     # the same when it is loaded with a saved prediction
     with pytest.raises(ValueError, match=message):
         DisentangledDiTPipeline(pipeline.transformer, scheduler, None, None, None, prediction_type="epsilon")
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("scheduler", "fact"),
+    [
+        (DDIMScheduler(trained_betas=0.5), "IndexError"),
+        (DDIMScheduler(steps_offset=2**200), "OverflowError"),
+        (UniPCMultistepScheduler(solver_p="x"), "AttributeError"),
+        (FlowMatchHeunDiscreteScheduler(shift=float("inf")), "FlowMatchHeunDiscreteScheduler"),
+    ],
+)
+def test_a_scheduler_whose_configuration_is_damaged_is_named(scheduler, fact):
+    prediction = "flow_prediction" if isinstance(scheduler, FlowMatchHeunDiscreteScheduler) else "epsilon"
+    pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(prediction), scheduler, None, None, None))
+    with refused(ValueError, type(scheduler).__name__, fact):
+        pipeline(class_labels=0, num_inference_steps=2, output_type="latent")

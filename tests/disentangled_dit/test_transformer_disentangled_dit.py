@@ -12,11 +12,11 @@ from tests.kit.models import assert_same_answers
 
 MODELS = {
     "class": {},
-    "class tokens": {"num_class_tokens": 3, "control_alpha": {"crop": 2.0}},
-    "baseline": {"conditioning": "adaln", "num_class_tokens": 2},
+    "one control": {"control_alpha": {"crop": 2.0}},
+    "baseline": {"conditioning": "adaln"},
     "text": {"num_classes": None, "joint_attention_dim": 7},
     "one layer, no controls": {"num_layers": 1, "control_alpha": {}},
-    "one stream": {"shared_stream": True, "num_class_tokens": 3},
+    "one stream": {"shared_stream": True},
     "shared modulation": {"modulation": "shared"},
     "both shared": {"shared_stream": True, "modulation": "shared", "num_classes": None, "joint_attention_dim": 7},
 }
@@ -140,7 +140,7 @@ def test_tiny_preset_runs_and_a_new_model_predicts_zero(fields):
 
 def test_every_parameter_learns():
     shared = {"shared_stream": True, "modulation": "shared"}
-    for fields in ({"num_decoder_layers": 1}, {"num_class_tokens": 2}, shared, {**shared, "num_decoder_layers": 1}):
+    for fields in ({"num_decoder_layers": 1}, shared, {**shared, "num_decoder_layers": 1}):
         model = make_transformer(**fields)
         inputs = make_inputs(model, batch=4)
         if "num_decoder_layers" in fields:
@@ -167,7 +167,7 @@ def test_grid_is_saved_and_kept_at_another_size(tmp_path):
 
 @pytest.mark.parametrize("fields", [{}, {"shared_stream": True, "modulation": "shared"}])
 def test_loading_in_another_precision(fields, tmp_path):
-    model = make_transformer(num_class_tokens=2, num_decoder_layers=1, **fields)
+    model = make_transformer(num_decoder_layers=1, **fields)
     model.save_pretrained(tmp_path)
     loaded = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
     assert {x.dtype for x in loaded.state_dict().values()} == {torch.bfloat16}
@@ -208,7 +208,7 @@ def test_masked_latents_are_one_graph_of_static_shapes():
         ({"conditioning": "cross"}, "'attention' or 'adaln', not 'cross'"),
         ({"conditioning": "adaln", "num_classes": None, "joint_attention_dim": 4}, "of classes"),
         ({"num_classes": 0}, "'num_classes': 0. must be whole numbers from 1"),
-        *(({name: value}, name) for name in ("num_class_tokens", "patch_size") for value in (0, "2", 2.0)),
+        *(({"patch_size": value}, "patch_size") for value in (0, "2", 2.0)),
         ({"control_alpha": {"colour": 1.0}}, r"unknown controls \['colour'\]; there are \['original_size'"),
         ({"control_alpha": {"crop": -1.0}}, "numbers from 0 to 1e6"),
         ({"num_attention_heads": 1, "attention_head_dim": 6}, "divisible by 4, unlike 6"),
