@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import inspect
 import json
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -81,7 +80,15 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     _SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas")
     _DIVERGING = diffusers.SASolverScheduler
     _PADDINGS = ("zeros", "replicate", "noisy_replicate")
-    _NUMBERS = ("guidance_scale", "control_guidance_scale", "eta", "guidance_rescale", "guidance_interval")
+    # How many numbers an option of a call is, the least and the most; several of them grow.
+    _NUMBERS = {
+        "guidance_scale": (1, -1e9, 1e9),
+        "control_guidance_scale": (1, -1e9, 1e9),
+        "strength": (1, -1e9, 1e9),
+        "eta": (1, 0, 1),
+        "guidance_rescale": (1, 0, 1),
+        "guidance_interval": (2, 0, 1),
+    }
     _OUTPUT_TYPES = ("pil", "np", "pt", "latent")
     # What a caller gives for each control, how many numbers that is, and the largest; crop and flip may be 0.
     _CONTROLS = {
@@ -786,12 +793,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     def _generate(self, options: dict[str, Any], image: Any = None, mask: Any = None, strength: Any = 1.0) -> Any:
         """A call with all of its options: from noise, from a picture, or within a mask."""
-        call = SimpleNamespace(**options)
+        call = SimpleNamespace(**options, strength=strength)
         call.generator = list(call.generator) if isinstance(call.generator, tuple) else call.generator
         callback = call.callback_on_step_end
         if isinstance(callback, PipelineCallback | MultiPipelineCallbacks):
             call.callback_on_step_end_tensor_inputs = callback.tensor_inputs
-        self.check_inputs(call, strength)
+        self.check_inputs(call)
         # a pipeline that was never told learns its prediction from its first scheduler
         self.register_to_config(prediction_type=self._check_scheduler())
         self._guidance_scale, self._control_guidance_scale = call.guidance_scale, call.control_guidance_scale
@@ -884,7 +891,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             embeds = torch.cat([changed["negative_prompt_embeds"], embeds[-count:]])
         return changed.get("latents", latents), embeds
 
-    def check_inputs(self, call: Any, strength: Any) -> None:
+    def check_inputs(self, call: Any) -> None:
         """Raise a ValueError for parts that are missing, and options that the model has no use for."""
         if missing := [name for name in ("transformer", "scheduler") if getattr(self, name) is None]:
             raise ValueError(f"There is no {' and no '.join(missing)}; load the pipeline with it to make pictures.")
@@ -904,14 +911,13 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         names, known = call.callback_on_step_end_tensor_inputs, self._callback_tensor_inputs
         if not isinstance(names, list | tuple) or not all(name in known for name in names):
             raise ValueError(f"callback_on_step_end_tensor_inputs is {names!r}; a list of names of {known} is needed.")
-        for name, value in {**{name: getattr(call, name) for name in self._NUMBERS}, "strength": strength}.items():
-            given, count = self._plain(value), 1 + (name == "guidance_interval")
-            each = given if isinstance(given, list) and count == 2 else [given]
-            fits = all(isinstance(number, int | float) and math.isfinite(number) for number in each)
-            bounded = [0, *each, 1] if fits and name in self._NUMBERS[2:] else []
-            if not fits or len(each) != count or bounded != sorted(bounded):
-                wanted = "from 0 to 1 for eta and guidance_rescale, and two growing ones for guidance_interval"
-                raise ValueError(f"{name} is {value!r}; a finite number is needed, {wanted}.")
+        for name, (count, least, most) in self._NUMBERS.items():
+            given = self._plain(getattr(call, name))
+            each = given if isinstance(given, list) and count > 1 else [given]
+            fits = all(isinstance(number, int | float) and least <= number <= most for number in each)
+            if not fits or len(each) != count or each != sorted(each):
+                wanted = f"{count} number(s) from {least:g} to {most:g}, in rising order, are needed"
+                raise ValueError(f"{name} is {getattr(call, name)!r}; {wanted}.")
         for name, axes in {"latents": 4, "prompt_embeds": 3, "negative_prompt_embeds": 3}.items():
             value = getattr(call, name)
             right = isinstance(value, Tensor) and value.ndim == axes and value.numel() and value.isfinite().all()

@@ -80,16 +80,6 @@ def test_a_lora_of_any_layer_is_scaled_by_its_weight_and_by_scales_of_calls(targ
     torch.testing.assert_close(predict(model), base, atol=1e-4, rtol=1e-4)
 
 
-def test_lora_is_saved_and_loaded(tmp_path):
-    model = with_lora()
-    model.save_lora_adapter(tmp_path)
-    loaded = make_transformer()
-    loaded.load_lora_adapter(tmp_path, prefix=None, weight_name="pytorch_lora_weights.safetensors")
-    torch.testing.assert_close(predict(loaded), predict(model), atol=1e-5, rtol=0)
-    loaded.delete_adapters("default_0")
-    torch.testing.assert_close(predict(loaded), predict(make_transformer()), atol=1e-5, rtol=0)
-
-
 def test_gradient_checkpointing_changes_no_gradient_and_runs_blocks_again():
     model = make_transformer().train()
     calls = []
