@@ -112,7 +112,6 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
             raise ValueError(f"{type(self).__name__} takes classes only: leave joint_attention_dim out.")
         # What the pipeline asks a network for.
         self.register_to_config(
-            conditioning="attention",
             control_alpha=dict.fromkeys(self.known, 0.0),
             pos_embed_base_size=pos_embed_base_size or [side // patch_size for side in sides],
         )

@@ -1,10 +1,13 @@
-"""Our network with one thing made another way, for the study: drawn controls, interpolated positions, one stream.
+"""Our network with one thing made another way, for the study: class in adaLN, drawn controls, interpolated positions.
 
 `peers.py` trains and loads them by their names, as it does diffusers' networks.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor, nn
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTTransformer2DModel
@@ -48,18 +51,49 @@ class OneStreamBlock(nn.Module):
         return encoder_hidden_states, torch.addcmul(hidden_states, mlp_gate, fed)
 
 
-class OneStream(DisentangledDiTTransformer2DModel):
+class ClassInAdaLN(DisentangledDiTTransformer2DModel):
+    """The usual DiT: the class is added to the adaLN vector, and no class stands in its place in the context."""
+
+    def forward(
+        self,
+        hidden_states: Tensor | None = None,
+        timestep: Tensor | float | None = None,
+        class_labels: Tensor | None = None,
+        controls: dict[str, Tensor] | None = None,
+        control_mask: Tensor | None = None,
+        modulation: Tensor | None = None,
+        context: Tensor | None = None,
+        keep_indices: Tensor | None = None,
+        return_conditioning: bool = False,
+        attention_kwargs: dict[str, Any] | None = None,
+        return_dict: bool = True,
+    ) -> Transformer2DModelOutput | tuple[Tensor | None, ...]:
+        """As our network's. What is computed ahead: the labels as context, the vector without class as modulation."""
+        if class_labels is not None:
+            context = class_labels.float()[:, None, None]
+        if timestep is not None:
+            times = torch.as_tensor(timestep, device=self.device).reshape(-1)
+            modulation = self._embed(times, controls, control_mask, self.dtype)
+        if return_conditioning:
+            return context, modulation
+        embedding = F.silu(modulation + self.class_embedder(context[:, 0, 0].long()))
+        nothing = self.class_embedder.weight[-1].expand(len(hidden_states), 1, -1)
+        sample = self._denoise(hidden_states, nothing, self._modulate(embedding), (keep_indices, embedding))
+        return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
+
+
+class OneStream(ClassInAdaLN):
     """
-    The class in adaLN, and no context that would be attended to: all parameters act on the image. `conditioning` is
-    "adaln"; a larger `attention_head_dim` makes it as large as ours.
+    The class in adaLN, and no context that would be attended to: all parameters act on the image. A larger
+    `attention_head_dim` makes it as large as ours.
     """
 
     _block_class = OneStreamBlock
 
     def _make_blocks(self, dim: int) -> None:
         config = self.config
-        if config.conditioning != "adaln" or config.num_decoder_layers:
-            raise ValueError("one stream has its class in adaLN: set conditioning='adaln', without decoder layers.")
+        if config.num_decoder_layers:
+            raise ValueError("one stream has no decoder layers: set num_decoder_layers=0.")
         self.transformer_blocks = nn.ModuleList(
             self._block_class(dim, config.num_attention_heads, config.mlp_ratio) for _ in range(config.num_layers)
         )
@@ -98,4 +132,4 @@ class BicubicPositions(DisentangledDiTTransformer2DModel):
         return grid[0].flatten(1).T.contiguous()
 
 
-VARIANTS = {"drawn": DrawnControls, "bicubic": BicubicPositions, "one-stream": OneStream}
+VARIANTS = {"adaln": ClassInAdaLN, "drawn": DrawnControls, "bicubic": BicubicPositions, "one-stream": OneStream}

@@ -109,11 +109,10 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """The different inputs of adaLN, S of them: most pictures and branches of the guidance share theirs."""
 
         # Numbers of each control [S, numbers]; False where they are dropped [S]; for each branch the input of every
-        # picture; classes [S] of the baseline that has them in adaLN.
+        # picture.
         controls: dict[str, Tensor]
         mask: Tensor
         rows: dict[str, list[int]]
-        class_labels: Tensor | None = None
 
     def __init__(
         self,
@@ -594,26 +593,26 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         # the number of the classes is no class
         return [self._count(name, number, 0, self.transformer.config.num_classes) for number in numbers]
 
-    def _encode_conditions(self, call: Any, guided: bool, images: int) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Context of the null branch, then of the others [2 B or B, L, D]; for each picture both labels, or 0."""
+    def _encode_conditions(self, call: Any, guided: bool, images: int) -> tuple[Tensor, int]:
+        """Context of the null branch, then of the others [2 B or B, L, D]; and the number B of pictures."""
         if (null := self.transformer.config.num_classes) is not None:
             given, negative = self._check_labels(call.class_labels, "class_labels"), call.negative_class_labels
             negative = self._check_labels(null if negative is None else negative, "negative_class_labels")
             negative = [negative[place] for place in self._places("negative_class_labels", len(negative), len(given))]
             inputs = {"class_labels": torch.tensor([*negative, *given], device=self._execution_device)}
-            labels = list(zip(negative, given, strict=True))
+            count = len(given)
         else:
             embeds = (call.prompt_embeds, call.negative_prompt_embeds, call.max_sequence_length)
             tokens: Any  # check_inputs saw one of both
             tokens, others = self.encode_prompt(call.prompt, None, 1, guided, call.negative_prompt, *embeds)
-            labels = [(0, 0)] * len(tokens)
+            count = len(tokens)
             tokens = tokens if others is None else torch.cat([others.to(tokens), tokens])
             if tokens.shape[-1] != (width := self.transformer.config.joint_attention_dim):
                 advice = f"takes {width} (joint_attention_dim); use the text encoder that it was trained with"
                 raise ValueError(f"Tokens of texts have {tokens.shape[-1]} numbers, and the transformer {advice}.")
             inputs = {"encoder_hidden_states": tokens.to(self._execution_device, self.transformer.dtype)}
         context, _ = self.transformer(**inputs, attention_kwargs=self._attention_kwargs, return_conditioning=True)
-        return context.repeat_interleave(images, dim=0), [pair for pair in labels for _ in range(images)]
+        return context.repeat_interleave(images, dim=0), count * images
 
     def _read_control(self, name: str, value: Any, count: int, images: int) -> Tensor:
         """The numbers of a control for each of `count` pictures, float64 [count, numbers]."""
@@ -632,10 +631,10 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         return rows[self._places(name, len(rows), count, images)]
 
     def prepare_conditions(
-        self, controls: dict[str, Any], size: tuple[int, int], labels: list[tuple[int, int]], images: int
+        self, controls: dict[str, Any], size: tuple[int, int], count: int, images: int
     ) -> Conditions:
         """The inputs of adaLN for pictures with these controls, `None` for those of a whole, unmirrored picture."""
-        config, count, device = self.transformer.config, len(labels), self._execution_device
+        config, device = self.transformer.config, self._execution_device
         given = {name: value for name, value in controls.items() if value is not None}
         if unknown := sorted(given.keys() - config.control_alpha.keys()):
             known = ", ".join(config.control_alpha) or "none"
@@ -647,30 +646,23 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         # a column for each number, one for "not dropped"; where controls are dropped, all are 0
         kept = torch.full((count, 1), bool(config.control_alpha)).double()
         full = torch.cat([*(values[name] for name in config.control_alpha), kept], dim=1)
-        # a class is no part of a state, except in the baseline that adds it to adaLN
-        negative, positive = torch.tensor(labels).double().mul(config.conditioning == "adaln").split(1, dim=1)
-        pairs = ((0 * full, negative), (0 * full, positive), (full, positive))
-        states, rows = torch.cat([torch.cat(pair, dim=1) for pair in pairs]).unique(dim=0, return_inverse=True)
+        states, rows = torch.cat([0 * full, 0 * full, full]).unique(dim=0, return_inverse=True)
         states = states.to(device, torch.float32)
-        *numbers, mask, classes = states.split(
-            [*(values[name].shape[1] for name in config.control_alpha), 1, 1], dim=1
-        )
+        *numbers, mask = states.split([*(values[name].shape[1] for name in config.control_alpha), 1], dim=1)
         return self.Conditions(
             controls=dict(zip(config.control_alpha, numbers, strict=True)),
             mask=mask[:, 0] > 0,
             rows=dict(zip(("null", "uncontrolled", "full"), rows.unflatten(0, (3, count)).tolist(), strict=True)),
-            class_labels=classes[:, 0].long() if config.conditioning == "adaln" else None,
         )
 
     def modulations(self, timesteps: Tensor, conditions: Conditions) -> Iterator[Tensor]:
         """For each timestep the adaLN numbers of all conditions, [S, numbers]."""
         # adaLN sees timestep and controls, no class and no latents: one product makes the numbers of many steps ahead,
         # for each of the S different conditions once, whatever the batch and the branches of the guidance.
-        count, labels = len(conditions.mask), conditions.class_labels
+        count = len(conditions.mask)
         for block in timesteps.split(max(1, self.TABLE_ROWS // count)):
             _, table = self.transformer(
                 timestep=block.repeat_interleave(count),
-                class_labels=None if labels is None else labels.repeat(len(block)),
                 controls={name: value.repeat(len(block), 1) for name, value in conditions.controls.items()},
                 control_mask=conditions.mask.repeat(len(block)),
                 attention_kwargs=self._attention_kwargs,
@@ -810,15 +802,15 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         guided = call.guidance_scale > 1 or (callback is not None and self.text_encoder is not None)
         if self._has_negative and callback is None and not guided:
             self._LOGGER.warning("guidance_scale is at most 1, which is off: nothing negative has an effect.")
-        embeds, labels = self._encode_conditions(call, guided, images_each)
+        embeds, count = self._encode_conditions(call, guided, images_each)
         size = self.image_size(call.height, call.width, call.latents)
         controls = {name: options[name] for name in self._CONTROLS}
-        conditions = self.prepare_conditions(controls, size, labels, images_each)
+        conditions = self.prepare_conditions(controls, size, count, images_each)
 
         times, steps = self.retrieve_timesteps(call.num_inference_steps, call.timesteps, call.sigmas, strength)
-        call.clean = None if image is None else self.prepare_image_latents(image, len(labels), *size, images_each)
-        call.hole = None if mask is None else self.prepare_mask(mask, len(labels), *size, images_each)
-        call.noise = self.prepare_latents(len(labels), *size, call.generator, call.latents)
+        call.clean = None if image is None else self.prepare_image_latents(image, count, *size, images_each)
+        call.hole = None if mask is None else self.prepare_mask(mask, count, *size, images_each)
+        call.noise = self.prepare_latents(count, *size, call.generator, call.latents)
         # the first timestep of a schedule still has a part of the picture; strength 1 means none
         latents: Any = self.add_noise(None if strength == 1 else call.clean, call.noise, times[:1])
         latents = self._denoise(call, times, steps, latents, embeds, conditions)

@@ -185,8 +185,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         shared_stream (`bool`, defaults to `False`): Image and context share the blocks' weights and modulation.
         modulation (`str`, defaults to `"per_block"`): Or `"shared"`: one layer computes the modulation of all blocks,
             and each adds a table of its own (adaLN-single of PixArt).
-        conditioning (`str`, defaults to `"attention"`): `"attention"`, the paper's, or `"adaln"`, the baseline that
-            adds the class's token to the adaLN vector and attends to the null class's; sizes and costs are equal.
         control_alpha (`dict[str, float]`, *optional*): The controls that the model has, of `CONTROL_SIZES`, and the
             exponent alpha of each one's weight ((1 + cos(pi t/T)) / 2)^alpha; 0 is a constant weight. Not given: all
             five, 8 for the two sizes of images and 0 for the others. `{}`: none.
@@ -210,7 +208,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     }
     _COUNTS = ("patch_size", "in_channels", "num_layers", "num_attention_heads", "attention_head_dim", "num_classes",
                "joint_attention_dim", "num_train_timesteps")  # fmt: skip
-    _CHOICES = {"conditioning": ("attention", "adaln"), "modulation": ("per_block", "shared")}
+    _EARLIER = {"num_class_tokens": 1, "conditioning": "attention"}
     # Features of a scalar; grids whose positions are kept.
     SINUSOIDS = 256
     GRIDS = 32
@@ -238,7 +236,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         mlp_ratio: float = 4.0,
         num_classes: int | None = 1000,
         joint_attention_dim: int | None = None,
-        conditioning: str = "attention",
         control_alpha: dict[str, float] | None = None,
         pos_embed_base_size: int | list[int] | None = None,
         num_train_timesteps: int = 1000,
@@ -265,6 +262,19 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self._make_embedders(self.inner_dim)
         self._make_blocks(self.inner_dim)
         self._initialize()
+
+    @classmethod
+    def extract_init_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Reads configurations of the first release, whose options `_EARLIER` have one value now."""
+        if changed := {
+            name: config_dict[name] for name, value in cls._EARLIER.items() if config_dict.get(name, value) != value
+        }:
+            raise ValueError(
+                f"{cls.__name__}: {changed} is of an earlier version; {cls._EARLIER} is what there is now."
+            )
+        return super().extract_init_dict(
+            {name: value for name, value in config_dict.items() if name not in cls._EARLIER}, **kwargs
+        )
 
     def _make_embedders(self, dim: int) -> None:
         """Layers that turn latents, timestep, controls and class or text into vectors."""
@@ -321,11 +331,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         alike = (classes is None) == (config.joint_attention_dim is None)
         problems = {
             "give one of num_classes (class model) and joint_attention_dim (text model), not both or neither": alike,
-            **{
-                f"{name} is {first!r} or {other!r}, not {config[name]!r}": config[name] not in (first, other)
-                for name, (first, other) in self._CHOICES.items()
-            },
-            "conditioning='adaln' is of classes: give num_classes": config.conditioning == "adaln" and classes is None,
+            f"modulation is 'per_block' or 'shared', not {config.modulation!r}": config.modulation
+            not in ("per_block", "shared"),
             f"control_alpha has unknown controls {unknown}; there are {list(self.CONTROL_SIZES)}": bool(unknown),
             f"exponents of control_alpha are numbers from 0 to 1e6, not {alphas}": steep,
             f"the dropouts are in [0, 1), not {dropouts}": any(not 0 <= rate < 1 for rate in dropouts),
@@ -390,27 +397,25 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         if class_labels.ndim != 1 or class_labels.is_floating_point():
             wanted = f"must be integers of shape (batch,), from 0 to {self.config.num_classes} (no class)"
             raise ValueError(f"`class_labels` {wanted}, got {class_labels.dtype} of {[*class_labels.shape]}.")
-        if self.config.conditioning == "adaln":
-            class_labels = torch.full_like(class_labels, self.config.num_classes)
         return self.class_embedder(class_labels)[:, None]
 
     def _embed(
-        self,
-        timestep: Tensor,
-        controls: dict[str, Tensor] | None,
-        control_mask: Tensor | None,
-        class_labels: Tensor | None,
-        dtype: torch.dtype,
+        self, timestep: Tensor, controls: dict[str, Tensor] | None, control_mask: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
-        """SiLU(e) of the adaLN vector e, [B or 1, D]."""
+        """The adaLN vector e, [B or 1, D]."""
         embedding = self.timestep_embedder(self.time_proj(timestep).to(dtype))
         if controls:
             embedding = embedding + self._embed_controls(timestep, controls, control_mask, dtype)
-        if self.config.conditioning == "adaln":
-            if class_labels is None:
-                raise ValueError("With conditioning='adaln' the modulation needs `class_labels`.")
-            embedding = embedding + self.class_embedder(class_labels)
-        return F.silu(embedding)
+        return embedding
+
+    def _modulate(self, embedding: Tensor) -> Tensor:
+        """The modulation [B or 1, numbers] of all blocks from SiLU(e)."""
+        numbers = [layer(embedding) for layer in self.modulations]
+        if self.modulation_table is not None:
+            # the last block and the final layer take fewer
+            numbers = [numbers[0][:, :size] for size in self.modulation_sizes]
+        modulation = torch.cat(numbers, dim=-1) + self.modulation_offset
+        return modulation if self.modulation_table is None else modulation + self.modulation_table
 
     def _positions_of(self, rows: int, columns: int, device: torch.device) -> Tensor:
         """Position embedding of a grid on a device, computed once: buckets and samplers ask for few grids, often."""
@@ -529,13 +534,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 if not isinstance(timestep, Tensor):
                     timestep = torch.tensor(timestep, device=self.device)
                 dtype = self.dtype if hidden_states is None else hidden_states.dtype
-                embedding = self._embed(timestep.reshape(-1), controls, control_mask, class_labels, dtype)
-                numbers = [layer(embedding) for layer in self.modulations]
-                if self.modulation_table is not None:
-                    # the last block and the final layer take fewer
-                    numbers = [numbers[0][:, :size] for size in self.modulation_sizes]
-                modulation = torch.cat(numbers, dim=-1) + self.modulation_offset
-                modulation = modulation if self.modulation_table is None else modulation + self.modulation_table
+                embedding = F.silu(self._embed(timestep.reshape(-1), controls, control_mask, dtype))
+                modulation = self._modulate(embedding)
             if return_conditioning:
                 return context, modulation
             if hidden_states is None or modulation is None or context is None:

@@ -120,7 +120,7 @@ def test_variants_of_our_network_differ_in_one_thing(load):
     for name, embedder in drawn.control_embedders.items():
         assert embedder.linear_2.weight.std() > 0.1 and not ours.control_embedders[name].linear_2.weight.any()
     assert not drawn.proj_out.weight.any() and not drawn.modulations[0].weight.any()
-    one = variants["one-stream"](**small, sample_size=8, in_channels=3, conditioning="adaln")
+    one = variants["one-stream"](**small, sample_size=8, in_channels=3)
     assert not [name for name, _ in one.named_parameters() if "add_" in name or "context" in name]
     assert one.modulation_sizes == [6 * 16, 6 * 16, 2 * 16]
     for value in one.parameters():
@@ -131,8 +131,24 @@ def test_variants_of_our_network_differ_in_one_thing(load):
     )
     # The class acts, and each picture's own alone.
     assert torch.equal(first, second) and not torch.allclose(first[0], other[0]) and torch.equal(first[1], other[1])
-    with pytest.raises(ValueError, match="conditioning='adaln'"):
-        variants["one-stream"](**small, sample_size=8, in_channels=3)
+    with pytest.raises(ValueError, match="num_decoder_layers"):
+        variants["one-stream"](**small, sample_size=8, in_channels=3, num_decoder_layers=1)
+    # The class in adaLN, in two streams: as many parameters as ours, and the same answer from what is computed ahead.
+    usual = variants["adaln"](**small, sample_size=8, in_channels=3, num_decoder_layers=1)
+    assert [
+        value.shape
+        for value in variants["drawn"](**small, sample_size=8, in_channels=3, num_decoder_layers=1).parameters()
+    ] == [value.shape for value in usual.parameters()]
+    for network in (one, usual):
+        for value in network.parameters():
+            nn.init.normal_(value, std=0.2)
+        labels = {"class_labels": torch.tensor([0, 1])}
+        context, _ = network(**labels, return_conditioning=True)
+        _, modulation = network(timestep=times, return_conditioning=True)
+        ahead = network(picture, context=context, modulation=modulation).sample
+        torch.testing.assert_close(ahead, network(picture, times, **labels).sample)
+    kept = torch.arange(0, 16, 2).expand(2, -1)
+    assert not torch.allclose(usual(picture, times, **labels, keep_indices=kept).sample, ahead)
     bicubic = variants["bicubic"](**small, sample_size=16, in_channels=3, pos_embed_base_size=4)
     # The grid of the pre-training is known; a larger one follows the resampled places, but for the borders.
     assert torch.equal(bicubic.position_embedding(4, 4), ours.position_embedding(4, 4))

@@ -13,7 +13,6 @@ from tests.kit.models import assert_same_answers
 MODELS = {
     "class": {},
     "one control": {"control_alpha": {"crop": 2.0}},
-    "baseline": {"conditioning": "adaln"},
     "text": {"num_classes": None, "joint_attention_dim": 7},
     "one layer, no controls": {"num_layers": 1, "control_alpha": {}},
     "one stream": {"shared_stream": True},
@@ -166,7 +165,7 @@ def test_loading_in_another_precision(fields, tmp_path):
     assert (found - expected).square().mean().sqrt() < 0.05
 
 
-@pytest.mark.parametrize("name", ["class", "baseline", "one stream", "shared modulation"])
+@pytest.mark.parametrize("name", ["class", "one stream", "shared modulation"])
 def test_masked_latents_equal_reference(name):
     model = make_transformer(**{**MODELS[name], "num_decoder_layers": 1}).double()
     inputs = make_inputs(model, batch=2, dtype=torch.float64)
@@ -190,8 +189,7 @@ def test_masked_latents_are_one_graph_of_static_shapes():
     ("fields", "message"),
     [
         ({"joint_attention_dim": 4}, "one of num_classes"),
-        ({"conditioning": "cross"}, "'attention' or 'adaln', not 'cross'"),
-        ({"conditioning": "adaln", "num_classes": None, "joint_attention_dim": 4}, "of classes"),
+        ({"modulation": "none"}, "'per_block' or 'shared', not 'none'"),
         ({"num_classes": 0}, "'num_classes': 0. must be whole numbers from 1"),
         *(({"patch_size": value}, "patch_size") for value in (0, "2", 2.0)),
         ({"control_alpha": {"colour": 1.0}}, r"unknown controls \['colour'\]; there are \['original_size'"),
@@ -209,7 +207,7 @@ def test_bad_configurations(fields, message):
 
 def test_bad_inputs():
     model, text = make_transformer(control_alpha={"crop": 0.0}), make_transformer(**MODELS["text"])
-    masked, baseline = make_transformer(num_decoder_layers=1), make_transformer(conditioning="adaln")
+    masked = make_transformer(num_decoder_layers=1)
     latents, labels = torch.randn(2, 3, 6, 10), torch.tensor([0, 1])
     given, keep = {"timestep": 5, "class_labels": labels}, torch.arange(15).expand(2, -1)
     whole = {"hidden_states": latents, **given}
@@ -228,7 +226,6 @@ def test_bad_inputs():
         ),
         ("text model", text, whole),
         ("class model", model, {**whole, "class_labels": None, "encoder_hidden_states": latents[0]}),
-        ("the modulation needs `class_labels`", baseline, {"timestep": 5, "return_conditioning": True}),
         ("num_decoder_layers > 0", model, {**whole, "keep_indices": keep}),
         (r"int64 of shape \(2, kept\)", masked, {**whole, "keep_indices": keep[:1]}),
         ("1 to 15 kept tokens", masked, {**whole, "keep_indices": keep[:, :0]}),
@@ -264,3 +261,20 @@ def test_positions_of_a_grid_are_computed_once(monkeypatch):
         model._positions_of(1, columns, torch.device("cpu"))
     assert len(model._other_positions) <= model.GRIDS
     assert not any("other_positions" in name for name in model.state_dict())
+
+
+def test_a_configuration_of_the_first_release_is_read_as_it_was_and_its_other_values_are_refused(tmp_path, caplog):
+    model = make_transformer()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    earlier = {"num_class_tokens": 1, "conditioning": "attention"}
+    assert not earlier.keys() & config.keys()
+    (tmp_path / "config.json").write_text(json.dumps(config | earlier))
+    loaded = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded(**make_inputs(model)).sample, model(**make_inputs(model)).sample)
+    assert not earlier.keys() & loaded.config.keys() and not caplog.records
+    for name, value in (("num_class_tokens", 2), ("conditioning", "adaln")):
+        (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
+        with pytest.raises(ValueError, match=name):
+            DisentangledDiTTransformer2DModel.from_pretrained(tmp_path)
