@@ -3,6 +3,7 @@
 `peers.py` trains and loads them by their names, as it does diffusers' networks.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -63,7 +64,6 @@ class ClassInAdaLN(DisentangledDiTTransformer2DModel):
         control_mask: Tensor | None = None,
         modulation: Tensor | None = None,
         context: Tensor | None = None,
-        keep_indices: Tensor | None = None,
         return_conditioning: bool = False,
         attention_kwargs: dict[str, Any] | None = None,
         return_dict: bool = True,
@@ -78,8 +78,67 @@ class ClassInAdaLN(DisentangledDiTTransformer2DModel):
             return context, modulation
         embedding = F.silu(modulation + self.class_embedder(context[:, 0, 0].long()))
         nothing = self.class_embedder.weight[-1].expand(len(hidden_states), 1, -1)
-        sample = self._denoise(hidden_states, nothing, self._modulate(embedding), (keep_indices, embedding))
+        sample = self._denoise(hidden_states, nothing, self._modulate(embedding))
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
+
+
+class MaskedDiT(ClassInAdaLN):
+    """
+    mDT-v2 without its long shortcuts: the class in adaLN and, in a second pass of each training step, only some image
+    tokens for the first blocks; a side interpolator makes the others, for the last seventh of the blocks.
+    """
+
+    _masking: tuple[Tensor, Tensor] | None = None
+
+    def _make_blocks(self, dim: int) -> None:
+        super()._make_blocks(dim)
+        kind = (self.config.num_attention_heads, self.config.mlp_ratio, True, self.config.shared_stream)
+        self.decoding = max(1, self.config.num_layers // 7)
+        self.mask_token = nn.Parameter(0.02 * torch.randn(dim))
+        # A block of the last one's kind, whose context is only attended to.
+        self.side_interpolator = self._block_class(dim, *kind)
+        self.side_modulation = nn.Linear(dim, self.modulation_sizes[-2])
+
+    @torch.no_grad()
+    def _initialize(self) -> None:
+        super()._initialize()
+        nn.init.zeros_(self.side_modulation.weight)
+
+    def forward(self, hidden_states: Tensor | None = None, *given: Any, **options: Any) -> Any:
+        """With `keep_indices`, numbers [B, kept] of image tokens, the first blocks see these alone."""
+        if (kept := options.pop("keep_indices", None)) is None:
+            return super().forward(hidden_states, *given, **options)
+        rows, columns = (side // self.config.patch_size for side in hidden_states.shape[2:])
+        self._masking = kept, self._positions_of(rows, columns, hidden_states.device)
+        try:
+            return super().forward(hidden_states, *given, **options)
+        finally:
+            self._masking = self._embedding = None
+
+    def _modulate(self, embedding: Tensor) -> Tensor:
+        self._embedding = embedding if self._masking else None
+        return super()._modulate(embedding)
+
+    def _run(
+        self, blocks: nn.ModuleList, tokens: Tensor, context: Tensor, modulations: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        if self._masking is None:
+            return super()._run(blocks, tokens, context, modulations)
+        (kept, position), first = self._masking, len(blocks) - self.decoding
+        index = kept[..., None].expand(-1, -1, tokens.shape[-1])
+        seen, context = super()._run(blocks[:first], tokens.gather(1, index), context, modulations[:first])
+        full = (self.mask_token + position).to(seen.dtype).expand(len(seen), -1, -1).scatter(1, index, seen)
+        end = -self.modulation_sizes[-1]
+        numbers = self.side_modulation(self._embedding) + self.modulation_offset[end - self.modulation_sizes[-2] : end]
+        _, filled = self.side_interpolator(full, context, numbers)
+        whole = filled.to(seen.dtype).scatter(1, index, seen)
+        return super()._run(blocks[first:], whole, context, modulations[first:])
+
+
+def random_keep_indices(batch: int, tokens: int, mask_ratio: float, device: torch.device) -> Tensor:
+    """Numbers of the image tokens that the first blocks see, [B, kept], rising in each row."""
+    kept = max(1, round((1 - mask_ratio) * tokens))
+    return torch.rand(batch, tokens, device=device).argsort(1)[:, :kept].sort(1).values
 
 
 class OneStream(ClassInAdaLN):
@@ -92,8 +151,6 @@ class OneStream(ClassInAdaLN):
 
     def _make_blocks(self, dim: int) -> None:
         config = self.config
-        if config.num_decoder_layers:
-            raise ValueError("one stream has no decoder layers: set num_decoder_layers=0.")
         self.transformer_blocks = nn.ModuleList(
             self._block_class(dim, config.num_attention_heads, config.mlp_ratio) for _ in range(config.num_layers)
         )
@@ -132,4 +189,10 @@ class BicubicPositions(DisentangledDiTTransformer2DModel):
         return grid[0].flatten(1).T.contiguous()
 
 
-VARIANTS = {"adaln": ClassInAdaLN, "drawn": DrawnControls, "bicubic": BicubicPositions, "one-stream": OneStream}
+VARIANTS = {
+    "adaln": ClassInAdaLN,
+    "mdt": MaskedDiT,
+    "drawn": DrawnControls,
+    "bicubic": BicubicPositions,
+    "one-stream": OneStream,
+}

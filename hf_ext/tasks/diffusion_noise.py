@@ -156,9 +156,3 @@ def noisy_samples(scheduler: SchedulerMixin, clean: Tensor, noise: Tensor, place
 def weighted_error(found: Tensor, target: Tensor, weights: Tensor) -> Tensor:
     """Mean over the batch of each sample's mean squared error times its weight [B]."""
     return ((found.float() - target).square().mean((1, 2, 3)) * weights).mean()
-
-
-def random_keep_indices(batch: int, tokens: int, mask_ratio: float, device: torch.device) -> Tensor:
-    """Numbers of the image tokens that the encoder sees in masked training, [B, kept], rising in each row."""
-    kept = max(1, round((1 - mask_ratio) * tokens))
-    return torch.rand(batch, tokens, device=device).argsort(1)[:, :kept].sort(1).values

@@ -26,6 +26,7 @@ def predict(
     controls: Mapping[str, Tensor] | None = None,
     control_mask: Tensor | None = None,
     keep_indices: Tensor | None = None,
+    in_adaln: bool = False,
 ) -> Tensor:
     """
     Output of the network, sample by sample.
@@ -46,6 +47,8 @@ def predict(
         if control_mask is not None and not control_mask[row]:
             chosen = {}
         e = adaln_vector(weights, config, timestep[row], chosen)
+        if in_adaln:
+            e, label = e + weights["class_embedder.weight"][label], config["num_classes"]
         if encoder_hidden_states is not None:
             context = linear(weights, "context_embedder", encoder_hidden_states[row])
         else:
@@ -113,7 +116,7 @@ def denoise(
     if keep is not None:
         x = torch.stack([token for number, token in enumerate(x) if number in keep])
     for index in range(layers):
-        if keep is not None and index == layers - config["num_decoder_layers"]:
+        if keep is not None and index == layers - max(1, layers // 7):
             masked = weights["mask_token"] + position
             seen = iter(x)
             full = torch.stack([next(seen) if number in keep else token for number, token in enumerate(masked)])

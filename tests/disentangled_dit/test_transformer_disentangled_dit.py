@@ -29,7 +29,7 @@ def known(model, inputs: dict) -> dict:
 
 
 def conditioning(model, inputs: dict) -> tuple:
-    given = {name: value for name, value in inputs.items() if name not in ("hidden_states", "keep_indices")}
+    given = {name: value for name, value in inputs.items() if name != "hidden_states"}
     return model(**given, return_conditioning=True)
 
 
@@ -124,12 +124,9 @@ def test_tiny_preset_runs_and_a_new_model_predicts_zero(fields):
 
 def test_every_parameter_learns():
     shared = {"shared_stream": True, "modulation": "shared"}
-    for fields in ({"num_decoder_layers": 1}, shared, {**shared, "num_decoder_layers": 1}):
+    for fields in ({}, shared):
         model = make_transformer(**fields)
-        inputs = make_inputs(model, batch=4)
-        if "num_decoder_layers" in fields:
-            inputs["keep_indices"] = torch.arange(0, 15, 2).expand(4, -1)
-        model(**inputs).sample.square().sum().backward()
+        model(**make_inputs(model, batch=4)).sample.square().sum().backward()
         assert all(parameter.grad.any() for parameter in model.parameters())
 
 
@@ -151,7 +148,7 @@ def test_grid_is_saved_and_kept_at_another_size(tmp_path):
 
 @pytest.mark.parametrize("fields", [{}, {"shared_stream": True, "modulation": "shared"}])
 def test_loading_in_another_precision(fields, tmp_path):
-    model = make_transformer(num_decoder_layers=1, **fields)
+    model = make_transformer(**fields)
     model.save_pretrained(tmp_path)
     loaded = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
     assert {x.dtype for x in loaded.state_dict().values()} == {torch.bfloat16}
@@ -163,26 +160,6 @@ def test_loading_in_another_precision(fields, tmp_path):
     assert found.dtype == torch.bfloat16
     # Bfloat16 keeps 8 bits; the outputs are of size 1.
     assert (found - expected).square().mean().sqrt() < 0.05
-
-
-@pytest.mark.parametrize("name", ["class", "one stream", "shared modulation"])
-def test_masked_latents_equal_reference(name):
-    model = make_transformer(**{**MODELS[name], "num_decoder_layers": 1}).double()
-    inputs = make_inputs(model, batch=2, dtype=torch.float64)
-    keep = torch.tensor([[0, 3, 6, 9, 12], [8, 4, 7, 6, 5]])
-    assert_equals_reference(model, {**inputs, "keep_indices": keep}, plain, torch.float64)
-
-
-# Dynamo looks at the gradient of tensors that it meets.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_masked_latents_are_one_graph_of_static_shapes():
-    """Nothing waits for a device: neither values nor the number of kept tokens are looked up."""
-    model = make_transformer(num_decoder_layers=1)
-    inputs = {**make_inputs(model), "keep_indices": torch.tensor([[0, 3, 6], [8, 4, 7]])}
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(**inputs).sample, model(**inputs).sample)
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +174,6 @@ def test_masked_latents_are_one_graph_of_static_shapes():
         ({"num_attention_heads": 1, "attention_head_dim": 6}, "divisible by 4, unlike 6"),
         ({"sample_size": [6, 9]}, "divisible by patch_size 2"),
         ({"pos_embed_base_size": [0, 4]}, "one positive number or two"),
-        ({"num_decoder_layers": 3}, "from 0 to num_layers - 1 = 2, not 3"),
     ],
 )
 def test_bad_configurations(fields, message):
@@ -207,9 +183,8 @@ def test_bad_configurations(fields, message):
 
 def test_bad_inputs():
     model, text = make_transformer(control_alpha={"crop": 0.0}), make_transformer(**MODELS["text"])
-    masked = make_transformer(num_decoder_layers=1)
     latents, labels = torch.randn(2, 3, 6, 10), torch.tensor([0, 1])
-    given, keep = {"timestep": 5, "class_labels": labels}, torch.arange(15).expand(2, -1)
+    given = {"timestep": 5, "class_labels": labels}
     whole = {"hidden_states": latents, **given}
     for message, network, inputs in (
         ("needs `hidden_states`; `timestep` or", model, {**whole, "timestep": None}),
@@ -226,9 +201,6 @@ def test_bad_inputs():
         ),
         ("text model", text, whole),
         ("class model", model, {**whole, "class_labels": None, "encoder_hidden_states": latents[0]}),
-        ("num_decoder_layers > 0", model, {**whole, "keep_indices": keep}),
-        (r"int64 of shape \(2, kept\)", masked, {**whole, "keep_indices": keep[:1]}),
-        ("1 to 15 kept tokens", masked, {**whole, "keep_indices": keep[:, :0]}),
     ):
         with pytest.raises(ValueError, match=message):
             network(**inputs)
@@ -267,14 +239,14 @@ def test_a_configuration_of_the_first_release_is_read_as_it_was_and_its_other_va
     model = make_transformer()
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    earlier = {"num_class_tokens": 1, "conditioning": "attention"}
+    earlier = {"num_class_tokens": 1, "conditioning": "attention", "num_decoder_layers": 0}
     assert not earlier.keys() & config.keys()
     (tmp_path / "config.json").write_text(json.dumps(config | earlier))
     loaded = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path)
     with torch.no_grad():
         assert torch.equal(loaded(**make_inputs(model)).sample, model(**make_inputs(model)).sample)
     assert not earlier.keys() & loaded.config.keys() and not caplog.records
-    for name, value in (("num_class_tokens", 2), ("conditioning", "adaln")):
+    for name, value in (("num_class_tokens", 2), ("conditioning", "adaln"), ("num_decoder_layers", 1)):
         (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
         with pytest.raises(ValueError, match=name):
             DisentangledDiTTransformer2DModel.from_pretrained(tmp_path)
