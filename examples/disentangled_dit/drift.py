@@ -15,20 +15,10 @@ def content_drift(
     images: np.ndarray, predictions: np.ndarray | None = None, *, cutoff: float = 0.125
 ) -> dict[str, float]:
     """
-    Means over all pairs of settings and all images.
-
-    Args:
-        images (`numpy.ndarray` of shape `[settings, images, height, width, channels]`):
-            uint8, or floating values from 0 to 1. Images of one index differ in nothing but the setting.
-        predictions (`numpy.ndarray` of shape `[settings, images]`, integer, *optional*):
-            The class that a classifier sees in each image.
-        cutoff (`float`, *optional*, defaults to 0.125):
-            Content are frequencies up to this one, in cycles per pixel.
-
-    Returns:
-        `dict[str, float]`: `pixel_distance`, root mean square difference of the images of a pair (0 to 1);
-        `content_distance`, the same of their slow parts; `detail_distance`, of the rest; and with `predictions`
-        `agreement`, the share of pairs in which the classifier sees the same class.
+    Means over all pairs of settings and all images [settings, images, height, width, channels], which differ in the
+    setting alone: `pixel_distance`, the root mean square difference (0 to 1); `content_distance`, that of the slow
+    parts, up to `cutoff` cycles per pixel; `detail_distance`, of the rest; and with `predictions` [settings, images]
+    `agreement`, the share of pairs in which a classifier sees the same class.
     """
     values = _as_unit(images)
     slow, fast = split_frequencies(values, cutoff)
@@ -59,17 +49,9 @@ def _cosines(size: int) -> np.ndarray:
 
 def split_frequencies(images: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
     """
-    Splits images into what varies slowly and what varies fast over space. The cosine transform continues an image by
-    its mirror image, so that borders are no fine detail, as they would be for a Fourier transform. Both parts are
-    orthogonal: their energies add up to the image's.
-
-    Args:
-        images (`numpy.ndarray` of shape `[..., height, width, channels]`, floating): The images.
-        cutoff (`float`): Highest frequency of the slow part, in cycles per pixel, over 0 and at most 0.5: distance
-            from the origin of the frequency plane.
-
-    Returns:
-        `tuple[numpy.ndarray, numpy.ndarray]` of the images' shape: Slow and fast part; their sum is the images.
+    Slow and fast part of images [..., height, width, channels], whose sum they are; `cutoff` is the highest frequency
+    of the slow part, in cycles per pixel. The cosine transform continues an image by its mirror image, so that borders
+    are no fine detail, as they would be for a Fourier transform. Both parts are orthogonal: their energies add up.
     """
     height, width = images.shape[-3:-1]
     rows, columns = _cosines(height), _cosines(width)
@@ -81,16 +63,6 @@ def split_frequencies(images: np.ndarray, cutoff: float) -> tuple[np.ndarray, np
 
 
 def high_frequency_energy(images: np.ndarray, cutoff: float = 0.25) -> np.ndarray:
-    """
-    Mean square of the part of each image that [`split_frequencies`] calls fast: how much fine detail it has.
-
-    Args:
-        images (`numpy.ndarray` of shape `[..., height, width, channels]`, uint8, or floating from 0 to 1): The images.
-        cutoff (`float`, *optional*, defaults to 0.25):
-            In cycles per pixel. What an image enlarged twice can hold lies at 0.25 and below.
-
-    Returns:
-        `numpy.ndarray` of shape `[...]`: The energies, of values from 0 to 1.
-    """
+    """Mean square [...] of the fast part of each image; an image that was enlarged twice has none above 0.25."""
     energies: np.ndarray = np.mean(np.square(split_frequencies(_as_unit(images), cutoff)[1]), axis=(-3, -2, -1))
     return energies
