@@ -122,9 +122,7 @@ class FeatureSums:
         return FeatureStatistics(self.mean, self.scatter / (self.count - 1), self.count)
 
 
-def frechet_distance(
-    first: FeatureStatistics | np.ndarray | str | Path, second: FeatureStatistics | np.ndarray | str | Path
-) -> float:
+def frechet_distance(first: FeatureStatistics | np.ndarray, second: FeatureStatistics | np.ndarray) -> float:
     """
     Squared Fréchet distance of the normal distributions that have the means and covariances of two sets:
     `|m1 - m2|² + tr(S1 + S2 - 2 (S1 S2)^(1/2))`.
@@ -137,8 +135,8 @@ def frechet_distance(
     equally many samples.
 
     Args:
-        first, second ([`FeatureStatistics`], `numpy.ndarray` of shape `[samples, dimensions]`, `str` or `Path`):
-            The two sets: statistics, at least two feature vectors, or a file for [`~FeatureStatistics.load`].
+        first, second ([`FeatureStatistics`] or `numpy.ndarray` of shape `[samples, dimensions]`):
+            The two sets: statistics, or at least two feature vectors.
 
     Returns:
         `float`: The distance, at least 0.
@@ -157,17 +155,16 @@ def frechet_distance(
     return float(np.sum((means[0] - means[1]) ** 2) + np.sum((tall[0] - left @ right @ tall[1]) ** 2))
 
 
-def _mean_and_root(given: FeatureStatistics | np.ndarray | str | Path) -> tuple[np.ndarray, np.ndarray]:
+def _mean_and_root(given: FeatureStatistics | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The mean [dimensions], and A [rows, dimensions] with AᵀA = covariance."""
-    if not isinstance(given, FeatureStatistics | str | Path):
+    if not isinstance(given, FeatureStatistics):
         features = as_features(given, "features")
         if 2 <= len(features) <= features.shape[1]:
             # Fewer rows than a root of the covariance would have.
             mean = features.mean(0)
             return mean, (features - mean) / np.sqrt(len(features) - 1)
         given = FeatureStatistics.of(features)
-    statistics = given if isinstance(given, FeatureStatistics) else FeatureStatistics.load(given)
-    values, vectors = np.linalg.eigh((statistics.covariance + statistics.covariance.T) / 2)
+    values, vectors = np.linalg.eigh((given.covariance + given.covariance.T) / 2)
     # Rounding makes eigenvalues of singular covariances slightly negative; float32 files have errors of 1e-7.
     if values[0] < -1e-5 * max(values[-1], np.finfo(np.float64).tiny):
         raise ValueError(
@@ -176,7 +173,7 @@ def _mean_and_root(given: FeatureStatistics | np.ndarray | str | Path) -> tuple[
         )
     # What is smaller than its own rounding error is zero: its root would be an error of 1e-8 of the largest.
     kept = values > len(values) * np.finfo(np.float64).eps * values[-1]
-    return statistics.mean, np.sqrt(values[kept])[:, None] * vectors.T[kept]
+    return given.mean, np.sqrt(values[kept])[:, None] * vectors.T[kept]
 
 
 def _kernel_sum(first: np.ndarray, second: np.ndarray, same: bool) -> float:

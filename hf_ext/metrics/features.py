@@ -18,16 +18,16 @@ from .images import check_images
 INCEPTION_DIMENSIONS = 2048
 
 
-def as_rgb(images: Sequence[Any] | np.ndarray, name: str = "images") -> list[np.ndarray]:
+def as_rgb(images: Sequence[Any] | np.ndarray) -> list[np.ndarray]:
     """PIL images of mode RGB or L and uint8 arrays, [h, w(, 1 or 3)], as uint8 arrays [h, w, 3]."""
     flat = [
         image[:, :, 0] if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 1 else image
         for image in images
     ]
-    check_images(flat, name)
+    check_images(flat, "images")
     arrays = [np.asarray(image) for image in flat]
     if not arrays:
-        raise ValueError(f"{name} is empty: give at least one image")
+        raise ValueError("images are missing: give at least one")
     return [np.broadcast_to(x if x.ndim == 3 else x[:, :, None], (*x.shape[:2], 3)) for x in arrays]
 
 

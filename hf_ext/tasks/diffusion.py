@@ -5,6 +5,7 @@ loses class or text and controls, else with `control_dropout` its controls only:
 strengths combines.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -41,7 +42,7 @@ from .diffusion_noise import (
     weighted_error,
 )
 from .diffusion_texts import Captions, weigh_columns
-from .diffusion_transfer import Transfer, open_pipeline, options_of, transfer
+from .diffusion_transfer import Transfer, open_pipeline, transfer
 from .pictures import require_picture
 from .tar_files import unpack_row
 
@@ -177,7 +178,7 @@ class DisentangledDiTTask(Task):
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> ModelMixin:
         """Builds the network of the `model` section: a preset, a checkpoint's configuration or the defaults."""
-        options, decided = options_of(self.model_class), self.model_fields()
+        options, decided = set(inspect.signature(self.model_class).parameters), self.model_fields()
         settings, changes = read_model_section(config, options, init_from, self.presets, decided)
         settings |= self._shape(changes)
         changes.pop("sample_size", None)

@@ -72,11 +72,6 @@ class Timesteps:
         return torch.minimum(signal.square(), self.gamma * noise.square()) / scale.square()
 
 
-def _shift(places: Tensor, shift: float) -> Tensor:
-    """Moves places of [0, 1) towards 1 where the shift is more than 1."""
-    return shift * places / (1 + (shift - 1) * places)
-
-
 def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -> SchedulerMixin:
     """The noise schedule of an objective, as a sampler that is saved with the model; `changes` are its options."""
     if objective == "flow":
@@ -130,7 +125,8 @@ def noise_shares(scheduler: SchedulerMixin, places: Tensor) -> tuple[Tensor, Ten
     schedule: Any = scheduler
     count = schedule.config.num_train_timesteps
     if objective_of(scheduler) == "flow":
-        sigma = _shift(places, schedule.config.get("flow_shift", schedule.config.get("shift")))
+        shift = schedule.config.get("flow_shift", schedule.config.get("shift"))
+        sigma = shift * places / (1 + (shift - 1) * places)
         return sigma * count, 1 - sigma, sigma
     timesteps = (places * count).long()
     schedule.alphas_cumprod = schedule.alphas_cumprod.to(places.device)

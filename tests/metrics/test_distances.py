@@ -102,7 +102,7 @@ def test_statistics_survive_their_file(tmp_path):
     np.testing.assert_array_equal(loaded.mean, statistics.mean)
     np.testing.assert_array_equal(loaded.covariance, statistics.covariance)
     assert loaded.count == 300
-    assert frechet_distance(tmp_path / "reference.npz", samples(6)) < 1e-18
+    assert frechet_distance(loaded, samples(6)) < 1e-18
     assert [path.name for path in tmp_path.iterdir()] == ["reference.npz"]
     # Files of others have no count, and often float32.
     np.savez(tmp_path / "other.npz", mu=statistics.mean.astype(np.float32), sigma=np.eye(12, dtype=np.float32))
@@ -236,9 +236,7 @@ def test_an_inception_network_that_is_none_is_refused(inception):
 @pytest.mark.parametrize(
     ("images", "error", "message"),
     [
-        ([], ValueError, "is empty"),
-        ([pictures(0)[0] / 255.0], TypeError, "array of float64"),
-        (["cat.png"], TypeError, "got str"),
+        ([], ValueError, "at least one"),
         ([Image.new("RGBA", (4, 4))], ValueError, "mode RGBA"),
         ([np.zeros((4, 4, 2), dtype=np.uint8)], ValueError, r"got \(4, 4, 2\)"),
     ],
