@@ -89,6 +89,8 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
         if ranks.index == 0:
             work.finish()
             os.replace(partial, out)
+            for path in out.glob("read-*.json"):
+                path.unlink()
     return out
 
 
@@ -268,11 +270,11 @@ class _Work:
         return bad
 
     def finish(self) -> None:
-        """One list of all bad examples in place of the records of the parts; nobody takes parts any more."""
+        """One list of all bad examples; nobody takes parts any more, and their records go when the folder is there."""
         if rows := self._require_few(ended=True):
             with whole_file(self.folder / BAD) as file:
                 file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-        for path in [*self.folder.glob("read-*.json"), *self.folder.glob("taken-*")]:
+        for path in self.folder.glob("taken-*"):
             path.unlink()
 
     def _rows(self, part: int, advance: Callable[[int], None]) -> list[dict[str, Any]]:

@@ -119,7 +119,7 @@ def killed(monkeypatch, owner, name, after):
         yield
 
 
-@pytest.mark.parametrize("moment", [(module, "cut_view", 5), (module.os, "replace", 2)], ids=["shard", "rename"])
+@pytest.mark.parametrize("moment", [(module, "cut_view", 5), (module.os, "replace", 3)], ids=["shard", "rename"])
 def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictures, vae, monkeypatch, moment):
     whole = precompute(settings(pictures, vae), tmp_path / "whole")
     with killed(monkeypatch, *moment):
