@@ -211,7 +211,7 @@ class _Work:
         return self.folder / f"train-{self.source.names[part]}.{self.settings.format}"
 
     def _record(self, part: int) -> Path:
-        """How many examples of a part were read, and the bad ones among them; it lasts until the end of the work."""
+        """The number of examples that were read of a part, and the bad ones; it lasts until the end of the work."""
         return self.folder / f"read-{self.source.names[part]}.json"
 
     def clear(self) -> tuple[list[int], int]:
