@@ -491,7 +491,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     @contextlib.contextmanager
     def _scheduler_named(self, steps: int) -> Iterator[None]:
-        """Whatever a scheduler raises over a value of its configuration is said in a sentence; short memory is not."""
+        """Errors of a scheduler over its configuration, in a sentence; those of short memory pass as they are."""
         try:
             yield
         except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:

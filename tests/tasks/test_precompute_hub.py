@@ -85,15 +85,15 @@ def main() -> None:
     listed = (out / "bad_examples.jsonl").read_text()
     assert listed.count("\n") == len(bad) and all(Path(name).stem in listed for name in bad)
 
-    def contents(rows):
-        return {(*row["original_size"], *row["crop"], row["flip"], row["latent"]) for row in rows}
+    def places(rows):
+        return sorted([*row["crop"], row["flip"]] for row in rows)
 
     datasets.DatasetBuilder.download_and_prepare = PLAIN
     found, wanted = (rows_of(place) for place in (out, whole))
     for row, other in zip(found, wanted, strict=True):
         assert_same_answers(read_row(row)[0].half(), read_row(other)[0].half())
     # The place and the mirroring of a picture follow from its content, wherever it is.
-    assert len(found) == 25 - len(bad) and contents(found) == contents(here)
+    assert len(found) == 25 - len(bad) and places(found) == places(here)
 
 
 PLAIN = datasets.DatasetBuilder.download_and_prepare
