@@ -461,25 +461,25 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if not given.keys() <= inspect.signature(scheduler.set_timesteps).parameters.keys() or len(given) > 1:
             raise ValueError(f"{name} does not take {' and '.join(given)}; leave one or both out.")
         total = len(*given.values()) if given else num_inference_steps
-        with self._scheduler_named(total):
-            scheduler.set_timesteps(**(given or {"num_inference_steps": total}), device=device)
         steps = int(total * strength)
         if not 0 < strength <= 1 or steps < 1:
             raise ValueError(f"strength is {strength} for {total} steps; it must be at most 1, and leave a step.")
         begin = (total - steps) * scheduler.order
         if begin and isinstance(scheduler, self._FROM_THE_FIRST_STEP):
             raise ValueError(f"{name} starts at its first step only; use another scheduler, or strength=1.")
-        # Without it the first step is looked up by its timestep, and some schedules have the same one several times.
-        if hasattr(scheduler, "set_begin_index"):
-            scheduler.set_begin_index(begin)
-        levels, kept = getattr(scheduler, "sigmas", None), getattr(scheduler, "alphas_cumprod", None)
-        if levels is not None and levels[begin] == levels[-1]:
-            raise ValueError(f"{name} ends at the noise it starts from in so few steps ({steps}); take more steps.")
-        left = scheduler.timesteps[begin:]
-        if not ((left >= 0) & (left <= scheduler.config.num_train_timesteps)).all():
-            raise ValueError(f"{name} gives timesteps that the network has not seen: {left.tolist()}.")
         with self._scheduler_named(total):
-            clean = None if kept is None else kept[left.long().to(kept.device)]
+            scheduler.set_timesteps(**(given or {"num_inference_steps": total}), device=device)
+            # Without it the first step is looked up by its timestep, which some schedules have several times.
+            if hasattr(scheduler, "set_begin_index"):
+                scheduler.set_begin_index(begin)
+            levels, kept = getattr(scheduler, "sigmas", None), getattr(scheduler, "alphas_cumprod", None)
+            stays, left = levels is not None and bool(levels[begin] == levels[-1]), scheduler.timesteps[begin:]
+            known = bool(((left >= 0) & (left <= scheduler.config.num_train_timesteps)).all())
+            clean = kept[left.long().to(kept.device)] if known and kept is not None else None
+        if stays:
+            raise ValueError(f"{name} ends at the noise it starts from in so few steps ({steps}); take more steps.")
+        if not known:
+            raise ValueError(f"{name} gives timesteps that the network has not seen: {left.tolist()}.")
         if clean is not None and steps == total and clean[0] > 0.5:
             problem = "where the network expects a picture: take more steps, or timestep_spacing='trailing'"
             self._LOGGER.warning(f"{name} starts from noise at timestep {int(left[0])}, {problem}.")
@@ -494,7 +494,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """Errors of a scheduler over its configuration, in a sentence; those of short memory pass as they are."""
         try:
             yield
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except Exception as error:
+            if isinstance(error, MemoryError) or "memory" in str(error):
+                raise
             what = f"{type(self.scheduler).__name__} cannot make {steps} steps ({type(error).__name__}: {error})"
             raise ValueError(f"{what}: take another number of them, or correct its configuration.") from error
 
