@@ -121,7 +121,7 @@ def test_variants_of_our_network_differ_in_one_thing(load):
     for name, embedder in drawn.control_embedders.items():
         assert embedder.linear_2.weight.std() > 0.1 and not ours.control_embedders[name].linear_2.weight.any()
     assert not drawn.proj_out.weight.any() and not drawn.modulations[0].weight.any()
-    one = variants["one-stream"](**small, sample_size=8, in_channels=3)
+    one = variants["one-stream"](**small, sample_size=8, in_channels=3, shared_stream=True)
     assert not [name for name, _ in one.named_parameters() if "add_" in name or "context" in name]
     assert one.modulation_sizes == [6 * 16, 6 * 16, 2 * 16]
     for value in one.parameters():
