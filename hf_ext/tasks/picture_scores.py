@@ -31,7 +31,6 @@ from ..errors import DataError, MissingColumn, UsageError
 from .diffusion_data import Crops, cut_view
 from .diffusion_samples import weights_digest
 from .pictures import in_colours, require_picture
-from .tar_files import find_tars, refuse_cut_tars
 
 # Pictures of a set whose features are kept for the kernel distance (82 MB), and samples of a subset of them.
 KEPT, SUBSET = 10_000, 1000
@@ -57,8 +56,6 @@ def load_network(source: str, device: str, batch_size: int) -> tuple[Any, str, t
 def open_pictures(path: str, split: str, ranks: Ranks) -> tuple[Any, str]:
     """Pictures of a folder, a file or a Hub id, and their column."""
     with ranks.first_before_others():
-        # `datasets` does not say which of several is cut.
-        refuse_cut_tars(find_tars(path)[1])
         data: Any = open_source(DataSource(path, split=split))
     columns = [name for name, feature in (data.features or {}).items() if isinstance(feature, datasets.Image)]
     if not columns:

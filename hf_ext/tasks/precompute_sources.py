@@ -22,12 +22,12 @@ import datasets
 import pyarrow.compute as pc
 from huggingface_hub import HfApi, HfFileSystem
 
-from hf_ext.data.opening import open_source
+from hf_ext.data.opening import find_files, open_source
 from hf_ext.data.source import DataSource
+from hf_ext.data.tars import count_examples, find_tars
 from hf_ext.training.bad_examples import UNUSABLE, decode_row, find_example_file, find_row_file, read_example
 
 from ..errors import DataError
-from .tar_files import count_examples, find_tars, refuse_cut_tars
 
 # Bytes of the beginning, and of the end, of a file that its hash takes.
 _ENDS = 4096
@@ -133,14 +133,13 @@ def open_pictures(source: DataSource) -> Rows | Streams:
     # A slice, and a part that is held out, are chosen by number.
     if source.parts or "[" in source.split or source.hold_out:
         return Rows(open_source(source))
-    is_here, tars = find_tars(source.path)
-    if is_here and not tars:
+    found = find_files(source.path)
+    is_here = bool(found)
+    if is_here and not find_tars(found):
         return Rows(open_source(source))
     try:
         stream: Any = open_source(replace(source, streaming=True))
     except DataError:
-        # `datasets` reads the beginning of one of them, and names none.
-        refuse_cut_tars(tars)
         if is_here:
             raise
         # What cannot be streamed can be copied, or is refused again.
