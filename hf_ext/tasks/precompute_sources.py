@@ -32,7 +32,7 @@ from ..errors import DataError
 # Bytes of the beginning, and of the end, of a file that its hash takes.
 _ENDS = 4096
 # Addresses of files of the Hub, as `datasets` writes them, and how many are looked up at once.
-_HUB, _LOOKED_UP = "hf://", 500
+_HUB, _LOOKED_UP = "hf://datasets/", 500
 
 
 @dataclass
@@ -150,8 +150,9 @@ def open_pictures(source: DataSource) -> Rows | Streams:
         step = step.ex_iterable
     options = getattr(step, "kwargs", {})
     files = options.get("tar_paths") or ([] if is_here else options.get("files")) or []
-    kinds = (".tar", ".parquet")
-    if files and len(files) == stream.num_shards and all(str(file).endswith(kinds) for file in files):
+    start, ends = "" if is_here else _HUB, (".tar", ".parquet")
+    known = all(isinstance(file, str) and file.startswith(start) and file.endswith(ends) for file in files)
+    if files and known and len(files) == stream.num_shards:
         return Streams(stream, files)
     return Rows(open_source(source))
 
@@ -160,7 +161,7 @@ def _look_up(files: list[str]) -> list[tuple[int, str]]:
     """The size of each file in bytes, and what changes when it is written anew: its time, or its hash on the Hub."""
     if not files[0].startswith(_HUB):
         return [(about.st_size, str(about.st_mtime_ns)) for about in map(os.stat, files)]
-    places = [HfFileSystem().resolve_path(file) for file in files]
+    places: list[Any] = [HfFileSystem().resolve_path(file) for file in files]
     of, paths, known = places[0], [place.path_in_repo for place in places], dict[str, Any]()
     for start in range(0, len(paths), _LOOKED_UP):
         asked = paths[start : start + _LOOKED_UP]
