@@ -80,14 +80,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     _SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas")
     _DIVERGING = diffusers.SASolverScheduler
     _PADDINGS = ("zeros", "replicate", "noisy_replicate")
-    # How many numbers an option of a call is, the least and the most; several of them grow.
+    # The least and the most of options of a call, and the words for it; two numbers rise.
     _NUMBERS = {
-        "guidance_scale": (1, -1e9, 1e9),
-        "control_guidance_scale": (1, -1e9, 1e9),
-        "strength": (1, -1e9, 1e9),
-        "eta": (1, 0, 1),
-        "guidance_rescale": (1, 0, 1),
-        "guidance_interval": (2, 0, 1),
+        **dict.fromkeys(("guidance_scale", "control_guidance_scale", "strength"), (-1e9, 1e9, "a finite number")),
+        **dict.fromkeys(("eta", "guidance_rescale"), (0, 1, "a number from 0 to 1")),
+        "guidance_interval": (0, 1, "a pair of rising numbers from 0 to 1"),
     }
     _OUTPUT_TYPES = ("pil", "np", "pt", "latent")
     # What a caller gives for each control, how many numbers that is, and the largest; crop and flip may be 0.
@@ -905,13 +902,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         names, known = call.callback_on_step_end_tensor_inputs, self._callback_tensor_inputs
         if not isinstance(names, list | tuple) or not all(name in known for name in names):
             raise ValueError(f"callback_on_step_end_tensor_inputs is {names!r}; a list of names of {known} is needed.")
-        for name, (count, least, most) in self._NUMBERS.items():
-            given = self._plain(getattr(call, name))
-            each = given if isinstance(given, list) and count > 1 else [given]
+        for name, (least, most, wanted) in self._NUMBERS.items():
+            given, count = self._plain(getattr(call, name)), 1 + (name == "guidance_interval")
+            each = given if isinstance(given, list) and count == 2 else [given]
             fits = all(isinstance(number, int | float) and least <= number <= most for number in each)
             if not fits or len(each) != count or each != sorted(each):
-                wanted = f"{count} number(s) from {least:g} to {most:g}, in rising order, are needed"
-                raise ValueError(f"{name} is {getattr(call, name)!r}; {wanted}.")
+                raise ValueError(f"{name} is {getattr(call, name)!r}; {wanted} is needed.")
         for name, axes in {"latents": 4, "prompt_embeds": 3, "negative_prompt_embeds": 3}.items():
             value = getattr(call, name)
             right = isinstance(value, Tensor) and value.ndim == axes and value.numel() and value.isfinite().all()
