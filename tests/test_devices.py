@@ -168,10 +168,6 @@ MODELS: dict[str, Model] = {
         lambda: DisentangledDiTTransformer2DModel(**TRANSFORMER, **TEXTS),
         lambda: dit_inputs(encoder_hidden_states=draw(2, 4, 7)),
     ),
-    "DisentangledDiTTransformer2DModel, masked": Model(
-        lambda: DisentangledDiTTransformer2DModel(**TRANSFORMER, num_classes=5, num_decoder_layers=1),
-        lambda: dit_inputs(class_labels=torch.tensor([1, 5]), keep_indices=torch.tensor([[0, 3, 7], [9, 2, 4]])),
-    ),
 }
 # One of each family, where a case takes long.
 FAMILIES = ("SemanIRForImageRestoration", "MRConvForCausalLM", "MRConvNextForImageClassification") + (

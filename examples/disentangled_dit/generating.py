@@ -9,14 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from drift import content_drift, high_frequency_energy
 
-from hf_ext.metrics import (
-    ClassifierFeatures,
-    content_drift,
-    frechet_distance,
-    high_frequency_energy,
-    kernel_distance_of_subsets,
-)
+from hf_ext.metrics import ClassifierFeatures, frechet_distance, kernel_distance_of_subsets
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 
 # Samples of a kernel distance at once, and how often they are drawn.

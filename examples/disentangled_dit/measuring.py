@@ -10,13 +10,14 @@ import datasets
 import numpy as np
 import peers  # noqa: F401  registers other networks than ours, too
 from diffusers import DiffusionPipeline
+from drift import high_frequency_energy
 from generating import evaluate_size_control, generate_images, measure_images
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from sets import resized
 
 from hf_ext.files import whole_folder
-from hf_ext.metrics import ClassifierFeatures, high_frequency_energy
+from hf_ext.metrics import ClassifierFeatures
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.tasks.diffusion_grids import GAP, LEAST
 

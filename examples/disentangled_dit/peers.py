@@ -112,7 +112,6 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
             raise ValueError(f"{type(self).__name__} takes classes only: leave joint_attention_dim out.")
         # What the pipeline asks a network for.
         self.register_to_config(
-            conditioning="attention",
             control_alpha=dict.fromkeys(self.known, 0.0),
             pos_embed_base_size=pos_embed_base_size or [side // patch_size for side in sides],
         )
@@ -376,11 +375,38 @@ class PeerTask(DisentangledDiTTask):
     pipeline_class = PeerPipeline
 
 
+@strict
+@dataclass
+class MaskedTask(PeerTask):
+    """
+    Masked-latent training: the mean of the loss and of that with hidden image tokens.
+
+    Args:
+        mask_ratio (`float`, defaults to 0.3): Share of the image tokens that are hidden in the second pass.
+    """
+
+    mask_ratio: float = 0.3
+
+    def error(
+        self,
+        model: nn.Module,
+        noisy: tuple[Tensor, Tensor],
+        conditions: dict[str, Any],
+        target: Tensor,
+        weights: Tensor,
+    ) -> Tensor:
+        """The mean of both losses."""
+        tokens = noisy[0][0, 0].numel() // self.config["patch_size"] ** 2
+        kept = variants.random_keep_indices(len(target), tokens, self.mask_ratio, target.device)
+        passes = (conditions, {**conditions, "keep_indices": kept})
+        return sum(super(MaskedTask, self).error(model, noisy, each, target, weights) for each in passes) / 2
+
+
 def make_task(arguments: TrainingArguments, peer: str) -> DisentangledDiTTask:
     """The task of a run, of our network or of a peer."""
     if peer == OURS:
         return build_task(arguments)
-    task = build(PeerTask, arguments.task, "task")
+    task = build(MaskedTask if peer == "mdt" else PeerTask, arguments.task, "task")
     task.model_class = PEERS[peer]
     return task
 

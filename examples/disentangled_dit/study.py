@@ -43,7 +43,7 @@ SIZES = [6, 8, 12, 16]
 CONSTANT = dict.fromkeys(("original_size", "crop", "target_size", "flip", "aspect_ratio"), 0.0)
 TOKEN = {"model.num_layers": 4, "model.num_classes": 11}
 # The class in adaLN has a network of one stream, as large: a second one would have nothing to say.
-ADALN = {**TOKEN, "model.conditioning": "adaln", "model.attention_head_dim": 41}
+ADALN = {**TOKEN, "model.shared_stream": True, "model.attention_head_dim": 41}
 VARIANTS: dict[str, dict[str, Any]] = {
     "token-weighted": TOKEN,
     "token-constant": {**TOKEN, "model.control_alpha": CONSTANT},

@@ -1,75 +1,117 @@
-"""Our network with one thing made another way, for the study: drawn controls, interpolated positions, one stream.
+"""Our network with one thing made another way, for the study: class in adaLN, drawn controls, interpolated positions.
 
 `peers.py` trains and loads them by their names, as it does diffusers' networks.
 """
 
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
 import torch
 import torch.nn.functional as F
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor, nn
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTTransformer2DModel
 
-# What our blocks are made of, so that nothing but the stream differs.
-BLOCK = DisentangledDiTTransformer2DModel._block_class
 
+class ClassInAdaLN(DisentangledDiTTransformer2DModel):
+    """The usual DiT: the class is added to the adaLN vector, and no class stands in its place in the context."""
 
-class OneStreamBlock(nn.Module):
-    """A block of image tokens alone: self-attention and MLP, whose norms are modulated by 6 D numbers."""
-
-    normalize = staticmethod(BLOCK.normalize)
-
-    def __init__(self, dim: int, heads: int, mlp_ratio: float):
-        super().__init__()
-        norm = BLOCK._attention_class._norm_class
-        self.heads = heads
-        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(dim, dim) for _ in range(4))
-        self.norm_q, self.norm_k = (norm(dim // heads, eps=1e-6) for _ in range(2))
-        self.ff = BLOCK._feed_forward_class(dim, inner_dim=int(dim * mlp_ratio), activation_fn="gelu-approximate")
-
-    def attend(self, hidden_states: Tensor) -> Tensor:
-        """Self-attention [B, N, D], with RMSNorm of queries and keys in each head."""
-        query, key, value = (
-            layer(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer in (self.to_q, self.to_k, self.to_v)
-        )
-        attended = F.scaled_dot_product_attention(self.norm_q(query), self.norm_k(key), value)
-        return self.to_out(attended.transpose(1, 2).flatten(2))
+    null_tokens: ClassVar[int] = 1
 
     def forward(
-        self, hidden_states: Tensor, encoder_hidden_states: Tensor, modulation: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The context as it came, and the image tokens after the block."""
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation.unflatten(
-            1, (6, 1, hidden_states.shape[-1])
-        ).unbind(1)
-        attended = self.attend(self.normalize(hidden_states, shift, scale))
-        hidden_states = torch.addcmul(hidden_states, gate, attended)
-        fed = self.ff(self.normalize(hidden_states, mlp_shift, mlp_scale))
-        return encoder_hidden_states, torch.addcmul(hidden_states, mlp_gate, fed)
+        self,
+        hidden_states: Tensor | None = None,
+        timestep: Tensor | float | None = None,
+        class_labels: Tensor | None = None,
+        controls: dict[str, Tensor] | None = None,
+        control_mask: Tensor | None = None,
+        modulation: Tensor | None = None,
+        context: Tensor | None = None,
+        return_conditioning: bool = False,
+        attention_kwargs: dict[str, Any] | None = None,
+        return_dict: bool = True,
+    ) -> Transformer2DModelOutput | tuple[Tensor | None, ...]:
+        """As our network's. What is computed ahead: the labels as context, the vector without class as modulation."""
+        if class_labels is not None:
+            context = class_labels.float()[:, None, None]
+        if timestep is not None:
+            times = torch.as_tensor(timestep, device=self.device).reshape(-1)
+            modulation = self._embed(times, controls, control_mask, self.dtype)
+        if return_conditioning:
+            return context, modulation
+        embedding = F.silu(modulation + self.class_embedder(context[:, 0, 0].long()))
+        nothing = self.class_embedder.weight[-1].expand(len(hidden_states), self.null_tokens, -1)
+        sample = self._denoise(hidden_states, nothing, self._modulate(embedding))
+        return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
 
-class OneStream(DisentangledDiTTransformer2DModel):
+class MaskedDiT(ClassInAdaLN):
     """
-    The class in adaLN, and no context that would be attended to: all parameters act on the image. `conditioning` is
-    "adaln"; a larger `attention_head_dim` makes it as large as ours.
+    mDT-v2 without its long shortcuts: the class in adaLN and, in a second pass of each training step, only some image
+    tokens for the first blocks; a side interpolator makes the others, for the last seventh of the blocks.
     """
 
-    _block_class = OneStreamBlock
+    _masking: tuple[Tensor, Tensor] | None = None
 
     def _make_blocks(self, dim: int) -> None:
-        config = self.config
-        if config.conditioning != "adaln" or config.num_decoder_layers:
-            raise ValueError("one stream has its class in adaLN: set conditioning='adaln', without decoder layers.")
-        self.transformer_blocks = nn.ModuleList(
-            self._block_class(dim, config.num_attention_heads, config.mlp_ratio) for _ in range(config.num_layers)
-        )
-        sizes = [6] * config.num_layers + [2]
-        self.modulations = nn.ModuleList(nn.Linear(dim, size * dim) for size in sizes)
-        self.modulation_sizes, self.modulation_table = [size * dim for size in sizes], None
-        # Scales are 1 + what the layer computes, as in our blocks.
-        offset = torch.cat([torch.arange(size) % 3 == 1 for size in sizes]).repeat_interleave(dim)
-        self.register_buffer("modulation_offset", offset.to(torch.get_default_dtype()), persistent=False)
-        self.proj_out = nn.Linear(dim, config.patch_size**2 * config.in_channels)
+        super()._make_blocks(dim)
+        kind = (self.config.num_attention_heads, self.config.mlp_ratio, True, self.config.shared_stream)
+        self.decoding = max(1, self.config.num_layers // 7)
+        self.mask_token = nn.Parameter(0.02 * torch.randn(dim))
+        # A block of the last one's kind, whose context is only attended to.
+        self.side_interpolator = self._block_class(dim, *kind)
+        self.side_modulation = nn.Linear(dim, self.modulation_sizes[-2])
+
+    @torch.no_grad()
+    def _initialize(self) -> None:
+        super()._initialize()
+        nn.init.zeros_(self.side_modulation.weight)
+
+    def forward(self, hidden_states: Tensor | None = None, *given: Any, **options: Any) -> Any:
+        """With `keep_indices`, numbers [B, kept] of image tokens, the first blocks see these alone."""
+        if (kept := options.pop("keep_indices", None)) is None:
+            return super().forward(hidden_states, *given, **options)
+        rows, columns = (side // self.config.patch_size for side in hidden_states.shape[2:])
+        self._masking = kept, self._positions_of(rows, columns, hidden_states.device)
+        try:
+            return super().forward(hidden_states, *given, **options)
+        finally:
+            self._masking = self._embedding = None
+
+    def _modulate(self, embedding: Tensor) -> Tensor:
+        self._embedding = embedding if self._masking else None
+        return super()._modulate(embedding)
+
+    def _run(
+        self, blocks: nn.ModuleList, tokens: Tensor, context: Tensor, modulations: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        if self._masking is None:
+            return super()._run(blocks, tokens, context, modulations)
+        (kept, position), first = self._masking, len(blocks) - self.decoding
+        index = kept[..., None].expand(-1, -1, tokens.shape[-1])
+        seen, context = super()._run(blocks[:first], tokens.gather(1, index), context, modulations[:first])
+        full = (self.mask_token + position).to(seen.dtype).expand(len(seen), -1, -1).scatter(1, index, seen)
+        end = -self.modulation_sizes[-1]
+        numbers = self.side_modulation(self._embedding) + self.modulation_offset[end - self.modulation_sizes[-2] : end]
+        _, filled = self.side_interpolator(full, context, numbers)
+        whole = filled.to(seen.dtype).scatter(1, index, seen)
+        return super()._run(blocks[first:], whole, context, modulations[first:])
+
+
+def random_keep_indices(batch: int, tokens: int, mask_ratio: float, device: torch.device) -> Tensor:
+    """Numbers of the image tokens that the first blocks see, [B, kept], rising in each row."""
+    kept = max(1, round((1 - mask_ratio) * tokens))
+    return torch.rand(batch, tokens, device=device).argsort(1)[:, :kept].sort(1).values
+
+
+class OneStream(ClassInAdaLN):
+    """
+    The class in adaLN, and no context that would be attended to: with `shared_stream` all parameters act on the
+    image, and a larger `attention_head_dim` makes it as large as ours.
+    """
+
+    null_tokens = 0
 
 
 class DrawnControls(DisentangledDiTTransformer2DModel):
@@ -98,4 +140,10 @@ class BicubicPositions(DisentangledDiTTransformer2DModel):
         return grid[0].flatten(1).T.contiguous()
 
 
-VARIANTS = {"drawn": DrawnControls, "bicubic": BicubicPositions, "one-stream": OneStream}
+VARIANTS = {
+    "adaln": ClassInAdaLN,
+    "mdt": MaskedDiT,
+    "drawn": DrawnControls,
+    "bicubic": BicubicPositions,
+    "one-stream": OneStream,
+}

@@ -10,7 +10,8 @@ import click
 
 from .errors import Failed, Unusable, loads
 from .groups import Group
-from .options import split_names
+from .library import import_without_models
+from .options import options_of, split_names
 from .output import print_json, print_rows
 from .sources import Model
 from .terminal import say
@@ -22,59 +23,29 @@ def dit() -> None:
     sample`."""
 
 
-@dit.command()
+class PrecomputeCommand(click.Command):
+    """A command with an option for each field of [`Precompute`], made when it runs or shows its help."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        import_without_models()
+        from hf_ext.tasks.precompute_settings import Precompute
+
+        fields = options_of(Precompute, flags={"image_size": "--size"}, but=("data", "crops"))
+        for field in fields:
+            field.required = field.name in ("vae", "image_size")
+        own = super().get_params(ctx)
+        return [*own[:2], *fields, *own[2:]]
+
+
+@dit.command(cls=PrecomputeCommand)
 @click.argument("data", metavar="DATA")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--vae", required=True, help="Autoencoder of diffusers: folder or org/name[@revision].")
-@click.option("--size", "image_size", type=click.IntRange(min=1), required=True, help="Side of pictures in pixels.")
 @click.option("--split", default="train", show_default=True, help="Split of the data.")
 @click.option("--name", help="Configuration of the data set, if it has several.")
-@click.option(
-    "--max-ratio",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Largest aspect ratio; above 1, pictures are sorted into buckets.",
-)
-@click.option("--bucket-step", type=int, default=64, show_default=True, help="Bucket sides are multiples of this.")
 @click.option("--flip", type=float, help="Probability of a horizontal flip.  [default: 0.5; 0 with --centre]")
 @click.option("--local-prob", type=float, default=0.0, show_default=True, help="Probability of a local crop.")
 @click.option("--local-size", type=int, help="Shorter side of a picture before a local crop is cut.")
 @click.option("--centre", is_flag=True, help="Crop the centre instead of a random place; for test data.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the crops.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Pictures per batch.")
-@click.option("--shard-size", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows per file.")
-@click.option(
-    "--format",
-    type=click.Choice(["parquet", "tar"]),
-    default="parquet",
-    show_default=True,
-    help="Files of latents; tar files as webdataset has them.",
-)
-@click.option("--image-column", default="image", show_default=True, help="Column of the pictures, or the only one.")
-@click.option("--posterior", is_flag=True, help="Also write standard deviations of latents, for task.posterior.")
-@click.option(
-    "--text-encoder", help="Also write the hidden states of this text encoder of transformers: folder or org/name."
-)
-@click.option("--text-column", multiple=True, help="Column of captions. Repeatable.  [default: text]")
-@click.option(
-    "--max-text-length", type=click.IntRange(min=1), default=77, show_default=True, help="Longest caption in tokens."
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="float32",
-    show_default=True,
-    help="Precision of the autoencoder.",
-)
-@click.option("--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Decoding threads.")
-@click.option(
-    "--max-bad-examples",
-    type=click.FloatRange(0, 1),
-    default=0.001,
-    show_default=True,
-    help="Largest share of unreadable pictures; they are skipped and listed.",
-)
 @click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 def precompute(
     data: str,
@@ -85,35 +56,35 @@ def precompute(
     local_prob: float,
     local_size: int | None,
     centre: bool,
-    text_column: tuple[str, ...],
     device: str | None,
-    **settings: Any,
+    **fields: Any,
 ) -> None:
     """Encode the pictures of DATA (folder, file, "shards/*.tar" or Hub id) to latents, and write them to folder OUT.
 
     Each picture is cropped and flipped at random before it is encoded. Crop and flip are stored with its latent, as
     controls for the training. Other columns, such as label or text, are kept. Transparent pictures get a white
-    background. bad_examples.jsonl lists unreadable pictures. Local tar files are streamed, not copied, and each gives
-    one file. Unfinished work is kept in OUT.partial. The same command resumes it, and encodes again only files with
-    changed pictures. Processes of `accelerate launch -m hf_ext_cli.main dit precompute ...` share the files of OUT.
+    background. bad_examples.jsonl lists unreadable pictures. Local tar files, and tar and parquet files of the Hub,
+    are streamed, not copied, and each gives one file. Unfinished work is kept in OUT.partial. The same command resumes
+    it, and encodes again only files with changed pictures. Processes of `accelerate launch -m hf_ext_cli.main dit
+    precompute ...` share the files of OUT.
 
     \b
     Examples:
       hf-ext dit precompute data/imagenet latents --vae org/autoencoder --size 256
       hf-ext dit precompute data/photos latents --vae vae --size 512 --max-ratio 2 --posterior
       hf-ext dit precompute "cc12m/*.tar" latents --vae vae --size 256 --format tar
+      hf-ext dit precompute org/photos latents --vae vae --size 256
       hf-ext dit precompute data/captioned latents --vae vae --size 256 --text-encoder org/t5 --text-column caption
     """
     import datasets
 
     from hf_ext.distributed import Ranks
     from hf_ext.settings import build
-    from hf_ext.tasks.precompute import Precompute
     from hf_ext.tasks.precompute import precompute as encode
+    from hf_ext.tasks.precompute_settings import Precompute
 
-    # The other options have the names of the fields of Precompute.
+    settings = {name: value for name, value in fields.items() if value is not None}
     settings["data"] = {"path": data, "split": split, "name": name}
-    settings["text_column"] = list(text_column) or "text"
     flip = (0.0 if centre else 0.5) if flip is None else flip
     settings["crops"] = {"random": not centre, "flip": flip, "local_prob": local_prob, "local_size": local_size}
     # The bars of single shards would break our progress bar.

@@ -29,6 +29,7 @@ from .source import DataSource, SourcePart
 from .split_words import SPLIT_WORDS
 from .splits import hold_out, slice_split
 from .tables import LABEL, holds_codes, is_plain, read_table
+from .tars import find_tars, refuse_cut_tars
 
 WORD_SUFFIXES = {".csv", ".tsv", ".txt", ".json", ".jsonl"}
 
@@ -142,6 +143,7 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     found = find_files(source.path)
     if not found:
         return _load_from_hub(source, section)
+    refuse_cut_tars(find_tars(found))
     first = Path((found := decode_camera_pictures(found))[0])
     if first.is_dir():
         _refuse_capital_splits(first, tables=source.rows == "examples")

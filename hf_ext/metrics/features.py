@@ -1,49 +1,33 @@
-"""Features of images: of an image classifier in transformers' format, and of an Inception network as TorchScript.
-
-Also the base of the `evaluate` modules that compare features.
-"""
+"""Networks that see pictures for scores: a classifier of transformers, Inception as TorchScript, CLIP."""
 
 import hashlib
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
-import evaluate
 import numpy as np
 import torch
 from huggingface_hub import hf_hub_download
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoImageProcessor, AutoModelForImageClassification, CLIPModel, CLIPProcessor
 
 from hf_ext.hub.checkpoints import split_revision
 
-from .images import check_images, describe
+from .images import check_images
 
 INCEPTION_DIMENSIONS = 2048
 
-INPUTS_DESCRIPTION = """
-Args:
-    predictions (`list` of `PIL.Image.Image` or `numpy.ndarray`):
-        Generated images: PIL images of mode "RGB" or "L", or uint8 arrays `[height, width(, 3)]`.
-    reference:
-        Given to `compute`: images to compare with, in the same form; or their features, a floating array
-        `[samples, dimensions]`; where means and covariances are enough also the path of an `.npz` file with `mu` and
-        `sigma`.
-"""
 
-
-def as_rgb(images: Sequence[Any] | np.ndarray, name: str = "images") -> list[np.ndarray]:
+def as_rgb(images: Sequence[Any] | np.ndarray) -> list[np.ndarray]:
     """PIL images of mode RGB or L and uint8 arrays, [h, w(, 1 or 3)], as uint8 arrays [h, w, 3]."""
     flat = [
         image[:, :, 0] if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 1 else image
         for image in images
     ]
-    check_images(flat, name)
+    check_images(flat, "images")
     arrays = [np.asarray(image) for image in flat]
     if not arrays:
-        raise ValueError(f"{name} is empty: give at least one image")
+        raise ValueError("images are missing: give at least one")
     return [np.broadcast_to(x if x.ndim == 3 else x[:, :, None], (*x.shape[:2], 3)) for x in arrays]
 
 
@@ -116,8 +100,7 @@ class InceptionFeatures:
             if len(parts) != 3 or Path(path).is_absolute():
                 raise ValueError(
                     f"{source!r} is no file and no `org/name/file.pt` of the Hub: give the TorchScript file of the "
-                    f"Inception network, inception-2015-12-05.pt. Without it, use feature_distance with your own "
-                    f"classifier"
+                    "Inception network, inception-2015-12-05.pt, or a classifier of your own."
                 )
             path = hf_hub_download("/".join(parts[:2]), parts[2], revision=revision)
         with open(path, "rb") as file:
@@ -152,47 +135,35 @@ class InceptionFeatures:
         return torch.cat(features).numpy()
 
 
-class FeatureMetric(evaluate.Metric, ABC):
+class CLIPScores:
     """
-    A metric that compares features of two sets of images, which may differ in number. Features are what it stores, so
-    that images can come batch by batch. It is abstract, which is also how `evaluate.load` tells it from the metric in
-    the script that imports it.
+    CLIP scores: how well images fit their texts, `100 max(cos(image, text), 0)` of their projected embeddings.
+
+    Hessel, Holtzman, Forbes, Le Bras and Choi, "CLIPScore: a reference-free evaluation metric for image captioning",
+    EMNLP 2021; with the factor 100, as text-to-image papers report it, in place of that paper's 2.5. Texts are cut to
+    the model's longest. Values depend on the model: name it beside them.
+
+    Args:
+        source (`str`): Folder or `org/name[@revision]` of a CLIP model with its processor, for instance
+            `"openai/clip-vit-base-patch16"`.
+        device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
     """
 
-    # One sentence for `evaluate`, and how the network is loaded; each metric sets its own.
-    summary: str
-    load_network: Callable[[str, str, int], Callable[[Any], np.ndarray]]
+    def __init__(self, source: str, device: str = "cpu"):
+        name, revision = split_revision(source)
+        network: Any = CLIPModel.from_pretrained(name, revision=revision)
+        self.model = network.to(device).eval()
+        self.processor = CLIPProcessor.from_pretrained(name, revision=revision)
 
-    def __init__(self, *args: Any, network: str, device: str = "cpu", batch_size: int = 64, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.network = type(self).load_network(network, device, batch_size)
-
-    def _info(self) -> evaluate.MetricInfo:
-        # Bytes of float32: `evaluate` hands lists of numbers back as Python objects, gigabytes of them.
-        return describe(self.summary, INPUTS_DESCRIPTION, predictions=datasets.Value("binary"))
-
-    def add_batch(self, *, predictions: Any = None, **kwargs: Any) -> None:
-        """Adds images."""
-        rows = self.network(predictions).astype(np.float32)
-        super().add_batch(predictions=[row.tobytes() for row in rows], **kwargs)
-
-    def add(self, *, prediction: Any = None, **kwargs: Any) -> None:
-        """Adds one image."""
-        self.add_batch(predictions=[prediction], **kwargs)
-
-    def _compute(
-        self, predictions: Any, *, reference: Any = None, references: Any = None, **options: Any
-    ) -> dict[str, float]:
-        if reference is None or references is not None:
-            raise ValueError(
-                f"{self.name} compares two sets that may differ in number, so the other one is no column of pairs: "
-                "compute(predictions=..., reference=...) with a list of images, an array of features, or a file."
-            )
-        features = np.frombuffer(b"".join(predictions), dtype=np.float32).reshape(len(predictions), -1)
-        given = isinstance(reference, np.ndarray) and np.issubdtype(reference.dtype, np.floating)
-        other = reference if given or isinstance(reference, str | Path) else self.network(reference)
-        return self.score(features, other, **options)
-
-    @abstractmethod
-    def score(self, features: np.ndarray, reference: np.ndarray | str | Path) -> dict[str, float]:
-        """The values, from features `[samples, dimensions]` and those, or a file, to compare with."""
+    @torch.no_grad()
+    def __call__(self, images: Sequence[Any] | np.ndarray, texts: Sequence[str]) -> np.ndarray:
+        """Scores [pairs], float64, of images and the text of each."""
+        pixels = self.processor(images=as_rgb(images), return_tensors="pt")
+        tokens = self.processor(text=list(texts), return_tensors="pt", padding=True, truncation=True)
+        device = self.model.device
+        seen = self.model.get_image_features(**pixels.to(device)).pooler_output.double()
+        read = self.model.get_text_features(**tokens.to(device)).pooler_output.double()
+        if not all(bool(part.isfinite().all() and part.any(dim=1).all()) for part in (seen, read)):
+            raise ValueError("an embedding is zero or not finite: check images, texts and model")
+        scores: np.ndarray = (100 * torch.cosine_similarity(seen, read).clamp(min=0)).cpu().numpy()
+        return scores

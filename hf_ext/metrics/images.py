@@ -123,12 +123,6 @@ def check_images(images: Sequence[Any] | None, name: str) -> None:
             )
 
 
-def describe(summary: str, inputs: str, **columns: Any) -> evaluate.MetricInfo:
-    """Description of a metric for `evaluate`: a sentence, its inputs, and the types of its columns."""
-    features = datasets.Features(columns)
-    return evaluate.MetricInfo(description=summary, citation="", inputs_description=inputs, features=features)
-
-
 class ImageMetric(evaluate.Metric, ABC):
     """
     A metric of image pairs whose value over a set is the mean of the images' values. It is abstract, which is also
@@ -148,8 +142,12 @@ class ImageMetric(evaluate.Metric, ABC):
         """The value of one pair of uint8 images."""
 
     def _info(self) -> evaluate.MetricInfo:
-        images = datasets.Image()
-        return describe(self.summary, INPUTS_DESCRIPTION, predictions=images, references=images)
+        return evaluate.MetricInfo(
+            description=self.summary,
+            citation="",
+            inputs_description=INPUTS_DESCRIPTION,
+            features=datasets.Features({"predictions": datasets.Image(), "references": datasets.Image()}),
+        )
 
     def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
         """Adds images and their references."""

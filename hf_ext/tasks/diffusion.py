@@ -5,6 +5,7 @@ loses class or text and controls, else with `control_dropout` its controls only:
 strengths combines.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,11 +39,10 @@ from .diffusion_noise import (
     noise_shares,
     noisy_samples,
     objective_of,
-    random_keep_indices,
     weighted_error,
 )
 from .diffusion_texts import Captions, weigh_columns
-from .diffusion_transfer import Transfer, open_pipeline, options_of, transfer
+from .diffusion_transfer import Transfer, open_pipeline, transfer
 from .pictures import require_picture
 from .tar_files import unpack_row
 
@@ -78,9 +78,6 @@ class DisentangledDiTTask(Task):
             classes.
         text_padding (`str`, defaults to `"noisy_replicate"`): Padding of a short caption.
         max_text_length (`int`, defaults to 77): Largest number of tokens of a caption.
-        mask_ratio (`float`, defaults to 0.0):
-            Share of image tokens that are hidden in a second pass of each step (masked-latent training as in MDTv2);
-            needs `model.num_decoder_layers`.
         sample_steps (`int`, defaults to 20): Sampling steps of the sample pictures in the run folder.
         sample_guidance (`float`, defaults to 4.0): Guidance of the sample pictures.
         samples_per_class (`int`, defaults to 4): Sample pictures for each class or caption.
@@ -102,7 +99,6 @@ class DisentangledDiTTask(Task):
     text_encoder: str | None = None
     text_padding: Literal["zeros", "replicate", "noisy_replicate"] = "noisy_replicate"
     max_text_length: int = 77
-    mask_ratio: float = 0.0
     sample_steps: int = 20
     sample_guidance: float = 4.0
     samples_per_class: int = 4
@@ -137,8 +133,6 @@ class DisentangledDiTTask(Task):
         for name in ("max_text_length", "sample_steps", "samples_per_class"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 <= self.mask_ratio < 1:
-            raise ValueError(f"mask_ratio must be in [0, 1), got {self.mask_ratio}.")
         if self.posterior and self.vae is None:
             raise ValueError("posterior needs an autoencoder: set task.vae, or leave out posterior.")
         weigh_columns(self.text_column)
@@ -184,7 +178,7 @@ class DisentangledDiTTask(Task):
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> ModelMixin:
         """Builds the network of the `model` section: a preset, a checkpoint's configuration or the defaults."""
-        options, decided = options_of(self.model_class), self.model_fields()
+        options, decided = set(inspect.signature(self.model_class).parameters), self.model_fields()
         settings, changes = read_model_section(config, options, init_from, self.presets, decided)
         settings |= self._shape(changes)
         changes.pop("sample_size", None)
@@ -204,7 +198,6 @@ class DisentangledDiTTask(Task):
         settings |= self.model_fields()
         model = self.model_class(**settings)
         self.config = model.config
-        self._check_model()
         if checkpoint is not None:
             initialize_from(model, str(checkpoint.folder), ("class_embedder", "context_embedder"))
         return model
@@ -240,13 +233,6 @@ class DisentangledDiTTask(Task):
         if named not in (None, count):
             raise UsageError(f"model.num_classes is {count}, but the data has {named} classes: leave it out.")
         return {"num_classes": count, "joint_attention_dim": None}
-
-    def _check_model(self) -> None:
-        if bool(self.mask_ratio) != bool(self.config.get("num_decoder_layers")):
-            raise UsageError(
-                f"task.mask_ratio is {self.mask_ratio} and model.num_decoder_layers "
-                f"{self.config.get('num_decoder_layers')}: masked-latent training needs both, other training neither."
-            )
 
     @cached_property
     def autoencoder(self) -> ModelMixin | None:
@@ -300,7 +286,7 @@ class DisentangledDiTTask(Task):
         return example[name]
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> Tensor:
-        """Mean squared error; with `mask_ratio` the mean of that of all tokens and that with hidden ones."""
+        """Mean squared error, weighted by the place on the schedule."""
         clean = self._clean(batch, self.posterior)
         count, device = clean.shape[0], clean.device
         places, noise = self.places.draw(count, device), torch.randn_like(clean)
@@ -310,13 +296,18 @@ class DisentangledDiTTask(Task):
         without_both = torch.rand(count, device=device) < self.config["condition_dropout"]
         without_controls = torch.rand(count, device=device) < self.config["control_dropout"]
         conditions = self._conditions(batch, without_both, without_both | without_controls)
-        loss = weighted_error(model(noisy, timesteps, **conditions).sample, target, weights)
-        if self.mask_ratio:
-            tokens = noisy[0, 0].numel() // self.config["patch_size"] ** 2
-            keep_indices = random_keep_indices(count, tokens, self.mask_ratio, device)
-            masked = model(noisy, timesteps, keep_indices=keep_indices, **conditions).sample
-            loss = (loss + weighted_error(masked, target, weights)) / 2
-        return loss
+        return self.error(model, (noisy, timesteps), conditions, target, weights)
+
+    def error(
+        self,
+        model: torch.nn.Module,
+        noisy: tuple[Tensor, Tensor],
+        conditions: dict[str, Any],
+        target: Tensor,
+        weights: Tensor,
+    ) -> Tensor:
+        """The loss of noisy samples with their timesteps."""
+        return weighted_error(model(*noisy, **conditions).sample, target, weights)
 
     def _clean(self, batch: dict[str, Any], draw: bool) -> Tensor:
         """The target of the network: pixels, or latents (the mode of a picture's distribution, or a draw from it)."""

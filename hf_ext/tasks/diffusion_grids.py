@@ -11,7 +11,6 @@ from PIL import Image, ImageDraw, ImageFont
 
 from hf_ext.files import whole_file
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
-from hf_ext.pipelines.disentangled_dit.scheduling import rehearse_schedule
 
 # Pixels between the pictures, and of a picture at least, so that small ones can be seen.
 GAP, LEAST = 2, 64
@@ -77,8 +76,6 @@ def draw_pictures(
     They are drawn in batches, and in smaller ones where memory is short; an autoencoder decodes one after the other.
     Each picture has noise of its own, so the batches do not change it (but for the last bits of sums).
     """
-    channels, steps = pipeline.transformer.config.in_channels, options.get("num_inference_steps", 50)
-    rehearse_schedule(pipeline.scheduler, channels, steps)
     key = "prompt" if pipeline.transformer.config.num_classes is None else "class_labels"
     done = 0
     while part := conditions[done : done + batch_size]:

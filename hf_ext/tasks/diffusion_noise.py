@@ -72,11 +72,6 @@ class Timesteps:
         return torch.minimum(signal.square(), self.gamma * noise.square()) / scale.square()
 
 
-def _shift(places: Tensor, shift: float) -> Tensor:
-    """Moves places of [0, 1) towards 1 where the shift is more than 1."""
-    return shift * places / (1 + (shift - 1) * places)
-
-
 def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -> SchedulerMixin:
     """The noise schedule of an objective, as a sampler that is saved with the model; `changes` are its options."""
     if objective == "flow":
@@ -130,7 +125,8 @@ def noise_shares(scheduler: SchedulerMixin, places: Tensor) -> tuple[Tensor, Ten
     schedule: Any = scheduler
     count = schedule.config.num_train_timesteps
     if objective_of(scheduler) == "flow":
-        sigma = _shift(places, schedule.config.get("flow_shift", schedule.config.get("shift")))
+        shift = schedule.config.get("flow_shift", schedule.config.get("shift"))
+        sigma = shift * places / (1 + (shift - 1) * places)
         return sigma * count, 1 - sigma, sigma
     timesteps = (places * count).long()
     schedule.alphas_cumprod = schedule.alphas_cumprod.to(places.device)
@@ -156,9 +152,3 @@ def noisy_samples(scheduler: SchedulerMixin, clean: Tensor, noise: Tensor, place
 def weighted_error(found: Tensor, target: Tensor, weights: Tensor) -> Tensor:
     """Mean over the batch of each sample's mean squared error times its weight [B]."""
     return ((found.float() - target).square().mean((1, 2, 3)) * weights).mean()
-
-
-def random_keep_indices(batch: int, tokens: int, mask_ratio: float, device: torch.device) -> Tensor:
-    """Numbers of the image tokens that the encoder sees in masked training, [B, kept], rising in each row."""
-    kept = max(1, round((1 - mask_ratio) * tokens))
-    return torch.rand(batch, tokens, device=device).argsort(1)[:, :kept].sort(1).values

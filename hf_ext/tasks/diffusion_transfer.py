@@ -7,8 +7,6 @@ as diffusers' samplers tell it: there a patch is as uncertain at the same place 
 Crops: whole pictures again, where the pre-training saw parts of larger ones.
 """
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,11 +73,6 @@ def open_pipeline(source: str) -> Checkpoint:
     scheduler: SchedulerMixin = kind.from_pretrained(folder, subfolder="scheduler")
     check_signal(scheduler, f"the schedule of {source}")
     return Checkpoint(folder / "transformer", config, scheduler, id2label)
-
-
-def options_of(kind: Callable[..., Any]) -> set[str]:
-    """The options that a network can be built with."""
-    return set(inspect.signature(kind).parameters)
 
 
 def transfer(

@@ -17,14 +17,13 @@ from hf_ext.data.source import DataSource
 from hf_ext.distributed import Ranks, require_device
 from hf_ext.metrics import (
     ClassifierFeatures,
-    CLIPScore,
+    CLIPScores,
     FeatureStatistics,
     FeatureSums,
     InceptionFeatures,
     frechet_distance,
     kernel_distance_of_subsets,
 )
-from hf_ext.metrics.clip_score import clip_score
 from hf_ext.progress import progress
 from hf_ext.training.bad_examples import read_example
 
@@ -94,7 +93,7 @@ def score_texts(path: str, model: str, batch_size: int, device: str, ranks: Rank
         advice = " for pictures with texts only, such as `hf-ext sample` writes for a text model"
         raise MissingColumn.of("text", data.features, "--clip", advice)
     with ranks.first_before_others():
-        network = CLIPScore(model=model, device=device)
+        network = CLIPScores(model, device)
     own = []
     for numbers, rows in read_batches(data, column, batch_size, ranks, "texts"):
         for number, text in zip(numbers, rows[texts], strict=True):
@@ -103,7 +102,7 @@ def score_texts(path: str, model: str, batch_size: int, device: str, ranks: Rank
                     f"{path}: picture {number + 1} has {text!r} as its text: give each picture a text, or remove the "
                     "picture."
                 )
-        own.append(float(clip_score(*network.embed(rows[column], rows[texts])).sum()))
+        own.append(float(network(rows[column], rows[texts]).sum()))
     return sum(value for part in ranks.gather(own) for value in part) / len(data)
 
 

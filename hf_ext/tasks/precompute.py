@@ -12,109 +12,40 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 import numpy as np
 import torch
 from diffusers import ModelMixin
-from huggingface_hub.dataclasses import strict
 from PIL import Image
 
 from hf_ext.distributed import Ranks, require_device
 from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, write_json
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
-from hf_ext.settings import build
-from hf_ext.training.arguments import DataSource
 from hf_ext.training.bad_examples import UNUSABLE, describe_bad, name_bad
 
 from ..errors import MissingColumn, OtherRun, UsageError
-from .diffusion_data import Crops, Size, View, bucket_sizes, cut_view, nearest_bucket
+from .diffusion_data import Size, View, cut_view, nearest_bucket
 from .diffusion_latents import COLUMNS, SPREAD, encode_posterior, load_autoencoder, to_pixels, write_row
 from .diffusion_texts import ENCODER, NULL, SHAPE, SUFFIX, TextEncoder, read_captions
-from .precompute_sources import Example, Rows, Tars, open_pictures
+from .precompute_settings import Precompute
+from .precompute_sources import Example, Rows, Streams, open_pictures
 from .tar_files import pack_row, write_tar
 
-SETTINGS, BAD, IMAGE = "precompute.json", "bad_examples.jsonl", "image"
+SETTINGS, BAD = "precompute.json", "bad_examples.jsonl"
 logger = logging.getLogger(__name__)
 # Settings that decide how the work is done, and no latent.
 FREE = ("batch_size", "workers", "max_bad_examples")
 # Kinds of columns that a tar file has files of.
 _BINARY = ("binary", "large_binary")
+# Pictures of data whose number is not known beforehand: the share of bad ones counts from so many on, until the end.
+_LEAST_COUNT = 1000
 # Pictures that would be enlarged more, or of which more would be cut off, are bad ones.
 MOST_ENLARGED, MOST_RATIO = 8, 8
-
-
-@strict
-@dataclass
-class Precompute:
-    """
-    Settings that determine the latents.
-
-    Args:
-        data (`dict`): The pictures, a [`~hf_ext.training.arguments.DataSource`]; local tar files are read as they are.
-        vae (`str`): Folder or `org/name[@revision]` of a diffusers autoencoder.
-        image_size (`int`): Side of the encoded square in pixels; buckets have the same area.
-        crops (`dict`): See [`Crops`].
-        max_ratio (`float`, defaults to 1.0): Largest ratio of the sides; above 1, pictures are sorted into buckets.
-        bucket_step (`int`, defaults to 64): Number of pixels of which the sides of buckets are multiples.
-        seed (`int`, defaults to 0): Seed of the crops.
-        batch_size (`int`, defaults to 8): Pictures that are encoded at once.
-        shard_size (`int`, defaults to 1000): Rows per file; the latents of a tar file are one file.
-        format (`"parquet"` or `"tar"`, defaults to `"parquet"`): Format of the files; in the tar files of webdataset,
-            classes are numbers without names.
-        image_column (`str`, defaults to `"image"`): Column of the pictures, or the only one; the others are kept.
-        posterior (`bool`, defaults to `False`):
-            Write mean and standard deviation of each latent, in twice the space, so that a training with
-            `task.posterior` draws a new one in every step.
-        text_encoder (`str`, *optional*): Folder or `org/name[@revision]` of a transformers text encoder, whose hidden
-            states of the captions are written; a training then does not run it.
-        text_column (`str` or `list[str]`, defaults to `"text"`): Columns of captions, or of lists of captions.
-        max_text_length (`int`, defaults to 77): Largest number of tokens of a caption.
-        dtype (`"float32"`, `"bfloat16"` or `"float16"`, defaults to `"float32"`): Precision of the autoencoder.
-        workers (`int`, defaults to 4): Threads that decode and cut pictures while others are encoded.
-        max_bad_examples (`float`, defaults to 0.001):
-            Largest share of unusable pictures: broken, of 16 bits, CMYK, far too small or too long. They are skipped
-            and listed in `bad_examples.jsonl` with their reasons. Transparent pictures get a white background.
-    """
-
-    data: dict
-    vae: str
-    image_size: int
-    crops: dict = field(default_factory=dict)
-    max_ratio: float = 1.0
-    bucket_step: int = 64
-    seed: int = 0
-    batch_size: int = 8
-    shard_size: int = 1000
-    format: Literal["parquet", "tar"] = "parquet"
-    image_column: str = IMAGE
-    posterior: bool = False
-    text_encoder: str | None = None
-    text_column: str | list[str] = "text"
-    max_text_length: int = 77
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    workers: int = 4
-    max_bad_examples: float = 0.001
-
-    def __post_init__(self) -> None:
-        self.source = build(DataSource, self.data, "data")
-        self.how = build(Crops, self.crops, "crops")
-        self.buckets: list[Size] = [(self.image_size, self.image_size)]
-        if self.max_ratio != 1:
-            self.buckets = bucket_sizes(self.image_size, self.bucket_step, self.max_ratio)
-
-    def validate_counts(self) -> None:
-        for name in ("image_size", "bucket_step", "batch_size", "shard_size", "max_text_length", "workers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.seed < 0 or self.data.get("streaming"):
-            raise ValueError("seed must be 0 or more, and data.streaming left out: tar files are always streamed.")
-        if not 0 <= self.max_bad_examples <= 1:
-            raise ValueError(f"max_bad_examples must be a share from 0 to 1, got {self.max_bad_examples}.")
 
 
 def precompute(settings: Precompute, out: str | Path, device: str | None = None) -> Path:
@@ -140,14 +71,14 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
     ranks = Ranks()
     with ranks.first_before_others():
         work = _prepare(settings, out, partial, require_device(ranks.own_device(device)), ranks.index == 0)
-    missing = ranks.ask_first(work.clear)
+    missing, done = ranks.ask_first(work.clear)
     count = work.source.count
-    done = count - sum(work.source.sizes[part] for part in missing)
     with progress(total=count, initial=done, unit=" images", shown=ranks.index == 0, smoothing=0.05) as bar:
 
         def advance(made: int) -> None:
             # The other processes are as fast as this one.
-            bar.update(min(made * ranks.count, count - bar.n))
+            made *= ranks.count
+            bar.update(made if count is None else min(made, count - bar.n))
 
         for place, part in enumerate(missing):
             # The first are dealt, so that each process has one.
@@ -158,6 +89,8 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
         if ranks.index == 0:
             work.finish()
             os.replace(partial, out)
+            for path in out.glob("read-*.json"):
+                path.unlink()
     return out
 
 
@@ -166,7 +99,7 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
     require_new(out)
     source = open_pictures(settings.source)
     pictures = [name for name, kind in source.features.items() if isinstance(kind, datasets.Image)]
-    if settings.image_column == IMAGE and IMAGE not in source.features and len(pictures) == 1:
+    if settings.image_column == "image" and "image" not in source.features and len(pictures) == 1:
         # Tar files have the ending of a file as its column.
         settings.image_column = pictures[0]
         if tells:
@@ -185,7 +118,7 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
     partial.mkdir(parents=True, exist_ok=True)
     wanted = {name: value for name, value in asdict(settings).items() if name not in FREE}
     # The number of parts stays when examples are removed: which part an example is in depends on it.
-    first = {"parts": -(-source.count // settings.shard_size)}
+    first = {"parts": source.count_parts(settings.shard_size)}
     found = keep_settings(partial / SETTINGS, wanted, f"{partial} has unfinished work with other settings", first)
     source.deal(int(found["parts"]), settings.image_column)
     return work
@@ -241,7 +174,7 @@ class _Work:
     def __init__(
         self,
         settings: Precompute,
-        source: Rows | Tars,
+        source: Rows | Streams,
         autoencoder: ModelMixin,
         texts: TextEncoder | None,
         folder: Path,
@@ -251,8 +184,7 @@ class _Work:
         self.autoencoder = autoencoder
         self.texts = texts
         self.folder = folder
-        columns = [settings.text_column] if isinstance(settings.text_column, str) else settings.text_column
-        self.columns = [] if texts is None else columns
+        self.columns = [] if texts is None else settings.text_column
         kept = {name: kind for name, kind in source.features.items() if name != settings.image_column}
         if missing := [name for name in self.columns if name not in kept]:
             raise MissingColumn.of(missing[0], kept, "text_column")
@@ -278,18 +210,25 @@ class _Work:
         """As `datasets` names the files of a split."""
         return self.folder / f"train-{self.source.names[part]}.{self.settings.format}"
 
-    def _bad_file(self, part: int) -> Path:
-        return self.folder / f"bad-{self.source.names[part]}.json"
+    def _record(self, part: int) -> Path:
+        """The number of examples that were read of a part, and the bad ones; it lasts until the end of the work."""
+        return self.folder / f"read-{self.source.names[part]}.json"
 
-    def clear(self) -> list[int]:
-        """Deletes what killed processes and other contents left, where nobody writes yet; the missing parts."""
+    def clear(self) -> tuple[list[int], int]:
+        """
+        Deletes what killed processes and other contents left, where nobody writes yet; the missing parts, the largest
+        first, and the number of examples in the others.
+        """
         remove_leftovers(self.folder)
         parts = range(len(self.source.names))
-        wanted = {path for part in parts for path in (self._file(part), self._bad_file(part))}
+        wanted = {path for part in parts for path in (self._file(part), self._record(part))}
         for path in self.folder.iterdir():
-            if path.name.startswith(("train-", "bad-", "taken-")) and path not in wanted:
+            if path.name.startswith(("train-", "read-", "taken-")) and path not in wanted:
                 path.unlink()
-        return [part for part in parts if not self._file(part).exists()]
+        missing = [part for part in parts if not (self._file(part).exists() and self._record(part).exists())]
+        done = sum(read_json(self._record(part))["read"] for part in {*parts} - {*missing})
+        # Whoever takes the last part keeps the others waiting: it should be a small one.
+        return sorted(missing, key=lambda part: -self.source.weights[part]), done
 
     def take(self, part: int) -> bool:
         """Takes a part, unless another process has it: file systems make a file for one of them."""
@@ -316,28 +255,26 @@ class _Work:
             binary = [name for name, kind in kinds.items() if getattr(kind, "dtype", "") in _BINARY]
             write_tar(file, ((f"{part:05d}-{place:06d}", pack_row(row, binary)) for place, row in enumerate(rows)))
 
-    def note_bad(self, part: int, rows: list[dict[str, str]]) -> None:
-        """Lists the bad examples of a part; raises a ValueError where all that are known are too many."""
-        if not rows:
-            return
-        write_json(self._bad_file(part), {"examples": rows})
-        known = [row for path in sorted(self.folder.glob("bad-*.json")) for row in read_json(path)["examples"]]
-        if len(known) > int(self.settings.max_bad_examples * self.source.count):
+    def _require_few(self, ended: bool = False) -> list[dict[str, str]]:
+        """The bad examples that are known; raises a ValueError where they are too many."""
+        records = [read_json(path) for path in sorted(self.folder.glob("read-*.json"))]
+        bad, read = [row for record in records for row in record["bad"]], sum(record["read"] for record in records)
+        count = self.source.count or (read if ended else max(read, _LEAST_COUNT))
+        if len(bad) > int(self.settings.max_bad_examples * count):
             raise ValueError(
-                f"{len(known)} of {self.source.count} examples cannot be used, more than the share max_bad_examples "
-                f"{self.settings.max_bad_examples:g} allows; one of them: {describe_bad(rows[-1])} "
-                f"{self.folder} lists them in bad-*.json. Remove them from the data, or allow a larger share; "
+                f"{len(bad)} of {count} examples cannot be used, more than the share max_bad_examples "
+                f"{self.settings.max_bad_examples:g} allows; one of them: {describe_bad(bad[-1])} "
+                f"{self.folder} lists them in read-*.json. Remove them from the data, or allow a larger share; "
                 "finished work is kept."
             )
+        return bad
 
     def finish(self) -> None:
-        """One list of all bad examples in place of those of the parts; nobody takes parts any more."""
-        files = sorted(self.folder.glob("bad-*.json"))
-        rows = [row for path in files for row in read_json(path)["examples"]]
-        if rows:
+        """One list of all bad examples; nobody takes parts any more, and their records go when the folder is there."""
+        if rows := self._require_few(ended=True):
             with whole_file(self.folder / BAD) as file:
                 file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-        for path in [*files, *self.folder.glob("taken-*")]:
+        for path in self.folder.glob("taken-*"):
             path.unlink()
 
     def _rows(self, part: int, advance: Callable[[int], None]) -> list[dict[str, Any]]:
@@ -390,7 +327,7 @@ class _Work:
     def _batches(self, part: int, others: dict[int, dict[str, Any]]) -> Iterator[list[_Cut]]:
         """Cut pictures of one size; the other columns of each good example are left in `others`."""
         waiting: dict[Size, list[_Cut]] = {}
-        bad = []
+        bad: list[dict[str, str]] = []
         for number, read in self._read_ahead(part):
             if isinstance(read, dict):
                 bad.append(read)
@@ -401,7 +338,9 @@ class _Work:
             if len(batch) == self.settings.batch_size:
                 yield waiting.pop(size)
         yield from waiting.values()
-        self.note_bad(part, bad)
+        write_json(self._record(part), {"read": len(others) + len(bad), "bad": bad})
+        if bad:
+            self._require_few()
 
     @torch.no_grad()
     def _encode(self, batch: list[_Cut]) -> list[tuple[torch.Tensor, torch.Tensor | None]]:

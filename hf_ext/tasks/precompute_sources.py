@@ -1,12 +1,12 @@
-"""Pictures that `precompute` encodes, in parts that are read, and made again, one by one: rows of a data set or tars.
+"""Pictures that `precompute` encodes, in parts that are read, and made again, one by one: rows of a data set or files.
 
 Rows are dealt to parts by their content (file name, size, ends of the file, other columns), and the key of a part is a
-hash of them all: where one is removed, added or changed, its part alone is made again. Tar files are read from their
-beginning to their end, and nothing is copied: each is a part, whose key is a hash of name, size and time of the file.
+hash of them all: where one is removed, added or changed, its part alone is made again. Local tar files, and tar and
+parquet files of the Hub, are read from their beginning to their end, and nothing is copied: each is a part, whose key
+is a hash of its name and of what changes with its content.
 """
 
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -20,16 +20,19 @@ from typing import Any
 
 import datasets
 import pyarrow.compute as pc
-from datasets.packaged_modules.webdataset.webdataset import base_plus_ext
+from huggingface_hub import HfApi, HfFileSystem
 
 from hf_ext.data.opening import find_files, open_source
 from hf_ext.data.source import DataSource
+from hf_ext.data.tars import count_examples, find_tars
 from hf_ext.training.bad_examples import UNUSABLE, decode_row, find_example_file, find_row_file, read_example
 
 from ..errors import DataError
 
 # Bytes of the beginning, and of the end, of a file that its hash takes.
 _ENDS = 4096
+# Addresses of files of the Hub, as `datasets` writes them, and how many are looked up at once.
+_HUB, _LOOKED_UP = "hf://datasets/", 500
 
 
 @dataclass
@@ -47,7 +50,11 @@ class Rows:
     def __init__(self, data: datasets.Dataset):
         self.data = data
         self.features = data.features
-        self.count = len(data)
+        self.count: int | None = len(data)
+
+    def count_parts(self, size: int) -> int:
+        """Parts of about `size` rows."""
+        return -(-len(self.data) // size)
 
     def deal(self, parts: int, image_column: str) -> None:
         """Deals the rows to parts."""
@@ -57,7 +64,7 @@ class Rows:
             self.parts[int(digest[:15], 16) % parts].append(number)
         keys = ["".join(self.digests[number] for number in part) for part in self.parts]
         self.names = [f"{place:05d}-of-{parts:05d}-{_short_hash(key)}" for place, key in enumerate(keys)]
-        self.sizes = [len(part) for part in self.parts]
+        self.weights = [len(part) for part in self.parts]
 
     def read(self, part: int) -> Iterator[Example]:
         """The examples of a part."""
@@ -69,36 +76,45 @@ class Rows:
         return find_example_file(self.data, number)
 
 
-class Tars:
-    """Tar files as webdataset has them."""
+class Streams:
+    """Tar files as webdataset has them, here or on the Hub, and parquet files of the Hub."""
 
-    def __init__(self, stream: datasets.IterableDataset, files: list[Path]):
+    def __init__(self, stream: datasets.IterableDataset, files: list[str]):
         self.stream = stream
         self.files = files
         # Where the file lay when it was read is no property of the picture.
         kinds = {name: kind for name, kind in (stream.features or {}).items() if name != "__url__"}
         self.features = datasets.Features(kinds)
-        self.sizes = [_count_examples(file) for file in files]
-        self.count = sum(self.sizes)
+        # To count those of the Hub, they would have to be read.
+        is_here = not files[0].startswith(_HUB)
+        self.count = sum(count_examples(Path(file)) for file in files) if is_here else None
+
+    def count_parts(self, size: int) -> int:
+        """Each file is one."""
+        return len(self.files)
 
     def deal(self, parts: int, image_column: str) -> None:
         """Names the files, each by the numbers in its name, and by what changes when it is written anew."""
         self.image_column, seen = image_column, Counter[str]()
         self.names: list[str] = []
-        for file in self.files:
-            about = f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}"
+        self.weights: list[int] = []
+        for file, (size, version) in zip(self.files, _look_up(self.files), strict=True):
+            about = f"{Path(file).name} {size} {version}"
             seen[about] += 1
             # Words such as `test` would be the name of a split.
-            self.names.append("-".join([*re.findall(r"\d+", file.stem), _short_hash(f"{about} {seen[about]}")]))
+            hashed = _short_hash(f"{about} {seen[about]}")
+            self.names.append("-".join([*re.findall(r"\d+", Path(file).stem), hashed]))
+            self.weights.append(size)
 
     def read(self, part: int) -> Iterator[Example]:
         """The examples of a file, in their order."""
-        first, self.places = sum(self.sizes[:part]), dict[int, str]()
+        self.places = dict[int, str]()
         stream = self.stream.shard(num_shards=len(self.files), index=part).decode(False)
         try:
-            for number, row in enumerate(stream, first):
+            for number, row in enumerate(stream):
                 row.pop("__url__", None)
-                self.places[number] = f"{self.files[part].name}::{find_row_file(row) or row['__key__']}"
+                inner = find_row_file(row) or row.get("__key__") or f"row {number}"
+                self.places[number] = f"{Path(self.files[part]).name}::{inner}"
                 picture = row[self.image_column] or {"path": None, "bytes": None}
                 content = picture["bytes"] or b""
                 others = {name: value for name, value in row.items() if name != self.image_column}
@@ -108,41 +124,50 @@ class Tars:
             raise DataError(f"{self.files[part]} cannot be read beyond example {len(self.places)}: {error}") from error
 
     def find_file(self, number: int) -> str:
-        """The tar file and the name in it of an example of the part that is being read."""
+        """The file, and the name in it, of an example of the part that is being read."""
         return self.places[number]
 
 
-def open_pictures(source: DataSource) -> Rows | Tars:
-    """Opens pictures: local tar files as they are, everything else as a data set that is read by number."""
-    found = [] if source.parts else [Path(file) for file in find_files(source.path)]
-    # The first files are enough for a folder of a million pictures.
-    looked_at = itertools.islice(found[0].rglob("*"), 10_000) if len(found) == 1 and found[0].is_dir() else found
+def open_pictures(source: DataSource) -> Rows | Streams:
+    """Opens pictures: files that can be streamed as they are, everything else as a data set that is read by number."""
     # A slice, and a part that is held out, are chosen by number.
-    by_number = "[" in source.split or source.hold_out
-    if not by_number and any(file.suffix == ".tar" for file in looked_at):
+    if source.parts or "[" in source.split or source.hold_out:
+        return Rows(open_source(source))
+    found = find_files(source.path)
+    is_here = bool(found)
+    if is_here and not find_tars(found):
+        return Rows(open_source(source))
+    try:
         stream: Any = open_source(replace(source, streaming=True))
-        # The files of the split, as `datasets` found them.
-        step = stream._ex_iterable
-        while hasattr(step, "ex_iterable"):
-            step = step.ex_iterable
-        if files := [Path(file) for file in getattr(step, "kwargs", {}).get("tar_paths", [])]:
-            return Tars(stream, files)
+    except DataError:
+        if is_here:
+            raise
+        # What cannot be streamed can be copied, or is refused again.
+        return Rows(open_source(source))
+    # The files of the split, as `datasets` found them.
+    step = stream._ex_iterable
+    while hasattr(step, "ex_iterable"):
+        step = step.ex_iterable
+    options = getattr(step, "kwargs", {})
+    files = options.get("tar_paths") or ([] if is_here else options.get("files")) or []
+    start, ends = "" if is_here else _HUB, (".tar", ".parquet")
+    known = all(isinstance(file, str) and file.startswith(start) and file.endswith(ends) for file in files)
+    if files and known and len(files) == stream.num_shards:
+        return Streams(stream, files)
     return Rows(open_source(source))
 
 
-def _count_examples(file: Path) -> int:
-    """The number of examples of a tar file, from its headers alone."""
-    try:
-        with tarfile.open(file) as tar:
-            names = [member.name for member in tar if member.isreg()]
-        if file.stat().st_size % tarfile.BLOCKSIZE:
-            raise tarfile.ReadError("its end is missing")
-    except tarfile.TarError as error:
-        raise DataError(f"{file} is no whole tar file ({error}): fetch or write it again.") from error
-    # As `datasets` reads them: neighbours of one name are an example, hidden files none.
-    known = [name for name in names if not os.path.basename(name).startswith((".", "__"))]
-    keys = filter(None, (base_plus_ext(name)[0] for name in known))
-    return sum(1 for _ in itertools.groupby(keys))
+def _look_up(files: list[str]) -> list[tuple[int, str]]:
+    """The size of each file in bytes, and what changes when it is written anew: its time, or its hash on the Hub."""
+    if not files[0].startswith(_HUB):
+        return [(about.st_size, str(about.st_mtime_ns)) for about in map(os.stat, files)]
+    places: list[Any] = [HfFileSystem().resolve_path(file) for file in files]
+    of, paths, known = places[0], [place.path_in_repo for place in places], dict[str, Any]()
+    for start in range(0, len(paths), _LOOKED_UP):
+        asked = paths[start : start + _LOOKED_UP]
+        found = HfApi().get_paths_info(of.repo_id, asked, revision=of.revision, repo_type=of.repo_type)
+        known |= {about.path: about for about in found}
+    return [(known[path].size, known[path].blob_id) for path in paths]
 
 
 def hash_rows(data: datasets.Dataset, image_column: str) -> list[str]:

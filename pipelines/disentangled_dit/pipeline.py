@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import inspect
 import json
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -81,7 +80,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     _SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas")
     _DIVERGING = diffusers.SASolverScheduler
     _PADDINGS = ("zeros", "replicate", "noisy_replicate")
-    _NUMBERS = ("guidance_scale", "control_guidance_scale", "eta", "guidance_rescale", "guidance_interval")
+    # The least and the most of options of a call, and the words for it; two numbers rise.
+    _NUMBERS = {
+        **dict.fromkeys(("guidance_scale", "control_guidance_scale", "strength"), (-1e9, 1e9, "a finite number")),
+        **dict.fromkeys(("eta", "guidance_rescale"), (0, 1, "a number from 0 to 1")),
+        "guidance_interval": (0, 1, "a pair of rising numbers from 0 to 1"),
+    }
     _OUTPUT_TYPES = ("pil", "np", "pt", "latent")
     # What a caller gives for each control, how many numbers that is, and the largest; crop and flip may be 0.
     _CONTROLS = {
@@ -89,7 +93,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         "crop": ("(top, left) in pixels", 2, 1e9),
         "target_size": ("(height, width) in pixels", 2, 1e9),
         "flip": ("True or False", 1, 1),
-        "aspect_ratio": ("width over height", 1, 1e9),
     }
     # Rows of adaLN numbers that are computed ahead: 100 MB for the largest preset in bfloat16.
     TABLE_ROWS = 128
@@ -103,11 +106,10 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """The different inputs of adaLN, S of them: most pictures and branches of the guidance share theirs."""
 
         # Numbers of each control [S, numbers]; False where they are dropped [S]; for each branch the input of every
-        # picture; classes [S] of the baseline that has them in adaLN.
+        # picture.
         controls: dict[str, Tensor]
         mask: Tensor
         rows: dict[str, list[int]]
-        class_labels: Tensor | None = None
 
     def __init__(
         self,
@@ -456,34 +458,44 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if not given.keys() <= inspect.signature(scheduler.set_timesteps).parameters.keys() or len(given) > 1:
             raise ValueError(f"{name} does not take {' and '.join(given)}; leave one or both out.")
         total = len(*given.values()) if given else num_inference_steps
-        try:
-            scheduler.set_timesteps(**(given or {"num_inference_steps": total}), device=device)
-        except (ValueError, IndexError, AssertionError) as error:
-            raise ValueError(f"{name} cannot make {total} steps ({error}); take another number of them.") from error
         steps = int(total * strength)
         if not 0 < strength <= 1 or steps < 1:
             raise ValueError(f"strength is {strength} for {total} steps; it must be at most 1, and leave a step.")
         begin = (total - steps) * scheduler.order
         if begin and isinstance(scheduler, self._FROM_THE_FIRST_STEP):
             raise ValueError(f"{name} starts at its first step only; use another scheduler, or strength=1.")
-        # Without it the first step is looked up by its timestep, and some schedules have the same one several times.
-        if hasattr(scheduler, "set_begin_index"):
-            scheduler.set_begin_index(begin)
-        levels, kept = getattr(scheduler, "sigmas", None), getattr(scheduler, "alphas_cumprod", None)
-        if levels is not None and levels[begin] == levels[-1]:
+        with self._scheduler_named(total):
+            scheduler.set_timesteps(**(given or {"num_inference_steps": total}), device=device)
+            # Without it the first step is looked up by its timestep, which some schedules have several times.
+            if hasattr(scheduler, "set_begin_index"):
+                scheduler.set_begin_index(begin)
+            levels, kept = getattr(scheduler, "sigmas", None), getattr(scheduler, "alphas_cumprod", None)
+            stays, left = levels is not None and bool(levels[begin] == levels[-1]), scheduler.timesteps[begin:]
+            known = bool(((left >= 0) & (left <= scheduler.config.num_train_timesteps)).all())
+            clean = kept[left.long().to(kept.device)] if known and kept is not None else None
+        if stays:
             raise ValueError(f"{name} ends at the noise it starts from in so few steps ({steps}); take more steps.")
-        left = scheduler.timesteps[begin:]
-        if not ((left >= 0) & (left <= scheduler.config.num_train_timesteps)).all():
+        if not known:
             raise ValueError(f"{name} gives timesteps that the network has not seen: {left.tolist()}.")
-        if kept is not None and steps == total and kept[left[0].long()] > 0.5:
+        if clean is not None and steps == total and clean[0] > 0.5:
             problem = "where the network expects a picture: take more steps, or timestep_spacing='trailing'"
             self._LOGGER.warning(f"{name} starts from noise at timestep {int(left[0])}, {problem}.")
         # x0 = (x - sqrt(1 - a) e) / sqrt(a) has no value where a, the kept part of the picture, is 0
-        blind = kept is not None and not kept[left.long().to(kept.device)].all()
-        if blind and self.config.prediction_type == "epsilon":
+        if clean is not None and not clean.all() and self.config.prediction_type == "epsilon":
             advice = "set rescale_betas_zero_snr=False, or timestep_spacing='leading'"
             raise ValueError(f"{name} starts from noise alone (zero-terminal SNR), unknown to epsilon; {advice}.")
         return left, steps
+
+    @contextlib.contextmanager
+    def _scheduler_named(self, steps: int) -> Iterator[None]:
+        """Errors of a scheduler over its configuration, in a sentence; those of short memory pass as they are."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, MemoryError) or "memory" in str(error):
+                raise
+            what = f"{type(self.scheduler).__name__} cannot make {steps} steps ({type(error).__name__}: {error})"
+            raise ValueError(f"{what}: take another number of them, or correct its configuration.") from error
 
     def prepare_extra_step_kwargs(self, generator: Any, eta: float) -> dict[str, Any]:
         """Options of these that the scheduler's step takes; where it clips the picture, its noise has to follow."""
@@ -580,26 +592,26 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         # the number of the classes is no class
         return [self._count(name, number, 0, self.transformer.config.num_classes) for number in numbers]
 
-    def _encode_conditions(self, call: Any, guided: bool, images: int) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Context of the null branch, then of the others [2 B or B, L, D]; for each picture both labels, or 0."""
+    def _encode_conditions(self, call: Any, guided: bool, images: int) -> tuple[Tensor, int]:
+        """Context of the null branch, then of the others [2 B or B, L, D]; and the number B of pictures."""
         if (null := self.transformer.config.num_classes) is not None:
             given, negative = self._check_labels(call.class_labels, "class_labels"), call.negative_class_labels
             negative = self._check_labels(null if negative is None else negative, "negative_class_labels")
             negative = [negative[place] for place in self._places("negative_class_labels", len(negative), len(given))]
             inputs = {"class_labels": torch.tensor([*negative, *given], device=self._execution_device)}
-            labels = list(zip(negative, given, strict=True))
+            count = len(given)
         else:
             embeds = (call.prompt_embeds, call.negative_prompt_embeds, call.max_sequence_length)
             tokens: Any  # check_inputs saw one of both
             tokens, others = self.encode_prompt(call.prompt, None, 1, guided, call.negative_prompt, *embeds)
-            labels = [(0, 0)] * len(tokens)
+            count = len(tokens)
             tokens = tokens if others is None else torch.cat([others.to(tokens), tokens])
             if tokens.shape[-1] != (width := self.transformer.config.joint_attention_dim):
                 advice = f"takes {width} (joint_attention_dim); use the text encoder that it was trained with"
                 raise ValueError(f"Tokens of texts have {tokens.shape[-1]} numbers, and the transformer {advice}.")
             inputs = {"encoder_hidden_states": tokens.to(self._execution_device, self.transformer.dtype)}
         context, _ = self.transformer(**inputs, attention_kwargs=self._attention_kwargs, return_conditioning=True)
-        return context.repeat_interleave(images, dim=0), [pair for pair in labels for _ in range(images)]
+        return context.repeat_interleave(images, dim=0), count * images
 
     def _read_control(self, name: str, value: Any, count: int, images: int) -> Tensor:
         """The numbers of a control for each of `count` pictures, float64 [count, numbers]."""
@@ -618,45 +630,38 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         return rows[self._places(name, len(rows), count, images)]
 
     def prepare_conditions(
-        self, controls: dict[str, Any], size: tuple[int, int], labels: list[tuple[int, int]], images: int
+        self, controls: dict[str, Any], size: tuple[int, int], count: int, images: int
     ) -> Conditions:
         """The inputs of adaLN for pictures with these controls, `None` for those of a whole, unmirrored picture."""
-        config, count, device = self.transformer.config, len(labels), self._execution_device
+        config, device = self.transformer.config, self._execution_device
         given = {name: value for name, value in controls.items() if value is not None}
         if unknown := sorted(given.keys() - config.control_alpha.keys()):
             known = ", ".join(config.control_alpha) or "none"
             raise ValueError(f"The model has no control {unknown[0]}; it was trained with {known}.")
         given = {"original_size": size, "crop": (0, 0), "target_size": size, "flip": 0} | given
         values = {name: self._read_control(name, value, count, images) for name, value in given.items()}
-        ratios = values.get("aspect_ratio", values["original_size"][:, 1:] / values["original_size"][:, :1])
-        values["aspect_ratio"] = ratios.log()
+        height, width = values["original_size"].split(1, dim=1)
+        values["aspect_ratio"] = (width / height).log()
         # a column for each number, one for "not dropped"; where controls are dropped, all are 0
         kept = torch.full((count, 1), bool(config.control_alpha)).double()
         full = torch.cat([*(values[name] for name in config.control_alpha), kept], dim=1)
-        # a class is no part of a state, except in the baseline that adds it to adaLN
-        negative, positive = torch.tensor(labels).double().mul(config.conditioning == "adaln").split(1, dim=1)
-        pairs = ((0 * full, negative), (0 * full, positive), (full, positive))
-        states, rows = torch.cat([torch.cat(pair, dim=1) for pair in pairs]).unique(dim=0, return_inverse=True)
+        states, rows = torch.cat([0 * full, 0 * full, full]).unique(dim=0, return_inverse=True)
         states = states.to(device, torch.float32)
-        *numbers, mask, classes = states.split(
-            [*(values[name].shape[1] for name in config.control_alpha), 1, 1], dim=1
-        )
+        *numbers, mask = states.split([*(values[name].shape[1] for name in config.control_alpha), 1], dim=1)
         return self.Conditions(
             controls=dict(zip(config.control_alpha, numbers, strict=True)),
             mask=mask[:, 0] > 0,
             rows=dict(zip(("null", "uncontrolled", "full"), rows.unflatten(0, (3, count)).tolist(), strict=True)),
-            class_labels=classes[:, 0].long() if config.conditioning == "adaln" else None,
         )
 
     def modulations(self, timesteps: Tensor, conditions: Conditions) -> Iterator[Tensor]:
         """For each timestep the adaLN numbers of all conditions, [S, numbers]."""
         # adaLN sees timestep and controls, no class and no latents: one product makes the numbers of many steps ahead,
         # for each of the S different conditions once, whatever the batch and the branches of the guidance.
-        count, labels = len(conditions.mask), conditions.class_labels
+        count = len(conditions.mask)
         for block in timesteps.split(max(1, self.TABLE_ROWS // count)):
             _, table = self.transformer(
                 timestep=block.repeat_interleave(count),
-                class_labels=None if labels is None else labels.repeat(len(block)),
                 controls={name: value.repeat(len(block), 1) for name, value in conditions.controls.items()},
                 control_mask=conditions.mask.repeat(len(block)),
                 attention_kwargs=self._attention_kwargs,
@@ -716,7 +721,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         crop: tuple[int, int] | list[tuple[int, int]] | None = None,
         target_size: tuple[int, int] | list[tuple[int, int]] | None = None,
         flip: bool | list[bool] | None = None,
-        aspect_ratio: float | list[float] | None = None,
         num_images_per_prompt: int = 1,
         guidance_interval: tuple[float, float] = (0.0, 1.0),
         guidance_rescale: float = 0.0,
@@ -749,9 +753,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 Values other than 0 and 1 cost a third pass through the network in each step.
             original_size, target_size (`tuple[int, int]` or a list, *optional*): Height and width in pixels before
                 resizing and cutting, and after; the pictures' size if not given. A list has a value for each picture.
+                The control `aspect_ratio` follows from `original_size`.
             crop (`tuple[int, int]` or a list, *optional*): Top and left of the crop, in pixels. Defaults to (0, 0).
             flip (`bool` or a list, *optional*): Mirror left and right. Defaults to False.
-            aspect_ratio (`float` or a list, *optional*): Width over height. Defaults to that of `original_size`.
             num_images_per_prompt (`int`, defaults to 1): Pictures of each class or text.
             guidance_interval (`tuple[float, float]`, defaults to `(0.0, 1.0)`): Part of the steps that is guided by
                 class or text, as shares of all; `(0.2, 0.8)` gives truer contrast and costs less.
@@ -780,12 +784,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     def _generate(self, options: dict[str, Any], image: Any = None, mask: Any = None, strength: Any = 1.0) -> Any:
         """A call with all of its options: from noise, from a picture, or within a mask."""
-        call = SimpleNamespace(**options)
+        call = SimpleNamespace(**options, strength=strength)
         call.generator = list(call.generator) if isinstance(call.generator, tuple) else call.generator
         callback = call.callback_on_step_end
         if isinstance(callback, PipelineCallback | MultiPipelineCallbacks):
             call.callback_on_step_end_tensor_inputs = callback.tensor_inputs
-        self.check_inputs(call, strength)
+        self.check_inputs(call)
         # a pipeline that was never told learns its prediction from its first scheduler
         self.register_to_config(prediction_type=self._check_scheduler())
         self._guidance_scale, self._control_guidance_scale = call.guidance_scale, call.control_guidance_scale
@@ -797,15 +801,15 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         guided = call.guidance_scale > 1 or (callback is not None and self.text_encoder is not None)
         if self._has_negative and callback is None and not guided:
             self._LOGGER.warning("guidance_scale is at most 1, which is off: nothing negative has an effect.")
-        embeds, labels = self._encode_conditions(call, guided, images_each)
+        embeds, count = self._encode_conditions(call, guided, images_each)
         size = self.image_size(call.height, call.width, call.latents)
         controls = {name: options[name] for name in self._CONTROLS}
-        conditions = self.prepare_conditions(controls, size, labels, images_each)
+        conditions = self.prepare_conditions(controls, size, count, images_each)
 
         times, steps = self.retrieve_timesteps(call.num_inference_steps, call.timesteps, call.sigmas, strength)
-        call.clean = None if image is None else self.prepare_image_latents(image, len(labels), *size, images_each)
-        call.hole = None if mask is None else self.prepare_mask(mask, len(labels), *size, images_each)
-        call.noise = self.prepare_latents(len(labels), *size, call.generator, call.latents)
+        call.clean = None if image is None else self.prepare_image_latents(image, count, *size, images_each)
+        call.hole = None if mask is None else self.prepare_mask(mask, count, *size, images_each)
+        call.noise = self.prepare_latents(count, *size, call.generator, call.latents)
         # the first timestep of a schedule still has a part of the picture; strength 1 means none
         latents: Any = self.add_noise(None if strength == 1 else call.clean, call.noise, times[:1])
         latents = self._denoise(call, times, steps, latents, embeds, conditions)
@@ -829,7 +833,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                     break
                 self._current_timestep = t
                 weights = self.guidance_weights(i, weights)
-                sample = latents if scale is None else scale(latents, t)
+                with self._scheduler_named(steps):
+                    sample = latents if scale is None else scale(latents, t)
                 with self.transformer.cache_context("-".join(weights)):
                     output = self.transformer(
                         hidden_states=sample.to(self.transformer.dtype).repeat(len(weights), 1, 1, 1),
@@ -838,7 +843,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                         return_dict=False,
                     )[0]
                 noise_pred = self._guide(output.float().chunk(len(weights)), weights, call.guidance_rescale)
-                latents = self.scheduler.step(noise_pred, t, latents, return_dict=False, **step_options)[0]
+                with self._scheduler_named(steps):
+                    latents = self.scheduler.step(noise_pred, t, latents, return_dict=False, **step_options)[0]
                 if call.hole is not None:
                     then = times[i + 1 : i + 2]
                     kept = self.add_noise(call.clean, call.noise, then) if len(then) else call.clean
@@ -876,7 +882,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             embeds = torch.cat([changed["negative_prompt_embeds"], embeds[-count:]])
         return changed.get("latents", latents), embeds
 
-    def check_inputs(self, call: Any, strength: Any) -> None:
+    def check_inputs(self, call: Any) -> None:
         """Raise a ValueError for parts that are missing, and options that the model has no use for."""
         if missing := [name for name in ("transformer", "scheduler") if getattr(self, name) is None]:
             raise ValueError(f"There is no {' and no '.join(missing)}; load the pipeline with it to make pictures.")
@@ -896,14 +902,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         names, known = call.callback_on_step_end_tensor_inputs, self._callback_tensor_inputs
         if not isinstance(names, list | tuple) or not all(name in known for name in names):
             raise ValueError(f"callback_on_step_end_tensor_inputs is {names!r}; a list of names of {known} is needed.")
-        for name, value in {**{name: getattr(call, name) for name in self._NUMBERS}, "strength": strength}.items():
-            given, count = self._plain(value), 1 + (name == "guidance_interval")
+        for name, (least, most, wanted) in self._NUMBERS.items():
+            given, count = self._plain(getattr(call, name)), 1 + (name == "guidance_interval")
             each = given if isinstance(given, list) and count == 2 else [given]
-            fits = all(isinstance(number, int | float) and math.isfinite(number) for number in each)
-            bounded = [0, *each, 1] if fits and name in self._NUMBERS[2:] else []
-            if not fits or len(each) != count or bounded != sorted(bounded):
-                wanted = "from 0 to 1 for eta and guidance_rescale, and two growing ones for guidance_interval"
-                raise ValueError(f"{name} is {value!r}; a finite number is needed, {wanted}.")
+            fits = all(isinstance(number, int | float) and least <= number <= most for number in each)
+            if not fits or len(each) != count or each != sorted(each):
+                raise ValueError(f"{name} is {getattr(call, name)!r}; {wanted} is needed.")
         for name, axes in {"latents": 4, "prompt_embeds": 3, "negative_prompt_embeds": 3}.items():
             value = getattr(call, name)
             right = isinstance(value, Tensor) and value.ndim == axes and value.numel() and value.isfinite().all()

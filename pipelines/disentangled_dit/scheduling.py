@@ -97,39 +97,3 @@ def _rescale_betas(betas: torch.Tensor, ratio: float) -> torch.Tensor:
     rescaled = kept / (ratio**2 + kept * (1 - ratio**2))
     previous = torch.cat([rescaled.new_ones(1), rescaled[:-1]])
     return 1 - rescaled / previous
-
-
-@torch.no_grad()
-def rehearse_schedule(scheduler: SchedulerMixin, channels: int, steps: int) -> None:
-    """Goes through all steps of a new scheduler of its kind with one pixel; a ValueError says what stopped it."""
-    # Schedulers take whatever their configuration says, and stumble when they use it: in `set_timesteps`, or in any of
-    # the steps. Here neither network nor sizes can be the reason. One of the same configuration has its tables on the
-    # CPU, where `add_noise` may have moved those of the given one.
-    given: Any = scheduler
-    trial: Any = type(given).from_config(given.config)
-    config, doubled = trial.config, str(trial.config.get("variance_type")).startswith("learned")
-    latents = torch.ones(1, channels, 1, 1)
-    output = torch.zeros(1, 2 * channels if doubled else channels, 1, 1)
-    options = {}
-    if "generator" in inspect.signature(trial.step).parameters:
-        options["generator"] = torch.Generator().manual_seed(0)
-    try:
-        kept = getattr(trial, "alphas_cumprod", None)
-        if kept is not None and kept.shape != (config.num_train_timesteps,):
-            raise IndexError(
-                f"num_train_timesteps is {config.num_train_timesteps}, and the betas have the shape {list(kept.shape)}"
-            )
-        # on the CPU, where the latents are
-        trial.set_timesteps(steps, device="cpu")
-        latents = latents * getattr(trial, "init_noise_sigma", 1.0)
-        for timestep in trial.timesteps:
-            if hasattr(trial, "scale_model_input"):
-                trial.scale_model_input(latents, timestep)
-            latents = trial.step(output, timestep, latents, return_dict=False, **options)[0]
-    # Whatever diffusers, NumPy and torch raise over a value that is not as it should be.
-    except Exception as error:
-        raise ValueError(
-            f"{type(trial).__name__} cannot make {steps} steps ({type(error).__name__}: {error}): take another number "
-            "of steps, correct the scheduler's configuration (scheduler/scheduler_config.json), or fetch the model "
-            "again."
-        ) from error

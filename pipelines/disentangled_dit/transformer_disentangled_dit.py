@@ -11,7 +11,7 @@ Shapes: batch B, image tokens N, context tokens L, width D, heads H; latents [B,
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,6 @@ from diffusers.models.embeddings import TimestepEmbedding, Timesteps
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
-
-# Of masked-latent training: numbers of the kept tokens, and SiLU(e), by which the others are filled in.
-Masking = tuple[Tensor | None, Tensor | None]
 
 
 class DisentangledDiTRMSNorm(nn.RMSNorm):
@@ -181,13 +178,10 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         mlp_ratio (`float`, defaults to 4.0): Hidden width of the MLPs over D.
         num_classes (`int`, *optional*, defaults to 1000): Number of classes; the label `num_classes` is the null
             class. Exactly one of this and `joint_attention_dim`.
-        num_class_tokens (`int`, defaults to 1): Learned tokens for each class.
         joint_attention_dim (`int`, *optional*): Width of the text encoder's tokens, for a text model.
         shared_stream (`bool`, defaults to `False`): Image and context share the blocks' weights and modulation.
         modulation (`str`, defaults to `"per_block"`): Or `"shared"`: one layer computes the modulation of all blocks,
             and each adds a table of its own (adaLN-single of PixArt).
-        conditioning (`str`, defaults to `"attention"`): `"attention"`, the paper's, or `"adaln"`, the baseline that
-            adds the class's tokens to the adaLN vector and attends to the null class's; sizes and costs are equal.
         control_alpha (`dict[str, float]`, *optional*): The controls that the model has, of `CONTROL_SIZES`, and the
             exponent alpha of each one's weight ((1 + cos(pi t/T)) / 2)^alpha; 0 is a constant weight. Not given: all
             five, 8 for the two sizes of images and 0 for the others. `{}`: none.
@@ -196,7 +190,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         num_train_timesteps (`int`, defaults to 1000): T, the timestep of pure noise.
         condition_dropout (`float`, defaults to 0.1): Share of training samples without class, text and controls.
         control_dropout (`float`, defaults to 0.1): Share of the others without controls. Guidance needs both above 0.
-        num_decoder_layers (`int`, defaults to 0): Of masked-latent training: blocks after tokens are filled in.
     """
 
     # Numbers of each control: (height, width), (top, left), (height, width), 0 or 1, log(width / height).
@@ -210,8 +203,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         "XL": {"num_layers": 28, "num_attention_heads": 16, "attention_head_dim": 72, "patch_size": 2},
     }
     _COUNTS = ("patch_size", "in_channels", "num_layers", "num_attention_heads", "attention_head_dim", "num_classes",
-               "num_class_tokens", "joint_attention_dim", "num_train_timesteps")  # fmt: skip
-    _CHOICES = {"conditioning": ("attention", "adaln"), "modulation": ("per_block", "shared")}
+               "joint_attention_dim", "num_train_timesteps")  # fmt: skip
+    _EARLIER = {"num_class_tokens": 1, "conditioning": "attention", "num_decoder_layers": 0}
     # Features of a scalar; grids whose positions are kept.
     SINUSOIDS = 256
     GRIDS = 32
@@ -238,15 +231,12 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         attention_head_dim: int = 72,
         mlp_ratio: float = 4.0,
         num_classes: int | None = 1000,
-        num_class_tokens: int = 1,
         joint_attention_dim: int | None = None,
-        conditioning: str = "attention",
         control_alpha: dict[str, float] | None = None,
         pos_embed_base_size: int | list[int] | None = None,
         num_train_timesteps: int = 1000,
         condition_dropout: float = 0.1,
         control_dropout: float = 0.1,
-        num_decoder_layers: int = 0,
         shared_stream: bool = False,
         modulation: str = "per_block",
     ):
@@ -268,6 +258,19 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self._make_blocks(self.inner_dim)
         self._initialize()
 
+    @classmethod
+    def extract_init_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Reads configurations of the first release, whose options `_EARLIER` have one value now."""
+        if changed := {
+            name: config_dict[name] for name, value in cls._EARLIER.items() if config_dict.get(name, value) != value
+        }:
+            raise ValueError(
+                f"{cls.__name__}: {changed} is of an earlier version; {cls._EARLIER} is what there is now."
+            )
+        return super().extract_init_dict(
+            {name: value for name, value in config_dict.items() if name not in cls._EARLIER}, **kwargs
+        )
+
     def _make_embedders(self, dim: int) -> None:
         """Layers that turn latents, timestep, controls and class or text into vectors."""
         config = self.config
@@ -280,7 +283,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         if config.num_classes is None:
             self.context_embedder = nn.Linear(config.joint_attention_dim, dim)
             return
-        self.class_embedder = nn.Embedding(config.num_classes + 1, config.num_class_tokens * dim)
+        self.class_embedder = nn.Embedding(config.num_classes + 1, dim)
 
     def _make_blocks(self, dim: int) -> None:
         """The blocks, the final layer, and the layers that make their modulation."""
@@ -300,10 +303,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         offset = torch.cat([torch.arange(size) % 3 == 1 for size in sizes]).repeat_interleave(dim)
         self.register_buffer("modulation_offset", offset.to(torch.get_default_dtype()), persistent=False)
         self.proj_out = nn.Linear(dim, config.patch_size**2 * config.in_channels)
-        if config.num_decoder_layers > 0:
-            self.mask_token = nn.Parameter(0.02 * torch.randn(dim))
-            self.side_interpolator = self._block_class(*kind, True, config.shared_stream)
-            self.side_modulation = nn.Linear(dim, sizes[last] * dim)
 
     @staticmethod
     def _pair(size: int | list[int] | tuple[int, int]) -> list[int]:
@@ -312,9 +311,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
 
     def _check_config(self) -> None:
         """Raise a ValueError for a configuration that means nothing."""
-        config, patch, last = self.config, self.config.patch_size, self.config.num_layers - 1
+        config, patch, classes = self.config, self.config.patch_size, self.config.num_classes
         width = config.num_attention_heads * config.attention_head_dim
-        classes, decoding = config.num_classes, config.num_decoder_layers
         alphas, dropouts = config.control_alpha, [config.condition_dropout, config.control_dropout]
         sizes = [self._pair(config.sample_size), config.pos_embed_base_size]
         misfit = any(len(size) != 2 or min(size) < 1 for size in sizes) or any(side % patch for side in sizes[0])
@@ -323,18 +321,14 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         alike = (classes is None) == (config.joint_attention_dim is None)
         problems = {
             "give one of num_classes (class model) and joint_attention_dim (text model), not both or neither": alike,
-            **{
-                f"{name} is {first!r} or {other!r}, not {config[name]!r}": config[name] not in (first, other)
-                for name, (first, other) in self._CHOICES.items()
-            },
-            "conditioning='adaln' is of classes: give num_classes": config.conditioning == "adaln" and classes is None,
+            f"modulation is 'per_block' or 'shared', not {config.modulation!r}": config.modulation
+            not in ("per_block", "shared"),
             f"control_alpha has unknown controls {unknown}; there are {list(self.CONTROL_SIZES)}": bool(unknown),
             f"exponents of control_alpha are numbers from 0 to 1e6, not {alphas}": steep,
             f"the dropouts are in [0, 1), not {dropouts}": any(not 0 <= rate < 1 for rate in dropouts),
             f"the width, num_attention_heads * attention_head_dim, is divisible by 4, unlike {width}": width % 4 != 0,
             f"sample_size and pos_embed_base_size {sizes} are one positive number or two, the first divisible by "
             f"patch_size {patch}": misfit,
-            f"num_decoder_layers is from 0 to num_layers - 1 = {last}, not {decoding}": not 0 <= decoding <= last,
         }
         if found := [problem for problem, is_there in problems.items() if is_there]:
             raise ValueError(f"DisentangledDiTTransformer2DModel: {found[0]}.")
@@ -347,10 +341,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
         # Labels keep PyTorch's deviation of 1: with 0.02 they are lost beside the timestep where both are added.
-        zero = [*self.modulations, self.proj_out, *(embedder.linear_2 for embedder in self.control_embedders.values())]
-        if self.config.num_decoder_layers > 0:
-            zero.append(self.side_modulation)
-        for layer in zero:
+        controls = (embedder.linear_2 for embedder in self.control_embedders.values())
+        for layer in (*self.modulations, self.proj_out, *controls):
             nn.init.zeros_(layer.weight)
 
     def control_weight(self, timestep: Tensor, alpha: float) -> Tensor:
@@ -392,27 +384,25 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         if class_labels.ndim != 1 or class_labels.is_floating_point():
             wanted = f"must be integers of shape (batch,), from 0 to {self.config.num_classes} (no class)"
             raise ValueError(f"`class_labels` {wanted}, got {class_labels.dtype} of {[*class_labels.shape]}.")
-        if self.config.conditioning == "adaln":
-            class_labels = torch.full_like(class_labels, self.config.num_classes)
-        return self.class_embedder(class_labels).unflatten(1, (-1, self.inner_dim))
+        return self.class_embedder(class_labels)[:, None]
 
     def _embed(
-        self,
-        timestep: Tensor,
-        controls: dict[str, Tensor] | None,
-        control_mask: Tensor | None,
-        class_labels: Tensor | None,
-        dtype: torch.dtype,
+        self, timestep: Tensor, controls: dict[str, Tensor] | None, control_mask: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
-        """SiLU(e) of the adaLN vector e, [B or 1, D]."""
+        """The adaLN vector e, [B or 1, D]."""
         embedding = self.timestep_embedder(self.time_proj(timestep).to(dtype))
         if controls:
             embedding = embedding + self._embed_controls(timestep, controls, control_mask, dtype)
-        if self.config.conditioning == "adaln":
-            if class_labels is None:
-                raise ValueError("With conditioning='adaln' the modulation needs `class_labels`.")
-            embedding = embedding + self.class_embedder(class_labels).unflatten(1, (-1, self.inner_dim)).sum(1)
-        return F.silu(embedding)
+        return embedding
+
+    def _modulate(self, embedding: Tensor) -> Tensor:
+        """The modulation [B or 1, numbers] of all blocks from SiLU(e)."""
+        numbers = [layer(embedding) for layer in self.modulations]
+        if self.modulation_table is not None:
+            # the last block and the final layer take fewer
+            numbers = [numbers[0][:, :size] for size in self.modulation_sizes]
+        modulation = torch.cat(numbers, dim=-1) + self.modulation_offset
+        return modulation if self.modulation_table is None else modulation + self.modulation_table
 
     def _positions_of(self, rows: int, columns: int, device: torch.device) -> Tensor:
         """Position embedding of a grid on a device, computed once: buckets and samplers ask for few grids, often."""
@@ -481,7 +471,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         control_mask: Tensor | None = None,
         modulation: Tensor | None = None,
         context: Tensor | None = None,
-        keep_indices: Tensor | None = None,
         return_conditioning: bool = False,
         attention_kwargs: dict[str, Any] | None = None,
         return_dict: bool = True,
@@ -504,8 +493,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             modulation (`torch.Tensor` of shape `(batch_size or 1, numbers)`, *optional*), context (`torch.Tensor` of
                 shape `(batch_size or 1, length, width)`, *optional*): What `return_conditioning` gave, instead of
                 timestep and controls, and of labels or text.
-            keep_indices (`torch.Tensor` of shape `(batch_size, kept)`, *optional*): For masked-latent training: the
-                numbers of the image tokens that the first blocks see, no number twice in a row.
             return_conditioning (`bool`, defaults to `False`): Return only `(context, modulation)`, None without input.
             attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
             return_dict (`bool`, defaults to `True`): Return an output object and not a tuple.
@@ -526,31 +513,22 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         with self._scaled_lora(attention_kwargs):
             if context is None:
                 context = self._embed_context(class_labels, encoder_hidden_states)
-            embedding = None
             if modulation is None and timestep is not None:
                 if not isinstance(timestep, Tensor):
                     timestep = torch.tensor(timestep, device=self.device)
                 dtype = self.dtype if hidden_states is None else hidden_states.dtype
-                embedding = self._embed(timestep.reshape(-1), controls, control_mask, class_labels, dtype)
-                numbers = [layer(embedding) for layer in self.modulations]
-                if self.modulation_table is not None:
-                    # the last block and the final layer take fewer
-                    numbers = [numbers[0][:, :size] for size in self.modulation_sizes]
-                modulation = torch.cat(numbers, dim=-1) + self.modulation_offset
-                modulation = modulation if self.modulation_table is None else modulation + self.modulation_table
+                modulation = self._modulate(F.silu(self._embed(timestep.reshape(-1), controls, control_mask, dtype)))
             if return_conditioning:
                 return context, modulation
             if hidden_states is None or modulation is None or context is None:
                 needed = "`timestep` or `modulation`; and `class_labels`, `encoder_hidden_states` or `context`"
                 raise ValueError(f"`forward` needs `hidden_states`; {needed}.")
-            inputs = (context, modulation, (keep_indices, embedding))
-            self._check_inputs(hidden_states, *inputs)
-            sample = self._denoise(hidden_states, *inputs)
+            self._check_inputs(hidden_states, context, modulation)
+            sample = self._denoise(hidden_states, context, modulation)
             return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
-    def _check_inputs(self, hidden_states: Tensor, context: Tensor, modulation: Tensor, masking: Masking) -> None:
+    def _check_inputs(self, hidden_states: Tensor, context: Tensor, modulation: Tensor) -> None:
         """Raise a ValueError for inputs that the blocks could not take; looks at shapes only."""
-        keep_indices, embedding = masking
         patch, channels = self.config.patch_size, self.config.in_channels
         shape = tuple(hidden_states.shape)
         if len(shape) != 4 or shape[1] != channels or shape[2] % patch or shape[3] % patch or 0 in shape:
@@ -561,51 +539,30 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             if value.shape[0] not in (1, shape[0]) or value.shape[-1] != width:
                 told = f"{shape[0]} rows, like `hidden_states`, or one, and {width} numbers"
                 raise ValueError(f"{name}, or what it is made of, must have {told}, got {tuple(value.shape)}.")
-        tokens = shape[2] // patch * (shape[3] // patch)
-        if keep_indices is None:
-            return
-        if self.config.num_decoder_layers == 0 or embedding is None:
-            raise ValueError("`keep_indices` needs num_decoder_layers > 0 and `timestep`.")
-        rows, kept = keep_indices.shape if keep_indices.ndim == 2 else (0, 0)
-        if rows != shape[0] or not 0 < kept <= tokens or keep_indices.dtype != torch.int64:
-            needed = f"int64 of shape ({shape[0]}, kept) with 1 to {tokens} kept tokens"
-            raise ValueError(f"`keep_indices` must be {needed}, got {keep_indices.dtype} of {[*keep_indices.shape]}.")
 
-    def _denoise(self, hidden_states: Tensor, context: Tensor, modulation: Tensor, masking: Masking) -> Tensor:
+    def _denoise(self, hidden_states: Tensor, context: Tensor, modulation: Tensor) -> Tensor:
         """The output [B, in_channels, height, width] for context [B or 1, L, D] and modulation [B or 1, numbers]."""
-        patch, (keep_indices, embedding) = self.config.patch_size, masking
+        patch = self.config.patch_size
         rows, columns = hidden_states.shape[2] // patch, hidden_states.shape[3] // patch
         position = self._positions_of(rows, columns, hidden_states.device).to(hidden_states.dtype)
         # [B, C, rows, patch, columns, patch] -> [B, N, C * patch * patch]
         cells = hidden_states.unflatten(3, (columns, patch)).unflatten(2, (rows, patch))
         tokens = self.patch_embed(cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)) + position
-        context = context.expand(tokens.shape[0], -1, -1)
-        *blocks, last = modulation.split(self.modulation_sizes, dim=-1)
-        filled_at = len(blocks) - self.config.num_decoder_layers
-        if keep_indices is not None:
-            # Indices, not a boolean mask: shapes are known ahead, and no device is waited for.
-            tokens = tokens.gather(1, keep_indices[..., None].expand(-1, -1, tokens.shape[-1]))
-        for index, (block, numbers) in enumerate(zip(self.transformer_blocks, blocks, strict=True)):
-            if keep_indices is not None and embedding is not None and index == filled_at:
-                tokens = self._fill(tokens, context, position, keep_indices, embedding)
-            if torch.is_grad_enabled() and self.gradient_checkpointing:
-                context, tokens = self._gradient_checkpointing_func(block, tokens, context, numbers)
-            else:
-                context, tokens = block(hidden_states=tokens, encoder_hidden_states=context, modulation=numbers)
+        *numbers, last = modulation.split(self.modulation_sizes, dim=-1)
+        tokens, _ = self._run(self.transformer_blocks, tokens, context.expand(tokens.shape[0], -1, -1), numbers)
         shift, scale = last.unflatten(1, (2, 1, -1)).unbind(1)
         output = self.proj_out(self._block_class.normalize(tokens, shift, scale))
         # [B, rows, columns, C, patch, patch] -> [B, C, rows * patch, columns * patch]
         cells = output.unflatten(1, (rows, columns)).unflatten(3, (self.config.in_channels, patch, patch))
         return cells.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
-    def _fill(
-        self, tokens: Tensor, context: Tensor, position: Tensor, keep_indices: Tensor, embedding: Tensor
-    ) -> Tensor:
-        """All image tokens [B, N, D]: the kept ones, and what the side interpolator makes of mask tokens elsewhere."""
-        index = keep_indices[..., None].expand(-1, -1, tokens.shape[-1])
-        full = (self.mask_token + position).to(tokens.dtype).expand(tokens.shape[0], -1, -1).scatter(1, index, tokens)
-        # It is a block of the last one's kind, whose context is only attended to.
-        end = -self.modulation_sizes[-1]
-        offset = self.modulation_offset[end - self.modulation_sizes[-2] : end]
-        _, filled = self.side_interpolator(full, context, self.side_modulation(embedding) + offset)
-        return filled.to(tokens.dtype).scatter(1, index, tokens)
+    def _run(
+        self, blocks: nn.ModuleList, tokens: Tensor, context: Tensor, modulations: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Image tokens [B, N, D] and context after blocks, each with its modulation."""
+        for block, numbers in zip(blocks, modulations, strict=True):
+            if torch.is_grad_enabled() and self.gradient_checkpointing:
+                context, tokens = self._gradient_checkpointing_func(block, tokens, context, numbers)
+            else:
+                context, tokens = block(hidden_states=tokens, encoder_hidden_states=context, modulation=numbers)
+        return tokens, context

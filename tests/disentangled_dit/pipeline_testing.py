@@ -29,7 +29,7 @@ class GaussianDenoiser(ModelMixin, ConfigMixin, CacheMixin):
     def __init__(self, prediction: str = "epsilon", std: float = 0.5, mean: float = 0.0, sample_size: int = 48):
         super().__init__()
         self.register_to_config(
-            patch_size=1, in_channels=1, num_classes=1, joint_attention_dim=None, conditioning="attention",
+            patch_size=1, in_channels=1, num_classes=1, joint_attention_dim=None,
             control_alpha={}, condition_dropout=0.1, control_dropout=0.1, num_train_timesteps=1000,
         )  # fmt: skip
         self.nothing = torch.nn.Parameter(torch.zeros(1))

@@ -26,6 +26,7 @@ def predict(
     controls: Mapping[str, Tensor] | None = None,
     control_mask: Tensor | None = None,
     keep_indices: Tensor | None = None,
+    in_adaln: bool = False,
 ) -> Tensor:
     """
     Output of the network, sample by sample.
@@ -45,27 +46,27 @@ def predict(
         chosen = {} if controls is None else {name: values[row] for name, values in controls.items()}
         if control_mask is not None and not control_mask[row]:
             chosen = {}
-        e = adaln_vector(weights, config, timestep[row], label, chosen)
+        e = adaln_vector(weights, config, timestep[row], chosen)
+        if in_adaln:
+            e, label = e + weights["class_embedder.weight"][label], config["num_classes"]
         if encoder_hidden_states is not None:
             context = linear(weights, "context_embedder", encoder_hidden_states[row])
         else:
-            context = class_tokens(weights, config, label)
+            context = weights["class_embedder.weight"][label][None]
         keep = None if keep_indices is None else set(keep_indices[row].tolist())
         samples.append(denoise(weights, config, latents, context, F.silu(e), keep))
     return torch.stack(samples)
 
 
 def adaln_vector(
-    weights: Weights, config: Mapping[str, Any], timestep: Tensor, label: int | None, controls: Mapping[str, Tensor]
+    weights: Weights, config: Mapping[str, Any], timestep: Tensor, controls: Mapping[str, Tensor]
 ) -> Tensor:
-    """e = t_emb(t) + sum_c gamma_c(t) E_c(c), and the class in the baseline."""
+    """e = t_emb(t) + sum_c gamma_c(t) E_c(c)."""
     e = two_layers(weights, "timestep_embedder", sinusoid(timestep))
     for name, values in controls.items():
         features = torch.cat([sinusoid(value) for value in values])
         weight = gamma(config, float(timestep), config["control_alpha"][name])
         e = e + weight * two_layers(weights, f"control_embedders.{name}", features)
-    if config["conditioning"] == "adaln":
-        e = e + weights["class_embedder.weight"][label].view(config["num_class_tokens"], -1).sum(dim=0)
     return e
 
 
@@ -81,12 +82,6 @@ def sinusoid(value: Tensor, channels: int = 256) -> Tensor:
     frequencies = torch.exp(-math.log(10000) * torch.arange(half, dtype=torch.float32) / half)
     angles = value.float() * frequencies
     return torch.cat([angles.cos(), angles.sin()])
-
-
-def class_tokens(weights: Weights, config: Mapping[str, Any], label: int | None) -> Tensor:
-    """Tokens [L, D] of a class; those of the null class in the baseline."""
-    row = config["num_classes"] if config["conditioning"] == "adaln" else label
-    return weights["class_embedder.weight"][row].view(config["num_class_tokens"], -1)
 
 
 def positions(rows: int, columns: int, base: tuple[int, int], dim: int) -> Tensor:
@@ -121,7 +116,7 @@ def denoise(
     if keep is not None:
         x = torch.stack([token for number, token in enumerate(x) if number in keep])
     for index in range(layers):
-        if keep is not None and index == layers - config["num_decoder_layers"]:
+        if keep is not None and index == layers - max(1, layers // 7):
             masked = weights["mask_token"] + position
             seen = iter(x)
             full = torch.stack([next(seen) if number in keep else token for number, token in enumerate(masked)])

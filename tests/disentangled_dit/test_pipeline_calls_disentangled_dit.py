@@ -142,7 +142,6 @@ VALUES = {
     "flip": [0.5, 2, "left", []],
     "original_size": [(True, True), (0, 4), (float("nan"), 4), [(4, 4), None], [(4, 4), (4,)], [64, 64, 3]],
     "crop": [3, (0, -1)],
-    "aspect_ratio": [0],
     # none, unknown, no whole numbers, empty
     "class_labels": [None, [0, 6], True, np.bool_(True), np.float64(1), [], np.array([], int)],
     "negative_class_labels": [[], [1, 2]],

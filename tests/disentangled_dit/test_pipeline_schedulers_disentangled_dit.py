@@ -1,7 +1,8 @@
-"""diffusers' schedulers in the pipeline: all of them against the exact answer for Gaussian pictures."""
+"""diffusers' schedulers in the pipeline: right on the exact answer for Gaussian pictures, or refused by name."""
 
 import copy
 import inspect
+import itertools
 from functools import cache
 from types import SimpleNamespace
 
@@ -9,11 +10,20 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, DDPMScheduler
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
 
 from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator
-from tests.disentangled_dit.pipeline_testing import GaussianDenoiser, from_picture, quiet, within_mask
+from tests.disentangled_dit.pipeline_testing import GaussianDenoiser, from_picture, make_pipeline, quiet, within_mask
+from tests.kit.refusals import refused
 
 # torchsde rounds the ends of the time that it is given
 pytestmark = pytest.mark.filterwarnings("ignore:Should have t[ab]:UserWarning")
@@ -138,22 +148,6 @@ def test_every_sampler_that_adds_noise_finds_mean_and_spread(name, prediction):
     assert float(images.std()) == pytest.approx(0.5, rel=0.08)
 
 
-@pytest.mark.parametrize("name", [name for name in [*SOLVERS, *NOISY, *FLOW] if name not in FROM_THE_FIRST_STEP])
-def test_every_scheduler_fills_a_mask_and_keeps_the_rest(name):
-    """Pixels are independent here: what is kept has no influence on what is made anew."""
-    prediction = "flow_prediction" if name in FLOW else "epsilon"
-    image, mask = torch.rand(1, 1, 48, 48, generator=generator(3)), torch.zeros(1, 1, 48, 48)
-    mask[..., 10:30, 20:] = 1
-    filled, free = (
-        sample(make_scheduler(name, prediction), prediction, 10, image=image, strength=0.7, **more)
-        for more in ({"mask_image": mask}, {})
-    )
-    hole = mask.bool()
-    assert torch.equal(filled[~hole], 2 * image[~hole] - 1)
-    torch.testing.assert_close(filled[hole], free[hole], rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(free[~hole], filled[~hole], atol=0.1)
-
-
 @pytest.mark.parametrize("steps", [4, 20])
 def test_lcm_shows_what_the_network_predicts_of_its_last_noise(steps):
     """Each step draws the predicted picture with new noise: x0 = m + g y, g = a s^2 / (a^2 s^2 + b^2)."""
@@ -269,18 +263,20 @@ def check_picture(name, spacing, mode, steps, images):
 
 def check_row(name, spacing, prediction, steps):
     find(name)
-    free = None
+    made = {}
     for mode in ("text", "image", "mask"):
         if is_refused(name, spacing, prediction, mode, steps):
             with pytest.raises(ValueError, match=name):
                 draw(name, spacing, prediction, mode, steps)
             continue
-        images = draw(name, spacing, prediction, mode, steps)
-        check_picture(name, spacing, mode, steps, images)
-        if steps < 3:
-            # strength 1 is noise alone
-            free = images if mode == "text" else free
-            assert mode == "mask" or torch.equal(images, free)
+        made[mode] = draw(name, spacing, prediction, mode, steps)
+        check_picture(name, spacing, mode, steps, made[mode])
+    if steps < 3 and "image" in made:
+        # strength 1 is noise alone
+        assert torch.equal(made["image"], made["text"])
+    if "mask" in made:
+        # Pixels are independent here: what is kept has no influence on what is made anew.
+        torch.testing.assert_close(made["mask"][HOLE], made["image"][HOLE], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "spacing"), list(spacings()))
@@ -325,3 +321,103 @@ def test_noise_where_the_network_expects_a_picture_is_told(monkeypatch):
     for spacing in ("trailing", "leading"):
         sample(DDIMScheduler(timestep_spacing=spacing), "epsilon", 1)
     assert len(told) == 1 and "DDIMScheduler" in told[0]
+
+
+EVEN = {"timestep_spacing": "trailing"}
+
+
+def ancestral_spread(steps):
+    """Standard deviation that ancestral sampling of so many steps gives exactly: every step is a scaled sum."""
+    kept = torch.cat([torch.ones(1), DDIMScheduler().alphas_cumprod])[:: 1000 // steps].flip(0).tolist()
+    variance = 1.0
+    for now, then in itertools.pairwise(kept):
+        alpha = now / then
+        found = now**0.5 * 0.25 / (now * 0.25 + 1 - now)
+        scale = then**0.5 * (1 - alpha) / (1 - now) * found + alpha**0.5 * (1 - then) / (1 - now)
+        variance = scale**2 * variance + (1 - then) / (1 - now) * (1 - alpha)
+    return variance**0.5
+
+
+def test_eta_reaches_ddim_and_is_refused_elsewhere():
+    scheduler = DDIMScheduler(**EVEN, clip_sample=False)
+    pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(), scheduler, None, None, None))
+    options = {"class_labels": 0, "num_inference_steps": 50, "output_type": "latent", "guidance_scale": 1.0}
+    noise = torch.randn(1, 1, 48, 48, generator=generator())
+    even, noisy = (pipeline(eta=eta, latents=noise, generator=generator(1), **options).images for eta in (0.0, 1.0))
+    assert float(noisy.std()) == pytest.approx(ancestral_spread(50), rel=0.045)
+    assert float((even - noisy).std()) > 0.2
+    pipeline.scheduler = EulerDiscreteScheduler.from_config(pipeline.scheduler.config)
+    with pytest.raises(ValueError, match="eta=1.0 means nothing to EulerDiscreteScheduler"):
+        pipeline(eta=1.0, **options)
+
+
+def test_timesteps_and_sigmas_are_the_callers():
+    noise = torch.randn(1, 1, 48, 48, generator=generator())
+    seen = []
+
+    def draw(scheduler, prediction, **schedule):
+        pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(prediction), scheduler, None, None, None))
+        options = {"latents": noise, "guidance_scale": 1.0, "output_type": "latent", **schedule}
+        seen.clear()
+
+        def note(pipe, step, timestep, tensors):
+            seen.append(float(timestep))
+            return {}
+
+        return pipeline(class_labels=0, callback_on_step_end=note, **options).images
+
+    flow, euler = FlowMatchEulerDiscreteScheduler(), EulerDiscreteScheduler()
+    images = draw(flow, "flow_prediction", sigmas=[1.0, 0.5, 0.1])
+    assert seen == [1000, 500, pytest.approx(100)]
+    torch.testing.assert_close(images, draw(flow, "flow_prediction", sigmas=np.array([1.0, 0.5, 0.1])))
+    draw(DDPMScheduler(clip_sample=False), "epsilon", timesteps=[900, 300])
+    assert seen == [900, 300]
+    with pytest.raises(ValueError, match="DDIMScheduler does not take timesteps; leave"):
+        draw(DDIMScheduler(), "epsilon", timesteps=[900, 300])
+    with pytest.raises(ValueError, match="EulerDiscreteScheduler does not take timesteps and sigmas"):
+        draw(euler, "epsilon", timesteps=[900, 300], sigmas=[2.0, 1.0])
+
+
+REFUSED = {
+    "a change to flow matching": (FlowMatchEulerDiscreteScheduler(), "reads the network's output as flow_prediction"),
+    "another prediction": (DDIMScheduler(prediction_type="v_prediction"), "predicts epsilon"),
+    "fewer training timesteps": (DDIMScheduler(num_train_timesteps=500), "500 training timesteps"),
+    "a learned variance": (DDPMScheduler(variance_type="learned"), "variance_type='learned', and the network"),
+    "flow sigmas without the prediction": (
+        DPMSolverMultistepScheduler(use_flow_sigmas=True),
+        "prediction_type='epsilon' and use_flow_sigmas=True",
+    ),
+    "timesteps that the network has not seen": (
+        EulerDiscreteScheduler(prediction_type="v_prediction", timestep_type="continuous"),
+        "timestep_type='continuous', numbers that the network has not seen",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_scheduler_that_does_not_fit_is_refused(case):
+    scheduler, message = REFUSED[case]
+    pipeline = make_pipeline()
+    pipeline.scheduler = scheduler
+    with pytest.raises(ValueError, match=message):
+        pipeline(class_labels=0, num_inference_steps=1)
+    # the same when it is loaded with a saved prediction
+    with pytest.raises(ValueError, match=message):
+        DisentangledDiTPipeline(pipeline.transformer, scheduler, None, None, None, prediction_type="epsilon")
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("scheduler", "fact"),
+    [
+        (DDIMScheduler(trained_betas=0.5), "IndexError"),
+        (DDIMScheduler(steps_offset=2**200), "OverflowError"),
+        (UniPCMultistepScheduler(solver_p="x"), "AttributeError"),
+        (FlowMatchHeunDiscreteScheduler(shift=float("inf")), "FlowMatchHeunDiscreteScheduler"),
+    ],
+)
+def test_a_scheduler_whose_configuration_is_damaged_is_named(scheduler, fact):
+    prediction = "flow_prediction" if isinstance(scheduler, FlowMatchHeunDiscreteScheduler) else "epsilon"
+    pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(prediction), scheduler, None, None, None))
+    with refused(ValueError, type(scheduler).__name__, fact):
+        pipeline(class_labels=0, num_inference_steps=2, output_type="latent")

@@ -15,7 +15,6 @@ from diffusers import (
 )
 
 from hf_ext.pipelines.disentangled_dit import rescale_noise_schedule
-from hf_ext.pipelines.disentangled_dit.scheduling import rehearse_schedule
 
 FAMILY = [
     DDIMScheduler,
@@ -118,25 +117,3 @@ def test_schedulers_that_no_beta_or_shift_describes_are_refused(scheduler, error
     for sizes, name in (((0, 32), "from_size"), ((32, (8, -1)), "to_size")):
         with pytest.raises(ValueError, match=f"{name} is .*positive"):
             rescale_noise_schedule(DDIMScheduler(), *sizes)
-
-
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-@pytest.mark.parametrize(
-    ("scheduler", "message"),
-    [
-        (DDIMScheduler(trained_betas=0.5), r"betas have the shape \[\]"),
-        (DDIMScheduler(steps_offset=2**200), "OverflowError"),
-        (UniPCMultistepScheduler(solver_p="x"), "AttributeError: 'str' object has no attribute 'set_timesteps'"),
-        (FlowMatchHeunDiscreteScheduler(shift=float("inf")), "IndexError"),
-    ],
-)
-def test_a_scheduler_that_cannot_make_the_steps_is_named(scheduler, message):
-    with pytest.raises(ValueError, match=f"{type(scheduler).__name__} cannot make 2 steps .*{message}"):
-        rehearse_schedule(scheduler, 3, 2)
-
-
-def test_a_rehearsal_changes_nothing():
-    scheduler = DDPMScheduler()
-    before, state = scheduler.timesteps.clone(), torch.get_rng_state()
-    rehearse_schedule(scheduler, 3, 5)
-    assert torch.equal(scheduler.timesteps, before) and torch.equal(torch.get_rng_state(), state)

@@ -19,11 +19,12 @@ from hf_ext.data.opening import open_source
 from hf_ext.metrics import ClassifierFeatures
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from hf_ext.tasks.diffusion_grids import draw_grid
-from hf_ext.training import evaluate
+from hf_ext.training import TrainingArguments, evaluate
 from hf_ext.training.arguments import DataSource, read_yaml
 from tests.kit.studies import EXAMPLES, fill_readme, module_loader
 
-from .dit_testing import make_transformer
+from . import reference_transformer as reference
+from .dit_testing import SIZES, make_inputs, make_transformer, shake
 
 STUDY = EXAMPLES / "disentangled_dit"
 load = module_loader(STUDY)
@@ -120,7 +121,7 @@ def test_variants_of_our_network_differ_in_one_thing(load):
     for name, embedder in drawn.control_embedders.items():
         assert embedder.linear_2.weight.std() > 0.1 and not ours.control_embedders[name].linear_2.weight.any()
     assert not drawn.proj_out.weight.any() and not drawn.modulations[0].weight.any()
-    one = variants["one-stream"](**small, sample_size=8, in_channels=3, conditioning="adaln")
+    one = variants["one-stream"](**small, sample_size=8, in_channels=3, shared_stream=True)
     assert not [name for name, _ in one.named_parameters() if "add_" in name or "context" in name]
     assert one.modulation_sizes == [6 * 16, 6 * 16, 2 * 16]
     for value in one.parameters():
@@ -131,8 +132,6 @@ def test_variants_of_our_network_differ_in_one_thing(load):
     )
     # The class acts, and each picture's own alone.
     assert torch.equal(first, second) and not torch.allclose(first[0], other[0]) and torch.equal(first[1], other[1])
-    with pytest.raises(ValueError, match="conditioning='adaln'"):
-        variants["one-stream"](**small, sample_size=8, in_channels=3)
     bicubic = variants["bicubic"](**small, sample_size=16, in_channels=3, pos_embed_base_size=4)
     # The grid of the pre-training is known; a larger one follows the resampled places, but for the borders.
     assert torch.equal(bicubic.position_embedding(4, 4), ours.position_embedding(4, 4))
@@ -140,6 +139,44 @@ def test_variants_of_our_network_differ_in_one_thing(load):
     assert found.shape == places.shape == (64, 16) and not torch.equal(found, places)
     rows = [torch.corrcoef(torch.stack([one, other]))[0, 1] for one, other in zip(found, places, strict=True)]
     assert min(rows) > 0.5
+
+
+@pytest.mark.parametrize("fields", [{}, {"shared_stream": True}, {"modulation": "shared"}])
+@pytest.mark.parametrize("name", ["adaln", "mdt"])
+def test_a_class_in_adaln_and_hidden_tokens_equal_the_reference(load, name, fields):
+    torch.manual_seed(0)
+    network = load("variants").VARIANTS[name](**{**SIZES, **fields})
+    shake(network)
+    network = network.double().eval()
+    inputs = make_inputs(network, batch=2, dtype=torch.float64)
+    kept = {} if name == "adaln" else {"keep_indices": torch.tensor([[0, 3, 6, 9, 12], [8, 4, 7, 6, 5]])}
+    for more in ({}, kept):
+        wanted = reference.predict(dict(network.named_parameters()), network.config, **inputs, **more, in_adaln=True)
+        torch.testing.assert_close(network(**inputs, **more).sample, wanted, atol=1e-9, rtol=1e-9)
+    # What a pipeline computes ahead.
+    latents, labels = inputs.pop("hidden_states"), inputs.pop("class_labels")
+    context, _ = network(class_labels=labels, return_conditioning=True)
+    _, modulation = network(**inputs, return_conditioning=True)
+    found = network(latents, context=context, modulation=modulation).sample
+    torch.testing.assert_close(found, network(latents, **inputs, class_labels=labels).sample)
+
+
+def test_a_second_pass_hides_equally_many_tokens_of_each_picture(load):
+    peers, variants = load("peers"), load("variants")
+    kept = variants.random_keep_indices(64, 10, 0.3, torch.device("cpu")).tolist()
+    assert all(len(row) == 7 and row == sorted(set(row)) and set(row) <= set(range(10)) for row in kept)
+    assert len({tuple(row) for row in kept}) > 30
+    arguments = TrainingArguments(method="disentangled-dit", output_dir="x", task={"image_size": 8, "mask_ratio": 0.5})
+    task = peers.make_task(arguments, "mdt")
+    small = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "patch_size": 2, "num_classes": 3}
+    model, seen = task.build_model(small, None), []
+    model.register_forward_pre_hook(
+        lambda _, given, options: seen.append(options.get("keep_indices")), with_kwargs=True
+    )
+    labels = torch.zeros(2, dtype=torch.long)
+    task.loss(model, {"pixels": torch.zeros(2, 3, 8, 8), "label": labels, "controls": {}}, 0).backward()
+    assert seen[0] is None and seen[1].shape == (2, 8)
+    assert model.side_modulation.weight.grad is not None
 
 
 @pytest.fixture

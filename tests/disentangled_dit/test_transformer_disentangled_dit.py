@@ -1,22 +1,22 @@
-"""The transformer: equal to its textbook twin, in values and gradients; sizes, positions, masks; errors."""
+"""The transformer: equal to its textbook twin, in values and gradients; sizes, positions, controls; errors."""
 
 import json
+import math
 
 import pytest
 import torch
 
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 from tests.disentangled_dit import reference_transformer as reference
-from tests.disentangled_dit.dit_testing import generator, make_inputs, make_transformer
+from tests.disentangled_dit.dit_testing import SIZES, generator, make_controls, make_inputs, make_transformer
 from tests.kit.models import assert_same_answers
 
 MODELS = {
     "class": {},
-    "class tokens": {"num_class_tokens": 3, "control_alpha": {"crop": 2.0}},
-    "baseline": {"conditioning": "adaln", "num_class_tokens": 2},
+    "one control": {"control_alpha": {"crop": 2.0}},
     "text": {"num_classes": None, "joint_attention_dim": 7},
     "one layer, no controls": {"num_layers": 1, "control_alpha": {}},
-    "one stream": {"shared_stream": True, "num_class_tokens": 3},
+    "one stream": {"shared_stream": True},
     "shared modulation": {"modulation": "shared"},
     "both shared": {"shared_stream": True, "modulation": "shared", "num_classes": None, "joint_attention_dim": 7},
 }
@@ -30,7 +30,7 @@ def known(model, inputs: dict) -> dict:
 
 
 def conditioning(model, inputs: dict) -> tuple:
-    given = {name: value for name, value in inputs.items() if name not in ("hidden_states", "keep_indices")}
+    given = {name: value for name, value in inputs.items() if name != "hidden_states"}
     return model(**given, return_conditioning=True)
 
 
@@ -76,21 +76,6 @@ def test_equals_reference_in_single_precision_for_one_sample_of_another_size(nam
     inputs = make_inputs(model, batch=1)
     inputs["hidden_states"] = torch.randn(1, 3, 8, 4, generator=generator(5))
     assert_equals_reference(model, inputs, plain, torch.float32)
-
-
-def test_mlp_that_overwrites_its_hidden_values_changes_no_bit_and_not_its_input():
-    feed_forward = make_transformer().transformer_blocks[0].ff
-    hidden_states = torch.randn(2, 5, 16, generator=generator())
-    given = hidden_states.clone()
-    expected = feed_forward(hidden_states)
-    with torch.no_grad():
-        assert torch.equal(feed_forward(hidden_states), expected)
-    # Frozen weights, but a gradient of the input is asked for.
-    feed_forward.requires_grad_(False)
-    latents = given.clone().requires_grad_()
-    assert_same_answers(feed_forward(latents), expected)
-    feed_forward(latents).sum().backward()
-    assert torch.equal(hidden_states, given) and latents.grad is not None and latents.grad.abs().max() > 0
 
 
 def count_parameters(preset: str, **fields) -> dict[str, int]:
@@ -140,12 +125,9 @@ def test_tiny_preset_runs_and_a_new_model_predicts_zero(fields):
 
 def test_every_parameter_learns():
     shared = {"shared_stream": True, "modulation": "shared"}
-    for fields in ({"num_decoder_layers": 1}, {"num_class_tokens": 2}, shared, {**shared, "num_decoder_layers": 1}):
+    for fields in ({}, shared):
         model = make_transformer(**fields)
-        inputs = make_inputs(model, batch=4)
-        if "num_decoder_layers" in fields:
-            inputs["keep_indices"] = torch.arange(0, 15, 2).expand(4, -1)
-        model(**inputs).sample.square().sum().backward()
+        model(**make_inputs(model, batch=4)).sample.square().sum().backward()
         assert all(parameter.grad.any() for parameter in model.parameters())
 
 
@@ -167,7 +149,7 @@ def test_grid_is_saved_and_kept_at_another_size(tmp_path):
 
 @pytest.mark.parametrize("fields", [{}, {"shared_stream": True, "modulation": "shared"}])
 def test_loading_in_another_precision(fields, tmp_path):
-    model = make_transformer(num_class_tokens=2, num_decoder_layers=1, **fields)
+    model = make_transformer(**fields)
     model.save_pretrained(tmp_path)
     loaded = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
     assert {x.dtype for x in loaded.state_dict().values()} == {torch.bfloat16}
@@ -181,40 +163,18 @@ def test_loading_in_another_precision(fields, tmp_path):
     assert (found - expected).square().mean().sqrt() < 0.05
 
 
-@pytest.mark.parametrize("name", ["class", "baseline", "one stream", "shared modulation"])
-def test_masked_latents_equal_reference(name):
-    model = make_transformer(**{**MODELS[name], "num_decoder_layers": 1}).double()
-    inputs = make_inputs(model, batch=2, dtype=torch.float64)
-    keep = torch.tensor([[0, 3, 6, 9, 12], [8, 4, 7, 6, 5]])
-    assert_equals_reference(model, {**inputs, "keep_indices": keep}, plain, torch.float64)
-
-
-# Dynamo looks at the gradient of tensors that it meets.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_masked_latents_are_one_graph_of_static_shapes():
-    """Nothing waits for a device: neither values nor the number of kept tokens are looked up."""
-    model = make_transformer(num_decoder_layers=1)
-    inputs = {**make_inputs(model), "keep_indices": torch.tensor([[0, 3, 6], [8, 4, 7]])}
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(**inputs).sample, model(**inputs).sample)
-    torch.compiler.reset()
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"joint_attention_dim": 4}, "one of num_classes"),
-        ({"conditioning": "cross"}, "'attention' or 'adaln', not 'cross'"),
-        ({"conditioning": "adaln", "num_classes": None, "joint_attention_dim": 4}, "of classes"),
+        ({"modulation": "none"}, "'per_block' or 'shared', not 'none'"),
         ({"num_classes": 0}, "'num_classes': 0. must be whole numbers from 1"),
-        *(({name: value}, name) for name in ("num_class_tokens", "patch_size") for value in (0, "2", 2.0)),
+        *(({"patch_size": value}, "patch_size") for value in (0, "2", 2.0)),
         ({"control_alpha": {"colour": 1.0}}, r"unknown controls \['colour'\]; there are \['original_size'"),
         ({"control_alpha": {"crop": -1.0}}, "numbers from 0 to 1e6"),
         ({"num_attention_heads": 1, "attention_head_dim": 6}, "divisible by 4, unlike 6"),
         ({"sample_size": [6, 9]}, "divisible by patch_size 2"),
         ({"pos_embed_base_size": [0, 4]}, "one positive number or two"),
-        ({"num_decoder_layers": 3}, "from 0 to num_layers - 1 = 2, not 3"),
     ],
 )
 def test_bad_configurations(fields, message):
@@ -224,9 +184,8 @@ def test_bad_configurations(fields, message):
 
 def test_bad_inputs():
     model, text = make_transformer(control_alpha={"crop": 0.0}), make_transformer(**MODELS["text"])
-    masked, baseline = make_transformer(num_decoder_layers=1), make_transformer(conditioning="adaln")
     latents, labels = torch.randn(2, 3, 6, 10), torch.tensor([0, 1])
-    given, keep = {"timestep": 5, "class_labels": labels}, torch.arange(15).expand(2, -1)
+    given = {"timestep": 5, "class_labels": labels}
     whole = {"hidden_states": latents, **given}
     for message, network, inputs in (
         ("needs `hidden_states`; `timestep` or", model, {**whole, "timestep": None}),
@@ -243,10 +202,6 @@ def test_bad_inputs():
         ),
         ("text model", text, whole),
         ("class model", model, {**whole, "class_labels": None, "encoder_hidden_states": latents[0]}),
-        ("the modulation needs `class_labels`", baseline, {"timestep": 5, "return_conditioning": True}),
-        ("num_decoder_layers > 0", model, {**whole, "keep_indices": keep}),
-        (r"int64 of shape \(2, kept\)", masked, {**whole, "keep_indices": keep[:1]}),
-        ("1 to 15 kept tokens", masked, {**whole, "keep_indices": keep[:, :0]}),
     ):
         with pytest.raises(ValueError, match=message):
             network(**inputs)
@@ -281,8 +236,105 @@ def test_positions_of_a_grid_are_computed_once(monkeypatch):
     assert not any("other_positions" in name for name in model.state_dict())
 
 
-def test_baseline_has_equal_parameters():
-    ours, baseline = make_transformer(), make_transformer(conditioning="adaln")
-    assert {name: x.shape for name, x in ours.state_dict().items()} == {
-        name: x.shape for name, x in baseline.state_dict().items()
-    }
+def test_a_configuration_of_the_first_release_is_read_as_it_was_and_its_other_values_are_refused(tmp_path, caplog):
+    model = make_transformer()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    earlier = {"num_class_tokens": 1, "conditioning": "attention", "num_decoder_layers": 0}
+    assert not earlier.keys() & config.keys()
+    (tmp_path / "config.json").write_text(json.dumps(config | earlier))
+    loaded = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded(**make_inputs(model)).sample, model(**make_inputs(model)).sample)
+    assert not earlier.keys() & loaded.config.keys() and not caplog.records
+    for name, value in (("num_class_tokens", 2), ("conditioning", "adaln"), ("num_decoder_layers", 1)):
+        (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
+        with pytest.raises(ValueError, match=name):
+            DisentangledDiTTransformer2DModel.from_pretrained(tmp_path)
+
+
+CONTROLS = list(DisentangledDiTTransformer2DModel.CONTROL_SIZES)
+
+
+def modulation(model, timestep: float, controls: dict | None = None, mask: torch.Tensor | None = None) -> torch.Tensor:
+    with torch.no_grad():
+        return model(timestep=timestep, controls=controls, control_mask=mask, return_conditioning=True)[1]
+
+
+def test_the_weight_is_one_at_the_clean_end_and_zero_in_pure_noise():
+    """t = 0 is the END of sampling: the weight rises while an image is made, later with a larger exponent."""
+    weigh = make_transformer(num_train_timesteps=500).control_weight
+    times = torch.linspace(0, 500, 101)
+    for alpha in (0.5, 1.0, 4.0, 8.0):
+        weight = weigh(times, alpha)
+        assert weight[0] == 1 and weight[-1] == 0 and (weight.diff() <= 0).all()
+        assert (weigh(times, 2 * alpha) <= weight).all()
+    # The specification's numbers.
+    torch.testing.assert_close(weigh(times[[25, 50]], 8.0), torch.tensor([0.282, 0.0039]), atol=5e-4, rtol=0)
+    assert weigh(times[30], 2.0).item() == pytest.approx(((1 + math.cos(0.3 * math.pi)) / 2) ** 2)
+    assert torch.equal(weigh(times, 0.0), torch.ones(101))
+    # Whole numbers are timesteps too.
+    assert torch.equal(weigh(torch.tensor([0, 125, 500]), 1.0), weigh(torch.tensor([0.0, 125.0, 500.0]), 1.0))
+
+
+def test_each_control_has_its_own_weight():
+    """A size has no effect in pure noise, a crop the same at every time."""
+    model = make_transformer()
+    for name, values in make_controls(1).items():
+        changes = [
+            (modulation(model, timestep, {name: values}) - modulation(model, timestep)).abs().max().item()
+            for timestep in (1000.0, 400.0, 0.0)
+        ]
+        if name in ("original_size", "target_size"):
+            assert changes[0] == 0
+            assert 0 < changes[1] < changes[2]
+        else:
+            assert min(changes) > 0.1 * max(changes)
+
+
+def test_default_exponents_are_saved_and_an_empty_dictionary_means_none(tmp_path):
+    make_transformer().save_pretrained(tmp_path)
+    loaded = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path)
+    assert loaded.config.control_alpha == {
+        "original_size": 8.0, "crop": 0.0, "target_size": 8.0, "flip": 0.0, "aspect_ratio": 0.0
+    }  # fmt: skip
+    assert list(loaded.control_embedders) == CONTROLS
+    assert not any("control" in name for name in make_transformer(control_alpha={}).state_dict())
+
+
+def test_controls_of_a_new_model_change_nothing():
+    """Their last layer is zero, so that a trained model can be given controls."""
+    trained = make_transformer(control_alpha={})
+    torch.manual_seed(1)
+    model = DisentangledDiTTransformer2DModel(**SIZES)
+    missing, unexpected = model.load_state_dict(trained.state_dict(), strict=False)
+    assert all(name.startswith("control_embedders") for name in missing)
+    assert not unexpected
+    inputs = make_inputs(model)
+    with torch.no_grad():
+        found = model(**inputs).sample
+        expected = trained(**{**inputs, "controls": None, "control_mask": None}).sample
+    assert_same_answers(found, expected)
+    # They are not dead: the gradient reaches the zero layer.
+    model(**inputs).sample.sum().backward()
+    assert all(embedder.linear_2.weight.grad.any() for embedder in model.control_embedders.values())
+
+
+def adaln_vector(model, controls: dict) -> torch.Tensor:
+    """e: what the model gives to its own SiLU."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(torch.nn.functional, "silu", lambda x, **_: seen.append(x) or x)
+        model(timestep=torch.tensor([150.0], dtype=torch.float64), controls=controls, return_conditioning=True)
+    return seen[-1]
+
+
+@pytest.mark.parametrize("absent", CONTROLS)
+def test_what_is_absent_adds_nothing(absent):
+    """The parts add up to the whole: e is a sum."""
+    model = make_transformer().double()
+    controls = make_controls(1)
+    alone = {absent: controls.pop(absent)}
+    base, rest, only, both = (adaln_vector(model, given) for given in ({}, controls, alone, {**controls, **alone}))
+    torch.testing.assert_close(rest + only - base, both, atol=1e-9, rtol=1e-9)
+    assert not torch.allclose(rest, both)

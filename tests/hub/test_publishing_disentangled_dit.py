@@ -77,7 +77,6 @@ PIPELINES = {
     "classes": (make_pipeline, "pictures of a class, in pixels", "unconditional-image-generation"),
     "latents": (lambda: make_pipeline(vae=make_vae()), "in the latents of an autoencoder", "unconditional-image-gen"),
     "text": (make_text_pipeline, "pictures of a text, in pixels", "text-to-image"),
-    "baseline": (lambda: make_pipeline(conditioning="adaln"), "the baseline that the paper compares", "unconditional"),
     "without dropout": (lambda: make_pipeline(condition_dropout=0.0), "trained without dropping", "unconditional"),
     "without controls": (lambda: make_pipeline(control_alpha={}), "| controls | none |", "unconditional"),
 }

@@ -23,7 +23,7 @@ from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import build
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.diffusion_latents import load_autoencoder
-from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_indices
+from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples, objective_of
 from hf_ext.tasks.precompute import precompute
 from hf_ext.training import evaluate_checkpoint
 from hf_ext.training.models import refuse_lost_fields
@@ -77,11 +77,8 @@ def test_a_run_leaves_a_pipeline_that_scores_what_was_said(tmp_path, pictures):
     assert made.size == (8, 8)
 
 
-@pytest.mark.parametrize("kind", ["class", pytest.param("masked", marks=pytest.mark.slow)])
-def test_an_interrupted_run_ends_as_the_whole_one(tmp_path, pictures, kind):
-    masked = {"mask_ratio": 0.5} if kind == "masked" else {}
-    model = {**MODEL, "num_decoder_layers": 1} if kind == "masked" else MODEL
-    options = {"task": {**SMALL, **masked}, "model": model, "ema_decay": 0.9, "save_steps": 2, "eval_steps": 3}
+def test_an_interrupted_run_ends_as_the_whole_one(tmp_path, pictures):
+    options = {"task": SMALL, "ema_decay": 0.9, "save_steps": 2, "eval_steps": 3}
     options |= {"gradient_accumulation_steps": 2, "max_steps": 4, "per_device_train_batch_size": 2}
     check_resuming(tmp_path, pictures, **options)
     whole = contents(tmp_path / "whole")
@@ -167,17 +164,6 @@ def test_any_sampler_of_a_checkpoint_trains_as_its_own_does(objective, other):
         torch.testing.assert_close(target, own.get_velocity(*pair, times))
     elif objective == "epsilon":
         assert torch.equal(target, pair[1])
-
-
-def test_a_mask_keeps_equally_many_tokens_in_each_row():
-    kept = random_keep_indices(64, 10, 0.3, torch.device("cpu")).tolist()
-    assert all(len(row) == 7 and row == sorted(set(row)) and set(row) <= set(range(10)) for row in kept)
-    assert len({tuple(row) for row in kept}) > 30
-    task, recording = built(mask_ratio=0.5, model={**MODEL, "num_decoder_layers": 1}), Recording()
-    batch = {"pixels": torch.zeros(2, 3, 8, 8), "label": torch.zeros(2, dtype=torch.long), "controls": {}}
-    task.loss(recording, batch, 0)
-    assert [("keep_indices" in conditions) for _, _, conditions in recording.calls] == [False, True]
-    assert recording.calls[1][2]["keep_indices"].shape == (2, 8)
 
 
 def test_scores_depend_on_the_index_alone():
@@ -277,7 +263,6 @@ NOISE_ALONE = {"noise_schedule": {"rescale_betas_zero_snr": True}}
         ({"objective": "sample"}, {}, "objective"),
         ({"noise_schedule": {"betas": 3}}, {}, r"unknown key\(s\) \['betas'\] in task.noise_schedule"),
         ({"objective": "epsilon", **NOISE_ALONE}, {}, "ends in noise alone .* or objective to v_prediction"),
-        ({}, {"num_decoder_layers": 1}, "needs both, other training neither"),
         ({}, {"preset": "XXL"}, "model.preset is 'XXL'.*tiny, S, B, L, XL"),
         ({}, {"depth": 3}, "unknown key 'depth' in section 'model'"),
         ({"sample_steps": 0}, {}, "sample_steps must be at least 1"),

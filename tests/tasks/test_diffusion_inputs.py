@@ -190,7 +190,7 @@ def test_captions_that_are_none_are_refused(tmp_path, vae, encoder):
     out = encode(data, vae, tmp_path / "c", text_encoder=str(encoder), max_bad_examples=0.5)
     assert len(rows_of(out)) == 1 and len((out / "bad_examples.jsonl").read_text().splitlines()) == 1
     with refused(MissingColumn, "text", column="long", option="text_column"):
-        encode(data, vae, tmp_path / "b", text_encoder=str(encoder), text_column="long")
+        encode(data, vae, tmp_path / "b", text_encoder=str(encoder), text_column=["long"])
 
 
 def test_views_are_the_same_after_an_interruption(tmp_path, pictures):

@@ -1,8 +1,9 @@
-"""Latents ahead of time: what is recorded, buckets, going on after a kill, training from them."""
+"""Latents ahead of time: of rows and of tar files, going on after a kill, bad pictures, training from them."""
 
 import contextlib
 import json
 import os
+import tarfile
 
 import datasets
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from PIL import Image
 from pyarrow.parquet import read_table
 
+from hf_ext.data.opening import open_source
+from hf_ext.data.source import DataSource
 from hf_ext.distributed import Ranks
 from hf_ext.errors import DataError, MissingColumn, OtherRun, UsageError
 from hf_ext.files import TakenError
@@ -21,6 +24,7 @@ from hf_ext.tasks import precompute_sources as sources
 from hf_ext.tasks.diffusion_data import Crops, cut_view
 from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
 from hf_ext.tasks.precompute import precompute
+from hf_ext.tasks.tar_files import unpack_row
 from hf_ext.training.data import TrainingLoader
 from tests.disentangled_dit.pipeline_testing import make_vae
 from tests.kit.models import assert_same_answers
@@ -117,7 +121,7 @@ def killed(monkeypatch, owner, name, after):
         yield
 
 
-@pytest.mark.parametrize("moment", [(module, "cut_view", 5), (module.os, "replace", 2)], ids=["shard", "rename"])
+@pytest.mark.parametrize("moment", [(module, "cut_view", 5), (module.os, "replace", 3)], ids=["shard", "rename"])
 def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictures, vae, monkeypatch, moment):
     whole = precompute(settings(pictures, vae), tmp_path / "whole")
     with killed(monkeypatch, *moment):
@@ -208,15 +212,20 @@ def test_a_process_takes_the_next_part_that_no_other_has(tmp_path, pictures, vae
 
     def write(work, part, advance):
         written.append(part)
-        if part == 3:
-            # The second process is done with its first part before this one with two.
-            assert work.take(4) and not work.take(4)
+        if len(written) == 3:
+            # The second process is done with its first part before this one with three.
+            parts = sorted(range(7), key=lambda part: -work.source.weights[part])
+            assert work.take(parts[4]) and not work.take(parts[4])
 
     monkeypatch.setattr(module, "Ranks", FirstOfTwo)
     monkeypatch.setattr(module._Work, "write", write)
     out = precompute(settings(pictures, vae, shard_size=1), tmp_path / "out")
-    # The second part is dealt to the second process.
-    assert written == [0, 2, 3, 5, 6] and [path.name for path in out.iterdir()] == ["precompute.json"]
+    # The largest first; the second is dealt to the second process.
+    source = sources.Rows(rows_of(pictures))
+    source.deal(7, "image")
+    order = sorted(range(7), key=lambda part: -source.weights[part])
+    assert max(source.weights) > 1 and written == [order[0], order[2], order[3], *order[5:]]
+    assert [path.name for path in out.iterdir()] == ["precompute.json"]
 
 
 # Pictures that cannot be used
@@ -267,7 +276,7 @@ def test_a_campaign_that_is_killed_leaves_out_the_bad_pictures_and_no_other(tmp_
     names = {os.path.splitext(row["file"].replace("::", "/").rpartition("/")[2])[0] for row in listed}
     assert names == {os.path.splitext(name)[0] for name in bad} and all(row["reason"] for row in listed)
     assert (before or form == "files") and len(before - {path.name for path in out.glob("*.tar")}) <= 1
-    assert not [*out.glob("bad-*.json"), *out.glob("taken-*")]
+    assert not [*out.glob("read-*.json"), *out.glob("taken-*")]
 
 
 def test_latents_that_are_not_finite_are_refused_with_their_file(tmp_path, pictures):
@@ -292,3 +301,100 @@ def test_an_autoencoder_in_bfloat16_gives_nearly_the_same(tmp_path, pictures, va
     for one, other in zip(full, half, strict=True):
         latents, theirs = read_row(one)[0], read_row(other)[0]
         assert 0 < float((latents - theirs).norm() / latents.norm()) < 0.05
+
+
+# Tar files
+
+
+def test_tar_files_are_streamed_and_their_latents_are_those_of_the_rows(tmp_path, pictures, vae, monkeypatch):
+    """The same pictures, as tar files and as rows: nothing is copied, and the order is that of the tar files."""
+
+    def refuse(*_, **__):
+        raise AssertionError("the pictures are copied")
+
+    tars = pack_tars(pictures, tmp_path / "tars", 3)
+    middle = {"crops": {"random": False, "flip": 0.0}, "max_ratio": 2.0, "bucket_step": 4}
+    rows = rows_of(precompute(settings(pictures, vae, **middle), tmp_path / "rows"))
+    known = {tuple(row["original_size"]): row for row in rows}
+    for place in (tars, tars / "*.tar"):
+        with monkeypatch.context() as patch:
+            patch.setattr(datasets.DatasetBuilder, "download_and_prepare", refuse)
+            out = precompute(settings(place, vae, **middle), tmp_path / f"out-{place.name.strip('*.')}")
+        assert len([*out.glob("train-*.parquet")]) == 3
+        found = rows_of(out)
+        assert [tuple(row["original_size"]) for row in found] == SIZES
+        for row in found:
+            wanted = known[tuple(row["original_size"])]
+            assert_same_answers(*(read_row(each)[0].half() for each in (row, wanted)))
+            assert (row["cls"], row["txt"]) == (wanted["label"], wanted["text"])
+        assert "__url__" not in found.column_names
+    # Of a folder with several splits the one that is asked for.
+    for number, split in enumerate(["train", "test", "train"]):
+        (tars / f"{number:05d}.tar").rename(tars / f"photos-{split}-{number}.tar")
+    found = rows_of(precompute(settings(tars, vae, **middle), tmp_path / "split"))
+    assert [tuple(row["original_size"]) for row in found] == SIZES[:3] + SIZES[6:]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_training_on_tar_files_of_latents_is_that_on_parquet(tmp_path, pictures, vae, encoder, streaming):
+    texts = {"text_encoder": str(encoder), "max_text_length": 8}
+    sizes = {} if streaming else {"max_ratio": 2.0, "bucket_step": 4}
+    runs = {}
+    for format in ("parquet", "tar"):
+        out = precompute(settings(pictures, vae, posterior=True, format=format, **texts, **sizes), tmp_path / format)
+        task = {"image_size": 16, "vae": str(vae), "posterior": True}
+        for kind, changes in (("classes", {}), ("texts", texts)):
+            model = MODEL if changes else {**MODEL, "num_classes": 3}
+            arguments = make_arguments(
+                tmp_path / f"{format}-{kind}", out, streaming, max_steps=4, task={**task, **changes}, model=model
+            )
+            run(arguments)
+            runs[format, kind] = losses(tmp_path / f"{format}-{kind}")
+    for kind in ("classes", "texts"):
+        assert runs["tar", kind] == runs["parquet", kind] and len(runs["tar", kind]) == 4
+    packed, plain = (rows_of(tmp_path / format) for format in ("tar", "parquet"))
+    for row, wanted in zip(packed, plain, strict=True):
+        found = unpack_row(row)
+        assert [found[name] or None for name in wanted] == [value or None for value in wanted.values()]
+
+
+def test_tar_files_that_do_not_fit_are_refused(tmp_path, pictures, vae):
+    for name in ("00000.tar", "00001.tar", "00002.tar"):
+        # Of the first one `datasets` learns the columns, before anything is counted.
+        with tarfile.open(pack_tars(pictures, tmp_path / "tars", 3) / name) as tar:
+            second = tar.getmembers()[1].offset
+        # Empty; cut in a picture, in a header, and between two files, where it looks whole.
+        for length in (0, 700, second + 100, second):
+            tars = pack_tars(pictures, tmp_path / "tars", 3)
+            (tars / name).write_bytes((tars / name).read_bytes()[:length])
+            for place in (tars, tars / "*.tar"):
+                # As for a training and for scores, which copy them.
+                with refused(DataError, name, "whole"):
+                    open_source(DataSource(str(place)))
+                with refused(DataError, name, "whole"):
+                    precompute(settings(place, vae), tmp_path / "out")
+    assert not (tmp_path / "out.partial").exists()
+    both = datasets.load_dataset(str(pictures), split="train")
+    both = both.add_column("second", both.with_format("arrow")[:]["image"].to_pylist()).cast_column(
+        "second", datasets.Image()
+    )
+    (tmp_path / "both").mkdir()
+    both.to_parquet(str(tmp_path / "both" / "train.parquet"))
+    with refused(UsageError, "second", "parquet"):
+        precompute(settings(tmp_path / "both", vae, format="tar"), tmp_path / "other")
+
+
+def test_a_part_without_a_usable_picture_is_no_tar_file(tmp_path, pictures, vae):
+    out = precompute(settings(pictures, vae, shard_size=1, format="tar"), tmp_path / "out")
+    assert len(rows_of(out)) == 7 and len([*out.glob("*.tar")]) < 7
+
+
+def test_a_turned_picture_goes_into_the_bucket_that_it_is_shown_in(tmp_path, vae):
+    turned = Image.Exif()
+    turned[274] = 6
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (32, 16)).save(tmp_path / "photos" / "turned.jpg", exif=turned)
+    Image.new("RGB", (32, 16)).save(tmp_path / "photos" / "wide.jpg")
+    out = precompute(settings(tmp_path / "photos", vae, max_ratio=2.0, bucket_step=4), tmp_path / "out")
+    assert sorted(rows_of(out)["original_size"]) == [[16, 32], [32, 16]]
+    assert sorted(rows_of(out)["target_size"]) == [[12, 20], [20, 12]]

@@ -54,8 +54,8 @@ CASES: dict[str, dict[str, Any]] = {
     # Timesteps are no integers here: rounded to bf16 they would be others.
     "bf16": {
         "method": "disentangled-dit",
-        "task": {**DIT_TASK, "objective": "flow", "mask_ratio": 0.5},
-        "model": {**DIT, "num_decoder_layers": 1},
+        "task": {**DIT_TASK, "objective": "flow"},
+        "model": DIT,
         "mixed_precision": "bf16",
     },
     "lora": {

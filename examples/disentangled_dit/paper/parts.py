@@ -14,8 +14,11 @@ from PIL import Image
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.errors import DataError
-from hf_ext.metrics import content_drift
 from hf_ext.tasks.diffusion_texts import read_captions
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from drift import content_drift
 
 # Pictures whose drift is measured at once.
 BATCH = 64

@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import evaluate
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from jinja2 import StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
+from sklearn.metrics import matthews_corrcoef
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
@@ -38,7 +39,6 @@ from hf_ext.emr.artifact import read_tasks
 from hf_ext.emr.weights import task_checkpoint
 from hf_ext.files import read_json, write_json
 from hf_ext.merging.configuration import MergeConfig
-from hf_ext.metrics import metric_path
 from hf_ext.settings import build, read_yaml
 from hf_ext.tasks.pictures import in_colours
 from hf_ext.training.arguments import DataSource
@@ -170,9 +170,18 @@ def read_labels(rows: Any, label_column: str = "label", labels: list[Any] | None
 
 
 def compare(found: list[float], truth: list[float]) -> dict[str, float]:
-    """Accuracy and Matthews correlation of classes, correlations of numbers."""
-    scores = evaluate.load(metric_path("agreement")).compute(predictions=found, references=truth)
-    return {**scores, "pearson_spearman": (scores["pearson"] + scores["spearman"]) / 2}
+    """Accuracy and Matthews correlation of classes, correlations of numbers; 0 where one side is constant."""
+    pair = pd.DataFrame({"found": found, "truth": truth}, dtype=float)
+    pearson, spearman = (float(pair.corr(kind).fillna(0.0).iloc[0, 1]) for kind in ("pearson", "spearman"))
+    is_classes = bool((pair % 1 == 0).all(axis=None))
+    return {
+        "accuracy": float((pair["found"] == pair["truth"]).mean()),
+        # A matrix of all pairs of classes, which scores are not.
+        "matthews": float(matthews_corrcoef(pair["truth"], pair["found"])) if is_classes else 0.0,
+        "pearson": pearson,
+        "spearman": spearman,
+        "pearson_spearman": (pearson + spearman) / 2,
+    }
 
 
 METHODS: dict[str, Callable[..., dict[str, float]]] = {
