@@ -14,14 +14,12 @@ third of whose tokens are operators).
 """
 
 import argparse
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import datasets
 import numpy as np
-import pyarrow
 from huggingface_hub.dataclasses import strict
 from made_data import SPLITS, add_counts, run, write_made_data
 
@@ -84,11 +82,6 @@ class ListOps:
             f"{_MOST_DRAWS:,} trees of depth {self.max_depth} with up to {self.max_arguments} arguments held none of "
             f"more than {self.min_length} and fewer than {self.max_length} tokens: widen these limits."
         )
-
-    def examples(self, split: str = "train") -> Iterator[tuple[str, int]]:
-        """The examples of a split, from the first on, without end."""
-        for index in itertools.count():
-            yield self.example(index, split)
 
     def _draw(self, generator: np.random.Generator) -> "list[_Level] | None":
         """A tree, or nothing where it has not the wanted length. Its root is an operator, as a digit is too short."""
@@ -174,10 +167,10 @@ def _write(levels: list[_Level]) -> np.ndarray:
     return tokens
 
 
-def write_listops(out: str | Path, counts: dict[str, int], settings: ListOps, progress: bool = True) -> Path:
+def write_listops(out: str | Path, counts: dict[str, int], settings: ListOps) -> Path:
     """Writes a folder that `datasets` reads: for each split a parquet file of `text` and `label`; and a README."""
-    schema = pyarrow.schema([("text", pyarrow.string()), ("label", pyarrow.int64())])
-    return write_made_data(out, counts, settings.examples, schema, _readme(settings), progress)
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.Value("int64")})
+    return write_made_data(out, counts, settings.example, features, _readme(settings))
 
 
 def _readme(settings: ListOps) -> str:
