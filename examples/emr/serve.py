@@ -95,7 +95,13 @@ def make_app(emr: EMRModel, access: Access, limits: Limits, tokens: int = 1024) 
     """The application; `limits` and `tokens` are the most that a request may ask for."""
 
     async def guard(request: Request) -> None:
-        require_allowed(request, access)
+        """Refuses who calls this machine by another name, as a web page could, or has no token where one is needed."""
+        try:
+            access.base_url(request.headers, request.scope["server"])
+            if not access.permissions(request.headers)[1]:
+                raise HubError(401, "a token is needed: Authorization: Bearer TOKEN")
+        except HubError as error:
+            raise HTTPException(error.status, error.message) from error
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(guard)])
     turns = Turns(limits)
@@ -143,16 +149,6 @@ def make_app(emr: EMRModel, access: Access, limits: Limits, tokens: int = 1024) 
             return {"text": task.decode(made), "tokens": len(made), "ended": ended}
 
     return app
-
-
-def require_allowed(request: Request, access: Access) -> None:
-    """Refuses who calls this machine by another name, as a web page could, or has no token where one is needed."""
-    try:
-        access.base_url(request.headers, request.scope["server"])
-        if not access.permissions(request.headers)[1]:
-            raise HubError(401, "a token is needed: Authorization: Bearer TOKEN")
-    except HubError as error:
-        raise HTTPException(error.status, error.message) from error
 
 
 async def read_body(request: Request) -> bytes:
