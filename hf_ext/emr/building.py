@@ -254,7 +254,7 @@ def _find_parts(
         except Exception:
             # A conversion that needs more than this tensor, or other values.
             continue
-        parts = {name: find_even_spacing(piece, numbers) for name, piece in pieces.items()}
+        parts = {name: _find_even_spacing(piece, numbers) for name, piece in pieces.items()}
         own = {name: Place(tensor, part) for name, part in parts.items() if part is not None and name in weights}
         whole = len(own) == len(pieces) and sum(piece.numel() for piece in pieces.values()) == held.numel()
         if whole and all(_equal(place.within(held), weights[name]) for name, place in own.items()):
@@ -262,7 +262,7 @@ def _find_parts(
     return places
 
 
-def find_even_spacing(
+def _find_even_spacing(
     piece: torch.Tensor, numbers: torch.Tensor
 ) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
     """Shape, strides and first element of the view of `numbers` that a tensor equals, or None."""

@@ -129,7 +129,6 @@ def test_a_base_somewhere_else(copy: Path, merged: Path, tmp_path: Path):
         (lambda m: m["base"].update(source="x" * 256), "`source` of the base"),
         (lambda m: m["tasks"]["a"].update(shared=["bert.other"]), "'other'"),
         (lambda m: m["base"]["files"]["model.safetensors"].update(bytes=7), "bytes"),
-        (lambda m: m.update(tasks={"../a": m["tasks"]["a"]}), "'../a'"),
     ],
 )
 def test_a_manifest_that_does_not_fit(change, named: str, copy: Path):
