@@ -6,11 +6,11 @@
     curl 127.0.0.1:8000/generate/story -d "Once upon a time" -G --data-urlencode max_tokens=64
     curl 127.0.0.1:8000/restore/denoise --data-binary @photo.jpg -o restored.png
 
-The body is a text, a picture file, or for tasks that hear a JSON list of numbers at the model's rate. There is one set
-of weights, so requests take turns: a turn is one classification, one picture, or at most 32 tokens of a text, and then
-the next request has its turn. A short request never waits for a long text of another client. A request ends when its
-client leaves, and when it has used the time or the memory of --seconds and --gigabytes. Only this machine's names are
-answered, and those of --allowed-host. For one task, `hf-ext emr export` and `transformers serve` do more.
+The body is a text, a picture file, or for tasks that hear a JSON list of numbers at the model's rate. Requests take
+turns with the one set of weights: one classification, one picture, or at most 32 tokens. A short request never waits
+for a long text of another client. A request ends when its client leaves, and when it has used the time or the memory
+of --seconds and --gigabytes. Only this machine's names are answered, and those of --allowed-host. For one task,
+`hf-ext emr export` and `transformers serve` do more.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ MAKERS = {
         ListOps,
         write_listops,
         make_listops,
-        {"seed": 7, "min_length": 63, "max_length": 200, "max_depth": 6, "max_arguments": 8},
-        ["--seed", "7", "--min-length", "63", "--max-length", "200", "--max-depth", "6", "--max-arguments", "8"],
+        {"seed": 7, "min_length": 63, "max_length": 200},
+        ["--seed", "7", "--min-length", "63", "--max-length", "200"],
         "text",
     ),
     "pathfinder": Maker(Pathfinder, write_pathfinder, make_pathfinder, {"seed": 3}, ["--seed", "3"], "image"),
@@ -91,8 +91,8 @@ def test_nothing_is_overwritten_or_left_half_written(maker, tmp_path):
         maker.write(tmp_path / "new", {"train": 0}, maker.kind())
     with refused(ValueError, "example 0", "dev"):
         maker.kind().example(0, "dev")
-    with refused(ValueError, "80 tokens"):
-        ListOps(0, 63, 80, max_depth=2, max_arguments=2).example(0)
+    with refused(ValueError, "600000 tokens"):
+        ListOps(0, 500_000, 600_000).example(0)
 
     class Interrupted(maker.kind):
         def example(self, index, split="train"):
@@ -109,7 +109,6 @@ def test_nothing_is_overwritten_or_left_half_written(maker, tmp_path):
     ("kind", "values", "named"),
     [
         *((kind, {"seed": seed}, f"2**32, got {seed}") for kind in (ListOps, Pathfinder) for seed in (-1, 2**32)),
-        (ListOps, {"max_arguments": 1}, "got 10 and 1"),
         (ListOps, {"min_length": 1997}, "max_length"),
         (ListOps, {"min_length": 62}, "come twice"),
         (Pathfinder, {"size": 64}, "32 (Pathfinder) or 128 (Path-X)"),
@@ -179,15 +178,13 @@ def evaluate(text):
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 2**32 - 1), st.integers(0, 30), st.integers(4, 8), st.integers(6, 8), st.integers(63, 70))
-def test_labels_and_limits_of_short_expressions(seed, index, depth, arguments, shortest):
-    task = ListOps(seed, shortest, shortest + 200, depth, arguments)
-    text, label = task.example(index)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 30), st.integers(63, 70))
+def test_labels_and_limits_of_short_expressions(seed, index, shortest):
+    text, label = ListOps(seed, shortest, shortest + 200).example(index)
     value, deepest, most = evaluate(text)
     assert label == value
     assert shortest < len(text.split()) < shortest + 200
-    assert deepest <= depth
-    assert most <= arguments
+    assert deepest <= 10 and most <= 10
 
 
 def test_examples_as_in_long_range_arena():
