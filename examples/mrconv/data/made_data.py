@@ -34,11 +34,11 @@ def write_made_data(
     sizes = ", ".join(f"{count:,} {split}" for split, count in counts.items())
     with whole_folder(out, replace=False) as folder, tempfile.TemporaryDirectory() as cache:
         for split, count in counts.items():
-            # Of what is a list each process takes a part, in order.
+            # Of what is a list each process takes a part, in order. With a name nothing is hashed.
             made = {"example": example, "split": split, "columns": tuple(features), "indices": list(range(count))}
             processes = num_workers if num_workers > 1 else None
             data = datasets.Dataset.from_generator(
-                list_rows, features=features, cache_dir=cache, gen_kwargs=made, num_proc=processes
+                list_rows, features=features, cache_dir=cache, gen_kwargs=made, num_proc=processes, fingerprint=split
             )
             data.to_parquet(str(folder / f"{split}.parquet"))
         (folder / "README.md").write_text(readme.format(sizes=sizes), encoding="utf-8")
