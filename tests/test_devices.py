@@ -346,7 +346,7 @@ def test_merged_weights_have_the_bits_of_the_cpu(device: str):
     arithmetic.run_block(*given, 0, "zero")
     outs = [torch.empty_like(wanted[0]), torch.empty_like(given[0])]
     ops.restore_block(wanted[0], wanted[2], wanted[3][1], 0.7, outs[0])
-    arithmetic.restore(given[0], given[2], given[3][1], 0.7, outs[1])
+    arithmetic.restore(given[0], given[2], [given[3][1]], [0.7], [outs[1]])
     for found, expected in ((given[2], wanted[2]), (given[3], wanted[3]), (outs[1], outs[0])):
         assert torch.equal(found.cpu(), expected)
     assert distance(given[4], wanted[4]) <= 1e-9

@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_layer.py
 
-Three training layers of equal outputs: `exact`, ours; `shared`, N branches through torch.nn.BatchNorm1d which share
-the FFT of their input; `simple`, N branches which do not. They take turns in one process, so that other load of the
-machine hits all; times are medians. Memory is that of a process of its own for each layer: what a forward pass saves
-for the backward pass beside input and parameters, and how far the process grows in a step.
+Two training layers of equal outputs: `exact`, ours; `shared`, N branches through torch.nn.BatchNorm1d which share the
+FFT of their input. They take turns in one process, so that other load of the machine hits both; times are medians.
+Memory is that of a process of its own for each layer: what a forward pass saves for the backward pass beside input and
+parameters, and how far the process grows in a step.
 
 At last a training step of the whole layer, kernels of the branches included, beside one convolution with
 a free kernel, irfft(rfft(u) rfft(k)) by autograd, at small batches too: processor time, medians of ratios of rounds.
@@ -33,7 +33,7 @@ SIZES: list[Sizes] = [(8, 64, 16384, 16), (8, 64, 4096, 16), (32, 64, 1024, 16)]
 # Batch, channels and length beside a bare convolution; kernels of 16 parameters, 16, 32, ... taps.
 BARE_SIZES = [(8, 32, 1024), (4, 32, 4096), (2, 32, 16384), (8, 64, 16384), (1, 64, 1024), (1, 256, 4096)]
 KERNEL_TYPES = ("dilated", "fourier")
-FORMS = ("exact", "shared", "simple")
+FORMS = ("exact", "shared")
 
 
 class Layer(nn.Module):
@@ -57,8 +57,6 @@ class Layer(nn.Module):
         n = 2 * self.length
         spectrum, y = torch.fft.rfft(u, n=n), 0
         for kernel, norm, alpha in zip(self.kernels, self.norms, self.alpha, strict=True):
-            if self.form == "simple":
-                spectrum = torch.fft.rfft(u, n=n)
             y = y + alpha[:, None] * norm(
                 torch.fft.irfft(spectrum * torch.fft.rfft(kernel, n=n), n=n)[..., : self.length]
             )
@@ -111,7 +109,6 @@ def training_step(sizes: Sizes, rounds: int) -> dict[str, Any]:
         "seconds": seconds,
         "memory": memory,
         "speedup_over_shared": seconds["shared"] / seconds["exact"],
-        "speedup_over_simple": seconds["simple"] / seconds["exact"],
         "saved_part_of_shared": memory["exact"]["saved_bytes"] / memory["shared"]["saved_bytes"],
         "peak_part_of_shared": memory["exact"]["peak_bytes"] / memory["shared"]["peak_bytes"],
         "relative_difference_from_shared": differences,
@@ -182,10 +179,9 @@ def markdown(content: Content) -> str:
         seconds, difference = row["seconds"], max(row["relative_difference_from_shared"].values())
         cells = [str(row["batch_channels_length_taps"]), str(row["branches"]), f"{seconds['exact']:.3f} s"]
         cells += [f"{seconds['shared']:.3f} s", f"{row['speedup_over_shared']:.1f}"]
-        cells += [f"{seconds['simple']:.3f} s", f"{row['speedup_over_simple']:.1f}"]
         cells += [f"{row['saved_part_of_shared']:.3f}", f"{row['peak_part_of_shared']:.3f}", f"{difference:.1e}"]
         rows.append(cells)
-    header = ["batch, channels, length, l0", "N", "ours", "N branches", "ratio", "simple", "ratio", "saved", "peak"]
+    header = ["batch, channels, length, l0", "N", "ours", "N branches", "ratio", "saved", "peak"]
     table, rows = markdown_table([*header, "difference"], rows), []
     for row in content["beside_bare"]:
         parts = [f"{row['times_bare'][kind]:.2f} ×" for kind in KERNEL_TYPES]

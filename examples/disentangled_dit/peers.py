@@ -1,4 +1,4 @@
-"""Networks of diffusers on Disentangled DiT's task and recipe: UNets, DiT, PixArt and the mmDiT of Stable Diffusion 3.
+"""Networks of diffusers on Disentangled DiT's task and recipe: UNet, DiT, PixArt and the mmDiT of Stable Diffusion 3.
 
 accelerate launch examples/disentangled_dit/peers.py sd3 examples/disentangled_dit/FILE.yaml [--field value]
 accelerate launch examples/disentangled_dit/peers.py sample MODEL [options of hf-ext sample]
@@ -23,7 +23,6 @@ from diffusers import (
     PixArtTransformer2DModel,
     SD3Transformer2DModel,
     UNet2DConditionModel,
-    UNet2DModel,
 )
 from diffusers.configuration_utils import register_to_config
 from diffusers.models.cache_utils import CacheMixin
@@ -70,7 +69,7 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         patch_size (`int`): Of the transformers.
         in_channels (`int`): Channels in and out.
         num_layers, num_attention_heads, attention_head_dim (`int`): As in our network. The width D is heads times
-            `attention_head_dim`; the UNets have D / 2, D, D channels on three levels, and `num_layers` // 6 residual
+            `attention_head_dim`; the UNet has D / 2, D, D channels on three levels, and `num_layers` // 6 residual
             blocks on each.
         block_out_channels (`list[int]`, *optional*): Instead, the channels on each level of the UNet that attends.
         num_classes (`int`, *optional*): Number of classes; that label is no class.
@@ -198,32 +197,6 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
 
-class UNetPeer(Peer):
-    """A UNet with self-attention; the class is added to the timestep's embedding. No controls."""
-
-    def make_network(self) -> UNet2DModel:
-        config, width = self.config, self.width
-        # Sizes must be divisible by what two levels below the first need.
-        self.register_to_config(patch_size=4)
-        network = UNet2DModel(
-            sample_size=self.side,
-            in_channels=config.in_channels,
-            out_channels=config.in_channels,
-            block_out_channels=(width // 2, width, width),
-            down_block_types=("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
-            up_block_types=("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
-            layers_per_block=max(1, config.num_layers // 6),
-            attention_head_dim=config.attention_head_dim,
-            norm_num_groups=8,
-            num_class_embeds=config.num_classes + 1,
-        )
-        start(network, [])
-        return network
-
-    def predict(self, sample: Tensor, timestep: Tensor, context: Tensor, controls: Tensor) -> Tensor:
-        return self.network(sample, timestep, class_labels=context[:, 0, 0].long()).sample
-
-
 class CrossUNetPeer(Peer):
     """A UNet that attends to class or text; controls are added to the timestep's embedding, as in SDXL."""
 
@@ -346,7 +319,6 @@ def start(network: nn.Module, zeros: list[nn.Module]) -> None:
 
 
 PEERS = {
-    "unet": UNetPeer,
     "unet-cross": CrossUNetPeer,
     "dit": DiTPeer,
     "pixart": PixArtPeer,

@@ -6,11 +6,11 @@
     curl 127.0.0.1:8000/generate/story -d "Once upon a time" -G --data-urlencode max_tokens=64
     curl 127.0.0.1:8000/restore/denoise --data-binary @photo.jpg -o restored.png
 
-The body is a text, a picture file, or for tasks that hear a JSON list of numbers at the model's rate. There is one set
-of weights, so requests take turns: a turn is one classification, one picture, or at most 32 tokens of a text, and then
-the next request has its turn. A short request never waits for a long text of another client. A request ends when its
-client leaves, and when it has used the time or the memory of --seconds and --gigabytes. Only this machine's names are
-answered, and those of --allowed-host. For one task, `hf-ext emr export` and `transformers serve` do more.
+The body is a text, a picture file, or for tasks that hear a JSON list of numbers at the model's rate. Requests take
+turns with the one set of weights: one classification, one picture, or at most 32 tokens. A short request never waits
+for a long text of another client. A request ends when its client leaves, and when it has used the time or the memory
+of --seconds and --gigabytes. Only this machine's names are answered, and those of --allowed-host. For one task,
+`hf-ext emr export` and `transformers serve` do more.
 """
 
 from __future__ import annotations
@@ -95,7 +95,13 @@ def make_app(emr: EMRModel, access: Access, limits: Limits, tokens: int = 1024) 
     """The application; `limits` and `tokens` are the most that a request may ask for."""
 
     async def guard(request: Request) -> None:
-        require_allowed(request, access)
+        """Refuses who calls this machine by another name, as a web page could, or has no token where one is needed."""
+        try:
+            access.base_url(request.headers, request.scope["server"])
+            if not access.permissions(request.headers)[1]:
+                raise HubError(401, "a token is needed: Authorization: Bearer TOKEN")
+        except HubError as error:
+            raise HTTPException(error.status, error.message) from error
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(guard)])
     turns = Turns(limits)
@@ -143,16 +149,6 @@ def make_app(emr: EMRModel, access: Access, limits: Limits, tokens: int = 1024) 
             return {"text": task.decode(made), "tokens": len(made), "ended": ended}
 
     return app
-
-
-def require_allowed(request: Request, access: Access) -> None:
-    """Refuses who calls this machine by another name, as a web page could, or has no token where one is needed."""
-    try:
-        access.base_url(request.headers, request.scope["server"])
-        if not access.permissions(request.headers)[1]:
-            raise HubError(401, "a token is needed: Authorization: Bearer TOKEN")
-    except HubError as error:
-        raise HTTPException(error.status, error.message) from error
 
 
 async def read_body(request: Request) -> bytes:

@@ -91,18 +91,14 @@ def _add_up_task(
     return torch.stack(sums), mask
 
 
-def restore(base: Tensor, unified: Tensor, mask: Tensor, scale: float, out: Tensor) -> None:
+def restore(base: Tensor, unified: Tensor, masks: list[Tensor], scales: list[float], outs: list[Tensor]) -> None:
+    """[`restore_block`] for several tasks, of flat tensors."""
     for part in list_pieces(base):
-        bits = unpack_mask(mask[part.start // 8 :], part.stop - part.start)
-        start = base[part].float()
-        moved = (unified[part].float() - start).mul_(scale).add_(start)
-        out[part] = torch.where(bits, moved, start)
-
-
-def restore_tasks(base: Tensor, unified: Tensor, masks: list[Tensor], scales: list[float], outs: list[Tensor]) -> None:
-    """[`restore`] for several tasks whose weights have one base and one unified model."""
-    for mask, scale, out in zip(masks, scales, outs, strict=True):
-        restore(base, unified, mask, scale, out)
+        for mask, scale, out in zip(masks, scales, outs, strict=True):
+            bits = unpack_mask(mask[part.start // 8 :], part.stop - part.start)
+            start = base[part].float()
+            moved = (unified[part].float() - start).mul_(scale).add_(start)
+            out[part] = torch.where(bits, moved, start)
 
 
 def multiply(b: Tensor, a: Tensor) -> Tensor:
@@ -261,7 +257,7 @@ def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndar
     return np.where(lower > 0, upper / np.where(lower > 0, lower, 1.0), np.where(lost, 0.0, 1.0))
 
 
-_TORCH = Kernels(run_block, restore, multiply, restore_tasks)
+_TORCH = Kernels(run_block, restore, multiply)
 # By type of device: a function that gives faster kernels, or None where they cannot be had.
 KERNELS: dict[str, Callable[[], Kernels | None]] = {"cpu": compiled_kernels}
 

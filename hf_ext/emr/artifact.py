@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors.numpy import save
 
 from ..files import read_json, write_json
 from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.file_hashes import file_sha256
-from ..hub.safetensors_headers import CheckpointError, TensorInfo
-from ..hub.safetensors_writer import SafetensorsWriter
+from ..hub.safetensors_headers import CheckpointError
 from .emr_loader import OWN_FILE
 from .manifest import MANIFEST, Manifest, artifact_file, find_folder
 from .ops import SUMS, TOTALS
@@ -32,15 +32,14 @@ def mask_bytes(elements: int) -> int:
 
 def open_unified(folder: str | Path, manifest: Manifest) -> Checkpoint:
     """Opens the root weights of an artifact."""
-    for name, about in manifest.unified.items():
-        size = artifact_file(folder, name).stat().st_size
-        _require(size == about["bytes"], f"{folder}/{name}", f"{size} bytes, the manifest says {about['bytes']}")
+    for name in manifest.unified:
+        artifact_file(folder, name)
         require_unchanged(folder, manifest, name)
     with _close_on_error(folder) as unified:
         found = {name: (unified.info(name).shape, unified.info(name).dtype) for name in unified}
         told = {tensor.name: (tensor.shape, tensor.dtype) for tensor in manifest.tensors}
         differing = sorted(name for name in found.keys() | told.keys() if found.get(name) != told.get(name))
-        _require(not differing, str(folder), f"the root weights and the manifest differ in {differing[:3]}")
+        _require(not differing, folder, f"the root weights and the manifest differ in {differing[:3]}")
     return unified
 
 
@@ -50,11 +49,14 @@ def open_masks(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint:
     record, merged = manifest.tasks[task], manifest.merged
     with _close_on_error(path) as masks:
         for name in masks:
-            base = merged.get(record.base_name(name))
-            _require(base is not None, str(path), f"{name!r} is the mask of no merged tensor")
+            base, info = merged.get(record.base_name(name)), masks.info(name)
+            _require(base is not None, path, f"{name!r} is the mask of no merged tensor")
             assert base is not None
-            _require_mask(masks.info(name), base.elements, manifest.deltas or 1, path, name)
-            _require(record.scale is not None or name in record.scales, str(path), f"{name!r} has no scale")
+            found, expected = info.shape, ((manifest.deltas or 1) * mask_bytes(base.elements),)
+            fits = found == expected and info.dtype == torch.uint8
+            needed = f"{base.elements} elements need {expected} of uint8"
+            _require(fits, path, f"{name!r} is {found} of {info.dtype}, {needed}")
+            _require(record.scale is not None or name in record.scales, path, f"{name!r} has no scale")
     return masks
 
 
@@ -67,12 +69,10 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
     with _close_on_error(path) as extras:
         for name, shape in record.tails.items():
             base = merged.get(record.base_name(name))
-            _require(
-                name in extras and base is not None, str(path), f"no tail of {name!r}, of which the manifest tells"
-            )
+            _require(name in extras and base is not None, path, f"no tail of {name!r}, of which the manifest tells")
             assert base is not None
             found, expected = extras.info(name).shape, (math.prod(shape) - base.elements,)
-            _require(found == expected, str(path), f"the tail of {name!r} has shape {found}, expected {expected}")
+            _require(found == expected, path, f"the tail of {name!r} has shape {found}, expected {expected}")
     return extras
 
 
@@ -83,7 +83,7 @@ def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
     """
     path = _task_file(folder, manifest, task, "sums.safetensors")
     sums = _read_arrays(path, {"sums": (len(manifest.merged), len(SUMS))}, SUMS)["sums"]
-    _require(bool(np.isfinite(sums).all() and (sums[:, :7] >= 0).all()), str(path), "contains impossible sums")
+    _require(bool(np.isfinite(sums).all() and (sums[:, :7] >= 0).all()), path, "contains impossible sums")
     return sums
 
 
@@ -105,13 +105,7 @@ def _close_on_error(source: str | Path) -> Iterator[Checkpoint]:
         raise
 
 
-def _require_mask(info: TensorInfo, elements: int, planes: int, path: Path, name: str) -> None:
-    expected = ((planes * mask_bytes(elements),), torch.uint8)
-    found = (info.shape, info.dtype)
-    _require(found == expected, str(path), f"{name!r} is {found}, {elements} elements need {expected}")
-
-
-def _require(fits: bool, where: str, what: str) -> None:
+def _require(fits: bool, where: str | Path, what: str) -> None:
     if not fits:
         raise CheckpointError(f"{where}: {what}; the artifact is damaged: download it again, or merge again.")
 
@@ -142,19 +136,16 @@ def _read_arrays(path: Path, shapes: Mapping[str, tuple[int, ...]], columns: Seq
     with open_checkpoint(path) as file:
         expected = {name: (shape, torch.float64) for name, shape in shapes.items()}
         found = {name: (file.info(name).shape, file.info(name).dtype) for name in file}
-        _require(found == expected, str(path), f"holds {found}, expected {expected}")
-        _require(file.metadata.get("columns") == ",".join(columns), str(path), "has other columns")
+        _require(found == expected, path, f"holds {found}, expected {expected}")
+        _require(file.metadata.get("columns") == ",".join(columns), path, "has other columns")
         return {name: file[name].numpy() for name in shapes}
 
 
 def _write(path: Path, arrays: Mapping[str, np.ndarray], columns: Sequence[str]) -> None:
     # a new file: the one that is there may be shared with an artifact that is being replaced
     path.unlink(missing_ok=True)
-    described = {name: (torch.float64, array.shape) for name, array in arrays.items()}
-    writer = SafetensorsWriter(path, described, {"columns": ",".join(columns)})
-    for name, array in arrays.items():
-        writer.write(name, 0, torch.from_numpy(np.ascontiguousarray(array)))
-    writer.close(sync=False)
+    exact = {name: np.ascontiguousarray(array, np.float64) for name, array in arrays.items()}
+    path.write_bytes(save(exact, metadata={"columns": ",".join(columns)}))
 
 
 _NOT_NAMED = (MANIFEST, "README.md", "report.json", "report.png")
@@ -192,13 +183,9 @@ def hash_files(
 def require_unchanged(folder: str | Path, manifest: Manifest, name: str) -> None:
     """Refuses a file of an artifact that is not as the merge wrote it. It is read once, and again only after it
     changed."""
-    told = manifest.files.get(name)
-    path = Path(folder, name)
-    if told is not None and told.get("sha256") not in (None, file_sha256(path)):
-        raise CheckpointError(
-            f"{path}: not as the merge wrote it (its SHA-256 is not the one in {MANIFEST}); the artifact is damaged: "
-            "fetch it again, or merge again."
-        )
+    path, told = Path(folder, name), {**manifest.unified.get(name, {}), **manifest.files.get(name, {})}
+    fault = find_fault(path, told) if told else None
+    _require(fault is None, path, f"not as the merge wrote it ({fault})")
 
 
 def verify_artifact(folder: str | Path) -> Verification:
@@ -214,7 +201,7 @@ def verify_artifact(folder: str | Path) -> Verification:
         told |= {f"{inside or at}/{name}": (at / name, about) for name, about in base.files.items()}
     wrong, count, size = [], 0, 0
     for name, (path, about) in told.items():
-        fault = _fault(path, about)
+        fault = find_fault(path, about, fresh=True)
         if fault is not None:
             wrong.append(f"{name}: {fault}")
         elif about.get("sha256"):
@@ -224,14 +211,15 @@ def verify_artifact(folder: str | Path) -> Verification:
     return Verification(count, size, wrong, notes)
 
 
-def _fault(path: Path, about: Mapping[str, Any]) -> str | None:
+def find_fault(path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> str | None:
+    """The difference of a file from what a manifest says of it; `fresh`: it is read now, whatever was known."""
     if not path.is_file():
         return "missing"
     size = path.stat().st_size
     if size != about["bytes"]:
         return f"{size:,} bytes, expected {about['bytes']:,}"
-    if about.get("sha256") and file_sha256(path, fresh=True) != about["sha256"]:
-        return "changed since the merge (its SHA-256 differs)"
+    if about.get("sha256") and file_sha256(path, fresh=fresh) != about["sha256"]:
+        return "changed since the merge: its SHA-256 differs"
     return None
 
 

@@ -84,14 +84,11 @@ def build_model(
 
 def same_network(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """True for two configurations of one network, which may have heads for other labels."""
-    return not differing_keys(first, second)
-
-
-def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Keys in which two configurations differ, but for those of labels and origin."""
-    absent = object()
-    keys = [key for key in dict.fromkeys([*first, *second]) if key not in _LABEL_KEYS + _ORIGIN_KEYS]
-    return [key for key in keys if first.get(key, absent) != second.get(key, absent)]
+    one, two = (
+        {key: value for key, value in config.items() if key not in _LABEL_KEYS + _ORIGIN_KEYS}
+        for config in (first, second)
+    )
+    return one == two
 
 
 def relabel(model: torch.nn.Module, config: PreTrainedConfig) -> None:
@@ -194,19 +191,12 @@ def _build_adapter(
     import peft
 
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    kinds: dict[str | None, Any] = {
-        None: peft.AutoPeftModel,
-        "CAUSAL_LM": peft.AutoPeftModelForCausalLM,
-        "FEATURE_EXTRACTION": peft.AutoPeftModelForFeatureExtraction,
-        "QUESTION_ANS": peft.AutoPeftModelForQuestionAnswering,
-        "SEQ_2_SEQ_LM": peft.AutoPeftModelForSeq2SeqLM,
-        "SEQ_CLS": peft.AutoPeftModelForSequenceClassification,
-        "TOKEN_CLS": peft.AutoPeftModelForTokenClassification,
-    }
     options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     if trust_remote_code:
         options["trust_remote_code"] = True
-    kind = kinds[peft.PeftConfig.from_pretrained(str(folder)).task_type]
+    task_type = peft.PeftConfig.from_pretrained(str(folder)).task_type
+    name = "PeftModel" if task_type is None else peft.MODEL_TYPE_TO_PEFT_MODEL_MAPPING[task_type].__name__
+    kind = getattr(peft, f"Auto{name}")
     model = kind.from_pretrained(str(folder), import_allowlist=["transformers", "diffusers", "hf_ext"], **options)
     # The names of the file are peft's own for its parameters, which lie where these tensors do.
     own = {value.data_ptr(): name for name, value in model.named_parameters(remove_duplicate=False)}
@@ -264,7 +254,7 @@ def _find_parts(
         except Exception:
             # A conversion that needs more than this tensor, or other values.
             continue
-        parts = {name: find_even_spacing(piece, numbers) for name, piece in pieces.items()}
+        parts = {name: _find_even_spacing(piece, numbers) for name, piece in pieces.items()}
         own = {name: Place(tensor, part) for name, part in parts.items() if part is not None and name in weights}
         whole = len(own) == len(pieces) and sum(piece.numel() for piece in pieces.values()) == held.numel()
         if whole and all(_equal(place.within(held), weights[name]) for name, place in own.items()):
@@ -272,7 +262,7 @@ def _find_parts(
     return places
 
 
-def find_even_spacing(
+def _find_even_spacing(
     piece: torch.Tensor, numbers: torch.Tensor
 ) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
     """Shape, strides and first element of the view of `numbers` that a tensor equals, or None."""

@@ -92,7 +92,7 @@ class TaskLayers:
     def _restore(self, parts: list[Parts], here: slice, outs: list[Tensor]) -> None:
         masks = [found.mask[here.start // 8 : -(-here.stop // 8)] for found in parts]
         base, unified = parts[0].base[here], parts[0].unified[here]
-        find_kernels("cpu").restore_tasks(base, unified, masks, [found.scale for found in parts], outs)
+        find_kernels("cpu").restore(base, unified, masks, [found.scale for found in parts], outs)
 
     def _take_memory(self, count: int, dtype: torch.dtype) -> Tensor:
         """Memory that is kept: to get new pages costs more than to fill them."""
@@ -109,7 +109,7 @@ class TaskLayers:
         bits = (wanted[:, None] * columns + torch.arange(columns)).view(-1)
         mask = pack_mask((parts.mask[bits >> 3] >> (bits & 7).to(torch.uint8)) & 1)
         rows = torch.empty_like(unified)
-        find_kernels("cpu").restore(base.view(-1), unified.view(-1), mask, parts.scale, rows.view(-1))
+        find_kernels("cpu").restore(base.view(-1), unified.view(-1), [mask], [parts.scale], [rows.view(-1)])
         return rows.view(*ids.shape, columns)
 
 

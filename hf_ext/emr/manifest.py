@@ -131,13 +131,8 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         "unified": {"files": manifest.unified},
         "method": manifest.method,
         "tensors": [
-            {
-                "name": tensor.name,
-                "shape": list(tensor.shape),
-                "dtype": DTYPE_NAMES[tensor.dtype],
-                "elements": tensor.elements,
-            }
-            for tensor in manifest.tensors
+            {"name": t.name, "shape": list(t.shape), "dtype": DTYPE_NAMES[t.dtype], "elements": t.elements}
+            for t in manifest.tensors
         ],
         "aliases": manifest.aliases,
         "tasks": {name: _task_dict(task) for name, task in manifest.tasks.items()},

@@ -164,10 +164,9 @@ class Units:
         before = [slot.holder[slot.key] for slot in slots]
         try:
             if self.are_moved or task != self.current:
+                find = self._move if self.are_moved else self.values
                 for slot, held in zip(slots, before, strict=True):
-                    values = (
-                        self._move(task, slot.name, held) if self.are_moved else self.values(task, slot.name, held)
-                    )
+                    values = find(task, slot.name, held)
                     is_parameter = isinstance(held, torch.nn.Parameter)
                     slot.holder[slot.key] = torch.nn.Parameter(values, False) if is_parameter else values
             yield

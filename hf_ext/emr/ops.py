@@ -79,7 +79,7 @@ def restore_block(base: Tensor, unified: Tensor, mask: Tensor, scale: float, out
         _check_weights(name, tensor, base.numel(), base.device)
     _check_mask(mask, base.numel(), base.device)
     base, unified, out, mask = base.view(-1), unified.view(-1), out.view(-1), mask.view(-1)
-    find_kernels(base.device.type).restore(base, unified, mask, scale, out)
+    find_kernels(base.device.type).restore(base, unified, [mask], [scale], [out])
 
 
 @torch.no_grad()

@@ -1,14 +1,14 @@
 """The report of a merge: as JSON, as lines for a terminal, as a section of a model card.
 
-Sign conflict, L2 distance and cosine are those of appendix F of EMR-Merging (https://arxiv.org/abs/2405.17461). The
-reconstruction error is ‖τ - τ̂‖² / ‖τ‖². Beside it stands that of 1-bit deltas, sign times mean magnitude of each
-tensor (BitDelta, https://arxiv.org/abs/2402.10193), which take the room of the masks and need no unified model.
+Sign conflict and cosine are those of appendix F of EMR-Merging (https://arxiv.org/abs/2405.17461). The reconstruction
+error is ‖τ - τ̂‖² / ‖τ‖². Beside it stands that of 1-bit deltas, sign times mean magnitude of each tensor (BitDelta,
+https://arxiv.org/abs/2402.10193), which take the room of the masks and need no unified model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ import numpy as np
 from .arithmetic import RESCALES, compute_scales
 from .ops import SUMS, TOTALS
 
-STAGES = ("unified", "masked", "rescaled")
-ERRORS = ("unified", "masked", "global", "official", "tensor", "l2", "tensor_l2", "one_bit")
+# Shapes: M merged tensors, N tasks.
+Array = np.ndarray
+ERRORS = ("unified", "masked", "global", "official", "tensor", "l2", "tensor_l2", "one_bit", "rescaled")
 # Measures that compare with a unified model, which deltas do not have.
-_OF_UNIFIED = ("conflict", "weight_conflict", "cosine_unified", "error_unified", "cosine_masked", "error_masked")
+_OF_UNIFIED = ("conflict", "weight_conflict", "cosine_unified", "error_unified", "error_masked")
 # Above these values the report warns.
 NORM_RATIO = 3.0
 NORM_TO_BASE = 1.0
@@ -42,19 +43,25 @@ def make_report(
     cosines of a task that was added frozen, whose inner products with the others are NaN in `gram`."""
     sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
     elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
-    data = MergeSums(elements, participates, sums, totals, method["rescale"], deltas=bool(method.get("deltas")))
-    whole = data.measure()
-    entries = [_task_entry(task, name, whole, data) for task, name in enumerate(tasks)]
+    scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
+    measures = _measure(elements, participates, sums, totals, scales) | {"elements": elements @ participates}
+    measures["error_rescaled"] = measures[f"error_{method['rescale']}"]
+    if method.get("deltas"):
+        measures |= {name: np.full(len(tasks), np.nan) for name in _OF_UNIFIED}
+    entries = []
+    for task, name in enumerate(tasks):
+        numbers = {key: float(values[task]) for key, values in measures.items()}
+        own = {mode: _scale_entry(found, participates[:, task], task) for mode, found in scales.items()}
+        entries.append(_plain(_task_entry(name, numbers, own)))
     report = {
         "format_version": 1,
         "measured": True,
         "method": {**method, "masks": masks},
         "tasks": entries,
         "mean": _mean(entries),
-        "cosines": cosine_matrix(gram),
+        "cosines": _plain(_cosine_matrix(gram)),
         "sizes": _sizes(sizes, masks, method.get("deltas") or 1),
     }
-    report = _plain(report)
     return {**report, "warnings": _warnings(report)}
 
 
@@ -86,29 +93,23 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _task_entry(task: int, name: str, whole: Mapping[str, Array], data: MergeSums) -> dict[str, Any]:
-    value = {key: _plain(float(values[task])) for key, values in whole.items()}
+def _task_entry(name: str, numbers: Mapping[str, float], scales: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "task": name,
-        "elements": int(whole["elements"][task]),
-        **{key: value[key] for key in ("norm", "norm_to_base", "density")},
-        "distance": {
-            stage: None if (error := value[f"error_{stage}"]) is None else error**0.5 * value["norm"]
-            for stage in STAGES
-        },
-        "sign_conflict": {"task_vector": value["conflict"], "weights": value["weight_conflict"]},
-        "scales": {mode: _scale_entry(data, mode, task) for mode in RESCALES},
-        "cosine": {stage: value[f"cosine_{stage}"] for stage in STAGES},
-        "error": {key: value[f"error_{key}"] for key in (*ERRORS, "rescaled")},
+        "elements": int(numbers["elements"]),
+        **{key: numbers[key] for key in ("norm", "norm_to_base", "density")},
+        "sign_conflict": {"task_vector": numbers["conflict"], "weights": numbers["weight_conflict"]},
+        "scales": scales,
+        "cosine": {"unified": numbers["cosine_unified"]},
+        "error": {key: numbers[f"error_{key}"] for key in ERRORS},
     }
 
 
-def _scale_entry(data: MergeSums, mode: str, task: int) -> Any:
+def _scale_entry(scales: Array, participates: Array, task: int) -> Any:
     """λ; where each tensor has its own, what they lie between."""
-    scales = data.scales[mode]
     if scales.ndim == 1:
         return float(scales[task])
-    own = scales[data.participates[:, task], task]
+    own = scales[participates, task]
     if own.size == 0:
         return None
     return {"least": float(own.min()), "median": float(np.median(own)), "greatest": float(own.max())}
@@ -222,7 +223,7 @@ def report_legend(report: Mapping[str, Any]) -> str:
     """The meaning of the words of the first table; without one, how to get it."""
     if not is_measured(report):
         return NOT_MEASURED
-    return DELTAS_EXPLANATION if report["method"].get("deltas") else EXPLANATION[bool(report["method"]["masks"])]
+    return _OF_DELTAS if report["method"].get("deltas") else _OF_MASKS if report["method"]["masks"] else _OF_ONE
 
 
 def report_markdown(report: Mapping[str, Any]) -> str:
@@ -238,20 +239,17 @@ NOT_MEASURED = (
     "How far the model is from each task was not measured: merge again with `--measure` (`measure: true`) to see it "
     "here and in `hf-ext emr compare`."
 )
-_SINGLE = (
+_OF_ONE = (
     "Conflict: share of elements where the task vector τ = W - W0 and that of the merged model differ in sign, then "
     "the same for the weights. Cosine: cosine of both vectors. Error: ‖τ - τ̂‖² / ‖τ‖², which is 0 for the task's own "
     "checkpoint and 1 for the base."
 )
-EXPLANATION = {
-    False: _SINGLE,
-    True: f"λ: the rescaler. Mask: share of its bits that are set. {_SINGLE} The table has the error of the unified "
-    "task vector, of the masked one, of the restored one (masked, times λ), and of 1-bit deltas (sign times mean "
-    "magnitude of each tensor), which take the space of the masks alone.",
-}
-
-
-DELTAS_EXPLANATION = (
+_OF_MASKS = (
+    f"λ: the rescaler. Mask: share of its bits that are set. {_OF_ONE} The table has the error of the unified task "
+    "vector, of the masked one, of the restored one (masked, times λ), and of 1-bit deltas (sign times mean magnitude "
+    "of each tensor), which take the space of the masks alone."
+)
+_OF_DELTAS = (
     "λ: median of the tensors' scales. Kept: share of elements whose sign is stored. Error: ‖τ - τ̂‖² / ‖τ‖² of the "
     "task vector τ = W - W0, which is 0 for the task's own checkpoint and 1 for the base; next to it, that of 1-bit "
     "deltas."
@@ -265,41 +263,37 @@ def number_text(value: float | None, digits: int = 3) -> str:
 
 def _task_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """One row for each task and one for the mean."""
-    masks, rescale = report["method"]["masks"], report["method"]["rescale"]
-    if report["method"].get("deltas"):
-        return _delta_table(report)
-    header = ["task", "‖τ‖/‖W0‖", "conflict τ", "of W", "cosine", "error unified"]
+    masks, deltas = report["method"]["masks"], report["method"].get("deltas")
+    mode = "tensor_l2" if deltas else report["method"]["rescale"]
+
+    def scale(entry: Any) -> Any:
+        found = entry["scales"][mode]
+        return found["median"] if isinstance(found, Mapping) else found
+
+    def error(kind: str) -> Callable[[Any], Any]:
+        return lambda entry: entry["error"][kind]
+
+    columns: list[tuple[str, int, Callable[[Any], Any]]]  # title, decimals, and the number of an entry
+    columns = [("‖τ‖/‖W0‖", 4, lambda entry: entry["norm_to_base"])]
     if masks:
-        header[1:1] = ["λ", "mask"]
-        header += ["masked", "restored", "1-bit"]
-    rows = []
-    for entry in (*report["tasks"], {**report["mean"], "task": "mean"}):
-        scale = entry["scales"][rescale]
-        row = [
-            entry["task"],
-            number_text(entry["norm_to_base"], 4),
-            *(number_text(entry["sign_conflict"][kind]) for kind in ("task_vector", "weights")),
-            number_text(entry["cosine"]["unified"]),
-            number_text(entry["error"]["unified"]),
+        density, digits = ("kept", 6) if deltas else ("mask", 3)
+        columns += [("λ", digits, scale), (density, 3, lambda entry: entry["density"])]
+    if deltas:
+        columns += [("error restored", 3, error("rescaled"))]
+    else:
+        columns += [
+            ("conflict τ", 3, lambda entry: entry["sign_conflict"]["task_vector"]),
+            ("of W", 3, lambda entry: entry["sign_conflict"]["weights"]),
+            ("cosine", 3, lambda entry: entry["cosine"]["unified"]),
+            ("error unified", 3, error("unified")),
         ]
-        if masks:
-            row[1:1] = [
-                number_text(scale["median"] if isinstance(scale, Mapping) else scale),
-                number_text(entry["density"]),
-            ]
-            row += [number_text(entry["error"][stage]) for stage in ("masked", "rescaled", "one_bit")]
-        rows.append(row)
-    return header, rows
-
-
-def _delta_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The same of a merge without a unified model."""
-    rows = []
-    for entry in (*report["tasks"], {**report["mean"], "task": "mean"}):
-        scale, error = (entry["scales"]["tensor_l2"] or {}).get("median"), entry["error"]
-        numbers = (number_text(entry["norm_to_base"], 4), number_text(scale, 6), number_text(entry["density"]))
-        rows.append([entry["task"], *numbers, number_text(error["rescaled"]), number_text(error["one_bit"])])
-    return ["task", "‖τ‖/‖W0‖", "λ", "kept", "error restored", "1-bit"], rows
+        columns += [("masked", 3, error("masked")), ("restored", 3, error("rescaled"))] if masks else []
+    columns += [("1-bit", 3, error("one_bit"))] if masks else []
+    rows = [
+        [entry["task"], *(number_text(read(entry), digits) for _, digits, read in columns)]
+        for entry in (*report["tasks"], {**report["mean"], "task": "mean"})
+    ]
+    return ["task", *(title for title, _, _ in columns)], rows
 
 
 def _rescale_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -335,70 +329,46 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, marks, *rows))
 
 
-# Shapes: M merged tensors, N tasks.
-Array = np.ndarray
+def _measure(
+    elements: Array,  # [M]
+    participates: Array,  # [M, N]
+    sums: Array,  # [M, N, 10]
+    totals: Array,  # [M, 4]
+    scales: Mapping[str, Array],  # λ by mode, [N] or [M, N]
+) -> dict[str, Array]:
+    """Measures all tensors together: `[N]` by name, NaN where there is none."""
+    # Not a product: a sum that is not known is NaN.
+    column = {name: np.where(participates, sums[:, :, index], 0.0) for index, name in enumerate(SUMS)}
+    column |= {name: np.where(participates, totals[:, index, None], 0.0) for index, name in enumerate(TOTALS)}
+    total = {name: values.sum(axis=0) for name, values in column.items()}
+    square, dot, unified_square = total["square"], total["dot"], total["unified_square"]
+    count = elements @ participates
+    found = {
+        "norm": np.sqrt(square),
+        "norm_to_base": _ratio(np.sqrt(square), np.sqrt(total["base_square"])),
+        "density": _ratio(total["mask"], count),
+        "conflict": _ratio(total["opposed"], count),
+        "weight_conflict": _ratio(total["weight_opposed"], count),
+        "cosine_unified": _ratio(dot, np.sqrt(square * unified_square)),
+        "error_unified": _ratio(np.maximum(square - 2 * dot + unified_square, 0), square),
+    }
+    for mode, values in scales.items():
+        inner, outer = values * column["masked_dot"], values**2 * column["masked_square"]
+        found[f"error_{mode}"] = _ratio(np.maximum(square - (2 * inner - outer).sum(axis=0), 0), square)
+    found["error_masked"] = found["error_none"]
+    # One bit says + or -, so that a zero becomes one of them.
+    explained = column["abs"] ** 2 / np.maximum(elements, 1)[:, None]
+    found["error_one_bit"] = _ratio(np.maximum(square - explained.sum(axis=0), 0), square)
+    return found
 
 
-class MergeSums:
-    """The sums of a merge, `[M, N]` by name, to be added up over the tensors."""
-
-    def __init__(
-        self,
-        elements: Array,
-        participates: Array,
-        sums: Array,
-        totals: Array,
-        rescale: str,
-        *,
-        deltas: bool = False,  # without a unified model
-    ) -> None:
-        self.rescale, self.deltas = rescale, deltas
-        self.participates = participates
-        # Not a product: a sum that is not known is NaN.
-        self.columns = {name: np.where(participates, sums[:, :, index], 0.0) for index, name in enumerate(SUMS)}
-        self.columns["elements"] = elements[:, None] * participates
-        for index, name in enumerate(TOTALS):
-            self.columns[name] = np.where(participates, totals[:, index, None], 0.0)
-        self.scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
-
-    def measure(self) -> dict[str, Array]:
-        """Measures all tensors together: `[N]` by name, NaN where there is none."""
-        column, total = self.columns, {name: values.sum(axis=0) for name, values in self.columns.items()}
-        square, unified_square = total["square"], total["unified_square"]
-        elements, dot = total["elements"], total["dot"]
-        found = {
-            "elements": elements,
-            "norm": np.sqrt(square),
-            "norm_to_base": ratio(np.sqrt(square), np.sqrt(total["base_square"])),
-            "density": ratio(total["mask"], elements),
-            "conflict": ratio(total["opposed"], elements),
-            "weight_conflict": ratio(total["weight_opposed"], elements),
-            "cosine_unified": ratio(dot, np.sqrt(square * unified_square)),
-            "error_unified": ratio(np.maximum(square - 2 * dot + unified_square, 0), square),
-        }
-        for mode, scales in self.scales.items():
-            inner = (scales * column["masked_dot"]).sum(axis=0)
-            outer = (scales**2 * column["masked_square"]).sum(axis=0)
-            found[f"cosine_{mode}"] = ratio(inner, np.sqrt(square * outer))
-            found[f"error_{mode}"] = ratio(np.maximum(square - 2 * inner + outer, 0), square)
-        for measure in ("cosine", "error"):
-            found[f"{measure}_masked"] = found[f"{measure}_none"]
-            found[f"{measure}_rescaled"] = found[f"{measure}_{self.rescale}"]
-        # One bit says + or -, so that a zero becomes one of them.
-        explained = column["abs"] ** 2 / np.maximum(column["elements"], 1)
-        found["error_one_bit"] = ratio(np.maximum(square - explained.sum(axis=0), 0), square)
-        if self.deltas:
-            found |= {name: np.full(np.shape(square), np.nan) for name in _OF_UNIFIED}
-        return found
-
-
-def ratio(upper: Array, lower: Array) -> Array:
+def _ratio(upper: Array, lower: Array) -> Array:
     """Quotients, NaN where the divisor is zero."""
     found: Array = np.divide(upper, lower, out=np.full(np.shape(upper), np.nan), where=lower > 0)
     return found
 
 
-def cosine_matrix(gram: Array) -> Array:
+def _cosine_matrix(gram: Array) -> Array:
     """Cosines of all pairs of task vectors."""
     norms = np.sqrt(np.diag(gram))
-    return ratio(np.triu(gram) + np.triu(gram, 1).T, np.outer(norms, norms))
+    return _ratio(np.triu(gram) + np.triu(gram, 1).T, np.outer(norms, norms))

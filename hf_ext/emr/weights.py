@@ -25,12 +25,11 @@ from safetensors import safe_open
 from ..errors import UsageError
 from ..files import copy_into, read_json, require_free, whole_folder
 from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
-from ..hub.file_hashes import file_sha256
 from ..hub.published_files import walk
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .arithmetic import compute_scales, restore_directions
-from .artifact import open_extras, open_masks, open_unified, read_sums, read_tasks
+from .artifact import find_fault, open_extras, open_masks, open_unified, read_sums, read_tasks
 from .manifest import (
     MANIFEST,
     WEIGHT_STEMS,
@@ -134,7 +133,13 @@ class TaskWeights:
         roots = [] if self.manifest.deltas else [open_unified(self.folder, self.manifest)]
         self._unified = _MappedFiles(roots)
         self._base = _MappedFiles(self._open_base(base))
-        self._require_base()
+        for tensor in self._merged.values():
+            info = self._base.infos.get(tensor.name)
+            if info is None or info.shape != tensor.shape:
+                raise CheckpointError(
+                    f"{self.folder}: tensor {tensor.name!r} {tensor.shape} was merged, and the base has "
+                    f"{'none' if info is None else info.shape}; the artifact is damaged: fetch or merge it again."
+                )
 
     def entries(self, task: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Lists the tensors of a task's checkpoint."""
@@ -318,16 +323,6 @@ class TaskWeights:
         # What came at its commit from a Hub need not be read to be believed.
         return [_open_verified(place, file, base, named, not hub) for file in base.files]
 
-    def _require_base(self) -> None:
-        """The base has what was merged, in the same shapes."""
-        for tensor in self._merged.values():
-            info = self._base.infos.get(tensor.name)
-            if info is None or info.shape != tensor.shape:
-                raise CheckpointError(
-                    f"{self.folder}: tensor {tensor.name!r} {tensor.shape} was merged, and the base has "
-                    f"{'none' if info is None else info.shape}; the artifact is damaged: fetch or merge it again."
-                )
-
     def _resolve(self, source: str, revision: str | None) -> tuple[str, str]:
         """Repository and commit of `org/name` or `org/name@revision`."""
         name, _, written = source.partition("@")
@@ -348,22 +343,16 @@ class TaskWeights:
 
 def _open_verified(folder: Path, file: str, base: SourceRecord, named: str, complete: bool) -> Checkpoint:
     """Opens a file of the base if it is the one of the merge; `complete`: its hash is compared too."""
-    path = artifact_file(folder, file)
-    checkpoint = open_checkpoint(path)
-    found, expected = checkpoint.files[next(iter(checkpoint.files))], base.files[file]
-    differs = None
-    if found.size != expected["bytes"]:
-        differs = f"has {found.size:,} bytes, expected {expected['bytes']:,}"
-    elif expected.get("header_sha256") not in (None, found.header_sha256):
-        differs = "holds other tensors (its header has another SHA-256)"
-    elif complete and expected.get("sha256") and (digest := file_sha256(path)) != expected["sha256"]:
-        differs = f"has other weights (SHA-256 {digest}, expected {expected['sha256']})"
-    if differs:
+    path, expected = artifact_file(folder, file), base.files[file]
+    fault = find_fault(path, expected if complete else {"bytes": expected["bytes"]})
+    if fault is None:
+        checkpoint = open_checkpoint(path)
+        (found,) = checkpoint.files.values()
+        if expected.get("header_sha256") in (None, found.header_sha256):
+            return checkpoint
         checkpoint.close()
-        raise CheckpointError(
-            f"{path} {differs}: it is not the base of this merge, which is {named}; pass that one as `base`."
-        )
-    return checkpoint
+        fault = "other tensors: its header has another SHA-256"
+    raise CheckpointError(f"{path}: not the base of this merge, which is {named} ({fault}); pass that one as `base`.")
 
 
 @contextmanager

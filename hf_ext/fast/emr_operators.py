@@ -19,7 +19,6 @@ class Kernels(NamedTuple):
     run_block: Callable[..., None]
     restore: Callable[..., None]
     multiply: Callable[[Tensor, Tensor], Tensor]
-    restore_tasks: Callable[..., None]
     run_files: Callable[..., bool] | None = None
     restore_directions: Callable[..., None] | None = None
 
@@ -31,7 +30,7 @@ def compiled_kernels() -> Kernels | None:
         return None
     try:
         from .emr_blocks import run_block, run_files
-        from .emr_restore import multiply, restore, restore_directions, restore_tasks
+        from .emr_restore import multiply, restore, restore_directions
     except ImportError:
         return None
-    return Kernels(run_block, restore, multiply, restore_tasks, run_files, restore_directions)
+    return Kernels(run_block, restore, multiply, run_files, restore_directions)

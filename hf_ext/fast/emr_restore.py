@@ -7,7 +7,6 @@ Plain loops, as in `emr_blocks`. No sum is taken in another order here: results 
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -81,24 +80,14 @@ def _move(base, base_kind, signs, kept, scale, out, out_kind, start, stop):
             store_float32(work[1][:n], target, out_kind)
 
 
-def restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor) -> None:
-    """`ops.restore_block` of flat tensors on the CPU; arguments are checked there."""
-    _share(compile_kernel(_restore, _RESTORE), len(base), *_addresses(base, unified, [mask], [scale], [out]))
-
-
-def restore_tasks(
+def restore(
     base: torch.Tensor, unified: torch.Tensor, masks: list[torch.Tensor], scales: list[float], outs: list[torch.Tensor]
 ) -> None:
-    """`ops.restore_tasks` on one thread."""
-    compile_kernel(_restore, _RESTORE)(*_addresses(base, unified, masks, scales, outs), 0, len(base))
-
-
-def _addresses(
-    base: torch.Tensor, unified: torch.Tensor, masks: list[torch.Tensor], scales: list[float], outs: list[torch.Tensor]
-) -> tuple[Any, ...]:
+    """`ops.restore_block` for several tasks, of flat tensors on the CPU; arguments are checked there."""
     places, targets = (np.array([tensor.data_ptr() for tensor in tensors]) for tensors in (masks, outs))
     sources = (base.data_ptr(), KINDS[base.dtype], unified.data_ptr(), KINDS[unified.dtype])
-    return (*sources, places, np.array(scales, np.float32), targets, KINDS[outs[0].dtype])
+    arguments = (*sources, places, np.array(scales, np.float32), targets, KINDS[outs[0].dtype])
+    _share(compile_kernel(_restore, _RESTORE), len(base), *arguments)
 
 
 def restore_directions(base: torch.Tensor, planes: torch.Tensor, scale: float, out: torch.Tensor) -> None:

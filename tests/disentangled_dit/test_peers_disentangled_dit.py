@@ -13,7 +13,7 @@ from tests.kit.studies import EXAMPLES, module_loader
 
 load = module_loader(EXAMPLES / "disentangled_dit")
 SIZES = {"sample_size": [8, 8], "num_layers": 2, "num_attention_heads": 4, "attention_head_dim": 12, "num_classes": 5}
-NAMES = ["unet", "unet-cross", "dit", "pixart", "sd3"]
+NAMES = ["unet-cross", "dit", "pixart", "sd3"]
 WITH_CONTROLS = {"unet-cross", "pixart", "sd3"}
 
 

@@ -49,7 +49,7 @@ def data(tmp_path) -> Path:
 
 
 def test_sets_are_mixed_and_say_their_original_sizes(load, data, tmp_path):
-    sets, captions = load("sets"), load("captions")
+    sets = load("sets")
     folders = sets.prepare(data, tmp_path / "work")
     read = {name: datasets.load_dataset(str(folder)) for name, folder in folders.items()}
     for name, side in (("32", 32), ("16", 16)):
@@ -71,26 +71,6 @@ def test_sets_are_mixed_and_say_their_original_sizes(load, data, tmp_path):
     assert (folders["16"] / "train.parquet").stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="must hold the folders train and test"):
         list(sets.photograph_rows(tmp_path / "nothing", 1, 10))
-    captions.main(data / "cifar10", tmp_path / "texts")
-    for row in datasets.load_dataset(str(tmp_path / "texts"), split="test"):
-        assert row["image"].size == (32, 32)
-        forms = [captions.caption(NAMES[row["label"]], np.asarray(row["image"]), form) for form in range(3)]
-        assert row["text"] in forms and [row["short"], row["long"]] == forms[::2]
-
-
-def test_captions_say_what_the_pixels_show(load):
-    captions = load("captions")
-    blue = np.full((8, 8, 3), (40, 60, 200), dtype=np.uint8)
-    assert captions.caption("ship", blue, 0) == "a ship" and captions.caption("airplane", blue, 0) == "an airplane"
-    text = captions.caption("ship", blue // 2, 2)
-    assert text == "a dark photo of a ship in front of something blue"
-    # The border decides about the colour, not what it surrounds.
-    blue[1:-1, 1:-1] = (255, 255, 80)
-    assert captions.border_colour(blue) == "blue"
-    assert captions.caption("cat", np.full_like(blue, 240), 1) == "a bright photo of a cat"
-    found = {(200, 40, 40): "red", (40, 200, 90): "green", (200, 190, 60): "yellow", (120, 125, 130): "grey"}
-    for colour, name in found.items():
-        assert captions.border_colour(np.full((4, 4, 3), colour, dtype=np.uint8)) == name
 
 
 def test_every_run_has_valid_settings_and_equal_parameters(load, tmp_path):

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import yaml
 from PIL import Image
-from sklearn.metrics import matthews_corrcoef
 from tokenizers import processors
 from transformers import (
     CLIPConfig,
@@ -118,38 +117,8 @@ def make_sentences(seed: int) -> list[str]:
     return ["a" + "".join(generator.choice(list("abcd "), int(generator.integers(5, 20)))) for _ in range(SAMPLES)]
 
 
-def label_texts(model: Any, tokenizer: Any, columns: dict[str, list[str]]) -> list[Any]:
-    """What a classifier says of texts one by one, or the scores that it gives."""
-    found = []
-    for row in zip(*columns.values(), strict=True):
-        tokens = tokenizer(*row, truncation=True, return_tensors="pt")
-        with torch.no_grad():
-            logits = model.eval()(**{name: tokens[name] for name in ("input_ids", "attention_mask")}).logits[0]
-        found.append(float(logits[0]) if len(logits) == 1 else int(logits.argmax()))
-    return found
-
-
-def make_glue(
-    recipe: dict[str, Any], place: Path, push: Push, make: Callable[[str, int, int], Any], tokenizer: Any
-) -> Scores:
-    """GLUE with labels of the models that `make` gives for each task, seed and number of labels."""
-    sets: dict[str | None, Any] = {}
-    scores = {}
-    for number, (name, entry) in enumerate(recipe["tasks"].items(), 1):
-        count = {"stsb": 1, "mnli": 3}.get(name, 2)
-        texts = {column: make_sentences(100 * number + len(column)) for column in entry["task"]["text_columns"]}
-        found = label_texts(make(name, number, count), tokenizer, texts)
-        labels = found if count == 1 else mislabel(found, count)
-        sets[name] = {entry["data"]["split"]: {**texts, "label": labels}}
-        scores[name] = 1.0 if count == 1 else 0.75
-        if entry.get("metric") == "matthews":
-            scores[name] = float(matthews_corrcoef(labels, found))
-    push("nyu-mll/glue", write_set(place / "glue", sets), repo_type="dataset")
-    return scores
-
-
 def make_gpt2s(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
-    """Classifiers without a padding token in their tokenizers."""
+    """Classifiers without a padding token in their tokenizers, and GLUE with their labels."""
     torch.manual_seed(0)
     tokenizer = byte_tokenizer(64)
     tokenizer.pad_token = None
@@ -159,17 +128,25 @@ def make_gpt2s(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
     GPT2LMHeadModel(config).save_pretrained(place / "gpt2")
     tokenizer.save_pretrained(place / "gpt2")
     push("openai-community/gpt2", place / "gpt2")
-
-    def make(name: str, seed: int, count: int) -> Any:
-        torch.manual_seed(seed)
-        model = GPT2ForSequenceClassification.from_pretrained(place / "gpt2", num_labels=count)
-        perturb(model, seed, 0.3)
+    sets: dict[str | None, Any] = {}
+    for number, (name, entry) in enumerate(recipe["tasks"].items(), 1):
+        torch.manual_seed(number)
+        count = 3 if name == "mnli" else 2
+        model = GPT2ForSequenceClassification.from_pretrained(place / "gpt2", num_labels=count).eval()
+        perturb(model, number, 0.3)
         model.save_pretrained(place / name)
         tokenizer.save_pretrained(place / name)
         push(f"tanganke/gpt2_{name}", place / name)
-        return model
-
-    return make_glue(recipe, place, push, make, tokenizer)
+        texts = {column: make_sentences(100 * number + len(column)) for column in entry["task"]["text_columns"]}
+        found = []
+        for row in zip(*texts.values(), strict=True):
+            tokens = tokenizer(*row, truncation=True, return_tensors="pt")
+            with torch.no_grad():
+                logits = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).logits[0]
+            found.append(int(logits.argmax()))
+        sets[name] = {entry["data"]["split"]: {**texts, "label": mislabel(found, count)}}
+    push("nyu-mll/glue", write_set(place / "glue", sets), repo_type="dataset")
+    return dict.fromkeys(recipe["tasks"], 0.75)
 
 
 # Columns that hold no texts.

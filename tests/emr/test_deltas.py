@@ -25,7 +25,7 @@ from hf_ext.merging.updating import add_task, remove_task
 from tests.emr import reference_deltas as twin
 from tests.emr.blocks import DTYPES
 from tests.emr.emr_testing import family, tiny_bert
-from tests.emr.use_testing import copied, equal
+from tests.emr.use_testing import copied, edit_manifest, equal
 from tests.kit.refusals import refused
 from tests.merging.conftest import short_segments
 from tests.merging.merging import merge, write_set
@@ -183,11 +183,11 @@ def test_tasks_are_added_and_removed_without_a_change_of_the_others(berts, tmp_p
 
 def test_a_manifest_of_the_other_deltas_is_refused(berts, tmp_path):
     folder = merge_checkpoints(berts[0], tmp_path / "merged", progress=False).path
-    record = json.loads((folder / "emr.json").read_text())
-    (folder / "emr.json").write_text(json.dumps(record | {"deltas": 3 - record["deltas"]}))
+    planes = Manifest.read(folder).deltas
+    edit_manifest(folder, lambda manifest: manifest.update(deltas=3 - planes))
     with refused(CheckpointError, "need"):
         TaskWeights(folder).restore("two", "bert.embeddings.word_embeddings.weight")
-    if record["deltas"] == 1:
+    if planes == 1:
         with refused(ValueError, "elements"):
             restore(folder, "two")
 

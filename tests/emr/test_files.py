@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 import shutil
 from pathlib import Path
@@ -20,7 +19,7 @@ from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import UsageError
 from hf_ext.hub.header_format import CheckpointError
 from tests.emr.emr_testing import push_folder, tiny_bert
-from tests.emr.use_testing import equal, merge, merge_berts
+from tests.emr.use_testing import edit_manifest, equal, merge, merge_berts
 from tests.kit.refusals import refused
 
 LONG_AGO = 10**18
@@ -136,6 +135,8 @@ def test_what_was_read_once_is_not_read_again(artifact: Path, tmp_path: Path, re
 
 @pytest.mark.parametrize("mode", ["official", "tensor", "l2", "tensor_l2", "none"])
 def test_rescaled_anew_is_merged_with_that_mode(mode: str, made: Path, tmp_path: Path):
+    with refused(UsageError, "best"):
+        EMRModel.from_pretrained(made, rescale="best")
     tasks = {name: made.parent / name for name in ("two", "five", "plain")}
     merged = TaskWeights(merge(made.parent / "base", tasks, tmp_path / "out", rescale=mode))
     anew, given = TaskWeights(made, rescale=mode), TaskWeights(made)
@@ -145,15 +146,10 @@ def test_rescaled_anew_is_merged_with_that_mode(mode: str, made: Path, tmp_path:
         assert not all(torch.equal(anew.restore(task, name), given.restore(task, name)) for name in names)
 
 
-def test_an_unknown_rescale_mode_is_refused(made: Path):
-    with refused(UsageError, "best"):
-        EMRModel.from_pretrained(made, rescale="best")
-
-
 def test_the_base_is_verified(made: Path, tmp_path: Path):
     merged = shutil.copytree(made, tmp_path / "merged")
     moved = shutil.copytree(made.parent / "base", tmp_path / "moved")
-    rewrite_source(merged, tmp_path / "gone")
+    edit_manifest(merged, lambda manifest: manifest["base"].update(source=str(tmp_path / "gone")))
     with refused(CheckpointError, "base"):
         EMRModel.from_pretrained(merged)
     assert EMRModel.from_pretrained(merged, base=moved).current == "two"
@@ -167,12 +163,6 @@ def test_the_base_is_verified(made: Path, tmp_path: Path):
         EMRModel.from_pretrained(merged, base=tiny_bert(tmp_path / "larger", hidden_size=32))
     with refused(CheckpointError, "org/name"):
         EMRModel.from_pretrained(merged, base="nowhere")
-
-
-def rewrite_source(merged: Path, source: str | Path, **others: str) -> None:
-    manifest = json.loads((merged / "emr.json").read_text())
-    manifest["base"] |= {"source": str(source), **others}
-    (merged / "emr.json").write_text(json.dumps(manifest))
 
 
 def test_an_export_that_fails_leaves_nothing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -215,7 +205,7 @@ def test_a_hub_gives_only_what_is_needed(made: Path, hub, run_client, tmp_path: 
     commit = push_folder(hub.url, "me/base", made.parent / "base")
     # The same bytes as the base of the merge, so the manifest may name the Hub's copy.
     folder = shutil.copytree(made, tmp_path / "merged")
-    rewrite_source(folder, "me/base", revision=commit)
+    edit_manifest(folder, lambda manifest: manifest["base"].update(source="me/base", revision=commit))
     push_folder(hub.url, "me/merged", folder)
     first, second, last = run_client(HUB_SCRIPT).strip().splitlines()[-3:]
     small = ["config.json", "emr.json", "emr_loader.py", "tokenizer.json", "tokenizer_config.json"]

@@ -374,38 +374,30 @@ def test_what_cannot_be_put_together_is_refused(gpt2: EMRModel):
     assert one.sequences.shape == (5, 7) and len(one.logits) == 3
 
 
-def with_settings(gpt2: EMRModel, place: Path, root: dict[str, Any], c: dict[str, Any]) -> EMRModel:
-    """The merge with these settings of generation, and others for its task c."""
-    folder = place / "merged"
+@pytest.fixture
+def differing(gpt2: EMRModel, tmp_path: Path) -> EMRModel:
+    """The same merge, whose task c generates fewer tokens and pads otherwise."""
+    folder = tmp_path / "merged"
     shutil.copytree(gpt2.weights.folder, folder)
-    shutil.copytree(gpt2.weights.folder.parent / "base", place / "base")
-    (folder / "generation_config.json").write_text(json.dumps(root))
-    (folder / "tasks" / "c" / "generation_config.json").write_text(json.dumps(c))
+    shutil.copytree(gpt2.weights.folder.parent / "base", tmp_path / "base")
+    for place, longest, padding in ((folder, 4, 5), (folder / "tasks" / "c", 2, 6)):
+        settings = {"max_new_tokens": longest, "pad_token_id": padding, "eos_token_id": 3}
+        (place / "generation_config.json").write_text(json.dumps(settings))
     return EMRModel.from_pretrained(folder, "a")
 
 
-def test_tasks_with_other_settings_take_turns(gpt2: EMRModel, tmp_path: Path):
-    own = json.loads((gpt2.weights.folder / "generation_config.json").read_text())
-    emr = with_settings(gpt2, tmp_path, own | {"max_new_tokens": 4}, own | {"max_new_tokens": 2})
+def test_tasks_with_other_settings_take_turns(differing: EMRModel):
     for task, longest in (("a", 4), ("c", 2), ("b", 4)):
-        assert emr.set_task(task).model.generation_config.max_new_tokens == longest
-    found = generate(emr, do_sample=True, pad_token_id=0)
+        assert differing.set_task(task).model.generation_config.max_new_tokens == longest
+    found = generate(differing, do_sample=True, pad_token_id=0)
     assert found.shape == (5, 8) and (found[3, 6:] == 0).all()
-    emr.model.generation_config.max_new_tokens = 5
-    assert emr.set_task("a").model.generation_config.max_new_tokens == 5, "what a user set stays"
+    differing.model.generation_config.max_new_tokens = 5
+    assert differing.set_task("a").model.generation_config.max_new_tokens == 5, "what a user set stays"
 
 
 def test_a_model_that_draws_by_its_own_settings_draws_for_each_task(gpt2: EMRModel, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpt2.model, "generation_config", GenerationConfig(do_sample=True, top_k=0))
     generate(gpt2, as_settings=True, max_new_tokens=4, pad_token_id=0)
-
-
-@pytest.fixture
-def differing(gpt2: EMRModel, tmp_path: Path) -> EMRModel:
-    """A merge whose task c pads otherwise."""
-    return with_settings(
-        gpt2, tmp_path, {"eos_token_id": 3, "pad_token_id": 5}, {"eos_token_id": 3, "pad_token_id": 6}
-    )
 
 
 def test_a_task_without_settings_of_generation_goes_by_its_configuration(
@@ -417,23 +409,16 @@ def test_a_task_without_settings_of_generation_goes_by_its_configuration(
     assert differing.model.generation_config.bos_token_id == GPT2.bos_token_id
 
 
-def test_rows_in_turn_are_padded_as_their_generate_pads(differing: EMRModel):
+def test_rows_in_turn_are_padded_as_their_generate_pads_and_have_their_own_numbers(differing: EMRModel):
     """And what was set before is there again."""
-    differing.model.generation_config.max_new_tokens = 6
     options: dict[str, Any] = {"do_sample": False, "attention_mask": MASK, "task_ids": PROMPTED}
-    short = {"max_new_tokens": 2}
-    with differing.task("c") as model:
-        model.generation_config.update(**short)
-    assert differing.model.generation_config.max_new_tokens == 6
+    differing.model.generation_config.max_new_tokens = 6
     found = differing.generate(PROMPTS, **options)
     assert differing.model.generation_config.max_new_tokens == 6
     assert (found[3, 6:] == 6).all() and found.shape[1] == 10
-    given = GenerationConfig(pad_token_id=9, eos_token_id=3)
-    assert (differing.generate(PROMPTS, generation_config=given, **options)[3, 6:] == 9).all()
-
-
-def test_rows_in_turn_have_their_own_numbers(differing: EMRModel):
-    options: dict[str, Any] = {"do_sample": False, "attention_mask": MASK, "max_new_tokens": 2, "pad_token_id": 0}
+    given = GenerationConfig(pad_token_id=9, eos_token_id=3, max_new_tokens=4)
     allowed = {"prefix_allowed_tokens_fn": lambda row, _: [20 + row]}
-    found = differing.generate(PROMPTS, task_ids=PROMPTED, **options, **allowed)
-    assert found[:, -1].tolist() == [20, 21, 22, 23, 24]
+    found = differing.generate(PROMPTS, generation_config=given, **options, **allowed)
+    assert found[:, 4:].tolist() == [[20 + row] * 4 for row in range(5)]
+    given.max_new_tokens = None
+    assert (differing.generate(PROMPTS, generation_config=given, **options)[3, 6:] == 9).all()

@@ -26,7 +26,6 @@ from transformers import (
 )
 
 from hf_ext import EMRModel, MRConvConfig, MRConvForSequenceClassification
-from hf_ext.emr import building
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import UsageError
 from hf_ext.files import TakenError
@@ -391,14 +390,3 @@ def test_what_cannot_be_switched_in_place_is_told(tmp_path: Path, monkeypatch: p
         warnings.simplefilter("error")
         emr.set_task("a")
     assert equal(copied(emr.model), copied(model))
-
-
-def test_a_conversion_that_moves_values_has_no_place():
-    numbers = torch.arange(24)
-    view = numbers.view(4, 6)
-    assert building.find_even_spacing(view[:, 1:3], numbers) == ((4, 2), (6, 1), 1)
-    assert building.find_even_spacing(view[2].clone(), numbers) == ((6,), (1,), 12)
-    assert building.find_even_spacing(view.T.contiguous(), numbers) == ((6, 4), (1, 6), 0)
-    assert building.find_even_spacing(view[torch.tensor([0, 1, 3])], numbers) is None
-    assert building.find_even_spacing(view.flip(1), numbers) is None
-    assert building.find_even_spacing(view + 3, numbers) is None

@@ -19,26 +19,24 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from starlette.testclient import TestClient
+
+from hf_ext.answers import limits as answer_limits
+from hf_ext.answers.limits import ClientLeft, Clock, Limits, TookTooLong, TookTooMuch
+from hf_ext.answers.merged_task import AnsweringTask
+from hf_ext.embedded_hub.access import Access
+from hf_ext.emr import EMRModel
+from hf_ext.errors import DataError
+from hf_ext.restoration.encoding import Frames, encode_frames
+from hf_ext.restoration.files import read_image
+from hf_ext.restoration.tiles import restore_image
+from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir
+from tests.emr.use_testing import merge_family
+from tests.hub.published import tiny_model
+from tests.kit.pictures import chunk, claim, encode
+from tests.kit.refusals import refused
 
 pytest.importorskip("fastapi", reason="the example needs fastapi")
-pytest.importorskip("uvicorn", reason="the example needs uvicorn")
-from starlette.testclient import TestClient  # noqa: E402
-
-from hf_ext.answers import limits as answer_limits  # noqa: E402
-from hf_ext.answers.limits import ClientLeft, Clock, Limits, TookTooLong, TookTooMuch  # noqa: E402
-from hf_ext.answers.merged_task import AnsweringTask  # noqa: E402
-from hf_ext.embedded_hub.access import Access  # noqa: E402
-from hf_ext.emr import EMRModel  # noqa: E402
-from hf_ext.errors import DataError  # noqa: E402
-from hf_ext.restoration.encoding import Frames, encode_frames  # noqa: E402
-from hf_ext.restoration.files import read_image  # noqa: E402
-from hf_ext.restoration.tiles import restore_image  # noqa: E402
-from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir  # noqa: E402
-from tests.emr.use_testing import merge_family  # noqa: E402
-from tests.hub.published import tiny_model  # noqa: E402
-from tests.kit.pictures import chunk, claim, encode  # noqa: E402
-from tests.kit.refusals import refused  # noqa: E402
-
 Models = dict[str, EMRModel]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,13 @@ def merge_family(
     """A merge, with what is `given`, of fine-tunes that `make` writes with these options; they lie beside it."""
     config = family(folder, make, names, **options) | (given or {})
     return merge_checkpoints(config, folder / "merged", progress=False).path
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes what the manifest of an artifact says."""
+    manifest = json.loads((folder / "emr.json").read_text())
+    change(manifest)
+    (folder / "emr.json").write_text(json.dumps(manifest))
 
 
 def copied(model: torch.nn.Module) -> dict[str, torch.Tensor]:

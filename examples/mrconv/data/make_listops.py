@@ -14,14 +14,12 @@ third of whose tokens are operators).
 """
 
 import argparse
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import datasets
 import numpy as np
-import pyarrow
 from huggingface_hub.dataclasses import strict
 from made_data import SPLITS, add_counts, run, write_made_data
 
@@ -31,6 +29,8 @@ OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 END = "]"
 # Each argument is an expression with this probability, otherwise a digit; the published data use the same.
 EXPRESSION_PROBABILITY = 0.25
+# Levels of the tree, the outermost operator being the first, and most arguments of an operator; the fewest are 2.
+MAX_DEPTH, MAX_ARGUMENTS = 10, 10
 # With the default limits about one tree in ten fits.
 _MOST_DRAWS = 20_000
 # Tokens from which a text is never the same as another.
@@ -47,24 +47,16 @@ class ListOps:
         seed (`int`, defaults to 0): Another seed gives other examples.
         min_length, max_length (`int`, defaults to 500 and 2000):
             An expression has more than `min_length` and fewer than `max_length` tokens: digits, operators and `]`.
-        max_depth (`int`, defaults to 10): Levels of the tree, the outermost operator being the first.
-        max_arguments (`int`, defaults to 10): Most arguments of an operator; the fewest are 2.
     """
 
     seed: int = 0
     min_length: int = 500
     max_length: int = 2000
-    max_depth: int = 10
-    max_arguments: int = 10
 
     def validate_ranges(self) -> None:
         # A larger one is two words of the generator's seed, and would be another seed with another split.
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be 0 or more and less than 2**32, got {self.seed}.")
-        if self.max_depth < 2 or self.max_arguments < 2:
-            raise ValueError(
-                f"max_depth and max_arguments must be at least 2, got {self.max_depth} and {self.max_arguments}."
-            )
         if not _LONG - 1 <= self.min_length <= self.max_length - 4:
             raise ValueError(
                 f"min_length must be at least {_LONG - 1}, as shorter texts would come twice, and at least 4 below "
@@ -81,22 +73,17 @@ class ListOps:
             if levels is not None:
                 return " ".join(_write(levels)), int(_evaluate(levels)[0])
         raise ValueError(
-            f"{_MOST_DRAWS:,} trees of depth {self.max_depth} with up to {self.max_arguments} arguments held none of "
-            f"more than {self.min_length} and fewer than {self.max_length} tokens: widen these limits."
+            f"{_MOST_DRAWS:,} trees held none of more than {self.min_length} and fewer than {self.max_length} tokens: "
+            "widen these limits."
         )
-
-    def examples(self, split: str = "train") -> Iterator[tuple[str, int]]:
-        """The examples of a split, from the first on, without end."""
-        for index in itertools.count():
-            yield self.example(index, split)
 
     def _draw(self, generator: np.random.Generator) -> "list[_Level] | None":
         """A tree, or nothing where it has not the wanted length. Its root is an operator, as a digit is too short."""
         levels, nodes, length = [], 1, 0
-        for depth in range(1, self.max_depth + 1):
-            chance = 1.0 if depth == 1 else EXPRESSION_PROBABILITY if depth < self.max_depth else 0.0
+        for depth in range(1, MAX_DEPTH + 1):
+            chance = 1.0 if depth == 1 else EXPRESSION_PROBABILITY if depth < MAX_DEPTH else 0.0
             is_operator = generator.random(nodes) < chance
-            arguments = generator.integers(2, self.max_arguments + 1, int(is_operator.sum()))
+            arguments = generator.integers(2, MAX_ARGUMENTS + 1, int(is_operator.sum()))
             # A digit is a token, an operator with its end two.
             length += nodes + len(arguments)
             if length >= self.max_length:
@@ -174,16 +161,16 @@ def _write(levels: list[_Level]) -> np.ndarray:
     return tokens
 
 
-def write_listops(out: str | Path, counts: dict[str, int], settings: ListOps, progress: bool = True) -> Path:
+def write_listops(out: str | Path, counts: dict[str, int], settings: ListOps) -> Path:
     """Writes a folder that `datasets` reads: for each split a parquet file of `text` and `label`; and a README."""
-    schema = pyarrow.schema([("text", pyarrow.string()), ("label", pyarrow.int64())])
-    return write_made_data(out, counts, settings.examples, schema, _readme(settings), progress)
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.Value("int64")})
+    return write_made_data(out, counts, settings.example, features, _readme(settings))
 
 
 def _readme(settings: ListOps) -> str:
     return (
         f"# ListOps\n\n{{sizes}}; seed {settings.seed}; more than {settings.min_length} and fewer than "
-        f"{settings.max_length} tokens, depth up to {settings.max_depth}, up to {settings.max_arguments} arguments.\n"
+        f"{settings.max_length} tokens, depth up to {MAX_DEPTH}, up to {MAX_ARGUMENTS} arguments.\n"
         "No text comes twice, and none in two splits.\n"
         "Written by `examples/mrconv/data/make_listops.py` with the grammar of Long Range Arena's ListOps; the "
         "examples are its own, so scores compare with published ones only as far as two draws of one distribution "
@@ -198,8 +185,6 @@ def main() -> Path:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--min-length", type=int, default=500, help="expressions have more tokens")
     parser.add_argument("--max-length", type=int, default=2000, help="expressions have fewer tokens")
-    parser.add_argument("--max-depth", type=int, default=10, help="levels of an expression")
-    parser.add_argument("--max-arguments", type=int, default=10, help="most arguments of an operator")
     given = vars(parser.parse_args())
     out, counts = given.pop("out"), {split: given.pop(split) for split in SPLITS}
     return write_listops(out, counts, build(ListOps, given, "the command line"))

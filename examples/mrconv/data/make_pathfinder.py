@@ -32,21 +32,15 @@ numbers too. Nothing is left to the last digit of a cosine.
 
 import argparse
 import functools
-import io
-import itertools
 import math
-import multiprocessing
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import datasets
 import numpy as np
 from huggingface_hub.dataclasses import strict
-from made_data import SPLITS, add_counts, check_made_data, run, write_made_data
-from PIL import Image
+from made_data import SPLITS, add_counts, run, write_made_data
 
 from hf_ext.settings import build
 
@@ -142,17 +136,6 @@ class Pathfinder:
         """One example, the grey picture and its class."""
         scene = self.scene(index, split)
         return draw_scene(scene, self.size), scene.label
-
-    def examples(self, split: str = "train") -> Iterator[tuple[dict[str, bytes | None], int]]:
-        """The examples of a split, from the first on, without end, pictures as PNG."""
-        for index in itertools.count():
-            yield self._row(split, index)
-
-    def _row(self, split: str, index: int) -> tuple[dict[str, bytes | None], int]:
-        picture, label = self.example(index, split)
-        file = io.BytesIO()
-        Image.fromarray(picture).save(file, "PNG")
-        return {"bytes": file.getvalue(), "path": None}, label
 
 
 class _Canvas:
@@ -329,25 +312,10 @@ def _cover_pixels(ends: np.ndarray, radius: int, size: int, samples: int) -> tup
     return slice(low[1], high[1]), slice(low[0], high[0]), covered
 
 
-def write_pathfinder(
-    out: str | Path, counts: dict[str, int], settings: Pathfinder, progress: bool = True, num_workers: int = 1
-) -> Path:
-    """
-    Writes a new folder that `datasets` reads: for each split a parquet file of `image` and `label`; and a README. The
-    pictures are the same, however many processes draw them.
-    """
+def write_pathfinder(out: str | Path, counts: dict[str, int], settings: Pathfinder, num_workers: int = 1) -> Path:
+    """Writes a folder that `datasets` reads: for each split a parquet file of `image` and `label`; and a README."""
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    rest = (features.arrow_schema, _readme(settings), progress)
-    if num_workers == 1:
-        return write_made_data(out, counts, settings.examples, *rest)
-    check_made_data(Path(out), counts)
-    with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
-        return write_made_data(
-            out,
-            counts,
-            lambda split: pool.imap(partial(settings._row, split), range(counts[split]), chunksize=50),
-            *rest,
-        )
+    return write_made_data(out, counts, settings.example, features, _readme(settings), num_workers)
 
 
 def _readme(settings: Pathfinder) -> str:
