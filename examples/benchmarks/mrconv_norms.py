@@ -2,10 +2,12 @@
 
     unzip aeon-1.6.0-py3-none-any.whl "aeon/datasets/data/*" -d DATA
     python examples/mrconv/study.py SOURCE WORK digits      writes WORK/data/digits; SOURCE holds fsdd and cifar10
+    python examples/mrconv/data/make_listops.py WORK/data/listops --train 32000 --min-length 63 --max-length 200
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_norms.py --series DATA/aeon/datasets/data \
-        --digits WORK/data/digits --images SOURCE/cifar10
+        --digits WORK/data/digits --images SOURCE/cifar10 --listops WORK/data/listops
 
-Spoken digits and sequential CIFAR-10 by the recipes of the study, two sets of series by that of `mrconv_series.py`.
+Spoken digits and sequential CIFAR-10 by the recipes of the study, two sets of series by that of `mrconv_series.py`,
+ListOps of 64 to 199 tokens by that of `listops_small.yaml`. Rows of cases that are not measured anew stay.
 The rates are those chosen with batch normalisation. At equal time the others take as many steps as batch normalisation
 needs time for its own, by the median of the seeds. Each model is scored on the test part with its branches, and once
 more merged into one kernel, which layer normalisation does not allow.
@@ -33,19 +35,24 @@ from experiments import prepare_process, read_arguments
 
 MRCONV = Path(__file__).resolve().parents[1] / "mrconv"
 NORMS = ["batch", "kernel", "layer"]
-# Steps of each case at equal steps. The last two have not been measured yet.
-STEPS = {"digits": 130, "OSULeaf": 150, "ACSF1": 150, "images": 80}
-IMAGES = {"train": "train[:49000]", "test": "test[:1000]"}
+# Steps of each case at equal steps.
+STEPS = {"digits": 130, "OSULeaf": 150, "ACSF1": 150, "listops": 600, "images": 80}
+# Recipe, examples that train and that test, and what differs from the recipe.
+CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "digits": ("study-digits", "train", "test", {"learning_rate": 4e-3}),
+    "images": ("study-scifar", "train[:49000]", "test[:1000]", {"learning_rate": 4e-3}),
+    "listops": ("listops_small", "train", "test", {"task.max_length": 256, "eval_steps": 100_000}),
+}
 
 
 def make_run(case: str, places: dict[str, str], folder: str, values: dict[str, Any]) -> tuple[Task, TrainingArguments]:
     """Task and arguments of one training."""
-    if case not in ("digits", "images"):
+    if case not in CASES:
         return mrconv_series.make_run(Path(places["series"]), case, folder, values)
-    splits = {"train": "train", "test": "test"} if case == "digits" else IMAGES
-    data = {key: {"path": places[case], "split": splits[part]} for key, part in (("train", "train"), ("eval", "test"))}
-    recipe = MRCONV / f"study-{'digits' if case == 'digits' else 'scifar'}.yaml"
-    arguments = read_arguments(recipe, {"data": data, "output_dir": folder, "learning_rate": 4e-3, **values})
+    recipe, train_part, test_part, changed = CASES[case]
+    parts = {"train": train_part, "eval": test_part}
+    data = {key: {"path": places[case], "split": part} for key, part in parts.items()}
+    arguments = read_arguments(MRCONV / f"{recipe}.yaml", {"data": data, "output_dir": folder, **changed, **values})
     return build_task(arguments), arguments
 
 
@@ -68,8 +75,9 @@ def score(case: str, places: dict[str, str], norm: str, seed: int, steps: int) -
 
 def measure(words: argparse.Namespace) -> Iterator[Content]:
     """All cases: each norm at equal steps, then all but the first at the time that it took."""
-    places = {name: str(Path(vars(words)[name]).resolve()) for name in ("series", "digits", "images")}
-    rows: list[dict[str, Any]] = []
+    places = {name: str(Path(vars(words)[name]).resolve()) for name in ("series", *CASES)}
+    before = read_json(words.output)["rows"] if words.output.is_file() else []
+    rows: list[dict[str, Any]] = [row for row in before if row["case"] not in words.cases]
     for case in words.cases:
         steps, took = STEPS[case], {}
         for norm in NORMS:
@@ -105,4 +113,6 @@ def describe(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    run("mrconv_norms", __doc__, measure, draw, series="", digits="", images="", cases=["digits", "OSULeaf"], seeds=3)
+    run(
+        "mrconv_norms", __doc__, measure, draw, series="", digits="", images="", listops="", cases=list(STEPS), seeds=3
+    )
