@@ -16,9 +16,8 @@ import pandas as pd
 
 from ..errors import DataError
 from .broken import is_broken_picture, open_bytes
-from .groups import OVERLAP, find_groups, join_units, name_groups
+from .groups import find_groups, join_units, name_groups
 from .labels import are_values
-from .likeness import MOST_COMPARED, find_alike
 from .roles import TIME
 from .sound_files import is_broken_sound
 from .split_words import SPLIT_WORDS
@@ -28,6 +27,8 @@ from .times import to_seconds
 _SPLITS = ("split", "set", "subset", "partition")
 # Hashes of an example; two examples are equal where one hash of theirs is.
 Keys = tuple[bytes, ...]
+# More examples are compared by `hf-ext data check` alone.
+_MOST_COMPARED = 5_000
 # Columns that name an example and are no part of it.
 _NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", "index"}
 
@@ -47,8 +48,8 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
 
     Whether an example measures follows from a hash of what it holds, not from its place: sorted data are split as well
     as mixed ones. Of each class the same share is taken, of two examples or more at least one. Examples with equal
-    inputs stay together, as [`find_alike`] and [`hash_inputs`] see them, and so do those of one group, as
-    [`find_groups`] finds it. A column called `split` decides by itself.
+    inputs stay together, as [`hash_inputs`] sees them, and so do those of one group, as [`find_groups`] finds it. A
+    column called `split` decides by itself.
 
     Raises:
         DataError: If nothing would be left to measure on, or to train on.
@@ -80,37 +81,14 @@ def split_examples(data: datasets.Dataset, share: float, seed: int) -> tuple[np.
 
 def _find_units(data: datasets.Dataset, labels: list[Any], keys: list[Keys]) -> tuple[list[int], list[str]]:
     """The number of the unit of each example, all of whose examples are on one side; and what that keeps or cannot."""
-    numbers, limited = _find_alike([data])
-    alike = [(*own, number) for own, number in zip(keys, numbers, strict=True)]
-    columns = {name for names in _choose_inputs(data) for name in names}
-    found = find_groups(data, labels, columns)
-    for groups in found:
-        units = join_units(alike, groups.of)
+    for groups in find_groups(data, labels):
+        units = join_units(keys, groups.of)
         # What may be no group must leave something to split.
         if groups.named or 2 * max(Counter(units).values()) <= len(units):
-            return units, [*limited, f"{groups.told} stay together"]
+            return units, [f"{groups.told} stay together"]
     lost = [groups for groups in name_groups(data) if len({*groups.of}) < len(groups.of)]
-    told = [*limited, *(f"{groups.told} may be on both sides, as each class has one alone" for groups in lost)]
-    if any(groups.told == OVERLAP for groups in found):
-        told.append(f"WARNING: {OVERLAP} may be on both sides, which makes the scores too good")
-    return join_units(alike, list(range(len(keys)))), told
-
-
-def _find_alike(data: list[datasets.Dataset]) -> tuple[list[int], list[str]]:
-    """
-    The number of the picture of each example of several data sets; each has its own where they are no pictures, or too
-    many to compare, which is said.
-    """
-    own = list(range(sum(map(len, data))))
-    for name in _choose_inputs(data[0])[0]:
-        kind = data[0].features[name]
-        if isinstance(kind, datasets.Image) and kind.decode and all(part.features.get(name) == kind for part in data):
-            found = find_alike(data, name)
-            told = (
-                f"pictures are compared by their files alone: they are more than {MOST_COMPARED:,}, or more than 2 GB"
-            )
-            return (own, [told]) if found is None else (found, [])
-    return own, []
+    told = [f"{groups.told} may be on both sides, as each class has one alone" for groups in lost]
+    return join_units(keys, list(range(len(keys)))), told
 
 
 def _find_split_column(data: datasets.Dataset) -> str | None:
@@ -129,7 +107,7 @@ def _is_training(cell: Any) -> bool:
 def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> list[str]:
     """Warnings of evaluation examples that equal training examples, and of speakers and others of both."""
     told = []
-    if 0 < len(learned) + len(measured) <= MOST_COMPARED and (shared := count_shared(learned, measured)):
+    if 0 < len(learned) + len(measured) <= _MOST_COMPARED and (shared := count_shared(learned, measured)):
         told.append(f"{shared:,} of {len(measured):,} evaluation examples are also training examples")
     beside = {groups.told: {*groups.of} for groups in name_groups(learned)}
     for groups in name_groups(measured):
@@ -137,20 +115,15 @@ def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> lis
         if known:
             told.append(f"{groups.told} are in both parts, with {known:,} of {len(measured):,} evaluation examples")
     warnings = [f"WARNING: {line}, which makes the scores too good" for line in told]
-    if len(learned) + len(measured) > MOST_COMPARED:
-        warnings.append(f"the parts have more than {MOST_COMPARED:,} examples: `hf-ext data check` compares them")
+    if len(learned) + len(measured) > _MOST_COMPARED:
+        warnings.append(f"the parts have more than {_MOST_COMPARED:,} examples: `hf-ext data check` compares them")
     return warnings
 
 
 def count_shared(learned: datasets.Dataset, measured: datasets.Dataset) -> int:
     """The number of examples to measure with that have the inputs of one that is trained on."""
     known = {key for keys in hash_inputs(learned, measured) for key in keys}
-    alike, _ = _find_alike([learned, measured])
-    shown = {*alike[: len(learned)]}
-    return sum(
-        number in shown or not known.isdisjoint(keys)
-        for keys, number in zip(hash_inputs(measured, learned), alike[len(learned) :], strict=True)
-    )
+    return sum(not known.isdisjoint(keys) for keys in hash_inputs(measured, learned))
 
 
 def _draw_units(
