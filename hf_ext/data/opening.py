@@ -21,7 +21,6 @@ from ..errors import DataError
 from .about import open_described, open_text_folders
 from .broken import UNOPENABLE, is_broken_picture
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
-from .labelled_lines import split_labels
 from .recordings import RecordingFolder
 from .sequence_files import ARRAYS, open_arrays, open_sequences
 from .sound_files import AUDIO_SUFFIXES, is_broken_sound
@@ -57,7 +56,7 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
             return _join([open_source(part, section) for part in parts], parts)
         # hold_out divides the training split; an existing split `validation` is ignored.
         whole = replace(source, split="train", hold_out=0.0) if source.hold_out else source
-        data = _read_as_files(split_labels(_load(whole, section)))
+        data = _read_as_files(_load(whole, section))
         if source.rename_columns:
             data = data.rename_columns(source.new_names)
         if source.hold_out:

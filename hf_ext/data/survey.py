@@ -22,7 +22,6 @@ from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
 from .found import Survey, keep_back, rename, tell_unlabelled
 from .groups import find_paths
-from .labelled_lines import refuse_labelled
 from .labels import check_classes
 from .numbers import is_number
 from .opening import PAIRS, find_files, find_pairs, open_source
@@ -52,6 +51,11 @@ _FOREIGN = {
 }
 # Names of folders with annotations of pictures, which are not classes.
 _MASKS = {"mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations"}
+# Places of a label in a line of text: fastText's mark, before or behind a separator, a number at the start.
+_LABELS_IN_LINES = (
+    r"__label__(\S+)\s", r"(\S{1,30}?)\s*(?:[\t,;|]|::?\s)", r".*(?:[\t,;|]|\s::?)\s*([^\s,]{1,30})$",
+    r"([-+]?\d{1,3})\s",
+)  # fmt: skip
 # A column beside texts that holds no more different cells than this share of the rows may name classes.
 _CLASSES = 0.2
 _TABLES = (
@@ -240,7 +244,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     elif words := _find_words(data, words, hints):
         _refuse_numbers(path, data, words, hints)
         if [*features] == ["text"] and not hints.inputs:
-            refuse_labelled(path, [data[index]["text"] for index in chosen])
+            _refuse_labelled(path, [data[index]["text"] for index in chosen])
         _measure_texts(survey, data, words, chosen, hints)
     else:
         raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")
@@ -322,6 +326,19 @@ def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> Non
         raise DataError(
             f"{path} holds lines of numbers. {_TABLES} If they are texts, say {option('inputs', texts[0])}."
         )
+
+
+def _refuse_labelled(path: str, lines: list[str]) -> None:
+    """Refuses lines that hold a label beside the text: as plain texts the labels would be learned as words."""
+    given = [line for line in lines if line and line.strip()]
+    for place in _LABELS_IN_LINES:
+        found = [match[1] for line in given if (match := re.match(place, line))]
+        kinds = {*found}
+        if len(found) == len(given) > 5 and 1 < len(kinds) <= max(3, _CLASSES * len(given)):
+            raise DataError(
+                f"{path} holds lines with what may be a label in each, {', '.join(sorted(kinds)[:4])}: save a .tsv "
+                "whose first line has the names label and text. If the lines are plain texts, say --inputs text."
+            )
 
 
 def _find_words(data: Any, names: list[str], hints: Hints) -> list[str]:
