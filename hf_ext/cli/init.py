@@ -44,8 +44,8 @@ adapters: delta
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--data", metavar="PATH", help="Folder or file of your data; for emr, a folder or a list of fine-tunes.")
 @click.option("--label", metavar="NAME", help="Column of the class or value, in tables and arrays.")
-@click.option("--time", metavar="A,B", help="Column of the time, in tables, or a date and a time of day in two.")
-@click.option("--series", metavar="A,B", help="Columns that name the series of a row, in tables.")
+@click.option("--time", metavar="NAME", help="Column of the time, in tables.")
+@click.option("--series", metavar="NAME", help="Column that names the series of a row, in tables.")
 @click.option("--inputs", metavar="A,B", help="Columns of the inputs.")
 @click.option(
     "--values/--classes",

@@ -15,7 +15,7 @@ from .about import METADATA, find_about
 from .found import Survey, compare_classes, keep_back, rename, tell_unlabelled
 from .labels import are_values, check_classes, class_name
 from .opening import open_source
-from .roles import Hints, Roles, find_roles, find_series
+from .roles import Hints, Roles, find_roles
 from .sequence_files import (
     ARRAY_COLUMN,
     ARRAYS,
@@ -93,7 +93,7 @@ def _look_at_tables(
     if table is not None and roles.layout == "series":
         count, steps, how, columns = len(table.frame), f" of {len(columns)} steps", ", a row each", [ARRAY_COLUMN]
     elif table is not None and roles.series is not None:
-        count, how = find_series(table.frame, roles.series).nunique(), f", named by {roles.series}"
+        count, how = table.frame[roles.series].nunique(), f", named by {roles.series}"
     elif table is not None and len(files) == 1:
         steps, how = f" of {len(table.frame):,} steps", ""
     about = "; ".join(

@@ -36,8 +36,7 @@ class DataSource:
             column `label` is the class.
         time (`str`, *optional*): With `rows: positions`, the column that orders the steps.
         series (`str`, *optional*):
-            With `rows: positions`, the column or columns that identify the series of a row, as in `shop,product`;
-            each series is an example.
+            With `rows: positions`, the column that identifies the series of a row; each series is an example.
         hold_out (`float`, defaults to 0.0):
             Share of the examples that is held out as `split: validation`, for data without such a split; `split:
             train` is the rest. The content of an example decides, with the same share of each class. Equal examples,

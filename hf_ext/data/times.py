@@ -11,7 +11,6 @@ import pandas as pd
 from ..errors import DataError
 from .numbers import is_number
 
-_DAY = 86400
 # 31/12/2024, 12-31-2024 and 31.12.24, with or without a time of day. 24-12-31 begins with the year.
 _DATE = r"^(\d{1,2})([./-])(\d{1,2})(?:[./-](?=\d{4}(?!\d))|[./](?=\d\d(?!\d)))(\d{4}|\d\d)((?:[ T].*)?)$"
 # A time of day, or a duration in hours or days.
@@ -151,14 +150,12 @@ def seconds_of(values: "pd.Series[Any]", parts: list[np.ndarray] | None = None) 
     """
     A column of times as numbers that rise with them.
 
-    Times of day without a date rise within each series, and a day is added where they fall: the next day began.
-
     Args:
         values (`pd.Series`): The column.
         parts (`list[np.ndarray]`, *optional*): The rows of each series; all rows are one when not given.
 
     Raises:
-        DataError: If a cell is no time, may mean two dates, or times of day are in no order.
+        DataError: If a cell is no time, may mean two dates, or times of day without a date fall within a series.
     """
     if pd.api.types.is_numeric_dtype(values.dtype):
         dates = _read_numbers(values)
@@ -179,19 +176,9 @@ def seconds_of(values: "pd.Series[Any]", parts: list[np.ndarray] | None = None) 
         )
     if is_clock(values):
         for rows in [np.arange(len(found))] if parts is None else parts:
-            found[rows] += _DAY * _count_days(found[rows], str(values.name))
+            if (np.diff(found[rows]) < 0).any():
+                raise DataError(
+                    f"column {values.name!r} holds times of day without a date, which fall: add the date to each, as "
+                    "in 2024-12-31 23:59"
+                )
     return found
-
-
-def _count_days(clock: np.ndarray, name: str) -> np.ndarray:
-    """The day of each of some times of day, which counts from 0 and rises where they fall."""
-    days = np.concatenate([[0], np.cumsum(np.diff(clock) < 0)])
-    steps = np.diff(clock + _DAY * days)
-    usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
-    # Rows in no order fall again and again, and by less than a night.
-    if days[-1] and (usual >= _DAY / 2 or (np.abs(steps - usual) > 0.5 * usual).mean() > 0.1):
-        raise DataError(
-            f"column {name!r} holds times of day without a date, which are not in the order of time: add the date to "
-            "each, as in 2024-12-31 23:59"
-        )
-    return days

@@ -73,10 +73,10 @@ def alone(**columns) -> Case:
     return Case(rows({**columns, "y": Y}), ["y"], time=name, classes=None, refused=UNLABELLED)
 
 
-def shops(first: str = "shop", second: str = "product", time: str = "week") -> str:
+def shops() -> str:
     """Twelve series of six weeks, each named by two columns together."""
     keys = [(shop, product) for shop in "NSEW" for product in ("tea", "nut", "jam") for _ in range(6)]
-    columns = {first: [key[0] for key in keys], second: [key[1] for key in keys], time: [*range(2000, 2006)] * 12}
+    columns = {"shop": [key[0] for key in keys], "product": [key[1] for key in keys], "week": [*range(6)] * 12}
     return rows({**columns, "y": RNG.normal(size=72).tolist(), "label": ["ab"[step // 6 % 2] for step in range(72)]})
 
 
@@ -234,14 +234,17 @@ CASES = {
     "written twice": Case(pd.read_csv(io.StringIO(INDEXED)).to_csv(), 20, layout="series", classes=["a", "b"]),
     "line ends of old Macs": Case(rows(LABELLED).replace("\n", "\r")),
     # several columns together
-    "a panel of two columns": Case(shops(), ["y"], "week", "shop,product", classes=["a", "b"]),
-    "a row of a panel without a name": Case(shops().replace("N,t", ",t", 1), refused=("1 rows name no series",)),
+    "a panel of two columns": Case(shops(), refused=("shop, product", "join them")),
+    "a row of a panel without a name": Case(
+        panel([1, 2, 3], ["a", "b", "a"]).replace("\n1,", "\n,", 1), refused=("1 row names no series",)
+    ),
     "a date and a clock": Case(
         rows({"day": [hour.date() for hour in HOURS], "clock": [f"{hour:%H:%M}" for hour in HOURS], **LABELLED})
-        .replace("day,clock", "date,time"), time="date,time", notes="a step of 1 hour",
+        .replace("day,clock", "date,time"), refused=("date and time", "join them"),
     ),
     # times of day without dates, durations
-    "a clock past midnight": Case(clock(22.5), time="time", notes="22:30 to 04:15, a step of 15 min; the"),
+    "a clock of one day": Case(clock(7.5), time="time", notes="07:30 to 13:15, a step of 15 min"),
+    "a clock past midnight": Case(clock(22.5), refused=("'time'", "add the date")),
     "clocks of several towns": Case(
         rows({"town": ["N"] * 8 + ["S"] * 8 + ["E"] * 8, "time": [f"{(20 + step % 8) % 24}:00" for step in range(24)],
               **LABELLED}), refused=("time begins again", "--series town"),
