@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+from hf_ext.terminal import count_of
+
 from .errors import Failed, Unusable, loads
 from .library import register_models
 from .options import split_names
@@ -90,7 +92,7 @@ def classify(
         rows = [(item["input"], *map(_cell, row.values())) for item in found for row in item[classifier.answer]]
         print_table(header, rows, names=len(header) - 1, title=source)
     if failed:
-        raise Failed(f"{failed} of {len(given)} inputs could not be classified.")
+        raise Failed(f"{failed} of {count_of(len(given), 'input')} could not be classified.")
 
 
 @loads

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from hf_ext.terminal import count_of
+
 from .library import import_without_models
 from .options import split_names
 from .terminal import note, say
@@ -163,14 +165,15 @@ def write_merge(folder: Path, data: str | None) -> str:
     # Reads headers only, and refuses models that cannot be merged.
     with make_plan({"base": base, "tasks": tasks, **({"adapters": "delta"} if adapters else {})}) as plan:
         told = (
-            f"{len(plan.merged_rows)} tensors with {sum(row.elements for row in plan.merged_rows):,} elements are "
-            f"merged; the result has {size_text(plan.result_bytes)}, "
-            f"{plan.result_bytes / plan.checkpoints_bytes:.0%} of the {len(plan.tasks)} models."
+            f"merged: {count_of(len(plan.merged_rows), 'tensor')} with "
+            f"{count_of(sum(row.elements for row in plan.merged_rows), 'element')}; the result has "
+            f"{size_text(plan.result_bytes)}, "
+            f"{plan.result_bytes / plan.checkpoints_bytes:.0%} of the {count_of(len(plan.tasks), 'model')}."
         )
     lines = (f"  {_quote(name)}: {_quote(source)}" for name, source in tasks.items())
     return _MERGE.format(
         **values,
-        about=f"{len(tasks)} fine-tunes of {' '.join(base.split())}",
+        about=f"{count_of(len(tasks), 'fine-tune')} of {' '.join(base.split())}",
         base=_quote(base),
         tasks="\n".join(lines),
         adapters=_ADAPTERS if adapters else "",

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hf_ext.system import import_undisturbed
-from hf_ext.terminal import is_quiet
+from hf_ext.terminal import count_of, is_quiet
 
 from .errors import Failed, Unusable, loads
 from .groups import Group
@@ -205,7 +205,7 @@ def restore(
     if folder is not None:
         say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, len(to_do), replaced)]))
     if failed:
-        raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} pictures could not be restored.")
+        raise Failed(f"{failed} of {count_of(len(plan.jobs) + len(plan.refused), 'picture')} could not be restored.")
 
 
 def _count_others(plan: Any, to_do: int, replaced: int) -> list[str]:
@@ -250,7 +250,7 @@ def _plan(
     for text in [*plan.skipped.values(), *plan.refused.values()]:
         say(text, to_stderr=True)
     if not plan.jobs:
-        raise Unusable(f"none of {len(plan.skipped) + len(plan.refused)} pictures can be restored.")
+        raise Unusable(f"none of {count_of(len(plan.skipped) + len(plan.refused), 'picture')} can be restored.")
     drawn = [] if sheet is None else [sheet, sheet.with_suffix(".html")]
     if to_do and not overwrite and (there := [str(path) for path in drawn if path.exists()]):
         raise Failed(f"{' and '.join(there)} would be replaced; give --overwrite, or move them.")

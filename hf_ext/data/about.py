@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from transformers.utils import logging
 
 from ..errors import DataError
+from ..terminal import count_of
 from .labels import class_name
 from .source import DataSource
 from .split_words import SPLIT_WORDS
@@ -147,10 +148,10 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
     if best is None or not any(cell in known for cell in named[best]):
         return None
     if absent := [cell for cell in named[best] if known.get(cell) is None]:
-        told = "that several folders contain" if absent[0] in known else "that do not exist"
+        told = "of several folders" if absent[0] in known else "not found"
         raise DataError(
-            f"{table} names {len(absent):,} files in its column {best} {told}, such as {absent[0]!r}: add the folders "
-            "to the names, remove the rows, or add the files."
+            f"{table} names {count_of(len(absent), 'file')} in its column {best} {told}, such as {absent[0]!r}: add "
+            "the folders to the names, remove the rows, or add the files."
         )
     chosen = [one for cell in named[best] if (one := known[cell]) is not None]
     (often, count), *_ = Counter(chosen).most_common(1)
@@ -166,7 +167,7 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         frame = frame.rename(columns={classes[0]: "label"})
     if len(chosen) < len(files):
         logger.warning(
-            f"{len(files) - len(chosen):,} of {len(files):,} files have no row in {table} and are left out."
+            f"left out: {len(files) - len(chosen):,} of {count_of(len(files), 'file')}, without a row in {table}."
         )
     return chosen, frame
 
@@ -201,7 +202,7 @@ def open_described(
         columns = {str(name): [class_name(value) for value in frame[name]] for name in frame}
     elif alone := [file for file in files if not file.with_suffix(".txt").is_file()]:
         raise DataError(
-            f"{len(alone):,} of {len(files):,} files have no .txt file with their caption beside them, such as "
+            f"{len(alone):,} of {count_of(len(files), 'file')} without a caption, a .txt file beside it, such as "
             f"{alone[0]}: add the texts."
         )
     else:

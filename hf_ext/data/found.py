@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import numpy as np
 
+from ..terminal import count_of
 from .labels import class_name
 from .opening import SourceError, open_source
 from .source import DataSource
@@ -132,7 +133,7 @@ def compare_classes(learned: set[Any], measured: set[Any]) -> list[str]:
 def tell_unlabelled(survey: Survey, labels: list[Any]) -> None:
     """Counts the examples without a label, which a training leaves out."""
     if missing := sum(class_name(label) is None for label in labels):
-        survey.left_out.append(f"{missing:,} of {len(labels):,} examples without a label")
+        survey.left_out.append(f"{missing:,} of {count_of(len(labels), 'example')} without a label")
         survey.broken = max(survey.broken, missing / len(labels))
 
 

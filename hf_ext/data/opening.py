@@ -18,6 +18,7 @@ from datasets.packaged_modules.parquet.parquet import ParquetConfig
 from huggingface_hub import HfApi
 
 from ..errors import DataError
+from ..terminal import count_of
 from .about import open_described, open_text_folders
 from .broken import UNOPENABLE, is_broken_picture
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
@@ -462,7 +463,7 @@ def _paired_folder(path: Path, folders: tuple[str, ...], source: DataSource) -> 
         )
     kept = slice_split(source.split, len(names))
     if not kept:
-        raise DataError(f"the split {source.split!r} of {len(names)} pairs is empty: take a larger part.")
+        raise DataError(f"the split {source.split!r} of {count_of(len(names), 'pair')} is empty: take a larger part.")
     columns = {side: [str(found[side][names[index]]) for index in kept] for side in sides}
     features = datasets.Features({side: datasets.Image() for side in ("lq", "hq")})
     return datasets.Dataset.from_dict(columns, features=features)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
+from ..terminal import count_of
 from .groups import GROUPS
 from .labels import class_name
 from .numbers import find_filled, is_number
@@ -372,7 +373,8 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
     if roles.series is not None:
         named = frame[roles.series].map(class_name)
         if unnamed := int(named.isna().sum()):
-            roles.problems.append(f"{unnamed} rows name no series in {roles.series}: fill it in, or remove them")
+            told = count_of(unnamed, "row names", "rows name")
+            roles.problems.append(f"{told} no series in {roles.series}: fill it in, or remove them")
             return
         parts = [np.asarray(found) for found in frame.groupby(named.to_numpy(), sort=False).indices.values()]
     if roles.time is None:
@@ -380,7 +382,7 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
     cells = frame[roles.time]
     times = seconds_of(cells, parts)
     if missing := int(np.isnan(times).sum()):
-        roles.problems.append(f"{missing} rows have no time in {roles.time}: remove them")
+        roles.problems.append(f"{count_of(missing, 'row has', 'rows have')} no time in {roles.time}: remove them")
         return
     if any((np.diff(times[part]) < 0).any() for part in parts):
         roles.notes.append(f"the rows are not in the order of {roles.time}, and are sorted by it")
@@ -397,16 +399,15 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
         keys = pd.DataFrame({"time": times, "series": 0 if named is None else named.to_numpy()})
         first = cells[keys.duplicated().to_numpy()].iloc[0]
         more = "" if roles.series else "; if they belong to several series, name their column: --series NAME"
-        roles.problems.append(
-            f"{repeated} rows repeat a time in {roles.time}, such as {first}: keep one of each{more}"
-        )
+        told = count_of(repeated, "row repeats", "rows repeat")
+        roles.problems.append(f"{told} a time in {roles.time}, such as {first}: keep one of each{more}")
     elif len(steps) > 9 and (np.abs(steps - usual) > 0.5 * usual).mean() > 0.1:
         roles.problems.append(
             f"the steps of {roles.time} are irregular, {least} to {most}: resample them to one step length, for "
             "instance with pandas' resample, or remove the time column"
         )
     elif wide := int((steps > 1.5 * usual).sum()):
-        gaps = f"{wide} gap{'s' if wide > 1 else ''} of up to {most}"
+        gaps = f"{count_of(wide, 'gap')} of up to {most}"
         roles.notes.append(f"{gaps}: the rows before and after are treated as neighbours")
 
 

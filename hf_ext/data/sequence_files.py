@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from hf_ext import __version__
 
 from ..errors import BROKEN_ARCHIVE, DataError
+from ..terminal import count_of
 from .about import METADATA, find_about, match_rows
 from .groups import GROUPS
 from .labels import class_name
@@ -362,7 +363,7 @@ def _read_about(folder: Path, files: list[Path], label: str) -> tuple[list[Path]
     found = match_rows(table, files, label)
     if found is None:
         raise DataError(
-            f"{table} names none of {len(files):,} files, such as {files[0].name}: add a column file_name."
+            f"{table} names none of {count_of(len(files), 'file')}, such as {files[0].name}: add a column file_name."
         )
     files, frame = found
     if reserved := sorted({"file", "first_row"} & {*map(str, frame)}):

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
+from ..terminal import count_of
 from .about import METADATA, find_about
 from .found import Survey, compare_classes, keep_back, rename, tell_unlabelled
 from .labels import are_values, check_classes, class_name
@@ -91,11 +92,16 @@ def _look_at_tables(
     train |= rename(hints.label or roles.label)
     count, steps, how, columns = len(files), "", ", a file each", roles.inputs
     if table is not None and roles.layout == "series":
-        count, steps, how, columns = len(table.frame), f" of {len(columns)} steps", ", a row each", [ARRAY_COLUMN]
+        count, steps, how, columns = (
+            len(table.frame),
+            f" of {count_of(len(columns), 'step')}",
+            ", a row each",
+            [ARRAY_COLUMN],
+        )
     elif table is not None and roles.series is not None:
         count, how = table.frame[roles.series].nunique(), f", named by {roles.series}"
     elif table is not None and len(files) == 1:
-        steps, how = f" of {len(table.frame):,} steps", ""
+        steps, how = f" of {count_of(len(table.frame), 'step')}", ""
     about = "; ".join(
         [f"{count:,} series{steps}{how}", *_columns(roles), *roles.notes, *(table.notes if table else [])]
     )
@@ -115,12 +121,12 @@ def _look_at_tables(
         shape = read_file(files[0])[columns[0]].shape
         survey.channels = shape[1] if len(shape) > 1 else None
     _read_labels(survey, data, hints.values)
-    survey.about = f"{len(data):,} series of {_span(survey.lengths)} steps{how}"
+    survey.about = f"{len(data):,} series of {_span(survey.lengths)}{how}"
     _tell(survey, table, roles)
     if is_long and survey.rows_have_labels:
         survey.notes += _compare_parts([value for row in data["label"] for value in row])
     if named is not None and len(named) > len(data):
-        survey.left_out.append(f"{len(named) - len(data):,} files that have no row in the table beside them")
+        survey.left_out.append(f"{count_of(len(named) - len(data), 'file')} without a row in the table beside them")
     return survey
 
 
@@ -185,7 +191,7 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str], hints: H
     survey.channels = first.shape[1] if first.ndim == 2 else None
     _read_labels(survey, data, hints.values)
     channels = survey.channels or len(columns)
-    survey.about += f" of {_span(survey.lengths)} steps{f' and {channels} channels' if channels > 1 else ''}"
+    survey.about += f" of {_span(survey.lengths)}{f' and {channels} channels' if channels > 1 else ''}"
     survey.roles = [f"numbers in {shorten(columns)}", *([f"label in {renamed}"] if renamed is not None else [])]
     _tell_classes(survey)
     if survey.channels is not None and survey.channels > max(survey.lengths):
@@ -194,7 +200,8 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str], hints: H
 
 
 def _span(lengths: list[int]) -> str:
-    return f"{min(lengths):,} to {max(lengths):,}" if len({*lengths}) > 1 else f"{lengths[0]:,}"
+    least = f"{min(lengths):,} to " if len({*lengths}) > 1 else ""
+    return least + count_of(max(lengths), "step")
 
 
 def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
@@ -292,4 +299,4 @@ def _tell_classes(survey: Survey) -> None:
         survey.about += "; values to be told"
     elif survey.classes:
         place = " of steps" if survey.rows_have_labels else ""
-        survey.about += f"; {len(survey.classes)} classes{place}: {shorten(survey.classes)}"
+        survey.about += f"; {count_of(len(survey.classes), 'class', 'classes')}{place}: {shorten(survey.classes)}"

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
+from ..terminal import count_of
 from .broken import is_broken_picture, open_bytes
 from .groups import find_groups, join_units, name_groups
 from .labels import are_values
@@ -57,8 +58,8 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
     chosen = choose(data, share, seed)
     if chosen.all() or not chosen.any():
         raise DataError(
-            f"{len(data)} examples cannot be split into training and evaluation: they are fewer than "
-            "two, or all equal or of one group. Remove hold_out and data.eval, or give separate evaluation data."
+            f"{count_of(len(data), 'example')} cannot be split into training and evaluation: fewer than two, or "
+            "all equal or of one group. Remove hold_out and data.eval, or give separate evaluation data."
         )
     return data.select(np.flatnonzero(chosen == measures))
 
@@ -108,12 +109,14 @@ def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> lis
     """Warnings of evaluation examples that equal training examples, and of speakers and others of both."""
     told = []
     if 0 < len(learned) + len(measured) <= _MOST_COMPARED and (shared := count_shared(learned, measured)):
-        told.append(f"{shared:,} of {len(measured):,} evaluation examples are also training examples")
+        told.append(f"{shared:,} of {count_of(len(measured), 'evaluation example')} also training examples")
     beside = {groups.told: {*groups.of} for groups in name_groups(learned)}
     for groups in name_groups(measured):
         known = sum(isinstance(of, tuple) and of in beside.get(groups.told, ()) for of in groups.of)
         if known:
-            told.append(f"{groups.told} are in both parts, with {known:,} of {len(measured):,} evaluation examples")
+            told.append(
+                f"{groups.told} are in both parts, with {known:,} of {count_of(len(measured), 'evaluation example')}"
+            )
     warnings = [f"WARNING: {line}, which makes the scores too good" for line in told]
     if len(learned) + len(measured) > _MOST_COMPARED:
         warnings.append(f"the parts have more than {_MOST_COMPARED:,} examples: `hf-ext data check` compares them")

@@ -17,6 +17,7 @@ import pandas as pd
 from PIL import Image
 
 from ..errors import DataError
+from ..terminal import count_of
 from .about import METADATA
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
@@ -119,7 +120,9 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         raise DataError(f"{path} holds nothing: its file{'s are' if len(named) > 1 else ' is'} empty.")
     most = endings.most_common(1)[0][0]
     if most in _FOREIGN:
-        raise DataError(f"{path} holds {endings[most]} {most} files, which trainings do not read: {_FOREIGN[most]}.")
+        raise DataError(
+            f"{path} holds {count_of(endings[most], f'{most} file')}, which trainings do not read: {_FOREIGN[most]}."
+        )
     for file in named:
         _refuse_folders_in(file)
     if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
@@ -127,7 +130,7 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     survey = _look_at_examples(path, hints)
     if most in IMAGE_SUFFIXES | AUDIO_SUFFIXES and survey.kind == "texts":
         raise DataError(
-            f"{path} holds {endings[most]} {most} files, but its texts would be read: move "
+            f"{path} holds {count_of(endings[most], f'{most} file')}, but its texts would be read: move "
             "the others to another folder, or give the folder of these."
         )
     if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
@@ -135,7 +138,7 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     if most in (".csv", ".tsv"):
         survey.notes += [note for file in named if not is_plain(file) for note in read_table(file).notes]
     survey.left_out += [
-        f"{count} files of {ending}, which a training does not read"
+        f"{count_of(count, 'file')} of {ending}, which a training does not read"
         for ending, count in endings.items()
         if ending in _FOREIGN
     ]
@@ -159,7 +162,9 @@ def _tell_camera_pictures(survey: Survey, files: list[Path]) -> None:
     if camera and survey.kind in ("pictures", "pairs"):
         kinds = ", ".join(sorted({file.suffix.lower() for file in camera}))
         count = len(camera) - len(twins)
-        survey.notes.append(f"{count:,} pictures of {kinds} with 8 bits, decoded once into the cache of datasets")
+        survey.notes.append(
+            f"{count_of(count, 'picture')} of {kinds} with 8 bits, decoded once into the cache of datasets"
+        )
         survey.left_out += [tell_twins(twins)] if twins else []
 
 
@@ -253,7 +258,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     if others := [name for name in words if 1 < len({*data[name]}) <= max(2, _CLASSES * len(data))]:
         survey.advice = f"; or say {option('label', others[0])}"
     if survey.classes:
-        survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"
+        survey.about += f"; {count_of(len(survey.classes), 'class', 'classes')}: {shorten(survey.classes)}"
     if survey.captions is not None:
         survey.roles = [f"{', '.join(survey.columns)}; captions in {survey.captions}"]
     return survey
@@ -288,7 +293,7 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
     unread = [file for file in unread if file not in {*map(Path.resolve, find_camera_pictures(files)[1])}]
     if unread and not any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread):
         place = unread[0].relative_to(folder.resolve())
-        survey.left_out.append(f"{len(unread):,} files such as {place}, which neither part reads")
+        survey.left_out.append(f"{count_of(len(unread), 'file')} such as {place}, which neither part reads")
     if not survey.named and len({len(file.parts) for file in read}) > 1:
         loose = min(read, key=lambda file: len(file.parts)).relative_to(folder.resolve())
         survey.advice = f"; the files lie at different depths, such as {loose}"
@@ -362,7 +367,9 @@ def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int])
     survey.square = len({side for size in sizes for side in size}) == 1
     survey.sides = sorted(min(size) for size in sizes)
     ends = dict.fromkeys(f"{width} x {height}" for width, height in (min(sizes, key=sorted), max(sizes, key=sorted)))
-    survey.about = f"{survey.count:,} pictures of {' to '.join(ends)} pixels{', grey' if survey.gray else ''}"
+    survey.about = (
+        f"{count_of(survey.count, 'picture')} of {' to '.join(ends)} pixels{', grey' if survey.gray else ''}"
+    )
 
 
 class _Header(NamedTuple):
@@ -410,7 +417,7 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
     seconds = [about.frames / about.rate for about in found]
     survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
     survey.lengths = [max(1, round(survey.rate * length)) for length in seconds]
-    survey.about = f"{survey.count:,} sounds at {survey.rate} Hz, {min(seconds):.2f} to {max(seconds):.2f} s"
+    survey.about = f"{count_of(survey.count, 'sound')} at {survey.rate} Hz, {min(seconds):.2f} to {max(seconds):.2f} s"
     if len(rates) > 1:
         survey.notes.append(f"sounds of {', '.join(map(str, sorted(rates)))} Hz are resampled to one rate")
     if any(about.channels > 1 for about in found):
@@ -420,7 +427,9 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
 
 def _tell_broken(survey: Survey, broken: int, looked_at: int, read: int, what: str) -> None:
     if not read:
-        raise DataError(f"{survey.train['path']}: none of {looked_at} {what} can be read; check that they are {what}.")
+        raise DataError(
+            f"{survey.train['path']}: none of {looked_at:,} {what} can be read; check that they are {what}."
+        )
     if broken:
         survey.left_out.append(f"{broken} of {looked_at} that were looked at cannot be read")
         survey.broken = broken / looked_at
@@ -438,7 +447,7 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     lengths = {name: [len((row[name] or "").encode()) for row in rows] for name in columns}
     column = max(columns, key=lambda name: sum(lengths[name]))
     survey.kind, survey.columns, survey.lengths = "texts", [column], [max(1, length) for length in lengths[column]]
-    survey.about = f"{survey.count:,} texts of {min(lengths[column])} to {max(lengths[column])} bytes"
+    survey.about = f"{count_of(survey.count, 'text')} of {min(lengths[column])} to {max(lengths[column])} bytes"
     others = [name for name in data.features if name != column]
     if others and "label" not in others and not hints.inputs:
         few = [name for name in others if len({*map(str, data[name])}) <= _CLASSES * len(data)]
@@ -479,6 +488,6 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     _tell_modes(survey, [header for pair in read for header in pair])
     survey.sides = sorted(min(lq.size) for lq, _ in read)
     larger = f", those of {names[1]}/ {survey.scale} times as large" if survey.scale > 1 else ""
-    survey.about = f"{len(data):,} pairs of pictures, the smallest with {survey.sides[0]} pixels{larger}"
+    survey.about = f"{count_of(len(data), 'pair')} of pictures, the smallest with {survey.sides[0]} pixels{larger}"
     survey.roles = [f"{names[0]}/ becomes {names[1]}/"]
     return survey

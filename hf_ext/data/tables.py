@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
+from ..terminal import count_of
 from .numbers import MISSING, find_filled, has_decimal_comma, is_number, to_numbers
 from .times import to_seconds
 
@@ -100,7 +101,7 @@ def _read_table(path: Path) -> Table:
     rows = (place for place, line in enumerate(lines) if line.strip() and not line.lstrip().startswith(_COMMENTS))
     start = next(rows, len(lines))
     if comments := sum(bool(line.strip()) for line in lines[:start]):
-        notes.append(f"{comments} comment line{'s' if comments > 1 else ''} before the names of the columns")
+        notes.append(f"{count_of(comments, 'comment line')} before the names of the columns")
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     told = _SEPARATOR_LINE.fullmatch(lines[start]) if start < len(lines) else None
     text = "\n".join(lines[start if told is None else start + 1 :])
@@ -128,7 +129,7 @@ def _read_table(path: Path) -> Table:
     empty = [name for name in frame.columns if name.startswith("Unnamed:") and frame[name].isna().all()]
     if empty and named:
         frame = frame.drop(columns=empty)
-        notes.append(f"{len(empty)} column{'s' if len(empty) > 1 else ''} without a name and without a cell left out")
+        notes.append(f"{count_of(len(empty), 'column')} without a name and without a cell left out")
     if not named:
         notes.append("no line of names: columns count from 0")
     table = Table(frame, notes, not named, separator)
@@ -207,7 +208,7 @@ def _begin_at_names(text: str, separator: str, notes: list[str]) -> str:
     if width < 3 or not start or any(len(row) > width / 2 for row in rows[:start]):
         return text
     above = [row for row in rows[:start] if any(row)]
-    notes.append(f"{len(above)} line{'s' if len(above) > 1 else ''} above the names of the columns left out")
+    notes.append(f"{count_of(len(above), 'line')} above the names of the columns left out")
     return "\n".join(text.split("\n")[start:])
 
 

@@ -140,11 +140,11 @@ ALL_ONE = "run/0.csv,1\nrun/1.csv,1\nwalk/0.csv,1\nwalk/1.csv,1\n"
         ("train/metadata.csv", f"file_name,file\n{ALL_ONE}", "has a column 'file', a reserved name: rename it"),
         ("train/metadata.csv", f"file_name,label\n{ALL_ONE}walk/0.csv,2\n", "has 2 rows for 0.csv"),
         ("train/run/1.npy", "no array", r"1\.npy cannot be read: "),
-        ("train/metadata.csv", "name,label\n0.csv,1\n", r"names 1 files .* that several folders contain"),
+        ("train/metadata.csv", "name,label\n0.csv,1\n", r"names 1 file .* of several folders"),
         (
             "train/metadata.csv",
             "file_name,label\nrun/0.csv,1\nno.csv,2\n",
-            r"names 1 files .* do not exist, such as 'no.csv'",
+            r"names 1 file .* not found, such as 'no.csv'",
         ),
         ("train/metadata.csv", f"file_name,x\n{ALL_ONE}", "a column 'x', the name of a property of the whole file"),
     ],

@@ -240,7 +240,7 @@ def test_scores_of_what_is_trained_on_are_said(tmp_path, images, capsys):
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
     arguments = TrainingArguments("tiny", "run", {**data, "eval": {"path": str(images), "split": "train[:2]"}})
     found = check_data(TinyTask(), arguments)
-    assert [row["shared"] for row in found] == [0, 2] and "2 are also training examples" in describe_check(found[1])
+    assert [row["shared"] for row in found] == [0, 2] and "2 are training examples too" in describe_check(found[1])
 
 
 TEXTS = [f"sentence number {number} with some words" for number in range(40)] * 4
