@@ -32,7 +32,7 @@ from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .sound_files import AUDIO_SUFFIXES, SoundAbout, describe_sound
 from .source import DataSource
 from .split_words import SPLIT_WORDS
-from .tables import LABEL, is_plain, option, read_table, shorten
+from .tables import LABEL, option, read_table, shorten
 from .times import to_seconds
 
 # Number of file names to inspect, and of examples to open.
@@ -136,7 +136,8 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
         survey.notes.append("each line is a text; files in a folder for each class would have classes")
     if most in (".csv", ".tsv"):
-        survey.notes += [note for file in named if not is_plain(file) for note in read_table(file).notes]
+        tables = (read_table(file) for file in named if file.suffix.lower() == most)
+        survey.notes += dict.fromkeys(note for table in tables for note in table.notes)
     survey.left_out += [
         f"{count_of(count, 'file')} of {ending}, which a training does not read"
         for ending, count in endings.items()
@@ -220,8 +221,6 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
         train |= rename(labels[0])
         data = data.rename_columns({labels[0]: "label"})
     features = data.features
-    if len(features) == 1 and len(Path(path).suffixes) > 1 and re.search("[;|\t]", next(iter(features))):
-        raise DataError(f"{path} has the one column {next(iter(features))!r}: unpack it; then its separator is found.")
     pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image) and kind.decode]
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
     texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype]
@@ -360,7 +359,7 @@ def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int])
     for value in (undecoded[index][column] for index in chosen):
         broken += is_broken_picture(value)
         headers += _read_header(value)
-    _tell_broken(survey, broken, len(chosen), len(headers), "pictures")
+    _tell_broken(survey, broken, len(chosen), len(headers), "picture")
     _tell_modes(survey, headers)
     sizes = {header.size for header in headers}
     survey.kind, survey.columns = "pictures", [column]
@@ -412,7 +411,7 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
             continue
         found += [about] if about.frames else []
         broken += not about.frames
-    _tell_broken(survey, broken, len(chosen), len(found), "sounds")
+    _tell_broken(survey, broken, len(chosen), len(found), "sound")
     rates = Counter(about.rate for about in found)
     seconds = [about.frames / about.rate for about in found]
     survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
@@ -427,9 +426,7 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
 
 def _tell_broken(survey: Survey, broken: int, looked_at: int, read: int, what: str) -> None:
     if not read:
-        raise DataError(
-            f"{survey.train['path']}: none of {looked_at:,} {what} can be read; check that they are {what}."
-        )
+        raise DataError(f"{survey.train['path']}: none of {count_of(looked_at, what)} can be read.")
     if broken:
         survey.left_out.append(f"{broken} of {looked_at} that were looked at cannot be read")
         survey.broken = broken / looked_at
@@ -476,7 +473,7 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
         survey = Survey("pairs", train, {**train, "path": str(other)}, len(data), about="")
     else:
         survey = Survey("pairs", **keep_back(train, data), about="", count=len(data))
-    _tell_broken(survey, 0, len(rows), len(read), "pairs of pictures")
+    _tell_broken(survey, 0, len(rows), len(read), "pair")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
     survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
     if any(abs(size - survey.scale) > 0.02 for scale in scales for size in scale):

@@ -52,13 +52,19 @@ class TableError(DataError):
     """A file that is not a table."""
 
 
-def read_table(path: Path, keep_index: bool = False) -> Table:
+def read_table(path: Path | str, keep_index: bool = False, held: bytes | None = None) -> Table:
     """
-    Reads a CSV, TSV or parquet file; first columns that count the rows stay if asked for, as they may name files.
+    Reads a CSV, TSV or parquet file.
+
+    Args:
+        path (`Path`): The file, whose name errors have.
+        keep_index (`bool`): Keeps first columns that count the rows, as they may name files.
+        held (`bytes`, *optional*): What is in the file, of one in an archive.
 
     Raises:
         TableError: If it is not a table, or contains an invalid number.
     """
+    path = Path(path)
     try:
         if path.suffix.lower() == ".parquet":
             frame = pd.read_parquet(path)
@@ -66,7 +72,7 @@ def read_table(path: Path, keep_index: bool = False) -> Table:
             plain = isinstance(frame.index, pd.RangeIndex)
             table = Table(frame if plain else frame.reset_index())
         else:
-            table = _read_table(path)
+            table = _read_table(path, path.read_bytes() if held is None else held)
         _convert_columns(table)
     except (OSError, ValueError, TypeError, OverflowError, csv.Error, pd.errors.ParserWarning) as error:
         told = str(error).strip().rstrip(".")
@@ -94,15 +100,15 @@ def read_text(path: Path) -> str:
         raise TableError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
 
 
-def _read_table(path: Path) -> Table:
-    text, notes = _decode(path.read_bytes())
+def _read_table(path: Path, held: bytes) -> Table:
+    text, notes = _decode(held)
     # Old Macs end lines with a return alone.
     lines = re.sub(r"\r\n?", "\n", text).split("\n")
     rows = (place for place, line in enumerate(lines) if line.strip() and not line.lstrip().startswith(_COMMENTS))
     start = next(rows, len(lines))
     if comments := sum(bool(line.strip()) for line in lines[:start]):
         notes.append(f"{count_of(comments, 'comment line')} before the names of the columns")
-    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    usual = "\t" if ".tsv" in map(str.lower, path.suffixes) else ","
     told = _SEPARATOR_LINE.fullmatch(lines[start]) if start < len(lines) else None
     text = "\n".join(lines[start if told is None else start + 1 :])
     if told is not None:
@@ -154,8 +160,8 @@ def _decode(held: bytes) -> tuple[str, list[str]]:
         return held.decode("latin-1"), ["encoded as latin-1"]
 
 
-def is_plain(path: Path, megabytes: int = 64) -> bool:
-    """True if a file is UTF-8, as far as is read, and has the separator of its ending: `datasets` reads such."""
+def is_utf8(path: Path, megabytes: int = 64) -> bool:
+    """True if a file is text in UTF-8, as far as is read."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with path.open("rb") as file:
         try:
@@ -165,11 +171,7 @@ def is_plain(path: Path, megabytes: int = 64) -> bool:
                 decoder.decode(file.read(1 << 20))
         except UnicodeDecodeError:
             return False
-    suffix = path.suffix.lower()
-    if "\0" in text or suffix not in (".csv", ".tsv"):
-        return "\0" not in text
-    own = "," if suffix == ".csv" else "\t"
-    return own in text.partition("\n")[0] or _find_separator(text) == own
+    return "\0" not in text
 
 
 def _find_separator(sample: str) -> str:

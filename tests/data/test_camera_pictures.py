@@ -159,7 +159,7 @@ def test_broken_ones_are_counted_and_left_out():
     assert survey.count == 7 and "2 of 7" in "; ".join(survey.left_out)
     Path("phone").mkdir()
     Path("phone/a.HEIC").write_bytes(b"phone")
-    assert "none of 1 pictures" in run("init", "semanir", "mine", "--data", "phone", code=2).stderr
+    assert "none of 1 picture " in run("init", "semanir", "mine", "--data", "phone", code=2).stderr
 
 
 def test_without_the_library_the_command_that_installs_it_is_said(monkeypatch):
