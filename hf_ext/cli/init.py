@@ -28,13 +28,6 @@ rescale: global
 exclude: []
 # {plan}
 """
-_EXAMPLE = {
-    "about": "Run `hf-ext init emr` with --data FOLDER of your models, or --data FILE that lists them, to fill it in",
-    "base": "./YOUR-BASE",
-    "tasks": "  first: ./YOUR-FIRST-MODEL\n  second: ./YOUR-SECOND-MODEL",
-    "adapters": "",
-    "plan": "The plan shows the merged tensors, the tensors that tasks keep, and the sizes.",
-}
 _ADAPTERS = """\
 # Some fine-tunes are peft adapters: merge the full weights that they produce.
 adapters: delta
@@ -44,7 +37,12 @@ adapters: delta
 @click.command()
 @click.argument("method", type=click.Choice(["semanir", "mrconv", "dit", "emr"]))
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--data", metavar="PATH", help="Folder or file of your data; for emr, a folder or a list of fine-tunes.")
+@click.option(
+    "--data",
+    metavar="PATH",
+    required=True,
+    help="Folder or file of your data; for emr, a folder or a list of fine-tunes.",
+)
 @click.option("--label", metavar="NAME", help="Column of the class or value, in tables and arrays.")
 @click.option("--time", metavar="NAME", help="Column of the time, in tables.")
 @click.option("--series", metavar="NAME", help="Column that names the series of a row, in tables.")
@@ -59,7 +57,7 @@ adapters: delta
 def init(
     method: str,
     folder: Path,
-    data: str | None,
+    data: str,
     label: str | None,
     time: str | None,
     series: str | None,
@@ -70,8 +68,7 @@ def init(
     """Write a commented recipe for your own data into DIR.
 
     Sizes, classes and lengths are chosen for the data and this machine; comments explain what to change. The recipe
-    runs unchanged: `hf-ext train DIR/METHOD.yaml`, or for emr `hf-ext merge DIR/merge.yaml DIR/merged`. Without --data
-    it contains placeholders, and `hf-ext data check` lists what is missing.
+    runs unchanged: `hf-ext train DIR/METHOD.yaml`, or for emr `hf-ext merge DIR/merge.yaml DIR/merged`.
 
     \b
     semanir  a folder of pictures, or of lq/ and hq/ with pictures of the same names
@@ -85,15 +82,15 @@ def init(
       hf-ext init semanir mine --data photos/
       hf-ext init mrconv sounds-run --data sounds/
       hf-ext init emr merge-run --data models/
-      hf-ext init dit drawings
+      hf-ext init dit drawings --data animals/
     """
     names = {"inputs": tuple(split_names(inputs)), "pairs": tuple(split_names(pairs))}
     if pairs and len(names["pairs"]) != 2:
         raise click.BadParameter("give two folders, such as noisy,clean.", param_hint="--pairs")
-    if (method == "emr" or not data) and (label or time or series or inputs or pairs or values is not None):
+    if method == "emr" and (label or time or series or inputs or pairs or values is not None):
         raise click.UsageError(
-            "--label, --time, --series, --inputs, --values, --classes and --pairs describe --data of semanir, mrconv "
-            "or dit: give --data too, or leave them out."
+            "--label, --time, --series, --inputs, --values, --classes and --pairs describe data of semanir, mrconv or "
+            "dit: leave them out."
         )
     import_without_models()
     from hf_ext.files import whole_file
@@ -101,23 +98,22 @@ def init(
     file = folder / ("merge.yaml" if method == "emr" else f"{method}.yaml")
     if file.exists():
         raise click.BadParameter(f"{file} exists; give another folder, or remove the file.", param_hint="DIR")
-    if method != "emr" and data:
-        _refuse_inside(folder, data)
     if method == "emr":
         text = write_merge(folder, data)
         following = ["hf-ext", "merge", str(file), str(folder / "merged")]
     else:
+        _refuse_inside(folder, data)
         import torch
 
         from hf_ext.data.roles import Hints
         from hf_ext.data.survey import look_at
-        from hf_ext.data.writing import PLACEHOLDERS, write_recipe
+        from hf_ext.data.writing import write_recipe
 
         hints = Hints(label, time, series, **names, values=values)
-        survey = PLACEHOLDERS[method] if data is None else look_at(data, hints, method == "semanir")
+        survey = look_at(data, hints, method == "semanir")
         text = write_recipe(method, folder, survey, torch.cuda.is_available())
-        following = ["hf-ext", *(["train"] if data else ["data", "check"]), str(file)]
-        for line in survey.lines if data else ["no --data given: the recipe contains placeholders"]:
+        following = ["hf-ext", "train", str(file)]
+        for line in survey.lines:
             note(line)
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(file, "w", encoding="utf-8") as written:
@@ -137,13 +133,13 @@ def _refuse_inside(folder: Path, data: str) -> None:
         )
 
 
-def write_merge(folder: Path, data: str | None) -> str:
+def write_merge(folder: Path, data: str) -> str:
     """
     The YAML file of a merge, from headers and cards of fine-tunes.
 
     Args:
         folder (`Path`): Where the file will lie.
-        data (`str`, *optional*):
+        data (`str`):
             A folder with a folder for each model, or a text file with one model per line: `NAME=ID`, or a folder or
             `org/name[@revision]`. The base is the model called `base`, or the one that the fine-tunes name.
 
@@ -151,8 +147,6 @@ def write_merge(folder: Path, data: str | None) -> str:
         ValueError: If no base is found, or the models cannot be merged.
     """
     values = {name: shlex.quote(str(folder / place)) for name, place in (("file", "merge.yaml"), ("out", "merged"))}
-    if data is None:
-        return _MERGE.format(**values, **_EXAMPLE)
     from hf_ext.merging.plan import make_plan
     from hf_ext.merging.sources import size_text
 

@@ -39,17 +39,11 @@ from .times import to_seconds
 _NAMES, _EXAMPLES = 10_000, 64
 # Folders of more files are not searched for those that are not read.
 _MOST_FILES = 100_000
-# Files that `datasets` does not list, and advice on their conversion.
-_FILM = 'convert them to FLAC first: for f in *; do ffmpeg -i "$f" "${f%.*}.flac"; done'
+# Files that people have, and no training reads.
 _FOREIGN = {
-    **dict.fromkeys((".mp4", ".mov", ".3gp", ".webm"), _FILM),
-    **dict.fromkeys((".7z", ".rar", ".zst"), "unpack them first"),
-    **dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), "save the sheet as CSV"),
-    **dict.fromkeys((".feather", ".pkl", ".pickle", ".dta", ".sav", ".h5"), "save the table as parquet, with pandas"),
-    **dict.fromkeys((".db", ".sqlite", ".sqlite3"), "export a table: sqlite3 -csv -header FILE 'select * from NAME'"),
-    **dict.fromkeys((".mat", ".pt"), "save arrays of series and labels with numpy.savez"),
-    ".arff": "take the .ts file of the archive, or save the table as CSV",
-}
+    ".3gp", ".7z", ".arff", ".db", ".dta", ".feather", ".h5", ".mat", ".mov", ".mp4", ".numbers", ".ods", ".pickle",
+    ".pkl", ".pt", ".rar", ".sav", ".sqlite", ".webm", ".xls", ".xlsx", ".zst",
+}  # fmt: skip
 # Names of folders with annotations of pictures, which are not classes.
 _MASKS = {"mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations"}
 # Places of a label in a line of text: fastText's mark, before or behind a separator, a number at the start.
@@ -121,7 +115,8 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     most = endings.most_common(1)[0][0]
     if most in _FOREIGN:
         raise DataError(
-            f"{path} holds {count_of(endings[most], f'{most} file')}, which trainings do not read: {_FOREIGN[most]}."
+            f"{path} holds {count_of(endings[most], f'{most} file')}, which trainings do not read: save sheets as "
+            "CSV, tables as parquet, arrays with numpy.savez, sounds as FLAC, and unpack archives."
         )
     for file in named:
         _refuse_folders_in(file)

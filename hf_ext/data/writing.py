@@ -19,19 +19,6 @@ from .found import Survey
 # A field of a recipe is a value, or a value and the lines of its comment. One that is None is left out.
 Fields = dict[str, Any]
 
-# Examples of data for a recipe without --data; `hf-ext data check` lists what is missing.
-PLACEHOLDERS = {
-    "semanir": Survey("pictures", {"path": "./YOUR-PHOTOS"}, None, 1000, "photographs of your own"),
-    "mrconv": Survey(
-        "sounds", {"path": "./YOUR-SOUNDS"}, None, 1000, "a folder of sounds for each class",
-        classes=["first", "second"], rate=16000, lengths=[16000],
-    ),
-    "dit": Survey(
-        "pictures", {"path": "./YOUR-PICTURES"}, None, 1000, "a folder of pictures for each class",
-        classes=["first", "second"],
-    ),
-}  # fmt: skip
-
 
 def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
     """

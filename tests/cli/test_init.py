@@ -14,7 +14,7 @@ import yaml
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
-from hf_ext.data.writing import PLACEHOLDERS, write_recipe
+from hf_ext.data.writing import write_recipe
 from hf_ext.errors import DataError
 from hf_ext.training.methods import build_task, read_arguments
 from tests.cli.init_testing import SHORT, measured, train
@@ -172,21 +172,12 @@ def test_the_base_is_what_the_fine_tunes_name(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["semanir", "mrconv", "dit"])
-def test_without_data_a_check_says_what_is_missing(method, tmp_path):
-    said = run("init", method, "mine").stdout
-    assert f"next: hf-ext data check {Path('mine', method)}.yaml" in said
-    refused = run("data", "check", Path("mine", f"{method}.yaml"), code=2).stderr
-    assert "no data at ./YOUR-" in refused and "Set --data.train.path" in refused
-    # A recipe for a GPU is valid too.
+def test_a_recipe_for_a_gpu_is_valid_too(method, tmp_path):
+    write_pictures("animals", ["cat", "dog"], 3)
     file = tmp_path / "gpu.yaml"
-    file.write_text(write_recipe(method, tmp_path, PLACEHOLDERS[method], gpu=True))
+    file.write_text(write_recipe(method, tmp_path, look_at("animals"), gpu=True))
     arguments = read_arguments(file, [])
     assert arguments.mixed_precision == "bf16" and build_task(arguments)
-
-
-def test_without_models_a_merge_has_placeholders():
-    run("init", "emr", "mine")
-    assert yaml.safe_load(Path("mine/merge.yaml").read_text())["tasks"]["first"] == "./YOUR-FIRST-MODEL"
 
 
 def test_names_of_any_kind_are_written_so_that_they_are_read_back():
