@@ -54,7 +54,7 @@ class TableError(DataError):
 
 def read_table(path: Path | str, keep_index: bool = False, held: bytes | None = None) -> Table:
     """
-    Reads a CSV, TSV or parquet file.
+    Reads a CSV, TSV, JSON lines or parquet file.
 
     Args:
         path (`Path`): The file, whose name errors have.
@@ -71,6 +71,8 @@ def read_table(path: Path | str, keep_index: bool = False, held: bytes | None = 
             # An index of dates is a column as any other.
             plain = isinstance(frame.index, pd.RangeIndex)
             table = Table(frame if plain else frame.reset_index())
+        elif path.suffix.lower() == ".jsonl":
+            table = Table(pd.read_json(path, lines=True, dtype=False))
         else:
             table = _read_table(path, path.read_bytes() if held is None else held)
         _convert_columns(table)

@@ -100,13 +100,10 @@ def without_some(cell: str, values: list) -> list:
 CASES = {
     # the first column is an index or a time
     "plain": Case(rows(LABELLED)),
-    "unnamed index": Case(rows({"": range(24), **LABELLED}), notes="counts the rows"),
     "row numbers from the middle": Case(rows({"": range(100, 124), **LABELLED}), notes="counts the rows"),
     "id that counts": Case(rows({"id": range(24), **LABELLED}), notes="counts the rows"),
     "unnamed dates": Case(rows({"": [*HOURS], **LABELLED}), time="index"),
     "month of names": alone(Month=[f"{day:%b %Y}" for day in pd.date_range("1950-01-01", periods=24, freq="MS")]),
-    "year": alone(year=range(1900, 1924)),
-    "ISO with a zone": alone(time=[hour.strftime("%Y-%m-%dT%H:%M:%S+02:00") for hour in HOURS]),
     "epoch in milliseconds": alone(timestamp=[1_700_000_000_000 + 60_000 * step for step in range(24)]),
     "first column of dates of any name": alone(jour=[*HOURS]),
     # Temperature is no time.
@@ -134,7 +131,6 @@ CASES = {
     ),
     # a row an example
     "wide, label last": Case(wide(STEPS, ["a", "b"]), 20, layout="series", classes=["a", "b"]),
-    "wide with an index": Case(INDEXED, 20, layout="series", classes=["a", "b"], notes="counts the rows"),
     "wide without a label": Case(
         rows({f"t{step}": RNG.normal(size=9).round(3).tolist() for step in range(20)}), 20,
         refused=(*UNLABELLED, "9 series", "20 steps"),
@@ -150,7 +146,6 @@ CASES = {
     ),
     "a name twice": Case(wide(STEPS, WORDS).replace("t2,", "t1,", 1), refused=("2 columns", "'t1'")),
     # how numbers are written
-    "semicolons": Case(rows(LABELLED, ";"), notes="semicolons"),
     "semicolons and decimal commas": Case(
         rows(GERMAN, ";", lambda cell: str(cell).replace(".", ",")), time="zeit", notes="decimal commas"
     ),
@@ -161,9 +156,6 @@ CASES = {
     "dollars and thousands": Case(
         rows({"y": [f"${12000 + step * 137:,}" for step in range(24)], "label": STATES}, quote='"'), ["y"],
         notes="commas between thousands and the sign $ in y",
-    ),
-    "two currencies": Case(
-        rows({"y": [f"{'$€'[step % 2]}{step}" for step in range(24)], "z": Z, "label": STATES}), ["z"]
     ),
     "decimal commas in quotes": Case(
         rows(LABELLED, ",", lambda cell: str(cell).replace(".", ","), '"'), notes="decimal commas"

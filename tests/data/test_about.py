@@ -1,7 +1,6 @@
 """Files with what is said of them: by a table of any name, by folders or texts beside them, or nothing."""
 
 import gc
-import io
 import json
 from pathlib import Path
 
@@ -42,16 +41,9 @@ def as_lines(names) -> str:
     return "\n".join(json.dumps({"file_name": f"{name}.csv", "label": CLASSES[name]}) for name in names)
 
 
-def as_parquet(names) -> bytes:
-    held = io.BytesIO()
-    pd.DataFrame({"file_name": [f"{name}.csv" for name in names], "label": [*CLASSES.values()]}).to_parquet(held)
-    return held.getvalue()
-
-
 TABLES = {
     "metadata.csv": as_table(NAMES),
     "metadata.jsonl": as_lines(NAMES),
-    "about.parquet": as_parquet(NAMES),
     "a_first_in_the_alphabet.csv": as_table(NAMES, ("recording", "category"), ";"),
     "reference.tsv": as_table(NAMES, ("id", "target"), "\t", ""),
     "in_other_order.csv": as_table(NAMES[::-1], ("name", "label")),
@@ -108,7 +100,6 @@ def test_tables_that_do_not_fit_are_refused(walks, name, text, fact):
     ("name", "held"),
     [
         ("cut.jsonl", (as_lines(NAMES) + '\n{"file_name": "wal').encode()),
-        ("broken.parquet", b"PAR1 and no more"),
         ("lists.jsonl", as_lines(NAMES).replace('"a"', '["a"]').encode()),
     ],
 )

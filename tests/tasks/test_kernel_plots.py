@@ -8,7 +8,6 @@ from transformers import BertConfig, BertModel
 from hf_ext.errors import DataError
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
 from hf_ext.tasks.kernel_plots import contributions, load_model
-from hf_ext.tasks.sequences import draw_confusion
 from tests.kit.refusals import refused
 
 
@@ -50,12 +49,3 @@ def test_another_model_is_refused(tmp_path):
     BertModel(config).save_pretrained(tmp_path)
     with refused(DataError, "BertModel", "MRConv"):
         load_model(str(tmp_path))
-
-
-def test_confusions_are_darker_where_there_are_more():
-    confusion = np.diag([8, 8, 8])
-    confusion[2, 0] = 8
-    picture = np.asarray(draw_confusion(confusion, ["a", "b", "c"]).convert("L"), dtype=float)
-    empty = np.asarray(draw_confusion(np.zeros((3, 3), dtype=int), []).convert("L"), dtype=float)
-    assert picture.mean() < empty.mean() - 10
-    assert draw_confusion(np.eye(50, dtype=int), []).size[0] > 500
