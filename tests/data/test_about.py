@@ -65,21 +65,6 @@ def test_a_table_that_names_the_files_tells_their_classes(walks, name):
     assert {f"walk{row['x'][0]:.0f}": str(row["label"]) for row in data} == CLASSES
 
 
-def test_files_without_a_row_are_left_out_and_said(walks):
-    (walks / "labels.csv").write_text(as_table(NAMES[:-2]))
-    survey = look_at(str(walks))
-    assert survey.count == 10 and any(line.startswith("2 files") for line in survey.left_out)
-
-
-def test_a_table_may_lie_beside_the_folder_of_its_split(walks, tmp_path):
-    root = tmp_path / "root"
-    root.mkdir()
-    walks.rename(root / "train")
-    (root / "train.csv").write_text("\n".join(["file,label", *(f"train/{n}.csv,{CLASSES[n]}" for n in NAMES)]))
-    survey = look_at(str(root))
-    assert survey.classes == ["a", "b"] and survey.count == 12
-
-
 @pytest.mark.parametrize(
     ("name", "text", "fact"),
     [
@@ -88,24 +73,13 @@ def test_a_table_may_lie_beside_the_folder_of_its_split(walks, tmp_path):
         ("labels.csv", "file_name,class,target\nwalk0.csv,a,b\nwalk1.csv,b,b", "--label"),
         ("labels.csv", "file_name,label,first_row\nwalk0.csv,a,1\nwalk1.csv,b,1", "first_row"),
         ("metadata.csv", "file_name,label\nother1,a\nother2,b", "metadata.csv"),
+        ("cut.jsonl", as_lines(NAMES) + '\n{"file_name": "wal', "cut.jsonl"),
+        ("lists.jsonl", as_lines(NAMES).replace('"a"', '["a"]'), "lists.jsonl"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(walks, name, text, fact):
     (walks / name).write_text(text)
     with refused(DataError, name, fact):
-        look_at(str(walks))
-
-
-@pytest.mark.parametrize(
-    ("name", "held"),
-    [
-        ("cut.jsonl", (as_lines(NAMES) + '\n{"file_name": "wal').encode()),
-        ("lists.jsonl", as_lines(NAMES).replace('"a"', '["a"]').encode()),
-    ],
-)
-def test_tables_that_cannot_be_read_are_named(walks, name, held):
-    (walks / name).write_bytes(held)
-    with refused(DataError, name):
         look_at(str(walks))
 
 

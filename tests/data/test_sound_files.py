@@ -72,7 +72,7 @@ def test_samples_are_those_that_were_encoded(ending, rate, channels, as_bytes):
     assert describe_sound(given()) == (rate, len(samples), channels)
 
 
-@pytest.mark.parametrize("ending", ["m4a", "M4A", "opus", "aiff", "aac"])
+@pytest.mark.parametrize("ending", ["M4A", "opus", "aac"])
 def test_folders_of_classes_are_read_and_train(ending):
     for number in range(12):
         path = write(f"sounds/{'ab'[number % 2]}/{number}.{ending.lower()}", pitch=200 + 20 * number)
@@ -80,7 +80,7 @@ def test_folders_of_classes_are_read_and_train(ending):
     survey = look_at("sounds")
     assert (survey.kind, survey.count, survey.classes) == ("sounds", 12, ["a", "b"]) and not survey.left_out
     assert survey.rate == 16000
-    if ending == "m4a":
+    if ending == "M4A":
         train("mrconv", "sounds", "--model.hidden_size", "8", "--model.num_hidden_layers", "1")
 
 
