@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections import Counter
 from pathlib import Path
 
 import click
@@ -24,13 +23,8 @@ tasks:
 method: emr
 # Scale of each task: global (the paper), official, tensor, l2, tensor_l2, none.
 rescale: global
-{adapters}# Regular expressions for tensors that each task keeps unmerged. Heads are kept without one.
+# Regular expressions for tensors that each task keeps unmerged. Heads are kept without one.
 exclude: []
-# {plan}
-"""
-_ADAPTERS = """\
-# Some fine-tunes are peft adapters: merge the full weights that they produce.
-adapters: delta
 """
 
 
@@ -75,7 +69,7 @@ def init(
     mrconv   a folder for each class of sounds or pictures, or a table beside them; texts with a label or without;
              tables and arrays of numbers
     dit      a folder for each class of pictures, or a caption for each: a .txt beside it, or a table
-    emr      a folder with a folder for each model, or a file with a model a line; only headers are read
+    emr      a folder with a folder for each model and one called base, or a file with a line NAME=MODEL for each
 
     \b
     Examples:
@@ -135,43 +129,31 @@ def _refuse_inside(folder: Path, data: str) -> None:
 
 def write_merge(folder: Path, data: str) -> str:
     """
-    The YAML file of a merge, from headers and cards of fine-tunes.
+    The YAML file of a merge of fine-tunes.
 
     Args:
         folder (`Path`): Where the file will lie.
         data (`str`):
             A folder with a folder for each model, or a text file with one model per line: `NAME=ID`, or a folder or
-            `org/name[@revision]`. The base is the model called `base`, or the one that the fine-tunes name.
+            `org/name[@revision]`. The base is the model called `base`.
 
     Raises:
-        ValueError: If no base is found, or the models cannot be merged.
+        ValueError: If there is no base, or no fine-tune.
     """
     values = {name: shlex.quote(str(folder / place)) for name, place in (("file", "merge.yaml"), ("out", "merged"))}
-    from hf_ext.merging.plan import make_plan
-    from hf_ext.merging.sources import size_text
-
     models = _find_models(Path(data).expanduser())
-    base = models.pop("base", None) or _named_base(models)
-    tasks = {name: source for name, source in models.items() if not _same(source, base)}
-    if not tasks:
-        raise ValueError(f"{data} contains only the base: add the fine-tunes.")
-    adapters = any((Path(source) / "adapter_config.json").is_file() for source in tasks.values())
-    # Reads headers only, and refuses models that cannot be merged.
-    with make_plan({"base": base, "tasks": tasks, **({"adapters": "delta"} if adapters else {})}) as plan:
-        told = (
-            f"merged: {count_of(len(plan.merged_rows), 'tensor')} with "
-            f"{count_of(sum(row.elements for row in plan.merged_rows), 'element')}; the result has "
-            f"{size_text(plan.result_bytes)}, "
-            f"{plan.result_bytes / plan.checkpoints_bytes:.0%} of the {count_of(len(plan.tasks), 'model')}."
+    if (base := models.pop("base", None)) is None:
+        raise ValueError(
+            f"the base of {', '.join(models)} is unknown: name the folder of the base model base, or add a line "
+            "base=ID to the list."
         )
-    lines = (f"  {_quote(name)}: {_quote(source)}" for name, source in tasks.items())
+    if not models:
+        raise ValueError(f"{data} contains only the base: add the fine-tunes.")
     return _MERGE.format(
         **values,
-        about=f"{count_of(len(tasks), 'fine-tune')} of {' '.join(base.split())}",
+        about=f"{count_of(len(models), 'fine-tune')} of {' '.join(base.split())}",
         base=_quote(base),
-        tasks="\n".join(lines),
-        adapters=_ADAPTERS if adapters else "",
-        plan=told,
+        tasks="\n".join(f"  {_quote(name)}: {_quote(source)}" for name, source in models.items()),
     )
 
 
@@ -204,39 +186,3 @@ def _find_models(place: Path) -> dict[str, str]:
             "file with a line for each."
         )
     return found
-
-
-def _named_base(models: dict[str, str]) -> str:
-    """The model that most fine-tunes name as their base."""
-    origins = Counter(origin for source in models.values() if (origin := _origin(Path(source))) is not None)
-    if not origins:
-        raise ValueError(
-            f"the base of {', '.join(models)} is unknown: name the folder of the base model base, or add a line "
-            "base=ID to the list."
-        )
-    return origins.most_common(1)[0][0]
-
-
-def _origin(folder: Path) -> str | None:
-    """The base model that a checkpoint's files name."""
-    from hf_ext.hub.front_matter import read_front_matter
-
-    for name, key in (
-        ("adapter_config.json", "base_model_name_or_path"),
-        ("training.json", "init_from"),
-        ("README.md", "base_model"),
-    ):
-        try:
-            text = (folder / name).read_text(encoding="utf-8")
-            value = (read_front_matter(text) if name == "README.md" else json.loads(text)).get(key)
-        except (OSError, ValueError, AttributeError):
-            continue
-        value = value[0] if isinstance(value, list) and value else value
-        if isinstance(value, str):
-            return value
-    return None
-
-
-def _same(source: str, base: str) -> bool:
-    one, two = Path(source).expanduser(), Path(base).expanduser()
-    return source == base or (one.exists() and two.exists() and one.resolve() == two.resolve())

@@ -32,6 +32,8 @@ _SERIES = re.compile(
     r"([ _-]?(id|no|number))?",
     re.IGNORECASE,
 )
+# Numbers with a sign or a unit: 5 %, $5, 5 kg, (5) of accountants.
+_SIGNED = re.compile(r"[-+(\u2212]?([$€£¥]?)\s*[-+]?[\d.,]+\s*([^\d\s.,()]{0,8})\)?")
 # A row with this many numbers and rising column names is a series: t0, V1, 400.5, h06:30, 0.5 s.
 _WIDE = 8
 _COUNTED = re.compile(r"(.*?)(\d+(?:[.:]\d+)?)(\D*)")
@@ -162,7 +164,9 @@ def _refuse_unread(frame: pd.DataFrame, others: list[str], alone: bool) -> None:
         if TIME.fullmatch(name) and begun > 0.8 * len(cells) and len(bad) >= 0.2 * len(cells):
             # Names the row.
             seconds_of(frame[name])
-        if bad and (len(bad) < 0.2 * len(cells) or (alone and begun == len(cells))):
+        signed = [_SIGNED.fullmatch(cell) for cell in cells]
+        one_sign = len({found and found.groups() for found in signed}) == 1 and None not in signed
+        if bad and (one_sign or len(bad) < 0.2 * len(cells) or (alone and begun == len(cells))):
             raise DataError(
                 f"column {name!r}, row {rows[bad[0]] + 1}: {cells[bad[0]]!r:.60} is not read as a number; correct it, "
                 "remove the row, or leave the column out: --inputs NAME,NAME names the columns to read"

@@ -1,4 +1,4 @@
-"""Times in cells of tables: dates, times of day, durations, months, weeks and quarters, as seconds."""
+"""Times in cells of tables: dates, times of day, durations, months and quarters, as seconds."""
 
 import contextlib
 import re
@@ -20,12 +20,10 @@ _QUARTER = re.compile(r"(\d{4})[- ]?[qQ]([1-4])|[qQ]([1-4])[-/ ]?(\d{4})")
 # Writings that pandas does not know, or takes for others: Jan-24 for the 24th of January.
 _FORMATS = (
     (r"\d{4}-\d{3}", "%Y-%j"),
-    (r"\d{4}-W\d\d", "%G-W%V-%u"),
     (r"[A-Za-z]{3}-\d\d", "%b-%y"),
     (r"[A-Za-z]{4,}-\d\d", "%B-%y"),
     (r"\d{4}-\d\d-\d\d[-_ ]\d\d[.-]\d\d[.-]\d\d", None),
     (r"\d{8}[-_ T]\d{6}", "%Y%m%d%H%M%S"),
-    (r"\[?\d\d/[A-Za-z]{3}/\d{4}:\S+ [-+]\d{4}\]?", "%d/%b/%Y:%H:%M:%S %z"),
 )
 # Dates that are written as one number, by their digits.
 _NUMBERS = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
@@ -62,7 +60,7 @@ def _read_clocks(cells: "pd.Series[Any]") -> np.ndarray | None:
 
 
 def _read_periods(cells: "pd.Series[Any]") -> np.ndarray | None:
-    """Quarters, weeks, and what else pandas does not know."""
+    """Quarters, and what else pandas does not know."""
     found = [_QUARTER.fullmatch(cell) for cell in cells] if _QUARTER.fullmatch(cells.iloc[0]) else []
     if found:
         names = [f"{match[1] or match[4]}Q{match[2] or match[3]}" for match in found if match is not None]
@@ -71,8 +69,7 @@ def _read_periods(cells: "pd.Series[Any]") -> np.ndarray | None:
         if re.fullmatch(pattern, cells.iloc[0]):
             if form is None or "%Y%m%d" in form:
                 cells, form = cells.str.replace(r"\D", "", regex=True), _NUMBERS[14]
-            cells = cells + "-1" if "%u" in form else cells.str.strip("[]")
-            return _seconds(pd.DatetimeIndex(pd.to_datetime(cells, format=form, utc="%z" in form)))
+            return _seconds(pd.DatetimeIndex(pd.to_datetime(cells, format=form)))
     return None
 
 
@@ -81,10 +78,6 @@ def _read_dates(cells: "pd.Series[Any]") -> np.ndarray | None:
     parts = cells.str.extract(_DATE)
     if parts.notna().all(axis=None):
         return _seconds_of_dates(parts)
-    # One zone for all of them changes neither order nor steps.
-    zones = cells.str.extract(r"\d\s+([A-Z]{3,5})$")[0]
-    if zones.notna().all() and zones.nunique() == 1:
-        cells = cells.str[: -len(zones.iloc[0])].str.strip()
     for options in ({"format": "ISO8601"}, {"format": "mixed"}, {"format": "mixed", "dayfirst": True}):
         with contextlib.suppress(ValueError, TypeError, OverflowError, AttributeError):
             return _seconds(pd.DatetimeIndex(pd.to_datetime(cells, utc=True, **options)))
