@@ -113,12 +113,9 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
 def _compare_labels(learned: Any, measured: Any) -> list[str]:
     """Warnings of the classes that only one part of the data has."""
     kind = learned.features.get("label")
-    kinds: list[set[str | None]] = [{*map(class_name, read_labels(data))} - {None} for data in (learned, measured)]
-    if not isinstance(kind, datasets.ClassLabel):
-        return compare_classes(*kinds)
-    numbers = {str(number): name for number, name in enumerate(kind.names)}
-    found = [{numbers.get(str(number)) for number in numbered} - {None} for numbered in kinds]
-    return compare_classes(found[0], found[1] | {*kind.names})
+    named = {*kind.names} if isinstance(kind, datasets.ClassLabel) else set()
+    known, other = ({*map(class_name, read_labels(data))} - {None} for data in (learned, measured))
+    return compare_classes(known, other | named)
 
 
 def compare_classes(learned: set[Any], measured: set[Any]) -> list[str]:

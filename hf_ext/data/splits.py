@@ -291,13 +291,15 @@ def _add(digest: Any, value: Any, sizes: dict[int, int]) -> None:
 
 
 def read_labels(data: datasets.Dataset) -> list[Any]:
-    """The class of each example; the same for all where they have none, or values, or one for each position."""
+    """The class of each example; none where they have values, or one for each position."""
     nothing = [None] * len(data)
     kind = data.features.get("label")
     if not isinstance(kind, datasets.Value | datasets.ClassLabel):
         return nothing
     found = data.with_format(None)["label"][:]
-    return nothing if not isinstance(kind, datasets.ClassLabel) and are_values(found) else found
+    if isinstance(kind, datasets.ClassLabel):
+        return [None if number is None or number < 0 else kind.names[number] for number in found]
+    return nothing if are_values(found) else found
 
 
 def _draw(seed: int, keys: tuple[bytes, ...]) -> bytes:
