@@ -40,8 +40,6 @@ _COUNTED = re.compile(r"(.*?)(\d+(?:[.:]\d+)?)(\D*)")
 _JOIN = "join them into one column"
 # A column with a larger share of different texts contains prose or row names.
 _REPEATS = 0.5
-
-
 # So many different values are not in one order by chance.
 _COPIED = 7
 # Sizes of numbers that are nano-, micro- and milliseconds since 1970, and how many a second has.

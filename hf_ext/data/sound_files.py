@@ -1,4 +1,4 @@
-"""Sound files: those that soundfile reads, and M4A, AAC, WMA and AMR of phones, which PyAV decodes."""
+"""Sound files: those that soundfile reads, and M4A and AAC of phones, which PyAV decodes."""
 
 import io
 from typing import Any, NamedTuple
@@ -9,9 +9,7 @@ from ..errors import DataError
 from ..extras import import_extra
 from .broken import open_bytes
 
-AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".m4a", ".aac", ".wma", ".amr"}
-# First bytes of AMR, and of ASF, which WMA is.
-_HEADS = (b"#!AMR", b"\x30\x26\xb2\x75")
+AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".m4a", ".aac"}
 
 SoundFile = str | io.BytesIO
 
@@ -65,7 +63,7 @@ def read_samples(file: SoundFile) -> tuple[np.ndarray, int]:
 
 
 def _is_from_phone(file: SoundFile) -> bool:
-    """True for MPEG-4, raw AAC, ASF and AMR, by the first bytes; PyAV would also read what is left of a broken WAV."""
+    """True for MPEG-4 and raw AAC, by the first bytes; PyAV would also read what is left of a broken WAV."""
     if isinstance(file, str):
         with open(file, "rb") as opened:
             head = opened.read(12)
@@ -73,7 +71,7 @@ def _is_from_phone(file: SoundFile) -> bool:
         head = file.getvalue()[:12]
     # AAC has the sync word of MP3, and layer 0.
     raw_aac = len(head) > 1 and head[0] == 0xFF and head[1] & 0xF6 == 0xF0
-    return head[4:8] == b"ftyp" or raw_aac or head.startswith(_HEADS)
+    return head[4:8] == b"ftyp" or raw_aac
 
 
 def _decode(file: SoundFile) -> tuple[np.ndarray, int]:

@@ -41,8 +41,8 @@ _NAMES, _EXAMPLES = 10_000, 64
 _MOST_FILES = 100_000
 # Files that people have, and no training reads.
 _FOREIGN = {
-    ".3gp", ".7z", ".arff", ".db", ".dta", ".feather", ".h5", ".mat", ".mov", ".mp4", ".numbers", ".ods", ".pickle",
-    ".pkl", ".pt", ".rar", ".sav", ".sqlite", ".webm", ".xls", ".xlsx", ".zst",
+    ".3gp", ".7z", ".amr", ".arff", ".db", ".dta", ".feather", ".h5", ".mat", ".mov", ".mp4", ".numbers", ".ods",
+    ".pickle", ".pkl", ".pt", ".rar", ".sav", ".sqlite", ".webm", ".wma", ".xls", ".xlsx", ".zst",
 }  # fmt: skip
 # Names of folders with annotations of pictures, which are not classes.
 _MASKS = {"mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations"}
@@ -199,7 +199,7 @@ def _refuse_folders_in(archive: Path) -> None:
     else:
         return
     files = [name for name in members if name[-1] != "/" and "__MACOSX" not in name]
-    unread = {Path(name).suffix.lower() for name in files} & (CAMERA_SUFFIXES | {".m4a", ".aac", ".amr"})
+    unread = {Path(name).suffix.lower() for name in files} & (CAMERA_SUFFIXES | {".m4a", ".aac"})
     several = len({name.rpartition("/")[0] for name in files}) > 1
     if several or unread:
         held = "several folders" if several else f"{', '.join(sorted(unread))}, which are not read in an archive"
