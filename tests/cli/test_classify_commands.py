@@ -151,7 +151,7 @@ def test_series_are_read_by_their_columns(tmp_path, caplog):
     (swapped,) = answers(tmp_path / "model", tmp_path / "long.csv", "--columns", "b, a", "--top-k", 3)
     assert swapped["classes"] != found["classes"]
     said = run(tmp_path / "model", tmp_path / "long.csv", "--columns", "a,c", code=1).stderr
-    assert "has no column c; it has b, a, note" in said and "1 of 1 input  could not be classified" in said
+    assert "has no column c; it has b, a, note" in said and "1 of 1 input could not be classified" in said
 
 
 SERIES = {**SMALL, "max_position_embeddings": 32, "input_size": 2, "input_columns": ["a", "b"]}
@@ -353,7 +353,7 @@ def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path):
     assert "1 of 2 inputs could not be classified" in result.stderr
     assert result.stdout.splitlines()[1].startswith(str(tmp_path / "a.wav"))
     nothing = run("spoken-digits", "-", code=1, given=b"").stderr
-    assert "a recording is not a readable sound file" in nothing and "1 of 1 input  could not be classified" in nothing
+    assert "a recording is not a readable sound file" in nothing and "1 of 1 input could not be classified" in nothing
 
 
 def test_other_models_and_inputs_are_refused_in_words(tmp_path):

@@ -169,7 +169,7 @@ def test_heic_and_raw_without_their_libraries_are_named_and_counted(folder_of_mo
     result = run(folder_of_model, photos / "x.HEIC", photos / "a.png", "--out", out, code=1)
     assert "Error: 1 of 2 pictures could not be restored." in result.stderr
     result = run(folder_of_model, photos / "x.HEIC", "--out", out, code=2)
-    assert "none of 1 picture  can be restored" in result.stderr
+    assert "none of 1 picture can be restored" in result.stderr
 
 
 def save_moving(path, **options) -> None:
