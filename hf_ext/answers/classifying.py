@@ -23,12 +23,11 @@ from transformers import (
 
 from hf_ext.data.about import METADATA
 from hf_ext.data.roles import Hints
-from hf_ext.data.sound_files import AUDIO_SUFFIXES
+from hf_ext.data.sound_files import AUDIO_SUFFIXES, read_recording
 from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
 from hf_ext.tasks.pictures import in_colours
-from hf_ext.tasks.signals import read_recording
 from hf_ext.training.bad_examples import UNREADABLE
 from hf_ext.training.models import adapter_base, load_adapter
 
@@ -132,8 +131,9 @@ class Classifier:
         elif self.kind == "sounds":
             if self.model.config.model_type != "mrconv":
                 # transformers reads files by ffmpeg alone.
-                rate = self.reader.sampling_rate
-                value = {"raw": read_sound(value, rate), "sampling_rate": rate}
+                rate, held = self.reader.sampling_rate, isinstance(value, bytes)
+                file = {"path": None if held else str(value), "bytes": value if held else None}
+                value = {"raw": read_recording(file, rate), "sampling_rate": rate}
             else:
                 value = value if isinstance(value, bytes) else str(value)
         else:
@@ -205,12 +205,6 @@ def read_picture(value: str | Path | bytes) -> Image.Image:
     except UNREADABLE as error:
         name = "standard input" if isinstance(value, bytes) else value
         raise DataError(f"{name} is not a readable picture: {error}") from error
-
-
-def read_sound(value: str | Path | bytes, sampling_rate: int) -> Any:
-    """A sound of a file, or what is in one, at a rate, as one channel."""
-    held = isinstance(value, bytes)
-    return read_recording({"path": None if held else str(value), "bytes": value if held else None}, sampling_rate)
 
 
 def _read_texts(word: str) -> list[str]:

@@ -62,6 +62,16 @@ def read_samples(file: SoundFile) -> tuple[np.ndarray, int]:
     return samples, rate
 
 
+def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:
+    """The samples of a sound file, which lies on disk or is given as bytes, at a rate, as one channel."""
+    try:
+        samples, rate = read_samples(value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"]))
+    except DataError as error:
+        raise DataError(f"{value['path'] or 'a recording'} {error}") from error
+    mono: np.ndarray = samples.mean(1)
+    return mono if rate == sampling_rate else import_extra("soxr").resample(mono, rate, sampling_rate)
+
+
 def _is_from_phone(file: SoundFile) -> bool:
     """True for MPEG-4 and raw AAC, by the first bytes; PyAV would also read what is left of a broken WAV."""
     if isinstance(file, str):

@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 import hf_ext
 from hf_ext.answers.classifying import Classifier, Input
 from hf_ext.answers.series import answer_series
+from hf_ext.data.sound_files import read_recording
 from hf_ext.emr import EMRModel
 from hf_ext.mrconv import (
     MRConvCache,
@@ -26,7 +27,7 @@ from hf_ext.mrconv import (
     MRConvForTokenClassification,
 )
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
-from hf_ext.tasks.signals import PixelTask, read_recording
+from hf_ext.tasks.signals import PixelTask
 from hf_ext.tasks.texts import byte_tokenizer
 from tests.emr.emr_testing import tiny_bert, tiny_semanir, write_tokenizer
 from tests.emr.use_testing import merge

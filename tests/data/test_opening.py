@@ -15,9 +15,10 @@ import pytest
 from PIL import Image
 
 from hf_ext.data.opening import SourceError, open_source
+from hf_ext.data.sound_files import read_recording
 from hf_ext.errors import DataError
 from hf_ext.settings import SettingsError
-from hf_ext.tasks.signals import AudioTask, PixelTask, read_recording
+from hf_ext.tasks.signals import AudioTask, PixelTask
 from hf_ext.training import DataArguments, DataSource, evaluate
 from hf_ext.training.arguments import build
 from hf_ext.training.bad_examples import BadExamples
