@@ -37,6 +37,13 @@ def test_photographs_become_a_restorer():
     assert measured(recipe) == 1
 
 
+def test_one_of_a_kind_is_one():
+    write_pictures("photos", [""], 1)
+    said = run("init", "semanir", "mine", "--data", "photos").stdout
+    assert "data: 1 picture of 40 x 32 pixels" in said
+    assert "1 example of" in run("data", "check", "mine/semanir.yaml").stdout
+
+
 def test_sounds_in_folders_become_classes():
     write_sounds("sounds", ["cat", "dog", "owl"], 4, 16000, 0.1)
     recipe = train("mrconv", "sounds")

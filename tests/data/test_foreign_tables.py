@@ -77,12 +77,22 @@ def test_arrays_that_cannot_be_learned_from_are_refused(tmp_path, broken):
         look_at(str(place), Hints(label="y" if broken == "one hot" else None))
 
 
-def test_files_of_other_columns_are_not_joined(tmp_path):
-    for number, names in enumerate((("text", "label"), ("words", "label"))):
-        columns = {names[0]: [f"ein kurzer Satz {step}" for step in range(24)], names[1]: STATES}
-        (tmp_path / f"{number}.csv").write_text(rows(columns, ";"))
-    with refused(DataError, "1.csv", "words"):
-        look_at(str(tmp_path / "*.csv"))
+@pytest.mark.parametrize(
+    ("name", "label", "facts"), [("words", 1, ["words"]), ("text", "a", ["label"]), ("text", 2, [])]
+)
+def test_files_of_one_source_have_the_same_columns(tmp_path, name, label, facts):
+    for number, columns in enumerate(({"text": "Satz", "label": 1}, {name: "Satz", "label": label})):
+        cells = {
+            key: [f"{value} {step}" if key != "label" else value for step in range(9)]
+            for key, value in columns.items()
+        }
+        (tmp_path / f"{number}.csv").write_text(rows(cells, ";"))
+    source = DataSource(str(tmp_path / "*.csv"))
+    if facts:
+        with refused(DataError, "1.csv", *facts):
+            open_source(source)
+    else:
+        assert open_source(source)["label"][:] == [1] * 9 + [2] * 9
 
 
 ENDINGS = ["mat", "pkl", "feather", "db", "h5", "xml", "toml", "eval", "parquet", "tar", "zip", "csv", "tsv", "jsonl"]
