@@ -138,17 +138,17 @@ def write_merge(folder: Path, data: str) -> str:
             `org/name[@revision]`. The base is the model called `base`.
 
     Raises:
-        ValueError: If there is no base, or no fine-tune.
+        click.UsageError: If there is no base, or no fine-tune.
     """
     values = {name: shlex.quote(str(folder / place)) for name, place in (("file", "merge.yaml"), ("out", "merged"))}
     models = _find_models(Path(data).expanduser())
     if (base := models.pop("base", None)) is None:
-        raise ValueError(
+        raise click.UsageError(
             f"the base of {', '.join(models)} is unknown: name the folder of the base model base, or add a line "
             "base=ID to the list."
         )
     if not models:
-        raise ValueError(f"{data} contains only the base: add the fine-tunes.")
+        raise click.UsageError(f"{data} contains only the base: add the fine-tunes.")
     return _MERGE.format(
         **values,
         about=f"{count_of(len(models), 'fine-tune')} of {' '.join(base.split())}",
@@ -172,16 +172,16 @@ def _find_models(place: Path) -> dict[str, str]:
         try:
             lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines()]
         except ValueError as error:
-            raise ValueError(f"{place} is not a text file with one model per line: {error}.") from error
+            raise click.UsageError(f"{place} is not a text file with one model per line: {error}.") from error
         for line in (line for line in lines if line and not line.startswith("#")):
             name, sign, source = map(str.strip, line.partition("="))
             if not sign:
                 source, name = line, line.partition("@")[0].rstrip("/").rpartition("/")[2]
             if name in found:
-                raise ValueError(f"{place}: two models are called {name!r}; write NAME=ID for one of them.")
+                raise click.UsageError(f"{place}: two models are called {name!r}; write NAME=ID for one of them.")
             found[name] = source
     if not found:
-        raise ValueError(
+        raise click.UsageError(
             f"no model in {place}: give a folder that contains a folder with safetensors files for each model, or a "
             "file with a line for each."
         )

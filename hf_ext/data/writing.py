@@ -25,11 +25,11 @@ def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
     Writes a recipe for data, with sizes for a GPU or for two CPU cores.
 
     Raises:
-        ValueError: If the method cannot learn from such data.
+        DataError: If the method cannot learn from such data.
     """
     kinds, make = _METHODS[method]
     if survey.kind not in kinds:
-        raise ValueError(f"{method} learns from {', '.join(kinds)}, but the data are {survey.kind}.")
+        raise DataError(f"{method} learns from {', '.join(kinds)}, but the data are {survey.kind}.")
     file, machine = shlex.quote(str(folder / f"{method}.yaml")), "a GPU" if gpu else "a CPU"
     # Join lines: a class name may contain line breaks.
     told = [" ".join(line.split()) for line in survey.lines]
@@ -233,7 +233,7 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, Fields]:
 def _dit(survey: Survey, gpu: bool) -> Fields:
     _refuse_deep(survey, survey.bits > 8)
     if not survey.classes and survey.captions is None:
-        raise ValueError(
+        raise DataError(
             "the pictures have neither classes nor captions: put them into one folder per class, as in "
             "pictures/train/cat/1.png, or add a caption file for each, such as 1.txt for 1.png."
         )
@@ -294,7 +294,7 @@ def _refuse_deep(survey: Survey, deep: bool) -> None:
 def _need_classes(survey: Survey, what: str) -> None:
     if len(survey.classes) < 2:
         found = f"only the class {survey.classes[0]}" if survey.classes else "no classes"
-        raise ValueError(
+        raise DataError(
             f"the {what} have {found}: put them into one folder per class, as in {what}/train/first/1, or add a "
             f"metadata.csv with the columns file_name and label{survey.advice}."
         )
