@@ -89,8 +89,8 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     """Pairs, series, or what a training reads as examples."""
     if not found:
         raise DataError(
-            f"no data at {path}: give a local folder or file. For a data set of the Hub, write a recipe without "
-            "--data, and set its data.train.path."
+            f"no data at {path}: give a local folder or file. For a data set of the Hub, take a recipe of `hf-ext "
+            "recipes`, and set its data.train.path."
         )
     places = [Path(one) for one in found]
     for place in (places[0] / "train", places[0]):
@@ -111,7 +111,7 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     if not endings:
         raise DataError(f"{path} is empty: add pictures, sounds, texts or tables.")
     if all(file.stat().st_size == 0 for file in named):
-        raise DataError(f"{path} holds nothing: its file{'s are' if len(named) > 1 else ' is'} empty.")
+        raise DataError(f"{path} holds nothing: {count_of(len(named), 'file is', 'files are')} empty.")
     most = endings.most_common(1)[0][0]
     if most in _FOREIGN:
         raise DataError(
