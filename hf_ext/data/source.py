@@ -1,7 +1,7 @@
 """Data source section of a recipe."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from huggingface_hub.dataclasses import strict
@@ -66,10 +66,8 @@ class DataSource:
         """The entries of a list of sources; none of a single one."""
         if not isinstance(self.path, list):
             return []
-        shared_names = (
-            "split", "rename_columns", "pairs", "rows", "time", "series", "hold_out", "hold_out_seed", "streaming"
-        )  # fmt: skip
-        shared = {name: getattr(self, name) for name in shared_names}
+        own = ("path", "name", "shuffle_buffer")
+        shared = {item.name: getattr(self, item.name) for item in fields(DataSource) if item.name not in own}
         return [
             build(SourcePart, {**shared, **(part if isinstance(part, dict) else {"path": part})}, f"path[{place}]")
             for place, part in enumerate(self.path)

@@ -21,7 +21,7 @@ from hf_ext.data.tables import read_table
 from hf_ext.settings import SettingsError, build
 from hf_ext.training import TrainingArguments
 from hf_ext.training.data_check import check_data, describe_check
-from tests.kit.own_data import open_apart, write_pictures, write_sounds, write_tables
+from tests.kit.own_data import write_pictures, write_sounds, write_tables
 from tests.training.tiny import TinyTask, make_arguments, run
 
 RNG = np.random.default_rng(0)
@@ -100,14 +100,6 @@ def test_what_measures_is_not_trained_on(tmp_path, kind):
         shares = Counter(measured["label"][:])
         expected = {0: 2, 1: 4} if kind.startswith("rows") else dict.fromkeys(shares, 3)
         assert shares == expected and len(shares) == 2
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("arrays.npz", "shard.tar")])
-def test_what_a_survey_names_shares_nothing(tmp_path, kind):
-    KINDS[kind](tmp_path / kind)
-    survey = look_at(str(tmp_path / kind))
-    learned, measured = open_apart(survey.train, survey.eval)
-    assert len(learned) > len(measured) > 0
 
 
 def test_a_test_is_for_the_end(tmp_path):
