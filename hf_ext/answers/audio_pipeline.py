@@ -5,11 +5,8 @@
 import math
 import os
 from collections import Counter
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import numpy as np
 import torch
@@ -139,13 +136,11 @@ def _read(given: Any, rate: int) -> np.ndarray:
 
 
 def _fetch(address: str) -> bytes:
+    import httpx2
+
     try:
-        with urlopen(Request(address, headers={"User-Agent": "hf-ext"}), timeout=60) as answer:
-            return bytes(answer.read())
-    # A wrong address is a ValueError; http.client's errors have a base of their own.
-    except (OSError, ValueError, HTTPException) as error:
-        if isinstance(error, HTTPError):
-            error.close()  # it is the answer too
+        return httpx2.get(address, follow_redirects=True, timeout=60).raise_for_status().content
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise DataError(f"{address} cannot be fetched: {error}") from error
 
 
