@@ -109,7 +109,7 @@ def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> lis
     """Warnings of evaluation examples that equal training examples, and of speakers and others of both."""
     told = []
     if 0 < len(learned) + len(measured) <= _MOST_COMPARED and (shared := count_shared(learned, measured)):
-        told.append(f"{shared:,} of {count_of(len(measured), 'evaluation example')} also training examples")
+        told.append(f"also in the training: {shared:,} of {count_of(len(measured), 'evaluation example')}")
     beside = {groups.told: {*groups.of} for groups in name_groups(learned)}
     for groups in name_groups(measured):
         known = sum(isinstance(of, tuple) and of in beside.get(groups.told, ()) for of in groups.of)
