@@ -18,15 +18,11 @@ from hf_ext.data.writing import write_recipe
 from hf_ext.errors import DataError
 from hf_ext.training.methods import build_task, read_arguments
 from tests.cli.init_testing import SHORT, measured, train
+from tests.cli.init_testing import in_a_folder_of_its_own as in_a_folder_of_its_own
 from tests.emr.emr_testing import tiny_bert
 from tests.kit.command_line import run
 from tests.kit.own_data import write_pictures, write_sounds, write_tables
 from tests.kit.refusals import refused
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_photographs_become_a_restorer():

@@ -132,10 +132,8 @@ ALL_ONE = "run/0.csv,1\nrun/1.csv,1\nwalk/0.csv,1\nwalk/1.csv,1\n"
     [
         ("train/run/1.csv", "x,y\n1,2\n3,oops\n", r"1\.csv, line 3: column 'y' holds 'oops', and .*numbers"),
         ("train/run/1.csv", "x,z\n1,2\n", r"1\.csv has the columns x, z; .*0\.csv has x, y"),
-        ("train/run/1.csv", "x,y\n1,2\n1,2,3\n", r"1\.csv cannot be read: .*line 3 has 3 cells"),
         ("train/run/1.csv", "", r"1\.csv cannot be read: No columns"),
         ("train/run/1.csv", "x,y\n1,2,3\n4,5,6\n", r"1\.csv cannot be read: .*more cells than the line of names"),
-        ("train/run/1.csv", "1,2\n3,4\n", r"1\.csv cannot be read: its first line, 1, 2, must hold the names"),
         ("train/run/1.npz", "PK\3\4 no archive", r"1\.npz cannot be read: "),
         ("train/metadata.csv", f"file_name,file\n{ALL_ONE}", "has a column 'file', a reserved name: rename it"),
         ("train/metadata.csv", f"file_name,label\n{ALL_ONE}walk/0.csv,2\n", "has 2 rows for 0.csv"),

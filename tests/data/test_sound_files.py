@@ -10,17 +10,13 @@ import pytest
 from hf_ext.data.sound_files import describe_sound, read_samples
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
+from tests.cli.init_testing import in_a_folder_of_its_own as in_a_folder_of_its_own
 from tests.cli.init_testing import train
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
 
 av = pytest.importorskip("av", reason="the extra `audio` is not installed")
 soundfile = pytest.importorskip("soundfile")
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def tone(rate: int, seconds: float, channels: int, pitch: float) -> np.ndarray:
