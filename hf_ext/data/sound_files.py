@@ -36,13 +36,11 @@ def describe_sound(file: SoundFile) -> SoundAbout:
 
 
 def is_broken_sound(value: dict[str, Any] | None) -> bool:
-    """True if the head of an undecoded sound cannot be read."""
+    """True if the head of an undecoded sound cannot be read, or says that it has no samples."""
     try:
-        if value is not None:
-            describe_sound(open_bytes(value))
+        return value is None or not describe_sound(open_bytes(value)).frames
     except (DataError, OSError):
         return True
-    return value is None
 
 
 def read_samples(file: SoundFile) -> tuple[np.ndarray, int]:

@@ -163,7 +163,7 @@ def _draw_units(
 
 
 def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[int]], bool]:
-    """Tells whether some of these examples have a broken file, or no class where others have one."""
+    """Tells whether some of these examples have a broken file, no text, or no class where others have one."""
     kinds = {name: kind for name, kind in data.features.items() if _is_file(kind)}
     # Sounds are kept as undecoded images.
     checks = {
@@ -174,10 +174,14 @@ def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[in
     for name, kind in kinds.items():
         raw = raw.cast_column(name, type(kind)(decode=False))
     has_labels = any(label is not None for label in labels)
+    texts = [
+        data.with_format(None)[name][:] for names in _choose_inputs(data) for name in names if name in _texts(data)
+    ]
 
     def has_broken(indices: list[int]) -> bool:
         rows = (raw[index] for index in (indices if checks else ()))
         gaps = has_labels and any(labels[index] is None for index in indices)
+        gaps = gaps or (bool(texts) and any(not any(cells[index] for cells in texts) for index in indices))
         return gaps or any(check(row[name]) for row in rows for name, check in checks.items())
 
     return has_broken
@@ -200,11 +204,14 @@ def _choose_inputs(data: datasets.Dataset) -> list[list[str]]:
     if series := [name for name in lists if not TIME.fullmatch(name)] or lists:
         return [series]
     texts = {
-        name: [value for value in data.with_format(None)[name] if value]
-        for name in columns
-        if getattr(kinds[name], "dtype", "") in ("string", "large_string")
+        name: [value for value in data.with_format(None)[name] if value] for name in columns if name in _texts(data)
     }
     return [[name] for name in _choose_texts(texts)] or [columns]
+
+
+def _texts(data: datasets.Dataset) -> set[str]:
+    """The columns of texts."""
+    return {name for name, kind in data.features.items() if getattr(kind, "dtype", "") in ("string", "large_string")}
 
 
 def _choose_texts(texts: dict[str, list[str]]) -> list[str]:

@@ -211,6 +211,8 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     """Pictures, sounds, texts and lists of numbers, as a training reads them."""
     train = {"path": path, "split": "train", **rename(hints.label)}
     data = open_source(DataSource(**train))
+    if not len(data):
+        raise DataError(f"{path} holds no example: add rows or files.")
     labels = [name for name in data.column_names if LABEL.fullmatch(name)]
     if "label" not in labels and len(labels) == 1:
         train |= rename(labels[0])
@@ -439,6 +441,9 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     lengths = {name: [len((row[name] or "").encode()) for row in rows] for name in columns}
     column = max(columns, key=lambda name: sum(lengths[name]))
     survey.kind, survey.columns, survey.lengths = "texts", [column], [max(1, length) for length in lengths[column]]
+    if missing := sum(text is None or not (text or survey.classes) for text in data.with_format(None)[column][:]):
+        survey.left_out.append(f"{missing:,} of {count_of(survey.count, 'example')} without a text")
+        survey.broken = max(survey.broken, missing / survey.count)
     survey.about = f"{count_of(survey.count, 'text')} of {min(lengths[column])} to {max(lengths[column])} bytes"
     others = [name for name in data.features if name != column]
     if others and "label" not in others and not hints.inputs:

@@ -318,8 +318,8 @@ def _convert_columns(table: Table) -> None:
 
 
 def holds_codes(cells: Iterable[str]) -> bool:
-    """True if classes are written as 01 and 02: as numbers they would lose a digit."""
-    return any(re.fullmatch(r"0\d+", cell) for cell in cells)
+    """True if classes are written as 01 and 02, or with more digits than a number keeps."""
+    return any(re.fullmatch(r"0\d+|[-+]?\d{16,}", cell) for cell in cells)
 
 
 def _has_texts(values: "pd.Series[Any]") -> bool:

@@ -177,7 +177,12 @@ def _sounds(survey: Survey, gpu: bool) -> tuple[str, Fields]:
 
 def _texts(survey: Survey, gpu: bool) -> tuple[str, Fields]:
     column = {"text_column": _column(survey, "text")}
-    if len(survey.classes) < 2:
+    if len(survey.classes) == 1:
+        raise DataError(
+            f"the texts have only the class {survey.classes[0]}: a classifier needs at least two. Without the column "
+            "of the class they train a language model."
+        )
+    if not survey.classes:
         size = max(32, _longest(survey.lengths, 1024 if gpu else 256))
         return "mrconv-lm", {"max_length": (size, "Bytes per training example."), **column}
     size = max(16, _longest(survey.lengths, 4096 if gpu else 512))
