@@ -196,13 +196,28 @@ def test_words_that_yaml_reads_otherwise_are_quoted_and_a_comment_stays_one():
 
 
 def test_labels_of_texts_are_classes_as_those_of_series_are(capfd):
-    for labels, classes in (("a,,b,a", ["a", "b"]), ("2,,0,10", ["0", "2", "10"]), ("0,99999999", ["0", "99999999"])):
+    for labels, classes in (
+        ("a,,b,a", ["a", "b"]),
+        ("2,,0,10", ["0", "2", "10"]),
+        ("0,99999999", ["0", "99999999"]),
+        (f"{10**19},{10**19 + 1}", [f"{10**19}", f"{10**19 + 1}"]),
+    ):
         Path("texts.csv").write_text("text,label\n" + "".join(f"word,{label}\n" for label in labels.split(",")))
         assert look_at("texts.csv").classes == classes
     assert "examples/s" not in capfd.readouterr().err
     for label in ("1.5", "1e-300"):
         Path("texts.csv").write_text(f"text,label\nhello,0\nyou,{label}\n")
         assert "which are not classes" in run("init", "mrconv", "mine", "--data", "texts.csv", code=2).stderr
+
+
+def test_gaps_in_texts_are_left_out_and_one_class_is_refused():
+    lines = [f"{f'a text {n}' if n % 6 else ''},{'ab'[n % 2]}" for n in range(36)]
+    Path("texts.csv").write_text("\n".join(["text,label", *lines]))
+    recipe = train("mrconv", "texts.csv", only_check=True)
+    assert recipe["data"]["max_bad_examples"] > 1 / 6 and measured(recipe) == 4
+    assert "6 of 36 examples without a text" in look_at("texts.csv").left_out
+    Path("one.csv").write_text("text,label\n" + "words,a\nothers,a\n" * 6)
+    assert "only the class a" in run("init", "mrconv", "one", "--data", "one.csv", code=2).stderr
 
 
 def test_names_of_many_classes_are_left_out_only_where_data_give_numbers():

@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import pandas as pd
 import pytest
+import soundfile
 from PIL import Image
 
 from hf_ext.data.opening import SourceError, open_source
@@ -306,6 +307,8 @@ def test_broken_sounds_are_not_held_out(tmp_path):
     for name in "ab":
         for index in range(30, 52):
             (tmp_path / name / f"{index}.wav").write_bytes(b"RIFFbroken" + bytes([index]))
+            # One without samples.
+            soundfile.write(tmp_path / name / f"{index + 30}.wav", np.zeros(0), 8000 + index)
     held = hold_out(open_source(DataSource(path=str(tmp_path))), 0.1, 0, measures=True)
     names = [Path(row["path"]).stem for row in held.with_format("arrow")["audio"].to_pylist()]
     assert names and all(int(name) < 30 for name in names)
