@@ -62,7 +62,10 @@ def _fit(table: pa.Table, name: str, first: str, schema: pa.Schema) -> pa.Table:
             f"{name} has the columns {', '.join(table.column_names)!s:.200}; {first} has "
             f"{', '.join(schema.names)!s:.200}: use the same columns in all files."
         )
-    try:
-        return table.cast(schema)
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{name} and {first} hold different kinds of values in a column: {error}.") from error
+    columns = []
+    for field in schema:
+        try:
+            columns.append(table[field.name].cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{name}: column {field.name!r} is not as in {first}: {error}.") from error
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -104,6 +104,9 @@ def read_text(path: Path) -> str:
 
 def _read_table(path: Path, held: bytes) -> Table:
     text, notes = _decode(held)
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ValueError(f"line {line} holds a zero byte, which no text has: remove it")
     # Old Macs end lines with a return alone.
     lines = re.sub(r"\r\n?", "\n", text).split("\n")
     rows = (place for place, line in enumerate(lines) if line.strip() and not line.lstrip().startswith(_COMMENTS))
