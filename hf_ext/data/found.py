@@ -19,6 +19,8 @@ from .tables import shorten
 
 # Share of each class that is held out, and largest number of held-out examples.
 _KEPT, _MOST_KEPT = 0.1, 1000
+# Words that programs write where a class is missing.
+_MISSING = {"nan", "NaN", "-nan", "NA", "N/A", "n/a", "<NA>", "#N/A", "null", "NULL"}
 
 
 @dataclass
@@ -132,6 +134,8 @@ def tell_unlabelled(survey: Survey, labels: list[Any]) -> None:
     if missing := sum(class_name(label) is None for label in labels):
         survey.left_out.append(f"{missing:,} of {count_of(len(labels), 'example')} without a label")
         survey.broken = max(survey.broken, missing / len(labels))
+    if words := sorted(_MISSING & {label for label in labels if isinstance(label, str)}):
+        survey.notes.append(f"WARNING: {shorten(words)} is read as a class: empty the cells if it means none")
 
 
 def rename(label: str | None) -> dict[str, Any]:

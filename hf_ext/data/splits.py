@@ -140,11 +140,20 @@ def _draw_units(
     for unit, indices in members.items():
         strata[labels[indices[0]]].append(unit)
     chosen, has_broken = np.zeros(len(keys), dtype=bool), _find_broken(data, labels)
-    for found in strata.values():
-        count = sum(len(members[unit]) for unit in found)
-        wanted = min(max(1, round(share * count)), count - 1)
+
+    def draw(unit: int) -> bytes:
+        return _draw(seed, min(keys[index] for index in members[unit]))
+
+    orders = [sorted(found, key=draw) for found in strata.values()]
+    # One example of each of more than a hundred small classes would be most of the data: then only some classes measure.
+    least, spare = 1, 0.0
+    if len(orders) > 100 + 2 * share * len(keys):
+        least, orders = 0, sorted(orders, key=lambda order: draw(order[0]))
+    for order in orders:
+        count = sum(len(members[unit]) for unit in order)
+        exact = share * count + spare
+        wanted = min(max(least, round(exact)), count - 1)
         taken = 0
-        order = sorted(found, key=lambda unit: _draw(seed, min(keys[index] for index in members[unit])))
         # The last unit stays for the training.
         for unit in order[:-1]:
             if taken >= wanted:
@@ -154,11 +163,11 @@ def _draw_units(
                 continue
             chosen[members[unit]] = True
             taken += len(members[unit])
+        spare = 0.0 if least else exact - taken
     if not chosen.any() and len(members) > 1:
         # Each class has one unit: one of them measures all the same.
         whole = [unit for unit, indices in members.items() if not has_broken(indices)]
-        unit = min(whole or members, key=lambda unit: _draw(seed, min(keys[index] for index in members[unit])))
-        chosen[members[unit]] = True
+        chosen[members[min(whole or members, key=draw)]] = True
     return chosen
 
 

@@ -260,6 +260,11 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     return survey
 
 
+def _span(values: list[Any], form: str = "") -> str:
+    """The least and the largest of some numbers, or the one that all are."""
+    return " to ".join(dict.fromkeys(f"{value:{form}}" for value in (min(values), max(values))))
+
+
 def _choose(count: int) -> list[int]:
     """Places of the examples to open, evenly spread."""
     return [int(index) for index in np.linspace(0, count - 1, min(_EXAMPLES, count))]
@@ -413,7 +418,7 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
     seconds = [about.frames / about.rate for about in found]
     survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
     survey.lengths = [max(1, round(survey.rate * length)) for length in seconds]
-    survey.about = f"{count_of(survey.count, 'sound')} at {survey.rate} Hz, {min(seconds):.2f} to {max(seconds):.2f} s"
+    survey.about = f"{count_of(survey.count, 'sound')} at {survey.rate} Hz, {_span(seconds, '.2f')} s"
     if len(rates) > 1:
         survey.notes.append(f"sounds of {', '.join(map(str, sorted(rates)))} Hz are resampled to one rate")
     if any(about.channels > 1 for about in found):
@@ -444,7 +449,7 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     if missing := sum(text is None or not (text or survey.classes) for text in data.with_format(None)[column][:]):
         survey.left_out.append(f"{missing:,} of {count_of(survey.count, 'example')} without a text")
         survey.broken = max(survey.broken, missing / survey.count)
-    survey.about = f"{count_of(survey.count, 'text')} of {min(lengths[column])} to {max(lengths[column])} bytes"
+    survey.about = f"{count_of(survey.count, 'text')} of {_span(lengths[column])} bytes"
     others = [name for name in data.features if name != column]
     if others and "label" not in others and not hints.inputs:
         few = [name for name in others if len({*map(str, data[name])}) <= _CLASSES * len(data)]

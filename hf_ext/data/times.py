@@ -102,10 +102,15 @@ def _seconds(times: pd.DatetimeIndex) -> np.ndarray:
 
 
 def unclear_date(values: "pd.Series[Any]") -> str | None:
-    """A date that may begin with the day or with the month, where no other date of the column tells which."""
+    """A date that may begin with the day or the month, where no other tells which, or others are written otherwise."""
     cells = values.astype(str).str.strip()
     parts = cells.str.extract(_DATE)
-    if not len(cells) or not parts.notna().all(axis=None) or (parts[1] == ".").any():
+    written = parts.notna().all(axis=1)
+    if not written.any():
+        return None
+    if not written.all():
+        return str(cells[written].iloc[0])
+    if (parts[1] == ".").any():
         return None
     first, second = parts[0].astype(int), parts[2].astype(int)
     return None if (first > 12).any() or (second > 12).any() or not (first != second).any() else (

@@ -327,7 +327,13 @@ def read_columns(example: dict[str, Any], names: list[str], option: str = "task.
     lengths = {name: len(part) for name, part in zip(names, parts, strict=True)}
     if len(set(lengths.values())) > 1 or not len(parts[0]):
         raise DataError(f"{_place(example)}columns must have one length, at least 1; got {lengths}.")
-    return np.concatenate(parts, axis=1)
+    values = np.concatenate(parts, axis=1)
+    # A channel without any takes its mean.
+    if np.isnan(values).all():
+        raise DataError(
+            f"{_place(example)}column {', '.join(map(repr, names))} contains no numbers: remove the sequence."
+        )
+    return values
 
 
 def _read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray:
@@ -353,8 +359,6 @@ def _read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray
             f"{_place(example, int(large.any(1).argmax()))}column {name!r} contains an infinite number, or one beyond "
             "3.4e38: leave the cell empty if the value is unknown."
         )
-    if np.isnan(values).all() and len(values):
-        raise DataError(f"{_place(example)}column {name!r} contains no numbers: remove the sequence.")
     return values
 
 

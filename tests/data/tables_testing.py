@@ -174,6 +174,10 @@ CASES = {
     # what is missing
     "empty cells": Case(rows({**LABELLED, "y": without_some("", Y)}), notes="by a mask: y 5"),
     "a constant column": Case(rows({**LABELLED, "z": [7.0] * 24}), notes="z never changes"),
+    "a channel without a number": Case(rows({**LABELLED, "y": [""] * 24}), notes="y never changes"),
+    "a class called nan": Case(
+        rows({**LABELLED, "label": without_some("nan", STATES)}), classes=["calm", "nan", "storm"]
+    ),
     "a class that is missing": Case(rows({**LABELLED, "label": without_some("", STATES)})),
     # classes
     "a hole in 30 numbers": Case(
@@ -210,6 +214,10 @@ CASES = {
     "European days with times": Case(
         rows({"date": [hour.strftime("%d/%m/%Y %H:%M") for hour in HOURS + pd.Timedelta(days=20)], **LABELLED}),
         time="date", notes="a step of 1 hour",
+    ),
+    "dates of two kinds": Case(
+        rows({"date": [f"{n + 1}/2/2024" if n % 2 else f"2024-02-{n + 1:02}" for n in range(24)], **LABELLED}),
+        refused=("2/2/2024", "2024-12-31"),
     ),
     "days or months": Case(rows({"date": [f"{step % 12 + 1}/3/{2000 + step}" for step in range(24)], **LABELLED}),
         refused=("1/3/2000", "2024-12-31")),

@@ -186,6 +186,18 @@ def test_given_parts_that_share_examples_or_persons_are_told():
     assert len(told) == 2 and "2 of 12" in told[0] and "speaker" in told[1] and "4 of 12" in told[1]
 
 
+def test_many_small_classes_give_a_share_and_few_give_one_each():
+    for classes, held in ((200, 20), (30, 30)):
+        rows = {
+            "text": [f"message {n * 7919} of today" for n in range(400)],
+            "label": [f"c{n % classes}" for n in range(400)],
+        }
+        data = datasets.Dataset.from_dict(rows).select(range(2 * classes))
+        chosen = choose(data, 0.05, 0)
+        assert chosen.sum() == held
+        assert {*data.select(np.flatnonzero(~chosen))["label"]} == {*data["label"]}
+
+
 def test_a_column_of_splits_decides():
     rows = {
         "text": [f"words {n}" for n in range(20)],
