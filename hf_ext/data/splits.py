@@ -145,7 +145,7 @@ def _draw_units(
         return _draw(seed, min(keys[index] for index in members[unit]))
 
     orders = [sorted(found, key=draw) for found in strata.values()]
-    # One example of each of more than a hundred small classes would be most of the data: then only some classes measure.
+    # One of each of more than a hundred small classes would be most of the data: then only some classes measure.
     least, spare = 1, 0.0
     if len(orders) > 100 + 2 * share * len(keys):
         least, orders = 0, sorted(orders, key=lambda order: draw(order[0]))
