@@ -238,8 +238,9 @@ def _refuse_unreadable(first: Path, found: list[str]) -> None:
     if null := next(filter(_has_null_row, words), None):
         raise DataError(f"{null} has a row that is null: remove the line, or replace it by {{}}.")
     if foreign := next((file for file in words if not is_utf8(file, 0 if first.is_dir() else 64)), None):
+        kind = "UTF-16" if b"\0" in foreign.read_bytes()[:64] else "CP1252"
         raise DataError(
-            f"{foreign} is not UTF-8: convert it, for instance with iconv -f UTF-16 -t UTF-8 {foreign.name}."
+            f"{foreign} is not UTF-8: convert it, for instance with iconv -f {kind} -t UTF-8 {foreign.name}."
         )
 
 

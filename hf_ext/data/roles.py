@@ -37,6 +37,8 @@ _SIGNED = re.compile(r"[-+(\u2212]?([$€£¥]?)\s*[-+]?[\d.,]+\s*([^\d\s.,()]{0
 # A row with this many numbers and rising column names is a series: t0, V1, 400.5, h06:30, 0.5 s.
 _WIDE = 8
 _COUNTED = re.compile(r"(.*?)(\d+(?:[.:]\d+)?)(\D*)")
+# Parts of a time that are a column each.
+_PARTS = re.compile(r"year|quarter|month|week|day|hour|minute", re.IGNORECASE)
 _JOIN = "join them into one column"
 # A column with a larger share of different texts contains prose or row names.
 _REPEATS = 0.5
@@ -108,6 +110,9 @@ def find_roles(table: Table, hints: Hints) -> Roles:
         return wide
     series = hints.series or _find_series(frame, label)
     time = hints.time or _find_time(frame, _without(frame, [label, series]), series)
+    parts = [str(name) for name in numbers if _PARTS.fullmatch(str(name))]
+    if time is None and not hints.inputs and len(parts) > 1 and any(part.lower() == "year" for part in parts):
+        raise DataError(f"{shorten(parts)} hold the time in parts: {_JOIN}, as in 2024-12-31")
     columns = dict(frame.items())
     known = [time, series]
     times = [name for name in _without(texts, known) if to_seconds(columns[name]) is not None]

@@ -199,7 +199,7 @@ def _refuse_folders_in(archive: Path) -> None:
     else:
         return
     files = [name for name in members if name[-1] != "/" and "__MACOSX" not in name]
-    unread = {Path(name).suffix.lower() for name in files} & (CAMERA_SUFFIXES | {".m4a", ".aac"})
+    unread = {Path(name).suffix.lower() for name in files} & (CAMERA_SUFFIXES | AUDIO_SUFFIXES)
     several = len({name.rpartition("/")[0] for name in files}) > 1
     if several or unread:
         held = "several folders" if several else f"{', '.join(sorted(unread))}, which are not read in an archive"

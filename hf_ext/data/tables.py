@@ -243,8 +243,9 @@ def _has_names(first: list[str], text: str, separator: str) -> bool:
         if row or not words:
             advice = ", such as label and text" if row else ""
             raise DataError(f"its first line, {', '.join(first)!s:.60}, must hold the names of the columns{advice}")
-    if twice := [name for name, count in Counter(filter(None, first)).items() if count > 1]:
-        raise DataError(f"{first.count(twice[0])} columns are called {twice[0]!r}: give each column a different name")
+    names = Counter(name.strip() for name in first if name.strip())
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise DataError(f"{names[twice[0]]} columns are called {twice[0]!r}: give each column a different name")
     return True
 
 

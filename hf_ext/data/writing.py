@@ -20,6 +20,10 @@ from .found import Survey
 Fields = dict[str, Any]
 
 
+# Least side of a picture that a restorer is trained on, and its scores are defined for.
+_SMALLEST = 16
+
+
 def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
     """
     Writes a recipe for data, with sizes for a GPU or for two CPU cores.
@@ -102,6 +106,11 @@ def _schedule(survey: Survey, steps: int, batch: int, rate: float, gpu: bool, wa
 
 def _semanir(survey: Survey, gpu: bool) -> Fields:
     _refuse_deep(survey, survey.bits > 16)
+    if _side(survey, 0.0) < _SMALLEST:
+        raise DataError(
+            f"{survey.train['path']} has pictures with a side of {survey.sides[0]} pixels: leave out those below "
+            f"{_SMALLEST}."
+        )
     if survey.kind == "pairs":
         task: Fields = {"degradation": ({"kind": "paired"}, f"Pairs: {survey.roles[0]}.")}
     else:

@@ -159,6 +159,12 @@ def test_pictures_of_more_than_8_bits_are_refused_by_who_takes_8(kind):
             write_recipe(method, Path("mine"), look_at("scans"), gpu=False)
 
 
+def test_pictures_that_have_no_score_are_refused():
+    write_pictures("photos", [""], 4, size=(40, 15))
+    with refused(DataError, "photos", "15 pixels"):
+        write_recipe("semanir", Path("mine"), look_at("photos"), gpu=False)
+
+
 def test_two_folders_become_pairs_by_a_flag():
     for name in ("night", "day"):
         write_pictures("photos", [name], 3)

@@ -109,6 +109,10 @@ CASES = {
     # Temperature is no time.
     "t that is none": Case(rows({"t": NUMBERS[:, 2].tolist(), **LABELLED}), ["t", "y", "z"]),
     "month as a season": Case(rows({"month": [step % 12 + 1 for step in range(24)], **LABELLED}), ["month", "y", "z"]),
+    "a time in parts": Case(
+        rows({"year": [2000 + n // 12 for n in range(24)], "month": [n % 12 + 1 for n in range(24)], **LABELLED}),
+        refused=("year, month", "join them"),
+    ),
     "two times": Case(rows({"date": [*HOURS], "time": [*HOURS], **LABELLED}), refused=("--time",)),
     # order, repetition, gaps
     "unsorted": Case(
@@ -144,7 +148,7 @@ CASES = {
         "\n".join(",".join(map(str, [row % 2, *RNG.normal(size=9).round(4), row % 2])) for row in range(10)),
         refused=("--label",),
     ),
-    "a name twice": Case(wide(STEPS, WORDS).replace("t2,", "t1,", 1), refused=("2 columns", "'t1'")),
+    "a name twice": Case(wide(STEPS, WORDS).replace("t2,", " t1 ,", 1), refused=("2 columns", "'t1'")),
     # how numbers are written
     "semicolons and decimal commas": Case(
         rows(GERMAN, ";", lambda cell: str(cell).replace(".", ",")), time="zeit", notes="decimal commas"
