@@ -24,6 +24,11 @@ def escape_line(text: str) -> str:
     return escape(text).replace("\n", "\\u000a")
 
 
+def count_of(count: int, noun: str, plural: str = "") -> str:
+    """A count with its noun: `1 example`, `1,200 examples`; `plural` where it is not the noun with an s."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def show_lines(error: BaseException, text: str) -> str:
     r"""The text of an exception in which no name of a file begins a line: `\u000a` is the new line of a name."""
     # Errors of ours and of click are one line; where they cite other lines, these stand two blanks further in. Those

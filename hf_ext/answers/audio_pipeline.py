@@ -5,11 +5,8 @@
 import math
 import os
 from collections import Counter
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import numpy as np
 import torch
@@ -107,7 +104,7 @@ class AudioClassificationPipeline(PlainPipeline):
 def _read(given: Any, rate: int) -> np.ndarray:
     """The samples of a sound at a rate, in one channel."""
     # What reads files is imported when it is needed: `import hf_ext` imports this file.
-    from hf_ext.tasks.signals import read_recording
+    from hf_ext.data.sound_files import read_recording
 
     if hasattr(given, "get_all_samples"):
         samples = given.get_all_samples()  # of torchcodec
@@ -139,13 +136,11 @@ def _read(given: Any, rate: int) -> np.ndarray:
 
 
 def _fetch(address: str) -> bytes:
+    import httpx2
+
     try:
-        with urlopen(Request(address, headers={"User-Agent": "hf-ext"}), timeout=60) as answer:
-            return bytes(answer.read())
-    # A wrong address is a ValueError; http.client's errors have a base of their own.
-    except (OSError, ValueError, HTTPException) as error:
-        if isinstance(error, HTTPError):
-            error.close()  # it is the answer too
+        return httpx2.get(address, follow_redirects=True, timeout=60).raise_for_status().content
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise DataError(f"{address} cannot be fetched: {error}") from error
 
 

@@ -23,16 +23,14 @@ from transformers import (
 
 from hf_ext.data.about import METADATA
 from hf_ext.data.roles import Hints
-from hf_ext.data.sound_files import AUDIO_SUFFIXES
-from hf_ext.errors import UsageError
+from hf_ext.data.sound_files import AUDIO_SUFFIXES, read_recording
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
 from hf_ext.tasks.pictures import in_colours
-from hf_ext.tasks.signals import read_recording
 from hf_ext.training.bad_examples import UNREADABLE
 from hf_ext.training.models import adapter_base, load_adapter
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from .series import INPUTS, answer_series
 
 
@@ -69,7 +67,7 @@ class Classifier:
         device (`str`, *optional*): Where it computes; on the GPU if there is one.
 
     Raises:
-        ValueError: If the checkpoint is no classifier.
+        DataError: If the checkpoint is no classifier.
     """
 
     def __init__(self, source: str, device: str | None = None):
@@ -111,12 +109,12 @@ class Classifier:
         training the answers to its parts are averaged. Columns of times and of series' names may be given as hints.
 
         Raises:
-            ValueError: If the input cannot be read, or does not fit the model.
+            DataError: If the input cannot be read, or does not fit the model.
         """
         if self.kind != "series":
             found = {given.name: self._classify_whole(given, top_k)}
         elif isinstance(given.value, bytes):
-            raise ValueError(f"a series is read from a file of type {', '.join(INPUTS)}: give one.")
+            raise DataError(f"a series is read from a file of type {', '.join(INPUTS)}: give one.")
         else:
             found = answer_series(self.model, Path(given.value), self.answer, top_k, columns, hints)
         numbers = [float(item.get("score", item.get("value", 0))) for items in found.values() for item in items]
@@ -132,8 +130,9 @@ class Classifier:
         elif self.kind == "sounds":
             if self.model.config.model_type != "mrconv":
                 # transformers reads files by ffmpeg alone.
-                rate = self.reader.sampling_rate
-                value = {"raw": read_sound(value, rate), "sampling_rate": rate}
+                rate, held = self.reader.sampling_rate, isinstance(value, bytes)
+                file = {"path": None if held else str(value), "bytes": value if held else None}
+                value = {"raw": read_recording(file, rate), "sampling_rate": rate}
             else:
                 value = value if isinstance(value, bytes) else str(value)
         else:
@@ -155,7 +154,7 @@ def load_head(kind: Any, source: str, device: str | None = None) -> Any:
     name, revision = split_revision(base or source)
     model, report = kind.from_pretrained(name, revision=revision, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
-        raise ValueError(
+        raise DataError(
             f"{source} has no {', '.join(missing[:3])} for {type(model).__name__}: the checkpoint lacks this head. "
             "Give a checkpoint that was fine-tuned for the task."
         )
@@ -188,7 +187,7 @@ def find_kind(source: str, config: Any) -> tuple[str, str]:
         kind = "sounds"
     if kind is None or config.problem_type == "regression" or config.num_labels == 1:
         what = "tells values" if kind else f"is no classifier ({head})"
-        raise ValueError(
+        raise DataError(
             f"{source} {what}: classify takes classifiers of sounds, pictures, texts and series, and models of values "
             "and of positions of series. `hf-ext generate` continues a text."
         )
@@ -205,12 +204,6 @@ def read_picture(value: str | Path | bytes) -> Image.Image:
     except UNREADABLE as error:
         name = "standard input" if isinstance(value, bytes) else value
         raise DataError(f"{name} is not a readable picture: {error}") from error
-
-
-def read_sound(value: str | Path | bytes, sampling_rate: int) -> Any:
-    """A sound of a file, or what is in one, at a rate, as one channel."""
-    held = isinstance(value, bytes)
-    return read_recording({"path": None if held else str(value), "bytes": value if held else None}, sampling_rate)
 
 
 def _read_texts(word: str) -> list[str]:

@@ -30,13 +30,13 @@ def load_language_model(source: str, device: str | None = None) -> tuple[Any, An
     A language model and its tokenizer, on the GPU if there is one; of a peft adapter the base comes with it.
 
     Raises:
-        ValueError: If the checkpoint is none, or the device cannot be used.
+        UsageError: If the checkpoint is none, or the device cannot be used.
     """
     base = adapter_base(source) or source
     name, revision = split_revision(base)
     head = (AutoConfig.from_pretrained(name, revision=revision).architectures or ["no class named"])[0]
     if not head.endswith(("ForCausalLM", "LMHeadModel")):
-        raise ValueError(f"{source} is not a causal language model ({head}), which generate needs.")
+        raise UsageError(f"{source} is not a causal language model ({head}), which generate needs.")
     return load_head(AutoModelForCausalLM, source, device), load_reader(AutoTokenizer, base)
 
 
@@ -63,7 +63,7 @@ def continue_text(
         seed (`int`, defaults to 0): Of the drawing.
 
     Raises:
-        ValueError: If the text has no tokens or the model takes fewer than are asked for; of a bad temperature.
+        UsageError: If the text has no tokens or the model takes fewer than are asked for; of a bad temperature.
     """
     if not (math.isfinite(temperature) and temperature >= 0):
         raise UsageError(f"temperature is {temperature}; give a number such as 0.8, or 0 for the likeliest tokens.")
@@ -72,12 +72,12 @@ def continue_text(
         # A text that has ended is not continued.
         tokens = tokens[:, :-1]
     if not tokens.shape[1]:
-        raise ValueError("the text has no tokens: give at least one character.")
+        raise UsageError("the text has no tokens: give at least one character.")
     # An MRConv streams: its texts have any length.
     longest = None if model.config.model_type == "mrconv" else getattr(model.config, "max_position_embeddings", None)
     if longest and tokens.shape[1] + max_new_tokens > longest:
         given, fits = tokens.shape[1], longest - tokens.shape[1]
-        raise ValueError(
+        raise UsageError(
             f"the text has {given} tokens, and {max_new_tokens} more are requested; the model takes {longest}: "
             + (f"give --max-new-tokens {fits} or less, or a shorter text." if fits > 0 else "give a shorter text.")
         )

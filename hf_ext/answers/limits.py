@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from torch.overrides import TorchFunctionMode
 
+from ..data.sound_files import read_recording
 from ..errors import DataError, UsageError
 from ..extras import import_extra
 from ..hub.disclosure import last_name
@@ -252,11 +253,8 @@ def open_sound(path: str, wanted: int, limits: Limits, whole: bool = False) -> I
 
 def read_sound(path: str, wanted: int, limits: Limits) -> np.ndarray:
     """The samples of a sound file at a rate, as one channel."""
-    with open_sound(path, wanted, limits, whole=True) as file:
-        samples, rate = file.read(dtype="float32"), file.samplerate
-    mono = samples if samples.ndim == 1 else samples.mean(1)
-    found: np.ndarray = mono if rate == wanted else import_extra("soxr").resample(mono, rate, wanted)
-    return found
+    with open_sound(path, wanted, limits, whole=True):
+        return read_recording({"path": path, "bytes": None}, wanted)
 
 
 def read_piece(path: str, limits: Limits) -> tuple[int, np.ndarray]:

@@ -14,6 +14,8 @@ from hf_ext.emr.building import model_class
 from hf_ext.emr.model import EMRModel
 from hf_ext.files import copy_into
 
+from ..errors import DataError
+
 _READERS: dict[str, Any] = {"Sequence": AutoTokenizer, "Image": AutoImageProcessor, "Audio": AutoFeatureExtractor}
 # Of nothing but a configuration, transformers makes a tokenizer that knows no word.
 _FILES = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
@@ -23,7 +25,7 @@ class AnsweringTask:
     """
     A task of a merge, with what turns a text, a picture or a sound into the input of its model.
 
-    `kind` is `"classification"`, `"generation"` or `"restoration"`; any other model is refused by a `ValueError`.
+    `kind` is `"classification"`, `"generation"` or `"restoration"`; any other model is refused by a [`DataError`].
     `reads` is `"Sequence"`, `"Image"` or `"Audio"`. A text whose attention may need more than `gigabytes`
     is refused.
     """
@@ -31,7 +33,7 @@ class AnsweringTask:
     def __init__(self, emr: EMRModel, name: str, gigabytes: float = math.inf) -> None:
         self._emr, self.name, self._gigabytes = emr, name, gigabytes
         if emr.weights.manifest.library != "transformers":
-            raise ValueError(
+            raise DataError(
                 f"task {name!r} is of {emr.weights.manifest.library}; only models of transformers are supported"
             )
         with tempfile.TemporaryDirectory() as place:
@@ -46,7 +48,7 @@ class AnsweringTask:
             elif found.can_generate():
                 self.kind, self.reads = "generation", "Sequence"
             else:
-                raise ValueError(
+                raise DataError(
                     f"task {name!r} is a {found.__name__}, which neither classifies, generates nor restores"
                 )
             self.reader: Any = None if self.kind == "restoration" else self._load_reader(place)
@@ -65,7 +67,7 @@ class AnsweringTask:
         except Exception as error:
             # Libraries of many kinds read these files, and raise what they like: tokenizers a plain Exception.
             why = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"task {self.name!r} has no {kind} ({why}); put its files beside the artifact's emr.json")
+        raise DataError(f"task {self.name!r} has no {kind} ({why}); put its files beside the artifact's emr.json")
 
     @torch.no_grad()
     def classify(self, given: Any) -> tuple[str, list[float]]:
@@ -81,7 +83,7 @@ class AnsweringTask:
         else:
             sound = torch.tensor(given)
             if not sound.numel() or not sound.isfinite().all():
-                raise ValueError("the sound is empty, or holds numbers that are too large")
+                raise DataError("the sound is empty, or holds numbers that are too large")
             inputs = dict(self.reader([sound.numpy()], sampling_rate=self.reader.sampling_rate, return_tensors="pt"))
         batch = {key: value.to(self._emr.device) for key, value in inputs.items()}
         logits = self._emr(**batch, task_ids=[self.name]).logits[0].float().cpu()
@@ -97,18 +99,18 @@ class AnsweringTask:
         """The tokens of a text, to which so many more shall come."""
         # Half a surrogate pair, which JSON can hold and no tokenizer takes.
         if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise ValueError("the text contains half a surrogate pair; give valid Unicode")
+            raise DataError("the text contains half a surrogate pair; give valid Unicode")
         found = dict(self.reader(text))
         count = len(found["input_ids"])
         room = 0 if self.config.is_encoder_decoder else more
         if not count or (self.limit is not None and count + room > self.limit):
-            raise ValueError(
+            raise DataError(
                 f"the text has {count} tokens, and {room} more are wanted; task {self.name!r} takes 1 to {self.limit}"
             )
         # Scores and weights of a layer, which some models hold for all pairs of tokens.
         needed = 8 * self._heads * (count + room) ** 2 / 1e9
         if needed > self._gigabytes:
-            raise ValueError(
+            raise DataError(
                 f"the text has {count} tokens, whose attention may need {needed:.3g} GB; a request may take "
                 f"{self._gigabytes:g} GB"
             )

@@ -10,9 +10,20 @@ import pandas as pd
 import torch
 from transformers.utils import logging
 
+from hf_ext.data.labels import class_name
 from hf_ext.data.opening import open_source
-from hf_ext.data.roles import Hints, find_joined, find_roles, find_series, find_times, split_name, step_columns
-from hf_ext.data.sequence_files import ARRAY_COLUMN, ARRAYS, SUFFIXES, TS, holds_lists, read_file, read_ts, trim
+from hf_ext.data.roles import Hints, find_joined, find_roles, step_columns
+from hf_ext.data.sequence_files import (
+    ARRAY_COLUMN,
+    ARRAYS,
+    SUFFIXES,
+    TS,
+    holds_lists,
+    plain_column,
+    read_file,
+    read_ts,
+    trim,
+)
 from hf_ext.data.source import DataSource
 from hf_ext.data.tables import read_table
 from hf_ext.data.times import seconds_of
@@ -139,17 +150,15 @@ def read_examples(
         logger.warning(f"{path} is read as it is written: {'; '.join(roles.problems)}.")
     elif (joined := find_joined(frame, roles)) is not None:
         logger.warning(f"{path} is read as one series, though {joined}.")
-    arrays, rows, parts = read_file(path), np.arange(len(frame)), {}
-    if roles.series is not None and not {*split_name(frame, roles.series)} & {*inputs}:
-        names = find_series(frame, roles.series)
-        parts = {name: np.flatnonzero(names == name) for name in names.dropna().unique()}
+    parts = {str(path): np.arange(len(frame))}
+    if roles.series is not None and roles.series not in inputs:
+        groups = frame.groupby(roles.series, sort=False).indices.items()
+        parts = {f"{path}, {roles.series} {class_name(name)}": np.asarray(rows) for name, rows in groups}
     if roles.time is not None and not roles.problems:
-        order = seconds_of(find_times(frame, roles.time), [*parts.values()] or None)
-        rows = np.argsort(order, kind="stable")
-        parts = {name: part[np.argsort(order[part], kind="stable")] for name, part in parts.items()}
-    if not parts:
-        return {str(path): _with_rows(arrays, rows)}
-    return {f"{path}, {roles.series} {name}": _with_rows(arrays, part) for name, part in parts.items()}
+        order = seconds_of(frame[roles.time], [*parts.values()])
+        parts = {name: rows[np.argsort(order[rows], kind="stable")] for name, rows in parts.items()}
+    arrays = {str(name): plain_column(values) for name, values in frame.items()}
+    return {name: _with_rows(arrays, rows) for name, rows in parts.items()}
 
 
 def _count(path: Path, examples: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

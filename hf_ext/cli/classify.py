@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+from hf_ext.terminal import count_of
+
 from .errors import Failed, Unusable, loads
 from .library import register_models
 from .options import split_names
@@ -27,8 +29,8 @@ _HEADERS = {
     "--top-k", type=click.IntRange(min=1), default=1, show_default=True, help="Number of most likely classes to print."
 )
 @click.option("--columns", help="Channels of series, such as a,b.  [default: those of the training]")
-@click.option("--series", metavar="A,B", help="Columns that name the series of a row.  [default: found by name]")
-@click.option("--time", metavar="A,B", help="Columns of the time, in tables.  [default: found by name]")
+@click.option("--series", metavar="NAME", help="Column that names the series of a row.  [default: found by name]")
+@click.option("--time", metavar="NAME", help="Column of the time, in tables.  [default: found by name]")
 @click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def classify(
@@ -58,7 +60,7 @@ def classify(
       hf-ext classify org/merged "What a film!" --task sentiment
       hf-ext classify runs/mrconv-sensors/snapshot knock.csv --columns x,y,z
       hf-ext classify runs/mrconv-positions/snapshot heart.csv --json
-      hf-ext classify runs/sales/snapshot sales.csv --series shop,product
+      hf-ext classify runs/sales/snapshot sales.csv --series shop
     """
     names = split_names(columns) or None
     register_models()
@@ -90,7 +92,7 @@ def classify(
         rows = [(item["input"], *map(_cell, row.values())) for item in found for row in item[classifier.answer]]
         print_table(header, rows, names=len(header) - 1, title=source)
     if failed:
-        raise Failed(f"{failed} of {len(given)} inputs could not be classified.")
+        raise Failed(f"{failed} of {count_of(len(given), 'input')} could not be classified.")
 
 
 @loads

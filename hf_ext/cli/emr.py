@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_ext.terminal import is_quiet
+from hf_ext.terminal import count_of, is_quiet
 
 from .emr_lora import extract_lora
 from .errors import Unusable
@@ -301,9 +301,11 @@ def verify(artifact: Path, as_json: bool) -> None:
     else:
         say(*found.wrong, *(f"note: {text}" for text in found.notes))
     if found.wrong:
-        raise Unusable(f"{artifact} is damaged: {len(found.wrong)} files differ from emr.json.")
+        raise Unusable(
+            f"{artifact} is damaged: {count_of(len(found.wrong), 'file differs', 'files differ')} from emr.json."
+        )
     if not as_json:
-        say(f"{artifact}: {found.files} files, {found.bytes:,} bytes, unchanged since the merge")
+        say(f"{artifact}: {count_of(found.files, 'file')}, {count_of(found.bytes, 'byte')}, unchanged since the merge")
 
 
 @emr.command()

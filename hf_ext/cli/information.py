@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from hf_ext.terminal import count_of
+
 from .output import find_terminal, print_json, print_rows, result_row
 from .sources import Model
 
@@ -175,7 +177,7 @@ def info(source: str, as_json: bool) -> None:
         ("model type", found["model_type"] or "not stated"),
         ("parameters", f"{found['parameters']:,}"),
         ("dtypes", ", ".join(f"{dtype} {count:,}" for dtype, count in found["dtypes"].items())),
-        ("tensors", f"{found['tensors']:,} in {found['files']} files, {found['bytes']:,} bytes"),
+        ("tensors", f"{found['tensors']:,} in {count_of(found['files'], 'file')}, {found['bytes']:,} bytes"),
         *((f"loads as {head}", code) for head, code in found["heads"].items()),
         *((f"adapter {key}", value) for key, value in (found["adapter"] or {}).items()),
         *((f"card {key}", value) for key, value in (found["card"] or {"": "none"}).items()),

@@ -2,10 +2,11 @@
 
 import json
 import shlex
-from collections import Counter
 from pathlib import Path
 
 import click
+
+from hf_ext.terminal import count_of
 
 from .library import import_without_models
 from .options import split_names
@@ -24,23 +25,21 @@ method: emr
 rescale: global
 # Regular expressions for tensors that each task keeps unmerged. Heads are kept without one.
 exclude: []
-# {plan}
 """
-_EXAMPLE = {
-    "about": "Run `hf-ext init emr` with --data FOLDER of your models, or --data FILE that lists them, to fill it in",
-    "base": "./YOUR-BASE",
-    "tasks": "  first: ./YOUR-FIRST-MODEL\n  second: ./YOUR-SECOND-MODEL",
-    "plan": "The plan shows the merged tensors, the tensors that tasks keep, and the sizes.",
-}
 
 
 @click.command()
 @click.argument("method", type=click.Choice(["semanir", "mrconv", "dit", "emr"]))
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--data", metavar="PATH", help="Folder or file of your data; for emr, a folder or a list of fine-tunes.")
+@click.option(
+    "--data",
+    metavar="PATH",
+    required=True,
+    help="Folder or file of your data; for emr, a folder or a list of fine-tunes.",
+)
 @click.option("--label", metavar="NAME", help="Column of the class or value, in tables and arrays.")
-@click.option("--time", metavar="A,B", help="Column of the time, in tables, or a date and a time of day in two.")
-@click.option("--series", metavar="A,B", help="Columns that name the series of a row, in tables.")
+@click.option("--time", metavar="NAME", help="Column of the time, in tables.")
+@click.option("--series", metavar="NAME", help="Column that names the series of a row, in tables.")
 @click.option("--inputs", metavar="A,B", help="Columns of the inputs.")
 @click.option(
     "--values/--classes",
@@ -52,7 +51,7 @@ _EXAMPLE = {
 def init(
     method: str,
     folder: Path,
-    data: str | None,
+    data: str,
     label: str | None,
     time: str | None,
     series: str | None,
@@ -63,30 +62,29 @@ def init(
     """Write a commented recipe for your own data into DIR.
 
     Sizes, classes and lengths are chosen for the data and this machine; comments explain what to change. The recipe
-    runs unchanged: `hf-ext train DIR/METHOD.yaml`, or for emr `hf-ext merge DIR/merge.yaml DIR/merged`. Without --data
-    it contains placeholders, and `hf-ext data check` lists what is missing.
+    runs unchanged: `hf-ext train DIR/METHOD.yaml`, or for emr `hf-ext merge DIR/merge.yaml DIR/merged`.
 
     \b
     semanir  a folder of pictures, or of lq/ and hq/ with pictures of the same names
     mrconv   a folder for each class of sounds or pictures, or a table beside them; texts with a label or without;
              tables and arrays of numbers
     dit      a folder for each class of pictures, or a caption for each: a .txt beside it, or a table
-    emr      a folder with a folder for each model, or a file with a model a line; only headers are read
+    emr      a folder with a folder for each model and one called base, or a file with a line NAME=MODEL for each
 
     \b
     Examples:
       hf-ext init semanir mine --data photos/
       hf-ext init mrconv sounds-run --data sounds/
       hf-ext init emr merge-run --data models/
-      hf-ext init dit drawings
+      hf-ext init dit drawings --data animals/
     """
     names = {"inputs": tuple(split_names(inputs)), "pairs": tuple(split_names(pairs))}
     if pairs and len(names["pairs"]) != 2:
         raise click.BadParameter("give two folders, such as noisy,clean.", param_hint="--pairs")
-    if (method == "emr" or not data) and (label or time or series or inputs or pairs or values is not None):
+    if method == "emr" and (label or time or series or inputs or pairs or values is not None):
         raise click.UsageError(
-            "--label, --time, --series, --inputs, --values, --classes and --pairs describe --data of semanir, mrconv "
-            "or dit: give --data too, or leave them out."
+            "--label, --time, --series, --inputs, --values, --classes and --pairs describe data of semanir, mrconv or "
+            "dit: leave them out."
         )
     import_without_models()
     from hf_ext.files import whole_file
@@ -94,23 +92,22 @@ def init(
     file = folder / ("merge.yaml" if method == "emr" else f"{method}.yaml")
     if file.exists():
         raise click.BadParameter(f"{file} exists; give another folder, or remove the file.", param_hint="DIR")
-    if method != "emr" and data:
-        _refuse_inside(folder, data)
     if method == "emr":
         text = write_merge(folder, data)
         following = ["hf-ext", "merge", str(file), str(folder / "merged")]
     else:
+        _refuse_inside(folder, data)
         import torch
 
         from hf_ext.data.roles import Hints
         from hf_ext.data.survey import look_at
-        from hf_ext.data.writing import PLACEHOLDERS, write_recipe
+        from hf_ext.data.writing import write_recipe
 
         hints = Hints(label, time, series, **names, values=values)
-        survey = PLACEHOLDERS[method] if data is None else look_at(data, hints, method == "semanir")
+        survey = look_at(data, hints, method == "semanir")
         text = write_recipe(method, folder, survey, torch.cuda.is_available())
-        following = ["hf-ext", *(["train"] if data else ["data", "check"]), str(file)]
-        for line in survey.lines if data else ["no --data given: the recipe contains placeholders"]:
+        following = ["hf-ext", "train", str(file)]
+        for line in survey.lines:
             note(line)
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(file, "w", encoding="utf-8") as written:
@@ -130,44 +127,33 @@ def _refuse_inside(folder: Path, data: str) -> None:
         )
 
 
-def write_merge(folder: Path, data: str | None) -> str:
+def write_merge(folder: Path, data: str) -> str:
     """
-    The YAML file of a merge, from headers and cards of fine-tunes.
+    The YAML file of a merge of fine-tunes.
 
     Args:
         folder (`Path`): Where the file will lie.
-        data (`str`, *optional*):
+        data (`str`):
             A folder with a folder for each model, or a text file with one model per line: `NAME=ID`, or a folder or
-            `org/name[@revision]`. The base is the model called `base`, or the one that the fine-tunes name.
+            `org/name[@revision]`. The base is the model called `base`.
 
     Raises:
-        ValueError: If no base is found, or the models cannot be merged.
+        click.UsageError: If there is no base, or no fine-tune.
     """
     values = {name: shlex.quote(str(folder / place)) for name, place in (("file", "merge.yaml"), ("out", "merged"))}
-    if data is None:
-        return _MERGE.format(**values, **_EXAMPLE)
-    from hf_ext.merging.plan import make_plan
-    from hf_ext.merging.sources import size_text
-
     models = _find_models(Path(data).expanduser())
-    base = models.pop("base", None) or _named_base(models)
-    tasks = {name: source for name, source in models.items() if not _same(source, base)}
-    if not tasks:
-        raise ValueError(f"{data} contains only the base: add the fine-tunes.")
-    # Reads headers only, and refuses models that cannot be merged.
-    with make_plan({"base": base, "tasks": tasks}) as plan:
-        told = (
-            f"{len(plan.merged_rows)} tensors with {sum(row.elements for row in plan.merged_rows):,} elements are "
-            f"merged; the result has {size_text(plan.result_bytes)}, "
-            f"{plan.result_bytes / plan.checkpoints_bytes:.0%} of the {len(plan.tasks)} models."
+    if (base := models.pop("base", None)) is None:
+        raise click.UsageError(
+            f"the base of {', '.join(models)} is unknown: name the folder of the base model base, or add a line "
+            "base=ID to the list."
         )
-    lines = (f"  {_quote(name)}: {_quote(source)}" for name, source in tasks.items())
+    if not models:
+        raise click.UsageError(f"{data} contains only the base: add the fine-tunes.")
     return _MERGE.format(
         **values,
-        about=f"{len(tasks)} fine-tunes of {' '.join(base.split())}",
+        about=f"{count_of(len(models), 'fine-tune')} of {' '.join(base.split())}",
         base=_quote(base),
-        tasks="\n".join(lines),
-        plan=told,
+        tasks="\n".join(f"  {_quote(name)}: {_quote(source)}" for name, source in models.items()),
     )
 
 
@@ -186,53 +172,17 @@ def _find_models(place: Path) -> dict[str, str]:
         try:
             lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines()]
         except ValueError as error:
-            raise ValueError(f"{place} is not a text file with one model per line: {error}.") from error
+            raise click.UsageError(f"{place} is not a text file with one model per line: {error}.") from error
         for line in (line for line in lines if line and not line.startswith("#")):
             name, sign, source = map(str.strip, line.partition("="))
             if not sign:
                 source, name = line, line.partition("@")[0].rstrip("/").rpartition("/")[2]
             if name in found:
-                raise ValueError(f"{place}: two models are called {name!r}; write NAME=ID for one of them.")
+                raise click.UsageError(f"{place}: two models are called {name!r}; write NAME=ID for one of them.")
             found[name] = source
     if not found:
-        raise ValueError(
+        raise click.UsageError(
             f"no model in {place}: give a folder that contains a folder with safetensors files for each model, or a "
             "file with a line for each."
         )
     return found
-
-
-def _named_base(models: dict[str, str]) -> str:
-    """The model that most fine-tunes name as their base."""
-    origins = Counter(origin for source in models.values() if (origin := _origin(Path(source))) is not None)
-    if not origins:
-        raise ValueError(
-            f"the base of {', '.join(models)} is unknown: name the folder of the base model base, or add a line "
-            "base=ID to the list."
-        )
-    return origins.most_common(1)[0][0]
-
-
-def _origin(folder: Path) -> str | None:
-    """The base model that a checkpoint's files name."""
-    from hf_ext.hub.front_matter import read_front_matter
-
-    for name, key in (
-        ("adapter_config.json", "base_model_name_or_path"),
-        ("training.json", "init_from"),
-        ("README.md", "base_model"),
-    ):
-        try:
-            text = (folder / name).read_text(encoding="utf-8")
-            value = (read_front_matter(text) if name == "README.md" else json.loads(text)).get(key)
-        except (OSError, ValueError, AttributeError):
-            continue
-        value = value[0] if isinstance(value, list) and value else value
-        if isinstance(value, str):
-            return value
-    return None
-
-
-def _same(source: str, base: str) -> bool:
-    one, two = Path(source).expanduser(), Path(base).expanduser()
-    return source == base or (one.exists() and two.exists() and one.resolve() == two.resolve())

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hf_ext.system import import_undisturbed
-from hf_ext.terminal import is_quiet
+from hf_ext.terminal import count_of, is_quiet
 
 from .errors import Failed, Unusable, loads
 from .library import import_without_models
@@ -206,7 +206,7 @@ def restore(
     if folder is not None:
         say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, len(to_do), replaced)]))
     if failed:
-        raise Failed(f"{len(failed)} of {len(plan.jobs) + len(plan.refused)} pictures could not be restored.")
+        raise Failed(f"{len(failed)} of {count_of(len(plan.jobs) + len(plan.refused), 'picture')} could not be restored.")
 
 
 def _write_page(page: Path, done: list[Any]) -> None:
@@ -248,7 +248,7 @@ def _plan(
     for text in plan.refused.values():
         say(text, to_stderr=True)
     if not plan.jobs:
-        raise Unusable(f"none of {len(plan.refused)} pictures can be restored.")
+        raise Unusable(f"none of {count_of(len(plan.refused), 'picture')} can be restored.")
     if to_do and page is not None and page.exists() and not overwrite:
         raise Failed(f"{page} would be replaced; give --overwrite, or move it.")
     check_places(to_do)

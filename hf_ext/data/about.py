@@ -8,11 +8,10 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 from transformers.utils import logging
 
 from ..errors import DataError
+from ..terminal import count_of
 from .labels import class_name
 from .source import DataSource
 from .split_words import SPLIT_WORDS
@@ -23,7 +22,7 @@ logger = logging.get_logger(__name__)
 
 # Names that `datasets` reads. Other tables are recognised by their content.
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+TABLES = (".csv", ".tsv", ".jsonl")
 # Bytes of a table that tell whether its first rows name files.
 _HEAD = 1 << 12
 
@@ -32,8 +31,8 @@ def find_about(place: Path, files: list[Path]) -> Path | None:
     """
     The table beside files that has a row of each.
 
-    It is called `metadata.csv`, `.jsonl` or `.parquet`, or one of its first rows names a file. It lies in the folder
-    of a split, or beside it under the same name.
+    It is called `metadata.csv`, `.jsonl` or `.parquet`, or is text one of whose first rows names a file. It lies in
+    the folder of a split, or beside it under the same name.
 
     Raises:
         DataError: If several tables name the files.
@@ -48,7 +47,7 @@ def find_about(place: Path, files: list[Path]) -> Path | None:
     ]
     known = {folder: _index(folder, files) for folder in {table.parent for table in tables}}
     # Beside tables, one with the columns that most have is one of them.
-    heads = Counter(_read_lines(file)[0] for file in files[:20] if usual in TABLES[:2]).most_common(1)
+    heads = Counter(_read_lines(file)[0] for file in files[:20] if usual in TABLES).most_common(1)
     common = heads[0][0] if heads and heads[0][1] > 1 else None
     found = [file for file in tables if _names_one(file, known[file.parent], usual, common)]
     if len(found) > 1:
@@ -91,19 +90,9 @@ def _read_lines(table: Path) -> list[str]:
 
 def _names_one(table: Path, known: dict[str, Path | None], usual: str, common: str | None) -> bool:
     """True if a first row of a table names a file. Beside tables, names that are numbers may be their values."""
-    if table.suffix.lower() == ".parquet":
-        # Of many such files each may be a series; one may hold all pictures.
-        try:
-            first = (
-                [] if usual == ".parquet" else next(pq.ParquetFile(table).iter_batches(1), pa.table({})).to_pylist()
-            )
-        except (OSError, ValueError) as error:
-            raise DataError(f"{table} cannot be read: {str(error).strip().rstrip('.')}.") from error
-        cells = [cell for row in first for cell in row.values() if isinstance(cell, str)]
-    else:
-        lines = _read_lines(table)
-        cells = [] if lines[0] == common else re.split(r'[,;\t|"]', "\t".join(lines))
-    values = r"[-+.\d\s]*" if usual in TABLES else r"\s*"
+    lines = _read_lines(table)
+    cells = [] if lines[0] == common else re.split(r'[,;\t|"]', "\t".join(lines))
+    values = r"[-+.\d\s]*" if usual in (*TABLES, ".parquet") else r"\s*"
     meant = (_spell(cell, known) for cell in cells if not re.fullmatch(values, cell))
     return any(name in known and known[name] != table for name in meant)
 
@@ -120,13 +109,7 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         DataError: If it cannot be read, a row names no file, a file has several rows, or several columns may be the
             class.
     """
-    if table.suffix.lower() == ".jsonl":
-        try:
-            frame = pd.read_json(table, lines=True, dtype=False)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{table} cannot be read: {str(error).strip().rstrip('.')}.") from error
-    else:
-        frame = read_table(table, keep_index=True).frame
+    frame = read_table(table, keep_index=True).frame
     known = _index(table.parent, files)
     nested = [
         str(name) for name in frame if frame[name].map(lambda cell: isinstance(cell, list | dict | np.ndarray)).any()
@@ -147,10 +130,10 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
     if best is None or not any(cell in known for cell in named[best]):
         return None
     if absent := [cell for cell in named[best] if known.get(cell) is None]:
-        told = "that several folders contain" if absent[0] in known else "that do not exist"
+        told = "of several folders" if absent[0] in known else "not found"
         raise DataError(
-            f"{table} names {len(absent):,} files in its column {best} {told}, such as {absent[0]!r}: add the folders "
-            "to the names, remove the rows, or add the files."
+            f"{table} names {count_of(len(absent), 'file')} in its column {best} {told}, such as {absent[0]!r}: add "
+            "the folders to the names, remove the rows, or add the files."
         )
     chosen = [one for cell in named[best] if (one := known[cell]) is not None]
     (often, count), *_ = Counter(chosen).most_common(1)
@@ -166,7 +149,7 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         frame = frame.rename(columns={classes[0]: "label"})
     if len(chosen) < len(files):
         logger.warning(
-            f"{len(files) - len(chosen):,} of {len(files):,} files have no row in {table} and are left out."
+            f"left out: {len(files) - len(chosen):,} of {count_of(len(files), 'file')}, without a row in {table}."
         )
     return chosen, frame
 
@@ -201,7 +184,7 @@ def open_described(
         columns = {str(name): [class_name(value) for value in frame[name]] for name in frame}
     elif alone := [file for file in files if not file.with_suffix(".txt").is_file()]:
         raise DataError(
-            f"{len(alone):,} of {len(files):,} files have no .txt file with their caption beside them, such as "
+            f"{len(alone):,} of {count_of(len(files), 'file')} without a caption, a .txt file beside it, such as "
             f"{alone[0]}: add the texts."
         )
     else:

@@ -17,6 +17,7 @@ from hf_ext.files import whole_folder
 from hf_ext.restoration.camera import RAW_ENDINGS, MissingLibraryError
 
 from ..errors import DataError
+from ..terminal import count_of
 
 logger = logging.get_logger(__name__)
 
@@ -55,7 +56,7 @@ def find_camera_pictures(files: Iterable[Path]) -> tuple[list[Path], list[Path]]
 def tell_twins(twins: list[Path]) -> str:
     """A line about pictures that are left out."""
     kinds = ", ".join(sorted({file.suffix.lower() for file in twins}))
-    return f"{len(twins):,} pictures of {kinds}, because another picture of their name lies beside each"
+    return f"{count_of(len(twins), 'picture')} of {kinds}, because another of that name lies beside"
 
 
 def decode_camera_pictures(found: list[str]) -> list[str]:

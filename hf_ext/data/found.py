@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import numpy as np
 
+from ..terminal import count_of
 from .labels import class_name
 from .opening import SourceError, open_source
 from .source import DataSource
@@ -18,6 +19,8 @@ from .tables import shorten
 
 # Share of each class that is held out, and largest number of held-out examples.
 _KEPT, _MOST_KEPT = 0.1, 1000
+# Words that programs write where a class is missing.
+_MISSING = {"nan", "NaN", "-nan", "NA", "N/A", "n/a", "<NA>", "#N/A", "null", "NULL"}
 
 
 @dataclass
@@ -112,12 +115,9 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
 def _compare_labels(learned: Any, measured: Any) -> list[str]:
     """Warnings of the classes that only one part of the data has."""
     kind = learned.features.get("label")
-    kinds: list[set[str | None]] = [{*map(class_name, read_labels(data))} - {None} for data in (learned, measured)]
-    if not isinstance(kind, datasets.ClassLabel):
-        return compare_classes(*kinds)
-    numbers = {str(number): name for number, name in enumerate(kind.names)}
-    found = [{numbers.get(str(number)) for number in numbered} - {None} for numbered in kinds]
-    return compare_classes(found[0], found[1] | {*kind.names})
+    named = {*kind.names} if isinstance(kind, datasets.ClassLabel) else set()
+    known, other = ({*map(class_name, read_labels(data))} - {None} for data in (learned, measured))
+    return compare_classes(known, other | named)
 
 
 def compare_classes(learned: set[Any], measured: set[Any]) -> list[str]:
@@ -132,8 +132,10 @@ def compare_classes(learned: set[Any], measured: set[Any]) -> list[str]:
 def tell_unlabelled(survey: Survey, labels: list[Any]) -> None:
     """Counts the examples without a label, which a training leaves out."""
     if missing := sum(class_name(label) is None for label in labels):
-        survey.left_out.append(f"{missing:,} of {len(labels):,} examples without a label")
+        survey.left_out.append(f"{missing:,} of {count_of(len(labels), 'example')} without a label")
         survey.broken = max(survey.broken, missing / len(labels))
+    if words := sorted(_MISSING & {label for label in labels if isinstance(label, str)}):
+        survey.notes.append(f"WARNING: {shorten(words)} is read as a class: empty the cells if it means none")
 
 
 def rename(label: str | None) -> dict[str, Any]:

@@ -25,7 +25,10 @@ def class_name(value: Any) -> str | None:
 def name_classes(labels: list[Any]) -> list[str]:
     """The classes that occur, in order: of numbers by their size, of texts by the alphabet."""
     found = {name for name in map(class_name, set(labels)) if name is not None}
-    return sorted(found, key=float) if found and all(map(is_number, found)) else sorted(found)
+    if found and all(map(is_number, found)):
+        # Of many digits, two may be one as floats.
+        return sorted(found, key=lambda name: (float(name), name))
+    return sorted(found)
 
 
 def are_values(labels: list[Any], wanted: bool | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""Numbers in cells of tables: decimal commas, thousands, signs, units, words for what is missing."""
+"""Numbers in cells of tables: decimal commas, thousands, words for what is missing."""
 
 import contextlib
 import re
@@ -15,11 +15,6 @@ _COMMA_GROUPS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 _POINT_GROUPS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+(,\d+)?")
 _SPACE_GROUPS = re.compile(r"[-+]?\d{1,3}([\u0020\u00a0\u202f'’]\d{3})+([.,]\d+)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
-# 12 %, $12.50, 12 € and 3 kg; (12.5) of accountants.
-_SIGN = re.compile(
-    r"([$€£¥])\s*(?=[-+\d.,])|(?<=\d)\s*((?![eE]?$)[%$€£¥]|[^\W\d_][^\d\s$€£¥]{0,7}[23²³]?|[°µΩ][^\d\s]*)$"
-)
-_BRACKETS = re.compile(r"\(([\d.,]+)\)")
 
 
 def is_number(value: Any) -> bool:
@@ -67,26 +62,7 @@ def to_numbers(cells: list[str], decimal: bool) -> tuple[np.ndarray | None, str]
         if any("." in cell for cell in written):
             cells = [cell.replace(".", "") for cell in cells]
         return _plain_numbers([cell.replace(",", ".") for cell in cells]), "decimal commas"
-    return _without_signs(cells, decimal)
-
-
-def _without_signs(cells: list[str], decimal: bool) -> tuple[np.ndarray | None, str]:
-    """The same of numbers with a unit, in brackets, or with a minus sign of typesetting."""
-    if not all(re.search(r"\d", cell) for cell in cells[:8]):
-        return None, ""
-    plain = [_BRACKETS.sub(r"-\1", cell.replace("\u2212", "-")) for cell in cells]
-    marks = {found[1] or found[2] for cell in plain if (found := _SIGN.search(cell)) is not None}
-    # One column has one unit.
-    if len(marks) > 1 or (not marks and plain == cells):
-        return None, ""
-    bare = [_SIGN.sub("", cell).strip() for cell in plain]
-    # A sign within a text stays there.
-    if any(re.search(r"[^-+\d.,eE\s\u00a0\u202f'’]", cell) for cell in bare):
-        return None, ""
-    numbers, how = to_numbers(bare, decimal)
-    told = [f"the sign {mark}" if mark in "%$€£¥" else f"the unit {mark}" for mark in marks]
-    told += ["brackets as minus"] if any(map(_BRACKETS.fullmatch, cells)) else []
-    return numbers, " and ".join(filter(None, [how, *told]))
+    return None, ""
 
 
 def _plain_numbers(cells: list[str]) -> np.ndarray | None:

@@ -1,6 +1,5 @@
 """Sources of examples: files, folders, the Hub and mixtures of them, opened with `datasets`."""
 
-import csv
 import glob
 import re
 from dataclasses import replace
@@ -10,28 +9,29 @@ from typing import Any, TypeAlias
 
 import datasets
 import httpx2
-import numpy as np
-import pandas as pd
 from datasets.data_files import SPLIT_KEYWORDS, get_data_patterns
-from datasets.packaged_modules.csv.csv import CsvConfig
+from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.parquet.parquet import ParquetConfig
 from huggingface_hub import HfApi
 
+from hf_ext import __version__
+
 from ..errors import DataError
+from ..terminal import count_of
 from .about import open_described, open_text_folders
 from .broken import UNOPENABLE, is_broken_picture
+from .builders import RecordingFolder, TableFiles
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
-from .labelled_lines import split_labels
-from .recordings import RecordingFolder
 from .sequence_files import ARRAYS, open_arrays, open_sequences
 from .sound_files import AUDIO_SUFFIXES, is_broken_sound
 from .source import DataSource, SourcePart
 from .split_words import SPLIT_WORDS
 from .splits import hold_out, slice_split
-from .tables import LABEL, holds_codes, is_plain, read_table
+from .tables import is_utf8
 from .tars import find_tars, refuse_cut_tars
 
-WORD_SUFFIXES = {".csv", ".tsv", ".txt", ".json", ".jsonl"}
+# Files of words that `datasets` reads.
+_WORD_SUFFIXES = {".txt", ".json", ".jsonl"}
 
 # Usual names of folders of pairs: inputs, targets.
 PAIRS = (
@@ -39,10 +39,6 @@ PAIRS = (
     ("low", "high"), ("blur", "sharp"), ("blurry", "sharp"), ("blurred", "sharp"), ("rain", "clean"),
     ("hazy", "clear"), ("degraded", "clean"), ("source", "target"), ("a", "b"),
 )  # fmt: skip
-
-# What pandas reads as a missing number.
-_MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
-            "NA", "NULL", "NaN", "None", "n/a", "nan", "null"]  # fmt: skip
 
 # Rows of parquet read at once: `datasets` takes as many as a file's first group has, and fails in an empty shard.
 _PARQUET_ROWS = 1000
@@ -58,7 +54,7 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
             return _join([open_source(part, section) for part in parts], parts)
         # hold_out divides the training split; an existing split `validation` is ignored.
         whole = replace(source, split="train", hold_out=0.0) if source.hold_out else source
-        data = _read_as_files(split_labels(_load(whole, section)))
+        data = _read_as_files(_load(whole, section))
         if source.rename_columns:
             data = data.rename_columns(source.new_names)
         if source.hold_out:
@@ -163,10 +159,12 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
     if sounds:
         return _build(RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder), source)
-    marks = _choose_marks(datasets.load_dataset_builder(folder, source.name, data_files=files))
-    return datasets.load_dataset(
-        folder, source.name, data_files=files, split=source.split, streaming=source.streaming, **marks
-    )
+    builder = datasets.load_dataset_builder(folder, source.name, data_files=files)
+    if isinstance(builder, Csv):
+        builder = TableFiles(
+            dataset_name=builder.dataset_name, hash=__version__, data_files=builder.config.data_files, base_path=folder
+        )
+    return _build(builder, source)
 
 
 def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
@@ -179,14 +177,13 @@ def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
             f"no data at {path}{confirmed}: give a folder, a data file, a pattern of files or a Hub data set id, "
             f"org/name. {_advice(section)}"
         )
-    builder = datasets.load_dataset_builder(name, source.name, revision=revision or None)
-    if isinstance(builder.config, ParquetConfig):
-        builder.config.batch_size = _PARQUET_ROWS
-    return _build(builder, source)
+    return _build(datasets.load_dataset_builder(name, source.name, revision=revision or None), source)
 
 
 def _build(builder: datasets.DatasetBuilder, source: DataSource) -> AnyDataset:
     """The split of a builder."""
+    if isinstance(builder.config, ParquetConfig):
+        builder.config.batch_size = _PARQUET_ROWS
     if source.streaming:
         return builder.as_streaming_dataset(split=source.split)
     builder.download_and_prepare()
@@ -194,7 +191,7 @@ def _build(builder: datasets.DatasetBuilder, source: DataSource) -> AnyDataset:
 
 
 def _open_here(first: Path, found: list[str], source: DataSource, sounds: bool) -> datasets.Dataset | None:
-    """Opens arrays, pairs, described files, and tables that `datasets` would misread; None if there are none."""
+    """Opens arrays, pairs and described files; None if there are none."""
     if len(found) == 1 and first.suffix.lower() in ARRAYS:
         return open_arrays(first, source.split)
     if source.pairs or ((first / "lq").is_dir() and (first / "hq").is_dir()):
@@ -216,34 +213,9 @@ def _open_here(first: Path, found: list[str], source: DataSource, sounds: bool) 
             data = open_text_folders(first, source)
         if data is not None:
             return data
-    return None if sounds else _open_foreign(first, found, source)
-
-
-def _choose_marks(builder: datasets.DatasetBuilder) -> dict[str, Any]:
-    """
-    Options of a CSV that keep words such as None, NA and null in columns of texts, which pandas reads as missing, and
-    classes such as 01; of parquet, the rows read at once.
-    """
-    if isinstance(builder.config, ParquetConfig):
-        return {"batch_size": _PARQUET_ROWS}
-    config, marks, codes = builder.config, dict[str, list[str]](), dict[str, type]()
-    if not isinstance(config, CsvConfig):
-        return {}
-    # One file of many may be the only one with codes; of thousands the first are enough.
-    for file in [file for files in (config.data_files or {}).values() for file in files[:64]]:
-        try:
-            frame = pd.read_csv(file, sep=config.sep, nrows=10_000)
-            classes = pd.read_csv(file, sep=config.sep, nrows=10_000, dtype=str, usecols=LABEL.fullmatch)
-        except (*UNOPENABLE, csv.Error):
-            # The reader of `datasets` names the reason.
-            continue
-        codes |= {name: str for name in classes if holds_codes(classes[name].dropna())}
-        for name, values in frame.items():
-            given = values.dropna()
-            # In a column of numbers they are missing ones.
-            numbers = len(given) > 0 and all(isinstance(value, int | float | np.number | np.bool_) for value in given)
-            marks[str(name)] = _MISSING if numbers and marks.get(str(name)) != [""] else [""]
-    return {"keep_default_na": False, "na_values": marks, "converters": codes or None} if marks else {}
+    if not sounds:
+        _refuse_unreadable(first, found)
+    return None
 
 
 def _require_split(files: list[str], split: str) -> None:
@@ -260,31 +232,18 @@ def _require_split(files: list[str], split: str) -> None:
         )
 
 
-def _open_foreign(first: Path, found: list[str], source: DataSource) -> datasets.Dataset | None:
-    """Opens tables that `datasets` would misread because of their encoding or separator; None if there are none."""
+def _refuse_unreadable(first: Path, found: list[str]) -> None:
+    """Refuses texts and JSON lines that `datasets` would misread or crash at."""
     # The beginnings of some files are enough for a folder.
-    folder = first.is_dir()
-    files = islice(first.rglob("*"), 10_000) if folder else map(Path, found)
-    words = [file for file in files if file.suffix.lower() in WORD_SUFFIXES and file.is_file()]
+    files = islice(first.rglob("*"), 10_000) if first.is_dir() else map(Path, found)
+    words = [file for file in files if file.suffix.lower() in _WORD_SUFFIXES and file.is_file()]
     if null := next(filter(_has_null_row, words), None):
         raise DataError(f"{null} has a row that is null: remove the line, or replace it by {{}}.")
-    foreign = [file for file in words if not is_plain(file, 0 if folder else 64)]
-    if not foreign:
-        return None
-    if folder or any(Path(file).suffix.lower() not in (".csv", ".tsv") for file in found):
+    if foreign := next((file for file in words if not is_utf8(file, 0 if first.is_dir() else 64)), None):
+        kind = "UTF-16" if b"\0" in foreign.read_bytes()[:64] else "CP1252"
         raise DataError(
-            f"{foreign[0]} is not UTF-8, or its separator does not match its extension: give the file itself as the "
-            f"path if it is a CSV or TSV, or convert it, for instance with iconv -f UTF-16 -t UTF-8 {foreign[0].name}."
+            f"{foreign} is not UTF-8: convert it, for instance with iconv -f {kind} -t UTF-8 {foreign.name}."
         )
-    frames = [read_table(Path(file)).frame for file in found]
-    for file, frame in zip(found, frames, strict=True):
-        if [*frame.columns] != [*frames[0].columns]:
-            raise DataError(
-                f"{file} has the columns {', '.join(map(str, frame.columns))!s:.200}; {found[0]} has "
-                f"{', '.join(map(str, frames[0].columns))!s:.200}: use the same columns in all files."
-            )
-    data = datasets.Dataset.from_pandas(pd.concat(frames, ignore_index=True), preserve_index=False)
-    return data.select(slice_split(source.split, len(data)))
 
 
 def _has_null_row(file: Path) -> bool:
@@ -465,7 +424,7 @@ def _paired_folder(path: Path, folders: tuple[str, ...], source: DataSource) -> 
         )
     kept = slice_split(source.split, len(names))
     if not kept:
-        raise DataError(f"the split {source.split!r} of {len(names)} pairs is empty: take a larger part.")
+        raise DataError(f"the split {source.split!r} of {count_of(len(names), 'pair')} is empty: take a larger part.")
     columns = {side: [str(found[side][names[index]]) for index in kept] for side in sides}
     features = datasets.Features({side: datasets.Image() for side in ("lq", "hq")})
     return datasets.Dataset.from_dict(columns, features=features)

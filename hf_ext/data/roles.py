@@ -1,7 +1,5 @@
 """Detection of the roles of a table's columns: time, series, label, inputs."""
 
-import csv
-import io
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
+from ..terminal import count_of
 from .groups import GROUPS
 from .labels import class_name
 from .numbers import find_filled, is_number
@@ -33,13 +32,16 @@ _SERIES = re.compile(
     r"([ _-]?(id|no|number))?",
     re.IGNORECASE,
 )
+# Numbers with a sign or a unit: 5 %, $5, 5 kg, (5) of accountants.
+_SIGNED = re.compile(r"[-+(\u2212]?([$€£¥]?)\s*[-+]?[\d.,]+\s*([^\d\s.,()]{0,8})\)?")
 # A row with this many numbers and rising column names is a series: t0, V1, 400.5, h06:30, 0.5 s.
 _WIDE = 8
 _COUNTED = re.compile(r"(.*?)(\d+(?:[.:]\d+)?)(\D*)")
+# Parts of a time that are a column each.
+_PARTS = re.compile(r"year|quarter|month|week|day|hour|minute", re.IGNORECASE)
+_JOIN = "join them into one column"
 # A column with a larger share of different texts contains prose or row names.
 _REPEATS = 0.5
-
-
 # So many different values are not in one order by chance.
 _COPIED = 7
 # Sizes of numbers that are nano-, micro- and milliseconds since 1970, and how many a second has.
@@ -49,8 +51,8 @@ _EPOCHS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 @dataclass(frozen=True)
 class Hints:
     """
-    Hints of the user: names of columns, and of the two folders of pairs. Several columns may name a series or a time
-    together, as in `shop,product`; `values` says whether whole numbers of a label are values, and no classes.
+    Hints of the user: names of columns, and of the two folders of pairs; `values` says whether whole numbers of a
+    label are values, and no classes.
     """
 
     label: str | None = None
@@ -70,7 +72,7 @@ class Roles:
         layout (`str`): `"positions"`: a row is a step of a series; `"series"`: a row is a series; `"texts"`.
         inputs (`list[str]`): The columns of numbers that a model gets.
         label (`str`, *optional*): The column of the class.
-        time, series (`str`, *optional*): The column of the time, and of the series' names, or several: `shop,product`.
+        time, series (`str`, *optional*): The column of the time, and of the series' names.
         left_out (`dict[str, str]`): Unused columns with the reason.
         notes (`list[str]`): Sentences on the interpretation of the time.
         problems (`list[str]`): Problems that must be fixed before training.
@@ -95,9 +97,8 @@ def find_roles(table: Table, hints: Hints) -> Roles:
         use.
     """
     frame = table.frame
-    named = [name for name in (hints.label, *hints.inputs) if name is not None]
-    parts = [part for name in (hints.time, hints.series) for part in split_name(frame, name)]
-    if absent := [name for name in [*named, *parts] if name not in frame.columns]:
+    named = [name for name in (hints.label, hints.time, hints.series, *hints.inputs) if name is not None]
+    if absent := [name for name in named if name not in frame.columns]:
         raise DataError(f"there is no column {absent[0]!r}; the columns are {shorten(list(frame.columns))}")
     label = hints.label or _only([name for name in frame if LABEL.fullmatch(str(name))], "a label", "--label")
     numbers = [name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
@@ -108,9 +109,12 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     if (wide := _find_wide(table, steps, label, hints)) is not None:
         return wide
     series = hints.series or _find_series(frame, label)
-    time = hints.time or _find_time(frame, _without(frame, [label], split_name(frame, series)), series)
+    time = hints.time or _find_time(frame, _without(frame, [label, series]), series)
+    parts = [str(name) for name in numbers if _PARTS.fullmatch(str(name))]
+    if time is None and not hints.inputs and len(parts) > 1 and any(part.lower() == "year" for part in parts):
+        raise DataError(f"{shorten(parts)} hold the time in parts: {_JOIN}, as in 2024-12-31")
     columns = dict(frame.items())
-    known = [part for name in (time, series) for part in split_name(frame, name)]
+    known = [time, series]
     times = [name for name in _without(texts, known) if to_seconds(columns[name]) is not None]
     others = _without(texts, known, times)
     named = [name for name in numbers if GROUPS.fullmatch(str(name)) or _is_copy(frame, name, label)]
@@ -154,42 +158,6 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     return roles
 
 
-def split_name(frame: pd.DataFrame, name: str | None) -> list[str]:
-    """The columns that a name stands for: the one that is called so, or several, as in `shop,product`."""
-    if name is None or name in frame.columns:
-        return [] if name is None else [name]
-    return [part.strip() for part in next(csv.reader([name], skipinitialspace=True), [])]
-
-
-def join_names(names: Iterable[str]) -> str:
-    """Names or cells as one, with commas between them."""
-    joined = io.StringIO()
-    csv.writer(joined, lineterminator="").writerow(names)
-    return joined.getvalue()
-
-
-def find_series(frame: pd.DataFrame, name: str) -> "pd.Series[Any]":
-    """The series that each row belongs to, by the columns that a name stands for; none where a cell is empty."""
-    parts = split_name(frame, name)
-    groups = frame.groupby(parts, sort=False).ngroup()
-    # Each name is written once, however many rows it has.
-    first = frame[parts][~groups.duplicated() & (groups >= 0)]
-    cells = zip(*(map(class_name, first[part].tolist()) for part in parts), strict=True)
-    names = [None if None in row else row[0] if len(row) == 1 else join_names(map(str, row)) for row in cells]
-    return groups.map(dict(zip(groups[first.index], names, strict=True))).astype(object).rename(name)
-
-
-def find_times(frame: pd.DataFrame, name: str) -> "pd.Series[Any]":
-    """The time of each row: a column, or a date and a time of day in two."""
-    parts = split_name(frame, name)
-    if len(parts) == 1:
-        return frame[name]
-    joined = frame[parts[0]].astype(str)
-    for part in parts[1:]:
-        joined = joined + " " + frame[part].astype(str)
-    return joined.rename(name)
-
-
 def _refuse_unread(frame: pd.DataFrame, others: list[str], alone: bool) -> None:
     """Refuses columns of numbers or times that some cells spoil: without them the answer would be another."""
     for name in others:
@@ -199,7 +167,9 @@ def _refuse_unread(frame: pd.DataFrame, others: list[str], alone: bool) -> None:
         if TIME.fullmatch(name) and begun > 0.8 * len(cells) and len(bad) >= 0.2 * len(cells):
             # Names the row.
             seconds_of(frame[name])
-        if bad and (len(bad) < 0.2 * len(cells) or (alone and begun == len(cells))):
+        signed = [_SIGNED.fullmatch(cell) for cell in cells]
+        one_sign = len({found and found.groups() for found in signed}) == 1 and None not in signed
+        if bad and (one_sign or len(bad) < 0.2 * len(cells) or (alone and begun == len(cells))):
             raise DataError(
                 f"column {name!r}, row {rows[bad[0]] + 1}: {cells[bad[0]]!r:.60} is not read as a number; correct it, "
                 "remove the row, or leave the column out: --inputs NAME,NAME names the columns to read"
@@ -208,20 +178,26 @@ def _refuse_unread(frame: pd.DataFrame, others: list[str], alone: bool) -> None:
 
 def find_joined(frame: pd.DataFrame, roles: Roles) -> str | None:
     """A sentence where series seem to be joined to one: their times begin again where a column changes."""
-    known = split_name(frame, roles.series)
+    known = [] if roles.series is None else [roles.series]
     keys = [name for name, why in roles.left_out.items() if why == "texts" and name in frame]
     keys = [name for name in keys if 1 < frame[name].nunique() <= _REPEATS * len(frame)]
     # Times of day begin again each day, or for each series.
-    if not keys or (roles.time is not None and not is_clock(find_times(frame, roles.time))):
+    if not keys or (roles.time is not None and not is_clock(frame[roles.time])):
         return None
     # A column of times may have any name.
-    named = (name for name in frame if TIME.fullmatch(str(name)) or _RISING.fullmatch(str(name)))
+    named = filter(_may_rise, frame)
     for name in dict.fromkeys([*named, *(name for name, why in roles.left_out.items() if why == "another time")]):
         for chosen in (chosen for count in (1, 2, 3) for chosen in combinations(keys, count)):
             if _is_time_of(frame, name, [*known, *chosen]) and not _is_time_of(frame, name, known):
-                told = option("series", join_names([*known, *chosen]))
-                return f"{name} begins again for each {' and '.join(chosen)}: say {told} if they name several series"
+                together = [*known, *chosen]
+                advice = f"say {option('series', together[0])}" if len(together) == 1 else _JOIN
+                return f"{name} begins again for each {' and '.join(chosen)}: {advice} if they name several series"
     return None
+
+
+def _may_rise(name: Any) -> bool:
+    """True for the name of a column of times."""
+    return bool(TIME.fullmatch(str(name)) or _RISING.fullmatch(str(name)))
 
 
 def _is_time_of(frame: pd.DataFrame, name: Any, keys: list[str]) -> bool:
@@ -285,7 +261,7 @@ def _find_wide(table: Table, names: list[Any], label: str | None, hints: Hints) 
     steps = step_columns(names)
     rest = _without(frame, steps, [label])
     series = _find_series(frame[rest], label)
-    time = _find_time(frame, _without(rest, split_name(frame, series)), series)
+    time = _find_time(frame, _without(rest, [series]), series)
     several = len(groups) > 1 and time is None
     if not several and (time or series) and (not steps or (time and series)):
         return None
@@ -354,24 +330,23 @@ def _share(pattern: str, cells: list[str]) -> float:
 
 
 def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
-    """The column that names series; several where the times of each pair of names differ, and those of one repeat."""
+    """The column that names series."""
     found = [
         str(name)
         for name in frame
         if name != label and _SERIES.fullmatch(str(name)) and 1 < frame[name].nunique() <= _REPEATS * len(frame)
         and (not pd.api.types.is_numeric_dtype(frame[name].dtype) or bool((frame[name].dropna() % 1 == 0).all()))
     ]  # fmt: skip
-    if len(found) < 2:
-        return found[0] if found else None
-    for name in (name for name in frame if TIME.fullmatch(str(name)) or _RISING.fullmatch(str(name))):
-        for count in range(1, min(3, len(found)) + 1):
-            fit = [chosen for chosen in combinations(found, count) if _is_time_of(frame, name, [*chosen])]
+    if len(found) > 1:
+        for time in filter(_may_rise, frame):
+            fit = [name for name in found if _is_time_of(frame, time, [name])]
             if len(fit) == 1:
-                return join_names(fit[0])
-    raise DataError(
-        f"{shorten(found)} may each be the name of a series: choose one with --series, for instance --series "
-        f"{found[0]}, or name several: {option('series', join_names(found))}"
-    )
+                return fit[0]
+        raise DataError(
+            f"{shorten(found)} may each be the name of a series: choose one with --series, for instance --series "
+            f"{found[0]}; if they name a series together, {_JOIN}"
+        )
+    return found[0] if found else None
 
 
 def _find_time(frame: pd.DataFrame, names: list[Any], series: str | None) -> str | None:
@@ -379,7 +354,7 @@ def _find_time(frame: pd.DataFrame, names: list[Any], series: str | None) -> str
     for place, name in enumerate(names):
         values, strong = columns[name], bool(TIME.fullmatch(str(name)))
         if pd.api.types.is_numeric_dtype(values.dtype):
-            kept = [values] if series is None else [part for _, part in values.groupby(find_series(frame, series))]
+            kept = [values] if series is None else [part for _, part in values.groupby(frame[series])]
             rising = all(part.is_monotonic_increasing and part.is_unique for part in kept)
             mixed = all(part.is_unique for part in kept) and (strong or all(map(_is_even, kept)))
             named = strong or _RISING.fullmatch(str(name))
@@ -387,10 +362,8 @@ def _find_time(frame: pd.DataFrame, names: list[Any], series: str | None) -> str
                 counted.append(str(name))
         elif (strong or place == 0 or _RISING.fullmatch(str(name))) and to_seconds(values) is not None:
             written.append(str(name))
-    clocks = [name for name in written if is_clock(columns[name])]
-    days = [name for name in written if name not in clocks and not columns[name].astype(str).str.contains(":").any()]
-    if len(written) == 2 and len(clocks) == len(days) == 1:
-        return join_names([*days, *clocks])
+    if len(written) == 2 and sum(is_clock(columns[name]) for name in written) == 1:
+        raise DataError(f"{' and '.join(written)} hold a date and a time of day: {_JOIN}")
     # A date says more than the year beside it.
     return _only(written or counted, "the time", "--time")
 
@@ -405,20 +378,19 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
     """Says what the times are: their span and step, and whether they are sorted, repeated, with gaps."""
     named, parts = None, [np.arange(len(frame))]
     if roles.series is not None:
-        named = find_series(frame, roles.series)
+        named = frame[roles.series].map(class_name)
         if unnamed := int(named.isna().sum()):
-            roles.problems.append(f"{unnamed} rows name no series in {roles.series}: fill it in, or remove them")
+            told = count_of(unnamed, "row names", "rows name")
+            roles.problems.append(f"{told} no series in {roles.series}: fill it in, or remove them")
             return
         parts = [np.asarray(found) for found in frame.groupby(named.to_numpy(), sort=False).indices.values()]
     if roles.time is None:
         return
-    cells = find_times(frame, roles.time)
+    cells = frame[roles.time]
     times = seconds_of(cells, parts)
     if missing := int(np.isnan(times).sum()):
-        roles.problems.append(f"{missing} rows have no time in {roles.time}: remove them")
+        roles.problems.append(f"{count_of(missing, 'row has', 'rows have')} no time in {roles.time}: remove them")
         return
-    if is_clock(cells) and (days := int(times.max() // 86400)):
-        roles.notes.append(f"the times of day in {roles.time} pass midnight {days} time{'s' if days > 1 else ''}")
     if any((np.diff(times[part]) < 0).any() for part in parts):
         roles.notes.append(f"the rows are not in the order of {roles.time}, and are sorted by it")
     steps = np.concatenate([np.diff(np.sort(times[part])) for part in parts])
@@ -434,16 +406,15 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
         keys = pd.DataFrame({"time": times, "series": 0 if named is None else named.to_numpy()})
         first = cells[keys.duplicated().to_numpy()].iloc[0]
         more = "" if roles.series else "; if they belong to several series, name their column: --series NAME"
-        roles.problems.append(
-            f"{repeated} rows repeat a time in {roles.time}, such as {first}: keep one of each{more}"
-        )
+        told = count_of(repeated, "row repeats", "rows repeat")
+        roles.problems.append(f"{told} a time in {roles.time}, such as {first}: keep one of each{more}")
     elif len(steps) > 9 and (np.abs(steps - usual) > 0.5 * usual).mean() > 0.1:
         roles.problems.append(
             f"the steps of {roles.time} are irregular, {least} to {most}: resample them to one step length, for "
             "instance with pandas' resample, or remove the time column"
         )
     elif wide := int((steps > 1.5 * usual).sum()):
-        gaps = f"{wide} gap{'s' if wide > 1 else ''} of up to {most}"
+        gaps = f"{count_of(wide, 'gap')} of up to {most}"
         roles.notes.append(f"{gaps}: the rows before and after are treated as neighbours")
 
 

@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 from hf_ext import __version__
 
 from ..errors import BROKEN_ARCHIVE, DataError
+from ..terminal import count_of
 from .about import METADATA, find_about, match_rows
 from .groups import GROUPS
 from .labels import class_name
 from .numbers import is_number
-from .roles import find_series, find_times, split_name, step_columns
+from .roles import step_columns
 from .source import DataSource
 from .split_words import SPLIT_WORDS
 from .splits import slice_split
@@ -193,21 +194,19 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
     """Tables of several series, one under the other: each is an example, its columns lists of its rows."""
     series, label = str(source.series), source.column_of("label")
     frames = [read_table(file).frame for file in files]
-    keys = split_name(frames[0], series)
     for file, part in zip(files, frames, strict=True):
-        if absent := [name for name in [*keys, *split_name(part, source.time)] if name not in part.columns]:
+        if absent := [name for name in (series, source.time) if name is not None and name not in part.columns]:
             raise DataError(f"{file} has no column {absent[0]!r}; it has {', '.join(map(str, part.columns))!s:.200}.")
     frame = pd.concat(frames, ignore_index=True)
-    named = find_series(frame, series).to_numpy()
-    groups = [np.asarray(rows) for rows in frame.groupby(named, sort=False).indices.values()]
+    groups = [np.asarray(rows) for rows in frame.groupby(series, sort=False).indices.values()]
     if source.time is not None:
-        order = seconds_of(find_times(frame, source.time), groups)
+        order = seconds_of(frame[source.time], groups)
         groups = [rows[np.argsort(order[rows], kind="stable")] for rows in groups]
     groups = [groups[index] for index in slice_split(source.split, len(groups))]
-    features: dict[str, Any] = dict.fromkeys(keys, datasets.Value("string"))
-    columns: dict[str, list[Any]] = {key: [class_name(frame[key].iloc[rows[0]]) for rows in groups] for key in keys}
-    for name in (str(name) for name in frame.columns if name not in keys):
-        values = _plain_column(frame[name].rename("label" if name == label else name))
+    features: dict[str, Any] = {series: datasets.Value("string")}
+    columns: dict[str, list[Any]] = {series: [class_name(frame[series].iloc[rows[0]]) for rows in groups]}
+    for name in (str(name) for name in frame.columns if name != series):
+        values = plain_column(frame[name].rename("label" if name == label else name))
         parts = [values[rows] for rows in groups]
         may_name = name == label or GROUPS.fullmatch(name) or _is_text(values)
         if may_name and all(map(_is_of_the_whole, parts)):
@@ -253,11 +252,11 @@ def read_file(path: Path, time: str | None = None) -> dict[str, np.ndarray]:
             columns = _read_arrays(path)
         else:
             frame = read_table(path).frame
-            if absent := [name for name in split_name(frame, time) if name not in frame.columns]:
-                raise DataError(f"{path} has no column {absent[0]!r}, which was given as the time.")
+            if time is not None and time not in frame.columns:
+                raise DataError(f"{path} has no column {time!r}, which was given as the time.")
             if time is not None:
-                frame = frame.iloc[np.argsort(seconds_of(find_times(frame, time)), kind="stable")]
-            columns = {str(name): _plain_column(values) for name, values in frame.items()}
+                frame = frame.iloc[np.argsort(seconds_of(frame[time]), kind="stable")]
+            columns = {str(name): plain_column(values) for name, values in frame.items()}
     except DataError:
         raise
     except (OSError, ValueError, TypeError, MemoryError, *BROKEN_ARCHIVE) as error:
@@ -292,7 +291,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     return {name: np.char.decode(array) if array.dtype.kind == "S" else array for name, array in arrays.items()}
 
 
-def _plain_column(values: "pd.Series[Any]") -> np.ndarray:
+def plain_column(values: "pd.Series[Any]") -> np.ndarray:
     """Numbers as float64, times as seconds, everything else as texts."""
     kind = values.dtype
     if pd.api.types.is_numeric_dtype(kind) and not (values.name == "label" and pd.api.types.is_bool_dtype(kind)):
@@ -364,12 +363,12 @@ def _read_about(folder: Path, files: list[Path], label: str) -> tuple[list[Path]
     found = match_rows(table, files, label)
     if found is None:
         raise DataError(
-            f"{table} names none of {len(files):,} files, such as {files[0].name}: add a column file_name."
+            f"{table} names none of {count_of(len(files), 'file')}, such as {files[0].name}: add a column file_name."
         )
     files, frame = found
     if reserved := sorted({"file", "first_row"} & {*map(str, frame)}):
         raise DataError(f"{table} has a column {reserved[0]!r}, a reserved name: rename it.")
-    return files, {str(name): _plain_column(frame[name]).tolist() for name in frame}
+    return files, {str(name): plain_column(frame[name]).tolist() for name in frame}
 
 
 def _feature(values: np.ndarray) -> Any:

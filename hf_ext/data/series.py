@@ -11,11 +11,12 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
+from ..terminal import count_of
 from .about import METADATA, find_about
 from .found import Survey, compare_classes, keep_back, rename, tell_unlabelled
 from .labels import are_values, check_classes, class_name
 from .opening import open_source
-from .roles import Hints, Roles, find_roles, find_series
+from .roles import Hints, Roles, find_roles
 from .sequence_files import (
     ARRAY_COLUMN,
     ARRAYS,
@@ -89,15 +90,16 @@ def _look_at_tables(
     train: dict[str, Any] = {"path": path, "split": "train", "rows": roles.layout}
     train |= {name: value for name in ("time", "series") if (value := getattr(roles, name)) is not None}
     train |= rename(hints.label or roles.label)
-    count, steps, how, columns = len(files), "", ", a file each", roles.inputs
+    count, steps, how, columns = len(files), 0, ", a file each", roles.inputs
     if table is not None and roles.layout == "series":
-        count, steps, how, columns = len(table.frame), f" of {len(columns)} steps", ", a row each", [ARRAY_COLUMN]
+        count, steps, how, columns = len(table.frame), len(columns), ", a row each", [ARRAY_COLUMN]
     elif table is not None and roles.series is not None:
-        count, how = find_series(table.frame, roles.series).nunique(), f", named by {roles.series}"
+        count, how = table.frame[roles.series].nunique(), f", named by {roles.series}"
     elif table is not None and len(files) == 1:
-        steps, how = f" of {len(table.frame):,} steps", ""
+        steps, how = len(table.frame), ""
+    length = f" of {count_of(steps, 'step')}" if steps else ""
     about = "; ".join(
-        [f"{count:,} series{steps}{how}", *_columns(roles), *roles.notes, *(table.notes if table else [])]
+        [f"{count:,} series{length}{how}", *_columns(roles), *roles.notes, *(table.notes if table else [])]
     )
     if roles.label is None and how != ", a file each":
         _refuse_unlabelled(path, about, table, roles)
@@ -109,18 +111,12 @@ def _look_at_tables(
     is_long = not how and len(data) == 1
     # The last part of one long series measures.
     parts = {"train": {**train, "split": "train[:80%]"}, "eval": {**train, "split": "train[80%:]"}, "learned": 1}
-    kept = parts if is_long else keep_back(train, data)
-    survey = Survey("series", **kept, about=about, count=len(data), columns=columns)
-    if table is None:
-        shape = read_file(files[0])[columns[0]].shape
-        survey.channels = shape[1] if len(shape) > 1 else None
-    _read_labels(survey, data, hints.values)
-    survey.about = f"{len(data):,} series of {_span(survey.lengths)} steps{how}"
+    survey = _measure(parts if is_long else keep_back(train, data), data, columns, hints.values, how)
     _tell(survey, table, roles)
     if is_long and survey.rows_have_labels:
         survey.notes += _compare_parts([value for row in data["label"] for value in row])
     if named is not None and len(named) > len(data):
-        survey.left_out.append(f"{len(named) - len(data):,} files that have no row in the table beside them")
+        survey.left_out.append(f"{count_of(len(named) - len(data), 'file')} without a row in the table beside them")
     return survey
 
 
@@ -179,22 +175,32 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str], hints: H
             "label, or give its name: --label NAME."
         )
     columns = [name for name in columns if name != "label"]
-    about = f"{len(data):,} series"
-    survey = Survey("series", **keep_back(train, data), about=about, count=len(data), columns=columns)
-    first = np.asarray(data.with_format("numpy")[0][columns[0]])
-    survey.channels = first.shape[1] if first.ndim == 2 else None
-    _read_labels(survey, data, hints.values)
-    channels = survey.channels or len(columns)
-    survey.about += f" of {_span(survey.lengths)} steps{f' and {channels} channels' if channels > 1 else ''}"
+    survey = _measure(keep_back(train, data), data, columns, hints.values)
     survey.roles = [f"numbers in {shorten(columns)}", *([f"label in {renamed}"] if renamed is not None else [])]
-    _tell_classes(survey)
     if survey.channels is not None and survey.channels > max(survey.lengths):
         survey.notes.append("fewer steps than channels: transpose the array if the axes are swapped")
     return survey
 
 
+def _measure(kept: dict[str, Any], data: Any, columns: list[str], wanted: bool | None, how: str = "") -> Survey:
+    """Survey of opened series: lengths, channels, classes or values."""
+    survey = Survey("series", **kept, about=f"{len(data):,} series", count=len(data), columns=columns)
+    first = np.asarray(data.with_format("numpy")[0][columns[0]])
+    survey.channels = first.shape[1] if first.ndim == 2 else None
+    _read_labels(survey, data, wanted)
+    channels = survey.channels or len(columns)
+    survey.about += f" of {_span(survey.lengths)}{f' and {channels} channels' if channels > 1 else ''}{how}"
+    if survey.values:
+        survey.about += "; values to be told"
+    elif survey.classes:
+        place = " of steps" if survey.rows_have_labels else ""
+        survey.about += f"; {count_of(len(survey.classes), 'class', 'classes')}{place}: {shorten(survey.classes)}"
+    return survey
+
+
 def _span(lengths: list[int]) -> str:
-    return f"{min(lengths):,} to {max(lengths):,}" if len({*lengths}) > 1 else f"{lengths[0]:,}"
+    least = f"{min(lengths):,} to " if len({*lengths}) > 1 else ""
+    return least + count_of(max(lengths), "step")
 
 
 def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
@@ -274,7 +280,6 @@ def _tell(survey: Survey, table: Table | None, roles: Roles) -> None:
             survey.notes.append(f"missing values by a mask: {shorten(told)}")
         if still:
             survey.notes.append(f"{shorten(still)} never changes")
-    _tell_classes(survey)
 
 
 def _find_mark(values: pd.Series[Any]) -> float | None:
@@ -285,11 +290,3 @@ def _find_mark(values: pd.Series[Any]) -> float | None:
         if far and re.fullmatch(r"-?9{2,}|-?8{2,}", f"{mark:.0f}") and (values == mark).sum() > 1:
             return float(mark)
     return None
-
-
-def _tell_classes(survey: Survey) -> None:
-    if survey.values:
-        survey.about += "; values to be told"
-    elif survey.classes:
-        place = " of steps" if survey.rows_have_labels else ""
-        survey.about += f"; {len(survey.classes)} classes{place}: {shorten(survey.classes)}"

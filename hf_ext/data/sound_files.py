@@ -1,4 +1,4 @@
-"""Sound files: those that soundfile reads, and M4A, AAC, WMA and AMR of phones, which PyAV decodes."""
+"""Sound files: those that soundfile reads, and M4A and AAC of phones, which PyAV decodes."""
 
 import io
 from typing import Any, NamedTuple
@@ -9,9 +9,7 @@ from ..errors import DataError
 from ..extras import import_extra
 from .broken import open_bytes
 
-AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".m4a", ".aac", ".wma", ".amr"}
-# First bytes of AMR, and of ASF, which WMA is.
-_HEADS = (b"#!AMR", b"\x30\x26\xb2\x75")
+AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".m4a", ".aac"}
 
 SoundFile = str | io.BytesIO
 
@@ -38,13 +36,11 @@ def describe_sound(file: SoundFile) -> SoundAbout:
 
 
 def is_broken_sound(value: dict[str, Any] | None) -> bool:
-    """True if the head of an undecoded sound cannot be read."""
+    """True if the head of an undecoded sound cannot be read, or says that it has no samples."""
     try:
-        if value is not None:
-            describe_sound(open_bytes(value))
+        return value is None or not describe_sound(open_bytes(value)).frames
     except (DataError, OSError):
         return True
-    return value is None
 
 
 def read_samples(file: SoundFile) -> tuple[np.ndarray, int]:
@@ -64,8 +60,18 @@ def read_samples(file: SoundFile) -> tuple[np.ndarray, int]:
     return samples, rate
 
 
+def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:
+    """The samples of a sound file, which lies on disk or is given as bytes, at a rate, as one channel."""
+    try:
+        samples, rate = read_samples(value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"]))
+    except DataError as error:
+        raise DataError(f"{value['path'] or 'a recording'} {error}") from error
+    mono: np.ndarray = samples.mean(1)
+    return mono if rate == sampling_rate else import_extra("soxr").resample(mono, rate, sampling_rate)
+
+
 def _is_from_phone(file: SoundFile) -> bool:
-    """True for MPEG-4, raw AAC, ASF and AMR, by the first bytes; PyAV would also read what is left of a broken WAV."""
+    """True for MPEG-4 and raw AAC, by the first bytes; PyAV would also read what is left of a broken WAV."""
     if isinstance(file, str):
         with open(file, "rb") as opened:
             head = opened.read(12)
@@ -73,7 +79,7 @@ def _is_from_phone(file: SoundFile) -> bool:
         head = file.getvalue()[:12]
     # AAC has the sync word of MP3, and layer 0.
     raw_aac = len(head) > 1 and head[0] == 0xFF and head[1] & 0xF6 == 0xF0
-    return head[4:8] == b"ftyp" or raw_aac or head.startswith(_HEADS)
+    return head[4:8] == b"ftyp" or raw_aac
 
 
 def _decode(file: SoundFile) -> tuple[np.ndarray, int]:

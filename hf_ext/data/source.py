@@ -1,7 +1,7 @@
 """Data source section of a recipe."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from huggingface_hub.dataclasses import strict
@@ -36,8 +36,7 @@ class DataSource:
             column `label` is the class.
         time (`str`, *optional*): With `rows: positions`, the column that orders the steps.
         series (`str`, *optional*):
-            With `rows: positions`, the column or columns that identify the series of a row, as in `shop,product`;
-            each series is an example.
+            With `rows: positions`, the column that identifies the series of a row; each series is an example.
         hold_out (`float`, defaults to 0.0):
             Share of the examples that is held out as `split: validation`, for data without such a split; `split:
             train` is the rest. The content of an example decides, with the same share of each class. Equal examples,
@@ -67,10 +66,8 @@ class DataSource:
         """The entries of a list of sources; none of a single one."""
         if not isinstance(self.path, list):
             return []
-        shared_names = (
-            "split", "rename_columns", "pairs", "rows", "time", "series", "hold_out", "hold_out_seed", "streaming"
-        )  # fmt: skip
-        shared = {name: getattr(self, name) for name in shared_names}
+        own = ("path", "name", "shuffle_buffer")
+        shared = {item.name: getattr(self, item.name) for item in fields(DataSource) if item.name not in own}
         return [
             build(SourcePart, {**shared, **(part if isinstance(part, dict) else {"path": part})}, f"path[{place}]")
             for place, part in enumerate(self.path)

@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
+from ..terminal import count_of
 from .broken import is_broken_picture, open_bytes
-from .groups import OVERLAP, find_groups, join_units, name_groups
+from .groups import find_groups, join_units, name_groups
 from .labels import are_values
-from .likeness import MOST_COMPARED, find_alike
 from .roles import TIME
 from .sound_files import is_broken_sound
 from .split_words import SPLIT_WORDS
@@ -28,6 +28,8 @@ from .times import to_seconds
 _SPLITS = ("split", "set", "subset", "partition")
 # Hashes of an example; two examples are equal where one hash of theirs is.
 Keys = tuple[bytes, ...]
+# More examples are compared by `hf-ext data check` alone.
+_MOST_COMPARED = 5_000
 # Columns that name an example and are no part of it.
 _NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", "index"}
 
@@ -47,8 +49,8 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
 
     Whether an example measures follows from a hash of what it holds, not from its place: sorted data are split as well
     as mixed ones. Of each class the same share is taken, of two examples or more at least one. Examples with equal
-    inputs stay together, as [`find_alike`] and [`hash_inputs`] see them, and so do those of one group, as
-    [`find_groups`] finds it. A column called `split` decides by itself.
+    inputs stay together, as [`hash_inputs`] sees them, and so do those of one group, as [`find_groups`] finds it. A
+    column called `split` decides by itself.
 
     Raises:
         DataError: If nothing would be left to measure on, or to train on.
@@ -56,8 +58,8 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
     chosen = choose(data, share, seed)
     if chosen.all() or not chosen.any():
         raise DataError(
-            f"{len(data)} examples cannot be split into training and evaluation: they are fewer than "
-            "two, or all equal or of one group. Remove hold_out and data.eval, or give separate evaluation data."
+            f"{count_of(len(data), 'example')} cannot be split into training and evaluation: fewer than two, or "
+            "all equal or of one group. Remove hold_out and data.eval, or give separate evaluation data."
         )
     return data.select(np.flatnonzero(chosen == measures))
 
@@ -80,37 +82,14 @@ def split_examples(data: datasets.Dataset, share: float, seed: int) -> tuple[np.
 
 def _find_units(data: datasets.Dataset, labels: list[Any], keys: list[Keys]) -> tuple[list[int], list[str]]:
     """The number of the unit of each example, all of whose examples are on one side; and what that keeps or cannot."""
-    numbers, limited = _find_alike([data])
-    alike = [(*own, number) for own, number in zip(keys, numbers, strict=True)]
-    columns = {name for names in _choose_inputs(data) for name in names}
-    found = find_groups(data, labels, columns)
-    for groups in found:
-        units = join_units(alike, groups.of)
+    for groups in find_groups(data, labels):
+        units = join_units(keys, groups.of)
         # What may be no group must leave something to split.
         if groups.named or 2 * max(Counter(units).values()) <= len(units):
-            return units, [*limited, f"{groups.told} stay together"]
+            return units, [f"{groups.told} stay together"]
     lost = [groups for groups in name_groups(data) if len({*groups.of}) < len(groups.of)]
-    told = [*limited, *(f"{groups.told} may be on both sides, as each class has one alone" for groups in lost)]
-    if any(groups.told == OVERLAP for groups in found):
-        told.append(f"WARNING: {OVERLAP} may be on both sides, which makes the scores too good")
-    return join_units(alike, list(range(len(keys)))), told
-
-
-def _find_alike(data: list[datasets.Dataset]) -> tuple[list[int], list[str]]:
-    """
-    The number of the picture of each example of several data sets; each has its own where they are no pictures, or too
-    many to compare, which is said.
-    """
-    own = list(range(sum(map(len, data))))
-    for name in _choose_inputs(data[0])[0]:
-        kind = data[0].features[name]
-        if isinstance(kind, datasets.Image) and kind.decode and all(part.features.get(name) == kind for part in data):
-            found = find_alike(data, name)
-            told = (
-                f"pictures are compared by their files alone: they are more than {MOST_COMPARED:,}, or more than 2 GB"
-            )
-            return (own, [told]) if found is None else (found, [])
-    return own, []
+    told = [f"{groups.told} may be on both sides, as each class has one alone" for groups in lost]
+    return join_units(keys, list(range(len(keys)))), told
 
 
 def _find_split_column(data: datasets.Dataset) -> str | None:
@@ -129,28 +108,25 @@ def _is_training(cell: Any) -> bool:
 def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> list[str]:
     """Warnings of evaluation examples that equal training examples, and of speakers and others of both."""
     told = []
-    if 0 < len(learned) + len(measured) <= MOST_COMPARED and (shared := count_shared(learned, measured)):
-        told.append(f"{shared:,} of {len(measured):,} evaluation examples are also training examples")
+    if 0 < len(learned) + len(measured) <= _MOST_COMPARED and (shared := count_shared(learned, measured)):
+        told.append(f"also in the training: {shared:,} of {count_of(len(measured), 'evaluation example')}")
     beside = {groups.told: {*groups.of} for groups in name_groups(learned)}
     for groups in name_groups(measured):
         known = sum(isinstance(of, tuple) and of in beside.get(groups.told, ()) for of in groups.of)
         if known:
-            told.append(f"{groups.told} are in both parts, with {known:,} of {len(measured):,} evaluation examples")
+            told.append(
+                f"{groups.told} are in both parts, with {known:,} of {count_of(len(measured), 'evaluation example')}"
+            )
     warnings = [f"WARNING: {line}, which makes the scores too good" for line in told]
-    if len(learned) + len(measured) > MOST_COMPARED:
-        warnings.append(f"the parts have more than {MOST_COMPARED:,} examples: `hf-ext data check` compares them")
+    if len(learned) + len(measured) > _MOST_COMPARED:
+        warnings.append(f"the parts have more than {_MOST_COMPARED:,} examples: `hf-ext data check` compares them")
     return warnings
 
 
 def count_shared(learned: datasets.Dataset, measured: datasets.Dataset) -> int:
     """The number of examples to measure with that have the inputs of one that is trained on."""
     known = {key for keys in hash_inputs(learned, measured) for key in keys}
-    alike, _ = _find_alike([learned, measured])
-    shown = {*alike[: len(learned)]}
-    return sum(
-        number in shown or not known.isdisjoint(keys)
-        for keys, number in zip(hash_inputs(measured, learned), alike[len(learned) :], strict=True)
-    )
+    return sum(not known.isdisjoint(keys) for keys in hash_inputs(measured, learned))
 
 
 def _draw_units(
@@ -164,11 +140,20 @@ def _draw_units(
     for unit, indices in members.items():
         strata[labels[indices[0]]].append(unit)
     chosen, has_broken = np.zeros(len(keys), dtype=bool), _find_broken(data, labels)
-    for found in strata.values():
-        count = sum(len(members[unit]) for unit in found)
-        wanted = min(max(1, round(share * count)), count - 1)
+
+    def draw(unit: int) -> bytes:
+        return _draw(seed, min(keys[index] for index in members[unit]))
+
+    orders = [sorted(found, key=draw) for found in strata.values()]
+    # One of each of more than a hundred small classes would be most of the data: then only some classes measure.
+    least, spare = 1, 0.0
+    if len(orders) > 100 + 2 * share * len(keys):
+        least, orders = 0, sorted(orders, key=lambda order: draw(order[0]))
+    for order in orders:
+        count = sum(len(members[unit]) for unit in order)
+        exact = share * count + spare
+        wanted = min(max(least, round(exact)), count - 1)
         taken = 0
-        order = sorted(found, key=lambda unit: _draw(seed, min(keys[index] for index in members[unit])))
         # The last unit stays for the training.
         for unit in order[:-1]:
             if taken >= wanted:
@@ -178,16 +163,16 @@ def _draw_units(
                 continue
             chosen[members[unit]] = True
             taken += len(members[unit])
+        spare = 0.0 if least else exact - taken
     if not chosen.any() and len(members) > 1:
         # Each class has one unit: one of them measures all the same.
         whole = [unit for unit, indices in members.items() if not has_broken(indices)]
-        unit = min(whole or members, key=lambda unit: _draw(seed, min(keys[index] for index in members[unit])))
-        chosen[members[unit]] = True
+        chosen[members[min(whole or members, key=draw)]] = True
     return chosen
 
 
 def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[int]], bool]:
-    """Tells whether some of these examples have a broken file, or no class where others have one."""
+    """Tells whether some of these examples have a broken file, no text, or no class where others have one."""
     kinds = {name: kind for name, kind in data.features.items() if _is_file(kind)}
     # Sounds are kept as undecoded images.
     checks = {
@@ -198,10 +183,14 @@ def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[in
     for name, kind in kinds.items():
         raw = raw.cast_column(name, type(kind)(decode=False))
     has_labels = any(label is not None for label in labels)
+    texts = [
+        data.with_format(None)[name][:] for names in _choose_inputs(data) for name in names if name in _texts(data)
+    ]
 
     def has_broken(indices: list[int]) -> bool:
         rows = (raw[index] for index in (indices if checks else ()))
         gaps = has_labels and any(labels[index] is None for index in indices)
+        gaps = gaps or (bool(texts) and any(not any(cells[index] for cells in texts) for index in indices))
         return gaps or any(check(row[name]) for row in rows for name, check in checks.items())
 
     return has_broken
@@ -224,11 +213,14 @@ def _choose_inputs(data: datasets.Dataset) -> list[list[str]]:
     if series := [name for name in lists if not TIME.fullmatch(name)] or lists:
         return [series]
     texts = {
-        name: [value for value in data.with_format(None)[name] if value]
-        for name in columns
-        if getattr(kinds[name], "dtype", "") in ("string", "large_string")
+        name: [value for value in data.with_format(None)[name] if value] for name in columns if name in _texts(data)
     }
     return [[name] for name in _choose_texts(texts)] or [columns]
+
+
+def _texts(data: datasets.Dataset) -> set[str]:
+    """The columns of texts."""
+    return {name for name, kind in data.features.items() if getattr(kind, "dtype", "") in ("string", "large_string")}
 
 
 def _choose_texts(texts: dict[str, list[str]]) -> list[str]:
@@ -315,13 +307,15 @@ def _add(digest: Any, value: Any, sizes: dict[int, int]) -> None:
 
 
 def read_labels(data: datasets.Dataset) -> list[Any]:
-    """The class of each example; the same for all where they have none, or values, or one for each position."""
+    """The class of each example; none where they have values, or one for each position."""
     nothing = [None] * len(data)
     kind = data.features.get("label")
     if not isinstance(kind, datasets.Value | datasets.ClassLabel):
         return nothing
     found = data.with_format(None)["label"][:]
-    return nothing if not isinstance(kind, datasets.ClassLabel) and are_values(found) else found
+    if isinstance(kind, datasets.ClassLabel):
+        return [None if number is None or number < 0 else kind.names[number] for number in found]
+    return nothing if are_values(found) else found
 
 
 def _draw(seed: int, keys: tuple[bytes, ...]) -> bytes:

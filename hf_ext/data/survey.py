@@ -17,12 +17,12 @@ import pandas as pd
 from PIL import Image
 
 from ..errors import DataError
+from ..terminal import count_of
 from .about import METADATA
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
 from .found import Survey, keep_back, rename, tell_unlabelled
 from .groups import find_paths
-from .labelled_lines import refuse_labelled
 from .labels import check_classes
 from .numbers import is_number
 from .opening import PAIRS, find_files, find_pairs, open_source
@@ -32,26 +32,25 @@ from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .sound_files import AUDIO_SUFFIXES, SoundAbout, describe_sound
 from .source import DataSource
 from .split_words import SPLIT_WORDS
-from .tables import LABEL, is_plain, option, read_table, shorten
+from .tables import LABEL, option, read_table, shorten
 from .times import to_seconds
 
 # Number of file names to inspect, and of examples to open.
 _NAMES, _EXAMPLES = 10_000, 64
 # Folders of more files are not searched for those that are not read.
 _MOST_FILES = 100_000
-# Files that `datasets` does not list, and advice on their conversion.
-_FILM = 'convert them to FLAC first: for f in *; do ffmpeg -i "$f" "${f%.*}.flac"; done'
+# Files that people have, and no training reads.
 _FOREIGN = {
-    **dict.fromkeys((".mp4", ".mov", ".3gp", ".webm"), _FILM),
-    **dict.fromkeys((".7z", ".rar", ".zst"), "unpack them first"),
-    **dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), "save the sheet as CSV"),
-    **dict.fromkeys((".feather", ".pkl", ".pickle", ".dta", ".sav", ".h5"), "save the table as parquet, with pandas"),
-    **dict.fromkeys((".db", ".sqlite", ".sqlite3"), "export a table: sqlite3 -csv -header FILE 'select * from NAME'"),
-    **dict.fromkeys((".mat", ".pt"), "save arrays of series and labels with numpy.savez"),
-    ".arff": "take the .ts file of the archive, or save the table as CSV",
-}
+    ".3gp", ".7z", ".amr", ".arff", ".db", ".dta", ".feather", ".h5", ".mat", ".mov", ".mp4", ".numbers", ".ods",
+    ".pickle", ".pkl", ".pt", ".rar", ".sav", ".sqlite", ".webm", ".wma", ".xls", ".xlsx", ".zst",
+}  # fmt: skip
 # Names of folders with annotations of pictures, which are not classes.
 _MASKS = {"mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations"}
+# Places of a label in a line of text: fastText's mark, before or behind a separator, a number at the start.
+_LABELS_IN_LINES = (
+    r"__label__(\S+)\s", r"(\S{1,30}?)\s*(?:[\t,;|]|::?\s)", r".*(?:[\t,;|]|\s::?)\s*([^\s,]{1,30})$",
+    r"([-+]?\d{1,3})\s",
+)  # fmt: skip
 # A column beside texts that holds no more different cells than this share of the rows may name classes.
 _CLASSES = 0.2
 _TABLES = (
@@ -90,8 +89,8 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     """Pairs, series, or what a training reads as examples."""
     if not found:
         raise DataError(
-            f"no data at {path}: give a local folder or file. For a data set of the Hub, write a recipe without "
-            "--data, and set its data.train.path."
+            f"no data at {path}: give a local folder or file. For a data set of the Hub, take a recipe of `hf-ext "
+            "recipes`, and set its data.train.path."
         )
     places = [Path(one) for one in found]
     for place in (places[0] / "train", places[0]):
@@ -112,10 +111,13 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     if not endings:
         raise DataError(f"{path} is empty: add pictures, sounds, texts or tables.")
     if all(file.stat().st_size == 0 for file in named):
-        raise DataError(f"{path} holds nothing: its file{'s are' if len(named) > 1 else ' is'} empty.")
+        raise DataError(f"{path} holds nothing: {count_of(len(named), 'file is', 'files are')} empty.")
     most = endings.most_common(1)[0][0]
     if most in _FOREIGN:
-        raise DataError(f"{path} holds {endings[most]} {most} files, which trainings do not read: {_FOREIGN[most]}.")
+        raise DataError(
+            f"{path} holds {count_of(endings[most], f'{most} file')}, which trainings do not read: save sheets as "
+            "CSV, tables as parquet, arrays with numpy.savez, sounds as FLAC, and unpack archives."
+        )
     for file in named:
         _refuse_folders_in(file)
     if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
@@ -123,15 +125,16 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     survey = _look_at_examples(path, hints)
     if most in IMAGE_SUFFIXES | AUDIO_SUFFIXES and survey.kind == "texts":
         raise DataError(
-            f"{path} holds {endings[most]} {most} files, but its texts would be read: move "
+            f"{path} holds {count_of(endings[most], f'{most} file')}, but its texts would be read: move "
             "the others to another folder, or give the folder of these."
         )
     if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
         survey.notes.append("each line is a text; files in a folder for each class would have classes")
     if most in (".csv", ".tsv"):
-        survey.notes += [note for file in named if not is_plain(file) for note in read_table(file).notes]
+        tables = (read_table(file) for file in named if file.suffix.lower() == most)
+        survey.notes += dict.fromkeys(note for table in tables for note in table.notes)
     survey.left_out += [
-        f"{count} files of {ending}, which a training does not read"
+        f"{count_of(count, 'file')} of {ending}, which a training does not read"
         for ending, count in endings.items()
         if ending in _FOREIGN
     ]
@@ -155,7 +158,9 @@ def _tell_camera_pictures(survey: Survey, files: list[Path]) -> None:
     if camera and survey.kind in ("pictures", "pairs"):
         kinds = ", ".join(sorted({file.suffix.lower() for file in camera}))
         count = len(camera) - len(twins)
-        survey.notes.append(f"{count:,} pictures of {kinds} with 8 bits, decoded once into the cache of datasets")
+        survey.notes.append(
+            f"{count_of(count, 'picture')} of {kinds} with 8 bits, decoded once into the cache of datasets"
+        )
         survey.left_out += [tell_twins(twins)] if twins else []
 
 
@@ -194,7 +199,7 @@ def _refuse_folders_in(archive: Path) -> None:
     else:
         return
     files = [name for name in members if name[-1] != "/" and "__MACOSX" not in name]
-    unread = {Path(name).suffix.lower() for name in files} & (CAMERA_SUFFIXES | {".m4a", ".aac", ".amr"})
+    unread = {Path(name).suffix.lower() for name in files} & (CAMERA_SUFFIXES | AUDIO_SUFFIXES)
     several = len({name.rpartition("/")[0] for name in files}) > 1
     if several or unread:
         held = "several folders" if several else f"{', '.join(sorted(unread))}, which are not read in an archive"
@@ -206,13 +211,13 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     """Pictures, sounds, texts and lists of numbers, as a training reads them."""
     train = {"path": path, "split": "train", **rename(hints.label)}
     data = open_source(DataSource(**train))
+    if not len(data):
+        raise DataError(f"{path} holds no example: add rows or files.")
     labels = [name for name in data.column_names if LABEL.fullmatch(name)]
     if "label" not in labels and len(labels) == 1:
         train |= rename(labels[0])
         data = data.rename_columns({labels[0]: "label"})
     features = data.features
-    if len(features) == 1 and len(Path(path).suffixes) > 1 and re.search("[;|\t]", next(iter(features))):
-        raise DataError(f"{path} has the one column {next(iter(features))!r}: unpack it; then its separator is found.")
     pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image) and kind.decode]
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
     texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype]
@@ -240,7 +245,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     elif words := _find_words(data, words, hints):
         _refuse_numbers(path, data, words, hints)
         if [*features] == ["text"] and not hints.inputs:
-            refuse_labelled(path, [data[index]["text"] for index in chosen])
+            _refuse_labelled(path, [data[index]["text"] for index in chosen])
         _measure_texts(survey, data, words, chosen, hints)
     else:
         raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")
@@ -249,10 +254,15 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     if others := [name for name in words if 1 < len({*data[name]}) <= max(2, _CLASSES * len(data))]:
         survey.advice = f"; or say {option('label', others[0])}"
     if survey.classes:
-        survey.about += f"; {len(survey.classes)} classes: {shorten(survey.classes)}"
+        survey.about += f"; {count_of(len(survey.classes), 'class', 'classes')}: {shorten(survey.classes)}"
     if survey.captions is not None:
         survey.roles = [f"{', '.join(survey.columns)}; captions in {survey.captions}"]
     return survey
+
+
+def _span(values: list[Any], form: str = "") -> str:
+    """The least and the largest of some numbers, or the one that all are."""
+    return " to ".join(dict.fromkeys(f"{value:{form}}" for value in (min(values), max(values))))
 
 
 def _choose(count: int) -> list[int]:
@@ -284,7 +294,7 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
     unread = [file for file in unread if file not in {*map(Path.resolve, find_camera_pictures(files)[1])}]
     if unread and not any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread):
         place = unread[0].relative_to(folder.resolve())
-        survey.left_out.append(f"{len(unread):,} files such as {place}, which neither part reads")
+        survey.left_out.append(f"{count_of(len(unread), 'file')} such as {place}, which neither part reads")
     if not survey.named and len({len(file.parts) for file in read}) > 1:
         loose = min(read, key=lambda file: len(file.parts)).relative_to(folder.resolve())
         survey.advice = f"; the files lie at different depths, such as {loose}"
@@ -324,6 +334,19 @@ def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> Non
         )
 
 
+def _refuse_labelled(path: str, lines: list[str]) -> None:
+    """Refuses lines that hold a label beside the text: as plain texts the labels would be learned as words."""
+    given = [line for line in lines if line and line.strip()]
+    for place in _LABELS_IN_LINES:
+        found = [match[1] for line in given if (match := re.match(place, line))]
+        kinds = {*found}
+        if len(found) == len(given) > 5 and 1 < len(kinds) <= max(3, _CLASSES * len(given)):
+            raise DataError(
+                f"{path} holds lines with what may be a label in each, {', '.join(sorted(kinds)[:4])}: save a .tsv "
+                "whose first line has the names label and text. If the lines are plain texts, say --inputs text."
+            )
+
+
 def _find_words(data: Any, names: list[str], hints: Hints) -> list[str]:
     """The columns of texts; dates beside numbers are none."""
     if hints.inputs:
@@ -338,14 +361,16 @@ def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int])
     for value in (undecoded[index][column] for index in chosen):
         broken += is_broken_picture(value)
         headers += _read_header(value)
-    _tell_broken(survey, broken, len(chosen), len(headers), "pictures")
+    _tell_broken(survey, broken, len(chosen), len(headers), "picture")
     _tell_modes(survey, headers)
     sizes = {header.size for header in headers}
     survey.kind, survey.columns = "pictures", [column]
     survey.square = len({side for size in sizes for side in size}) == 1
     survey.sides = sorted(min(size) for size in sizes)
     ends = dict.fromkeys(f"{width} x {height}" for width, height in (min(sizes, key=sorted), max(sizes, key=sorted)))
-    survey.about = f"{survey.count:,} pictures of {' to '.join(ends)} pixels{', grey' if survey.gray else ''}"
+    survey.about = (
+        f"{count_of(survey.count, 'picture')} of {' to '.join(ends)} pixels{', grey' if survey.gray else ''}"
+    )
 
 
 class _Header(NamedTuple):
@@ -388,12 +413,12 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
             continue
         found += [about] if about.frames else []
         broken += not about.frames
-    _tell_broken(survey, broken, len(chosen), len(found), "sounds")
+    _tell_broken(survey, broken, len(chosen), len(found), "sound")
     rates = Counter(about.rate for about in found)
     seconds = [about.frames / about.rate for about in found]
     survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
     survey.lengths = [max(1, round(survey.rate * length)) for length in seconds]
-    survey.about = f"{survey.count:,} sounds at {survey.rate} Hz, {min(seconds):.2f} to {max(seconds):.2f} s"
+    survey.about = f"{count_of(survey.count, 'sound')} at {survey.rate} Hz, {_span(seconds, '.2f')} s"
     if len(rates) > 1:
         survey.notes.append(f"sounds of {', '.join(map(str, sorted(rates)))} Hz are resampled to one rate")
     if any(about.channels > 1 for about in found):
@@ -403,7 +428,7 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
 
 def _tell_broken(survey: Survey, broken: int, looked_at: int, read: int, what: str) -> None:
     if not read:
-        raise DataError(f"{survey.train['path']}: none of {looked_at} {what} can be read; check that they are {what}.")
+        raise DataError(f"{survey.train['path']}: none of {count_of(looked_at, what)} can be read.")
     if broken:
         survey.left_out.append(f"{broken} of {looked_at} that were looked at cannot be read")
         survey.broken = broken / looked_at
@@ -421,7 +446,10 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     lengths = {name: [len((row[name] or "").encode()) for row in rows] for name in columns}
     column = max(columns, key=lambda name: sum(lengths[name]))
     survey.kind, survey.columns, survey.lengths = "texts", [column], [max(1, length) for length in lengths[column]]
-    survey.about = f"{survey.count:,} texts of {min(lengths[column])} to {max(lengths[column])} bytes"
+    if missing := sum(text is None or not (text or survey.classes) for text in data.with_format(None)[column][:]):
+        survey.left_out.append(f"{missing:,} of {count_of(survey.count, 'example')} without a text")
+        survey.broken = max(survey.broken, missing / survey.count)
+    survey.about = f"{count_of(survey.count, 'text')} of {_span(lengths[column])} bytes"
     others = [name for name in data.features if name != column]
     if others and "label" not in others and not hints.inputs:
         few = [name for name in others if len({*map(str, data[name])}) <= _CLASSES * len(data)]
@@ -450,7 +478,7 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
         survey = Survey("pairs", train, {**train, "path": str(other)}, len(data), about="")
     else:
         survey = Survey("pairs", **keep_back(train, data), about="", count=len(data))
-    _tell_broken(survey, 0, len(rows), len(read), "pairs of pictures")
+    _tell_broken(survey, 0, len(rows), len(read), "pair")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
     survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
     if any(abs(size - survey.scale) > 0.02 for scale in scales for size in scale):
@@ -462,6 +490,6 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     _tell_modes(survey, [header for pair in read for header in pair])
     survey.sides = sorted(min(lq.size) for lq, _ in read)
     larger = f", those of {names[1]}/ {survey.scale} times as large" if survey.scale > 1 else ""
-    survey.about = f"{len(data):,} pairs of pictures, the smallest with {survey.sides[0]} pixels{larger}"
+    survey.about = f"{count_of(len(data), 'pair')} of pictures, the smallest with {survey.sides[0]} pixels{larger}"
     survey.roles = [f"{names[0]}/ becomes {names[1]}/"]
     return survey

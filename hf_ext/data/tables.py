@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import DataError
+from ..terminal import count_of
 from .numbers import MISSING, find_filled, has_decimal_comma, is_number, to_numbers
 from .times import to_seconds
 
@@ -51,21 +52,29 @@ class TableError(DataError):
     """A file that is not a table."""
 
 
-def read_table(path: Path, keep_index: bool = False) -> Table:
+def read_table(path: Path | str, keep_index: bool = False, held: bytes | None = None) -> Table:
     """
-    Reads a CSV, TSV or parquet file; first columns that count the rows stay if asked for, as they may name files.
+    Reads a CSV, TSV, JSON lines or parquet file.
+
+    Args:
+        path (`Path`): The file, whose name errors have.
+        keep_index (`bool`): Keeps first columns that count the rows, as they may name files.
+        held (`bytes`, *optional*): What is in the file, of one in an archive.
 
     Raises:
         TableError: If it is not a table, or contains an invalid number.
     """
+    path = Path(path)
     try:
         if path.suffix.lower() == ".parquet":
             frame = pd.read_parquet(path)
             # An index of dates is a column as any other.
             plain = isinstance(frame.index, pd.RangeIndex)
             table = Table(frame if plain else frame.reset_index())
+        elif path.suffix.lower() == ".jsonl":
+            table = Table(pd.read_json(path, lines=True, dtype=False))
         else:
-            table = _read_table(path)
+            table = _read_table(path, path.read_bytes() if held is None else held)
         _convert_columns(table)
     except (OSError, ValueError, TypeError, OverflowError, csv.Error, pd.errors.ParserWarning) as error:
         told = str(error).strip().rstrip(".")
@@ -93,15 +102,18 @@ def read_text(path: Path) -> str:
         raise TableError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
 
 
-def _read_table(path: Path) -> Table:
-    text, notes = _decode(path.read_bytes())
+def _read_table(path: Path, held: bytes) -> Table:
+    text, notes = _decode(held)
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ValueError(f"line {line} holds a zero byte, which no text has: remove it")
     # Old Macs end lines with a return alone.
     lines = re.sub(r"\r\n?", "\n", text).split("\n")
     rows = (place for place, line in enumerate(lines) if line.strip() and not line.lstrip().startswith(_COMMENTS))
     start = next(rows, len(lines))
     if comments := sum(bool(line.strip()) for line in lines[:start]):
-        notes.append(f"{comments} comment line{'s' if comments > 1 else ''} before the names of the columns")
-    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+        notes.append(f"{count_of(comments, 'comment line')} before the names of the columns")
+    usual = "\t" if ".tsv" in map(str.lower, path.suffixes) else ","
     told = _SEPARATOR_LINE.fullmatch(lines[start]) if start < len(lines) else None
     text = "\n".join(lines[start if told is None else start + 1 :])
     if told is not None:
@@ -128,7 +140,7 @@ def _read_table(path: Path) -> Table:
     empty = [name for name in frame.columns if name.startswith("Unnamed:") and frame[name].isna().all()]
     if empty and named:
         frame = frame.drop(columns=empty)
-        notes.append(f"{len(empty)} column{'s' if len(empty) > 1 else ''} without a name and without a cell left out")
+        notes.append(f"{count_of(len(empty), 'column')} without a name and without a cell left out")
     if not named:
         notes.append("no line of names: columns count from 0")
     table = Table(frame, notes, not named, separator)
@@ -153,8 +165,8 @@ def _decode(held: bytes) -> tuple[str, list[str]]:
         return held.decode("latin-1"), ["encoded as latin-1"]
 
 
-def is_plain(path: Path, megabytes: int = 64) -> bool:
-    """True if a file is UTF-8, as far as is read, and has the separator of its ending: `datasets` reads such."""
+def is_utf8(path: Path, megabytes: int = 64) -> bool:
+    """True if a file is text in UTF-8, as far as is read."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with path.open("rb") as file:
         try:
@@ -164,11 +176,7 @@ def is_plain(path: Path, megabytes: int = 64) -> bool:
                 decoder.decode(file.read(1 << 20))
         except UnicodeDecodeError:
             return False
-    suffix = path.suffix.lower()
-    if "\0" in text or suffix not in (".csv", ".tsv"):
-        return "\0" not in text
-    own = "," if suffix == ".csv" else "\t"
-    return own in text.partition("\n")[0] or _find_separator(text) == own
+    return "\0" not in text
 
 
 def _find_separator(sample: str) -> str:
@@ -207,7 +215,7 @@ def _begin_at_names(text: str, separator: str, notes: list[str]) -> str:
     if width < 3 or not start or any(len(row) > width / 2 for row in rows[:start]):
         return text
     above = [row for row in rows[:start] if any(row)]
-    notes.append(f"{len(above)} line{'s' if len(above) > 1 else ''} above the names of the columns left out")
+    notes.append(f"{count_of(len(above), 'line')} above the names of the columns left out")
     return "\n".join(text.split("\n")[start:])
 
 
@@ -235,8 +243,9 @@ def _has_names(first: list[str], text: str, separator: str) -> bool:
         if row or not words:
             advice = ", such as label and text" if row else ""
             raise DataError(f"its first line, {', '.join(first)!s:.60}, must hold the names of the columns{advice}")
-    if twice := [name for name, count in Counter(filter(None, first)).items() if count > 1]:
-        raise DataError(f"{first.count(twice[0])} columns are called {twice[0]!r}: give each column a different name")
+    names = Counter(name.strip() for name in first if name.strip())
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise DataError(f"{names[twice[0]]} columns are called {twice[0]!r}: give each column a different name")
     return True
 
 
@@ -313,8 +322,8 @@ def _convert_columns(table: Table) -> None:
 
 
 def holds_codes(cells: Iterable[str]) -> bool:
-    """True if classes are written as 01 and 02: as numbers they would lose a digit."""
-    return any(re.fullmatch(r"0\d+", cell) for cell in cells)
+    """True if classes are written as 01 and 02, or with more digits than a number keeps."""
+    return any(re.fullmatch(r"0\d+|[-+]?\d{16,}", cell) for cell in cells)
 
 
 def _has_texts(values: "pd.Series[Any]") -> bool:

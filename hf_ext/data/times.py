@@ -1,4 +1,4 @@
-"""Times in cells of tables: dates, times of day, durations, months, weeks and quarters, as seconds."""
+"""Times in cells of tables: dates, times of day, durations, months and quarters, as seconds."""
 
 import contextlib
 import re
@@ -11,7 +11,6 @@ import pandas as pd
 from ..errors import DataError
 from .numbers import is_number
 
-_DAY = 86400
 # 31/12/2024, 12-31-2024 and 31.12.24, with or without a time of day. 24-12-31 begins with the year.
 _DATE = r"^(\d{1,2})([./-])(\d{1,2})(?:[./-](?=\d{4}(?!\d))|[./](?=\d\d(?!\d)))(\d{4}|\d\d)((?:[ T].*)?)$"
 # A time of day, or a duration in hours or days.
@@ -21,12 +20,10 @@ _QUARTER = re.compile(r"(\d{4})[- ]?[qQ]([1-4])|[qQ]([1-4])[-/ ]?(\d{4})")
 # Writings that pandas does not know, or takes for others: Jan-24 for the 24th of January.
 _FORMATS = (
     (r"\d{4}-\d{3}", "%Y-%j"),
-    (r"\d{4}-W\d\d", "%G-W%V-%u"),
     (r"[A-Za-z]{3}-\d\d", "%b-%y"),
     (r"[A-Za-z]{4,}-\d\d", "%B-%y"),
     (r"\d{4}-\d\d-\d\d[-_ ]\d\d[.-]\d\d[.-]\d\d", None),
     (r"\d{8}[-_ T]\d{6}", "%Y%m%d%H%M%S"),
-    (r"\[?\d\d/[A-Za-z]{3}/\d{4}:\S+ [-+]\d{4}\]?", "%d/%b/%Y:%H:%M:%S %z"),
 )
 # Dates that are written as one number, by their digits.
 _NUMBERS = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
@@ -63,7 +60,7 @@ def _read_clocks(cells: "pd.Series[Any]") -> np.ndarray | None:
 
 
 def _read_periods(cells: "pd.Series[Any]") -> np.ndarray | None:
-    """Quarters, weeks, and what else pandas does not know."""
+    """Quarters, and what else pandas does not know."""
     found = [_QUARTER.fullmatch(cell) for cell in cells] if _QUARTER.fullmatch(cells.iloc[0]) else []
     if found:
         names = [f"{match[1] or match[4]}Q{match[2] or match[3]}" for match in found if match is not None]
@@ -72,8 +69,7 @@ def _read_periods(cells: "pd.Series[Any]") -> np.ndarray | None:
         if re.fullmatch(pattern, cells.iloc[0]):
             if form is None or "%Y%m%d" in form:
                 cells, form = cells.str.replace(r"\D", "", regex=True), _NUMBERS[14]
-            cells = cells + "-1" if "%u" in form else cells.str.strip("[]")
-            return _seconds(pd.DatetimeIndex(pd.to_datetime(cells, format=form, utc="%z" in form)))
+            return _seconds(pd.DatetimeIndex(pd.to_datetime(cells, format=form)))
     return None
 
 
@@ -82,10 +78,6 @@ def _read_dates(cells: "pd.Series[Any]") -> np.ndarray | None:
     parts = cells.str.extract(_DATE)
     if parts.notna().all(axis=None):
         return _seconds_of_dates(parts)
-    # One zone for all of them changes neither order nor steps.
-    zones = cells.str.extract(r"\d\s+([A-Z]{3,5})$")[0]
-    if zones.notna().all() and zones.nunique() == 1:
-        cells = cells.str[: -len(zones.iloc[0])].str.strip()
     for options in ({"format": "ISO8601"}, {"format": "mixed"}, {"format": "mixed", "dayfirst": True}):
         with contextlib.suppress(ValueError, TypeError, OverflowError, AttributeError):
             return _seconds(pd.DatetimeIndex(pd.to_datetime(cells, utc=True, **options)))
@@ -110,10 +102,15 @@ def _seconds(times: pd.DatetimeIndex) -> np.ndarray:
 
 
 def unclear_date(values: "pd.Series[Any]") -> str | None:
-    """A date that may begin with the day or with the month, where no other date of the column tells which."""
+    """A date that may begin with the day or the month, where no other tells which, or others are written otherwise."""
     cells = values.astype(str).str.strip()
     parts = cells.str.extract(_DATE)
-    if not len(cells) or not parts.notna().all(axis=None) or (parts[1] == ".").any():
+    written = parts.notna().all(axis=1)
+    if not written.any():
+        return None
+    if not written.all():
+        return str(cells[written].iloc[0])
+    if (parts[1] == ".").any():
         return None
     first, second = parts[0].astype(int), parts[2].astype(int)
     return None if (first > 12).any() or (second > 12).any() or not (first != second).any() else (
@@ -151,14 +148,12 @@ def seconds_of(values: "pd.Series[Any]", parts: list[np.ndarray] | None = None) 
     """
     A column of times as numbers that rise with them.
 
-    Times of day without a date rise within each series, and a day is added where they fall: the next day began.
-
     Args:
         values (`pd.Series`): The column.
         parts (`list[np.ndarray]`, *optional*): The rows of each series; all rows are one when not given.
 
     Raises:
-        DataError: If a cell is no time, may mean two dates, or times of day are in no order.
+        DataError: If a cell is no time, may mean two dates, or times of day without a date fall within a series.
     """
     if pd.api.types.is_numeric_dtype(values.dtype):
         dates = _read_numbers(values)
@@ -179,19 +174,9 @@ def seconds_of(values: "pd.Series[Any]", parts: list[np.ndarray] | None = None) 
         )
     if is_clock(values):
         for rows in [np.arange(len(found))] if parts is None else parts:
-            found[rows] += _DAY * _count_days(found[rows], str(values.name))
+            if (np.diff(found[rows]) < 0).any():
+                raise DataError(
+                    f"column {values.name!r} holds times of day without a date, which fall: add the date to each, as "
+                    "in 2024-12-31 23:59"
+                )
     return found
-
-
-def _count_days(clock: np.ndarray, name: str) -> np.ndarray:
-    """The day of each of some times of day, which counts from 0 and rises where they fall."""
-    days = np.concatenate([[0], np.cumsum(np.diff(clock) < 0)])
-    steps = np.diff(clock + _DAY * days)
-    usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
-    # Rows in no order fall again and again, and by less than a night.
-    if days[-1] and (usual >= _DAY / 2 or (np.abs(steps - usual) > 0.5 * usual).mean() > 0.1):
-        raise DataError(
-            f"column {name!r} holds times of day without a date, which are not in the order of time: add the date to "
-            "each, as in 2024-12-31 23:59"
-        )
-    return days

@@ -19,18 +19,9 @@ from .found import Survey
 # A field of a recipe is a value, or a value and the lines of its comment. One that is None is left out.
 Fields = dict[str, Any]
 
-# Examples of data for a recipe without --data; `hf-ext data check` lists what is missing.
-PLACEHOLDERS = {
-    "semanir": Survey("pictures", {"path": "./YOUR-PHOTOS"}, None, 1000, "photographs of your own"),
-    "mrconv": Survey(
-        "sounds", {"path": "./YOUR-SOUNDS"}, None, 1000, "a folder of sounds for each class",
-        classes=["first", "second"], rate=16000, lengths=[16000],
-    ),
-    "dit": Survey(
-        "pictures", {"path": "./YOUR-PICTURES"}, None, 1000, "a folder of pictures for each class",
-        classes=["first", "second"],
-    ),
-}  # fmt: skip
+
+# Least side of a picture that a restorer is trained on, and its scores are defined for.
+_SMALLEST = 16
 
 
 def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
@@ -38,11 +29,11 @@ def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
     Writes a recipe for data, with sizes for a GPU or for two CPU cores.
 
     Raises:
-        ValueError: If the method cannot learn from such data.
+        DataError: If the method cannot learn from such data.
     """
     kinds, make = _METHODS[method]
     if survey.kind not in kinds:
-        raise ValueError(f"{method} learns from {', '.join(kinds)}, but the data are {survey.kind}.")
+        raise DataError(f"{method} learns from {', '.join(kinds)}, but the data are {survey.kind}.")
     file, machine = shlex.quote(str(folder / f"{method}.yaml")), "a GPU" if gpu else "a CPU"
     # Join lines: a class name may contain line breaks.
     told = [" ".join(line.split()) for line in survey.lines]
@@ -115,6 +106,11 @@ def _schedule(survey: Survey, steps: int, batch: int, rate: float, gpu: bool, wa
 
 def _semanir(survey: Survey, gpu: bool) -> Fields:
     _refuse_deep(survey, survey.bits > 16)
+    if _side(survey, 0.0) < _SMALLEST:
+        raise DataError(
+            f"{survey.train['path']} has pictures with a side of {survey.sides[0]} pixels: leave out those below "
+            f"{_SMALLEST}."
+        )
     if survey.kind == "pairs":
         task: Fields = {"degradation": ({"kind": "paired"}, f"Pairs: {survey.roles[0]}.")}
     else:
@@ -190,7 +186,12 @@ def _sounds(survey: Survey, gpu: bool) -> tuple[str, Fields]:
 
 def _texts(survey: Survey, gpu: bool) -> tuple[str, Fields]:
     column = {"text_column": _column(survey, "text")}
-    if len(survey.classes) < 2:
+    if len(survey.classes) == 1:
+        raise DataError(
+            f"the texts have only the class {survey.classes[0]}: a classifier needs at least two. Without the column "
+            "of the class they train a language model."
+        )
+    if not survey.classes:
         size = max(32, _longest(survey.lengths, 1024 if gpu else 256))
         return "mrconv-lm", {"max_length": (size, "Bytes per training example."), **column}
     size = max(16, _longest(survey.lengths, 4096 if gpu else 512))
@@ -246,7 +247,7 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, Fields]:
 def _dit(survey: Survey, gpu: bool) -> Fields:
     _refuse_deep(survey, survey.bits > 8)
     if not survey.classes and survey.captions is None:
-        raise ValueError(
+        raise DataError(
             "the pictures have neither classes nor captions: put them into one folder per class, as in "
             "pictures/train/cat/1.png, or add a caption file for each, such as 1.txt for 1.png."
         )
@@ -307,7 +308,7 @@ def _refuse_deep(survey: Survey, deep: bool) -> None:
 def _need_classes(survey: Survey, what: str) -> None:
     if len(survey.classes) < 2:
         found = f"only the class {survey.classes[0]}" if survey.classes else "no classes"
-        raise ValueError(
+        raise DataError(
             f"the {what} have {found}: put them into one folder per class, as in {what}/train/first/1, or add a "
             f"metadata.csv with the columns file_name and label{survey.advice}."
         )

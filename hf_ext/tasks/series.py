@@ -39,10 +39,16 @@ class SeriesTask(MRConvTask):
         columns (`list[str]`, defaults to `["values"]`):
             Columns of the channels: each a list of numbers, one for each position, or of lists of the same size.
         num_channels (`int`, *optional*): Number of all channels, if a column holds several; else one per column.
+        max_length (`int`, defaults to 1024): Most positions of a sequence, the rest is cut; also the longest kernel.
     """
 
     columns: list[str] = field(default_factory=lambda: ["values"])
     num_channels: int | None = None
+    max_length: int = 1024
+
+    def validate_max_length(self) -> None:
+        if self.max_length < 1:
+            raise ValueError(f"max_length must be at least 1, got {self.max_length}.")
 
     def validate_columns(self) -> None:
         if not self.columns or len(set(self.columns)) < len(self.columns):
@@ -56,7 +62,7 @@ class SeriesTask(MRConvTask):
 
     @property
     def channels(self) -> int:
-        """Channels of the model's input."""
+        """Number of channels of the model's input."""
         return len(self.columns) if self.num_channels is None else self.num_channels
 
     def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
@@ -76,23 +82,6 @@ class SeriesTask(MRConvTask):
 
     def processor(self) -> None:
         """None: the model takes numbers as they are."""
-
-
-@strict
-@dataclass
-class WholeSeriesTask(SeriesTask):
-    """
-    Base of tasks on sequences of limited length.
-
-    Args:
-        max_length (`int`, defaults to 1024): Most positions of a sequence, the rest is cut; also the longest kernel.
-    """
-
-    max_length: int = 1024
-
-    def validate_max_length(self) -> None:
-        if self.max_length < 1:
-            raise ValueError(f"max_length must be at least 1, got {self.max_length}.")
 
     def model_fields(self) -> dict[str, Any]:
         """Channels and length of the input."""
@@ -130,7 +119,7 @@ class WholeSeriesTask(SeriesTask):
 
 @strict
 @dataclass
-class SeriesClassificationTask(WholeSeriesTask, ClassificationTask):
+class SeriesClassificationTask(SeriesTask, ClassificationTask):
     """
     Classification of sequences of numbers with [`MRConvForSequenceClassification`].
 
@@ -175,7 +164,7 @@ class SeriesClassificationTask(WholeSeriesTask, ClassificationTask):
 
 @strict
 @dataclass
-class SeriesRegressionTask(WholeSeriesTask):
+class SeriesRegressionTask(SeriesTask):
     """
     Regression of values, such as a rate, from sequences of numbers, with [`MRConvForSequenceClassification`]. Outputs
     are in the targets' units; errors are in standard deviations of each target in the training data.
@@ -252,7 +241,7 @@ class SeriesRegressionTask(WholeSeriesTask):
 
 @strict
 @dataclass
-class PositionsTask(WholeSeriesTask, ClassificationTask):
+class PositionsTask(SeriesTask, ClassificationTask):
     """
     Classes at every position of sequences of numbers, with [`MRConvForTokenClassification`].
 
@@ -338,7 +327,13 @@ def read_columns(example: dict[str, Any], names: list[str], option: str = "task.
     lengths = {name: len(part) for name, part in zip(names, parts, strict=True)}
     if len(set(lengths.values())) > 1 or not len(parts[0]):
         raise DataError(f"{_place(example)}columns must have one length, at least 1; got {lengths}.")
-    return np.concatenate(parts, axis=1)
+    values = np.concatenate(parts, axis=1)
+    # A channel without any takes its mean.
+    if np.isnan(values).all():
+        raise DataError(
+            f"{_place(example)}column {', '.join(map(repr, names))} contains no numbers: remove the sequence."
+        )
+    return values
 
 
 def _read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray:
@@ -364,8 +359,6 @@ def _read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray
             f"{_place(example, int(large.any(1).argmax()))}column {name!r} contains an infinite number, or one beyond "
             "3.4e38: leave the cell empty if the value is unknown."
         )
-    if np.isnan(values).all() and len(values):
-        raise DataError(f"{_place(example)}column {name!r} contains no numbers: remove the sequence.")
     return values
 
 

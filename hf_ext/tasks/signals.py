@@ -1,6 +1,5 @@
 """MRConv on signals: images as sequences of pixels, raw audio, and images with MRConvNeXt."""
 
-import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,8 +11,7 @@ from huggingface_hub.dataclasses import strict
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_ext.data.sound_files import read_samples
-from hf_ext.extras import import_extra
+from hf_ext.data.sound_files import read_recording
 from hf_ext.mrconv.configuration_mrconvnext import PRESETS, MRConvNextConfig
 from hf_ext.mrconv.feature_extraction_mrconv import MRConvFeatureExtractor
 from hf_ext.mrconv.image_processing_mrconvnext import MRConvNextImageProcessor
@@ -226,16 +224,6 @@ class ImageTask(ClassificationTask):
     def processor(self) -> MRConvNextImageProcessor:
         """The image processor."""
         return self._processor
-
-
-def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:
-    """The samples of a sound file, which lies on disk or is given as bytes, at a rate, as one channel."""
-    try:
-        samples, rate = read_samples(value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"]))
-    except DataError as error:
-        raise DataError(f"{value['path'] or 'a recording'} {error}") from error
-    mono = samples.mean(1)
-    return mono if rate == sampling_rate else import_extra("soxr").resample(mono, rate, sampling_rate)
 
 
 def random_box(width: int, height: int, min_scale: float, generator: np.random.Generator) -> tuple[int, int, int, int]:

@@ -337,6 +337,8 @@ def pack_texts(batch: Batch) -> Batch:
 def read_text(example: dict[str, Any], name: str, option: str) -> str:
     """The text in a column; refuses other values."""
     text = column(example, name, option)
+    if text is None:
+        raise DataError(f"column {name!r} is empty: fill it in, remove the example, or set task.{option}.")
     if not isinstance(text, str):
         raise DataError(f"expected a text, got {type(text).__name__}: set task.{option} to a column of strings.")
     return text

@@ -8,6 +8,7 @@ import numpy as np
 from ..data.opening import match_classes, open_source
 from ..data.splits import count_shared
 from ..progress import progress
+from ..terminal import count_of
 from .arguments import TrainingArguments
 from .bad_examples import UNUSABLE, decode_row, describe_bad, find_row_file, name_bad
 from .models import build_model, pin_revision
@@ -68,10 +69,9 @@ def describe_check(found: dict[str, Any]) -> str:
     bad = [describe_bad(row) for row in found["bad"][:5]]
     more = f" … and {len(found['bad']) - 5} more." if len(found["bad"]) > 5 else ""
     columns, count = ", ".join(found["columns"]) or "as they come", len(found["bad"])
-    shared = (
-        f" {found['shared']:,} are also training examples, which makes the scores too good." if found["shared"] else ""
-    )
+    shared = count_of(found["shared"], "is a training example", "are training examples")
+    shared = f" {shared} too, which makes the scores too good." if found["shared"] else ""
     return (
-        f"{found['section']}: {found['examples']:,} examples of {found['path']!r} ({found['split']}), columns "
-        f"{columns}; {count} cannot be used.{shared} {' '.join(bad)}{more}".rstrip()
+        f"{found['section']}: {count_of(found['examples'], 'example')} of {found['path']!r} ({found['split']}), "
+        f"columns {columns}; {count} cannot be used.{shared} {' '.join(bad)}{more}".rstrip()
     )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import datasets
+import pytest
 import yaml
 
 from hf_ext.data.opening import open_source
@@ -15,6 +16,11 @@ from tests.kit.own_data import open_apart
 # Two steps on one core, whatever the recipe was written for.
 SHORT = ["--max_steps", "2", "--warmup_steps", "0", "--eval_steps", "2", "--save_steps", "2"]
 SHORT += ["--data.num_workers", "0"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
 def measured(recipe: dict) -> int:

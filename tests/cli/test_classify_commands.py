@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 import hf_ext
 from hf_ext.answers.classifying import Classifier, Input
 from hf_ext.answers.series import answer_series
+from hf_ext.data.sound_files import read_recording
 from hf_ext.emr import EMRModel
 from hf_ext.mrconv import (
     MRConvCache,
@@ -26,7 +27,7 @@ from hf_ext.mrconv import (
     MRConvForTokenClassification,
 )
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
-from hf_ext.tasks.signals import PixelTask, read_recording
+from hf_ext.tasks.signals import PixelTask
 from hf_ext.tasks.texts import byte_tokenizer
 from tests.emr.emr_testing import tiny_bert, tiny_semanir, write_tokenizer
 from tests.emr.use_testing import merge
@@ -151,7 +152,7 @@ def test_series_are_read_by_their_columns(tmp_path, caplog):
     (swapped,) = answers(tmp_path / "model", tmp_path / "long.csv", "--columns", "b, a", "--top-k", 3)
     assert swapped["classes"] != found["classes"]
     said = run(tmp_path / "model", tmp_path / "long.csv", "--columns", "a,c", code=1).stderr
-    assert "has no column c; it has b, a, note" in said and "1 of 1 inputs could not be classified" in said
+    assert "has no column c; it has b, a, note" in said and "1 of 1 input could not be classified" in said
 
 
 SERIES = {**SMALL, "max_position_embeddings": 32, "input_size": 2, "input_columns": ["a", "b"]}
@@ -353,7 +354,7 @@ def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path):
     assert "1 of 2 inputs could not be classified" in result.stderr
     assert result.stdout.splitlines()[1].startswith(str(tmp_path / "a.wav"))
     nothing = run("spoken-digits", "-", code=1, given=b"").stderr
-    assert "a recording is not a readable sound file" in nothing and "1 of 1 inputs could not be classified" in nothing
+    assert "a recording is not a readable sound file" in nothing and "1 of 1 input could not be classified" in nothing
 
 
 def test_other_models_and_inputs_are_refused_in_words(tmp_path):

@@ -222,7 +222,7 @@ def test_verify_names_what_is_damaged(artifact):
     mask.write_bytes(mask.read_bytes()[:-1] + b"\xff")
     done = run("emr", "verify", artifact, code=2)
     assert done.stdout.startswith("tasks/a/mask.safetensors: changed since the merge")
-    assert f"{artifact} is damaged: 1 files differ from emr.json." in done.stderr
+    assert f"{artifact} is damaged: 1 file differs from emr.json." in done.stderr
     found = json.loads(run("emr", "verify", artifact, "--json", code=2).stdout)
     assert [line.partition(":")[0] for line in found["wrong"]] == ["tasks/a/mask.safetensors"]
     refused = run("emr", "export", artifact, "a", artifact.parent / "out", code=2)

@@ -14,19 +14,15 @@ import yaml
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
-from hf_ext.data.writing import PLACEHOLDERS, write_recipe
+from hf_ext.data.writing import write_recipe
 from hf_ext.errors import DataError
 from hf_ext.training.methods import build_task, read_arguments
 from tests.cli.init_testing import SHORT, measured, train
+from tests.cli.init_testing import in_a_folder_of_its_own as in_a_folder_of_its_own
 from tests.emr.emr_testing import tiny_bert
 from tests.kit.command_line import run
 from tests.kit.own_data import write_pictures, write_sounds, write_tables
 from tests.kit.refusals import refused
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_photographs_become_a_restorer():
@@ -35,6 +31,13 @@ def test_photographs_become_a_restorer():
     assert recipe["init_from"] == "denoise-color" and recipe["task"]["patch_size"] == 40
     # One of twelve measures.
     assert measured(recipe) == 1
+
+
+def test_one_of_a_kind_is_one():
+    write_pictures("photos", [""], 1)
+    said = run("init", "semanir", "mine", "--data", "photos").stdout
+    assert "data: 1 picture of 40 x 32 pixels" in said
+    assert "1 example of" in run("data", "check", "mine/semanir.yaml").stdout
 
 
 def test_sounds_in_folders_become_classes():
@@ -144,7 +147,7 @@ def test_classes_of_pictures_are_drawn():
 
 
 @pytest.mark.parametrize("as_list", [False, True])
-def test_models_are_merged_from_headers_alone(tmp_path, as_list):
+def test_a_folder_or_a_list_of_models_becomes_a_merge(tmp_path, as_list):
     base = tiny_bert(tmp_path / "models" / "base")
     for seed, name in enumerate(("irony", "news"), 1):
         tiny_bert(tmp_path / "models" / name, seed, base=base, num_labels=1 + seed)
@@ -153,40 +156,24 @@ def test_models_are_merged_from_headers_alone(tmp_path, as_list):
     run("init", "emr", "mine", "--data", "list.txt" if as_list else "models")
     text = Path("mine/merge.yaml").read_text()
     assert list(yaml.safe_load(text)["tasks"]) == (["irony", "headlines"] if as_list else ["irony", "news"])
-    assert "elements are merged; the result has" in text
+    assert "2 fine-tunes of models/base" in text
     if not as_list:
         run("merge", "mine/merge.yaml", "mine/merged")
         assert "irony" in run("emr", "compare", "mine/merged").stdout
 
 
-def test_the_base_is_what_the_fine_tunes_name(tmp_path):
-    base = tiny_bert(tmp_path / "elsewhere")
-    for seed, name in enumerate("ab", 1):
-        tiny_bert(tmp_path / "models" / name, seed, base=base)
-    said = run("init", "emr", "mine", "--data", "models", code=2).stderr
-    assert "the base of a, b is unknown: name the folder of the base model base" in said
-    for name in "ab":
-        (tmp_path / "models" / name / "README.md").write_text(f"---\nbase_model: {base}\n---\n")
-    run("init", "emr", "mine", "--data", "models")
-    assert yaml.safe_load(Path("mine/merge.yaml").read_text())["base"] == str(base)
+def test_models_without_a_base_are_refused(tmp_path):
+    tiny_bert(tmp_path / "models" / "a")
+    assert "the base of a is unknown" in run("init", "emr", "mine", "--data", "models", code=2).stderr
 
 
 @pytest.mark.parametrize("method", ["semanir", "mrconv", "dit"])
-def test_without_data_a_check_says_what_is_missing(method, tmp_path):
-    said = run("init", method, "mine").stdout
-    assert f"next: hf-ext data check {Path('mine', method)}.yaml" in said
-    refused = run("data", "check", Path("mine", f"{method}.yaml"), code=2).stderr
-    assert "no data at ./YOUR-" in refused and "Set --data.train.path" in refused
-    # A recipe for a GPU is valid too.
+def test_a_recipe_for_a_gpu_is_valid_too(method, tmp_path):
+    write_pictures("animals", ["cat", "dog"], 3)
     file = tmp_path / "gpu.yaml"
-    file.write_text(write_recipe(method, tmp_path, PLACEHOLDERS[method], gpu=True))
+    file.write_text(write_recipe(method, tmp_path, look_at("animals"), gpu=True))
     arguments = read_arguments(file, [])
     assert arguments.mixed_precision == "bf16" and build_task(arguments)
-
-
-def test_without_models_a_merge_has_placeholders():
-    run("init", "emr", "mine")
-    assert yaml.safe_load(Path("mine/merge.yaml").read_text())["tasks"]["first"] == "./YOUR-FIRST-MODEL"
 
 
 def test_names_of_any_kind_are_written_so_that_they_are_read_back():
@@ -209,13 +196,28 @@ def test_words_that_yaml_reads_otherwise_are_quoted_and_a_comment_stays_one():
 
 
 def test_labels_of_texts_are_classes_as_those_of_series_are(capfd):
-    for labels, classes in (("a,,b,a", ["a", "b"]), ("2,,0,10", ["0", "2", "10"]), ("0,99999999", ["0", "99999999"])):
+    for labels, classes in (
+        ("a,,b,a", ["a", "b"]),
+        ("2,,0,10", ["0", "2", "10"]),
+        ("0,99999999", ["0", "99999999"]),
+        (f"{10**19},{10**19 + 1}", [f"{10**19}", f"{10**19 + 1}"]),
+    ):
         Path("texts.csv").write_text("text,label\n" + "".join(f"word,{label}\n" for label in labels.split(",")))
         assert look_at("texts.csv").classes == classes
     assert "examples/s" not in capfd.readouterr().err
     for label in ("1.5", "1e-300"):
         Path("texts.csv").write_text(f"text,label\nhello,0\nyou,{label}\n")
         assert "which are not classes" in run("init", "mrconv", "mine", "--data", "texts.csv", code=2).stderr
+
+
+def test_gaps_in_texts_are_left_out_and_one_class_is_refused():
+    lines = [f"{f'a text {n}' if n % 6 else ''},{'ab'[n % 2]}" for n in range(36)]
+    Path("texts.csv").write_text("\n".join(["text,label", *lines]))
+    recipe = train("mrconv", "texts.csv", only_check=True)
+    assert recipe["data"]["max_bad_examples"] > 1 / 6 and measured(recipe) == 4
+    assert "6 of 36 examples without a text" in look_at("texts.csv").left_out
+    Path("one.csv").write_text("text,label\n" + "words,a\nothers,a\n" * 6)
+    assert "only the class a" in run("init", "mrconv", "one", "--data", "one.csv", code=2).stderr
 
 
 def test_names_of_many_classes_are_left_out_only_where_data_give_numbers():

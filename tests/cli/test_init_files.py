@@ -21,6 +21,7 @@ from hf_ext.data.survey import look_at
 from hf_ext.data.writing import write_recipe
 from hf_ext.errors import DataError
 from tests.cli.init_testing import SHORT, measured, names_of, train
+from tests.cli.init_testing import in_a_folder_of_its_own as in_a_folder_of_its_own
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline
 from tests.kit.command_line import run
 from tests.kit.own_data import write_pictures, write_sounds
@@ -28,11 +29,6 @@ from tests.kit.refusals import refused
 
 # A tiny SemanIR.
 SMALL = ["--model.depths", "[1]", "--model.num_heads", "[2]", "--model.embed_dim", "8", "--task.patch_size", "16"]
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_pairs_are_enlarged_as_their_sizes_say():
@@ -161,6 +157,12 @@ def test_pictures_of_more_than_8_bits_are_refused_by_who_takes_8(kind):
     for method in ("semanir", "dit") if kind != "uint16" else ("dit",):
         with refused(DataError, "scans"):
             write_recipe(method, Path("mine"), look_at("scans"), gpu=False)
+
+
+def test_pictures_that_have_no_score_are_refused():
+    write_pictures("photos", [""], 4, size=(40, 15))
+    with refused(DataError, "photos", "15 pixels"):
+        write_recipe("semanir", Path("mine"), look_at("photos"), gpu=False)
 
 
 def test_two_folders_become_pairs_by_a_flag():

@@ -19,6 +19,7 @@ from hf_ext.terminal import escape, guarded_streams
 from hf_ext_cli.main import MODULES, main
 from hf_ext_cli.output import print_rows, print_table
 from tests.kit import command_line
+from tests.kit.own_data import write_pictures
 
 run = partial(command_line.run, code=None)
 
@@ -206,8 +207,10 @@ def test_what_both_options_set_lasts_for_one_command(loudness, monkeypatch, word
 
 def test_quiet_commands_print_results_only_and_verbose_errors_a_traceback(tmp_path):
     assert run("models", "-q", "-v").exit_code == run("models", "--verbose", "--quiet").exit_code == 2
-    assert run("init", "semanir", tmp_path / "loud").stdout.count("\n") == 3
-    assert run("init", "semanir", tmp_path / "mine", "-q").stdout == f"{tmp_path / 'mine' / 'semanir.yaml'}\n"
+    write_pictures(tmp_path / "photos", [""], 3)
+    data = ["--data", tmp_path / "photos"]
+    assert run("init", "semanir", tmp_path / "loud", *data).stdout.count("\n") == 7
+    assert run("init", "semanir", tmp_path / "mine", "-q", *data).stdout == f"{tmp_path / 'mine' / 'semanir.yaml'}\n"
     result = run("info", "/nowhere/at/all", "-v")
     assert result.exit_code == 2 and "Traceback" in result.stderr
     assert result.stderr.splitlines()[-1] == run("info", "/nowhere/at/all").stderr.splitlines()[-1]

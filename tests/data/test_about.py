@@ -1,7 +1,6 @@
 """Files with what is said of them: by a table of any name, by folders or texts beside them, or nothing."""
 
 import gc
-import io
 import json
 from pathlib import Path
 
@@ -42,16 +41,9 @@ def as_lines(names) -> str:
     return "\n".join(json.dumps({"file_name": f"{name}.csv", "label": CLASSES[name]}) for name in names)
 
 
-def as_parquet(names) -> bytes:
-    held = io.BytesIO()
-    pd.DataFrame({"file_name": [f"{name}.csv" for name in names], "label": [*CLASSES.values()]}).to_parquet(held)
-    return held.getvalue()
-
-
 TABLES = {
     "metadata.csv": as_table(NAMES),
     "metadata.jsonl": as_lines(NAMES),
-    "about.parquet": as_parquet(NAMES),
     "a_first_in_the_alphabet.csv": as_table(NAMES, ("recording", "category"), ";"),
     "reference.tsv": as_table(NAMES, ("id", "target"), "\t", ""),
     "in_other_order.csv": as_table(NAMES[::-1], ("name", "label")),
@@ -73,21 +65,6 @@ def test_a_table_that_names_the_files_tells_their_classes(walks, name):
     assert {f"walk{row['x'][0]:.0f}": str(row["label"]) for row in data} == CLASSES
 
 
-def test_files_without_a_row_are_left_out_and_said(walks):
-    (walks / "labels.csv").write_text(as_table(NAMES[:-2]))
-    survey = look_at(str(walks))
-    assert survey.count == 10 and any(line.startswith("2 files") for line in survey.left_out)
-
-
-def test_a_table_may_lie_beside_the_folder_of_its_split(walks, tmp_path):
-    root = tmp_path / "root"
-    root.mkdir()
-    walks.rename(root / "train")
-    (root / "train.csv").write_text("\n".join(["file,label", *(f"train/{n}.csv,{CLASSES[n]}" for n in NAMES)]))
-    survey = look_at(str(root))
-    assert survey.classes == ["a", "b"] and survey.count == 12
-
-
 @pytest.mark.parametrize(
     ("name", "text", "fact"),
     [
@@ -96,25 +73,13 @@ def test_a_table_may_lie_beside_the_folder_of_its_split(walks, tmp_path):
         ("labels.csv", "file_name,class,target\nwalk0.csv,a,b\nwalk1.csv,b,b", "--label"),
         ("labels.csv", "file_name,label,first_row\nwalk0.csv,a,1\nwalk1.csv,b,1", "first_row"),
         ("metadata.csv", "file_name,label\nother1,a\nother2,b", "metadata.csv"),
+        ("cut.jsonl", as_lines(NAMES) + '\n{"file_name": "wal', "cut.jsonl"),
+        ("lists.jsonl", as_lines(NAMES).replace('"a"', '["a"]'), "lists.jsonl"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(walks, name, text, fact):
     (walks / name).write_text(text)
     with refused(DataError, name, fact):
-        look_at(str(walks))
-
-
-@pytest.mark.parametrize(
-    ("name", "held"),
-    [
-        ("cut.jsonl", (as_lines(NAMES) + '\n{"file_name": "wal').encode()),
-        ("broken.parquet", b"PAR1 and no more"),
-        ("lists.jsonl", as_lines(NAMES).replace('"a"', '["a"]').encode()),
-    ],
-)
-def test_tables_that_cannot_be_read_are_named(walks, name, held):
-    (walks / name).write_bytes(held)
-    with refused(DataError, name):
         look_at(str(walks))
 
 

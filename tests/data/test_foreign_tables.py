@@ -17,7 +17,7 @@ from tests.data.tables_testing import RNG, STATES, STEPS, WORDS, rows, wide
 from tests.kit.refusals import refused
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("name", ["texts.csv", "texts.tsv", "folder/train.csv"])
 @pytest.mark.parametrize(
     ("encoding", "separator", "note"),
     [
@@ -27,20 +27,21 @@ from tests.kit.refusals import refused
         ("utf-8", ";", "semi"),
     ],
 )
-def test_texts_have_any_encoding_and_separator(tmp_path, encoding, separator, note, suffix):
+def test_texts_have_any_encoding_and_separator(tmp_path, encoding, separator, note, name):
     """The recipe's own source reads the same texts that `init` looked at."""
     # The first letter that is no ASCII lies far down.
     texts = [f"{'x' * 4000} gehoeren ins Cafe Nummer {number}" for number in range(23)] + ["Füße gehören ins Café"]
-    place = tmp_path / f"texts{suffix}"
+    place = tmp_path / name
+    place.parent.mkdir(exist_ok=True)
     place.write_text(rows({"text": texts, "label": STATES}, separator), encoding=encoding)
-    survey = look_at(str(place))
+    survey = look_at(str(place.parent if "/" in name else place))
     assert survey.kind == "texts" and survey.classes == WORDS
     assert any(note in text for text in survey.notes)
     parts = [open_source(DataSource(**part)) for part in (survey.train, survey.eval)]
     assert sorted(text for part in parts for text in part["text"]) == sorted(texts)
 
 
-@pytest.mark.parametrize("kind", ["zip", "gz", "jsonl", "txt", "csv of a folder"])
+@pytest.mark.parametrize("kind", ["zip", "gz", "jsonl", "txt"])
 def test_a_table_of_numbers_is_never_taken_for_texts(tmp_path, kind):
     held = wide(STEPS, WORDS)
     if kind == "zip":
@@ -53,13 +54,9 @@ def test_a_table_of_numbers_is_never_taken_for_texts(tmp_path, kind):
     elif kind == "jsonl":
         place = tmp_path / "wide.jsonl"
         pd.read_csv(io.StringIO(held)).rename(columns={"label": "state"}).to_json(place, orient="records", lines=True)
-    elif kind == "txt":
+    else:
         place = tmp_path / "wide.txt"
         place.write_text(held.replace(",", " "))
-    else:
-        place = tmp_path / "texts"
-        place.mkdir()
-        (place / "train.csv").write_text("text;label\n" + "one of many words;a\nanother of many words;b\n" * 9)
     with refused(DataError, place.name):
         look_at(str(place))
 
@@ -80,12 +77,22 @@ def test_arrays_that_cannot_be_learned_from_are_refused(tmp_path, broken):
         look_at(str(place), Hints(label="y" if broken == "one hot" else None))
 
 
-def test_files_of_other_columns_are_not_joined(tmp_path):
-    for number, names in enumerate((("text", "label"), ("words", "label"))):
-        columns = {names[0]: [f"ein kurzer Satz {step}" for step in range(24)], names[1]: STATES}
-        (tmp_path / f"{number}.csv").write_text(rows(columns, ";"))
-    with refused(DataError, "1.csv", "words"):
-        look_at(str(tmp_path / "*.csv"))
+@pytest.mark.parametrize(
+    ("name", "label", "facts"), [("words", 1, ["words"]), ("text", "a", ["label"]), ("text", 2, [])]
+)
+def test_files_of_one_source_have_the_same_columns(tmp_path, name, label, facts):
+    for number, columns in enumerate(({"text": "Satz", "label": 1}, {name: "Satz", "label": label})):
+        cells = {
+            key: [f"{value} {step}" if key != "label" else value for step in range(9)]
+            for key, value in columns.items()
+        }
+        (tmp_path / f"{number}.csv").write_text(rows(cells, ";"))
+    source = DataSource(str(tmp_path / "*.csv"))
+    if facts:
+        with refused(DataError, "1.csv", *facts):
+            open_source(source)
+    else:
+        assert open_source(source)["label"][:] == [1] * 9 + [2] * 9
 
 
 ENDINGS = ["mat", "pkl", "feather", "db", "h5", "xml", "toml", "eval", "parquet", "tar", "zip", "csv", "tsv", "jsonl"]

@@ -1,4 +1,4 @@
-"""Sounds of phones: M4A, AAC and WMA are read as WAV is."""
+"""Sounds of phones: M4A and AAC are read as WAV is."""
 
 import io
 import sys
@@ -10,17 +10,13 @@ import pytest
 from hf_ext.data.sound_files import describe_sound, read_samples
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
+from tests.cli.init_testing import in_a_folder_of_its_own as in_a_folder_of_its_own
 from tests.cli.init_testing import train
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
 
 av = pytest.importorskip("av", reason="the extra `audio` is not installed")
 soundfile = pytest.importorskip("soundfile")
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def tone(rate: int, seconds: float, channels: int, pitch: float) -> np.ndarray:
@@ -38,7 +34,7 @@ def write(path: str, rate: int = 16000, channels: int = 1, seconds: float = 0.5,
         soundfile.write(place, samples, rate, format=kind, subtype="OPUS" if kind else None)
         return place
     with av.open(str(place), "w") as container:
-        stream = container.add_stream("wmav2" if place.suffix == ".wma" else "aac", rate=rate, layout=layout)
+        stream = container.add_stream("aac", rate=rate, layout=layout)
         stream.bit_rate = 64000
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples.T), format="fltp", layout=layout)
         frame.sample_rate = rate
@@ -52,7 +48,7 @@ def write(path: str, rate: int = 16000, channels: int = 1, seconds: float = 0.5,
 
 @pytest.mark.parametrize(
     ("ending", "rate", "channels"),
-    [("m4a", 8000, 1), ("m4a", 44100, 2), ("aac", 16000, 1), ("aac", 48000, 2), ("wma", 44100, 2), ("wma", 44100, 1)],
+    [("m4a", 8000, 1), ("m4a", 44100, 2), ("aac", 16000, 1), ("aac", 48000, 2)],
 )
 @pytest.mark.parametrize("as_bytes", [False, True])
 def test_samples_are_those_that_were_encoded(ending, rate, channels, as_bytes):
@@ -72,7 +68,7 @@ def test_samples_are_those_that_were_encoded(ending, rate, channels, as_bytes):
     assert describe_sound(given()) == (rate, len(samples), channels)
 
 
-@pytest.mark.parametrize("ending", ["m4a", "M4A", "opus", "aiff", "aac"])
+@pytest.mark.parametrize("ending", ["M4A", "opus", "aac"])
 def test_folders_of_classes_are_read_and_train(ending):
     for number in range(12):
         path = write(f"sounds/{'ab'[number % 2]}/{number}.{ending.lower()}", pitch=200 + 20 * number)
@@ -80,13 +76,13 @@ def test_folders_of_classes_are_read_and_train(ending):
     survey = look_at("sounds")
     assert (survey.kind, survey.count, survey.classes) == ("sounds", 12, ["a", "b"]) and not survey.left_out
     assert survey.rate == 16000
-    if ending == "m4a":
+    if ending == "M4A":
         train("mrconv", "sounds", "--model.hidden_size", "8", "--model.num_hidden_layers", "1")
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"\0\0\0\x18ftypM4A " + b"\0" * 50, b"#!AMR\n", b"\xff\xf1" + b"x" * 40, b"\x30\x26\xb2\x75" * 9, b"", b"RIFF"],
+    [b"\0\0\0\x18ftypM4A " + b"\0" * 50, b"\xff\xf1" + b"x" * 40, b"", b"RIFF"],
 )
 def test_broken_ones_are_refused_and_counted(content):
     for number in range(5):
@@ -110,7 +106,7 @@ def test_a_film_without_sound_and_films_are_refused():
         read_samples("silent.mp4")
     Path("films").mkdir()
     Path("silent.mp4").rename("films/1.mp4")
-    assert "ffmpeg" in run("init", "mrconv", "mine", "--data", "films", code=2).stderr
+    assert "FLAC" in run("init", "mrconv", "mine", "--data", "films", code=2).stderr
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):

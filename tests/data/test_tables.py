@@ -1,14 +1,12 @@
 """Tables as people have them: of each of many small inputs, what must be understood, or refused."""
 
-import time
-
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
 
 from hf_ext.data.opening import open_source
-from hf_ext.data.roles import Hints, find_roles
+from hf_ext.data.roles import Hints
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
 from hf_ext.data.tables import read_table
@@ -96,23 +94,3 @@ def test_parquet_keeps_its_index_of_dates(tmp_path):
     frame.to_parquet(tmp_path / "table.parquet")
     survey = look_at(str(tmp_path / "table.parquet"))
     assert survey.columns == ["y"] and survey.train["time"] == "when" and survey.classes == WORDS
-
-
-@pytest.mark.parametrize(
-    ("cells", "separator", "layout"),
-    [
-        (["0.5", "0.5"], ",", "series"),
-        pytest.param(["red", "blue"], ",", "texts", marks=pytest.mark.slow),
-        pytest.param(["0,5", "1,5"], ";", "series", marks=pytest.mark.slow),
-    ],
-)
-def test_many_columns_are_read_quickly(tmp_path, cells, separator, layout):
-    names = separator.join(f"t{step}" for step in range(5000))
-    lines = [separator.join([cell] * 5000) for cell in cells * 2]
-    rows = "".join(f"{line}{separator}{'ab'[row % 2]}\n" for row, line in enumerate(lines))
-    (tmp_path / "wide.csv").write_text(f"{names}{separator}label\n{rows}")
-    begin = time.process_time()
-    table = read_table(tmp_path / "wide.csv")
-    assert find_roles(table, Hints()).layout == layout
-    # Texts took 24 s, one call of pandas after the other for each column.
-    assert time.process_time() - begin < 7.5

@@ -16,41 +16,27 @@ NUMBERS = np.random.default_rng(0).normal(size=(ROWS, 16)).round(3)
 LABELS = ["a", "b"] * (ROWS // 2)
 
 
-def counted(form: str = "ch{}", first: int = 1, count: int = 16, offset: int = 0) -> dict:
-    return {form.format(first + index): NUMBERS[:, offset + index] for index in range(count)}
-
-
-CHANNELS = counted()
+CHANNELS = {f"ch{index + 1}": NUMBERS[:, index] for index in range(16)}
 # Names of the steps' columns: all are a row a series.
 SERIES = {
     "channels": CHANNELS,
-    "zeros before": counted("t{:02d}", 0),
-    "numbers": counted("{}", 0),
     "fractions": {f"{0.5 * index}": NUMBERS[:, index] for index in range(16)},
     "wavelengths": {f"{400 + 2.5 * index} nm": NUMBERS[:, index] for index in range(16)},
-    "hours": {f"{index:02d}:30": NUMBERS[:, index] for index in range(16)},
     "hours with a letter": {f"h{index}:00": NUMBERS[:, index] for index in range(16)},
-    "units behind": counted("{} s"),
     "one left out": {name: values for name, values in CHANNELS.items() if name != "ch5"},
 }
 # Columns beside 16 that count: left out, and said.
 BESIDE = {
     "age": np.arange(ROWS) * 7 % 60,
-    "temperature": NUMBERS[:, 0] + 20,
     "sex": ["m", "f", "f"] * 8,
-    "patient": np.arange(ROWS) * 3 + 100,
     "clinic": [f"clinic {row}" for row in range(ROWS)],
 }
 # Columns beside them by which a row may be a step, the flag that decides.
 EITHER = {
     "time": (np.arange(ROWS) * 0.1, "--time time"),
-    "seconds": (np.arange(ROWS) * 0.1, "--time seconds"),
-    "timestamp": (1_700_000_000 + np.arange(ROWS) * 60, "--time timestamp"),
     "cycle": (np.arange(ROWS) + 1, "--time cycle"),
-    "frame_no": (np.arange(ROWS) * 2, "--time frame_no"),
     "date": (pd.date_range("2024-01-15", periods=ROWS).astype(str), "--time date"),
     "subject": (np.repeat([1, 2, 3, 4], 6), "--series subject"),
-    "machine_id": (np.repeat(["m1", "m2", "m3"], 8), "--series machine_id"),
 }
 
 

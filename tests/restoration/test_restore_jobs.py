@@ -142,7 +142,7 @@ def test_what_no_library_reads_is_named_and_counted(folder_of_model, photos, tmp
     assert result.stdout.startswith("2 restored")
     assert "Error: 3 of 5 pictures could not be restored." in result.stderr
     result = run(folder_of_model, photos / "x.HEIC", "--out", out, code=2)
-    assert "none of 1 pictures can be restored" in result.stderr
+    assert "none of 1 picture can be restored" in result.stderr
 
 
 def save_moving(path, **options) -> None:

@@ -17,10 +17,9 @@ from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoModelForA
 import hf_ext  # noqa: F401
 from hf_ext.errors import DataError
 from hf_ext.settings import SettingsError
-from hf_ext.tasks.sequences import cut_padding
 from hf_ext.tasks.series import SeriesClassificationTask, SeriesRegressionTask
 from hf_ext.tasks.signals import AudioTask, ImageTask, PixelTask, random_box
-from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, MaskedLanguageModelTask, RetrievalTask, TextTask
+from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, MaskedLanguageModelTask, TextTask
 from hf_ext.training import TrainingArguments, build_task, evaluate_checkpoint, train
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from tests.kit.models import assert_same_answers, assert_same_weights
@@ -221,15 +220,6 @@ def test_expressions_become_tokens_as_in_the_published_recipes():
     ids = tokenizer(text)["input_ids"]
     assert len(tokenizer) == 258 and len(ids) == len(text.encode()) + 1
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
-
-
-def test_a_batch_is_cut_to_its_longest_sample():
-    task = RetrievalTask(max_length=12)
-    samples = [task.encode({"text1": a, "text2": b, "label": 0}) for a, b in (("abc", "x"), ("a", "xyzuv"))]
-    batch = cut_padding({name: torch.stack([sample[name] for sample in samples]) for name in samples[0]})
-    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 4)
-    assert batch["input_ids_2"].shape == batch["attention_mask_2"].shape == (2, 6)
-    assert batch["labels"].shape == (2,)
 
 
 def test_windows_of_a_language_model():

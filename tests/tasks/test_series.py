@@ -18,7 +18,7 @@ from hf_ext.data.opening import open_source
 from hf_ext.errors import DataError
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask, SeriesRegressionTask, measure
 from hf_ext.tasks.texts import MaskedLanguageModelTask
-from hf_ext.training import DataSource, TrainingArguments, build_task, train
+from hf_ext.training import TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from hf_ext.training.evaluation import evaluate
 from tests.kit.models import assert_same_weights
@@ -312,17 +312,6 @@ def test_a_masked_language_model_fills_masks_from_its_folder(tmp_path):
     batch = DataCollatorForLanguageModeling(tokenizer, seed=0)([tokenizer(TEXT[:60]), tokenizer("short text")])
     assert model.eval()(**batch).loss.isfinite()
     assert json.loads((folder / "config.json").read_text())["bidirectional"] is True
-
-
-def test_a_table_of_rows_is_scored_on_its_last_part(tmp_path):
-    lines = [f"2024-01-01T{hour % 24:02}:00:00,{hour % 5},{'ab'[hour >= 48]}" for hour in range(60)]
-    (tmp_path / "load.csv").write_text("\n".join(["time,load,label", *lines]))
-    part = open_source(DataSource(str(tmp_path / "load.csv"), split="train[80%:]", rows="positions"))
-    task = PositionsTask(columns=["load"], max_length=16, num_labels=2, label_names=["a", "b"])
-    scores = evaluate(task, task.build_model(TINY, None), part)
-    assert scores["accuracy_of_largest"] == 1
-    values = task.encode(part[0])["input_values"][:12, 0]
-    assert values.tolist() == [hour % 5 for hour in range(48, 60)]
 
 
 def test_what_the_maker_writes_is_what_the_recipes_read(load, tmp_path, monkeypatch):

@@ -1,0 +1,71 @@
+"""Builders of `datasets` for sounds and tables, in a separate module because `datasets` patches `Path` and `open` in
+the module of a builder."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import datasets
+import fsspec
+import pandas as pd
+import pyarrow as pa
+from datasets.builder import Key
+from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
+from datasets.packaged_modules.csv.csv import Csv
+
+from ..errors import DataError
+from .sound_files import AUDIO_SUFFIXES
+from .tables import LABEL, read_table
+
+
+class RecordingFolder(AudioFolder):
+    """Builder for a folder of sound files, whose column contains undecoded files."""
+
+    # The type Audio of datasets asks for torchcodec and FFmpeg even to note the name of a file. The type Image without
+    # decoding keeps the same pair of bytes and path; splits, labels from the names of folders and metadata.csv are
+    # the builder's. The tasks decode with soundfile.
+    def _base_feature(self) -> datasets.Image:
+        return datasets.Image(decode=False)
+
+    BASE_FEATURE = datasets.Image
+    EXTENSIONS = sorted({*AudioFolder.EXTENSIONS} | AUDIO_SUFFIXES)
+
+
+class TableFiles(Csv):
+    """Builder for CSV and TSV files, which are read as `hf-ext init` reads them."""
+
+    # Splits, patterns, archives, streams and the cache are the builder's. Its own reader knows one encoding and one
+    # separator, takes the words None and NA for nothing, and loses the zero of a class 01.
+    def _generate_tables(self, base_files: list[str], files_iterables: list[Any]) -> Iterator[tuple[Key, pa.Table]]:
+        first: tuple[str, pa.Schema] | None = None
+        for index, (name, files) in enumerate(zip(base_files, files_iterables, strict=True)):
+            for place, file in enumerate(files):
+                with fsspec.open(file, "rb") as opened:
+                    table = _to_arrow(read_table(name, held=opened.read()).frame)
+                first = first or (name, table.schema)
+                yield Key(index, place), _fit(table, name, *first)
+
+
+def _to_arrow(frame: pd.DataFrame) -> pa.Table:
+    """A table whose classes are whole numbers where they are some, and whose texts have the usual type."""
+    for name in filter(LABEL.fullmatch, frame):
+        if pd.api.types.is_float_dtype(frame[name].dtype) and (frame[name].dropna() % 1 == 0).all():
+            frame[name] = frame[name].astype("Int64")
+    table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+    texts = (field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field for field in table.schema)
+    return table.cast(pa.schema(texts))
+
+
+def _fit(table: pa.Table, name: str, first: str, schema: pa.Schema) -> pa.Table:
+    """The table with the types of the first one."""
+    if table.column_names != schema.names:
+        raise DataError(
+            f"{name} has the columns {', '.join(table.column_names)!s:.200}; {first} has "
+            f"{', '.join(schema.names)!s:.200}: use the same columns in all files."
+        )
+    columns = []
+    for field in schema:
+        try:
+            columns.append(table[field.name].cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{name}: column {field.name!r} is not as in {first}: {error}.") from error
+    return pa.Table.from_arrays(columns, schema=schema)
