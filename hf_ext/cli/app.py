@@ -1,5 +1,6 @@
 """hf-ext app: restore, draw, listen and merge in a browser."""
 
+import signal
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,8 @@ def serve(
     from hf_ext.app import serve as run
     from hf_ext.app_work import find_models
 
+    # A server ends by signals: gradio closes it at Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run(find_models(sources), Limits(**limits), allowed_hosts, server_name=host, server_port=port)
 
 

@@ -19,10 +19,10 @@ from ..files import whole_folder, write_json
 from ..progress import progress as show_progress
 from .arguments import TrainingArguments
 from .callbacks import Callback
-from .evaluation import evaluate_sets, write_results
+from .evaluation import evaluate_sets, provenance, write_results
 from .launcher import honour_launcher
 from .observing import Clock, plot_curves, show_picture, start_trackers
-from .optimizing import clear_gradients, clip_gradients
+from .optimizing import clear_gradients, clip_gradients, own_part
 from .processes import (
     check_weights,
     describe_divergence,
@@ -32,10 +32,9 @@ from .processes import (
     seed_step,
     weigh_batches,
 )
-from .provenance import provenance
 from .pushing import PushModels
 from .run import Run
-from .state import RunFolder, clear_write_errors, own_part, save_state
+from .state import RunFolder, clear_write_errors, save_state
 from .stopping import END, EVALUATE, EvaluationStopped, Stopping
 from .task import Task
 

@@ -23,7 +23,8 @@ from ..errors import UsageError
 from ..files import read_json, write_json
 from .arguments import TrainingArguments
 from .launcher import check_processes, needs_processors, require_devices, require_own_device
-from .state import RunFolder, own_part
+from .optimizing import own_part
+from .state import RunFolder
 
 
 def check_trackers(names: list[str]) -> None:
