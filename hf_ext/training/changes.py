@@ -205,15 +205,13 @@ def fingerprint(data: datasets.Dataset | datasets.IterableDataset, section: Any)
 
 def compare_fingerprints(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The differences, in words; a value that one side lacks counts as equal."""
+    then = {name: before[name] for name in ("rows", "shards", "columns")}
+    then |= {f"commit of {place}": commit for place, commit in before["commits"].items()}
+    found = {**now, **{f"commit of {place}": commit for place, commit in now["commits"].items()}}
     differences = [
-        f"{name}: {before[name]} → {now[name]}"
-        for name in ("rows", "shards", "columns")
-        if before[name] != now[name] and None not in (before[name], now[name])
-    ]
-    differences += [
-        f"commit of {place}: {before['commits'][place]} → {commit}"
-        for place, commit in now["commits"].items()
-        if before["commits"].get(place, commit) != commit
+        f"{name}: {value} → {found[name]}"
+        for name, value in then.items()
+        if value != found.get(name, value) and None not in (value, found[name])
     ]
     if before["sample"] != now["sample"] and not differences:
         differences.append("the compared rows have other contents")
@@ -247,22 +245,16 @@ def _find_rows(data: datasets.Dataset | datasets.IterableDataset) -> Iterator[di
 def _plain(value: Any) -> Any:
     """A value without the folder that a file lies in; texts and contents by their length and beginning."""
     if isinstance(value, dict) and {"path", "bytes"} == set(value):
-        content = _content(value["path"]) if value["bytes"] is None else _beginning(value["bytes"])
-        return Path(value["path"] or "").name, content
+        path, content = Path(value["path"] or ""), value["bytes"]
+        if content is not None:
+            return path.name, _plain(content)
+        # Nothing of a place in an archive or on a Hub, whose commit is known.
+        if not path.is_file():
+            return path.name, None
+        with path.open("rb") as file:
+            return path.name, (path.stat().st_size, file.read(_BYTES))
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    return _beginning(value) if isinstance(value, (bytes, str)) else value
-
-
-def _beginning(value: bytes | str) -> tuple[int, bytes | str]:
-    return len(value), value[:_BYTES]
-
-
-def _content(path: str | None) -> Any:
-    """Length and beginning of a local file; nothing of a place in an archive or on a Hub, whose commit is known."""
-    if path is None or not Path(path).is_file():
-        return None
-    with open(path, "rb") as file:
-        return Path(path).stat().st_size, file.read(_BYTES)
+    return (len(value), value[:_BYTES]) if isinstance(value, (bytes, str)) else value

@@ -16,8 +16,7 @@ from ..terminal import guarded_streams, is_verbose
 # The libraries and the loop are imported where they are needed, which is after everything was read and checked.
 from .arguments import TrainingArguments, apply_overrides, build, read_yaml
 from .launcher import honour_launcher
-from .methods import build_task, read_arguments
-from .reference import describe_fields
+from .methods import build_task, describe_fields, read_arguments
 
 if TYPE_CHECKING:
     from .task import Task

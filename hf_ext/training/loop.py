@@ -21,7 +21,7 @@ from .arguments import TrainingArguments
 from .callbacks import Callback
 from .evaluation import evaluate_sets, provenance, write_results
 from .launcher import honour_launcher
-from .observing import Clock, plot_curves, show_picture, start_trackers
+from .observing import Clock, show_picture, start_trackers
 from .optimizing import clear_gradients, clip_gradients, own_part
 from .processes import (
     check_weights,
@@ -136,7 +136,7 @@ class _Training(Run):
         ):
             self._tell("on_begin", progress.step, self.folder.path, self.module)
             if progress.owes_evaluation:
-                with self.clock.stop():
+                with self.clock.count("excluded"):
                     self._checkpoint(save=True)
             while not self._is_over():
                 with self._explain_divergence():
@@ -159,7 +159,7 @@ class _Training(Run):
                 window.zero_()
                 window_start, window_samples = progress.step, progress.samples
                 progress.ended = answer == END
-                with self.clock.stop():
+                with self.clock.count("excluded"):
                     if self._checkpoint(save=bool(answer), evaluate=answer in (EVALUATE, END)):
                         stopping.restart_clock()
                 if not self._is_over():
@@ -282,8 +282,6 @@ class _Training(Run):
         self._save_state()
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
-            with self.onlookers.guard("curves.png"):
-                plot_curves(self.folder)
         written = [(self.folder.best, True)] * improved + [(self.folder.snapshot, False)] * save
         for model, is_best in written:
             self._tell("on_save", self.progress.step, model, is_best)

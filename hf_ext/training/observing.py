@@ -13,10 +13,8 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 
-from ..figures import new_figure, save_figure
 from ..files import read_json, write_json
 from .arguments import TrainingArguments
-from .state import RunFolder
 
 # Columns of `Clock.row`, which differ between equal runs.
 TIMINGS = ("samples_per_second", "data_share", "compute_share", "overhead_share", "memory_gb", "minutes_left")
@@ -32,39 +30,30 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        # `time.monotonic` has steps of 15.6 ms on Windows before Python 3.13, and a row may be shorter.
-        self._process = psutil.Process()
         self.restart()
 
     def restart(self) -> None:
         """Begins the next row."""
+        # `time.monotonic` has steps of 15.6 ms on Windows before Python 3.13, and a row may be shorter.
         self.began = time.perf_counter()
-        self.spent = {"data": 0.0, "compute": 0.0}
+        self.spent = {"data": 0.0, "compute": 0.0, "excluded": 0.0}
 
     @contextlib.contextmanager
     def count(self, part: str) -> Iterator[None]:
-        """Counts the time inside a `with` block as data or compute."""
+        """Counts the time inside a `with` block as data, compute, or excluded, such as an evaluation."""
         began = time.perf_counter()
         yield
         self.spent[part] += time.perf_counter() - began
 
-    @contextlib.contextmanager
-    def stop(self) -> Iterator[None]:
-        """Excludes the time inside a `with` block, such as an evaluation."""
-        began = time.perf_counter()
-        yield
-        self.began += time.perf_counter() - began
-
     @property
     def seconds(self) -> float:
         """Since the last row."""
-        return time.perf_counter() - self.began
+        return time.perf_counter() - self.began - self.spent["excluded"]
 
     def row(self, samples: int, left: int, device: torch.device) -> dict[str, float]:
         """Speed, shares of the time, memory of this process, and the time left."""
-        seconds = self.seconds
-        on_gpu = device.type == "cuda"
-        memory = torch.cuda.max_memory_allocated(device) if on_gpu else self._process.memory_info().rss
+        seconds, on_gpu = self.seconds, device.type == "cuda"
+        memory = torch.cuda.max_memory_allocated(device) if on_gpu else psutil.Process().memory_info().rss
         data, compute = self.spent["data"] / seconds, self.spent["compute"] / seconds
         return {
             "samples_per_second": round(samples / seconds, 2),
@@ -107,17 +96,3 @@ def show_picture(accelerator: Accelerator, picture: Image.Image, step: int) -> N
             tracker.log_images({"samples": pixels}, step=step, dataformats="NHWC")
         elif hasattr(tracker, "log_images"):
             tracker.log_images({"samples": [picture]}, step=step)
-
-
-def plot_curves(run: RunFolder) -> None:
-    """Draws `curves.png` from `metrics.jsonl`: the training loss, and one panel for each evaluation metric."""
-    rows = run.read_metrics()
-    names = ["loss", *sorted({name for row in rows for name in row if name.startswith("eval_")})]
-    figure = new_figure(5 * len(names), 3.6)
-    for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        points = [row for row in rows if name in row]
-        steps, values = [row["step"] for row in points], [row[name] for row in points]
-        axis.plot(steps, values, marker="" if name == "loss" else "o", color="tab:blue")
-        axis.set(xlabel="step", title=name)
-        axis.grid(alpha=0.3)
-    save_figure(figure, run.path / "curves.png")

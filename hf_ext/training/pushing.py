@@ -34,17 +34,6 @@ _FETCHED = re.compile(
     r"|custom_checkpoint_\d\.pkl|stream-\d+\.json|pytorch_model_fsdp\.bin"
     r"|(pytorch_model_fsdp_0|optimizer_0|average)/(\.metadata|__\d+_\d+\.distcp))"
 )
-# What the index of a sharded state consists of, by module; of `torch` its types of numbers too.
-_CLASSES = {
-    "torch": {"Size"},
-    "torch.serialization": {"_get_layout"},
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.distributed.checkpoint.metadata": {
-        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata"),
-        *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
-    },
-    **dict.fromkeys(["pathlib", "pathlib._local"], {"PosixPath", "WindowsPath"}),
-}
 
 
 class PushModels(Callback):

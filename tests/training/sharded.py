@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
 from hf_ext.hub import publish
-from hf_ext.training import TrainingArguments, build_task, launcher, loop, train
+from hf_ext.training import TrainingArguments, build_task, launcher, train
 from hf_ext.training.arguments import build
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
@@ -146,8 +146,6 @@ def go_on(root: Path, case: str, name: str, **changes: Any) -> None:
 
 def main() -> None:
     root, kind, case = Path(sys.argv[1]), *sys.argv[2:]
-    # To draw would take longer than all else.
-    loop.plot_curves = lambda run: None
     PartialState.destroy_process_group = lambda self, group=None: None
     if kind == "compare":
         run(make_arguments(root, case, "ddp"))

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from hf_ext.errors import DataError, OtherRun
 from hf_ext.training.changes import OTHER, SAME, compare_settings, describe_run
-from hf_ext.training.manifest import read_manifest, write_manifest
-from hf_ext.training.state import RunFolder
+from hf_ext.training.state import RunFolder, read_manifest, write_manifest
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 

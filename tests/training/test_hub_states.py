@@ -16,7 +16,7 @@ from torch.distributed import checkpoint
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import DataError
-from hf_ext.training.foreign import refuse_code
+from hf_ext.training.pushing import refuse_code
 from hf_ext.training.state import RunFolder
 from tests.hub.unfaithful_hub import Reply, UnfaithfulHub
 from tests.kit import warm_python

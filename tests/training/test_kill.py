@@ -14,8 +14,7 @@ import torch
 from hf_ext import files
 from hf_ext.files import replace_folder
 from hf_ext.training import state
-from hf_ext.training.manifest import read_manifest
-from hf_ext.training.state import RunFolder
+from hf_ext.training.state import RunFolder, read_manifest
 from tests.kit.refusals import refused
 
 from .launching import environment
