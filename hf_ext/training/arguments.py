@@ -262,8 +262,7 @@ class TrainingArguments:
     def validate_peft(self) -> None:
         if self.peft is not None and self.init_from is None:
             raise ValueError(
-                "peft trains an adapter for an existing model, which is not saved with the adapter: set init_from, "
-                "or remove the section 'peft'."
+                "peft trains an adapter for an existing model: set init_from, or remove the section 'peft'."
             )
 
     def validate_report_to(self) -> None:
@@ -281,8 +280,7 @@ class TrainingArguments:
                 raise ValueError(f"hub_model_id is {self.hub_model_id!r}; allowed: org/name. {error}") from error
         if self.hub_strategy == "checkpoint" and not self.hub_private_repo:
             raise ValueError(
-                "hub_strategy checkpoint pushes states, which contain paths of this machine: set hub_private_repo to "
-                "true."
+                "hub_strategy checkpoint pushes states, with paths of this machine: set hub_private_repo to true."
             )
         if self.resume_from_checkpoint is not None and Path(self.resume_from_checkpoint).expanduser().exists():
             raise ValueError(

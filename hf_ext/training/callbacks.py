@@ -50,8 +50,7 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Refuses what is no list of callbacks: those of other libraries have the same events, and never act here."""
     if not (isinstance(callbacks, Sequence) and all(isinstance(callback, Callback) for callback in callbacks)):
         raise UsageError(
-            f"callbacks is {callbacks!r}; allowed: a list of objects of classes that derive from "
-            "hf_ext.training.Callback."
+            f"callbacks is {callbacks!r}; allowed: a list of objects derived from hf_ext.training.Callback."
         )
 
 

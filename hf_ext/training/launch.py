@@ -56,15 +56,13 @@ def evaluate_checkpoint(
         # The checkpoint's own configuration counts here, not the model section of the file.
         if ignored := [word for word in overrides or [] if word.startswith(("--model.", "--model="))]:
             raise ValueError(
-                f"{ignored[0]}: an evaluation uses the configuration of the checkpoint; leave it out. Only the "
-                "sections data and task may be set, for instance --task.top_k of SemanIR."
+                f"{ignored[0]}: an evaluation uses the checkpoint's configuration; only data and task may be set."
             )
         arguments = read_arguments(config, overrides or [], output_dir="", model={})
         sources = arguments.data_arguments.eval_sources
         if not sources:
             raise ValueError(
-                f"{config} has no data.eval section: give the evaluation data, for instance with --data.eval.path "
-                "FOLDER."
+                f"{config} has no data.eval section: give the evaluation data with --data.eval.path FOLDER."
             )
         task = build_task(arguments)
     from hf_ext.emr.weights import task_checkpoint

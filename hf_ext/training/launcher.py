@@ -147,9 +147,8 @@ def check_processes(found: int, environment: Mapping[str, str] = os.environ) -> 
     """Refuses a launch whose processes did not all find each other."""
     if found != (told := _count_started(environment)):
         raise UsageError(
-            f"the launcher started {told} processes, and this one found {found}. Start them with accelerate launch or "
-            "torchrun, which set LOCAL_RANK; if you did, a script has initialised accelerate before the training, "
-            "without the other processes: remove that from the script."
+            f"the launcher started {told} processes, and this one found {found}: start them with accelerate launch or "
+            "torchrun, which set LOCAL_RANK, by a script that does not initialise accelerate before the training."
         )
 
 
@@ -193,9 +192,8 @@ def _refuse_lost_processes(environment: Mapping[str, str]) -> None:
     alone = "LOCAL_RANK" not in environment and max(numbers[name] for name in ("WORLD_SIZE", *_SIZES)) < 2
     if alone and _is_on(environment, "ACCELERATE_USE_CPU") and {"KMP_AFFINITY", "MASTER_PORT"} <= environment.keys():
         raise UsageError(
-            "accelerate launch was given several processes on CPUs (MASTER_PORT is set) and started one. Use "
-            "--config_file examples/accelerate/ddp_2_cpu.yaml, which starts the configured number; for one process, "
-            "unset MASTER_PORT."
+            "accelerate launch was given several processes on CPUs (MASTER_PORT is set) and started one: use "
+            "--config_file examples/accelerate/ddp_2_cpu.yaml, or for one process, unset MASTER_PORT."
         )
 
 

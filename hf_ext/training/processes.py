@@ -32,8 +32,7 @@ def check_trackers(names: list[str]) -> None:
     trackers = [str(tracker) for tracker in get_available_trackers()]
     if missing := [name for name in names if name not in trackers]:
         raise UsageError(
-            f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install it, or use one of "
-            "these."
+            f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install it, or use these."
         )
 
 
@@ -74,8 +73,7 @@ def _meeting() -> Iterator[None]:
     except torch.distributed.DistError as error:
         reason = str(error).partition("\n")[0]
         raise LostProcessError(
-            f"{text} did not find the others ({reason:.200}): start all of them, with the same address and a free "
-            "port."
+            f"{text} did not find the others ({reason:.200}): start all of them, with one address and a free port."
         ) from error
     finally:
         waiting.cancel()
@@ -112,9 +110,8 @@ def name_failures(ranks: Ranks, note: Path) -> Iterator[None]:
             raise FailedElsewhereError(text) from None
         reason = str(error).partition("\n")[0]
         raise LostProcessError(
-            f"another process of the {ranks.count} ended without a message, for instance killed because memory "
-            f"ran out, or was busy for longer than timeout_minutes ({reason:.200}). The same command resumes from the "
-            "last state."
+            f"another process of the {ranks.count} was killed, for instance for want of memory, or busy longer than "
+            f"timeout_minutes ({reason:.200}). The same command resumes from the last state."
         ) from None
 
 

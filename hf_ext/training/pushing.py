@@ -1,20 +1,16 @@
 """Models and resume states on a Hub: pushed beside the steps of a run, fetched where one begins elsewhere."""
 
 import contextlib
-import io
 import os
-import pickle
 import re
 import shutil
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate.utils import load
 from huggingface_hub import HfApi, snapshot_download
-from torch.distributed.checkpoint.metadata import Metadata
 from tqdm import tqdm
 
 from ..errors import DataError, UsageError
@@ -28,11 +24,10 @@ from .state import RunFolder
 _PATIENCE = 3600
 # The folder of a repository that has the last state, as transformers calls it.
 LAST = "last-checkpoint"
-# All that is taken from there: what `RunFolder` holds of a run whose weights are whole, or sharded by FSDP2.
+# All that is taken from there: what `RunFolder` holds of a run whose weights are not sharded.
 _FETCHED = re.compile(
     r"args\.json|metrics\.jsonl|best/.+|state/step-\d+/(manifest\.json|model\.safetensors|optimizer\.bin|scaler\.pt"
-    r"|custom_checkpoint_\d\.pkl|stream-\d+\.json|pytorch_model_fsdp\.bin"
-    r"|(pytorch_model_fsdp_0|optimizer_0|average)/(\.metadata|__\d+_\d+\.distcp))"
+    r"|custom_checkpoint_\d\.pkl|stream-\d+\.json)"
 )
 
 
@@ -181,41 +176,18 @@ def fetch_run(source: str, run: RunFolder) -> None:
         for inner, path in files.items():
             if not _FETCHED.fullmatch(inner):
                 raise DataError(f"{source}: {LAST}/{inner} is not a file of a state, so it is not used.")
-            if inner.startswith("state/") and path.name.endswith((".bin", ".pkl", ".pt", ".metadata")):
+            if inner.startswith("state/") and path.name.endswith((".bin", ".pkl", ".pt")):
                 refuse_code(path, f"{source}: {LAST}/{inner}")
             (folder / inner).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / inner)
 
 
-# A pickle may run any code when it is loaded. accelerate loads some without looking, and so does torch with the index
-# of a sharded state (`.metadata`) and with the values in it that are no tensors (`default_planner.load_bytes`). So
-# each file from elsewhere is read here once, before: whole pickles and every entry of a sharded file with
-# `weights_only`, the index with an unpickler that knows only the classes it consists of.
-
-
-class _IndexUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if name in _CLASSES.get(module, ()) or (module == "torch" and isinstance(getattr(torch, name), torch.dtype)):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of an index")
-
-
 def refuse_code(path: Path, name: str) -> None:
-    """Refuses a file of a state, called `name`, with more than tensors and plain values; an index with its parts."""
+    """Refuses a file of a state, called `name`, with more than tensors and plain values."""
+    # A pickle may run any code when it is loaded, and accelerate loads some without looking: so each file from
+    # elsewhere is read here once, before, with `weights_only`.
     try:
-        if path.name != ".metadata":
-            load(path, map_location="cpu", weights_only=True)
-            return
-        with path.open("rb") as file:
-            index: Metadata = _IndexUnpickler(file).load()
-        for entry in index.storage_data.values():
-            part = path.parent / entry.relative_path
-            # torch opens what the index names, and lets it name a decoder.
-            if part.parent != path.parent or entry.transform_descriptors is not None:
-                raise pickle.UnpicklingError("a part elsewhere")
-            with part.open("rb") as file:
-                file.seek(entry.offset)
-                torch.load(io.BytesIO(file.read(entry.length)), weights_only=True, map_location="cpu")
+        load(path, map_location="cpu", weights_only=True)
     # A damaged pickle may raise anything.
     except Exception as error:
         raise DataError(f"{name} is damaged, or holds more than tensors and numbers: it is not loaded.") from error

@@ -76,8 +76,8 @@ class Run:
         if accelerator.is_main_process:
             kind = accelerator.distributed_type
             sharding = kind.value if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED) else None
-            if sharding == "DEEPSPEED" and self.arguments.hub_strategy == "checkpoint":
-                raise UsageError("states of DeepSpeed are not pushed: use FSDP2, or another hub_strategy.")
+            if sharding and self.arguments.hub_strategy == "checkpoint":
+                raise UsageError(f"states of {sharding} are not pushed: choose another hub_strategy.")
             if self.arguments.resume_from_checkpoint is not None:
                 fetch_run(self.arguments.resume_from_checkpoint, self.folder)
             about = describe_run(self.arguments, accelerator.num_processes, sharding)
@@ -102,8 +102,7 @@ class Run:
             return
         if self.groups is not None and self.folder.changes.new_batch_size:
             raise DataError(
-                f"{self.folder.path} holds a run whose batches do not mix examples of different groups, such as sizes "
-                "of pictures: the order of its examples depends on per_device_train_batch_size, which must stay."
+                f"{self.folder.path}: per_device_train_batch_size must stay, as each batch has pictures of one size."
             )
         self.folder.prepare()
 

@@ -130,16 +130,13 @@ class RunFolder:
         others = [name for name in names if not name.startswith(".") and not name.endswith((".log", ".out", ".err"))]
         if others:
             raise UsageError(
-                f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}), and no "
+                f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}) and no "
                 "args.json of a run: choose a new or empty folder as output_dir."
             )
         for place in find_paths(arguments.data):
             data = Path(place).expanduser()
             if data.is_dir() and not (data / "lq").is_dir() and self.path.resolve().is_relative_to(data.resolve()):
-                raise DataError(
-                    f"{self.path} is inside the data folder {place}, so that the files of the run would be read as "
-                    "data: choose another output_dir."
-                )
+                raise DataError(f"{self.path} is inside the data folder {place}: choose another output_dir.")
 
     def _acquire_lock(self) -> None:
         """Takes the right to write here, unless this object has it; refuses where another process has it."""
@@ -152,13 +149,8 @@ class RunFolder:
                 f"another process trains in {self.path}: wait until it ends, stop it, or choose another output_dir."
             ) from error
         except OSError as error:
-            # What `flock` says on file systems that do not lock.
-            if error.errno not in (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK):
-                raise
-            raise ValueError(
-                f"{self.lock.lock_file} cannot be locked ({error.strerror}): the file system of {self.path} has no "
-                "locks, as some network disks. Choose another output_dir, on a local disk."
-            ) from error
+            # Of a file system that does not lock, as some network disks.
+            raise OSError(f"{self.lock.lock_file} cannot be locked ({error}): choose another output_dir.") from error
 
     def _find_start(self) -> None:
         """Finds the newest state that is whole; where there are states and none is, nothing begins anew by itself."""
@@ -176,8 +168,7 @@ class RunFolder:
         if self.damaged:
             told = "; ".join(f"step {step}: {error}" for step, error in self.damaged.items())
             raise DataError(
-                f"no state of {self.path} is whole ({told}). Restore one from a backup, or delete "
-                f"{self.states} to start this run again."
+                f"no state of {self.path} is whole ({told}). Restore one, or delete {self.states} to start again."
             )
 
     def check_data(self, fingerprint: dict[str, Any]) -> None:
@@ -267,8 +258,7 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
             raise
         if not run.path.is_dir():
             raise OSError(
-                f"{run.path} was removed or renamed while the run was writing to it: the same command resumes once it "
-                "is back, and starts again without it."
+                f"{run.path} was removed or renamed under the run: the same command resumes once it is back."
             ) from error
         free = shutil.disk_usage(run.path).free / 2**30
         is_full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
