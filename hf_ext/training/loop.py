@@ -18,10 +18,9 @@ from accelerate.utils import broadcast, send_to_device
 from ..files import whole_folder, write_json
 from ..progress import progress as show_progress
 from .arguments import TrainingArguments
-from .callbacks import Callback
+from .callbacks import Callback, Clock, show_picture, start_trackers
 from .evaluation import evaluate_sets, provenance, write_results
 from .launcher import honour_launcher
-from .observing import Clock, show_picture, start_trackers
 from .optimizing import clear_gradients, clip_gradients, own_part
 from .processes import (
     check_weights,

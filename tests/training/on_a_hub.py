@@ -89,7 +89,7 @@ def main() -> None:
     # What is in the folder goes before what is on the Hub.
     found["again"] = find_differences(contents(root / "moved"), resume("moved", "me/absent"))
     torch.save({"step": 4, "code": Code(root / "ran")}, root / "code.pkl")
-    changes = {"code": ("custom_checkpoint_0.pkl", "code.pkl"), "name": (".metadata", "code.pkl")}
+    changes = {"code": ("custom_checkpoint_0.pkl", "code.pkl"), "name": ("other.pkl", "code.pkl")}
     sources = {"absent": "me/absent", "revision": f"{REPO}@none", "empty": "me/empty", "taken": f"{REPO}@{good}"}
     for name, (file, content) in changes.items():
         api.create_branch(REPO, branch=name, revision=good)

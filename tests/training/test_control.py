@@ -1,29 +1,17 @@
-"""What steers a run: epochs, early stopping, optimizers, schedules, rules for parameters, callbacks, pushing."""
+"""What steers a run: epochs, early stopping, optimizers, schedules, callbacks, pushing."""
 
 import math
 
 import pytest
-import torch
 
 from hf_ext.data.opening import open_source
 from hf_ext.errors import UsageError
 from hf_ext.settings import SettingsError
 from hf_ext.training import Callback, DataSource
-from hf_ext.training.optimizing import build_optimizer
 from hf_ext.training.state import RunFolder
 from tests.kit.refusals import refused
 
-from .tiny import (
-    ScoredTask,
-    TinyConfig,
-    TinyModel,
-    TinyTask,
-    contents,
-    evaluated,
-    make_arguments,
-    run,
-    run_interrupted,
-)
+from .tiny import ScoredTask, TinyTask, contents, evaluated, make_arguments, run, run_interrupted
 
 
 def rows(folder):
@@ -94,41 +82,12 @@ MIN_LR = {"lr_scheduler_type": "cosine_with_min_lr"}
         ({"num_train_epochs": 1e308}, "num_train_epochs must be more than 0, below 1e6"),
         ({"per_device_train_batch_size": 10**30}, "per_device_train_batch_size must be a whole number from 1 to 10 m"),
         ({"lr_scheduler_kwargs": {"floor": 1}}, "lr_scheduler_kwargs {'floor': 1} do not fit cosine"),
-        ({"parameter_rules": [{"pattern": "nowhere"}]}, r"parameter_rules\[0\]: no parameter is left for 'nowhere'"),
-        ({"parameter_rules": [{"pattern": "", "freeze": True}]}, "freeze every parameter"),
-        ({"parameter_rules": [{"pattern": "a", "learning_rate": -1}]}, "lr must be 0 or more"),
-        ({"parameter_rules": [{"patern": "a"}]}, r"unknown key 'patern' in section 'parameter_rules\[0\]'"),
     ],
 )
 def test_what_cannot_steer_is_refused_in_words_and_leaves_nothing(tmp_path, examples, changes, said):
     with pytest.raises(ValueError, match=said):
         run(TinyTask(), make_arguments(tmp_path / "run", examples, **changes))
     assert not (tmp_path / "run").exists()
-
-
-def test_rules_change_groups_and_freeze(tmp_path, examples):
-    model = TinyModel(TinyConfig())
-    rules = [{"pattern": "norm", "freeze": True}, {"pattern": "^enter", "learning_rate": 0.5, "weight_decay": 0.25}]
-    arguments = make_arguments(tmp_path / "run", examples, parameter_rules=rules, weight_decay=0.1)
-    optimizer = build_optimizer(TinyTask(), model, arguments)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    told = {
-        names[parameter]: (group["lr"], group["weight_decay"], group["betas"])
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    assert told == {
-        "enter.weight": (0.5, 0.25, (0.9, 0.999)),
-        "enter.bias": (0.5, 0.25, (0.8, 0.9)),
-        "leave.weight": (0.01, 0.1, (0.9, 0.999)),
-        "leave.bias": (0.01, 0.0, (0.8, 0.9)),
-    }
-    assert not model.norm.weight.requires_grad
-    before = TinyTask().build_model({}, None).state_dict()
-    run(TinyTask(), arguments)
-    after = TinyTask().build_model({}, str(tmp_path / "run" / "snapshot")).state_dict()
-    assert torch.equal(after["norm.weight"], before["norm.weight"])
-    assert not torch.equal(after["leave.bias"], torch.zeros_like(after["leave.bias"]))
 
 
 def test_callbacks_hear_of_everything_in_order(tmp_path, examples):

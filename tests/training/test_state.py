@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hf_ext.training.observing import TIMINGS, Clock, list_tracker_settings
+from hf_ext.training.callbacks import TIMINGS, Clock, list_tracker_settings
 from hf_ext.training.optimizing import WeightAverage
 from hf_ext.training.state import RunFolder
 
@@ -112,7 +112,7 @@ def test_a_run_leaves_rows_pictures_and_tracks(tmp_path, examples):
 
 def test_the_time_between_two_rows_is_data_compute_and_overhead(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("hf_ext.training.observing.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("hf_ext.training.callbacks.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def pass_time(seconds):
         now[0] += seconds
