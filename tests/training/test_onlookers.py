@@ -160,16 +160,8 @@ def test_a_push_that_fails_is_a_row_and_begins_anew_with_the_same_command(tmp_pa
     assert not [*(tmp_path / "run" / ".push").iterdir()]
 
 
-def kinds(tmp_path, case, codes):
-    fork_pairs("tests.training.two_processes", (codes, [str(tmp_path), case]))
-    return {json.loads(path.read_text())["kind"] for path in tmp_path.glob("ended-*.json")}
-
-
 @pytest.mark.slow
-def test_a_process_that_was_killed_is_a_lost_one(tmp_path, examples):
-    assert kinds(tmp_path, "kill", [0, signal.SIGKILL]) == {"LostProcessError"}
-
-
-@pytest.mark.slow
-def test_processes_wait_as_long_as_they_are_told(tmp_path, examples):
-    assert kinds(tmp_path, "busy", [0, 0]) == {"LostProcessError"}
+@pytest.mark.parametrize(("case", "code"), [("kill", signal.SIGKILL), ("busy", 0)])
+def test_a_process_that_was_killed_or_is_busy_for_too_long_is_a_lost_one(tmp_path, examples, case, code):
+    fork_pairs("tests.training.two_processes", ([0, code], [str(tmp_path), case]))
+    assert {json.loads(path.read_text())["kind"] for path in tmp_path.glob("ended-*.json")} == {"LostProcessError"}
