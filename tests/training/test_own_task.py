@@ -11,8 +11,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification
 
 from hf_ext.data.opening import open_source
-from hf_ext.training import DataSource, Task, TrainingArguments, evaluate, train
+from hf_ext.training import DataSource, Task, TrainingArguments, evaluate
 from tests.kit.process_state import forget_accelerate
+
+from .tiny import run
 
 SIZES = {"vocab_size": 20, "dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 32, "num_labels": 3}
 
@@ -66,10 +68,9 @@ def make_arguments(output, data, **changes):
 def test_a_task_of_ones_own_goes_on_and_is_used(tmp_path, data):
     """The second part of the run has the samples of the first one behind it."""
     constant = {"lr_scheduler_type": "constant"}
-    metrics = train(SumTask(), make_arguments(tmp_path / "whole", data, **constant))
+    metrics = run(SumTask(), make_arguments(tmp_path / "whole", data, **constant))
     for steps in (4, 6):
-        forget_accelerate()
-        found = train(SumTask(), make_arguments(tmp_path / "pieces", data, **constant, max_steps=steps))
+        found = run(SumTask(), make_arguments(tmp_path / "pieces", data, **constant, max_steps=steps))
     assert found == metrics
     whole, pieces = (load_file(tmp_path / name / "snapshot" / "model.safetensors") for name in ("whole", "pieces"))
     assert whole.keys() == pieces.keys() and all(torch.equal(whole[name], pieces[name]) for name in whole)
@@ -82,7 +83,7 @@ def test_a_task_of_ones_own_goes_on_and_is_used(tmp_path, data):
 
 
 def test_two_methods_are_enough(tmp_path, data):
-    metrics = train(PlainTask(), make_arguments(tmp_path / "run", data, model={"dropout": 0.0}))
+    metrics = run(PlainTask(), make_arguments(tmp_path / "run", data, model={"dropout": 0.0}))
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "snapshot").eval()
     samples = [PlainTask().training_sample(json.loads(row), None) for row in data.read_text().splitlines()]
     with torch.no_grad():
