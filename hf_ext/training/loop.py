@@ -228,11 +228,8 @@ class _Training(Run):
         """Mean loss since the last row, over all processes. One check here finds a bad loss of any step in between."""
         mean = float(self.accelerator.reduce(window / steps, reduction="mean"))
         if not math.isfinite(mean):
-            raise FloatingPointError(
-                f"the loss is {mean} between steps {self.progress.step - steps + 1} and {self.progress.step}; "
-                f"{self.folder.last_good}. Lower learning_rate or max_grad_norm, lengthen warmup_steps, use "
-                "mixed_precision: bf16 or 'no', and check the data for NaN."
-            )
+            what = f"the loss is {mean} between steps {self.progress.step - steps + 1} and"
+            raise FloatingPointError(describe_divergence(self.folder, self.progress.step, what))
         return mean
 
     def _rates(self, norm: torch.Tensor | None) -> dict[str, float]:

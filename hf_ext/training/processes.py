@@ -165,11 +165,11 @@ def check_weights(model: torch.nn.Module, accelerator: Accelerator, run: RunFold
         raise FloatingPointError(describe_divergence(run, step))
 
 
-def describe_divergence(run: RunFolder, step: int) -> str:
-    """A sentence on weights that are not finite."""
+def describe_divergence(run: RunFolder, step: int, what: str = "weights are no longer finite after step") -> str:
+    """A sentence on weights or a loss that are not finite."""
     return (
-        f"weights are no longer finite after step {step}; {run.last_good}. Lower learning_rate or max_grad_norm, "
-        "or lengthen warmup_steps."
+        f"{what} {step}; {run.last_good}. Lower learning_rate or max_grad_norm, lengthen warmup_steps, use "
+        "mixed_precision: bf16 or 'no', and check the data for NaN."
     )
 
 
