@@ -6,7 +6,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -37,7 +37,10 @@ def ended_by_signals(advice: str = "", *, own_folder: bool = False) -> Iterator[
     numbers = (signal.SIGINT, signal.SIGTERM) if is_main and "LOCAL_RANK" not in os.environ else ()
     before: dict[signal.Signals, Any] = {}
     owner, outside = os.getpid(), tempfile.tempdir
-    with tempfile.TemporaryDirectory(prefix="hf-ext-") if own_folder else nullcontext() as place:
+    folder: AbstractContextManager[str | None] = nullcontext()
+    if own_folder:
+        folder = tempfile.TemporaryDirectory(prefix="hf-ext-")
+    with folder as place:
 
         def stop(number: int, frame: FrameType | None) -> None:
             if os.getpid() != owner:
@@ -58,7 +61,7 @@ def ended_by_signals(advice: str = "", *, own_folder: bool = False) -> Iterator[
         tempfile.tempdir = place or outside
         try:
             for each in numbers:
-                if (handler := signal.getsignal(each)) != signal.SIG_IGN:
+                if (handler := signal.getsignal(each)) not in (None, signal.SIG_IGN):
                     before[each] = handler
                     signal.signal(each, stop)
             yield
