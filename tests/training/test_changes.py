@@ -137,7 +137,7 @@ def test_another_run_is_refused(tmp_path, halfway, changes, words):
 
 def test_workers_of_a_stream_are_refused(tmp_path, shards):
     train = {"train": {"path": str(shards), "streaming": True}}
-    words = r"data.num_workers: 2 → 0 \(a stream is divided among the workers"
+    words = r"data.num_workers: 2 → 0 \(a stream is divided among the processes"
     run_interrupted(make_arguments(tmp_path / "run", {**train, "num_workers": 2}), 5)
     refuse(tmp_path / "run", {**train, "num_workers": 0}, words)
 
