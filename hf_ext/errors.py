@@ -1,7 +1,7 @@
 """Errors of the package, and the exit codes and messages of exceptions for the command line and trainings.
 
-0: success. 1: failure (disk, network, refused by the Hub, interrupted). 2: unusable input: options, files, folders,
-names. Unexpected exceptions keep their traceback.
+0: success. 1: failure (disk, network, refused by the Hub). 2: unusable input: options, files, folders, names.
+Unexpected exceptions keep their traceback.
 """
 
 import errno

@@ -50,14 +50,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def without_pictures() -> Iterator[None]:
-    """Curves of runs have tests of their own, and drawing takes longer than all else there."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_ext.training.loop.plot_curves", lambda run: None)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def hubs_that_stop_at_once() -> Iterator[None]:
     """uvicorn pauses for a tenth of a second, twice before it ends: half a minute for hundreds of Hubs."""
     hurried = SimpleNamespace(**{**vars(asyncio), "sleep": lambda seconds: asyncio.sleep(seconds / 10)})

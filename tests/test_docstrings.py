@@ -11,8 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import hf_ext
 from hf_ext import EMRModel
-from hf_ext.training.methods import TASKS
-from hf_ext.training.reference import write_reference
+from hf_ext.training.methods import TASKS, write_reference
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 # An entry of the page, and the members of a class that it shows.

@@ -193,7 +193,7 @@ class PeerForSequenceClassification(PreTrainedModel):
 
 
 class S4DForSequenceClassification(PeerForSequenceClassification):
-    """S4D. As published, dt, decay and frequency learn at a small rate of their own: [`S4D_RULES`]."""
+    """S4D. As published, dt, decay and frequency learn at a small rate of their own: [`use_peer`]."""
 
     def make_encoder(self, config: PeerConfig) -> nn.Module:
         return S4DEncoder(config)
@@ -228,13 +228,24 @@ PEERS = {
     "transformer": (PeerConfig, TransformerForSequenceClassification),
     "convnext": (ConvNextConfig, ConvNextForImageClassification),
 }
-# The section `parameter_rules` of a training of S4D. Vectors and C are not decayed either, as the tasks of MRConv say.
-S4D_RULES = [{"pattern": r"kernel\.(log_dt|log_decay|frequency)$", "learning_rate": 1e-3, "weight_decay": 0.0}]
 
 
 def use_peer(task: Any, name: str) -> None:
-    """Makes a task of MRConv train a peer, on the same inputs."""
+    """Makes a task of MRConv train a peer, on the same inputs; dt, decay and frequency of S4D at a rate of 1e-3."""
     task.config_class, task.model_class = PEERS[name]
+    make_groups = task.parameter_groups
+
+    # Vectors and C are not decayed either, as the tasks of MRConv say.
+    def split_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        slow = [item for key, item in model.named_parameters() if key.endswith(("log_dt", "log_decay", "frequency"))]
+        rest = [
+            {**group, "params": [item for item in group["params"] if all(item is not other for other in slow)]}
+            for group in make_groups(model, weight_decay)
+        ]
+        return [*(group for group in rest if group["params"]), {"params": slow, "lr": 1e-3, "weight_decay": 0.0}]
+
+    if name == "s4d":
+        task.parameter_groups = split_groups
 
 
 def trained_parameters(model: nn.Module) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import soxr
-from peers import S4D_RULES, make_task, trained_parameters
+from peers import make_task, trained_parameters
 from recordings import read_digit, split_digits, write_digits
 from tables import EXAMPLES, RESULT, write_tables
 
@@ -77,8 +77,7 @@ class Model(NamedTuple):
 
 def peer(name: str, rates: tuple[float, ...], **section: Any) -> Model:
     """Another model than ours, with the whole of its section `model`."""
-    values: dict[str, Any] = {"model": section, "task.kernel_learning_rate": None}
-    return Model(rates, name, {**values, "parameter_rules": S4D_RULES} if name == "s4d" else values)
+    return Model(rates, name, {"model": section, "task.kernel_learning_rate": None})
 
 
 COMPARISONS = {

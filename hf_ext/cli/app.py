@@ -1,5 +1,7 @@
 """hf-ext app: restore, draw, listen and merge in a browser."""
 
+import signal
+
 import click
 
 from .sources import Model
@@ -43,4 +45,6 @@ def app(
     from hf_ext.app import serve
     from hf_ext.app_work import find_models
 
+    # A server ends by signals: gradio closes it at Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     serve(find_models(sources), Limits(**limits), allowed_hosts, server_name=host, server_port=port)

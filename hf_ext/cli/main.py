@@ -15,6 +15,7 @@ from hf_ext.terminal import guarded_streams, is_verbose, show_lines
 
 from .errors import classify
 from .groups import Group
+from .signals import ended_by_signals
 from .terminal import add_loudness, kept_settings
 
 # Heading of the help: command: the module of this package that defines a function of that name.
@@ -71,7 +72,8 @@ class Commands(Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with ended_by_signals():
+                return super().invoke(ctx)
         except click.ClickException as error:
             vars(error)["message"] = show_lines(error, error.message)
             raise
@@ -106,8 +108,8 @@ def main() -> None:
     Every command accepts -q (errors and results only) and -v (more messages, and the traceback of an error).
 
     \b
-    Exit codes: 0 success; 1 failure (disk, network, refused by the Hub, interrupted); 2 unusable input (options,
-    files, configuration); 75 training stopped with its state saved.
+    Exit codes: 0 success; 1 failure (disk, network, refused by the Hub); 2 unusable input (options, files,
+    configuration); 75 training stopped with its state saved; 130 and 143 ended by Ctrl-C or SIGTERM.
 
     \b
     Shell completion, for bash (also zsh and fish):

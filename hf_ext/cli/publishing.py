@@ -49,7 +49,7 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
       hf-ext push runs/denoise/snapshot org/name --create-pr --message "Longer training"
       hf-ext push runs/denoise/snapshot org/name --dry-run
     """
-    with ended_by_signals("the copy is removed. Push again."):
+    with ended_by_signals("the copy is removed. Push again.", own_folder=True):
         register_models()
         if dry_run:
             listing = try_push(folder, repo_id, check, **options)

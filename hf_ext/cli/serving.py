@@ -85,8 +85,9 @@ def serve(root: Path, **options: Any) -> None:
         note(f"Serving {root} at {server.url}; press Ctrl-C to stop. Clients need:")
         note(f"  export HF_ENDPOINT={options['public_url'] or server.url} HF_HUB_DISABLE_XET=1")
 
-    # Handle SIGTERM, which service managers send, like Ctrl-C: finish the running requests.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A server ends by signals: Ctrl-C, or SIGTERM of a service manager. Running requests are finished.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         # The options have the names of the arguments of EmbeddedHub.
         EmbeddedHub(root, **options).serve_forever(announce)

@@ -26,7 +26,7 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
     """Train a model from a YAML file or a recipe (see `hf-ext recipes`).
 
     Flags after the file replace its values; a dot separates section and key. The same command resumes an interrupted
-    run. The run folder contains curves, resume states, and snapshot/, the model to load or push.
+    run. The run folder contains metrics, resume states, and snapshot/, the model to load or push.
 
     \b
     Examples:
@@ -41,7 +41,7 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
     # Errors in the file are found before torch is imported.
     import_without_models()
     from hf_ext.training import main as run
-    from hf_ext.training.reference import describe_fields
+    from hf_ext.training.methods import describe_fields
 
     if show_help or {"-h", "--help"} & {*overrides}:
         click.echo(f"{context.get_help()}\n\n{describe_fields(config)}", nl=False)

@@ -22,24 +22,17 @@ logger = logging.getLogger(__name__)
 
 # The schedules of transformers that need no metric; the last two need `lr_scheduler_kwargs`.
 SCHEDULES = (
-    "constant",
-    "constant_with_warmup",
-    "cosine",
-    "cosine_with_restarts",
-    "inverse_sqrt",
-    "linear",
-    "polynomial",
-    "cosine_with_min_lr",
-    "warmup_stable_decay",
+    *("constant", "constant_with_warmup", "cosine", "cosine_with_restarts", "inverse_sqrt", "linear", "polynomial"),
+    *("cosine_with_min_lr", "warmup_stable_decay"),
 )
 # Schedules whose learning rate at a step does not depend on max_steps.
 SCHEDULES_WITHOUT_END = ("constant", "constant_with_warmup", "inverse_sqrt")
 # Metadata of fields that may change when a run resumes; `changes` describes the effect of each kind. A field without
 # it must not change.
 FREE, LENGTH, BATCHING = {"change": "free"}, {"change": "length"}, {"change": "batching"}
+TRAINING_DATA, EVALUATION_DATA, WORKERS = {"change": "train"}, {"change": "eval"}, {"change": "workers"}
 # Fields that choose a part of a source.
 _PARTS = ("split", "hold_out", "hold_out_seed")
-TRAINING_DATA, EVALUATION_DATA, WORKERS = {"change": "train"}, {"change": "eval"}, {"change": "workers"}
 
 
 @strict
@@ -104,39 +97,6 @@ class DataArguments:
         _require(0 <= self.max_bad_examples <= 1, "data.max_bad_examples", self.max_bad_examples, "from 0 to 1")
 
 
-@strict
-@dataclass
-class ParameterRule:
-    """
-    Training settings for some of the parameters.
-
-    Args:
-        pattern (`str`): A regular expression; the rule is for parameters whose name contains a match.
-        learning_rate (`float`, *optional*): Their peak learning rate; the run's when not given.
-        weight_decay (`float`, *optional*): Their weight decay; the task's when not given.
-        freeze (`bool`, defaults to `False`): Do not train them.
-    """
-
-    pattern: str
-    learning_rate: float | None = None
-    weight_decay: float | None = None
-    freeze: bool = False
-
-    @property
-    def settings(self) -> dict[str, float]:
-        """The settings of the rule for a group of an optimizer."""
-        values = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def validate_pattern(self) -> None:
-        try:
-            re.compile(self.pattern)
-        except re.error as error:
-            raise ValueError(f"pattern {self.pattern!r} is not a valid regular expression: {error}.") from error
-        for name, value in self.settings.items():
-            _require(math.isfinite(value) and value >= 0, name, value, "0 or more")
-
-
 # Fields of `TrainingArguments`, their test, and a description of the allowed values.
 _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
     ("num_train_epochs timeout_minutes", lambda value: 0 < value < 1e6, "more than 0, below 1e6"),
@@ -195,9 +155,6 @@ class TrainingArguments:
         optim_args (`dict`, *optional*): Further arguments of the optimizer, for instance `{betas: [0.9, 0.95]}`.
         learning_rate (`float`, defaults to 2e-4): Peak learning rate.
         weight_decay (`float`, defaults to 0.0): Weight decay of the parameters that the task decays.
-        parameter_rules (`list[dict]`, *optional*):
-            Settings for some of the parameters: each entry has a `pattern`, a regular expression for their names, and
-            `learning_rate`, `weight_decay` or `freeze`. The first entry that matches counts.
         lr_scheduler_type (`str`, defaults to `"cosine"`): A schedule of transformers.
         lr_scheduler_kwargs (`dict`, *optional*):
             Further arguments of the schedule: `{min_lr_rate: 0.1}` for `cosine_with_min_lr`, `{num_decay_steps: 100}`
@@ -260,7 +217,6 @@ class TrainingArguments:
     optim_args: dict = field(default_factory=dict)
     learning_rate: float = 2e-4
     weight_decay: float = 0.0
-    parameter_rules: list = field(default_factory=list)
     lr_scheduler_type: str = "cosine"
     lr_scheduler_kwargs: dict = field(default_factory=dict)
     warmup_steps: int = 0
@@ -297,14 +253,7 @@ class TrainingArguments:
         named = [self.report_to] if isinstance(self.report_to, str) else self.report_to
         return [name for name in dict.fromkeys(named) if name != "none"]
 
-    @property
-    def rules(self) -> list[ParameterRule]:
-        return [
-            build(ParameterRule, rule, f"parameter_rules[{place}]") for place, rule in enumerate(self.parameter_rules)
-        ]
-
     def validate_ranges(self) -> None:
-        _ = self.rules
         for names, is_right, words in _RANGES:
             for name in names.split():
                 value = getattr(self, name)
@@ -313,8 +262,7 @@ class TrainingArguments:
     def validate_peft(self) -> None:
         if self.peft is not None and self.init_from is None:
             raise ValueError(
-                "peft trains an adapter for an existing model, which is not saved with the adapter: set init_from, "
-                "or remove the section 'peft'."
+                "peft trains an adapter for an existing model: set init_from, or remove the section 'peft'."
             )
 
     def validate_report_to(self) -> None:
@@ -332,8 +280,7 @@ class TrainingArguments:
                 raise ValueError(f"hub_model_id is {self.hub_model_id!r}; allowed: org/name. {error}") from error
         if self.hub_strategy == "checkpoint" and not self.hub_private_repo:
             raise ValueError(
-                "hub_strategy checkpoint pushes states, which contain paths of this machine: set hub_private_repo to "
-                "true."
+                "hub_strategy checkpoint pushes states, with paths of this machine: set hub_private_repo to true."
             )
         if self.resume_from_checkpoint is not None and Path(self.resume_from_checkpoint).expanduser().exists():
             raise ValueError(
@@ -412,29 +359,29 @@ def _read_value(word: str) -> Any:
 
 def _forget_parts(before: Any, after: Any, given: set[tuple[str, ...]]) -> None:
     """Drops the share or slice of a source whose path a flag replaced: it was chosen for the path of the file."""
-    # Sources that share a path divide it, as in --data.train.path new --data.eval.path new.
     sources, earlier = (_list_sources(section, ("data",)) for section in (after, before))
-    for name, source in sources.items():
-        others = [other for key, other in sources.items() if key != name] + [earlier.get(name, {"path": None})]
-        shared = any(_is_same(source["path"], other["path"]) for other in others)
-        chosen = [key for key in _PARTS if (*name, key) in given]
+    for place, source in sources.items():
+        # Sources that share a path divide it, as in --data.train.path new --data.eval.path new.
+        others = [other["path"] for key, other in sources.items() if key != place]
+        others += [earlier[place]["path"]] if place in earlier else []
+        chosen = [key for key in _PARTS if (*place, key) in given]
+        shared = any(_resolve(source["path"]) == _resolve(other) for other in others)
         # A given split replaces the share as well.
-        if (*name, "path") not in given or shared or chosen not in ([], ["split"]):
+        if (*place, "path") not in given or shared or chosen not in ([], ["split"]):
             continue
         earlier_part = {key: source[key] for key in _PARTS[:2] if key in source and key not in chosen}
-        held = source.pop("hold_out", 0)
+        held, _ = source.pop("hold_out", 0), source.pop("hold_out_seed", None)
         if held and not chosen:
             source.pop("split", None)
         elif "split" in source and not chosen:
             # Of train[:25]+train[100:125] the word train stays.
             words = re.sub(r"\[[^\]]*\]", "", str(source["split"])).split("+")
             source["split"] = "+".join(dict.fromkeys(words))
-        source.pop("hold_out_seed", None)
         if earlier_part not in ({}, {"split": source.get("split")}):
-            place = ".".join(name)
+            name = ".".join(place)
             logger.warning(
-                f"--{place}.path is another path than the file's, whose {earlier_part} is left out: "
-                f"{source.get('split', 'train')!r} of the new path is read. For a part of it give --{place}.split."
+                f"--{name}.path is another path than the file's, whose {earlier_part} is left out: "
+                f"{source.get('split', 'train')!r} of the new path is read. For a part of it give --{name}.split."
             )
 
 
@@ -448,11 +395,9 @@ def _list_sources(section: Any, place: tuple[str, ...]) -> dict[tuple[str, ...],
     return found
 
 
-def _is_same(first: Any, second: Any) -> bool:
-    """True for two paths of one place."""
-    if not (isinstance(first, str) and isinstance(second, str)):
-        return bool(first == second)
-    return os.path.realpath(os.path.expanduser(first)) == os.path.realpath(os.path.expanduser(second))
+def _resolve(path: Any) -> Any:
+    """A path in full, of which two spellings are one; anything else as it is."""
+    return os.path.realpath(os.path.expanduser(path)) if isinstance(path, str) else path
 
 
 def _to_key(word: str) -> str:

@@ -57,8 +57,7 @@ class BadExamples:
             listed = "" if self.file is None else f" {self.file} lists them."
             raise DataError(
                 f"{len(self.found)} examples cannot be used, more than data.max_bad_examples {self.share:g} allows; "
-                f"the last one: {describe_bad(rows[-1])}{listed} Repair the data, or allow a larger share: "
-                "--data.max_bad_examples 0.01."
+                f"the last one: {describe_bad(rows[-1])}{listed} Repair the data, or allow a larger share."
             )
 
 

@@ -1,16 +1,27 @@
-"""Events of a run for callbacks."""
+"""Observers of a run: callbacks, the times between rows of metrics, and trackers."""
 
 import contextlib
 import sys
+import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import torch
+from accelerate import Accelerator
+from PIL import Image
 from tqdm import tqdm
 
 from ..errors import UsageError
+from ..files import read_json, write_json
+from .arguments import TrainingArguments
+
+# Columns of `Clock.row`, which differ between equal runs.
+TIMINGS = ("samples_per_second", "data_share", "compute_share", "overhead_share", "memory_gb", "minutes_left")
 
 
 class Callback:
@@ -50,8 +61,7 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Refuses what is no list of callbacks: those of other libraries have the same events, and never act here."""
     if not (isinstance(callbacks, Sequence) and all(isinstance(callback, Callback) for callback in callbacks)):
         raise UsageError(
-            f"callbacks is {callbacks!r}; allowed: a list of objects of classes that derive from "
-            "hf_ext.training.Callback."
+            f"callbacks is {callbacks!r}; allowed: a list of objects derived from hf_ext.training.Callback."
         )
 
 
@@ -85,3 +95,81 @@ class Onlookers:
     @staticmethod
     def _warn(text: str) -> None:
         tqdm.write(f"warning: {text}. --strict_callbacks true ends a run at the first one.", file=sys.stderr)
+
+
+class Clock:
+    """
+    Stopwatch for the time between two rows of metrics: data, compute, and overhead for the rest.
+
+    Data is waiting for the loader and giving the batch to the device. Compute is forward, backward, the update and the
+    weight average, as this process sees them: it does not stop the device to look. On a GPU that is the launch of its
+    kernels and, at the row, where the loss is read, the wait for those that are not done.
+    """
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins the next row."""
+        # `time.monotonic` has steps of 15.6 ms on Windows before Python 3.13, and a row may be shorter.
+        self.began = time.perf_counter()
+        self.spent = {"data": 0.0, "compute": 0.0, "excluded": 0.0}
+
+    @contextlib.contextmanager
+    def count(self, part: str) -> Iterator[None]:
+        """Counts the time inside a `with` block as data, compute, or excluded, such as an evaluation."""
+        began = time.perf_counter()
+        yield
+        self.spent[part] += time.perf_counter() - began
+
+    @property
+    def seconds(self) -> float:
+        """Since the last row."""
+        return time.perf_counter() - self.began - self.spent["excluded"]
+
+    def row(self, samples: int, left: int, device: torch.device) -> dict[str, float]:
+        """Speed, shares of the time, memory of this process, and the time left."""
+        seconds, on_gpu = self.seconds, device.type == "cuda"
+        memory = torch.cuda.max_memory_allocated(device) if on_gpu else psutil.Process().memory_info().rss
+        data, compute = self.spent["data"] / seconds, self.spent["compute"] / seconds
+        return {
+            "samples_per_second": round(samples / seconds, 2),
+            "data_share": round(data, 3),
+            "compute_share": round(compute, 3),
+            "overhead_share": round(1 - data - compute, 3),
+            "memory_gb": round(memory / 1e9, 2),
+            "minutes_left": round(left / samples * seconds / 60, 1),
+        }
+
+
+def start_trackers(accelerator: Accelerator, arguments: TrainingArguments, folder: Path, step: int) -> None:
+    """Starts the trackers, or goes on with the run of them that this run folder began."""
+    settings = list_tracker_settings(arguments, folder, step) if accelerator.is_main_process else {}
+    # Trackers take plain values only.
+    plain = bool, int, float, str
+    config = {name: value if isinstance(value, plain) else str(value) for name, value in vars(arguments).items()}
+    accelerator.init_trackers(arguments.tracker_project, config=config, init_kwargs=settings)
+
+
+def list_tracker_settings(arguments: TrainingArguments, folder: Path, step: int) -> dict[str, dict[str, Any]]:
+    """The start settings of each tracker: a run folder is one run of a tracker, however often it is resumed."""
+    file = folder / "tracker.json"
+    if not file.exists():
+        write_json(file, {"id": uuid.uuid4().hex[:16]})
+    name = arguments.run_name or folder.resolve().name
+    return {
+        # Hides what a run wrote after the state from which it continues.
+        "tensorboard": {"purge_step": step + 1},
+        "wandb": {"name": name, "id": read_json(file)["id"], "resume": "allow", "dir": str(folder)},
+        "trackio": {"name": name, "resume": "allow"},
+    }
+
+
+def show_picture(accelerator: Accelerator, picture: Image.Image, step: int) -> None:
+    """Gives a picture to the trackers that take pictures."""
+    pixels = np.asarray(picture.convert("RGB"))[None]
+    for tracker in accelerator.trackers:
+        if tracker.name == "tensorboard":
+            tracker.log_images({"samples": pixels}, step=step, dataformats="NHWC")
+        elif hasattr(tracker, "log_images"):
+            tracker.log_images({"samples": [picture]}, step=step)

@@ -1,20 +1,28 @@
-"""Settings that may change on resume, and whether the resumed run stays bit-exact."""
+"""Settings and data that may change on resume, and whether the resumed run stays bit-exact."""
 
 # `before` is what the state says from which the run goes on, `now` what the run is asked to be. Every difference gets
 # a sentence, or the run is refused with all differences that make another run of it. docs/training.md has the table,
 # and tests/training/test_changes.py makes each change in the middle of a run, and compares what is promised.
 
 import functools
+import hashlib
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from glob import has_magic
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import datasets
+import httpx2
+import numpy as np
+from huggingface_hub import HfApi
+
+from ..data.opening import find_files
 from ..errors import OtherRun
 from .arguments import SCHEDULES_WITHOUT_END, DataArguments, TrainingArguments, find_paths, map_paths
-from .fingerprint import compare_fingerprints
 
 # The kind of change of each field, by its name and its section's.
 _KINDS = {
@@ -26,6 +34,10 @@ _KINDS = {
 BATCHING = ("processes", *(name for name, kind in _KINDS.items() if kind == "batching"))
 SAME = "the result stays equal, bit for bit"
 OTHER = "the result is no longer bit-equal"
+_DIVIDED = "a stream is divided among the processes and their workers, and their number determines its order"
+# What the fingerprint of the data hashes: rows of a table; of a stream shards, and the first rows of each; bytes of a
+# picture, a recording or a text.
+_ROWS, _SHARDS, _FIRST, _BYTES = 64, 8, 8, 65536
 
 
 @dataclass
@@ -127,20 +139,21 @@ def _judge(name: str, old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, s
     """Tells of a setting if it may change, and what follows, or why not."""
     kind, schedule = _KINDS.get(".".join(name.split(".")[:2])), new["lr_scheduler_type"]
     if kind == "workers" and new.get("data.train.streaming") and _workers(old) != _workers(new):
-        return False, "a stream is divided among the workers, and their number determines its order"
-    if kind in ("free", "workers"):
-        return True, SAME
-    if kind == "eval":
-        return True, f"{SAME}, except the choice of the best state, which starts again"
-    if kind == "length" and schedule in SCHEDULES_WITHOUT_END:
-        return True, f"{SAME}, step by step"
-    if kind == "length":
+        return False, _DIVIDED
+    if kind == "length" and schedule not in SCHEDULES_WITHOUT_END:
         return False, (
             f"the schedule {schedule} depends on it: finish this run unchanged, or start another one with --init_from "
             f"and its snapshot; a run with {' or '.join(SCHEDULES_WITHOUT_END)} can be made longer"
         )
-    if kind == "train" and new["allow_other_data"]:
-        return True, OTHER
+    allowed = {
+        "free": SAME,
+        "workers": SAME,
+        "eval": f"{SAME}, except the choice of the best state, which starts again",
+        "length": f"{SAME}, step by step",
+        **({"train": OTHER} if new["allow_other_data"] else {}),
+    }
+    if kind in allowed:
+        return True, allowed[kind]
     return False, "states of sharded weights cannot be loaded without the same sharding" if name == "sharding" else ""
 
 
@@ -161,11 +174,87 @@ def _judge_batching(old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str
         return False, "a state of DeepSpeed can only be resumed with the same number of processes"
     other_batch = old["per_device_train_batch_size"] != new["per_device_train_batch_size"]
     if new.get("data.train.streaming") and (other_processes or (other_batch and _workers(new) > 1)):
-        return (
-            False,
-            "a stream is divided among the processes and their workers, and their number determines its order",
-        )
+        return False, _DIVIDED
     return True, (
         "every step has the same examples, but the order of sums, the dropout masks and the batch statistics differ: "
         f"{OTHER}"
     )
+
+
+# A run goes on exactly only with the data it began with: order and augmentation are functions of the position of an
+# example. To hash a million pictures at every start would take longer than many runs. So the fingerprint is the number
+# of rows, the names of the columns, the commit of what comes from a Hub, and a hash of some rows. Rows that were taken
+# out or added are found for sure where their number is known; what was sorted anew or exchanged is found where it
+# touches the rows that are hashed. Files count by their last name and their content, so that data may move.
+
+
+def fingerprint(data: datasets.Dataset | datasets.IterableDataset, section: Any) -> dict[str, Any]:
+    """The fingerprint of opened data and of the section of a run that names its places."""
+    is_stream = isinstance(data, datasets.IterableDataset)
+    digest = hashlib.sha256()
+    for row in _find_rows(data):
+        digest.update(repr(_plain(row)).encode())
+    return {
+        "rows": None if is_stream else len(data),
+        "shards": data.num_shards if is_stream else None,
+        "columns": sorted(data.column_names or []),
+        "commits": {place: commit for place in find_paths(section) if (commit := _commit(place)) is not None},
+        "sample": digest.hexdigest(),
+    }
+
+
+def compare_fingerprints(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The differences, in words; a value that one side lacks counts as equal."""
+    then = {name: before[name] for name in ("rows", "shards", "columns")}
+    then |= {f"commit of {place}": commit for place, commit in before["commits"].items()}
+    found = {**now, **{f"commit of {place}": commit for place, commit in now["commits"].items()}}
+    differences = [
+        f"{name}: {value} → {found[name]}"
+        for name, value in then.items()
+        if value != found.get(name, value) and None not in (value, found[name])
+    ]
+    if before["sample"] != now["sample"] and not differences:
+        differences.append("the compared rows have other contents")
+    return differences
+
+
+def _commit(place: str) -> str | None:
+    """The commit of a data set of a Hub; nothing of a local one, or where the Hub cannot be asked."""
+    if find_files(place) or place.startswith((".", "/", "~")) or has_magic(place):
+        return None
+    name, _, revision = place.partition("@")
+    try:
+        return HfApi().dataset_info(name, revision=revision or None).sha
+    # Offline, or from the cache.
+    except (OSError, ValueError, httpx2.TransportError):
+        return None
+
+
+def _find_rows(data: datasets.Dataset | datasets.IterableDataset) -> Iterator[dict[str, Any]]:
+    """Rows from the whole of a table; of a stream the first of some shards."""
+    if isinstance(data, datasets.Dataset):
+        raw = data.with_format("arrow")
+        for index in np.unique(np.linspace(0, max(0, len(data) - 1), _ROWS).astype(int)):
+            yield from raw[int(index) : int(index) + 1].to_pylist()
+        return
+    stream = data.decode(False) if data.features else data
+    for index in np.unique(np.linspace(0, data.num_shards - 1, _SHARDS).astype(int)):
+        yield from stream.shard(data.num_shards, int(index)).take(_FIRST)
+
+
+def _plain(value: Any) -> Any:
+    """A value without the folder that a file lies in; texts and contents by their length and beginning."""
+    if isinstance(value, dict) and {"path", "bytes"} == set(value):
+        path, content = Path(value["path"] or ""), value["bytes"]
+        if content is not None:
+            return path.name, _plain(content)
+        # Nothing of a place in an archive or on a Hub, whose commit is known.
+        if not path.is_file():
+            return path.name, None
+        with path.open("rb") as file:
+            return path.name, (path.stat().st_size, file.read(_BYTES))
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return (len(value), value[:_BYTES]) if isinstance(value, (bytes, str)) else value

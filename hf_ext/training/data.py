@@ -12,9 +12,13 @@ import contextlib
 import copy
 import hashlib
 import itertools
+import multiprocessing
 import os
+import re
+import signal
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 
 import datasets
@@ -35,8 +39,9 @@ from .bad_examples import (
     name_bad,
     read_example,
 )
-from .loader_processes import ignore_signals, read_all
 
+# A laboratory's scheduler, a terminal that closes, Ctrl-C; SLURM's `--signal=USR1@120`. Windows has the first two.
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
 # (example, generator) → tensors of one training sample.
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 # Lines of `bad_examples.jsonl`.
@@ -252,11 +257,11 @@ def describe_order(stream: datasets.IterableDataset) -> str:
 
 
 class TrainingLoader:
-    """Endless training batches of one process, resumable at any batch."""
-
-    # To resume it is given the number of batches that this process consumed (`first_batch`) and, of a stream, what
-    # `stream_states` was then. `groups` holds a number for each example of map-style data: the examples of a batch
-    # then have the same one.
+    """
+    Endless training batches of one process, resumable at any batch: with the number of batches that this process
+    consumed (`first_batch`) and, of a stream, what `stream_states` was then. `groups` holds a number for each example
+    of map-style data: the examples of a batch then have the same one.
+    """
 
     def __init__(
         self,
@@ -273,7 +278,9 @@ class TrainingLoader:
         groups: np.ndarray | None = None,
         bad: BadExamples | None = None,
     ):
-        _check_workers(num_workers)
+        if num_workers > (most := 4 * (cores := os.cpu_count() or 1)):
+            # They compete for cores and exhaust memory.
+            raise ValueError(f"data.num_workers is {num_workers}; this machine has {cores} cores: use at most {most}.")
         options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": torch.cuda.is_available()}
         options["worker_init_fn"] = ignore_signals
         self.stream_states: list[dict[str, Any] | None] = stream_states or [None] * max(1, num_workers)
@@ -282,8 +289,10 @@ class TrainingLoader:
         self.batch_size = batch_size
         self.is_stream = isinstance(data, datasets.IterableDataset)
         if isinstance(data, datasets.IterableDataset):
-            shuffle_buffer = 0 if source is None else source.shuffle_buffer
-            stream = self._split_stream(data, shuffle_buffer, seed, num_workers, rank, world_size)
+            if source is not None and source.shuffle_buffer:
+                # Filling the buffer from several shards at once uses threads, which hang in forked loader processes.
+                data = data.shuffle(seed=seed, buffer_size=source.shuffle_buffer, max_buffer_input_shards=1)
+            stream = _split_stream(data, num_workers, rank, world_size)
             replay, states = not _finds_place(stream, num_workers), list(self.stream_states)
             batches = StreamBatches(stream, transform, seed, batch_size, replay, rank, first_batch, states, self.bad)
             self.loader = _QuietLoader(batches, batch_size=None, **options)
@@ -291,21 +300,6 @@ class TrainingLoader:
             positions = list_positions(batch_size, rank, world_size, first_batch)
             samples = IndexedSamples(data, transform, seed, groups, batch_size, self.bad.count_allowed(0))
             self.loader = _QuietLoader(samples, batch_sampler=positions, collate_fn=collate_samples, **options)
-
-    @staticmethod
-    def _split_stream(
-        data: datasets.IterableDataset, shuffle_buffer: int, seed: int, num_workers: int, rank: int, world_size: int
-    ) -> datasets.IterableDataset:
-        if shuffle_buffer:
-            # Filling the buffer from several shards at once uses threads, which hang in forked loader processes.
-            data = data.shuffle(seed=seed, buffer_size=shuffle_buffer, max_buffer_input_shards=1)
-        shards = data.num_shards // world_size if data.num_shards % world_size == 0 else data.num_shards
-        if num_workers > shards:
-            raise UsageError(
-                f"data.num_workers is {num_workers}, but a process has only {shards} shard(s) of the stream "
-                f"({data.num_shards} in all, {world_size} process(es)): use at most {shards} workers, or more shards."
-            )
-        return split_dataset_by_node(data, rank=rank, world_size=world_size)
 
     def __iter__(self) -> Generator[dict[str, Any], None, None]:
         # Closed by name: the traceback of an error would keep the loader processes alive.
@@ -323,19 +317,95 @@ class TrainingLoader:
                 yield batch
 
 
-class _QuietLoader(DataLoader):
-    """A loader that may have more processes than there are cores."""
+def _split_stream(
+    data: datasets.IterableDataset, num_workers: int, rank: int, world_size: int
+) -> datasets.IterableDataset:
+    """The part of a process; refused where it has fewer shards than the process has workers."""
+    shards = data.num_shards // world_size if data.num_shards % world_size == 0 else data.num_shards
+    if num_workers > shards:
+        raise UsageError(
+            f"data.num_workers is {num_workers}, but a process has only {shards} shard(s) of the stream "
+            f"({data.num_shards} in all, {world_size} process(es)): use at most {shards} workers, or more shards."
+        )
+    return split_dataset_by_node(data, rank=rank, world_size=world_size)
 
-    # torch warns twice of each such loader. A recipe is made for other machines than this one, a few processes more do
-    # no harm, and of a stream their number decides the order: so it stays, up to the limit of `_check_workers`.
+
+class _QuietLoader(DataLoader):
+    """A loader that may have more processes than there are cores, of which torch warns twice."""
+
+    # A recipe is made for other machines than this one, a few processes more do no harm, and of a stream their number
+    # decides the order.
     def check_worker_number_rationality(self) -> None:
         """Replaces a check of torch that only warns."""
 
 
-def _check_workers(num_workers: int) -> None:
-    """Refuses many more loader processes than cores, since they compete for cores and exhaust memory."""
-    limit = 4 * (os.cpu_count() or 1)
-    if num_workers > limit:
-        raise ValueError(
-            f"data.num_workers is {num_workers}; this machine has {os.cpu_count()} cores: use at most {limit}."
-        )
+# Loader processes. One that starts as a new interpreter imports this file, and what it imports, alone.
+
+
+def ignore_signals(worker: int = 0) -> None:
+    """Leaves it to the training process to decide when a loader process ends."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@dataclass(eq=False)
+class Examples(Dataset):
+    """Lists of examples by their numbers."""
+
+    data: datasets.Dataset
+
+    def __getitem__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [read_example(self.data, index) for index in indices]
+
+
+def read_batches(data: datasets.Dataset, batches: list[list[int]], num_workers: int) -> Generator[Any, None, None]:
+    """The examples of each batch, read and decoded by loader processes."""
+    loader: DataLoader = DataLoader(
+        Examples(data),
+        batch_size=None,
+        sampler=batches,  # type: ignore[arg-type]
+        # Examples stay pictures and texts: the task makes tensors of them.
+        collate_fn=list,
+        num_workers=min(num_workers, len(batches)),
+        worker_init_fn=ignore_signals,
+    )
+    return read_all(loader)
+
+
+def read_all(loader: DataLoader) -> Generator[Any, None, None]:
+    """Yields the batches of a loader; an error in one of its processes is raised as if it had happened here."""
+    try:
+        yield from start_loader(loader)
+    except (OSError, ValueError, TypeError) as error:
+        # From a loader process it comes with the traceback there as its text, of which the last line is ours.
+        if "in DataLoader worker process" not in str(error):
+            raise
+        kind, _, text = str(error).strip().splitlines()[-1].partition(": ")
+        # Its frames hold torch's iterator, which would keep the other loader processes alive.
+        raise (OSError if isinstance(error, OSError) else ValueError)(text or kind) from error.with_traceback(None)
+    except RuntimeError as error:
+        if not re.match(r"DataLoader worker .*(exited unexpectedly|is killed by signal)", str(error)):
+            raise
+        raise OSError(
+            f"a loader process ended unexpectedly ({error}), most often because memory or shared memory ran out: "
+            "reduce data.num_workers (0 uses no loader processes), or the batch size."
+        ) from error
+
+
+def start_loader(loader: DataLoader) -> Iterator[Any]:
+    """Starts the processes of a loader."""
+    # Where Python starts a new interpreter for each process (macOS, Windows), it imports for seconds before it comes
+    # to `ignore_signals`. A signal to the whole group in that time, such as Ctrl-C or the end of a job, ended the
+    # loader process, and with it a run that was about to save. So they are born with these signals held back; here
+    # those that came meanwhile arrive afterwards.
+    if not (loader.num_workers and hasattr(signal, "pthread_sigmask")):
+        # Windows cannot hold signals back.
+        return iter(loader)
+    if multiprocessing.get_start_method() != "fork":
+        # Python starts its own helper with the first such process, and then lets SIGINT and SIGTERM through again.
+        resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        return iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -19,49 +19,47 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
     """
     Reads, decodes and prepares every example of a run's training and evaluation data.
 
-    Args:
-        task ([`Task`]): Makes a training sample of each example; samples are not kept.
-        arguments ([`TrainingArguments`]): The run.
-
-    Returns:
-        `list[dict[str, Any]]`: For each data set its `section`, `path`, `split`, `examples`, `columns`, `bad` (as the
-        lines of `bad_examples.jsonl`), `allowed`, how many bad ones a training leaves out, and `shared`, how many
-        have the inputs of an example that is trained on.
+    Returns for each data set its `section`, `path`, `split`, `examples`, `columns`, `bad` (as the lines of
+    `bad_examples.jsonl`), `allowed`, how many bad ones a training leaves out, and `shared`, how many have the inputs
+    of an example that is trained on.
     """
     data = arguments.data_arguments
     sources = {"data.train": data.require_train_source()}
     sources |= {".".join(filter(None, ["data.eval", name])): source for name, source in data.eval_sources.items()}
     opened = {section: open_source(source, section) for section, source in sources.items()}
+    learned = opened["data.train"]
     # A task learns sizes and names from the data and the model.
-    task.read_data(opened["data.train"])
+    task.read_data(learned)
     build_model(task, arguments.model, arguments.init_from and pin_revision(arguments.init_from))
     found = []
     for section, given in opened.items():
-        rows = match_classes(given, task, training=section == "data.train")
+        is_training = section == "data.train"
+        rows = match_classes(given, task, training=is_training)
         count, bad = 0, []
-        total = None if isinstance(rows, datasets.IterableDataset) else len(rows)
-        stream = rows if isinstance(rows, datasets.IterableDataset) else rows.to_iterable_dataset()
+        is_stream = isinstance(rows, datasets.IterableDataset)
+        stream = rows if is_stream else rows.to_iterable_dataset()
         # Decoded one by one, as a picture that cannot be decoded would end the reading.
         features, raw = stream.features, stream if stream.features is None else stream.decode(False)
-        for row in progress(raw, section, total=total):
+        for row in progress(raw, section, total=None if is_stream else len(rows)):
             try:
                 task.training_sample(decode_row(features, row), np.random.default_rng(count))
             except UNUSABLE as error:
                 bad.append(name_bad(str(count), find_row_file(row), error))
             count += 1
-        described = {"section": section, "path": sources[section].path, "split": sources[section].split}
-        allowed = int(data.max_bad_examples * count) if section == "data.train" else 0
-        columns = sorted(features or [])
-        shared = 0 if section == "data.train" else _count_shared(opened["data.train"], rows)
-        about = {"examples": count, "columns": columns, "bad": bad, "allowed": allowed, "shared": shared}
-        found.append({**described, **about})
+        can_share = not (is_training or is_stream or isinstance(learned, datasets.IterableDataset))
+        found.append(
+            {
+                "section": section,
+                "path": sources[section].path,
+                "split": sources[section].split,
+                "examples": count,
+                "columns": sorted(features or []),
+                "bad": bad,
+                "allowed": int(data.max_bad_examples * count) if is_training else 0,
+                "shared": count_shared(learned, rows) if can_share else 0,
+            }
+        )
     return found
-
-
-def _count_shared(learned: Any, measured: Any) -> int:
-    """The number of shared examples; none of a stream."""
-    streams = any(isinstance(data, datasets.IterableDataset) for data in (learned, measured))
-    return 0 if streams else count_shared(learned, measured)
 
 
 def describe_check(found: dict[str, Any]) -> str:

@@ -16,8 +16,7 @@ from ..terminal import guarded_streams, is_verbose
 # The libraries and the loop are imported where they are needed, which is after everything was read and checked.
 from .arguments import TrainingArguments, apply_overrides, build, read_yaml
 from .launcher import honour_launcher
-from .methods import build_task, read_arguments
-from .reference import describe_fields
+from .methods import build_task, describe_fields, read_arguments
 
 if TYPE_CHECKING:
     from .task import Task
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
 USAGE = """usage: accelerate launch -m hf_ext.training FILE.yaml [--field value] [--section.field value] …
 
 Trains what FILE.yaml describes; running it again continues an interrupted run.
-
-  accelerate launch -m hf_ext.training examples/semanir/denoise_color.yaml
-  accelerate launch -m hf_ext.training examples/semanir/denoise_color.yaml --max_steps 10 --task.degradation.sigma 50
-  accelerate launch --multi_gpu --num_processes 2 -m hf_ext.training examples/semanir/denoise_color.yaml
 """
 
 
@@ -61,15 +56,13 @@ def evaluate_checkpoint(
         # The checkpoint's own configuration counts here, not the model section of the file.
         if ignored := [word for word in overrides or [] if word.startswith(("--model.", "--model="))]:
             raise ValueError(
-                f"{ignored[0]}: an evaluation uses the configuration of the checkpoint; leave it out. Only the "
-                "sections data and task may be set, for instance --task.top_k of SemanIR."
+                f"{ignored[0]}: an evaluation uses the checkpoint's configuration; only data and task may be set."
             )
         arguments = read_arguments(config, overrides or [], output_dir="", model={})
         sources = arguments.data_arguments.eval_sources
         if not sources:
             raise ValueError(
-                f"{config} has no data.eval section: give the evaluation data, for instance with --data.eval.path "
-                "FOLDER."
+                f"{config} has no data.eval section: give the evaluation data with --data.eval.path FOLDER."
             )
         task = build_task(arguments)
     from hf_ext.emr.weights import task_checkpoint
@@ -105,7 +98,8 @@ def main(
 
     Returns:
         `int`: 0 when the run is complete, 1 when it failed, 2 when what was given cannot be used: words, file, data,
-        folder; 75 when a signal or `deadline_minutes` ended it, and the same command goes on.
+        folder; 75 when a signal or `deadline_minutes` ended it, and the same command goes on; 130 after a Ctrl-C
+        outside of the steps.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     try:
@@ -128,11 +122,13 @@ def main(
             importlib.import_module(".loop", __package__)
         _run(task, arguments)
     except KeyboardInterrupt as stopped:
-        # Of a `RunStopped`, whose module is not imported for a Ctrl-C before the loop.
-        if (code := getattr(stopped, "exit_code", None)) is not None:
-            sys.stderr.write(f"{stopped}\n" if str(stopped) else "")
-            return int(code)
-        return _fail(InterruptedError("interrupted; the same command continues from the last saved state."))
+        # Of a `RunStopped`, whose module is not imported for a Ctrl-C before the loop, or of the command line.
+        code = getattr(stopped, "exit_code", None)
+        text = str(stopped)
+        if code is None:
+            code, text = 130, "Error: interrupted by SIGINT; the same command continues from the last saved state."
+        sys.stderr.write(f"{text}\n" if text else "")
+        return int(code)
     except Exception as error:
         return _fail(error)
     return 0
@@ -155,11 +151,11 @@ def _run(task: "Task", arguments: TrainingArguments) -> None:
     except RuntimeError as error:
         if not (isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)):
             raise
-        advice = (
-            "Reduce --per_device_train_batch_size, set --activation_checkpointing true or --mixed_precision bf16, or "
-            "train on smaller examples (--task.patch_size, --task.image_size, --task.max_length)."
-        )
-        raise MemoryError(f"{error}\n{advice}") from error
+        raise MemoryError(
+            f"{error}\nReduce --per_device_train_batch_size and raise --gradient_accumulation_steps by as much, set "
+            "--activation_checkpointing true or --mixed_precision bf16, or train on smaller examples "
+            "(--task.patch_size, --task.image_size, --task.max_length)."
+        ) from error
 
 
 def _fail(error: Exception) -> int:

@@ -66,17 +66,8 @@ def honour_launcher(
     arguments: TrainingArguments, environment: Mapping[str, str] = os.environ
 ) -> tuple[TrainingArguments, list[str]]:
     """
-    Reads the settings of a launcher.
-
-    Args:
-        arguments ([`TrainingArguments`]): The run, as its file and flags describe it.
-        environment (`Mapping[str, str]`): The variables of this process.
-
-    Returns:
-        `tuple[TrainingArguments, list[str]]`: The run with the launcher's settings, and a sentence for each.
-
-    Raises:
-        UsageError: If a setting contradicts the run's, or is none that the loop can honour.
+    The run with the launcher's settings, and a sentence for each. Raises `UsageError` if one contradicts the run's,
+    or is none that the loop can honour.
     """
     _check_words(environment, _WORDS)
     for name, words in _WORDS_WITH.items():
@@ -118,12 +109,12 @@ def needs_processors(environment: Mapping[str, str] = os.environ) -> bool:
 
 def require_devices(environment: Mapping[str, str] = os.environ) -> None:
     """Refuses sharding where there is no GPU: accelerate would fall back to plain copies, or end with a traceback."""
-    for name, what in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
-        if _is_on(environment, name) and (_is_on(environment, "ACCELERATE_USE_CPU") or not has_devices()):
-            raise UsageError(
-                f"accelerate is configured for {what}, which needs GPUs, and this machine has none: give another file "
-                "with --config_file, such as examples/accelerate/ddp_2_cpu.yaml, or start the run with hf-ext train."
-            )
+    is_sharded = _is_on(environment, _FSDP) or _is_on(environment, _DEEPSPEED)
+    if is_sharded and (_is_on(environment, "ACCELERATE_USE_CPU") or not has_devices()):
+        raise UsageError(
+            "accelerate is configured for FSDP or DeepSpeed, which need GPUs, and this machine has none: give another "
+            "file with --config_file, such as examples/accelerate/ddp_2_cpu.yaml, or use hf-ext train."
+        )
 
 
 def require_own_device(environment: Mapping[str, str] = os.environ) -> None:
@@ -147,9 +138,8 @@ def check_processes(found: int, environment: Mapping[str, str] = os.environ) -> 
     """Refuses a launch whose processes did not all find each other."""
     if found != (told := _count_started(environment)):
         raise UsageError(
-            f"the launcher started {told} processes, and this one found {found}. Start them with accelerate launch or "
-            "torchrun, which set LOCAL_RANK; if you did, a script has initialised accelerate before the training, "
-            "without the other processes: remove that from the script."
+            f"the launcher started {told} processes, and this one found {found}: start them with accelerate launch or "
+            "torchrun, which set LOCAL_RANK, by a script that does not initialise accelerate before the training."
         )
 
 
@@ -193,9 +183,8 @@ def _refuse_lost_processes(environment: Mapping[str, str]) -> None:
     alone = "LOCAL_RANK" not in environment and max(numbers[name] for name in ("WORLD_SIZE", *_SIZES)) < 2
     if alone and _is_on(environment, "ACCELERATE_USE_CPU") and {"KMP_AFFINITY", "MASTER_PORT"} <= environment.keys():
         raise UsageError(
-            "accelerate launch was given several processes on CPUs (MASTER_PORT is set) and started one. Use "
-            "--config_file examples/accelerate/ddp_2_cpu.yaml, which starts the configured number; for one process, "
-            "unset MASTER_PORT."
+            "accelerate launch was given several processes on CPUs (MASTER_PORT is set) and started one: use "
+            "--config_file examples/accelerate/ddp_2_cpu.yaml, or for one process, unset MASTER_PORT."
         )
 
 

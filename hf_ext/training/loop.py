@@ -18,11 +18,10 @@ from accelerate.utils import broadcast, send_to_device
 from ..files import whole_folder, write_json
 from ..progress import progress as show_progress
 from .arguments import TrainingArguments
-from .callbacks import Callback
-from .evaluation import evaluate_sets, write_results
+from .callbacks import Callback, Clock, show_picture, start_trackers
+from .evaluation import evaluate_sets, provenance, write_results
 from .launcher import honour_launcher
-from .observing import Clock, plot_curves, show_picture, start_trackers
-from .optimizing import clear_gradients, clip_gradients
+from .optimizing import clear_gradients, clip_gradients, own_part
 from .processes import (
     check_weights,
     describe_divergence,
@@ -32,10 +31,9 @@ from .processes import (
     seed_step,
     weigh_batches,
 )
-from .provenance import provenance
 from .pushing import PushModels
 from .run import Run
-from .state import RunFolder, clear_write_errors, own_part, save_state
+from .state import RunFolder, clear_write_errors, save_state
 from .stopping import END, EVALUATE, EvaluationStopped, Stopping
 from .task import Task
 
@@ -137,7 +135,7 @@ class _Training(Run):
         ):
             self._tell("on_begin", progress.step, self.folder.path, self.module)
             if progress.owes_evaluation:
-                with self.clock.stop():
+                with self.clock.count("excluded"):
                     self._checkpoint(save=True)
             while not self._is_over():
                 with self._explain_divergence():
@@ -160,7 +158,7 @@ class _Training(Run):
                 window.zero_()
                 window_start, window_samples = progress.step, progress.samples
                 progress.ended = answer == END
-                with self.clock.stop():
+                with self.clock.count("excluded"):
                     if self._checkpoint(save=bool(answer), evaluate=answer in (EVALUATE, END)):
                         stopping.restart_clock()
                 if not self._is_over():
@@ -230,11 +228,8 @@ class _Training(Run):
         """Mean loss since the last row, over all processes. One check here finds a bad loss of any step in between."""
         mean = float(self.accelerator.reduce(window / steps, reduction="mean"))
         if not math.isfinite(mean):
-            raise FloatingPointError(
-                f"the loss is {mean} between steps {self.progress.step - steps + 1} and {self.progress.step}; "
-                f"{self.folder.last_good}. Lower learning_rate or max_grad_norm, lengthen warmup_steps, use "
-                "mixed_precision: bf16 or 'no', and check the data for NaN."
-            )
+            what = f"the loss is {mean} between steps {self.progress.step - steps + 1} and"
+            raise FloatingPointError(describe_divergence(self.folder, self.progress.step, what))
         return mean
 
     def _rates(self, norm: torch.Tensor | None) -> dict[str, float]:
@@ -283,8 +278,6 @@ class _Training(Run):
         self._save_state()
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
-            with self.onlookers.guard("curves.png"):
-                plot_curves(self.folder)
         written = [(self.folder.best, True)] * improved + [(self.folder.snapshot, False)] * save
         for model, is_best in written:
             self._tell("on_save", self.progress.step, model, is_best)

@@ -1,12 +1,17 @@
-"""Methods of training files, and the construction of their tasks."""
+"""Methods of training files: their tasks, and every field of a file as the docstrings of its classes describe it."""
 
 import importlib
 import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..docstrings import Entry, read_entries
 from ..settings import refuse_unknown
-from .arguments import TrainingArguments, apply_overrides, build, read_yaml
+from .arguments import DataArguments, DataSource, SourcePart, TrainingArguments, apply_overrides, build, read_yaml
 
 if TYPE_CHECKING:
     from .task import Task
@@ -27,6 +32,8 @@ TASKS = {
     "mrconv-images": ("hf_ext.tasks.signals", "ImageTask"),
     "disentangled-dit": ("hf_ext.tasks.diffusion", "DisentangledDiTTask"),
 }
+# A link in a docstring: a class, and in which module it is where the link says that.
+_LINK = re.compile(r"\[`~?(?:([\w.]+)\.)?(\w+)`\]")
 
 
 def build_task(arguments: TrainingArguments) -> "Task":
@@ -66,3 +73,63 @@ def read_arguments(config: str | Path, overrides: list[str], **values: Any) -> T
     if {"base", "tasks"} <= given.keys():
         raise ValueError(f"{config} describes a merge, not a training: run `hf-ext merge FILE.yaml OUT`.")
     return build(TrainingArguments, given)
+
+
+def list_sections(method: str | None) -> dict[str, tuple[str, list[Entry]]]:
+    """The sections of a YAML file with a heading and their fields; those of task and model for one method."""
+    found = {
+        "": ("The run", read_entries(TrainingArguments)),
+        "data": ("Data", read_entries(DataArguments)),
+        "data.train": ("A source: `data.train`, `data.eval`", read_entries(DataSource)),
+        "data.train.path": ("One of several sources, beside the above", read_entries(SourcePart)[:1]),
+    }
+    if method is not None:
+        task = find_task(method)
+        found["task"] = (f"Task of {method}", read_entries(task))
+        found |= dict(_list_inner(method, found["task"][1]))
+        preset = Entry(["preset"], "`str`, *optional*", f"Where to start from: {', '.join(task.presets)}.")
+        fields = [] if task.config_class is None else read_entries(task.config_class)
+        found["model"] = (f"Model of {method}", [*([preset] if task.presets else []), *fields])
+    return found
+
+
+def _list_inner(method: str, entries: list[Entry]) -> Iterator[tuple[str, tuple[str, list[Entry]]]]:
+    """The sections inside of a task's, such as a degradation: arguments that link to a class with arguments."""
+    for entry in entries:
+        for module, name in _LINK.findall(entry.meaning):
+            inner = getattr(importlib.import_module(module), name) if module else None
+            if is_dataclass(inner) and isinstance(inner, type):
+                yield f"task.{entry.names[0]}", (f"`{entry.names[0]}` of {method}", read_entries(inner))
+
+
+def describe_fields(config: str | Path | None) -> str:
+    """Every field of a run, and those of the method that a YAML file names, for a terminal."""
+    method = None if config is None else str(read_yaml(config).get("method"))
+    lines = []
+    for section, (heading, entries) in list_sections(method).items():
+        lines += ["", f"{heading}{f' (--{section}.NAME VALUE)' if section else ' (--NAME VALUE)'}".replace("`", "")]
+        for entry in entries:
+            lines.append(f"  {', '.join(entry.names)}: {entry.kind}".replace("`", "").replace("*", ""))
+            meaning = _LINK.sub(r"\2", entry.meaning).replace("`", "")
+            lines += textwrap.wrap(meaning, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines[1:]) + "\n"
+
+
+def write_reference() -> str:
+    """The fields of all methods as Markdown."""
+    lines = ["# Fields of a training's YAML file", ""]
+    sections = list(list_sections(None).values())
+    for method in TASKS:
+        sections += list(list_sections(method).values())[len(list_sections(None)) :]
+    written: dict[str, str] = {}
+    for heading, entries in sections:
+        lines += [f"## {heading}", ""]
+        same = written.setdefault(str(entries), heading)
+        if same != heading:
+            lines += [f"As of: {same}.", ""]
+            continue
+        for entry in entries:
+            meaning = _LINK.sub(r"`\2`", entry.meaning)
+            lines.append(f"- **{', '.join(entry.names)}** ({entry.kind}): {meaning}")
+        lines.append("")
+    return "\n".join(lines)

@@ -95,9 +95,8 @@ def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...
         fitting = [name for name, shape in found.items() if shape == tuple(tensors[name].shape)]
         if not fitting:
             raise DataError(
-                f"init_from: no tensor of {source} fits {type(model).__name__} by name and shape "
-                f"(for instance {next(iter(tensors))!r} {tuple(next(iter(tensors.values())).shape)}): "
-                "choose a checkpoint of the same method, or the same sizes in the model section."
+                f"init_from: no tensor of {source} fits {type(model).__name__} by name and shape, such as "
+                f"{next(iter(tensors))!r}: choose a checkpoint of the same method, or the same sizes."
             )
         free = tuple(f"{module}." for module in of_data)
         others = [name for name in found if name not in set(fitting) and not name.startswith(free)]
@@ -137,9 +136,8 @@ def refuse_lost_fields(model: torch.nn.Module, section: dict[str, Any], base: st
     ]
     if changed:
         raise DataError(
-            f"section 'model' or the data change {', '.join(sorted(changed))} of {base}. An adapter does not save "
-            "this change, and is later loaded on the unchanged base: leave it out, or train the whole model without "
-            "'peft'."
+            f"section 'model' or the data change {', '.join(sorted(changed))} of {base}, which an adapter does not "
+            "save: leave the change out, or train the whole model without 'peft'."
         )
 
 
@@ -190,9 +188,8 @@ def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str
     random = [item for item in getattr(model, STARTED_ANEW, ()) if not saved & set(item.split("."))]
     if random:
         raise DataError(
-            f"section 'peft': {base} does not have {len(random)} tensors of the model, such as {random[:4]}. An "
-            "adapter keeps them at random values, frozen, and does not save them: remove the sizes from the model "
-            "section, or list their modules in peft.modules_to_save."
+            f"section 'peft': {base} lacks {len(random)} tensors of the model, such as {random[:4]}, which an adapter "
+            "does not save: remove sizes from the model section, or list their modules in peft.modules_to_save."
         )
     return adapted
 
@@ -232,7 +229,4 @@ def enable_activation_checkpointing(model: torch.nn.Module) -> None:
         if enable := getattr(base, name, None):
             enable()
             return
-    raise TypeError(
-        f"activation_checkpointing needs a transformers or diffusers model, got {type(base).__name__}: "
-        "set it to false."
-    )
+    raise TypeError(f"activation_checkpointing needs a model of transformers or diffusers, got {type(base).__name__}.")

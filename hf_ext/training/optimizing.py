@@ -1,9 +1,12 @@
-"""Optimizer, schedule and parameter groups of a run."""
+"""Optimizer, schedule, parameter groups and weight average of a run."""
 
+import contextlib
 import functools
 import inspect
 import math
-import re
+from collections.abc import Iterator
+from itertools import compress
+from pathlib import Path
 from typing import Any
 
 import accelerate.optimizer
@@ -13,12 +16,16 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
+from torch import Tensor
+from torch.distributed import checkpoint
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
 from ..errors import UsageError
 from ..settings import refuse_unknown
-from .arguments import ParameterRule, TrainingArguments
+from .arguments import TrainingArguments
 from .data import count_positions
 from .task import Task
 
@@ -63,9 +70,9 @@ def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optim
 
 
 def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArguments) -> torch.optim.Optimizer:
-    """An optimizer of torch over the task's groups of parameters, as the run's rules change them."""
+    """An optimizer of torch over the task's groups of parameters."""
     kind, options = read_optimizer(arguments)
-    groups = apply_rules(module, task.parameter_groups(module, arguments.weight_decay), arguments.rules)
+    groups = [group for group in task.parameter_groups(module, arguments.weight_decay) if group["params"]]
     try:
         return kind(groups, **options)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -88,48 +95,18 @@ def clear_gradients(optimizer: AcceleratedOptimizer) -> None:
     (optimizer.optimizer if type(optimizer) is AcceleratedOptimizer else optimizer).zero_grad()
 
 
-def apply_rules(
-    module: torch.nn.Module, groups: list[dict[str, Any]], rules: list[ParameterRule]
-) -> list[dict[str, Any]]:
-    """Splits groups by the first rule whose pattern a parameter's name holds; takes frozen parameters out."""
-    names = {parameter: name for name, parameter in module.named_parameters()}
-    rule_of = {
-        parameter: next((rule for rule in rules if re.search(rule.pattern, name)), None)
-        for parameter, name in names.items()
-    }
-    for place, unused in enumerate(rules):
-        if unused not in rule_of.values():
-            raise UsageError(
-                f"parameter_rules[{place}]: no parameter is left for {unused.pattern!r}; names are, for instance, "
-                f"{', '.join(list(names.values())[:3])}."
-            )
-    found = []
-    for group in groups:
-        for rule in (None, *rules):
-            members = [parameter for parameter in group["params"] if rule_of.get(parameter) is rule]
-            if rule is not None and rule.freeze:
-                for parameter in members:
-                    parameter.requires_grad_(False)
-            elif members:
-                found.append({**group, "params": members, **({} if rule is None else rule.settings)})
-    if not found:
-        raise UsageError("parameter_rules freeze every parameter: nothing would be trained.")
-    return found
-
-
 def count_steps(
     arguments: TrainingArguments,
+    epochs: float,
     data: datasets.Dataset | datasets.IterableDataset,
     examples_a_step: int,
-    groups: np.ndarray | None = None,
+    groups: np.ndarray | None,
 ) -> int:
-    """The steps of `num_train_epochs`."""
-    if arguments.num_train_epochs is None:
-        return arguments.max_steps
+    """The steps of a number of epochs."""
     if isinstance(data, datasets.IterableDataset):
         raise UsageError("num_train_epochs needs the number of examples, unknown for a stream: set max_steps.")
     positions = count_positions(len(data), groups, arguments.per_device_train_batch_size)
-    return math.ceil(arguments.num_train_epochs * positions / examples_a_step)
+    return math.ceil(epochs * positions / examples_a_step)
 
 
 def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArguments) -> LRScheduler:
@@ -165,3 +142,98 @@ def describe_warm_up(arguments: TrainingArguments) -> list[str]:
         f"warmup_steps is {arguments.warmup_steps}, max_steps {arguments.max_steps}: the learning rate rises to "
         f"{peak:.3g} and never reaches {arguments.learning_rate:.3g}. For a short run, reduce warmup_steps as well"
     ]
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """This process's part of a weight: all of it, or a part, where the weights are sharded."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    return tensor.detach()
+
+
+class WeightAverage:
+    """Exponential moving average of a model's parameters and saved floating-point buffers."""
+
+    # The decay is reached from below, as (1 + t) / (10 + t), so that the first weights are soon forgotten. Statistics
+    # such as those of BatchNorm belong to the averaged weights: they are averaged over the same horizon. Frozen
+    # parameters and integer buffers are copied. One kernel goes over all tensors: a loop over them costs more than the
+    # optimizer's step. Of a sharded model each process averages its part of every weight, and nothing is exchanged.
+
+    def __init__(self, model: torch.nn.Module, decay: float):
+        self.model = model
+        self.decay = decay
+        self.steps = 0
+        saved = model.state_dict(keep_vars=True)
+        named = dict(model.named_parameters()) | {name: part for name, part in model.named_buffers() if name in saved}
+        self.names, self.tensors = [*named], [*named.values()]
+        self.averages = [own_part(tensor).clone() for tensor in self.tensors]
+        frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
+        self._is_sharded = any(isinstance(tensor, DTensor) for tensor in self.tensors)
+        follows = [tensor.is_floating_point() and id(tensor) not in frozen for tensor in self.tensors]
+        copies = [not moves for moves in follows]
+        self._averages, self._followed = (list(compress(items, follows)) for items in (self.averages, self.tensors))
+        self._copies, self._copied = (list(compress(items, copies)) for items in (self.averages, self.tensors))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Takes the current weights into the average."""
+        decay = min((1 + self.steps) / (10 + self.steps), self.decay) if self.steps else 0.0
+        self.steps += 1
+        torch._foreach_lerp_(self._averages, self._own_parts(self._followed), 1 - decay)
+        if self._copies:
+            torch._foreach_copy_(self._copies, self._own_parts(self._copied))
+
+    def _own_parts(self, tensors: list[Tensor]) -> list[Tensor]:
+        """This process's parts of tensors, to be read without a gradient."""
+        # The parameters themselves, which stay the same objects: loading and optimizers write into them, and FSDP2
+        # replaces them before the average is made. A part of one is another tensor after FSDP2 has padded it.
+        return [own_part(tensor) for tensor in tensors] if self._is_sharded else tensors
+
+    @contextlib.contextmanager
+    def apply(self) -> Iterator[None]:
+        """Puts the averaged weights into the model for the duration of a `with` block."""
+        kept = [own_part(tensor).clone() for tensor in self.tensors]
+        self._fill_model(self.averages)
+        try:
+            yield
+        finally:
+            self._fill_model(kept)
+
+    @torch.no_grad()
+    def _fill_model(self, values: list[Tensor]) -> None:
+        torch._foreach_copy_([own_part(tensor) for tensor in self.tensors], values)
+        # FSDP2 keeps what the last forward pass gathered of the outer modules for a backward pass, which comes at once
+        # in training. After an evaluation the next step would compute with it, not with what was filled in here.
+        for part in self.model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the average."""
+        return {"shadow_params": self.averages, "optimization_step": self.steps}
+
+    def _list_shards(self) -> dict[str, Any]:
+        """The averages by name, each as the part of a whole that this process holds; they share its memory."""
+        shards = {"optimization_step": torch.tensor(self.steps)}
+        for name, tensor, average in zip(self.names, self.tensors, self.averages, strict=True):
+            shards[name] = average
+            if isinstance(tensor, DTensor):
+                mesh, places, shape = tensor.device_mesh, tensor.placements, tensor.shape
+                shards[name] = DTensor.from_local(average, mesh, places, shape=shape, stride=tensor.stride())
+        return shards
+
+    def save_shards(self, folder: Path) -> None:
+        """Writes the average of a sharded model; each process writes its part."""
+        checkpoint.save(self._list_shards(), storage_writer=checkpoint.FileSystemWriter(folder))
+
+    def load_shards(self, folder: Path) -> None:
+        """Restores [`~WeightAverage.save_shards`], written by any number of processes."""
+        shards = self._list_shards()
+        checkpoint.load(shards, storage_reader=checkpoint.FileSystemReader(folder))
+        self.steps = int(shards["optimization_step"])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores [`~WeightAverage.state_dict`]."""
+        self.steps = state["optimization_step"]
+        for average, saved in zip(self.averages, state["shadow_params"], strict=True):
+            average.copy_(saved)

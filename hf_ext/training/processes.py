@@ -23,7 +23,8 @@ from ..errors import UsageError
 from ..files import read_json, write_json
 from .arguments import TrainingArguments
 from .launcher import check_processes, needs_processors, require_devices, require_own_device
-from .state import RunFolder, own_part
+from .optimizing import own_part
+from .state import RunFolder
 
 
 def check_trackers(names: list[str]) -> None:
@@ -31,8 +32,7 @@ def check_trackers(names: list[str]) -> None:
     trackers = [str(tracker) for tracker in get_available_trackers()]
     if missing := [name for name in names if name not in trackers]:
         raise UsageError(
-            f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install it, or use one of "
-            "these."
+            f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install it, or use these."
         )
 
 
@@ -73,8 +73,7 @@ def _meeting() -> Iterator[None]:
     except torch.distributed.DistError as error:
         reason = str(error).partition("\n")[0]
         raise LostProcessError(
-            f"{text} did not find the others ({reason:.200}): start all of them, with the same address and a free "
-            "port."
+            f"{text} did not find the others ({reason:.200}): start all of them, with one address and a free port."
         ) from error
     finally:
         waiting.cancel()
@@ -111,9 +110,8 @@ def name_failures(ranks: Ranks, note: Path) -> Iterator[None]:
             raise FailedElsewhereError(text) from None
         reason = str(error).partition("\n")[0]
         raise LostProcessError(
-            f"another process of the {ranks.count} ended without a message, for instance killed because memory "
-            f"ran out, or was busy for longer than timeout_minutes ({reason:.200}). The same command resumes from the "
-            "last state."
+            f"another process of the {ranks.count} was killed, for instance for want of memory, or busy longer than "
+            f"timeout_minutes ({reason:.200}). The same command resumes from the last state."
         ) from None
 
 
@@ -167,11 +165,11 @@ def check_weights(model: torch.nn.Module, accelerator: Accelerator, run: RunFold
         raise FloatingPointError(describe_divergence(run, step))
 
 
-def describe_divergence(run: RunFolder, step: int) -> str:
-    """A sentence on weights that are not finite."""
+def describe_divergence(run: RunFolder, step: int, what: str = "weights are no longer finite after step") -> str:
+    """A sentence on weights or a loss that are not finite."""
     return (
-        f"weights are no longer finite after step {step}; {run.last_good}. Lower learning_rate or max_grad_norm, "
-        "or lengthen warmup_steps."
+        f"{what} {step}; {run.last_good}. Lower learning_rate or max_grad_norm, lengthen warmup_steps, use "
+        "mixed_precision: bf16 or 'no', and check the data for NaN."
     )
 
 

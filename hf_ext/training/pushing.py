@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import torch
+from accelerate.utils import load
 from huggingface_hub import HfApi, snapshot_download
 from tqdm import tqdm
 
@@ -17,28 +18,26 @@ from ..files import whole_folder
 from ..hub.checkpoints import explain_hub, split_revision
 from .arguments import TrainingArguments
 from .callbacks import Callback
-from .foreign import refuse_code
 from .state import RunFolder
 
 # Seconds that a complete run waits for its last push.
 _PATIENCE = 3600
 # The folder of a repository that has the last state, as transformers calls it.
 LAST = "last-checkpoint"
-# All that is taken from there: what `RunFolder` holds of a run whose weights are whole, or sharded by FSDP2.
+# All that is taken from there: what `RunFolder` holds of a run whose weights are not sharded.
 _FETCHED = re.compile(
     r"args\.json|metrics\.jsonl|best/.+|state/step-\d+/(manifest\.json|model\.safetensors|optimizer\.bin|scaler\.pt"
-    r"|custom_checkpoint_\d\.pkl|stream-\d+\.json|pytorch_model_fsdp\.bin"
-    r"|(pytorch_model_fsdp_0|optimizer_0|average)/(\.metadata|__\d+_\d+\.distcp))"
+    r"|custom_checkpoint_\d\.pkl|stream-\d+\.json)"
 )
 
 
 class PushModels(Callback):
     """Pushes models to the repository that a run names. A push that fails is a warning and a row of metrics."""
 
-    # A thread pushes one model after the other. Of those that are saved meanwhile only the newest waits, so a slow Hub
-    # holds up no step and collects no work. `best/` may be replaced during a push: what is pushed are links to its
-    # files in `.push/step-N`, which stay until they are pushed or newer ones were tried, so that a run that goes on
-    # after a kill, or the same command after a failure, begins with the push that is missing.
+    # A thread pushes one model after the other, always the newest: a slow Hub holds up no step and collects no work.
+    # `best/` may be replaced during a push: what is pushed are links to its files in `.push/step-N`. A copy stays
+    # until it is pushed or a newer one is there, so that a run that goes on after a kill, or the same command after a
+    # failure, begins with the push that is missing.
 
     def __init__(self, arguments: TrainingArguments, run: RunFolder):
         assert arguments.hub_model_id is not None
@@ -47,14 +46,11 @@ class PushModels(Callback):
         self.run = run
         self.copies = run.path / ".push"
         self._lock = threading.Lock()
-        self._waiting: Path | None = None
-        self._failed: Path | None = None
         self._thread: threading.Thread | None = None
 
     def on_begin(self, step: int, folder: Path, model: torch.nn.Module) -> None:
-        """Resumes pushes that an earlier process did not finish."""
-        for left in sorted(self.copies.glob("step-*"), key=_read_step):
-            self._push_soon(left)
+        """Resumes a push that an earlier process did not finish."""
+        self._start()
 
     def on_save(self, step: int, folder: Path, is_best: bool) -> None:
         """Pushes the model that was saved, where the run's strategy says so."""
@@ -87,30 +83,27 @@ class PushModels(Callback):
                 # Rows are added to the one, and links would follow.
                 for file in (self.run.arguments, self.run.metrics):
                     shutil.copy2(file, folder / "run" / LAST)
-        self._push_soon(self.copies / f"step-{step}")
+        self._start()
 
-    def _push_soon(self, copy: Path) -> None:
+    def _start(self) -> None:
         with self._lock:
-            if self._waiting not in (None, copy):
-                shutil.rmtree(self._waiting)
-            self._waiting = copy
             if self._thread is None:
                 # A daemon: a run that a signal ends does not wait for a Hub.
                 self._thread = threading.Thread(target=self._push_all, daemon=True)
                 self._thread.start()
 
     def _push_all(self) -> None:
+        failed: Path | None = None
         while True:
             with self._lock:
-                copy, self._waiting = self._waiting, None
-                if copy is None:
+                copies = sorted(self.copies.glob("step-*"), key=_read_step)
+                if not copies or copies[-1] == failed:
                     self._thread = None
                     return
-            is_pushed, earlier = self._push(copy, _read_step(copy)), self._failed
-            self._failed = None if is_pushed else copy
-            for done in (earlier, copy):
-                if done not in (None, self._failed):
-                    shutil.rmtree(done, ignore_errors=True)
+            *older, newest = copies
+            failed = None if self._push(newest, _read_step(newest)) else newest
+            for done in older if failed else copies:
+                shutil.rmtree(done, ignore_errors=True)
 
     def _push(self, copy: Path, step: int) -> bool:
         from hf_ext.hub.publish import push
@@ -183,7 +176,18 @@ def fetch_run(source: str, run: RunFolder) -> None:
         for inner, path in files.items():
             if not _FETCHED.fullmatch(inner):
                 raise DataError(f"{source}: {LAST}/{inner} is not a file of a state, so it is not used.")
-            if inner.startswith("state/") and path.name.endswith((".bin", ".pkl", ".pt", ".metadata")):
+            if inner.startswith("state/") and path.name.endswith((".bin", ".pkl", ".pt")):
                 refuse_code(path, f"{source}: {LAST}/{inner}")
             (folder / inner).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / inner)
+
+
+def refuse_code(path: Path, name: str) -> None:
+    """Refuses a file of a state, called `name`, with more than tensors and plain values."""
+    # A pickle may run any code when it is loaded, and accelerate loads some without looking: so each file from
+    # elsewhere is read here once, before, with `weights_only`.
+    try:
+        load(path, map_location="cpu", weights_only=True)
+    # A damaged pickle may raise anything.
+    except Exception as error:
+        raise DataError(f"{name} is damaged, or holds more than tensors and numbers: it is not loaded.") from error

@@ -18,14 +18,20 @@ from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
 from .callbacks import Callback, Onlookers, check_callbacks
-from .changes import describe_run
+from .changes import describe_run, fingerprint
 from .data import TrainingLoader, describe_small_groups
-from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
-from .optimizing import build_optimizer, build_schedule, count_steps, describe_warm_up, read_optimizer
+from .optimizing import (
+    WeightAverage,
+    build_optimizer,
+    build_schedule,
+    count_steps,
+    describe_warm_up,
+    read_optimizer,
+)
 from .processes import check_trackers, make_accelerator, prepare_sharding
 from .pushing import PushModels, fetch_run
-from .state import Progress, RunFolder, WeightAverage, load_state, use_plain_names
+from .state import Progress, RunFolder, load_state, use_plain_names
 from .task import Task
 
 
@@ -70,8 +76,8 @@ class Run:
         if accelerator.is_main_process:
             kind = accelerator.distributed_type
             sharding = kind.value if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED) else None
-            if sharding == "DEEPSPEED" and self.arguments.hub_strategy == "checkpoint":
-                raise UsageError("states of DeepSpeed are not pushed: use FSDP2, or another hub_strategy.")
+            if sharding and self.arguments.hub_strategy == "checkpoint":
+                raise UsageError(f"states of {sharding} are not pushed: choose another hub_strategy.")
             if self.arguments.resume_from_checkpoint is not None:
                 fetch_run(self.arguments.resume_from_checkpoint, self.folder)
             about = describe_run(self.arguments, accelerator.num_processes, sharding)
@@ -96,8 +102,7 @@ class Run:
             return
         if self.groups is not None and self.folder.changes.new_batch_size:
             raise DataError(
-                f"{self.folder.path} holds a run whose batches do not mix examples of different groups, such as sizes "
-                "of pictures: the order of its examples depends on per_device_train_batch_size, which must stay."
+                f"{self.folder.path}: per_device_train_batch_size must stay, as each batch has pictures of one size."
             )
         self.folder.prepare()
 
@@ -116,8 +121,8 @@ class Run:
         set_seed(arguments.seed)
         self.train_data = match_classes(self.train_data, self.task, training=True)
         self.groups = self.task.read_data(self.train_data)
-        if self.arguments.num_train_epochs is not None:
-            steps = count_steps(self.arguments, self.train_data, self._batch_size, self.groups)
+        if (epochs := arguments.num_train_epochs) is not None:
+            steps = count_steps(arguments, epochs, self.train_data, self._batch_size, self.groups)
             arguments = self.arguments = replace(arguments, max_steps=steps)
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
         module = build_model(self.task, arguments.model, init_from)

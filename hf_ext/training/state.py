@@ -1,7 +1,8 @@
-"""State of a run: its folder, progress, weight average, and resume states that are whole or absent."""
+"""State of a run: its folder, its progress, and resume states that are whole, or found to be damaged."""
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -10,7 +11,6 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,9 @@ import torch
 from accelerate import Accelerator
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
-from torch import Tensor
-from torch.distributed import checkpoint
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-
-from hf_ext.errors import DataError, UsageError
 
 from ..distributed import Ranks
+from ..errors import DataError, UsageError
 from ..files import (
     open_to_readers,
     read_json,
@@ -41,7 +36,9 @@ from ..files import (
 from ..system import sync_directory
 from .arguments import TrainingArguments, find_paths
 from .changes import Changes, compare_data, compare_settings
-from .manifest import NAME, RANDOM_STATES, DamagedState, hash_files, list_files, read_manifest, write_manifest
+from .optimizing import WeightAverage
+
+MANIFEST = "manifest.json"
 
 
 @dataclass
@@ -69,107 +66,12 @@ class Progress:
         vars(self).update(state)
 
 
-class WeightAverage:
-    """Exponential moving average of a model's parameters and saved floating-point buffers."""
-
-    # The decay is reached from below, as (1 + t) / (10 + t), so that the first weights are soon forgotten. Statistics
-    # such as those of BatchNorm belong to the averaged weights: they are averaged over the same horizon. Frozen
-    # parameters and integer buffers are copied. One kernel goes over all tensors: a loop over them costs more than the
-    # optimizer's step. Of a sharded model each process averages its part of every weight, and nothing is exchanged.
-
-    def __init__(self, model: torch.nn.Module, decay: float):
-        self.model = model
-        self.decay = decay
-        self.steps = 0
-        saved = model.state_dict(keep_vars=True)
-        named = dict(model.named_parameters()) | {name: part for name, part in model.named_buffers() if name in saved}
-        self.names, self.tensors = [*named], [*named.values()]
-        self.averages = [own_part(tensor).clone() for tensor in self.tensors]
-        frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
-        self._is_sharded = any(isinstance(tensor, DTensor) for tensor in self.tensors)
-        follows = [tensor.is_floating_point() and id(tensor) not in frozen for tensor in self.tensors]
-        copies = [not moves for moves in follows]
-        self._averages, self._followed = (list(compress(items, follows)) for items in (self.averages, self.tensors))
-        self._copies, self._copied = (list(compress(items, copies)) for items in (self.averages, self.tensors))
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Takes the current weights into the average."""
-        decay = min((1 + self.steps) / (10 + self.steps), self.decay) if self.steps else 0.0
-        self.steps += 1
-        torch._foreach_lerp_(self._averages, self._own_parts(self._followed), 1 - decay)
-        if self._copies:
-            torch._foreach_copy_(self._copies, self._own_parts(self._copied))
-
-    def _own_parts(self, tensors: list[Tensor]) -> list[Tensor]:
-        """This process's parts of tensors, to be read without a gradient."""
-        # The parameters themselves, which stay the same objects: loading and optimizers write into them, and FSDP2
-        # replaces them before the average is made. A part of one is another tensor after FSDP2 has padded it.
-        return [own_part(tensor) for tensor in tensors] if self._is_sharded else tensors
-
-    @contextlib.contextmanager
-    def apply(self) -> Iterator[None]:
-        """Puts the averaged weights into the model for the duration of a `with` block."""
-        kept = [own_part(tensor).clone() for tensor in self.tensors]
-        self._fill_model(self.averages)
-        try:
-            yield
-        finally:
-            self._fill_model(kept)
-
-    @torch.no_grad()
-    def _fill_model(self, values: list[Tensor]) -> None:
-        torch._foreach_copy_([own_part(tensor) for tensor in self.tensors], values)
-        # FSDP2 keeps what the last forward pass gathered of the outer modules for a backward pass, which comes at once
-        # in training. After an evaluation the next step would compute with it, not with what was filled in here.
-        for part in self.model.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of the average."""
-        return {"shadow_params": self.averages, "optimization_step": self.steps}
-
-    def _list_shards(self) -> dict[str, Any]:
-        """The averages by name, each as the part of a whole that this process holds; they share its memory."""
-        shards = {"optimization_step": torch.tensor(self.steps)}
-        for name, tensor, average in zip(self.names, self.tensors, self.averages, strict=True):
-            shards[name] = average
-            if isinstance(tensor, DTensor):
-                mesh, places, shape = tensor.device_mesh, tensor.placements, tensor.shape
-                shards[name] = DTensor.from_local(average, mesh, places, shape=shape, stride=tensor.stride())
-        return shards
-
-    def save_shards(self, folder: Path) -> None:
-        """Writes the average of a sharded model; each process writes its part."""
-        checkpoint.save(self._list_shards(), storage_writer=checkpoint.FileSystemWriter(folder))
-
-    def load_shards(self, folder: Path) -> None:
-        """Restores [`~WeightAverage.save_shards`], written by any number of processes."""
-        shards = self._list_shards()
-        checkpoint.load(shards, storage_reader=checkpoint.FileSystemReader(folder))
-        self.steps = int(shards["optimization_step"])
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores [`~WeightAverage.state_dict`]."""
-        self.steps = state["optimization_step"]
-        for average, saved in zip(self.averages, state["shadow_params"], strict=True):
-            average.copy_(saved)
-
-
-def own_part(tensor: Tensor) -> Tensor:
-    """This process's part of a weight: all of it, or a part, where the weights are sharded."""
-    if isinstance(tensor, DTensor):
-        tensor = tensor.to_local()
-    return tensor.detach()
-
-
 class RunFolder:
     """The folder of one run."""
 
     # args.json        the arguments, written first: it marks the folder as ours
     # metrics.jsonl    a row for each log and each evaluation
-    # state/step-N/    resume states of all processes: whole, or absent; `manifest` tells whether they still are
+    # state/step-N/    resume states of all processes: whole, or absent; their manifest tells whether they still are
     # snapshot/, best/ loadable models: the last saved and the best evaluated
     # .lock            one process trains here; the system releases it when that ends
     #
@@ -228,16 +130,13 @@ class RunFolder:
         others = [name for name in names if not name.startswith(".") and not name.endswith((".log", ".out", ".err"))]
         if others:
             raise UsageError(
-                f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}), and no "
+                f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}) and no "
                 "args.json of a run: choose a new or empty folder as output_dir."
             )
         for place in find_paths(arguments.data):
             data = Path(place).expanduser()
             if data.is_dir() and not (data / "lq").is_dir() and self.path.resolve().is_relative_to(data.resolve()):
-                raise DataError(
-                    f"{self.path} is inside the data folder {place}, so that the files of the run would be read as "
-                    "data: choose another output_dir."
-                )
+                raise DataError(f"{self.path} is inside the data folder {place}: choose another output_dir.")
 
     def _acquire_lock(self) -> None:
         """Takes the right to write here, unless this object has it; refuses where another process has it."""
@@ -250,13 +149,8 @@ class RunFolder:
                 f"another process trains in {self.path}: wait until it ends, stop it, or choose another output_dir."
             ) from error
         except OSError as error:
-            # What `flock` says on file systems that do not lock.
-            if error.errno not in (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK):
-                raise
-            raise ValueError(
-                f"{self.lock.lock_file} cannot be locked ({error.strerror}): the file system of {self.path} has no "
-                "locks, as some network disks. Choose another output_dir, on a local disk."
-            ) from error
+            # Of a file system that does not lock, as some network disks.
+            raise OSError(f"{self.lock.lock_file} cannot be locked ({error}): choose another output_dir.") from error
 
     def _find_start(self) -> None:
         """Finds the newest state that is whole; where there are states and none is, nothing begins anew by itself."""
@@ -274,8 +168,7 @@ class RunFolder:
         if self.damaged:
             told = "; ".join(f"step {step}: {error}" for step, error in self.damaged.items())
             raise DataError(
-                f"no state of {self.path} is whole ({told}). Restore one from a backup, or delete "
-                f"{self.states} to start this run again."
+                f"no state of {self.path} is whole ({told}). Restore one, or delete {self.states} to start again."
             )
 
     def check_data(self, fingerprint: dict[str, Any]) -> None:
@@ -365,8 +258,7 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
             raise
         if not run.path.is_dir():
             raise OSError(
-                f"{run.path} was removed or renamed while the run was writing to it: the same command resumes once it "
-                "is back, and starts again without it."
+                f"{run.path} was removed or renamed under the run: the same command resumes once it is back."
             ) from error
         free = shutil.disk_usage(run.path).free / 2**30
         is_full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -374,6 +266,62 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
             f"cannot write {what} to {run.path} ({error}); {free:.1f} GiB are free there; {run.last_good}. "
             f"{'Free some space' if is_full else 'Remove the cause'} and run the same command again."
         ) from error
+
+
+# A state is a folder of files that libraries read without asking whether they are whole: a flipped bit of a weight is
+# loaded in silence. So the last thing written into a state is its manifest: the SHA-256 of every other file, what the
+# run was when it was saved (`changes` compares it with what it is now), and a SHA-256 of all this text. The folder
+# gets its name only after that: a state without a manifest was damaged later. Hashing takes a processor for 0.6 to 1 s
+# a gigabyte, partly while the disk syncs: no background is needed.
+
+
+class DamagedState(DataError):
+    """A resume state is not what was saved; the message says why."""
+
+
+def hash_files(folder: Path, names: list[str]) -> dict[str, str]:
+    """SHA-256 of files of a state."""
+
+    def hash_file(name: str) -> str:
+        with (folder / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    # hashlib lets other threads run.
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(names, pool.map(hash_file, names), strict=True))
+
+
+def _hash_content(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_manifest(folder: Path, content: dict[str, Any]) -> None:
+    """Writes the manifest of a state, with a hash of its text."""
+    # As it will be read: JSON knows no tuples, and no keys but text.
+    content = json.loads(json.dumps(content))
+    write_json(folder / MANIFEST, {**content, "sha256": _hash_content(content)})
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a state whose files are all whole."""
+    if not (folder / MANIFEST).is_file():
+        raise DamagedState(f"{MANIFEST} is missing")
+    try:
+        content: dict[str, Any] = read_json(folder / MANIFEST)
+        is_whole, files = content.pop("sha256") == _hash_content(content), content["files"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise DamagedState(f"{MANIFEST} is damaged")
+    if missing := [name for name in files if not (folder / name).is_file()]:
+        raise DamagedState(f"{missing[0]} is missing")
+    try:
+        found = hash_files(folder, [*files])
+    except OSError as error:
+        raise DamagedState(f"a file cannot be read ({error})") from error
+    if changed := [name for name in files if found[name] != files[name]]:
+        raise DamagedState(f"{', '.join(changed)} changed after being saved")
+    return content
 
 
 def save_state(
@@ -386,7 +334,8 @@ def save_state(
     ranks = Ranks(accelerator)
     with clear_write_errors(f"the state of step {step}", run):
         accelerator.save_state(str(temporary))
-        (temporary / RANDOM_STATES.format(rank=rank)).unlink()
+        # No step reads random states (`loop`).
+        (temporary / f"random_states_{rank}.pkl").unlink()
         if stream_states is not None:
             write_json(temporary / f"stream-{rank}.json", stream_states)
         if average is not None:
@@ -395,7 +344,8 @@ def save_state(
         # Hashing takes a processor, syncing a disk: together they take little longer than the slower one. Each process
         # hashes its share of the files.
         with ThreadPoolExecutor(1) as pool:
-            hashed = pool.submit(hash_files, temporary, ranks.share(list_files(temporary)))
+            names = [path.relative_to(temporary).as_posix() for path in temporary.rglob("*") if path.is_file()]
+            hashed = pool.submit(hash_files, temporary, ranks.share(sorted(names)))
             if accelerator.is_main_process:
                 open_to_readers(temporary)
                 sync(temporary)
@@ -420,7 +370,7 @@ def load_state(accelerator: Accelerator, run: RunFolder, step: int, average: Wei
     except (OSError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
         raise ValueError(
             f"{folder} cannot be loaded into this run's model and optimizer ({error}). Use the library versions that "
-            f"{NAME} in this folder lists, or delete the state to resume from the previous one."
+            f"{MANIFEST} in this folder lists, or delete the state to resume from the previous one."
         ) from error
     # accelerate counts backward passes, of which a state has a whole number of steps, however many passes one has now.
     accelerator.step = 0
@@ -436,7 +386,7 @@ def use_plain_names(accelerator: Accelerator) -> None:
 
     # torch wraps the model of a process that has others beside it, and puts `module.` before the names. accelerate
     # calls these before it writes or reads; of sharded weights it gives them nothing.
-    def before_saving(models: list[torch.nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
+    def before_saving(models: list[torch.nn.Module], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
         weights[:] = [accelerator.get_state_dict(model) for model in models[: len(weights)]]
 
     def before_loading(models: list[torch.nn.Module], folder: str) -> None:

@@ -160,14 +160,15 @@ def because_of(cause: Exception, error: Exception) -> Exception:
         (because_of(UNKNOWN, OSError("org/none is not a valid model identifier")), 2),
         (because_of(FileNotFoundError(2, "No such file", "photo.png"), OSError("example 3 cannot be read")), 1),
         (httpx2.ConnectError("connection refused"), 1),
-        (KeyboardInterrupt(), 1),
+        (KeyboardInterrupt(), 130),
     ],
 )
 def test_an_expected_error_is_a_message_with_its_exit_code(error, exit_code):
     result = run_failing(error)
     assert result.exit_code == exit_code
     text = error.__cause__ if isinstance(error, StrictDataclassFieldValidationError) else error
-    assert result.stderr == ("\nAborted!\n" if isinstance(error, KeyboardInterrupt) else f"Error: {text}\n")
+    text = "interrupted by SIGINT." if isinstance(error, KeyboardInterrupt) else text
+    assert result.stderr == f"Error: {text}\n"
     assert "Traceback" not in result.output
 
 

@@ -1,15 +1,18 @@
-"""What signals leave: nothing of a push that one ends, and no decoder of a server that is killed."""
+"""Commands that a signal ends: one line, the exit code of shells, and nothing half written or left behind."""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from PIL import Image
 from transformers import BertModel
 
 from tests.hub.published import save_bert
@@ -44,6 +47,22 @@ def slow_hub(hub):
     proxy.stop()
 
 
+def end_by(name: str, words: list, environment: dict[str, str], ready) -> str:
+    """Signals a command once `ready` says so, and has it end with the code of the signal; what it wrote."""
+    command = [Path(sys.executable).with_name("hf-ext"), *words]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        ready(run)
+        run.send_signal(getattr(signal, name))
+        _, told = run.communicate(timeout=60)
+    assert run.returncode == 128 + getattr(signal, name), told
+    assert "Traceback" not in told and "Aborted" not in told
+    return told
+
+
+def find_errors(told: str) -> list[str]:
+    return [line for line in told.splitlines() if line.startswith("Error")]
+
+
 # One file is sent by the main thread; several are by threads, which nobody can interrupt.
 ENDS = [("SIGINT", "a file"), ("SIGTERM", "a file"), ("SIGTERM", "files"), ("SIGTERM", "the check")]
 
@@ -56,19 +75,56 @@ def test_a_push_that_a_signal_ends_leaves_nothing(slow_hub, tmp_path, name, wher
     words = ["push", tmp_path / "model", "me/bert", "--endpoint", slow_hub.url]
     words += [] if where == "the check" else ["--no-check"]
     environment = client_environment(slow_hub.url, tmp_path / "home") | {"TMPDIR": str(tmp_path / "temporary")}
-    command = [Path(sys.executable).with_name("hf-ext"), *words]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as push:
+    family: list[psutil.Process] = []
+
+    def ready(push):
         probes = psutil.Process(push.pid).children
         wait_until(lambda: probes() if where == "the check" else "PUT" in {method for method, *_ in slow_hub.asked})
-        family = probes()
-        push.send_signal(getattr(signal, name))
-        _, told = push.communicate(timeout=60)
-    assert push.returncode == 128 + getattr(signal, name), told
-    assert [line for line in told.splitlines() if line.startswith("Error")] == [
-        f"Error: interrupted by {name}; the copy is removed. Push again."
-    ]
-    assert "Traceback" not in told and list((tmp_path / "temporary").iterdir()) == []
-    assert not psutil.wait_procs(family, 30)[1]
+        family.extend(probes())
+
+    told = end_by(name, words, environment, ready)
+    assert find_errors(told) == [f"Error: interrupted by {name}; the copy is removed. Push again."]
+    assert list((tmp_path / "temporary").iterdir()) == [] and not psutil.wait_procs(family, 30)[1]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_restoring_that_a_signal_ends_leaves_whole_pictures(tmp_path, name):
+    (tmp_path / "photos").mkdir()
+    for number, pixels in enumerate(np.random.default_rng(0).integers(256, size=(60, 96, 96, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    out = tmp_path / "out"
+
+    def ready(restore):
+        wait_until(lambda: out.is_dir() and [*out.glob("*.png")])
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    told = end_by(name, ["restore", "denoise-color", tmp_path / "photos", "--out", out], environment, ready)
+    assert find_errors(told) == [f"Error: interrupted by {name}."]
+    # Beside them lies the list of those that are done.
+    files = [file for file in out.iterdir() if file.suffix != ".jsonl"]
+    assert 0 < len(files) < 60
+    for file in files:
+        with Image.open(file) as picture:
+            assert picture.size == (96, 96)
+            picture.load()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_merge_that_waits_for_a_hub_ends_at_once(tmp_path, name):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = client_environment(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path / "home")
+        silent.settimeout(120)
+        kept: list[socket.socket] = []
+
+        def ready(merge):
+            # Its question is read and never answered.
+            kept.append(silent.accept()[0])
+            kept[0].recv(1)
+
+        words = ["merge", "--base", "me/base", "--task", "a=me/a", "--task", "b=me/b", "--out", tmp_path / "out"]
+        told = end_by(name, words, environment, ready)
+        kept[0].close()
+    assert find_errors(told) == [f"Error: interrupted by {name}."] and not (tmp_path / "out").exists()
 
 
 DECODER = """

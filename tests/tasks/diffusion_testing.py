@@ -17,7 +17,7 @@ from hf_ext.tasks.precompute import Precompute
 from hf_ext.tasks.tar_files import write_tar
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
-from hf_ext.training.observing import TIMINGS
+from hf_ext.training.callbacks import TIMINGS
 from tests.kit.process_state import forget_accelerate
 from tests.training.tiny import digest
 

@@ -13,7 +13,6 @@ import torch
 from huggingface_hub import HfApi
 
 from hf_ext.hub import publish
-from hf_ext.training import loop
 from hf_ext.training.state import RunFolder
 
 from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_shards
@@ -59,8 +58,6 @@ def push_hollow(root: Path, api: HfApi) -> str:
 def main() -> None:
     root, api = Path(sys.argv[1]), HfApi()
     publish.push = make_repository
-    # To draw would take longer than all else.
-    loop.plot_curves = lambda run: None
     data = {name: {"path": str(write_shards(root / name, 2, 9))} for name in ("train", "eval")}
     run(TinyTask(), make_arguments(root / "whole", data))
     pushing = {"hub_model_id": REPO, "hub_private_repo": True, "hub_strategy": "checkpoint"}
@@ -92,7 +89,7 @@ def main() -> None:
     # What is in the folder goes before what is on the Hub.
     found["again"] = find_differences(contents(root / "moved"), resume("moved", "me/absent"))
     torch.save({"step": 4, "code": Code(root / "ran")}, root / "code.pkl")
-    changes = {"code": ("custom_checkpoint_0.pkl", "code.pkl"), "name": (".metadata", "code.pkl")}
+    changes = {"code": ("custom_checkpoint_0.pkl", "code.pkl"), "name": ("other.pkl", "code.pkl")}
     sources = {"absent": "me/absent", "revision": f"{REPO}@none", "empty": "me/empty", "taken": f"{REPO}@{good}"}
     for name, (file, content) in changes.items():
         api.create_branch(REPO, branch=name, revision=good)

@@ -12,13 +12,10 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
-from hf_ext.hub import publish
-from hf_ext.training import TrainingArguments, build_task, launcher, loop, train
+from hf_ext.training import TrainingArguments, build_task, launcher, train
 from hf_ext.training.arguments import build
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
-
-from .on_a_hub import make_repository
 
 # What `examples/accelerate/fsdp2.yaml` says, as the launcher hands it on, and its efficient loading, which it asks for
 # where no file says otherwise.
@@ -64,9 +61,6 @@ CASES: dict[str, dict[str, Any]] = {
         "peft": {"peft_type": "LORA", "r": 2, "target_modules": ["query_key_value", "projection"]},
     },
 }
-# Runs that may be made longer, and what pushes their states.
-STEADY = {"lr_scheduler_type": "constant"}
-PUSHED = {"hub_model_id": "me/run", "hub_private_repo": True, "hub_strategy": "checkpoint"}
 
 
 def shard_on_processors() -> None:
@@ -127,6 +121,9 @@ def compare(root: Path, case: str) -> None:
     with refused(ValueError, "FSDP_VERSION"):
         run(make_arguments(root, case, "first-version"))
     os.environ.update(FSDP2)
+    pushing = {"hub_model_id": "me/run", "hub_private_repo": True, "hub_strategy": "checkpoint"}
+    with refused(ValueError, "FSDP", "hub_strategy"):
+        run(make_arguments(root, case, "pushed", **pushing))
     run(make_arguments(root, case, "fsdp"))
     assert AcceleratorState().distributed_type == DistributedType.FSDP
     go_on(root, case, "continued")
@@ -146,8 +143,6 @@ def go_on(root: Path, case: str, name: str, **changes: Any) -> None:
 
 def main() -> None:
     root, kind, case = Path(sys.argv[1]), *sys.argv[2:]
-    # To draw would take longer than all else.
-    loop.plot_curves = lambda run: None
     PartialState.destroy_process_group = lambda self, group=None: None
     if kind == "compare":
         run(make_arguments(root, case, "ddp"))
@@ -157,15 +152,6 @@ def main() -> None:
     elif kind == "four":
         # The same eight examples a step.
         go_on(root, case, "four", per_device_train_batch_size=1)
-    elif kind == "push":
-        # The state is what counts here; to publish a model takes longer than all else.
-        publish.push = make_repository
-        run(make_arguments(root, case, "whole", **STEADY))
-        run(make_arguments(root, case, "half", **STEADY, **PUSHED, max_steps=2))
-        run(make_arguments(root, case, "moved", **STEADY, resume_from_checkpoint="me/run"))
-    elif kind == "pull":
-        changes = {**STEADY, "per_device_train_batch_size": 1, "resume_from_checkpoint": "me/run"}
-        run(make_arguments(root, case, "moved-to-four", **changes))
     else:
         run(make_arguments(root, case, "killed"), killed_in=2 if kind == "kill" else -1)
     torch.distributed.destroy_process_group()

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hf_ext.training import loop, train
+from hf_ext.training import train
 from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped
 
 from .launching import free_port
@@ -42,8 +42,6 @@ def main(output: str, data: str, changes: dict[str, Any], rank: int, port: str) 
     # A shell's background and `nohup` hand ignored signals on to the tests.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    # To draw would take longer than all else.
-    loop.plot_curves = lambda run: None
     if port:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

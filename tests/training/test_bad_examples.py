@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from hf_ext.data.opening import open_source
-from hf_ext.errors import DataError
-from hf_ext.settings import SettingsError
+from hf_ext.errors import DataError, UsageError
 from hf_ext.training import DataSource
 from hf_ext.training.bad_examples import BadExamples, name_bad, read_example
 from hf_ext.training.data import IndexedSamples
@@ -17,7 +16,16 @@ from hf_ext.training.state import RunFolder
 from hf_ext_cli.main import main
 from tests.kit.refusals import refused
 
-from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_images
+from .tiny import (
+    TinyTask,
+    contents,
+    evaluated,
+    make_arguments,
+    run,
+    run_interrupted,
+    write_config,
+    write_images,
+)
 
 # datasets leaves the file of a picture that cannot be decoded to the garbage collector.
 pytestmark = [
@@ -69,19 +77,16 @@ def test_a_few_are_left_out_listed_and_counted_also_after_a_resume(tmp_path, bro
 
 @pytest.mark.parametrize(("streaming", "workers"), [(False, 0), (True, 1)])
 def test_too_many_end_the_run_and_name_the_last(tmp_path, broken, streaming, workers):
+    if not streaming:
+        with refused(DataError, "2 examples", "data.max_bad_examples 0.1", "bad_examples.jsonl"):
+            run(TinyTask(), arguments(tmp_path / "few", broken, share=0.1))
+        assert len(listed(tmp_path / "few")) == 2
+        with refused(UsageError, "data.max_bad_examples", "got 3"):
+            arguments(tmp_path / "none", broken, share=3)
     for number in range(12):
         (broken / f"{number:03d}.png").write_bytes(b"no picture")
     with refused((ValueError, OSError), "example", "read"):
         run(TinyTask(), arguments(tmp_path / "run", broken, share=0.001, streaming=streaming, workers=workers))
-
-
-def test_more_than_the_share_end_the_run_with_a_list(tmp_path, broken):
-    said = r"2 examples cannot be used, more than data\.max_bad_examples 0\.1 allows; .*bad_examples\.jsonl lists them"
-    with pytest.raises(ValueError, match=said):
-        run(TinyTask(), arguments(tmp_path / "run", broken, share=0.1))
-    assert len(listed(tmp_path / "run")) == 2
-    with refused(SettingsError, "data.max_bad_examples", "got 3"):
-        arguments(tmp_path / "other", broken, share=3)
 
 
 def test_a_sample_that_the_task_refuses_is_left_out_too(tmp_path, examples):
@@ -122,16 +127,8 @@ def test_a_stand_in_is_of_the_same_group_and_has_the_randomness_of_its_position(
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_data_check_reads_everything_once_and_tells(tmp_path, broken, streaming):
-    (tmp_path / "run.yaml").write_text(
-        json.dumps(
-            {
-                "method": "semanir",
-                "data": {"train": {"path": str(broken), "streaming": streaming}, "eval": {"path": str(broken)}},
-                "task": {"patch_size": 8},
-            }
-        )
-    )
-    words = ["data", "check", "--json", str(tmp_path / "run.yaml"), "--data.max_bad_examples", "0.2"]
+    config = write_config(tmp_path, evaluated(broken, streaming=streaming), method="semanir", task={"patch_size": 8})
+    words = ["data", "check", "--json", config, "--data.max_bad_examples", "0.2"]
     result = CliRunner().invoke(main, words)
     train, evaluation = json.loads(result.stdout)
     assert (train["section"], train["examples"], train["allowed"]) == ("data.train", 12, 2)

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from hf_ext.errors import DataError, OtherRun
 from hf_ext.training.changes import OTHER, SAME, compare_settings, describe_run
-from hf_ext.training.manifest import read_manifest, write_manifest
-from hf_ext.training.state import RunFolder
+from hf_ext.training.state import RunFolder, read_manifest, write_manifest
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
@@ -138,7 +137,7 @@ def test_another_run_is_refused(tmp_path, halfway, changes, words):
 
 def test_workers_of_a_stream_are_refused(tmp_path, shards):
     train = {"train": {"path": str(shards), "streaming": True}}
-    words = r"data.num_workers: 2 → 0 \(a stream is divided among the workers"
+    words = r"data.num_workers: 2 → 0 \(a stream is divided among the processes"
     run_interrupted(make_arguments(tmp_path / "run", {**train, "num_workers": 2}), 5)
     refuse(tmp_path / "run", {**train, "num_workers": 0}, words)
 

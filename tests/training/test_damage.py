@@ -65,7 +65,7 @@ def continue_damaged(runs: Path, output: Path, steps: dict[int, str], rng: rando
         ("flip model.safetensors", "model.safetensors changed after being saved"),
         ("flip optimizer.bin", "optimizer.bin changed after being saved"),
         ("flip manifest.json", "manifest.json is damaged"),
-        ("cut custom_checkpoint_2.pkl", "custom_checkpoint_2.pkl has "),
+        ("cut custom_checkpoint_2.pkl", "custom_checkpoint_2.pkl changed after being saved"),
         ("cut manifest.json", "manifest.json is damaged"),
         ("remove model.safetensors", "model.safetensors is missing"),
         ("remove manifest.json", "manifest.json is missing"),

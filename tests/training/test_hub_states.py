@@ -1,30 +1,22 @@
 """States that are pushed beside a run, and a run on another machine that goes on from them."""
 
-import contextlib
 import json
-import pickle
 import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from huggingface_hub import HfApi
 from PIL import Image
-from torch.distributed import checkpoint
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext.errors import DataError
-from hf_ext.training.foreign import refuse_code
 from hf_ext.training.state import RunFolder
 from tests.hub.unfaithful_hub import Reply, UnfaithfulHub
 from tests.kit import warm_python
 from tests.kit.hub import client_environment, run_python
-from tests.kit.refusals import refused
 
 from .launching import ROOT, launch_two
-from .on_a_hub import Code
 
 SCRIPT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.training.on_a_hub import main; main()"
 
@@ -63,35 +55,13 @@ def test_a_state_that_would_go_up_in_part_or_with_a_secret_is_not_pushed(found):
         ("empty", "DataError", "me/empty"),
         ("taken", "UsageError", "output_dir"),
         ("code", "DataError", "custom_checkpoint_0.pkl"),
-        ("name", "DataError", ".metadata"),
+        ("name", "DataError", "other.pkl"),
     ],
 )
 def test_what_cannot_be_gone_on_from_is_refused_in_a_line_and_leaves_nothing(found, case, kind, fact):
     told, text = found["refused"][case]
     assert told == kind and fact in text and "\n" not in text
     assert found["left"] == []
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("place", ["value", "index", "elsewhere", "decoded", "cut", "other", None])
-def test_a_sharded_state_from_elsewhere_has_tensors_and_plain_values_alone(tmp_path, place):
-    """torch itself runs what the index and values of a state hold."""
-    values = {"weight": torch.ones(3), "rate": {"lr": 0.1, "betas": (0.9, 0.99)}}
-    ran, folder, index = tmp_path / "ran", tmp_path / "state", tmp_path / "state" / ".metadata"
-    checkpoint.save(values | ({"code": Code(ran)} if place == "value" else {}), checkpoint_id=folder, no_dist=True)
-    (part,) = folder.glob("*.distcp")
-    found = pickle.loads(index.read_bytes())
-    if place == "index":
-        found.planner_data["weight"] = Code(ran)
-    for entry in found.storage_data.values():
-        entry.relative_path = f"../state/{part.name}" if place == "elsewhere" else entry.relative_path
-        entry.transform_descriptors = ("zstd",) if place == "decoded" else None
-    index.write_bytes(pickle.dumps(values["rate"] if place == "other" else found))
-    if place == "cut":
-        part.write_bytes(part.read_bytes()[:-9])
-    with contextlib.nullcontext() if place is None else refused(DataError, "a part"):
-        refuse_code(index, "a part")
-    assert not ran.exists()
 
 
 @pytest.fixture

@@ -11,26 +11,34 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification
 
 from hf_ext.data.opening import open_source
-from hf_ext.training import DataSource, Task, TrainingArguments, evaluate, train
+from hf_ext.training import DataSource, Task, TrainingArguments, evaluate
 from tests.kit.process_state import forget_accelerate
+
+from .tiny import run
 
 SIZES = {"vocab_size": 20, "dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 32, "num_labels": 3}
 
 
+class PlainTask(Task):
+    """As little as a task can be: the loss is the model's, and its mean is what is evaluated."""
+
+    def build_model(self, config, init_from):
+        return DistilBertForSequenceClassification(DistilBertConfig(**SIZES, **config))
+
+    def training_sample(self, example, generator):
+        numbers = torch.tensor([example["first"], example["second"]])
+        return {"input_ids": numbers, "labels": numbers.sum() % 3}
+
+
 @strict
 @dataclass
-class SumTask(Task):
+class SumTask(PlainTask):
     """Predicts the sum of two numbers modulo 3; some inputs are hidden, at random."""
 
     hidden: float = 0.1
 
     metric_names = {"accuracy": "accuracy"}
     greater_is_better = True
-
-    def build_model(self, config, init_from):
-        if init_from is not None:
-            return AutoModelForSequenceClassification.from_pretrained(init_from)
-        return DistilBertForSequenceClassification(DistilBertConfig(**SIZES, **config))
 
     def training_sample(self, example, generator):
         numbers = torch.tensor([example["first"], example["second"]])
@@ -60,10 +68,9 @@ def make_arguments(output, data, **changes):
 def test_a_task_of_ones_own_goes_on_and_is_used(tmp_path, data):
     """The second part of the run has the samples of the first one behind it."""
     constant = {"lr_scheduler_type": "constant"}
-    metrics = train(SumTask(), make_arguments(tmp_path / "whole", data, **constant))
+    metrics = run(SumTask(), make_arguments(tmp_path / "whole", data, **constant))
     for steps in (4, 6):
-        forget_accelerate()
-        found = train(SumTask(), make_arguments(tmp_path / "pieces", data, **constant, max_steps=steps))
+        found = run(SumTask(), make_arguments(tmp_path / "pieces", data, **constant, max_steps=steps))
     assert found == metrics
     whole, pieces = (load_file(tmp_path / name / "snapshot" / "model.safetensors") for name in ("whole", "pieces"))
     assert whole.keys() == pieces.keys() and all(torch.equal(whole[name], pieces[name]) for name in whole)
@@ -75,28 +82,12 @@ def test_a_task_of_ones_own_goes_on_and_is_used(tmp_path, data):
     assert evaluate(SumTask(), model, open_source(DataSource(str(data)))) == metrics
 
 
-class PlainTask(Task):
-    """As little as a task can be: the loss is the model's, and its mean is what is evaluated."""
-
-    def build_model(self, config, init_from):
-        return DistilBertForSequenceClassification(DistilBertConfig(**SIZES, **config))
-
-    def training_sample(self, example, generator):
-        numbers = torch.tensor([example["first"], example["second"]])
-        return {"input_ids": numbers, "labels": numbers.sum() % 3}
-
-
 def test_two_methods_are_enough(tmp_path, data):
-    metrics = train(PlainTask(), make_arguments(tmp_path / "run", data, model={"dropout": 0.0}))
+    metrics = run(PlainTask(), make_arguments(tmp_path / "run", data, model={"dropout": 0.0}))
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "snapshot").eval()
-    rows = [
-        PlainTask().training_sample(row, np.random.default_rng())
-        for row in map(json.loads, data.read_text().splitlines())
-    ]
+    samples = [PlainTask().training_sample(json.loads(row), None) for row in data.read_text().splitlines()]
     with torch.no_grad():
-        losses = [
-            float(model(input_ids=row["input_ids"][None], labels=row["labels"][None]).loss.item()) for row in rows
-        ]
+        losses = [float(model(**{name: value[None] for name, value in row.items()}).loss) for row in samples]
     assert metrics == {"loss": pytest.approx(np.mean(losses), rel=1e-6)}
     groups = PlainTask().parameter_groups(model, 0.1)
     assert sum(len(group["params"]) for group in groups) == len([*model.parameters()])

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from hf_ext.docstrings import read_entries
 from hf_ext.training.arguments import DataArguments, DataSource, SourcePart, TrainingArguments
-from hf_ext.training.methods import TASKS, find_task
-from hf_ext.training.reference import list_sections, write_reference
+from hf_ext.training.methods import TASKS, find_task, list_sections, write_reference
 from hf_ext_cli.main import main
 
 REPOSITORY = Path(__file__).parents[2]

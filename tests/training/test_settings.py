@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from hf_ext.training import TrainingArguments
 from hf_ext.training.arguments import SCHEDULES
+from hf_ext.training.evaluation import public_arguments
 from hf_ext.training.optimizing import build_schedule
-from hf_ext.training.provenance import public_arguments
 from hf_ext.training.state import RunFolder
 
 from .launching import ROOT

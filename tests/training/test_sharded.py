@@ -7,15 +7,12 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import HfApi
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from hf_ext import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext.training.observing import TIMINGS
-from tests.kit.hub import client_environment
+from hf_ext.training.callbacks import TIMINGS
 
 from .launching import fork_pairs, fork_two
 from .sharded import CASES, SEMANIR
@@ -117,26 +114,3 @@ def test_a_sharded_run_goes_on_after_a_kill_of_one_process(root):
     fork_two("tests.training.sharded", str(root), "compare", "mrconv-lm")
     for read in (read_rows, read_others, read_state):
         assert read(killed) == read(sharded)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("on_four", [False, True])
-def test_a_sharded_run_goes_on_from_a_hub_on_any_number_of_processes(root, monkeypatch, on_four):
-    folder = root / "mrconv-lm"
-    with EmbeddedHub(root / "hub") as hub:
-        for name, value in client_environment(hub.url, root / "home", token="any").items():
-            monkeypatch.setenv(name, value)
-        fork_two("tests.training.sharded", str(root), "push", "mrconv-lm")
-        if on_four:
-            fork_pairs("tests.training.sharded", ([0] * 4, [str(root), "pull", "mrconv-lm"]))
-        names = {*HfApi(endpoint=hub.url, token="any").list_repo_files("me/run")}
-    parts = {"pytorch_model_fsdp_0", "optimizer_0", "average"}
-    pushed = {f"last-checkpoint/state/step-2/{part}/__{rank}_0.distcp" for part in parts for rank in (0, 1)}
-    assert pushed | {"last-checkpoint/state/step-2/manifest.json"} <= names
-    assert not any("push_error" in row for row in read_rows(folder / "half"))
-    for read in (read_rows, read_others, read_state):
-        assert read(folder / "moved") == read(folder / "whole")
-    for name, value in read_weights(folder / "whole").items():
-        assert torch.equal(read_weights(folder / "moved")[name], value), name
-    if on_four:
-        assert_close(read_weights(folder / "moved-to-four"), read_weights(folder / "whole"))

@@ -21,7 +21,6 @@ import torch
 
 from hf_ext.errors import UsageError
 from hf_ext.training import main as program
-from hf_ext.training import train
 from hf_ext.training.launcher import honour_launcher, require_devices
 from hf_ext.training.state import RunFolder
 from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped, Stopping
@@ -30,7 +29,7 @@ from tests.kit.refusals import refused
 
 from .launching import ROOT, environment
 from .stoppable import start
-from .tiny import TinyTask, contents, make_arguments, make_task, write_config
+from .tiny import TinyTask, contents, evaluated, make_arguments, make_task, run, write_config
 
 STEPS = 30
 
@@ -105,18 +104,16 @@ def test_a_signal_saves_within_a_step_and_the_run_goes_on(tmp_path, examples, mo
 
 def test_the_clock_ends_a_run_and_saves_between(tmp_path, examples):
     def arguments(**changes):
-        forget_accelerate()
-        data = {"train": {"path": str(examples)}}
-        return make_arguments(tmp_path / "run", data, max_steps=4, save_steps=100, save_total_limit=9, **changes)
+        return make_arguments(tmp_path / "run", examples, max_steps=4, save_steps=100, save_total_limit=9, **changes)
 
     with refused(RunStopped, "deadline_minutes", "1e-09", "step 1"):
-        train(TinyTask(), arguments(deadline_minutes=1e-9))
+        run(TinyTask(), arguments(deadline_minutes=1e-9))
     assert saved_steps(tmp_path / "run") == [1]
     # Of a program, with a code of its own.
     words = [write_config(tmp_path, examples, output_dir=str(tmp_path / "other")), "--deadline_minutes=1e-9"]
     forget_accelerate()
     assert program(words, make_task) == EXIT_CODE and saved_steps(tmp_path / "other") == [1]
-    train(TinyTask(), arguments(save_minutes=1e-9))
+    run(TinyTask(), arguments(save_minutes=1e-9))
     assert saved_steps(tmp_path / "run") == [1, 2, 3, 4]
 
 
@@ -163,9 +160,8 @@ class ScoringTask(TinyTask):
 @pytest.mark.parametrize(("evaluation", "step"), [pytest.param(1, 3, marks=pytest.mark.slow), (3, 7), (0, 5)])
 def test_a_signal_saves_within_a_step_or_a_batch_of_an_evaluation(tmp_path, examples, evaluation, step):
     def train_in(name, task):
-        forget_accelerate()
-        data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}, "num_workers": 1}
-        train(task, make_arguments(tmp_path / name, data, save_total_limit=9))
+        data = {**evaluated(examples), "num_workers": 1}
+        run(task, make_arguments(tmp_path / name, data, save_total_limit=9))
         return contents(tmp_path / name)
 
     whole, task = train_in("whole", TinyTask()), ScoringTask()
@@ -193,13 +189,11 @@ def test_signals_are_left_as_they_were(tmp_path, examples):
     # As `nohup` does.
     kept = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        forget_accelerate()
-        train(HangingUpTask(), make_arguments(tmp_path / "ignored", examples, max_steps=2))
+        run(HangingUpTask(), make_arguments(tmp_path / "ignored", examples, max_steps=2))
     finally:
         signal.signal(signal.SIGHUP, kept)
     before = [signal.getsignal(number) for number in SIGNALS]
-    forget_accelerate()
-    train(TinyTask(), make_arguments(tmp_path / "run", {"train": {"path": str(examples)}}, max_steps=1))
+    run(TinyTask(), make_arguments(tmp_path / "run", examples, max_steps=1))
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
@@ -230,8 +224,8 @@ def slurm(tmp_path):
         (commands / name).chmod(0o755)
     rows = [f'{{"text": "{letter}b", "label": {place % 2}}}\n' for place, letter in enumerate("abcdefgh")]
     (tmp_path / "data.jsonl").write_text("".join(rows))
-    run = tmp_path / "run.yaml"
-    run.write_text(
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(
         "method: mrconv-text\noutput_dir: out\nmax_steps: 3\nreport_to: none\nper_device_train_batch_size: 2\n"
         "data: {train: {path: data.jsonl}}\ntask: {max_length: 16, num_labels: 2}\n"
         "model: {hidden_size: 8, num_hidden_layers: 1}\n"
@@ -246,7 +240,7 @@ def slurm(tmp_path):
             SLURM_JOB_ID="7",
             **more,
         )
-        words = ["bash", str(ROOT / "examples/accelerate/slurm.sh"), str(run), *flags]
+        words = ["bash", str(ROOT / "examples/accelerate/slurm.sh"), str(recipe), *flags]
         return subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=280)
 
     return job
@@ -254,25 +248,18 @@ def slurm(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
-def test_a_job_of_slurm_that_was_stopped_is_queued_again(tmp_path, slurm):
-    stopped = slurm(1, 1, "--deadline_minutes=1e-9")
+@pytest.mark.parametrize(("tasks", "a_node"), [(1, 1), (4, 2)])
+def test_a_job_of_slurm_that_was_stopped_is_queued_again(tmp_path, slurm, tasks, a_node):
+    """Alone, and as four processes of two nodes, which are one run."""
+    stopped = slurm(tasks, a_node, "--deadline_minutes=1e-9")
     assert stopped.returncode == EXIT_CODE, stopped.stderr
-    assert "step 2 of 3 is saved, and the same command resumes" in stopped.stderr or "step 1 of 3" in stopped.stderr
+    assert " of 3 is saved, and the same command resumes" in stopped.stderr
     assert (tmp_path / "said").read_text().splitlines()[-1] == "requeue 7"
-    assert slurm(1, 1).returncode == 0
+    assert slurm(tasks, a_node).returncode == 0
     assert saved_steps(tmp_path / "out")[-1] == 3
     assert (tmp_path / "said").read_text().count("requeue") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
-def test_four_processes_of_two_nodes_are_one_run(tmp_path, slurm):
-    stopped = slurm(4, 2, "--deadline_minutes=1e-9")
-    assert stopped.returncode == EXIT_CODE, stopped.stderr
-    assert slurm(4, 2).returncode == 0
-    assert saved_steps(tmp_path / "out")[-1] == 3
     told = json.loads((tmp_path / "out" / "snapshot" / "training.json").read_text(encoding="utf-8"))
-    assert told["samples"] == 3 * 4 * 2 and told["hardware"].startswith("4 process")
+    assert told["samples"] == 3 * tasks * 2 and told["hardware"].startswith(f"{tasks} process")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")

@@ -18,10 +18,10 @@ from transformers import initialization as init
 
 from hf_ext.training import Task, TrainingArguments, build_task, train
 from hf_ext.training.arguments import build
+from hf_ext.training.callbacks import TIMINGS
 from hf_ext.training.changes import describe_run
 from hf_ext.training.launch import main
 from hf_ext.training.models import initialize_from
-from hf_ext.training.observing import TIMINGS
 from hf_ext.training.state import RunFolder
 from tests.kit.process_state import forget_accelerate
 

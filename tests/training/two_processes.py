@@ -19,7 +19,7 @@ import datasets
 import torch
 from accelerate import PartialState
 
-from hf_ext.training import Callback, loop, train
+from hf_ext.training import Callback, train
 from tests.kit.process_state import forget_accelerate
 
 from .tiny import TinyTask, contents, make_arguments, run_interrupted
@@ -101,8 +101,7 @@ def fail(root: Path, case: str) -> None:
 
 def main() -> None:
     root, cases = Path(sys.argv[1]), sys.argv[2:]
-    # To draw, and to wait five seconds at each end of a buffer, would take longer than all else.
-    loop.plot_curves = lambda run: None
+    # To wait five seconds at each end of a buffer would take longer than all else.
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0.02
     if cases[0] in FAILURES:
         fail(root, cases[0])
