@@ -8,7 +8,6 @@ from types import ModuleType
 EXTRAS = {
     "av": "audio",
     "gradio": "app",
-    "markdown_it": "hub",
     "matplotlib": "plots",
     "numba": "fast",
     "onnx": "onnx",

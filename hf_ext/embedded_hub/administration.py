@@ -1,4 +1,4 @@
-"""Endpoints of the embedded Hub for whole repositories: create, list, move, delete, and rewrite history."""
+"""Endpoints of the embedded Hub for whole repositories: create, list, move, delete."""
 
 from __future__ import annotations
 
@@ -83,20 +83,6 @@ def move_repository(request: Request) -> Response:
     kind = _kind(payload)
     repository = find_repository(request, kind, text(payload, "fromRepo"))
     request.store.move(kind, repository, text(payload, "toRepo"))
-    return json_response({})
-
-
-def squash(request: Request, repository: Repository, revision: str) -> Response:
-    """Replace the history of a branch or pull request by one commit of what it holds."""
-    message = text(request.json(), "message", f"Super-squash branch '{revision}'")
-    title, _, description = message.strip().partition("\n")
-    if not title.strip():
-        raise HubError(400, "field 'message' must not be empty")
-    with repository.change_state() as state:
-        ref = repository.find_branch(state, revision)
-        snapshot = repository.snapshot(state["refs"][ref])
-        state["refs"][ref] = repository.write_commit(snapshot, (), title.strip(), description.strip()).oid
-    repository.forget_unreachable()
     return json_response({})
 
 

@@ -282,11 +282,6 @@ class Repository:
             self._state = draft
             self._visible.update(draft["refs"].values())
 
-    def forget_unreachable(self) -> None:
-        """Look again at which commits can be named, after history was rewritten."""
-        with self._lock:
-            self._visible = self._reachable()
-
     def _check_present(self) -> None:
         """Refuse to write to a repository that was deleted while the request was on its way."""
         if self._deleted:

@@ -220,7 +220,6 @@ _TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
     ("GET", f"{_API}/revision/{_REVISION}", repository_info, False),
     ("GET", f"{_API}/auth-check", auth_check, False),
     ("PUT", f"{_API}/settings", administration.update_settings, True),
-    ("POST", f"{_API}/super-squash/{_REVISION}", administration.squash, True),
     ("GET", f"{_API}/tree/{_REVISION}(?:/(?P<path>.*))?", list_tree, False),
     ("POST", f"{_API}/paths-info/{_REVISION}", paths_info, False),
     ("GET", f"{_API}/refs", list_refs, False),

@@ -101,7 +101,6 @@ WRITES = [
     ("POST", "/api/models/me/public/discussions/1/status"),
     ("POST", "/me/public.git/info/lfs/objects/batch"),
     ("POST", "/api/repos/move"),
-    ("POST", "/api/models/me/public/super-squash/main"),
 ]
 # By ids of one part.
 WRITES += [(method, path.replace("/me/", "/")) for method, path in WRITES if "/me/" in path]

@@ -1,4 +1,4 @@
-"""Whole repositories on the embedded Hub: their cards, ids of one part, listings, moving, and rewriting history."""
+"""Whole repositories on the embedded Hub: their cards, ids of one part, listings, moving."""
 
 from __future__ import annotations
 
@@ -191,28 +191,7 @@ def test_files_as_text(url: str) -> None:
     assert ask(url, "GET", "/me/model/raw/main/none").headers["X-Error-Code"] == "EntryNotFound"
 
 
-# History.
-
-
-def titles(url: str, revision: str = "main") -> list[str]:
-    """Titles of the commits of a branch."""
-    return [commit["title"] for commit in ask(url, "GET", f"/api/models/me/model/commits/{revision}").json()]
-
-
-def test_squashing(url: str, hub: EmbeddedHub) -> None:
-    old = ask(url, "POST", COMMIT, commit_body({"file.bin": b"new"})).json()["commitOid"]
-    assert post(url, "/api/models/me/model/branch/side").status == 200
-    assert ask(url, "POST", COMMIT, commit_body({"more": b"x"})).status == 200
-    only_here = ask(url, "GET", "/api/models/me/model").json()["sha"]
-    assert post(url, "/api/models/me/model/super-squash/main", message="all\n\nin one").status == 200
-    assert titles(url) == ["all"] and titles(url, "side") == ["a commit", "a commit", "initial commit"]
-    assert ask(url, "GET", "/me/model/resolve/main/file.bin").body == b"new"
-    assert ask(url, "GET", f"/me/model/resolve/{old}/file.bin").status == 200
-    assert ask(url, "GET", f"/me/model/resolve/{only_here}/more").headers["X-Error-Code"] == "RevisionNotFound"
-    assert post(url, "/api/models/me/model/tag/main", tag="v1").status == 200
-    for revision, message, status in (("v1", "x", 400), ("none", "x", 404), ("main", " ", 400)):
-        assert post(url, f"/api/models/me/model/super-squash/{revision}", message=message).status == status
-    assert find_damage(hub.store) == []
+# Revisions.
 
 
 def test_revisions_by_their_first_digits(url: str) -> None:
