@@ -1,4 +1,4 @@
-"""Access control of the embedded Hub: host names, origins of web pages, the two tokens, and upload tickets."""
+"""Access control of the embedded Hub: host names, origins of web pages, the token, and upload tickets."""
 
 from __future__ import annotations
 
@@ -25,18 +25,13 @@ class Access:
     def __init__(
         self,
         token: str | None = None,
-        read_token: str | None = None,
         allowed_hosts: Iterable[str] = (),
         public_url: str | None = None,
     ):
-        _check_token("token", token)
-        _check_token("read_token", read_token)
-        if read_token is not None and token is None:
-            raise ValueError("read_token needs token as well: without token every client may write")
-        if read_token is not None and read_token == token:
-            raise ValueError("read_token must differ from token, since it gives no write access")
-        self.token = token
-        self._read_token = read_token
+        # It must be valid in a header.
+        if token is not None and (not token or not token.isascii() or any(letter.isspace() for letter in token)):
+            raise ValueError("token must be ASCII letters, digits and signs without spaces, and may not be empty")
+        self._token = token
         self.public_url = None if public_url is None else _read_url(public_url)
         # Names that are valid for every port, and names with a port.
         self._names, self._authorities = set[str](), set[str]()
@@ -69,18 +64,14 @@ class Access:
             raise HubError(403, "requests from web pages of another origin are refused")
         return self.public_url or f"http://{sent[0]}"
 
-    def permissions(self, headers: Headers) -> tuple[bool, bool]:
-        """Rights of a client: reading private repositories, and writing. A wrong token is an error."""
+    def is_trusted(self, headers: Headers) -> bool:
+        """True if a client may write and see private repositories. A wrong token is an error."""
         sent = headers.getlist("Authorization")
-        if self.token is None:
-            return True, True
-        if not sent:
-            return False, False
-        for token, may_write in ((self.token, True), (self._read_token, False)):
-            wanted = b"Bearer " + (token or "").encode()
-            if token is not None and len(sent) == 1 and hmac.compare_digest(sent[0].encode("latin-1"), wanted):
-                return True, may_write
-        raise HubError(401, "Invalid credentials in Authorization header")
+        if self._token is None or not sent:
+            return self._token is None
+        if len(sent) != 1 or not hmac.compare_digest(sent[0].encode("latin-1"), f"Bearer {self._token}".encode()):
+            raise HubError(401, "Invalid credentials in Authorization header")
+        return True
 
 
 class UploadTickets:
@@ -111,12 +102,6 @@ class UploadTickets:
 def url_host(host: str) -> str:
     """A host as it stands in a URL."""
     return f"[{host}]" if ":" in host else host
-
-
-def _check_token(name: str, token: str | None) -> None:
-    """Refuse a token that is invalid in a header."""
-    if token is not None and (not token or not token.isascii() or any(letter.isspace() for letter in token)):
-        raise ValueError(f"{name} must be ASCII letters, digits and signs without spaces, and may not be empty")
 
 
 def _read_url(url: str) -> str:

@@ -23,10 +23,9 @@ _STRANGERS_CARD_CHARACTERS = 64 << 10
 
 def whoami(request: Request) -> Response:
     """Name and role of a token."""
-    if not request.may_read:
+    if not request.trusted:
         raise HubError(401, "Invalid username or password.")
-    role = "write" if request.may_write else "read"
-    token = {"type": "access_token", "accessToken": {"displayName": OWNER, "role": role}}
+    token = {"type": "access_token", "accessToken": {"displayName": OWNER, "role": "write"}}
     return json_response({"type": "user", "id": OWNER, "name": OWNER, "fullname": OWNER, "orgs": [], "auth": token})
 
 
@@ -34,7 +33,7 @@ def validate_yaml(request: Request) -> Response:
     """Check the metadata of a model or dataset card."""
     asked = request.json()
     card, kind = text(asked, "content"), text(asked, "repoType", "model")
-    if not request.may_read and len(front_matter(card)) > _STRANGERS_CARD_CHARACTERS:
+    if not request.trusted and len(front_matter(card)) > _STRANGERS_CARD_CHARACTERS:
         # Reading YAML takes time. Clients send the token with the commit of a card, so longer cards are read then.
         told = f"metadata of more than {_STRANGERS_CARD_CHARACTERS} characters is checked only with the token"
         return json_response({"errors": [], "warnings": [{"message": told}]})
@@ -110,7 +109,7 @@ def list_repositories(request: Request, kind: str) -> Response:
 
 def list_own_repositories(request: Request, owner: str = "") -> Response:
     """The repositories of all owners, or of one, with the bytes that their refs name now."""
-    if not request.may_read:
+    if not request.trusted:
         raise HubError(401, "Invalid username or password.")
     listed = []
     for kind in KINDS:
@@ -145,7 +144,7 @@ def find_repository(request: Request, kind: str, repository_id: str) -> Reposito
     """The repository; refused alike if it does not exist and if the client may not see it."""
     repository = _see(request, kind, _full_id(repository_id))
     if repository is None:
-        raise HubError(404 if request.may_read else 401, f"Repository not found: {repository_id!r}", "RepoNotFound")
+        raise HubError(404 if request.trusted else 401, f"Repository not found: {repository_id!r}", "RepoNotFound")
     return repository
 
 
@@ -158,7 +157,7 @@ def find_moved(request: Request, kind: str, repository_id: str) -> str | None:
 def _see(request: Request, kind: str, repository_id: str) -> Repository | None:
     """The repository, or None where there is none for this client."""
     repository = request.store.repository(kind, repository_id)
-    return None if repository is None or (repository.private and not request.may_read) else repository
+    return None if repository is None or (repository.private and not request.trusted) else repository
 
 
 def _full_id(repository_id: str) -> str:

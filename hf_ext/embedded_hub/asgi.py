@@ -80,7 +80,6 @@ class HubApplication:
             fields = parse_qs(query, keep_blank_values=True, errors="strict", max_num_fields=1000)
         except ValueError as error:
             raise HubError(400, f"malformed request target: {error}") from error
-        may_read, may_write = self._access.permissions(headers)
         return Request(
             method=scope["method"],
             path=path,
@@ -88,8 +87,7 @@ class HubApplication:
             headers=headers,
             body=body,
             base_url=base_url,
-            may_read=may_read,
-            may_write=may_write,
+            trusted=self._access.is_trusted(headers),
             store=self.store,
             tickets=self._tickets,
             max_file_bytes=self._max_file_bytes,

@@ -35,7 +35,7 @@ def show_repositories(request: Request) -> Response:
     rows = []
     for kind in KINDS:
         for one in request.store.repositories(kind):
-            if request.may_read or not one.private:
+            if request.trusted or not one.private:
                 told = f"{one.kind}, {'private' if one.private else 'public'}"
                 rows.append((repository_url(one, request.base_url), one.id, told))
     return _page(request, "Embedded Hub", rows)

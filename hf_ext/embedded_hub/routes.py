@@ -261,9 +261,7 @@ def dispatch(request: Request) -> Response:
         known = True
         if request.method != allowed and (request.method, allowed) != ("HEAD", "GET"):
             continue
-        if guarded and not request.may_write:
-            if request.may_read:
-                raise HubError(403, "this token gives read access only: use the token with write access")
+        if guarded and not request.trusted:
             raise HubError(401, "Invalid username or password.")
         values = {name: unquote_part(value) for name, value in match.groupdict().items() if value is not None}
         if "repository" not in values:

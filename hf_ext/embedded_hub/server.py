@@ -49,8 +49,6 @@ class EmbeddedHub:
             Token that clients send as `HF_TOKEN`.
         max_file_bytes (`int`, *optional*, defaults to 50 GiB):
             Largest file, and largest commit of regular files, in bytes.
-        read_token (`str`, *optional*):
-            A second token that reads private repositories and cannot write.
         allowed_hosts (`Iterable[str]`, *optional*):
             Further host names of the server, `NAME` (with any port) or `NAME:PORT`. Requests to other names are
             refused, because a web page could point its own name here.
@@ -79,12 +77,11 @@ class EmbeddedHub:
         port: int = 0,
         token: str | None = None,
         max_file_bytes: int = 50 << 30,
-        read_token: str | None = None,
         allowed_hosts: Iterable[str] = (),
         public_url: str | None = None,
         max_connections: int = 256,
     ):
-        self._access = Access(token, read_token, allowed_hosts, public_url)
+        self._access = Access(token, allowed_hosts, public_url)
         for name, value in (("max_file_bytes", max_file_bytes), ("max_connections", max_connections)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

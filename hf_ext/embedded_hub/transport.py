@@ -99,8 +99,8 @@ class Request:
     body: Body
     # of the server, as clients reach it
     base_url: str
-    may_read: bool
-    may_write: bool
+    # may write, and see what is private
+    trusted: bool
     store: HubStore
     tickets: UploadTickets
     max_file_bytes: int
@@ -122,7 +122,7 @@ class Request:
 
     def read_body(self) -> bytes:
         """All of a small body."""
-        self.body.set_limit(MAXIMUM_JSON_BYTES if self.may_write else _MAXIMUM_STRANGERS_JSON_BYTES)
+        self.body.set_limit(MAXIMUM_JSON_BYTES if self.trusted else _MAXIMUM_STRANGERS_JSON_BYTES)
         return self.body.readall()
 
     def json(self) -> dict[str, Any]:

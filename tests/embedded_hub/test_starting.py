@@ -60,17 +60,14 @@ def test_serving_takes_little_memory_and_time(tmp_path: Path) -> None:
     assert seconds < 2, "0.2 s on the machine of the developers; the bound leaves room for ten times slower ones"
 
 
-def test_serving_behind_a_proxy_with_two_tokens(tmp_path: Path) -> None:
-    (tmp_path / "write").write_text("writer\n")
-    (tmp_path / "read").write_text("reader\n")
-    tokens = ["--token-file", str(tmp_path / "write"), "--read-token-file", str(tmp_path / "read")]
-    names = ["--public-url", "https://hub.lab", "--allowed-host", "other.lab"]
-    with serving(tmp_path, *tokens, *names, "--max-connections", "20") as (url, process):
+def test_serving_behind_a_proxy_with_a_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("writer\n")
+    words = ["--token-file", str(tmp_path / "token"), "--public-url", "https://hub.lab", "--allowed-host", "other.lab"]
+    with serving(tmp_path, *words, "--max-connections", "20") as (url, process):
         assert process.stdout is not None and "HF_ENDPOINT=https://hub.lab " in process.stdout.readline()
-        for host, token, role in (("hub.lab", "writer", "write"), ("other.lab:8443", "reader", "read")):
-            headers = {"Host": host, "Authorization": f"Bearer {token}"}
-            answer = ask(url, "GET", "/api/whoami-v2", headers=headers).json()
-            assert answer["auth"]["accessToken"]["role"] == role
+        for host in ("hub.lab", "other.lab:8443"):
+            headers = {"Host": host, "Authorization": "Bearer writer"}
+            assert ask(url, "GET", "/api/whoami-v2", headers=headers).status == 200
         assert ask(url, "GET", "/api/models", headers={"Host": "evil.lab"}).status == 403
 
 
