@@ -12,7 +12,7 @@ from hf_ext.hub.front_matter import front_matter
 
 from . import descriptions, uploads
 from .errors import HubError
-from .objects import OWNER, Operation, hub_time
+from .objects import OWNER, Operation
 from .repository import Repository
 from .store import KINDS
 from .transport import Request, json_response, text
@@ -105,29 +105,6 @@ def list_repositories(request: Request, kind: str) -> Response:
             break
         page.append({"id": repository.id, "private": repository.private, "createdAt": repository.created})
     return json_response(page, headers=headers)
-
-
-def list_own_repositories(request: Request, owner: str = "") -> Response:
-    """The repositories of all owners, or of one, with the bytes that their refs name now."""
-    if not request.trusted:
-        raise HubError(401, "Invalid username or password.")
-    listed = []
-    for kind in KINDS:
-        for repository in request.store.repositories(kind):
-            if owner not in ("", repository.id.partition("/")[0]):
-                continue
-            heads = [repository.commit(oid) for oid in set(repository.refs.values())]
-            files = [entry for head in heads for entry in repository.snapshot(head.oid).files.values()]
-            listed.append(
-                {
-                    "id": repository.id,
-                    "type": repository.kind,
-                    "updatedAt": hub_time(max(head.date for head in heads)),
-                    "visibility": "private" if repository.private else "public",
-                    "storage": sum({entry.sha256: entry.size for entry in files}.values()),
-                }
-            )
-    return json_response(listed)
 
 
 def update_settings(request: Request, repository: Repository) -> Response:

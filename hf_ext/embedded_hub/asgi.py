@@ -27,10 +27,9 @@ _IDENTIFIER = re.compile(r"[\w.=;:-]{1,100}", re.ASCII)
 class HubApplication:
     """All that the requests to one server share."""
 
-    def __init__(self, store: HubStore, access: Access, max_file_bytes: int):
+    def __init__(self, store: HubStore, access: Access):
         self.store = store
         self._access = access
-        self._max_file_bytes = max_file_bytes
         self._tickets = UploadTickets(secrets.token_bytes(32))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,5 +89,4 @@ class HubApplication:
             trusted=self._access.is_trusted(headers),
             store=self.store,
             tickets=self._tickets,
-            max_file_bytes=self._max_file_bytes,
         )

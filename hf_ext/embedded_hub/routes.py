@@ -124,7 +124,7 @@ def preupload(request: Request, repository: Repository, revision: str) -> Respon
 def lfs_batch(request: Request, repository: Repository) -> Response:
     """Say where to send large files that are not there yet."""
     href = f"{request.base_url}/lfs/upload"
-    plan = uploads.plan_lfs(request.json(), request.store.blobs, request.tickets, href, request.max_file_bytes)
+    plan = uploads.plan_lfs(request.json(), request.store.blobs, request.tickets, href)
     return json_response(plan, headers={"Content-Type": "application/vnd.git-lfs+json"})
 
 
@@ -132,7 +132,7 @@ def lfs_upload(request: Request, oid: str) -> Response:
     """Receive a large file; the signature in the URL is the permission."""
     blob = Blob(check_sha256(oid), request.number("size", 0, 10**18))
     request.tickets.check(blob, request.parameter("expires"), request.parameter("signature"))
-    request.body.set_limit(min(blob.size, request.max_file_bytes))
+    request.body.set_limit(min(blob.size, uploads.MAXIMUM_FILE_BYTES))
     with request.store.blobs.batch() as batch:
         batch.add(request.body, blob)
     return Response()
@@ -141,7 +141,7 @@ def lfs_upload(request: Request, oid: str) -> Response:
 def commit(request: Request, repository: Repository, revision: str) -> Response:
     """Commit to a branch or pull request, or open a pull request with the commit."""
     # The whole of a commit is bounded as one file is; each regular file in it is bounded by its line.
-    request.body.set_limit(request.max_file_bytes)
+    request.body.set_limit(uploads.MAXIMUM_FILE_BYTES)
     repository.resolve(revision)
     change = uploads.read_change(request.body, request.store.blobs)
     url = descriptions.repository_url(repository, request.base_url)
@@ -213,8 +213,6 @@ _TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
     ("POST", "/api/repos/create", administration.create_repository, True),
     ("DELETE", "/api/repos/delete", administration.delete_repository, True),
     ("POST", "/api/repos/move", administration.move_repository, True),
-    ("GET", "/api/settings/repositories", administration.list_own_repositories, False),
-    ("GET", f"/api/organizations/{_OWNER}/settings/repositories", administration.list_own_repositories, False),
     ("GET", _KIND, administration.list_repositories, False),
     ("GET", _API, repository_info, False),
     ("GET", f"{_API}/revision/{_REVISION}", repository_info, False),

@@ -47,8 +47,6 @@ class EmbeddedHub:
             TCP port; 0 takes a free one.
         token (`str`, *optional*):
             Token that clients send as `HF_TOKEN`.
-        max_file_bytes (`int`, *optional*, defaults to 50 GiB):
-            Largest file, and largest commit of regular files, in bytes.
         allowed_hosts (`Iterable[str]`, *optional*):
             Further host names of the server, `NAME` (with any port) or `NAME:PORT`. Requests to other names are
             refused, because a web page could point its own name here.
@@ -76,19 +74,17 @@ class EmbeddedHub:
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
-        max_file_bytes: int = 50 << 30,
         allowed_hosts: Iterable[str] = (),
         public_url: str | None = None,
         max_connections: int = 256,
     ):
         self._access = Access(token, allowed_hosts, public_url)
-        for name, value in (("max_file_bytes", max_file_bytes), ("max_connections", max_connections)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        if max_connections < 1:
+            raise ValueError(f"max_connections must be at least 1, got {max_connections}")
         self.root = Path(root)
         self._host = host
         self._port = port
-        self._max_file_bytes, self._max_connections = max_file_bytes, max_connections
+        self._max_connections = max_connections
         self._family, self._address = _resolve(host, port)
         if token is None and not ipaddress.ip_address(self._address).is_loopback:
             raise ValueError(f"host {host!r} is not loopback: set a token, or listen on 127.0.0.1")
@@ -122,7 +118,7 @@ class EmbeddedHub:
             store.close()
             raise
         self._store = store
-        self._server = uvicorn.Server(self._configure(HubApplication(store, self._access, self._max_file_bytes)))
+        self._server = uvicorn.Server(self._configure(HubApplication(store, self._access)))
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(self._server, listening),), daemon=True)
         self._thread.start()
         return self

@@ -103,7 +103,6 @@ class Request:
     trusted: bool
     store: HubStore
     tickets: UploadTickets
-    max_file_bytes: int
 
     def parameter(self, name: str, default: str = "") -> str:
         """The first value of a query parameter."""

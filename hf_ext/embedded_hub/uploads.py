@@ -23,6 +23,8 @@ from .repository import Change
 from .storage import Blob, BlobBatch, BlobStore, git_oid
 from .transport import Body, parse_object, text, whole_number
 
+# The largest file, and the largest commit of regular files.
+MAXIMUM_FILE_BYTES = 50 << 30
 # Larger files always go through LFS, as on the Hub.
 MAXIMUM_REGULAR_BYTES = 10 << 20
 # A line of a commit holds one such file in base64, and its path.
@@ -151,9 +153,7 @@ def _rules(snapshot: Snapshot, path: str, blobs: BlobStore) -> str:
         return file.read().decode(errors="replace")
 
 
-def plan_lfs(
-    payload: dict[str, Any], blobs: BlobStore, tickets: UploadTickets, href: str, limit: int
-) -> dict[str, Any]:
+def plan_lfs(payload: dict[str, Any], blobs: BlobStore, tickets: UploadTickets, href: str) -> dict[str, Any]:
     """Answer an LFS batch request: where to send the objects that are not there yet."""
     if payload.get("operation") != "upload" or payload.get("hash_algo", "sha256") != "sha256":
         raise HubError(400, "only LFS uploads with hash_algo 'sha256' are supported")
@@ -165,8 +165,9 @@ def plan_lfs(
         wanted = Blob(check_sha256(each.get("oid")), whole_number(each, "size"))
         plan: dict[str, Any] = {"oid": wanted.sha256, "size": wanted.size}
         present = blobs.size(wanted.sha256)
-        if wanted.size > limit:
-            plan["error"] = {"code": 413, "message": f"{wanted.size} bytes are more than this server allows: {limit}"}
+        if wanted.size > MAXIMUM_FILE_BYTES:
+            told = f"{wanted.size} bytes are more than this server allows: {MAXIMUM_FILE_BYTES}"
+            plan["error"] = {"code": 413, "message": told}
         elif present is None:
             query = "&".join(f"{key}={value}" for key, value in tickets.issue(wanted).items())
             plan["actions"] = {"upload": {"href": f"{href}/{wanted.sha256}?{query}"}}

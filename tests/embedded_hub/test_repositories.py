@@ -105,16 +105,6 @@ def test_listings_obey_their_limit(url: str, hub: EmbeddedHub) -> None:
     assert [each["id"] for each in ask(url, "GET", link[len(url) + 1 :].partition(">")[0]).json()] == ["other/m4"]
 
 
-def test_all_repositories_with_their_bytes(url: str) -> None:
-    assert create_repository(url, "other/data", type="dataset", private=True).status == 200
-    listed = {each["id"]: each for each in ask(url, "GET", "/api/settings/repositories").json()}
-    attributes = ask(url, "GET", "/me/model/resolve/main/.gitattributes").body
-    assert listed["me/model"]["storage"] == len(CONTENT) + len(attributes)
-    assert (listed["other/data"]["type"], listed["other/data"]["visibility"]) == ("dataset", "private")
-    only = ask(url, "GET", "/api/organizations/other/settings/repositories").json()
-    assert [each["id"] for each in only] == ["other/data"]
-
-
 def test_moving(url: str, hub: EmbeddedHub) -> None:
     head = ask(url, "GET", "/api/models/me/model").json()["sha"]
     assert create_repository(url, "me/taken").status == 200
