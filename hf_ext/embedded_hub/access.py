@@ -34,12 +34,12 @@ class Access:
         self._token = token
         self.public_url = None if public_url is None else _read_url(public_url)
         # Names that are valid for every port, and names with a port.
-        self._names, self._authorities = set[str](), set[str]()
+        self._names = set[str]()
         for host in allowed_hosts:
             match = _HOST.fullmatch(host.lower())
             if match is None:
                 raise ValueError(f"allowed host {host!r} must be NAME or NAME:PORT, as in hub.lab or [fd00::1]:8765")
-            (self._authorities if match["port"] else self._names).add(match[0])
+            self._names.add(match[0])
         self._origin = None
         if self.public_url is not None:
             split = urlsplit(self.public_url)
@@ -50,7 +50,7 @@ class Access:
         """Answer to loopback names and to the name listened on, at this port."""
         for name in ("localhost", "127.0.0.1", "[::1]", url_host(host.lower())):
             # Clients leave out the port that is the default of http.
-            self._authorities |= {f"{name}:{port}", *([name] if port == 80 else [])}
+            self._names |= {f"{name}:{port}", *([name] if port == 80 else [])}
 
     def base_url(self, headers: Headers, local: Any) -> str:
         """Refuse other hosts (DNS rebinding) and pages of other origins; returns the server as clients reach it."""
@@ -58,7 +58,7 @@ class Access:
         match = _HOST.fullmatch(sent[0].lower()) if len(sent) == 1 else None
         # A socket of both families shows IPv4 addresses as IPv6.
         end = f"{url_host(local[0].removeprefix('::ffff:'))}:{local[1]}"
-        if match is None or (match["name"] not in self._names and match[0] not in {*self._authorities, end}):
+        if match is None or not {match["name"], match[0]} & {*self._names, end}:
             raise HubError(403, f"Host {sent!r} is not a name of this server: add it with --allowed-host")
         if headers.get("Origin", f"http://{match[0]}").lower() not in (f"http://{match[0]}", self._origin):
             raise HubError(403, "requests from web pages of another origin are refused")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 from urllib.parse import parse_qs
 
@@ -21,8 +20,6 @@ from .transport import Body, Request, error_response
 
 logger = logging.getLogger(__name__)
 
-_IDENTIFIER = re.compile(r"[\w.=;:-]{1,100}", re.ASCII)
-
 
 class HubApplication:
     """All that the requests to one server share."""
@@ -34,11 +31,7 @@ class HubApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        headers = Headers(scope=scope)
-        # huggingface_hub names its requests.
-        identifier = headers.get("X-Amzn-Trace-Id", "")
-        if not _IDENTIFIER.fullmatch(identifier):
-            identifier = secrets.token_hex(8)
+        headers, identifier = Headers(scope=scope), secrets.token_hex(8)
         body = Body(receive, headers)
         # Routes read and write files, and wait for the body. The loop of uvicorn only passes bytes on.
         response = await asyncio.to_thread(self._answer, scope, headers, body, identifier)

@@ -16,10 +16,7 @@ from .repository import Repository
 from .storage import Blob
 from .transport import Request, json_response, parse_object, text, unquote_part
 
-_TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE = 1000, 50, 100
-_PULLS_PAGE = 10
-_PULL_STATUSES = ("open", "draft", "closed", "merged")
-_NO_XET = "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 in the client's environment"
+_TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE, _PULLS_PAGE = 1000, 50, 100, 10
 
 
 def repository_info(request: Request, repository: Repository, revision: str = "main") -> Response:
@@ -159,8 +156,8 @@ def list_pulls(request: Request, repository: Repository) -> Response:
     """Pull requests, latest first, by pages."""
     status, start = request.parameter("status"), request.number("p", 0, 10**6) * _PULLS_PAGE
     # A draft is open, and a merged one is closed, as on the Hub.
-    wanted = {"open": ("open", "draft"), "closed": ("closed", "merged")}.get(status, _PULL_STATUSES)
-    pulls = [pull for pull in reversed(repository.pulls) if pull["status"] in wanted]
+    wanted = {"open": ("open", "draft"), "closed": ("closed", "merged")}.get(status)
+    pulls = [pull for pull in reversed(repository.pulls) if wanted is None or pull["status"] in wanted]
     pulls = pulls if request.parameter("type") != "discussion" else []
     shown = [descriptions.describe_pull(repository, pull) for pull in pulls[start : start + _PULLS_PAGE]]
     return json_response({"count": len(pulls), "start": start, "discussions": shown})
@@ -194,7 +191,7 @@ def set_pull_status(request: Request, repository: Repository, number: str) -> Re
 
 def refuse_xet(request: Request, repository: Repository, revision: str) -> Response:
     """Tell a client that insists on Xet what to do."""
-    raise HubError(404, _NO_XET)
+    raise HubError(404, "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 in the client's environment")
 
 
 _KIND = r"/api/(?P<kind>models|datasets|spaces)"
