@@ -319,7 +319,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "a key by its name",
         "key",
         # Any name that ends so, for what is long, mixed and no name in parts. Some keys are for all to see.
-        rf"(?<![A-Za-z])(?!(?i:public|site|publishable|cache|hash|host|sort|lock)_?key)[A-Za-z]{{2,20}}(?:Key|_key)"
+        rf"(?<![A-Za-z])(?!(?i:(?:public|site|publishable|cache|hash|host|sort|lock)_?key))[A-Za-z]{{2,20}}(?:Key|_key)"
         rf"{_IS}(?P<value>{_CASED}(?=(?:[A-Za-z+]*[0-9]){{3}})[A-Za-z0-9+]{{32,}}(?![\w/\-]))",
     ),
     (
