@@ -27,13 +27,9 @@ def reject_constant(name: str) -> None:
 
 ODD = {
     "a date as key": ("changelog:\n  2024-01-01: first", {"changelog": {"2024-01-01": "first"}}),
-    "a time as key": ("2001-12-14 21:59:43: x", {"2001-12-14T21:59:43": "x"}),
-    "a date": ("date: 2024-01-01", {"date": "2024-01-01"}),
     "a binary": ("a: !!binary aGk=", {"a": "aGk="}),
-    "a binary as key": ("? !!binary aGk=\n: x", {"aGk=": "x"}),
     "other keys": ("null: 1\ntrue: 2\n3: 4\n1.5: 6", {"null": 1, "true": 2, "3": 4, "1.5": 6}),
     "a huge integer": ("a: 0x" + "F" * 5000, None),
-    "a huge integer as key": ("0x" + "F" * 5000 + ": a", None),
     "a large integer as key": ("1" + "0" * 40 + ": a", {"1e+40": "a"}),
     "a sexagesimal float": ("a: 1" + ":59" * 200 + ".5", None),
     "no numbers": ("a: .nan\nb: .inf\nc: -.inf", {"a": None, "b": None, "c": None}),
@@ -41,7 +37,6 @@ ODD = {
     "an ordered map": ("a: !!omap [b: 1]", {"a": [["b", 1]]}),
     "a surrogate": ('a: "\\ud800"', None),
     "a tag on an empty number": ("a: !!int ''", None),
-    "a tag on no date": ("a: !!timestamp x", None),
     "a date that is none": ("a: 2024-13-45", None),
 }
 
