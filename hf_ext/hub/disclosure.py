@@ -59,9 +59,8 @@ _ORIENTATION = 0x0112
 _TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "samples", "versions", "released")
 
 
-def clean(folder: Path, source: Path | None = None) -> None:
+def clean(folder: Path, source: Path) -> None:
     """Removes private information about this machine from a staged folder, which was copied from `source`."""
-    near = folder if source is None else source
     for name, path in walk(folder):
         file = name.rpartition("/")[2]
         if path.suffix == ".png":
@@ -69,12 +68,12 @@ def clean(folder: Path, source: Path | None = None) -> None:
         if name in ("training.json", "eval.json"):
             content = read_json_object(path)
             kept = _keep_known_training(content) if name == "training.json" else content
-            _rewrite(path, content, cut_paths(kept, near=near))
+            _rewrite(path, content, cut_paths(kept, near=source))
         elif file in CONFIGURATIONS or file in ("tokenizer_config.json", "model_index.json"):
             if file == "adapter_config.json":
-                _require_public_base(path, near)
+                _require_public_base(path, source)
             content = read_json_object(path)
-            _rewrite(path, content, _cut_configuration(content, near=near))
+            _rewrite(path, content, _cut_configuration(content, near=source))
 
 
 class SecretFound(NotPublished):

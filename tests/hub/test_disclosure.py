@@ -114,7 +114,7 @@ def test_origins_are_cut_to_their_last_name_and_addresses_lose_user_password_and
 def test_a_configuration_has_no_path_under_any_name(key, path, tmp_path):
     for name in ("config.json", "adapter_config.json", "preprocessor_config.json", "processor_config.json"):
         (tmp_path / name).write_text(json.dumps({key: path, "deep": [{key: path}], "eos_token": "/s", "ratio": "1/2"}))
-    clean(tmp_path)
+    clean(tmp_path, tmp_path)
     wanted = PATHS[path] if key == "_name_or_path" or not path.startswith(".") else path
     for name, data in contents(tmp_path).items():
         expected = {key: wanted, "deep": [{key: wanted}], "eos_token": "/s", "ratio": "1/2"}

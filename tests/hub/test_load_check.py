@@ -61,7 +61,8 @@ def never_run(notes):
 @pytest.mark.slow
 def test_what_stage_writes_loads_without_hf_ext(staged, tmp_path, warm_checks):
     check_loads(staged)
-    check_loads(str(stage(tiny_adapter(), tmp_path / "adapter")))
+    tiny_adapter().save_pretrained(tmp_path / "lora")
+    check_loads(str(stage(tmp_path / "lora", tmp_path / "adapter")))
     check_loads(stage(save_bert(tmp_path / "bert"), tmp_path / "foreign"))
 
 
