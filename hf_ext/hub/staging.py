@@ -26,20 +26,6 @@ MANIFEST = "emr.json"
 Processor: TypeAlias = ImageProcessingMixin | FeatureExtractionMixin
 
 
-def _save(model: PreTrainedModel, processor: Processor | None, out: Path, room: ModuleType) -> None:
-    """Saves one of our models with its processor and the code of the installed package."""
-    wanted = [item.__name__ for item in vars(room).values() if _is_class(item, ImageProcessingMixin)]
-    if processor is None and wanted and model.main_input_name == "pixel_values":
-        raise DataError(
-            f"a {type(model).__name__} is published with its image processor: save one into the folder with "
-            f"{wanted[0]}(...).save_pretrained(folder)"
-        )
-    model.save_pretrained(str(out))
-    if processor is not None:
-        processor.save_pretrained(str(out))
-    _add_code(out, room)
-
-
 def _add_code(out: Path, room: ModuleType) -> None:
     """The files of every class that is named, and what they import; transformers copies those of the saved class."""
     code = room_code(room)
@@ -77,8 +63,7 @@ def write_folder(folder: Path, out: Path) -> None:
     elif (folder / "config.json").is_file() and room is None:
         _copy_model(folder, out, room)
     elif room is not None:
-        model, processor = _load(folder, vars(room))
-        _save(model, processor, out, room)
+        _save_again(folder, out, room)
         copy_files(folder, out, lambda name: is_tokenizer(name) or is_described(name))
     else:
         raise DataError(f"{folder}: neither config.json nor adapter_config.json; check that it is a checkpoint")
@@ -111,9 +96,9 @@ def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
         _add_code(out, room)
 
 
-def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, Processor | None]:
-    """One of our models and its processor, by the classes of the installed package only."""
-    config = read_json_object(folder / "config.json")
+def _save_again(folder: Path, out: Path, room: ModuleType) -> None:
+    """Loads one of our models and its processor by the classes of the installed package, and saves them with code."""
+    exported, config = vars(room), read_json_object(folder / "config.json")
     # nothing else in the configuration makes our class run code
     refuse_kernels(config, folder / "config.json")
     heads = {name: item for name, item in exported.items() if _is_class(item, PreTrainedModel)}
@@ -121,12 +106,21 @@ def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, Proc
     if not isinstance(names, list) or len(names) != 1 or names[0] not in heads:
         raise DataError(f"{folder}/config.json: architectures is {names}; exactly one of {sorted(heads)} is allowed")
     options = {"output_loading_info": True, "use_safetensors": True, "variant": find_variant(folder)}
-    loaded: Any = heads[names[0]].from_pretrained(folder, **options)
-    model, info = loaded
+    model, info = heads[names[0]].from_pretrained(folder, **options)
     problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
     if problems:
         raise DataError(f"{folder}: the weights do not fit {names[0]}: {problems}; fetch or save the folder again")
-    return model, _load_processor(folder, exported)
+    processor = _load_processor(folder, exported)
+    wanted = [item.__name__ for item in exported.values() if _is_class(item, ImageProcessingMixin)]
+    if processor is None and wanted and model.main_input_name == "pixel_values":
+        raise DataError(
+            f"{folder}: a {names[0]} is published with its image processor: save one into the folder with "
+            f"{wanted[0]}(...).save_pretrained(folder)"
+        )
+    model.save_pretrained(str(out))
+    if processor is not None:
+        processor.save_pretrained(str(out))
+    _add_code(out, room)
 
 
 def _load_processor(folder: Path, exported: dict[str, Any]) -> Processor | None:

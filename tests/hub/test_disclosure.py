@@ -218,9 +218,7 @@ def test_a_folder_of_two_names_is_published_as_a_folder_wherever_a_push_starts(k
 
 def test_only_known_fields_of_a_training_are_published(tmp_path):
     snapshot = save_snapshot(tmp_path / "snapshot")
-    arguments = TRAINING["arguments"] | {"mine": "mine", "data": TRAINING["arguments"]["data"] | {"mine": "mine"}}
-    arguments["data"]["train"] = arguments["data"]["train"] | {"mine": "mine"}
-    odd = TRAINING | {"env": {"SECRET": "mine"}, "hostname": "mine", "arguments": arguments}
+    odd = TRAINING | {"env": {"SECRET": "mine"}, "hostname": "mine"}
     (snapshot / "training.json").write_text(json.dumps(odd))
     staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
     text = (staged / "training.json").read_text()
