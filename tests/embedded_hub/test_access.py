@@ -86,7 +86,7 @@ def test_ipv6_loopback_needs_no_token(tmp_path: Path) -> None:
 
 
 # What a path of a route holds in the place of a name, for those that change something.
-FILLED = {"kind_of_ref": "branch", "kind": "models", "owner": "me", "repository": "public", "number": "1"}
+FILLED = {"kind_of_ref": "branch", "kind": "models", "owner": "me", "repository": "public", "number": "1", "name": "b"}
 
 
 def fill(pattern: str) -> str:
