@@ -32,7 +32,7 @@ def letters(alphabet: str, count: int) -> str:
 
 
 # How secrets are written: in parts that "·" parts, with random letters for "<WORD 48>", "⏎" for the end of a line, and
-# for "{a,b}" each of the words. First prefixes, by the letters that follow them.
+# for "{a,b}" each of the words. First prefixes, by the letters that follow them: as many as in real ones, or more.
 _PREFIXES = r"""
 BASE64 128 = AB·SK
 HEX 32 = s·k- KAGGLE_·KEY= KG·AT_ AZURE_OPENAI_·API_KEY= da·pi DD_·API_KEY= f·c- shp·at_ ke·y- S·K FLWS·ECK-
@@ -44,58 +44,31 @@ HEX 72 = AT·TA
 LARGE+DIGITS 16 = AK·IA AS·IA
 LARGE+DIGITS 27 = NR·AK-
 LARGE+DIGITS 40 = rp·a_
-NAME 20 = gl·pat- gl·rt- gl·dt- gl·ptt- gl·ft- gl·imt- gl·agent- gl·cbt- gl·soat- gl·oas-
-NAME 22 = sq·0atp-
-NAME 27 = dck·r_pat_
-NAME 28 = GOC·SPX-
-NAME 31 = sb_·secret_
-NAME 35 = AI·za
-NAME 38 = AQ·VN
-NAME 40 = h·f_oauth_·eyJhbGciOi. h·f_jwt_·eyJhbGciOi CLOUDFLARE_·API_TOKEN= fi·gd_
-NAME 43 = tg·p_v1_ pscale_·tkn_ duffel_·live_ sha25·6~
-NAME 48 = tk·-us-
-NAME 55 = y·0_
-NAME 59 = tf·p_
-NAME 60 = 1/·/0 HR·KU-
-NAME 64 = nva·pi- fio·-u-
-NAME 90 = hv·s.
-NAME 120 = s·k-proj- ya·29. py·pi-AgEIcHlwaS5vcmc
-NAME 140 = hv·b.
-NAME 180 = AT·ATT3
-NAME 200 = https://d1.cloudfront.net/x?Expires=1&Sign·ature=
+NAME 40 = gl·pat- gl·rt- gl·dt- gl·ptt- gl·ft- gl·imt- gl·agent- gl·cbt- gl·soat- gl·oas- sq·0atp- dck·r_pat_ GOC·SPX-
+NAME 40 = sb_·secret_ AI·za AQ·VN h·f_oauth_·eyJhbGciOi. h·f_jwt_·eyJhbGciOi CLOUDFLARE_·API_TOKEN= fi·gd_ tg·p_v1_
+NAME 40 = pscale_·tkn_ duffel_·live_
+NAME 43 = sha25·6~
+NAME 64 = tk·-us- y·0_ tf·p_ 1/·/0 HR·KU- nva·pi- fio·-u-
+NAME 120 = hv·s. s·k-proj- ya·29. py·pi-AgEIcHlwaS5vcmc hv·b. AT·ATT3
+NAME 120 = https://d1.cloudfront.net/x?Expires=1&Sign·ature=
 QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L 58 = AGE-SEC·RET-KEY-1
 SMALL+DIGITS 43 = oy·2
-SMALL+DIGITS 48 = cs·k-
-SMALL+DIGITS 58 = hc·aik_
-SMALL+DIGITS 64 = na·pi_
-SMALL+DIGITS 70 = rd·me_
+SMALL+DIGITS 64 = cs·k- hc·aik_ na·pi_ rd·me_
 SMALL+LARGE 34 = h·f_ api·_org_
-WORD 14 = rzp·_live_
-WORD 16 = sm_·pat_
 WORD 20 = LT·AI
 WORD 22 = a·k-
-WORD 24 = f·w_ s·k_live_ s·k_test_ r·k_live_
-WORD 25 = COMET_·API_KEY=
-WORD 26 = es·ecret_
 WORD 27 = K0·03
 WORD 28 = ai·o_
-WORD 32 = AK·ID AT·BB ci·o tv·ly- wh·sec_ ico·-
+WORD 32 = AK·ID ci·o ico·-
 WORD 34 = mytoken_h·f_ tokenIsh·f_
 WORD 36 = gh·p_ gh·o_ gh·u_ gh·s_ gh·r_ np·m_ //registry.npmjs.org/:_auth·Token=np·m_ nf·p_ pn·u_
-WORD 37 = r·8_
-WORD 40 = COHERE_·API_KEY= wand·b_v1_ li·n_api_ https://nas.acme.com/x.zip?to·ken=
-WORD 43 = dp.·pt. p·a-
-WORD 46 = nt·n_ fl·p_
-WORD 48 = s·k- pp·lx- ll·x-
-WORD 52 = gs·k_
+WORD 43 = p·a-
+WORD 52 = rzp·_live_ sm_·pat_ f·w_ s·k_live_ s·k_test_ r·k_live_ COMET_·API_KEY= es·ecret_ AT·BB tv·ly- wh·sec_ r·8_
+WORD 52 = COHERE_·API_KEY= wand·b_v1_ li·n_api_ https://nas.acme.com/x.zip?to·ken= dp.·pt. nt·n_ fl·p_ s·k- pp·lx-
+WORD 52 = ll·x- gs·k_
 WORD 53 = $2·b$12$
 WORD 54 = EZ·AK
-WORD 60 = s·k-svcacct- s·k-admin- ji·na_
-WORD 69 = AK·Cp
-WORD 80 = xa·i- AAAAAAAAAAAAAAAAAAAAAA
-WORD 100 = gl·c_eyJ snt·rys_eyJ
-WORD 160 = EA·A
-WORD 250 = op·s_eyJ
+WORD 100 = s·k-svcacct- s·k-admin- ji·na_ AK·Cp xa·i- AAAAAAAAAAAAAAAAAAAAAA gl·c_eyJ snt·rys_eyJ EA·A op·s_eyJ
 WORD+SIGNS 50 = django-inse·cure-
 """
 _OTHERS = r"""
