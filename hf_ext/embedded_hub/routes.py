@@ -26,11 +26,6 @@ def repository_info(request: Request, repository: Repository, revision: str = "m
     return json_response(descriptions.describe_repository(repository, commit, blobs, request.flag("blobs")))
 
 
-def auth_check(request: Request, repository: Repository) -> Response:
-    """Confirms that the client may read the repository, which dispatch has checked."""
-    return json_response({})
-
-
 def list_tree(request: Request, repository: Repository, revision: str, path: str = "") -> Response:
     """Files and folders of a folder, by pages."""
     commit = repository.resolve(revision)
@@ -213,7 +208,8 @@ _TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
     ("GET", _KIND, administration.list_repositories, False),
     ("GET", _API, repository_info, False),
     ("GET", f"{_API}/revision/{_REVISION}", repository_info, False),
-    ("GET", f"{_API}/auth-check", auth_check, False),
+    # For this question, that there is an answer says that the client may read the repository.
+    ("GET", f"{_API}/auth-check", repository_info, False),
     ("PUT", f"{_API}/settings", administration.update_settings, True),
     ("GET", f"{_API}/tree/{_REVISION}(?:/(?P<path>.*))?", list_tree, False),
     ("POST", f"{_API}/paths-info/{_REVISION}", paths_info, False),
