@@ -41,7 +41,7 @@ def validate_yaml(request: Request) -> Response:
         metadata = descriptions.read_metadata(card)
     except ValueError as error:
         return json_response({"errors": [{"message": str(error)}], "warnings": []}, 400)
-    problems = check_card(card) if kind == "model" else []
+    problems = check_card(card, metadata) if kind == "model" else []
     errors = [{"message": f'"{each.field}" {each.reason}'} for each in problems if each.refused]
     warnings = [{"message": f'"{each.field}" {each.reason}'} for each in problems if not each.refused]
     if not metadata:
