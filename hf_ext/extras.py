@@ -13,7 +13,6 @@ EXTRAS = {
     "onnx": "onnx",
     "onnxruntime": "onnx",
     "onnxscript": "onnx",
-    "pathspec": "hub",
     "pillow_heif": "images",
     "rawpy": "images",
     "soundfile": "audio",

@@ -43,7 +43,6 @@ def test_what_is_installed_is_imported_and_what_is_missing_explained():
     [
         ("starlette", ["hub", "serve", "--root", "hub"]),
         ("uvicorn", ["hub", "serve", "--root", "hub"]),
-        ("pathspec", ["hub", "serve", "--root", "hub"]),
         ("gradio", ["app"]),
         pytest.param("tensorboard", ["train", "RUN"], marks=pytest.mark.slow),
         pytest.param("matplotlib", ["train", "RUN"], marks=pytest.mark.slow),

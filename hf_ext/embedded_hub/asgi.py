@@ -60,8 +60,7 @@ class HubApplication:
         """Validate the request line and the headers, and find the rights of the client."""
         if "Content-Length" in headers and "Transfer-Encoding" in headers:
             # A proxy may have used either of them, so the following bytes could belong to another client's request.
-            told = "a request may have either Content-Length or Transfer-Encoding"
-            raise HubError(400, told, headers={"Connection": "close"})
+            raise HubError(400, "a body has one length", headers={"Connection": "close"})
         if scope["http_version"] not in ("1.0", "1.1"):
             raise HubError(505, "this server speaks HTTP/1.1", headers={"Connection": "close"})
         base_url = self._access.base_url(headers, scope["server"])

@@ -36,18 +36,16 @@ def show_repositories(request: Request) -> Response:
     for kind in KINDS:
         for one in request.store.repositories(kind):
             if request.trusted or not one.private:
-                told = f"{one.kind}, {'private' if one.private else 'public'}"
-                rows.append((repository_url(one, request.base_url), one.id, told))
+                rows.append((repository_url(one, request.base_url), one.id, "private" if one.private else ""))
     return _page(request, "Embedded Hub", rows)
 
 
 def show_repository(request: Request, repository: Repository) -> Response:
     """The files of a repository at `main`."""
     commit, url = repository.resolve("main"), repository_url(repository, request.base_url)
-    files = repository.snapshot(commit).files
     rows = [
         (f"{url}/{'raw' if path.endswith('.md') else 'resolve'}/{commit}/{quote(path)}", path, f"{entry.size:,} bytes")
-        for path, entry in sorted(files.items())
+        for path, entry in sorted(repository.snapshot(commit).files.items())
     ]
     return _page(request, repository.id, rows)
 

@@ -139,8 +139,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 def text(payload: dict[str, Any], key: str, default: str | None = None) -> str:
     """A string field of a JSON object; required unless there is a default."""
-    value = payload.get(key)
-    value = default if value is None else value
+    value = default if payload.get(key) is None else payload[key]
     if not isinstance(value, str):
         raise HubError(400, f"field {key!r} must be a string, got {type(value).__name__}")
     try:

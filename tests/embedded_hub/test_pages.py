@@ -68,7 +68,7 @@ def test_each_page_says_that_no_script_may_run(steady: str) -> None:
 def test_what_is_private_is_shown_with_the_token_alone(locked: EmbeddedHub) -> None:
     home, seen = ask(locked.url, "GET", "/").body, ask(locked.url, "GET", "/", headers=BEARER).body
     assert b"me/public" in home and b"private" not in home
-    assert b"me/private" in seen and b"model, private" in seen
+    assert b"me/private" in seen and b"</a> private" in seen
     refused = ask(locked.url, "GET", "/me/private")
     assert refused.status == 401 and b"README.md" not in refused.body
     # As for one that does not exist.
