@@ -8,13 +8,11 @@ from types import ModuleType
 EXTRAS = {
     "av": "audio",
     "gradio": "app",
-    "markdown_it": "hub",
     "matplotlib": "plots",
     "numba": "fast",
     "onnx": "onnx",
     "onnxruntime": "onnx",
     "onnxscript": "onnx",
-    "pathspec": "hub",
     "pillow_heif": "images",
     "rawpy": "images",
     "soundfile": "audio",

@@ -14,7 +14,7 @@ from hf_ext.mrconv import MRConvConfig, MRConvModel
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # The distribution of each module whose name is another.
-DISTRIBUTIONS = {"pillow_heif": "pillow-heif", "markdown_it": "markdown-it-py"}
+DISTRIBUTIONS = {"pillow_heif": "pillow-heif"}
 # Modules of the extra `app`, which stays out of `all`: gradio wants an older Pillow.
 APART = {"gradio"}
 WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from hf_ext_cli.main import main; main()"
@@ -43,8 +43,6 @@ def test_what_is_installed_is_imported_and_what_is_missing_explained():
     [
         ("starlette", ["hub", "serve", "--root", "hub"]),
         ("uvicorn", ["hub", "serve", "--root", "hub"]),
-        ("pathspec", ["hub", "serve", "--root", "hub"]),
-        ("markdown_it", ["hub", "serve", "--root", "hub"]),
         ("gradio", ["app"]),
         pytest.param("tensorboard", ["train", "RUN"], marks=pytest.mark.slow),
         pytest.param("matplotlib", ["train", "RUN"], marks=pytest.mark.slow),

@@ -66,7 +66,6 @@ CHECKED = {
             "diffusers.models.cache_utils:CacheMixin": ["_reset_stateful_cache"],
         },
     ),
-    "pathspec": ("2", {"pathspec.patterns.gitignore.spec": ["GitIgnoreSpecPattern"]}),
 }
 
 

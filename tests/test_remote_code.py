@@ -116,7 +116,9 @@ def published(tmp_path_factory, one_thread, image) -> Iterator[tuple[EmbeddedHub
             torch.manual_seed(0)
             model = SemanIRForImageRestoration(SemanIRConfig(**options)).eval()
             processor = SemanIRImageProcessor(size_divisor=2)
-            folder = stage(model, place / name, processor=processor, repo_id=f"org/{name}")
+            model.save_pretrained(place / "saved" / name)
+            processor.save_pretrained(place / "saved" / name)
+            folder = stage(place / "saved" / name, place / name, repo_id=f"org/{name}")
             info = push(folder, f"org/{name}", endpoint=hub.url, token=False, check=False)
             sources |= {f"{name}-local": [str(folder), {}], f"{name}-hub": [f"org/{name}", {"revision": info.oid}]}
             inputs = processor([image], return_tensors="pt")

@@ -39,14 +39,7 @@ def hub() -> None:
     "token",
     type=FILE,
     callback=read_token,
-    help="File with the token that clients need for writing.",
-)
-@click.option(
-    "--read-token-file",
-    "read_token",
-    type=FILE,
-    callback=read_token,
-    help="File with a second token for reading private repositories, without write access.",
+    help="File with the token that clients need for writing, and for private repositories.",
 )
 @click.option(
     "--allowed-host",
@@ -77,7 +70,7 @@ def serve(root: Path, **options: Any) -> None:
     Examples:
       hf-ext hub serve --root hub/
       HF_ENDPOINT=http://127.0.0.1:8765 hf-ext push runs/denoise/snapshot org/name
-      hf-ext hub serve --root hub/ --token-file write.txt --read-token-file read.txt --public-url https://hub.lab
+      hf-ext hub serve --root hub/ --token-file token.txt --public-url https://hub.lab
     """
     from hf_ext.embedded_hub.server import EmbeddedHub
 

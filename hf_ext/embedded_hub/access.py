@@ -1,4 +1,4 @@
-"""Access control of the embedded Hub: host names, origins of web pages, the two tokens, and upload tickets."""
+"""Access control of the embedded Hub: host names, origins of web pages, the token, and upload tickets."""
 
 from __future__ import annotations
 
@@ -25,26 +25,21 @@ class Access:
     def __init__(
         self,
         token: str | None = None,
-        read_token: str | None = None,
         allowed_hosts: Iterable[str] = (),
         public_url: str | None = None,
     ):
-        _check_token("token", token)
-        _check_token("read_token", read_token)
-        if read_token is not None and token is None:
-            raise ValueError("read_token needs token as well: without token every client may write")
-        if read_token is not None and read_token == token:
-            raise ValueError("read_token must differ from token, since it gives no write access")
-        self.token = token
-        self._read_token = read_token
+        # It must be valid in a header.
+        if token is not None and (not token or not token.isascii() or any(letter.isspace() for letter in token)):
+            raise ValueError("token must be ASCII letters, digits and signs without spaces, and may not be empty")
+        self._token = token
         self.public_url = None if public_url is None else _read_url(public_url)
         # Names that are valid for every port, and names with a port.
-        self._names, self._authorities = set[str](), set[str]()
+        self._names = set[str]()
         for host in allowed_hosts:
             match = _HOST.fullmatch(host.lower())
             if match is None:
                 raise ValueError(f"allowed host {host!r} must be NAME or NAME:PORT, as in hub.lab or [fd00::1]:8765")
-            (self._authorities if match["port"] else self._names).add(match[0])
+            self._names.add(match[0])
         self._origin = None
         if self.public_url is not None:
             split = urlsplit(self.public_url)
@@ -55,7 +50,7 @@ class Access:
         """Answer to loopback names and to the name listened on, at this port."""
         for name in ("localhost", "127.0.0.1", "[::1]", url_host(host.lower())):
             # Clients leave out the port that is the default of http.
-            self._authorities |= {f"{name}:{port}", *([name] if port == 80 else [])}
+            self._names |= {f"{name}:{port}", *([name] if port == 80 else [])}
 
     def base_url(self, headers: Headers, local: Any) -> str:
         """Refuse other hosts (DNS rebinding) and pages of other origins; returns the server as clients reach it."""
@@ -63,24 +58,20 @@ class Access:
         match = _HOST.fullmatch(sent[0].lower()) if len(sent) == 1 else None
         # A socket of both families shows IPv4 addresses as IPv6.
         end = f"{url_host(local[0].removeprefix('::ffff:'))}:{local[1]}"
-        if match is None or (match["name"] not in self._names and match[0] not in {*self._authorities, end}):
+        if match is None or not {match["name"], match[0]} & {*self._names, end}:
             raise HubError(403, f"Host {sent!r} is not a name of this server: add it with --allowed-host")
         if headers.get("Origin", f"http://{match[0]}").lower() not in (f"http://{match[0]}", self._origin):
             raise HubError(403, "requests from web pages of another origin are refused")
         return self.public_url or f"http://{sent[0]}"
 
-    def permissions(self, headers: Headers) -> tuple[bool, bool]:
-        """Rights of a client: reading private repositories, and writing. A wrong token is an error."""
+    def is_trusted(self, headers: Headers) -> bool:
+        """True if a client may write and see private repositories. A wrong token is an error."""
         sent = headers.getlist("Authorization")
-        if self.token is None:
-            return True, True
-        if not sent:
-            return False, False
-        for token, may_write in ((self.token, True), (self._read_token, False)):
-            wanted = b"Bearer " + (token or "").encode()
-            if token is not None and len(sent) == 1 and hmac.compare_digest(sent[0].encode("latin-1"), wanted):
-                return True, may_write
-        raise HubError(401, "Invalid credentials in Authorization header")
+        if self._token is None or not sent:
+            return self._token is None
+        if len(sent) != 1 or not hmac.compare_digest(sent[0].encode("latin-1"), f"Bearer {self._token}".encode()):
+            raise HubError(401, "Invalid credentials in Authorization header")
+        return True
 
 
 class UploadTickets:
@@ -111,12 +102,6 @@ class UploadTickets:
 def url_host(host: str) -> str:
     """A host as it stands in a URL."""
     return f"[{host}]" if ":" in host else host
-
-
-def _check_token(name: str, token: str | None) -> None:
-    """Refuse a token that is invalid in a header."""
-    if token is not None and (not token or not token.isascii() or any(letter.isspace() for letter in token)):
-        raise ValueError(f"{name} must be ASCII letters, digits and signs without spaces, and may not be empty")
 
 
 def _read_url(url: str) -> str:

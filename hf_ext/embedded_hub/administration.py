@@ -1,4 +1,4 @@
-"""Endpoints of the embedded Hub for whole repositories: create, list, move, delete, and rewrite history."""
+"""Endpoints of the embedded Hub for whole repositories: create, list, move, delete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hf_ext.hub.front_matter import front_matter
 
 from . import descriptions, uploads
 from .errors import HubError
-from .objects import OWNER, Operation, hub_time
+from .objects import OWNER, Operation
 from .repository import Repository
 from .store import KINDS
 from .transport import Request, json_response, text
@@ -23,10 +23,9 @@ _STRANGERS_CARD_CHARACTERS = 64 << 10
 
 def whoami(request: Request) -> Response:
     """Name and role of a token."""
-    if not request.may_read:
+    if not request.trusted:
         raise HubError(401, "Invalid username or password.")
-    role = "write" if request.may_write else "read"
-    token = {"type": "access_token", "accessToken": {"displayName": OWNER, "role": role}}
+    token = {"type": "access_token", "accessToken": {"displayName": OWNER, "role": "write"}}
     return json_response({"type": "user", "id": OWNER, "name": OWNER, "fullname": OWNER, "orgs": [], "auth": token})
 
 
@@ -34,7 +33,7 @@ def validate_yaml(request: Request) -> Response:
     """Check the metadata of a model or dataset card."""
     asked = request.json()
     card, kind = text(asked, "content"), text(asked, "repoType", "model")
-    if not request.may_read and len(front_matter(card)) > _STRANGERS_CARD_CHARACTERS:
+    if not request.trusted and len(front_matter(card)) > _STRANGERS_CARD_CHARACTERS:
         # Reading YAML takes time. Clients send the token with the commit of a card, so longer cards are read then.
         told = f"metadata of more than {_STRANGERS_CARD_CHARACTERS} characters is checked only with the token"
         return json_response({"errors": [], "warnings": [{"message": told}]})
@@ -42,7 +41,7 @@ def validate_yaml(request: Request) -> Response:
         metadata = descriptions.read_metadata(card)
     except ValueError as error:
         return json_response({"errors": [{"message": str(error)}], "warnings": []}, 400)
-    problems = check_card(card) if kind == "model" else []
+    problems = check_card(card, metadata) if kind == "model" else []
     errors = [{"message": f'"{each.field}" {each.reason}'} for each in problems if each.refused]
     warnings = [{"message": f'"{each.field}" {each.reason}'} for each in problems if not each.refused]
     if not metadata:
@@ -86,20 +85,6 @@ def move_repository(request: Request) -> Response:
     return json_response({})
 
 
-def squash(request: Request, repository: Repository, revision: str) -> Response:
-    """Replace the history of a branch or pull request by one commit of what it holds."""
-    message = text(request.json(), "message", f"Super-squash branch '{revision}'")
-    title, _, description = message.strip().partition("\n")
-    if not title.strip():
-        raise HubError(400, "field 'message' must not be empty")
-    with repository.change_state() as state:
-        ref = repository.find_branch(state, revision)
-        snapshot = repository.snapshot(state["refs"][ref])
-        state["refs"][ref] = repository.write_commit(snapshot, (), title.strip(), description.strip()).oid
-    repository.forget_unreachable()
-    return json_response({})
-
-
 def list_repositories(request: Request, kind: str) -> Response:
     """The repositories that the client may see, filtered by author and a part of the id, by pages."""
     author, part = request.parameter("author"), request.parameter("search").lower()
@@ -122,29 +107,6 @@ def list_repositories(request: Request, kind: str) -> Response:
     return json_response(page, headers=headers)
 
 
-def list_own_repositories(request: Request, owner: str = "") -> Response:
-    """The repositories of all owners, or of one, with the bytes that their refs name now."""
-    if not request.may_read:
-        raise HubError(401, "Invalid username or password.")
-    listed = []
-    for kind in KINDS:
-        for repository in request.store.repositories(kind):
-            if owner not in ("", repository.id.partition("/")[0]):
-                continue
-            heads = [repository.commit(oid) for oid in set(repository.refs.values())]
-            files = [entry for head in heads for entry in repository.snapshot(head.oid).files.values()]
-            listed.append(
-                {
-                    "id": repository.id,
-                    "type": repository.kind,
-                    "updatedAt": hub_time(max(head.date for head in heads)),
-                    "visibility": "private" if repository.private else "public",
-                    "storage": sum({entry.sha256: entry.size for entry in files}.values()),
-                }
-            )
-    return json_response(listed)
-
-
 def update_settings(request: Request, repository: Repository) -> Response:
     """Make a repository private or public."""
     payload = request.json()
@@ -159,7 +121,7 @@ def find_repository(request: Request, kind: str, repository_id: str) -> Reposito
     """The repository; refused alike if it does not exist and if the client may not see it."""
     repository = _see(request, kind, _full_id(repository_id))
     if repository is None:
-        raise HubError(404 if request.may_read else 401, f"Repository not found: {repository_id!r}", "RepoNotFound")
+        raise HubError(404 if request.trusted else 401, f"Repository not found: {repository_id!r}", "RepoNotFound")
     return repository
 
 
@@ -172,7 +134,7 @@ def find_moved(request: Request, kind: str, repository_id: str) -> str | None:
 def _see(request: Request, kind: str, repository_id: str) -> Repository | None:
     """The repository, or None where there is none for this client."""
     repository = request.store.repository(kind, repository_id)
-    return None if repository is None or (repository.private and not request.may_read) else repository
+    return None if repository is None or (repository.private and not request.trusted) else repository
 
 
 def _full_id(repository_id: str) -> str:

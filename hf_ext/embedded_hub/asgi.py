@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 from urllib.parse import parse_qs
 
@@ -21,25 +20,18 @@ from .transport import Body, Request, error_response
 
 logger = logging.getLogger(__name__)
 
-_IDENTIFIER = re.compile(r"[\w.=;:-]{1,100}", re.ASCII)
-
 
 class HubApplication:
     """All that the requests to one server share."""
 
-    def __init__(self, store: HubStore, access: Access, max_file_bytes: int):
+    def __init__(self, store: HubStore, access: Access):
         self.store = store
         self._access = access
-        self._max_file_bytes = max_file_bytes
         self._tickets = UploadTickets(secrets.token_bytes(32))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        headers = Headers(scope=scope)
-        # huggingface_hub names its requests.
-        identifier = headers.get("X-Amzn-Trace-Id", "")
-        if not _IDENTIFIER.fullmatch(identifier):
-            identifier = secrets.token_hex(8)
+        headers, identifier = Headers(scope=scope), secrets.token_hex(8)
         body = Body(receive, headers)
         # Routes read and write files, and wait for the body. The loop of uvicorn only passes bytes on.
         response = await asyncio.to_thread(self._answer, scope, headers, body, identifier)
@@ -68,8 +60,7 @@ class HubApplication:
         """Validate the request line and the headers, and find the rights of the client."""
         if "Content-Length" in headers and "Transfer-Encoding" in headers:
             # A proxy may have used either of them, so the following bytes could belong to another client's request.
-            told = "a request may have either Content-Length or Transfer-Encoding"
-            raise HubError(400, told, headers={"Connection": "close"})
+            raise HubError(400, "a body has one length", headers={"Connection": "close"})
         if scope["http_version"] not in ("1.0", "1.1"):
             raise HubError(505, "this server speaks HTTP/1.1", headers={"Connection": "close"})
         base_url = self._access.base_url(headers, scope["server"])
@@ -80,7 +71,6 @@ class HubApplication:
             fields = parse_qs(query, keep_blank_values=True, errors="strict", max_num_fields=1000)
         except ValueError as error:
             raise HubError(400, f"malformed request target: {error}") from error
-        may_read, may_write = self._access.permissions(headers)
         return Request(
             method=scope["method"],
             path=path,
@@ -88,9 +78,7 @@ class HubApplication:
             headers=headers,
             body=body,
             base_url=base_url,
-            may_read=may_read,
-            may_write=may_write,
+            trusted=self._access.is_trusted(headers),
             store=self.store,
             tickets=self._tickets,
-            max_file_bytes=self._max_file_bytes,
         )

@@ -75,14 +75,11 @@ def describe_commit(commit: Commit, formatted: bool) -> dict[str, Any]:
 
 def describe_refs(repository: Repository, pulls: bool) -> dict[str, Any]:
     """All branches and tags, and pull requests if asked for."""
-    described: dict[str, list[dict[str, str]]] = {"branches": [], "converts": [], "tags": []}
-    lists = {"refs/heads/": "branches", "refs/tags/": "tags", "refs/pr/": "pullRequests"}
-    if pulls:
-        described["pullRequests"] = []
-    for ref, commit in sorted(repository.refs.items()):
-        prefix = next(prefix for prefix in lists if ref.startswith(prefix))
-        if lists[prefix] in described:
-            described[lists[prefix]].append({"name": ref[len(prefix) :], "ref": ref, "targetCommit": commit})
+    lists = {"branches": "refs/heads/", "tags": "refs/tags/"} | ({"pullRequests": "refs/pr/"} if pulls else {})
+    described: dict[str, list[dict[str, str]]] = {"converts": []}
+    for name, prefix in lists.items():
+        found = [(ref, commit) for ref, commit in sorted(repository.refs.items()) if ref.startswith(prefix)]
+        described[name] = [{"name": ref[len(prefix) :], "ref": ref, "targetCommit": commit} for ref, commit in found]
     return described
 
 

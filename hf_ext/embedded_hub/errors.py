@@ -1,7 +1,5 @@
 """The one exception of the embedded Hub: an HTTP status with the error code that `huggingface_hub` maps to a class."""
 
-from __future__ import annotations
-
 
 class HubError(Exception):
     """A request that the embedded Hub refuses."""

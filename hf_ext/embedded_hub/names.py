@@ -10,10 +10,9 @@ from hf_ext.hub.ref_names import is_ref_name
 from .errors import HubError
 
 # `datasets/x/y` and `api/...` are URL prefixes: an owner of that name could not be addressed.
-RESERVED_OWNERS = frozenset({"api", "datasets", "lfs", "models", "spaces"})
-MAXIMUM_PATH_BYTES = 1024
-MAXIMUM_COMPONENT_BYTES = 255
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_RESERVED_OWNERS = frozenset({"api", "datasets", "lfs", "models", "spaces"})
+_MOST_BYTES, _MOST_COMPONENT_BYTES = 1024, 255
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -28,37 +27,27 @@ def check_repository_id(repository_id: str) -> str:
     except HFValidationError as error:
         raise HubError(400, str(error)) from error
     owner, separator, _ = repository_id.partition("/")
-    if not separator or owner.lower() in RESERVED_OWNERS:
+    if not separator or owner.lower() in _RESERVED_OWNERS:
         raise HubError(400, f"repository id {repository_id!r} must be 'owner/name' with an owner that is not reserved")
     return repository_id
 
 
 def check_file_path(path: str) -> str:
     """Return the path of a file in a repository, or refuse one that could leave it or not be checked out."""
-    reason = _fault_of_path(path)
-    if reason:
-        raise HubError(400, f"file path {path!r} is not allowed: {reason}")
+    components = path.lower().split("/")
+    # A lone surrogate is no Unicode; "?" has as many bytes as its error.
+    sizes = [len(component.encode(errors="replace")) for component in path.split("/")]
+    faults = {
+        "control characters and backslashes are forbidden": _FORBIDDEN.search(path),
+        "it is not valid Unicode": path != path.encode(errors="replace").decode(),
+        f"it is longer than {_MOST_BYTES} bytes": sum(sizes) + len(sizes) - 1 > _MOST_BYTES,
+        "it must be relative, without empty, '.' or '..' components": {"", ".", ".."} & set(components),
+        "'.git' is reserved": ".git" in components,
+        f"a component is longer than {_MOST_COMPONENT_BYTES} bytes": max(sizes) > _MOST_COMPONENT_BYTES,
+    }
+    if found := [reason for reason, is_broken in faults.items() if is_broken]:
+        raise HubError(400, f"file path {path!r} is not allowed: {found[0]}")
     return path
-
-
-def _fault_of_path(path: str) -> str | None:
-    """The reason for refusing a file path, or None."""
-    if _CONTROL.search(path) or "\\" in path:
-        return "control characters and backslashes are forbidden"
-    try:
-        length = len(path.encode())
-    except UnicodeEncodeError:
-        return "it is not valid Unicode"
-    if length > MAXIMUM_PATH_BYTES:
-        return f"it is longer than {MAXIMUM_PATH_BYTES} bytes"
-    for component in path.split("/"):
-        if component in ("", ".", ".."):
-            return "it must be relative, without empty, '.' or '..' components"
-        if component.lower() == ".git":
-            return "'.git' is reserved"
-        if len(component.encode()) > MAXIMUM_COMPONENT_BYTES:
-            return f"a component is longer than {MAXIMUM_COMPONENT_BYTES} bytes"
-    return None
 
 
 def check_ref_name(name: str) -> str:

@@ -62,8 +62,9 @@ class Repository:
         self._snapshot = lru_cache(maxsize=_SNAPSHOTS_IN_MEMORY)(
             lambda tree: Snapshot.load(inside(folder, "trees", f"{tree}.json").read_bytes())
         )
-        # A commit that a crash left without a ref is not in here, and so cannot be named by its hash.
-        self._visible = self._reachable()
+        # All commits that a ref can reach, or could when it was deleted. One that a crash left without a ref is not in
+        # here, and so cannot be named by its hash.
+        self._visible = {commit.oid for commit in self._walk([*self.refs.values(), *self._state["kept"]])}
 
     @classmethod
     def initialise(cls, folder: Path, identity: dict[str, Any], operations: Sequence[Operation]) -> None:
@@ -134,14 +135,6 @@ class Repository:
                 return found[0]
         raise revision_not_found(revision)
 
-    def find_branch(self, state: dict[str, Any], revision: str) -> str:
-        """Full name of a branch or pull request; a tag or a commit, which cannot move, is refused."""
-        ref = f"refs/heads/{revision}" if f"refs/heads/{revision}" in state["refs"] else revision
-        if ref not in state["refs"] or ref.startswith("refs/tags/"):
-            self.resolve(revision)
-            raise HubError(400, f"{revision!r} is not a branch or pull request: only these can be changed")
-        return ref
-
     def commit(self, oid: str) -> Commit:
         """The commit of that hash, which is checked against its bytes."""
         commit = Commit.decode(inside(self.folder, "commits", oid).read_bytes())
@@ -173,9 +166,12 @@ class Repository:
         return found
 
     def append(self, revision: str, change: Change) -> Commit:
-        """Commit to a branch or an open pull request."""
+        """Commit to a branch or an open pull request; a tag or a commit, which cannot move, is refused."""
         with self.change_state() as state:
-            ref = self.find_branch(state, revision)
+            ref = f"refs/heads/{revision}" if f"refs/heads/{revision}" in state["refs"] else revision
+            if ref not in state["refs"] or ref.startswith("refs/tags/"):
+                self.resolve(revision)
+                raise HubError(400, f"{revision!r} is not a branch or pull request: only these can be changed")
             commit = self._apply(state["refs"][ref], change)
             state["refs"][ref] = commit.oid
             if ref.startswith("refs/pr/"):
@@ -191,18 +187,12 @@ class Repository:
             base = state["refs"][f"refs/heads/{revision}"]
             head = self._apply(base, change) if change else self.commit(base)
             number = len(state["pulls"]) + 1
-            pull = {
-                "num": number,
-                "title": title,
-                "branch": revision,
-                "base": base,
-                "created": hub_time(datetime.now(UTC)),
-            }
-            pull |= {"status": "open" if change else "draft", "merge_commit": None}
             text = {"edited": False, "hidden": False, "latest": {"raw": description}}
-            pull["events"] = [_event("comment", text)]
+            events = [_event("comment", text)]
             if change:
-                pull["events"].append(_event("commit", {"subject": head.title, "oid": head.oid}))
+                events.append(_event("commit", {"subject": head.title, "oid": head.oid}))
+            pull = {"num": number, "title": title, "branch": revision, "base": base, "merge_commit": None}
+            pull |= {"status": "open" if change else "draft", "created": hub_time(datetime.now(UTC)), "events": events}
             state["pulls"].append(pull)
             state["refs"][f"refs/pr/{number}"] = head.oid
             return copy.deepcopy(pull)
@@ -282,11 +272,6 @@ class Repository:
             self._state = draft
             self._visible.update(draft["refs"].values())
 
-    def forget_unreachable(self) -> None:
-        """Look again at which commits can be named, after history was rewritten."""
-        with self._lock:
-            self._visible = self._reachable()
-
     def _check_present(self) -> None:
         """Refuse to write to a repository that was deleted while the request was on its way."""
         if self._deleted:
@@ -316,10 +301,6 @@ class Repository:
         write_atomically(inside(self.folder, "trees", f"{tree}.json"), snapshot.dump())
         write_atomically(inside(self.folder, "commits", commit.oid), data)
         return commit
-
-    def _reachable(self) -> set[str]:
-        """Hashes of all commits that a ref can reach, or could when it was deleted."""
-        return {commit.oid for commit in self._walk([*self.refs.values(), *self._state["kept"]])}
 
     def _walk(self, starts: Sequence[str]) -> Iterator[Commit]:
         """Commits reachable from some, each once, latest first and never before a child that led to it."""

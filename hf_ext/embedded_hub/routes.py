@@ -16,10 +16,7 @@ from .repository import Repository
 from .storage import Blob
 from .transport import Request, json_response, parse_object, text, unquote_part
 
-_TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE = 1000, 50, 100
-_PULLS_PAGE = 10
-_PULL_STATUSES = ("open", "draft", "closed", "merged")
-_NO_XET = "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 in the client's environment"
+_TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE, _PULLS_PAGE = 1000, 50, 100, 10
 
 
 def repository_info(request: Request, repository: Repository, revision: str = "main") -> Response:
@@ -27,11 +24,6 @@ def repository_info(request: Request, repository: Repository, revision: str = "m
     commit = repository.resolve(revision)
     blobs = request.store.blobs
     return json_response(descriptions.describe_repository(repository, commit, blobs, request.flag("blobs")))
-
-
-def auth_check(request: Request, repository: Repository) -> Response:
-    """Confirms that the client may read the repository, which dispatch has checked."""
-    return json_response({})
 
 
 def list_tree(request: Request, repository: Repository, revision: str, path: str = "") -> Response:
@@ -124,7 +116,7 @@ def preupload(request: Request, repository: Repository, revision: str) -> Respon
 def lfs_batch(request: Request, repository: Repository) -> Response:
     """Say where to send large files that are not there yet."""
     href = f"{request.base_url}/lfs/upload"
-    plan = uploads.plan_lfs(request.json(), request.store.blobs, request.tickets, href, request.max_file_bytes)
+    plan = uploads.plan_lfs(request.json(), request.store.blobs, request.tickets, href)
     return json_response(plan, headers={"Content-Type": "application/vnd.git-lfs+json"})
 
 
@@ -132,7 +124,7 @@ def lfs_upload(request: Request, oid: str) -> Response:
     """Receive a large file; the signature in the URL is the permission."""
     blob = Blob(check_sha256(oid), request.number("size", 0, 10**18))
     request.tickets.check(blob, request.parameter("expires"), request.parameter("signature"))
-    request.body.set_limit(min(blob.size, request.max_file_bytes))
+    request.body.set_limit(min(blob.size, uploads.MAXIMUM_FILE_BYTES))
     with request.store.blobs.batch() as batch:
         batch.add(request.body, blob)
     return Response()
@@ -141,7 +133,7 @@ def lfs_upload(request: Request, oid: str) -> Response:
 def commit(request: Request, repository: Repository, revision: str) -> Response:
     """Commit to a branch or pull request, or open a pull request with the commit."""
     # The whole of a commit is bounded as one file is; each regular file in it is bounded by its line.
-    request.body.set_limit(request.max_file_bytes)
+    request.body.set_limit(uploads.MAXIMUM_FILE_BYTES)
     repository.resolve(revision)
     change = uploads.read_change(request.body, request.store.blobs)
     url = descriptions.repository_url(repository, request.base_url)
@@ -159,8 +151,8 @@ def list_pulls(request: Request, repository: Repository) -> Response:
     """Pull requests, latest first, by pages."""
     status, start = request.parameter("status"), request.number("p", 0, 10**6) * _PULLS_PAGE
     # A draft is open, and a merged one is closed, as on the Hub.
-    wanted = {"open": ("open", "draft"), "closed": ("closed", "merged")}.get(status, _PULL_STATUSES)
-    pulls = [pull for pull in reversed(repository.pulls) if pull["status"] in wanted]
+    wanted = {"open": ("open", "draft"), "closed": ("closed", "merged")}.get(status)
+    pulls = [pull for pull in reversed(repository.pulls) if wanted is None or pull["status"] in wanted]
     pulls = pulls if request.parameter("type") != "discussion" else []
     shown = [descriptions.describe_pull(repository, pull) for pull in pulls[start : start + _PULLS_PAGE]]
     return json_response({"count": len(pulls), "start": start, "discussions": shown})
@@ -194,7 +186,7 @@ def set_pull_status(request: Request, repository: Repository, number: str) -> Re
 
 def refuse_xet(request: Request, repository: Repository, revision: str) -> Response:
     """Tell a client that insists on Xet what to do."""
-    raise HubError(404, _NO_XET)
+    raise HubError(404, "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 in the client's environment")
 
 
 _KIND = r"/api/(?P<kind>models|datasets|spaces)"
@@ -213,14 +205,12 @@ _TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
     ("POST", "/api/repos/create", administration.create_repository, True),
     ("DELETE", "/api/repos/delete", administration.delete_repository, True),
     ("POST", "/api/repos/move", administration.move_repository, True),
-    ("GET", "/api/settings/repositories", administration.list_own_repositories, False),
-    ("GET", f"/api/organizations/{_OWNER}/settings/repositories", administration.list_own_repositories, False),
     ("GET", _KIND, administration.list_repositories, False),
     ("GET", _API, repository_info, False),
     ("GET", f"{_API}/revision/{_REVISION}", repository_info, False),
-    ("GET", f"{_API}/auth-check", auth_check, False),
+    # For this question, that there is an answer says that the client may read the repository.
+    ("GET", f"{_API}/auth-check", repository_info, False),
     ("PUT", f"{_API}/settings", administration.update_settings, True),
-    ("POST", f"{_API}/super-squash/{_REVISION}", administration.squash, True),
     ("GET", f"{_API}/tree/{_REVISION}(?:/(?P<path>.*))?", list_tree, False),
     ("POST", f"{_API}/paths-info/{_REVISION}", paths_info, False),
     ("GET", f"{_API}/refs", list_refs, False),
@@ -262,9 +252,7 @@ def dispatch(request: Request) -> Response:
         known = True
         if request.method != allowed and (request.method, allowed) != ("HEAD", "GET"):
             continue
-        if guarded and not request.may_write:
-            if request.may_read:
-                raise HubError(403, "this token gives read access only: use the token with write access")
+        if guarded and not request.trusted:
             raise HubError(401, "Invalid username or password.")
         values = {name: unquote_part(value) for name, value in match.groupdict().items() if value is not None}
         if "repository" not in values:

@@ -47,10 +47,6 @@ class EmbeddedHub:
             TCP port; 0 takes a free one.
         token (`str`, *optional*):
             Token that clients send as `HF_TOKEN`.
-        max_file_bytes (`int`, *optional*, defaults to 50 GiB):
-            Largest file, and largest commit of regular files, in bytes.
-        read_token (`str`, *optional*):
-            A second token that reads private repositories and cannot write.
         allowed_hosts (`Iterable[str]`, *optional*):
             Further host names of the server, `NAME` (with any port) or `NAME:PORT`. Requests to other names are
             refused, because a web page could point its own name here.
@@ -78,20 +74,17 @@ class EmbeddedHub:
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
-        max_file_bytes: int = 50 << 30,
-        read_token: str | None = None,
         allowed_hosts: Iterable[str] = (),
         public_url: str | None = None,
         max_connections: int = 256,
     ):
-        self._access = Access(token, read_token, allowed_hosts, public_url)
-        for name, value in (("max_file_bytes", max_file_bytes), ("max_connections", max_connections)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        self._access = Access(token, allowed_hosts, public_url)
+        if max_connections < 1:
+            raise ValueError(f"max_connections must be at least 1, got {max_connections}")
         self.root = Path(root)
         self._host = host
         self._port = port
-        self._max_file_bytes, self._max_connections = max_file_bytes, max_connections
+        self._max_connections = max_connections
         self._family, self._address = _resolve(host, port)
         if token is None and not ipaddress.ip_address(self._address).is_loopback:
             raise ValueError(f"host {host!r} is not loopback: set a token, or listen on 127.0.0.1")
@@ -119,13 +112,34 @@ class EmbeddedHub:
         if self._store is not None:
             raise ValueError("the Hub is already started")
         store = HubStore(self.root)
+        both = self._family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         try:
-            listening = self._listen()
+            listening = socket.create_server((self._address, self._port), family=self._family, dualstack_ipv6=both)
         except BaseException:
             store.close()
             raise
         self._store = store
-        self._server = uvicorn.Server(self._configure(HubApplication(store, self._access, self._max_file_bytes)))
+        self._listening_port = int(listening.getsockname()[1])
+        self._access.add_own_names(self._host, self._listening_port)
+        # Its own HTTP parser, error logs only, and our limits.
+        configuration = uvicorn.Config(
+            HubApplication(store, self._access),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.ERROR,
+            access_log=False,
+            # Behind a proxy links are made from the public_url alone.
+            proxy_headers=False,
+            headers=[("Server", "hf-ext-hub")],
+            # It refuses from this number on.
+            limit_concurrency=self._max_connections + 1,
+            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+            h11_max_incomplete_event_size=_MAXIMUM_HEADER_BYTES,
+        )
+        self._server = uvicorn.Server(configuration)
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(self._server, listening),), daemon=True)
         self._thread.start()
         return self
@@ -153,35 +167,6 @@ class EmbeddedHub:
 
     def __exit__(self, *failure: object) -> None:
         self.stop()
-
-    def _listen(self) -> socket.socket:
-        """Open the socket, and answer to its name."""
-        both = self._family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        address = (self._address, self._port)
-        listening = socket.create_server(address, family=self._family, dualstack_ipv6=both)
-        self._listening_port = int(listening.getsockname()[1])
-        self._access.add_own_names(self._host, self._listening_port)
-        return listening
-
-    def _configure(self, application: HubApplication) -> uvicorn.Config:
-        """The settings of uvicorn: its own HTTP parser, error logs only, and our limits."""
-        return uvicorn.Config(
-            application,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level=logging.ERROR,
-            access_log=False,
-            # Behind a proxy links are made from the public_url alone.
-            proxy_headers=False,
-            headers=[("Server", "hf-ext-hub")],
-            # It refuses from this number on.
-            limit_concurrency=self._max_connections + 1,
-            timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
-            h11_max_incomplete_event_size=_MAXIMUM_HEADER_BYTES,
-        )
 
     async def _serve(self, server: uvicorn.Server, listening: socket.socket) -> None:
         """Run uvicorn until it is told to stop, then wait for the threads of routes: a commit that has begun ends."""

@@ -6,7 +6,9 @@ import hashlib
 import io
 import os
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -84,13 +86,20 @@ class BlobStore:
         """Open a stored blob for reading."""
         return os.fdopen(open_descriptor(self.path(sha256), os.O_RDONLY | NO_LINK), "rb")
 
-    def batch(self) -> BlobBatch:
-        """Store files, which become durable together."""
-        return BlobBatch(self)
+    @contextmanager
+    def batch(self) -> Iterator[BlobBatch]:
+        """Store files together when the `with` block ends, and not at all when it raises."""
+        batch = BlobBatch(self)
+        try:
+            yield batch
+            batch.publish()
+        finally:
+            for temporary in batch.temporary:
+                Path(temporary).unlink(missing_ok=True)
 
 
 class BlobBatch:
-    """Files that are stored together when the `with` block ends, and not at all when it raises."""
+    """Files that become durable together."""
 
     # The order is write, sync, rename, sync the folder: a name promises that its content is on disk. Each step is made
     # for all files before the next one.
@@ -98,13 +107,13 @@ class BlobBatch:
     def __init__(self, store: BlobStore):
         self._store = store
         # All that were written, and the last one of each content by its hash.
-        self._temporary: list[str] = []
+        self.temporary: list[str] = []
         self._pending: dict[str, str] = {}
 
     def add(self, source: io.IOBase, expected: Blob | None = None) -> Blob:
         """Take a body or a file in constant memory; content that differs from the announcement is refused."""
         descriptor, temporary = tempfile.mkstemp(dir=self._store.incoming)
-        self._temporary.append(temporary)
+        self.temporary.append(temporary)
         digest, size = hashlib.sha256(), 0
         with open(descriptor, "wb") as file:
             while chunk := source.read(CHUNK_BYTES):
@@ -121,18 +130,7 @@ class BlobBatch:
         self._pending[blob.sha256] = temporary
         return blob
 
-    def __enter__(self) -> BlobBatch:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
-        try:
-            if kind is None:
-                self._publish()
-        finally:
-            for temporary in self._temporary:
-                Path(temporary).unlink(missing_ok=True)
-
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Give every file its name."""
         # A disk waits for its own journal, with one small file as long as with many that are synced at the same time.
         with ThreadPoolExecutor(_SYNCS) as threads:

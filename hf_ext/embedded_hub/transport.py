@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -22,8 +21,6 @@ from .store import HubStore
 MAXIMUM_JSON_BYTES = 16 << 20
 # Without the token: a card with its text. Parsing 16 MiB of JSON would cost ten times the memory.
 _MAXIMUM_STRANGERS_JSON_BYTES = 4 << 20
-_TRUE = frozenset({"1", "true", "True"})
-_LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -99,11 +96,10 @@ class Request:
     body: Body
     # of the server, as clients reach it
     base_url: str
-    may_read: bool
-    may_write: bool
+    # may write, and see what is private
+    trusted: bool
     store: HubStore
     tickets: UploadTickets
-    max_file_bytes: int
 
     def parameter(self, name: str, default: str = "") -> str:
         """The first value of a query parameter."""
@@ -111,18 +107,18 @@ class Request:
 
     def flag(self, name: str) -> bool:
         """A query parameter that is true or false."""
-        return self.parameter(name) in _TRUE
+        return self.parameter(name) in ("1", "true", "True")
 
     def number(self, name: str, default: int, maximum: int) -> int:
         """A query parameter that is an integer between 0 and a maximum."""
         value = self.parameter(name, str(default))
-        if not _LENGTH.fullmatch(value):
+        if not (value.isascii() and value.isdigit() and len(value) <= 18):
             raise HubError(400, f"query parameter {name!r} must be a non-negative integer, got {value!r}")
         return min(int(value), maximum)
 
     def read_body(self) -> bytes:
         """All of a small body."""
-        self.body.set_limit(MAXIMUM_JSON_BYTES if self.may_write else _MAXIMUM_STRANGERS_JSON_BYTES)
+        self.body.set_limit(MAXIMUM_JSON_BYTES if self.trusted else _MAXIMUM_STRANGERS_JSON_BYTES)
         return self.body.readall()
 
     def json(self) -> dict[str, Any]:
@@ -143,9 +139,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 def text(payload: dict[str, Any], key: str, default: str | None = None) -> str:
     """A string field of a JSON object; required unless there is a default."""
-    value = payload.get(key, default)
-    if value is None and default is not None:
-        value = default
+    value = default if payload.get(key) is None else payload[key]
     if not isinstance(value, str):
         raise HubError(400, f"field {key!r} must be a string, got {type(value).__name__}")
     try:

@@ -10,10 +10,8 @@ import binascii
 import io
 import re
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from typing import Any
-
-from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from .access import UploadTickets
 from .errors import HubError
@@ -23,6 +21,8 @@ from .repository import Change
 from .storage import Blob, BlobBatch, BlobStore, git_oid
 from .transport import Body, parse_object, text, whole_number
 
+# The largest file, and the largest commit of regular files.
+MAXIMUM_FILE_BYTES = 50 << 30
 # Larger files always go through LFS, as on the Hub.
 MAXIMUM_REGULAR_BYTES = 10 << 20
 # A line of a commit holds one such file in base64, and its path.
@@ -30,9 +30,7 @@ _MAXIMUM_LINE_BYTES = MAXIMUM_REGULAR_BYTES * 4 // 3 + (64 << 10)
 _MAXIMUM_OPERATIONS = 100_000
 _MAXIMUM_RULES_BYTES = 1 << 20
 _MAXIMUM_IGNORE_CHARACTERS = 64 << 10
-# `pathspec` has expressions of its own for all names and for all below a folder; these say the same in other words.
-_EVERY_NAME = re.compile(r"\A(!?)(?:\*\*/)*\*\*?(/?)\s*\Z")
-_ALL_BELOW = re.compile(r"/\*\*(/?)\s*\Z")
+_TRAILING = re.compile(r"(?<!\\) +$")
 
 DEFAULT_GITATTRIBUTES = "".join(
     f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n"
@@ -151,9 +149,7 @@ def _rules(snapshot: Snapshot, path: str, blobs: BlobStore) -> str:
         return file.read().decode(errors="replace")
 
 
-def plan_lfs(
-    payload: dict[str, Any], blobs: BlobStore, tickets: UploadTickets, href: str, limit: int
-) -> dict[str, Any]:
+def plan_lfs(payload: dict[str, Any], blobs: BlobStore, tickets: UploadTickets, href: str) -> dict[str, Any]:
     """Answer an LFS batch request: where to send the objects that are not there yet."""
     if payload.get("operation") != "upload" or payload.get("hash_algo", "sha256") != "sha256":
         raise HubError(400, "only LFS uploads with hash_algo 'sha256' are supported")
@@ -165,8 +161,9 @@ def plan_lfs(
         wanted = Blob(check_sha256(each.get("oid")), whole_number(each, "size"))
         plan: dict[str, Any] = {"oid": wanted.sha256, "size": wanted.size}
         present = blobs.size(wanted.sha256)
-        if wanted.size > limit:
-            plan["error"] = {"code": 413, "message": f"{wanted.size} bytes are more than this server allows: {limit}"}
+        if wanted.size > MAXIMUM_FILE_BYTES:
+            told = f"{wanted.size} bytes are more than this server allows: {MAXIMUM_FILE_BYTES}"
+            plan["error"] = {"code": 413, "message": told}
         elif present is None:
             query = "&".join(f"{key}={value}" for key, value in tickets.issue(wanted).items())
             plan["actions"] = {"upload": {"href": f"{href}/{wanted.sha256}?{query}"}}
@@ -179,37 +176,52 @@ def plan_lfs(
 class IgnoreRules:
     """The patterns of a `.gitignore`: the last one that matches decides, and an ignored folder hides all below it."""
 
-    # The search of `pathspec` for the pattern that decides is not git's: there a pattern that names a folder decides
-    # for all below it, also for what a later pattern brings back.
-
     def __init__(self, content: str):
         if len(content) > _MAXIMUM_IGNORE_CHARACTERS:
-            raise HubError(
-                400, f".gitignore may have at most {_MAXIMUM_IGNORE_CHARACTERS} characters, got {len(content)}"
-            )
-        self._folders: dict[str, bool] = {"": False}
-        self._patterns: list[tuple[re.Pattern[str], bool]] = []
-        for number, line in enumerate(content.splitlines(), 1):
-            try:
-                pattern = GitIgnoreSpecPattern(_ALL_BELOW.sub(r"/**/*\1", _EVERY_NAME.sub(r"\1?*\2", line)))
-            except (ValueError, re.error) as error:
-                raise HubError(
-                    400, f"line {number} of .gitignore is not a valid pattern: {line[:100]!r} ({error})"
-                ) from error
-            if pattern.regex is not None and pattern.include is not None:
-                self._patterns.append((pattern.regex, pattern.include))
-        self._patterns.reverse()
+            raise HubError(400, f".gitignore may have at most {_MAXIMUM_IGNORE_CHARACTERS} characters")
+        self._folders: dict[str, bool] = {}
+        # Parts of a path, of which None is `**`; if only a folder is meant; if it is ignored. The last line first.
+        self._patterns: list[tuple[list[re.Pattern[str] | None], bool, bool]] = []
+        for line in reversed(content.split("\n")):
+            pattern = _TRAILING.sub("", line.rstrip("\r"))
+            if not pattern or pattern.startswith("#"):
+                continue
+            ignores, pattern = not pattern.startswith("!"), pattern.removeprefix("!")
+            only_folders, pattern = pattern.endswith("/"), pattern.removesuffix("/")
+            # A name without a slash is one of every folder.
+            parts = pattern.removeprefix("/").split("/") if "/" in pattern else ["**", pattern]
+            compiled = [None if part == "**" else re.compile(translate(_as_glob(part))) for part in parts]
+            self._patterns.append((compiled, only_folders, ignores))
 
-    def match(self, path: str) -> bool:
-        """Tell if a file is ignored."""
-        return self._hides(path.rpartition("/")[0]) or self._decide(path)
+    def match(self, path: str, is_folder: bool = False) -> bool:
+        """Tell if a file or a folder is ignored; below an ignored folder no rule includes one again."""
+        above = path.rpartition("/")[0]
+        if above and above not in self._folders:
+            self._folders[above] = self.match(above, is_folder=True)
+        if above and self._folders[above]:
+            return True
+        for parts, only_folders, ignores in self._patterns:
+            if (is_folder or not only_folders) and _matches(parts, path.split("/")):
+                return ignores
+        return False
 
-    def _hides(self, folder: str) -> bool:
-        """Tell if a folder or a parent of it is ignored; then no rule includes its files again."""
-        if folder not in self._folders:
-            self._folders[folder] = self._hides(folder.rpartition("/")[0]) or self._decide(f"{folder}/")
-        return self._folders[folder]
 
-    def _decide(self, path: str) -> bool:
-        """The decision of the last pattern that matches a file, or a folder with a slash at its end."""
-        return next((ignores for expression, ignores in self._patterns if expression.fullmatch(path)), False)
+def _matches(parts: list[re.Pattern[str] | None], names: list[str]) -> bool:
+    """Tell if the parts of a pattern are the names of a path, in time that both lengths bound."""
+    # All places that a part may end at are kept together: with one after the other, many `**` would take for ever.
+    places = {0}
+    for number, part in enumerate(parts):
+        if part is not None:
+            places = {place + 1 for place in places if place < len(names) and part.match(names[place])}
+        elif places and number == len(parts) - 1:
+            # At the end it is all that is inside of a folder.
+            return min(places) < len(names)
+        elif places:
+            places = set(range(min(places), len(names) + 1))
+    return len(names) in places
+
+
+def _as_glob(part: str) -> str:
+    """A part of a pattern of git for `fnmatch`, whose expressions do not go back: escapes and `[^` differ."""
+    part = re.sub(r"\\(.)", lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], part)
+    return part.replace("[^", "[!")

@@ -6,7 +6,6 @@ The search reads every file that goes up, of weights only the header, where prog
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import json
 import os
 import re
@@ -59,22 +58,26 @@ _ORIENTATION = 0x0112
 _TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "samples", "versions", "released")
 
 
-def clean(folder: Path, source: Path | None = None) -> None:
+def clean(folder: Path, source: Path) -> None:
     """Removes private information about this machine from a staged folder, which was copied from `source`."""
-    near = folder if source is None else source
     for name, path in walk(folder):
         file = name.rpartition("/")[2]
         if path.suffix == ".png":
             strip_picture(path)
         if name in ("training.json", "eval.json"):
             content = read_json_object(path)
-            kept = _keep_known_training(content) if name == "training.json" else content
-            _rewrite(path, content, cut_paths(kept, near=near))
+            kept = content
+            if name == "training.json":
+                kept = {field: content[field] for field in _TRAINING if field in content}
+                if isinstance(arguments := kept.get("arguments"), dict):
+                    # where a run was written says nothing to others
+                    kept["arguments"] = {key: value for key, value in arguments.items() if key != "output_dir"}
+            _rewrite(path, content, cut_paths(kept, near=source))
         elif file in CONFIGURATIONS or file in ("tokenizer_config.json", "model_index.json"):
             if file == "adapter_config.json":
-                _require_public_base(path, near)
+                _require_public_base(path, source)
             content = read_json_object(path)
-            _rewrite(path, content, _cut_configuration(content, near=near))
+            _rewrite(path, content, _cut_configuration(content, near=source))
 
 
 class SecretFound(NotPublished):
@@ -144,37 +147,6 @@ def find_machine_paths(folder: Path) -> tuple[str, ...]:
 def _rewrite(path: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
     if after != before:
         path.write_text(json.dumps(after, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _keep_known_training(content: dict[str, Any]) -> dict[str, Any]:
-    from ..training.arguments import DataArguments, SourcePart, TrainingArguments
-
-    def known(value: Any, kind: type) -> Any:
-        names = [item.name for item in dataclasses.fields(kind)]
-        return {name: value[name] for name in names if name in value} if isinstance(value, dict) else value
-
-    def known_source(value: Any) -> Any:
-        """One source, a list of them, or evaluation sets by name."""
-        if isinstance(value, list):
-            return [known_source(part) for part in value]
-        if not isinstance(value, dict):
-            return value
-        if "path" not in value:
-            return {name: known_source(part) for name, part in value.items() if isinstance(part, dict)}
-        return {**known(value, SourcePart), "path": known_source(value["path"])}
-
-    kept = {name: content[name] for name in _TRAINING if name in content}
-    if not isinstance(arguments := kept.get("arguments"), dict):
-        return kept
-    kept["arguments"] = arguments = known(arguments, TrainingArguments)
-    # where a run was written says nothing to others
-    arguments.pop("output_dir", None)
-    if isinstance(arguments.get("data"), dict):
-        data = known(arguments["data"], DataArguments)
-        arguments["data"] = {
-            name: known_source(value) if name in ("train", "eval") else value for name, value in data.items()
-        }
-    return kept
 
 
 def is_path(text: str, near: Path | None = None) -> bool:

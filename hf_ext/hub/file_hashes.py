@@ -23,6 +23,10 @@ from huggingface_hub import cached_assets_path
 from ..files import write_json
 
 _TICK_NS = 2 * 10**9
+# The newest entries stay, of about 120 bytes each.
+_MOST = 4096
+_known: dict[str, str] = {}
+_lock = threading.Lock()
 
 
 def cache_file() -> Path:
@@ -30,55 +34,36 @@ def cache_file() -> Path:
     return cached_assets_path("hf_ext", namespace="file_hashes") / "sha256.json"
 
 
-class FileHashes:
-    """Hashes of files that are kept in this process and in a JSON file, of which the newest stay."""
-
-    # A line of the file has about 120 bytes.
-    def __init__(self, file: Path | None = None, most: int = 4096) -> None:
-        self._file = file
-        self._most = most
-        self._lock = threading.Lock()
-        self._known: dict[str, str] = {}
-
-    def sha256(self, path: str | Path, *, fresh: bool = False) -> str:
-        """The SHA-256 of a file, which is read only if nothing is known of it, or with `fresh`."""
-        key = None if fresh else _key(os.stat(path))
-        if key is not None and (found := self._find(key)) is not None:
-            return found
-        with open(path, "rb") as file:
-            before, begun = os.fstat(file.fileno()), time.time_ns()
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            after = os.fstat(file.fileno())
-        if _key(before) == _key(after) and before.st_mtime_ns < begun - _TICK_NS:
-            self._keep(_key(after), digest)
-        return digest
-
-    def _find(self, key: str) -> str | None:
-        with self._lock:
-            if key not in self._known:
-                self._known.update(self._read())
-            return self._known.get(key)
-
-    def _keep(self, key: str, digest: str) -> None:
-        with self._lock:
-            self._known[key] = digest
+def file_sha256(path: str | Path, *, fresh: bool = False) -> str:
+    """The SHA-256 of a file, which is read only if nothing is known of it, or with `fresh`."""
+    key = _key(os.stat(path))
+    with _lock:
+        if key not in _known:
+            _known.update(_read())
+        if key in _known and not fresh:
+            return _known[key]
+    with open(path, "rb") as file:
+        before, begun = os.fstat(file.fileno()), time.time_ns()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        after = os.fstat(file.fileno())
+    if _key(before) == _key(after) and before.st_mtime_ns < begun - _TICK_NS:
+        with _lock:
+            _known[_key(after)] = digest
             # Without a place to write to, it is kept in this process only.
             with contextlib.suppress(OSError):
-                entries = {**self._read(), key: digest}
-                write_json(self._file or cache_file(), dict(list(entries.items())[-self._most :]), indent=0)
+                entries = {**_read(), _key(after): digest}
+                write_json(cache_file(), dict(list(entries.items())[-_MOST:]), indent=0)
+    return digest
 
-    def _read(self) -> dict[str, str]:
-        """The hashes in the file; none where it is missing or damaged."""
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self._file or cache_file()).read_text())
-            if isinstance(found, dict):
-                return {key: value for key, value in found.items() if isinstance(value, str)}
-        return {}
+
+def _read() -> dict[str, str]:
+    """The hashes in the file; none where it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(cache_file().read_text())
+        if isinstance(found, dict):
+            return {key: value for key, value in found.items() if isinstance(value, str)}
+    return {}
 
 
 def _key(about: os.stat_result) -> str:
     return f"{about.st_dev}:{about.st_ino}:{about.st_size}:{about.st_mtime_ns}:{about.st_ctime_ns}"
-
-
-# The one of this process.
-file_sha256 = FileHashes().sha256

@@ -1,4 +1,4 @@
-"""From a model or a folder to a self-loadable folder, and from there to the Hub in one commit.
+"""From a folder to a self-loadable folder, and from there to the Hub in one commit.
 
 What is published is what was staged: weights as safetensors, configuration, the code files of the installed package,
 the image processor or tokenizer, and the card.
@@ -39,7 +39,7 @@ from .load_check import check_loads, verify_code
 from .published_files import Listing, copy_license, is_described, is_loaded, list_files
 from .ref_names import is_ref_name
 from .shipped import ROLES
-from .staging import MANIFEST, Processor, Source, write_source
+from .staging import MANIFEST, write_folder
 
 _CHECKPOINT = ("config.json", "adapter_config.json", INDEX)
 # What is also stale where the earlier push was an artifact of EMR-Merging.
@@ -51,10 +51,9 @@ _WRITTEN = re.compile(rf"({'|'.join(ROLES)})_\w+\.py|emr\.json|emr_loader\.py|\.
 
 
 def stage(
-    source: Source,
+    source: str | Path,
     out: str | Path,
     *,
-    processor: Processor | None = None,
     repo_id: str | None = None,
     license: str | None = None,
     overwrite: bool = False,
@@ -67,11 +66,8 @@ def stage(
     last name.
 
     Args:
-        source (`PreTrainedModel`, `PeftModel`, `DiffusionPipeline`, `str` or `Path`):
-            A model or a pipeline of hf-ext in memory, or a local folder.
+        source (`str` or `Path`): A local folder, as `save_pretrained` or a merge writes it.
         out (`str` or `Path`): The folder to write. It appears complete, or not at all.
-        processor (`ImageProcessingMixin` or `FeatureExtractionMixin`, *optional*):
-            Image processor or feature extractor to write beside a model in memory.
         repo_id (`str`, *optional*): Repository that the card names. Defaults to the name of `out`.
         license (`str`, *optional*): Licence of the weights, as the Hub names it. Defaults to that of the template.
         overwrite (`bool`, *optional*, defaults to `False`): Replace `out` when it holds an earlier checkpoint.
@@ -81,18 +77,18 @@ def stage(
 
     Raises:
         TakenError: `out` holds something, and `overwrite` is off or it is no checkpoint.
-        ValueError: The source is not of a supported kind, holds code or pickles, or does not load completely; a file
+        ValueError: The folder is of no supported kind, holds code or pickles, or does not load completely; a file
             that is loaded is a link that leaves the folder; a file holds a token or a private key; an adapter's base
             is a folder.
 
     Example:
         >>> from hf_ext import MRConvConfig, MRConvForSequenceClassification, stage
-        >>> model = MRConvForSequenceClassification(MRConvConfig(vocab_size=100, hidden_size=16))
-        >>> folder = stage(model, "model", repo_id="org/model", license="mit")
+        >>> MRConvForSequenceClassification(MRConvConfig(vocab_size=100, hidden_size=16)).save_pretrained("mine")
+        >>> folder = stage("mine", "model", repo_id="org/model", license="mit")
         >>> (folder / "README.md").is_file()
         True
     """
-    out = Path(out)
+    source, out = Path(source), Path(out)
     require_free(
         out,
         overwrite,
@@ -103,10 +99,10 @@ def stage(
     # names, paths in them, code (only what equals the installed package's may the load check run), the card and the
     # licence that it names, and last of all secrets in every file. A step that refuses raises.
     with whole_folder(out) as folder, _name_source(source, folder):
-        write_source(source, folder, processor)
+        write_folder(source, folder)
         for kind in known_kinds():
             kind.hide_paths(folder)
-        clean(folder, Path(source) if isinstance(source, (str, Path)) else None)
+        clean(folder, source)
         verify_code(folder)
         card = write_card(folder, repo_id=repo_id or out.name, license=license).read_text(encoding="utf-8")
         refuse_card(card)
@@ -116,10 +112,9 @@ def stage(
 
 
 def push(
-    source: Source,
+    source: str | Path,
     repo_id: str,
     *,
-    processor: Processor | None = None,
     license: str | None = None,
     token: str | bool | None = None,
     endpoint: str | None = None,
@@ -139,9 +134,8 @@ def push(
     commits other files meanwhile, both commits are kept.
 
     Args:
-        source (`PreTrainedModel`, `PeftModel`, `str` or `Path`): As in [`stage`].
+        source (`str` or `Path`): As in [`stage`].
         repo_id (`str`): `org/name`.
-        processor (`ImageProcessingMixin` or `FeatureExtractionMixin`, *optional*): As in [`stage`].
         license (`str`, *optional*): As in [`stage`].
         token (`str` or `bool`, *optional*): Token of the Hub; `None` uses the one that was logged in with.
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
@@ -164,9 +158,9 @@ def push(
     Example:
         >>> from hf_ext import MRConvConfig, MRConvForSequenceClassification, push
         >>> from hf_ext.embedded_hub.server import EmbeddedHub
-        >>> model = MRConvForSequenceClassification(MRConvConfig(vocab_size=100, hidden_size=16))
+        >>> MRConvForSequenceClassification(MRConvConfig(vocab_size=100, hidden_size=16)).save_pretrained("mine")
         >>> with EmbeddedHub("hub") as hub:  # a Hub on this machine
-        ...     push(model, "org/model", endpoint=hub.url, check=False).repo_url.repo_id
+        ...     push("mine", "org/model", endpoint=hub.url, check=False).repo_url.repo_id
         'org/model'
     """
     validate_repo_id(repo_id)
@@ -179,7 +173,7 @@ def push(
         )
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, repo_id.rpartition("/")[2])
-        listing = rehearse(source, folder, processor=processor, repo_id=repo_id, license=license)
+        listing = rehearse(source, folder, repo_id=repo_id, license=license)
         if announce is not None:
             announce(listing)
         if check:
@@ -191,21 +185,14 @@ def push(
             return commit_folder(api, folder, repo_id, branch, find_stale=find_stale, tell=_tell, **options)
 
 
-def rehearse(
-    source: Source,
-    out: Path,
-    *,
-    processor: Processor | None = None,
-    repo_id: str | None = None,
-    license: str | None = None,
-) -> Listing:
+def rehearse(source: str | Path, out: Path, *, repo_id: str | None = None, license: str | None = None) -> Listing:
     """Stages a folder, and lists the files that a push would upload and exclude."""
-    stage(source, out, processor=processor, repo_id=repo_id, license=license)
+    stage(source, out, repo_id=repo_id, license=license)
     card = (out / "README.md").read_text(encoding="utf-8")
     notes = [f"README.md, {problem}" for problem in check_card(card)]
     if PLACEHOLDER in card:
         notes.append(f"README.md: {PLACEHOLDER} is left in the text")
-    return list_files(source, out, (*find_machine_paths(out), *notes))
+    return list_files(Path(source), out, (*find_machine_paths(out), *notes))
 
 
 def look_ahead(listing: Listing, repo_id: str, *, revision: str | None, endpoint: str | None) -> Listing:
@@ -240,13 +227,14 @@ def _check_options(branch: str, message: str, token: str | bool | None) -> None:
 
 
 @contextmanager
-def _name_source(source: Source, folder: Path) -> Iterator[None]:
+def _name_source(source: Path, folder: Path) -> Iterator[None]:
     """Has errors name the source in place of the hidden copy, which is gone when they are read."""
     try:
         yield
     except ValueError as error:
-        shown = str(source) if isinstance(source, (str, Path)) else type(source).__name__
-        error.args = tuple(each.replace(str(folder), shown) if isinstance(each, str) else each for each in error.args)
+        error.args = tuple(
+            each.replace(str(folder), str(source)) if isinstance(each, str) else each for each in error.args
+        )
         raise
     except RecursionError as error:
         raise DataError(f"{source}: one of its JSON files is nested too deeply; save the model again") from error

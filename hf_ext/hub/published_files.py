@@ -103,16 +103,16 @@ def copy_files(folder: Path, out: Path, chosen: Callable[[str], bool]) -> None:
             shutil.copyfile(path, out / name)
 
 
-def copy_license(source: object, out: Path, link: object) -> None:
+def copy_license(source: Path, out: Path, link: object) -> None:
     """Copies the file that the card of a folder names as its licence; refuses a name that leads nowhere."""
     if not isinstance(link, str) or not re.fullmatch(r"[^\s:]+", link):
         return
-    text = Path(source, link) if isinstance(source, (str, Path)) else None
+    text = source / link
     # a text, so that no metadata can publish code or credentials
     readable = re.fullmatch(r"(?:[\w\-][\w.\-]*/)*[\w\-]+(?:\.(?:txt|md|rst|html|pdf))?", link)
     if readable and (out / link).is_file():
         return
-    if text is None or not readable or not text.is_file() or not stays_inside(Path(str(source)), text):
+    if not readable or not text.is_file() or not stays_inside(source, text):
         raise NotPublished(
             f"README.md: license_link names {link!r}, which is not published: put a text of this name into the folder "
             "(.txt, .md, .rst, .html, .pdf or none of these endings), or give the address of the licence"
@@ -147,29 +147,27 @@ class Listing:
     deleted: tuple[str, ...] = ()
 
 
-def list_files(source: object, staged: Path, notes: tuple[str, ...] = ()) -> Listing:
+def list_files(folder: Path, staged: Path, notes: tuple[str, ...] = ()) -> Listing:
     """Compares a folder with what was staged of it."""
     files = {name: path.stat().st_size for name, path in walk(staged) if path.is_file()}
     behind: dict[str, str] = {}
-    if isinstance(source, (str, Path)):
-        folder = Path(source)
-        kept = {name.partition("/")[0] for name in files if "/" in name}
-        counts: Counter[str] = Counter()
-        for name, path in walk(folder):
-            top, nested, _ = name.partition("/")
-            if name in files and stays_inside(folder, path):
-                continue
-            if nested and top not in kept:
-                counts[top] += 1
-            else:
-                behind[name] = _reason(folder, name, path)
-        for top, count in counts.items():
-            behind[f"{top}/"] = f"{count} file{'s' if count > 1 else ''}, no files of a model"
-        notes += tuple(
-            f"{name}: is uploaded {_CUT['.png' if name.endswith('.png') else '.json']}"
-            for name in files
-            if name in (*REPORTS, PICTURE) and (folder / name).read_bytes() != (staged / name).read_bytes()
-        )
+    kept = {name.partition("/")[0] for name in files if "/" in name}
+    counts: Counter[str] = Counter()
+    for name, path in walk(folder):
+        top, nested, _ = name.partition("/")
+        if name in files and stays_inside(folder, path):
+            continue
+        if nested and top not in kept:
+            counts[top] += 1
+        else:
+            behind[name] = _reason(folder, name, path)
+    for top, count in counts.items():
+        behind[f"{top}/"] = f"{count} file{'s' if count > 1 else ''}, no files of a model"
+    notes += tuple(
+        f"{name}: is uploaded {_CUT['.png' if name.endswith('.png') else '.json']}"
+        for name in files
+        if name in (*REPORTS, PICTURE) and (folder / name).read_bytes() != (staged / name).read_bytes()
+    )
     return Listing(files, dict(sorted(behind.items())), notes)
 
 

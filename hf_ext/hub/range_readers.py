@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
-from urllib.parse import urljoin, urlsplit
+from typing import Any, TypeAlias
 
 import httpx2
 from huggingface_hub import constants, get_session, hf_hub_url
@@ -22,9 +20,13 @@ from .header_format import CheckpointError
 # A range is asked for at most this often; each retry resumes at the byte that was reached.
 _ATTEMPTS = 5
 _FIRST_WAIT_SECONDS = 0.25
-_MAX_REDIRECTS = 5
 _COMMIT_HEADER = constants.HUGGINGFACE_HEADER_X_REPO_COMMIT
 _RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
+_FAULTS = {
+    **dict.fromkeys((401, 403), "access denied; pass a token that may read the repository"),
+    404: "no such file at this commit (HTTP 404); check the repository and the revision",
+    416: "the file is shorter than the Hub lists it (HTTP 416); open the checkpoint again",
+}
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ class RemoteFile:
 
     # Ranges that are fetched over minutes must be of the same bytes. So the URL names the commit, and of every answer
     # are compared: the commit, the ETag with the first one's, and Content-Range with what was asked and listed. An
-    # answer that is cut goes on at the byte that was reached. Redirects are followed by hand: the token goes to the
-    # Hub alone, and is dropped for good as soon as one leaves its origin (scheme, host and port).
+    # answer that is cut goes on at the byte that was reached. Of redirects, the client drops the token for good as
+    # soon as one leaves the Hub's origin (scheme, host and port).
 
     def __init__(
         self,
@@ -127,6 +129,8 @@ class RemoteFile:
                         raise self._error(f"the Hub sent more than the {len(buffer)} bytes that were asked for")
                     buffer[done : done + len(chunk)] = chunk
                     done += len(chunk)
+            except (httpx2.TooManyRedirects, httpx2.UnsupportedProtocol) as error:
+                raise self._error(f"the Hub redirects to where nothing can be read ({error})") from error
             except (httpx2.TransportError, _TryAgain) as error:
                 problem = error
             except OfflineModeIsEnabled as error:
@@ -148,74 +152,43 @@ class RemoteFile:
 
     def _stream(self, start: int, stop: int) -> Iterator[bytes]:
         """Yields the bytes of [start, stop) as they arrive, after the answer has been verified."""
-        url, headers = self._url, self._headers | {"Range": f"bytes={start}-{stop - 1}"}
-        version = None
-        for _ in range(_MAX_REDIRECTS + 1):
-            with get_session().stream(
-                "GET", url, headers=headers, follow_redirects=False, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
-            ) as response:
-                self._verify_status(response)
-                # only the Hub itself can say which commit this is, not the storage that it redirects to
-                if _origin(url) == _origin(self._url) and _COMMIT_HEADER in response.headers:
-                    version = response.headers
-                if not response.has_redirect_location:
-                    self._verify_version(version)
-                    self._verify_range(response, start, stop)
-                    yield from response.iter_raw()
-                    return
-                target = urljoin(url, response.headers["Location"])
-                headers = self.headers_for(target, url, headers)
-                url = target
-        raise self._error(f"more than {_MAX_REDIRECTS} redirects; report it to the owner of the Hub")
+        headers = self._headers | {"Range": f"bytes={start}-{stop - 1}"}
+        options: Any = {"headers": headers, "follow_redirects": True, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
+        with get_session().stream("GET", self._url, **options) as response:
+            if fault := self._find_fault(response, start, stop):
+                raise self._error(fault)
+            yield from response.iter_raw()
 
-    def headers_for(self, target: str, url: str, headers: dict[str, str]) -> dict[str, str]:
-        """Headers for a redirect of the Hub: no token to another origin, nothing from https to http."""
-        scheme = urlsplit(target).scheme
-        if scheme not in ("http", "https") or (urlsplit(url).scheme == "https" and scheme != "https"):
-            raise self._error(f"the Hub redirects to {scheme}://, which is not secure; report it to its owner")
-        if _origin(target) == _origin(url):
-            return headers
-        return {key: value for key, value in headers.items() if key.lower() not in ("authorization", "cookie")}
-
-    def _verify_status(self, response: httpx2.Response) -> None:
-        status = response.status_code
+    def _find_fault(self, response: httpx2.Response, start: int, stop: int) -> str | None:
+        """The reason for which an answer cannot be the bytes of this commit, or None."""
+        status, chain = response.status_code, [*response.history, response]
         if status in _RETRIED_STATUS:
             raise _TryAgain(f"HTTP {status}")
-        if status in (401, 403):
-            raise self._error(f"access denied (HTTP {status}); pass a token that may read the repository")
-        if status == 404:
-            raise self._error("no such file at this commit (HTTP 404); check the repository and the revision")
-        if status == 416:
-            raise self._error("the file is shorter than the Hub lists it (HTTP 416); open the checkpoint again")
         if status >= 400:
-            raise self._error(f"the Hub answered HTTP {status}; try again later")
-
-    def _verify_version(self, headers: httpx2.Headers | None) -> None:
-        commit = None if headers is None else headers[_COMMIT_HEADER]
-        if headers is None or commit != self._commit:
-            raise self._error(f"the Hub answered for commit {commit}; open the checkpoint again")
-        etag = headers.get(constants.HUGGINGFACE_HEADER_X_LINKED_ETAG) or headers.get("ETag")
+            return _FAULTS.get(status, f"the Hub answered HTTP {status}; try again later")
+        if chain[0].url.scheme == "https" and any(each.url.scheme != "https" for each in chain):
+            return "the Hub redirects from https to http, which is not secure; report it to its owner"
+        # Only the Hub itself can say which commit this is, not the storage that it redirects to.
+        own = [each.headers for each in chain if _origin(each.url) == _origin(chain[0].url)]
+        told = next((headers for headers in reversed(own) if _COMMIT_HEADER in headers), httpx2.Headers())
+        commit, etag = told.get(_COMMIT_HEADER), told.get(constants.HUGGINGFACE_HEADER_X_LINKED_ETAG, told.get("ETag"))
+        if commit != self._commit:
+            return f"the Hub answered for commit {commit}; open the checkpoint again"
         if etag is None or (self._etag is not None and etag != self._etag):
-            raise self._error(
-                f"the ETag was {self._etag}, now it is {etag}: the file changed; open the checkpoint again"
-            )
+            return f"the ETag was {self._etag}, now it is {etag}: the file changed; open the checkpoint again"
         self._etag = etag
-
-    def _verify_range(self, response: httpx2.Response, start: int, stop: int) -> None:
-        # a server that ignores Range is right when the whole file was asked for
-        if response.status_code == 200 and (start, stop) == (0, self.size):
-            return
-        if response.status_code != 206:
-            raise self._error(
-                f"HTTP {response.status_code} instead of 206 for a range; download the repository and open the folder"
+        # A server that ignores Range is right when the whole file was asked for.
+        if status == 200 and (start, stop) == (0, self.size):
+            return None
+        if status != 206:
+            return f"HTTP {status} instead of 206 for a range; download the repository and open the folder"
+        expected, found = f"bytes {start}-{stop - 1}/{self.size}", response.headers.get("Content-Range")
+        if found is None or found.strip() != expected:
+            return (
+                f"Content-Range is {found!r}, expected {expected}: the file has another length; open the checkpoint "
+                "again"
             )
-        expected = (start, stop - 1, self.size)
-        found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", response.headers.get("Content-Range", "").strip())
-        if found is None or tuple(map(int, found.groups())) != expected:
-            raise self._error(
-                f"Content-Range is {response.headers.get('Content-Range')!r}, expected bytes "
-                f"{expected[0]}-{expected[1]}/{expected[2]}: the file has another length; open the checkpoint again"
-            )
+        return None
 
     def _error(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._where}: {what}.")
@@ -229,6 +202,5 @@ class _TryAgain(Exception):
     """An answer that another attempt may better."""
 
 
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port

@@ -72,14 +72,23 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("a client secret of Google", "gocspx-", rf"{_START}GOCSPX-[\w\-]{{24,}}"),
     ("a token of Google", "ya29.", rf"{_START}ya29\.[\w\-]{{20,}}"),
     ("a refresh token of Google", "1//", rf"{_START}1//0[\w\-]{{30,}}"),
-    ("a key of Azure", "key", rf"(?i:accountkey|sharedaccesskey){_IS}[A-Za-z0-9+/]{{40,}}={{0,2}}"),
+    (
+        "a key of Azure",
+        "key",
+        rf"(?i:account\.?key|sharedaccesskey)(?:\.[\w.\-]{{1,80}})?{_IS}[A-Za-z0-9+/]{{40,}}={{0,2}}",
+    ),
+    ("a key of Backblaze", "k00", rf"{_START}K00\d[A-Za-z0-9+/]{{27}}(?![A-Za-z0-9+/])"),
     ("a signature of Azure or of a link", "sig", r"[?&](?:sig|(?:X-(?:Amz|Goog)-)?Signature)=[\w%/+~\-]{28,}"),
     ("a client secret of Azure", "q~", rf"{_START}[\w~.\-]{{3}}[78]Q~[\w~.\-]{{31,34}}"),
     ("a token of DigitalOcean", "_v1_", rf"{_NAME}do[opr]_v1_[0-9a-f]{{64}}"),
     ("a token of Databricks", "dapi", rf"{_START}dapi[0-9a-f]{{32}}"),
     ("a key of Alibaba Cloud", "ltai", rf"{_START}LTAI[A-Za-z0-9]{{16,20}}(?![A-Za-z0-9])"),
     ("a key of Tencent Cloud", "akid", rf"{_START}AKID[A-Za-z0-9]{{32}}(?![A-Za-z0-9])"),
-    ("a token of Yandex Cloud", "y0_ t1.9 aqvn", rf"{_NAME}(?:y0_[\w\-]{{40,}}|t1\.9[\w\-]{{40,}}|AQVN[\w\-]{{35,}})"),
+    (
+        "a token of Yandex Cloud",
+        "y0_ t1. aqvn",
+        rf"{_NAME}(?:y0_[\w\-]{{40,}}|t1\.(?:9[\w\-]{{40,}}|[\w\-]{{40,}}\.[\w\-]{{40,}})|AQVN[\w\-]{{35,}})",
+    ),
     ("a token of Heroku", "hrku-", rf"{_START}HRKU-[\w\-]{{30,}}"),
     ("a token of Fly.io", "fm", rf"{_NAME}fm[12][a-z]?_[A-Za-z0-9+/=_\-]{{50,}}"),
     ("a token of Supabase", "sbp_", rf"{_NAME}sbp_[0-9a-f]{{40}}"),
@@ -130,8 +139,9 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "a token of a service",
-        "rzp_live_ azdo oy2 bce-v3/altak- sb_secret_ pat- django-insecure-",
-        rf"{_NAME}(?:rzp_live_[A-Za-z0-9]{{14}}|[A-Za-z0-9]{{76}}AZDO[A-Za-z0-9]{{4}}|oy2[a-z0-9]{{43}}(?!\w)"
+        "azdo oy2 bce-v3/altak- sb_secret_ pat- django-insecure- aio_ ico- ezak flwseck fio-u- tk-us- rzp_live_",
+        rf"{_NAME}(?:aio_[A-Za-z0-9]{{28}}|ico-[A-Za-z0-9]{{32}}|EZAK[A-Za-z0-9]{{54}}|FLWSECK(?:_TEST)?-[0-9a-f]{{32}}"
+        rf"|fio-u-[\w\-]{{64}}|tk-us-[\w\-]{{48}}|rzp_live_[A-Za-z0-9]{{14}}|[A-Za-z0-9]{{76}}AZDO[A-Za-z0-9]{{4}}|oy2[a-z0-9]{{43}}(?!\w)"
         r"|bce-v3/ALTAK-[A-Za-z0-9]{16,}/[0-9a-f]{40}|sb_secret_[\w\-]{24,}|django-insecure-[^\s\"']{50}"
         r"|pat-[a-z]{2}\d-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})",
     ),
@@ -144,13 +154,25 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("a token of PayPal", "access_token$", r"access_token\$(?:production|sandbox)\$[0-9a-z]{16}\$[0-9a-f]{32}"),
     ("a token of Resend", "re_", rf"{_NAME}re_[A-Za-z0-9]{{8}}_[A-Za-z0-9]{{24}}(?!\w)"),
     ("a token of Dynatrace", "dt0", rf"{_START}dt0[a-z]\d\d\.[A-Z0-9]{{24}}\.[A-Z0-9]{{64}}"),
-    # Messages and money.
+    ("a token of OpenShift", "sha256~", r"sha256~[\w\-]{43}(?![\w\-])"),
+    # What services make today: what it is for, and then random letters.
+    (
+        "a token of a service",
+        "_live_ _pat_",
+        rf"{_NAME}[a-z][a-z0-9]{{1,11}}_(?:live|pat)_(?P<value>{_CASED}[\w\-]{{16,}}|[0-9a-f]{{32,}})(?!\w)",
+    ),
+    (
+        "a token of a service",
+        "api- sdk- access- secret- key- token- live- prod",
+        rf"{_NAME}(?:api|sdk|access|secret|[a-z]{{0,8}}key|token|live)-(?:[a-z0-9]{{2,12}}-)?"
+        r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32,})(?![\w\-])",
+    ),
     ("a token of Slack", "xox xapp-", rf"{_START}(?:xox[abeoprs]|xapp)-[A-Za-z0-9\-]{{20,}}"),
     ("a webhook", "hooks.slack.com", r"hooks\.slack\.com/(?:services|workflows|triggers)/[\w/]{20,}"),
     ("a webhook", "/api/webhooks/", r"discord(?:app)?\.com/api/webhooks/\d+/[\w\-]{30,}"),
     ("a webhook", "webhook.office.com", r"webhook\.office\.com/webhookb2/[\w@\-]{30,}"),
     ("a token of Discord", ".", rf"{_START}[MNO][A-Za-z0-9_\-]{{23,27}}\.[\w\-]{{6}}\.[\w\-]{{27,40}}"),
-    ("a token of Telegram", ":aa", rf"{_START}\d{{8,10}}:AA[\w\-]{{33}}"),
+    ("a token of Telegram", ":aa", rf"(?:{_START}|(?<=/bot))\d{{8,10}}:AA[\w\-]{{33}}"),
     ("a key of Stripe", "_live_ _test_", rf"{_START}[srp]k_(?:live|test)_[A-Za-z0-9]{{16,}}"),
     ("a secret of Stripe", "whsec_", rf"{_NAME}whsec_[A-Za-z0-9+/=]{{24,}}"),
     ("a token of Square", "sq0 eaaa", rf"{_NAME}(?:sq0[a-z]{{3}}-[\w\-]{{22,}}|EAAA[\w\-]{{60}})"),
@@ -158,7 +180,6 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("a key of SendGrid", "sg.", rf"{_NAME}SG\.[\w\-]{{16,32}}\.[\w\-]{{16,64}}"),
     ("a key of Brevo", "xkeysib-", rf"{_START}xkeysib-[0-9a-f]{{64}}"),
     ("a key of Mailchimp", "-us", rf"{_START}[0-9a-f]{{32}}-us\d{{1,2}}(?!\d)"),
-    ("a key of Mailgun", "key-", rf"{_START}key-[0-9a-f]{{32}}(?![0-9a-f])"),
     ("a key of Twilio", "sk ac", rf"{_START}(?:SK|AC[0-9a-f]{{32}}[\"'],\s{{0,3}}[\"'])[0-9a-f]{{32}}(?![0-9a-f])"),
     ("a token of Meta", "eaa", rf"{_NAME}EAA[A-Za-z0-9]{{80,}}"),
     ("a token of X", "aaaaaaaaaaaaaaaa", rf"{_START}A{{16,}}[A-Za-z0-9%]{{60,}}"),
@@ -226,6 +247,14 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "a password",
+        "connect( connection( auth( authenticate( login(",
+        # One of several texts, behind a host or a user. Names of databases and classes have no digit between letters.
+        r"(?i:\b\w*(?:connect|connection|auth|authenticate|login))\(\s{0,3}"
+        r"(?:(?:[\"'][^\"'\n]{1,80}[\"']|\d{1,5}|[a-z_]\w{0,30}),\s{0,9}){1,3}"
+        rf"[\"'](?=[^\"'\n]{{0,60}}(?:[0-9][A-Za-z]|[!@#$%^&*?+=])){_ODD}[\"']",
+    ),
+    (
+        "a password",
         "sudo chpasswd",
         rf"\becho\s+[\"']?(?:\w+:)?{_WORD}[\"']?\s*\|\s*(?:sudo\s+-S|(?:sudo\s+)?chpasswd)",
     ),
@@ -251,22 +280,22 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "a password in words",
-        "mnemonic phrase pass smtp(",
+        "mnemonic phrase pass smtp( login(",
         # Twelve or more words open a wallet, four of four letters a mailbox.
-        rf"(?i:mnemonic|(?:seed|recovery)[_ ]phrase|pass(?:word)?|\.smtp\([\"'][^\"'\n]{{1,80}}){_IS}"
+        rf"(?i:mnemonic|(?:seed|recovery)[_ ]phrase|pass(?:word)?|\.(?:smtp|login)\([\"'][^\"'\n]{{1,80}}){_IS}"
         r"(?P<value>[a-z]{3,8}(?: [a-z]{3,8}){11,23}|[a-z]{4}(?: [a-z]{4}){3}(?=[\"']))",
     ),
     (
         "a key of a client",
         "client( bot( api( ai(",
-        rf"(?:Client|Bot|API|Api|AI)\(\s{{0,3}}[\"'](?P<value>{_CASED}[A-Za-z0-9]{{32,}})[\"']",
+        rf"(?:Client|Bot|API|Api|AI)\(\s{{0,3}}[\"'](?P<value>{_CASED}[A-Za-z0-9]{{32,}}|[0-9a-f]{{32,}})[\"']",
     ),
     (
         "a token by its name",
-        "token secret --api",
+        "token secret --api --key",
         # Names of classes have few digits.
         r"(?<![A-Za-z0-9_])(?:(?i:token|secret)[\"']?(?:\s{0,3}[:=]\s{0,3}|\s+<<<\s+)"
-        r"|(?<=--)(?:token|secret|api-?key)[ =])[\"'`]?"
+        r"|(?<=--)(?:token|secret|(?:api-?)?key)[ =])[\"'`]?"
         rf"(?P<value>{_CASED}(?=(?:[A-Za-z_\-+/]*[0-9]){{3}})[\w+/=\-~]{{24,}}"
         r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32,})",
     ),
@@ -287,14 +316,22 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         rf"[_\- ]?(?:secret|token|key)(?:_id)?){_IS}(?P<value>{_MIXED}[\w+/=.\-~]{{20,}})",
     ),
     (
+        "a key by its name",
+        "key",
+        # Any name that ends so, for what is long, mixed and no name in parts. Some keys are for all to see.
+        rf"(?<![A-Za-z])(?!(?i:(?:public|site|publishable|cache|hash|host|sort|lock)_?key))[A-Za-z]{{2,20}}(?:Key|_key)"
+        rf"{_IS}(?P<value>{_CASED}(?=(?:[A-Za-z+]*[0-9]){{3}})[A-Za-z0-9+]{{32,}}(?![\w/\-]))",
+    ),
+    (
         "a token in a link",
-        "token= key=",
-        r"[?&](?:token|key)=(?P<value>(?=[\w.\-]*[A-Za-z])(?=[\w.\-]*[0-9])[\w.\-]{32,})",
+        "token= key= /t/",
+        r"[?&](?:token|key)=(?P<value>(?=[\w.\-]*[A-Za-z])(?=[\w.\-]*[0-9])[\w.\-]{32,})"
+        r"|://[^\s\"'<>]{1,200}/t/[a-z]{2}-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/",
     ),
     (
         "a secret by its name",
         "secret token key",
-        rf"{_NAME}[A-Z][A-Z0-9]*_(?:[A-Z0-9]+_)*(?:SECRET|TOKEN|KEY){_IS}(?:base64:)?(?P<value>{_MIXED}[\w+/=.\-~]{{20,}})",
+        rf"{_NAME}[A-Z][A-Z0-9]*_{{1,2}}(?:[A-Z0-9]+_{{1,2}})*(?:SECRET|TOKEN|KEY)(?:_BASE)?{_IS}(?:base64:)?(?P<value>{_MIXED}[\w+/=.\-~]{{20,}})",
     ),
 )
 _SHAPES = [(kind, frozenset(marks.split()), re.compile(pattern)) for kind, marks, pattern in _TABLE]

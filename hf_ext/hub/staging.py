@@ -4,75 +4,26 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
-from peft import PeftModel
 from transformers import FeatureExtractionMixin, PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.image_processing_base import ImageProcessingMixin
 
-from ..errors import DataError, NotPublished, UsageError
+from ..errors import DataError, NotPublished
 from ..files import read_json_object
 from .checkpoints import PICKLES, open_checkpoint
 from .diffusers_folders import INDEX, is_pipeline, load_pipeline, read_index, save_pipeline
 from .folder_kinds import known_kinds
 from .header_format import CheckpointError
-from .load_check import LOADER, code_references, installed_room, refuse_kernels, room_code, room_of
+from .load_check import LOADER, code_references, refuse_kernels, room_code, room_of
 from .published_files import copy_files, find_variant, is_described, is_loaded, is_tokenizer, refuse_links, walk
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 # Its presence makes a folder an artifact of EMR-Merging.
 MANIFEST = "emr.json"
-Source: TypeAlias = Union[PreTrainedModel, PeftModel, "DiffusionPipeline", str, Path]
 Processor: TypeAlias = ImageProcessingMixin | FeatureExtractionMixin
-
-
-def write_source(source: Source, out: Path, processor: Processor | None) -> None:
-    """Writes what is published of a model, a pipeline or a folder, with the code of the installed package."""
-    if isinstance(source, (str, Path)):
-        if processor is not None:
-            raise UsageError("processor is only for a model in memory; save its files into the folder instead")
-        _write_folder(Path(source), out)
-    elif type(source).__module__.startswith("hf_ext.pipelines."):
-        pipeline: Any = source
-        save_pipeline(pipeline, out)
-    elif type(source).__module__.startswith("hf_ext."):
-        _save(source, processor, out)
-    elif type(source).__module__.startswith(("transformers_modules.", "diffusers_modules.")):
-        raise NotPublished(
-            f"{type(source).__name__} was loaded as remote code, which cannot be published; import hf_ext and load "
-            "the checkpoint without trust_remote_code"
-        )
-    elif isinstance(source, (PreTrainedModel, PeftModel)):
-        with tempfile.TemporaryDirectory(dir=out.parent) as saved:
-            _save(source, processor, Path(saved))
-            _write_folder(Path(saved), out)
-    else:
-        raise TypeError(
-            f"cannot stage a {type(source).__name__}; give a transformers model, a peft model, a pipeline of "
-            "hf_ext.pipelines or a local folder"
-        )
-
-
-def _save(model: Any, processor: Processor | None, out: Path) -> None:
-    room = installed_room(model.config.model_type) if isinstance(model, PreTrainedModel) else None
-    if processor is None and room is not None:
-        wanted = [item.__name__ for item in vars(room).values() if _is_class(item, ImageProcessingMixin)]
-        if wanted and model.main_input_name == "pixel_values":
-            raise DataError(
-                f"a {type(model).__name__} is published with its image processor: pass processor={wanted[0]}(...), or "
-                f"save one into the folder with {wanted[0]}(...).save_pretrained(folder)"
-            )
-    model.save_pretrained(str(out))
-    if processor is not None:
-        processor.save_pretrained(str(out))
-    if room is not None:
-        _add_code(out, room)
 
 
 def _add_code(out: Path, room: ModuleType) -> None:
@@ -87,9 +38,10 @@ def _add_code(out: Path, room: ModuleType) -> None:
                 shutil.copyfile(file, out / file.name)
 
 
-def _write_folder(folder: Path, out: Path) -> None:
+def write_folder(folder: Path, out: Path) -> None:
+    """Writes what is published of a model, adapter, artifact or pipeline, with the installed package's code."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give a local folder, or load the model first")
+        raise DataError(f"{folder}: no such folder; save the model with save_pretrained(folder) first")
     if is_pipeline(folder):
         _write_pipeline(folder, out)
         return
@@ -111,8 +63,7 @@ def _write_folder(folder: Path, out: Path) -> None:
     elif (folder / "config.json").is_file() and room is None:
         _copy_model(folder, out, room)
     elif room is not None:
-        model, processor = _load(folder, vars(room))
-        _save(model, processor, out)
+        _save_again(folder, out, room)
         copy_files(folder, out, lambda name: is_tokenizer(name) or is_described(name))
     else:
         raise DataError(f"{folder}: neither config.json nor adapter_config.json; check that it is a checkpoint")
@@ -145,9 +96,9 @@ def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
         _add_code(out, room)
 
 
-def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, Processor | None]:
-    """One of our models and its processor, by the classes of the installed package only."""
-    config = read_json_object(folder / "config.json")
+def _save_again(folder: Path, out: Path, room: ModuleType) -> None:
+    """Loads one of our models and its processor by the classes of the installed package, and saves them with code."""
+    exported, config = vars(room), read_json_object(folder / "config.json")
     # nothing else in the configuration makes our class run code
     refuse_kernels(config, folder / "config.json")
     heads = {name: item for name, item in exported.items() if _is_class(item, PreTrainedModel)}
@@ -155,12 +106,21 @@ def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, Proc
     if not isinstance(names, list) or len(names) != 1 or names[0] not in heads:
         raise DataError(f"{folder}/config.json: architectures is {names}; exactly one of {sorted(heads)} is allowed")
     options = {"output_loading_info": True, "use_safetensors": True, "variant": find_variant(folder)}
-    loaded: Any = heads[names[0]].from_pretrained(folder, **options)
-    model, info = loaded
+    model, info = heads[names[0]].from_pretrained(folder, **options)
     problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
     if problems:
         raise DataError(f"{folder}: the weights do not fit {names[0]}: {problems}; fetch or save the folder again")
-    return model, _load_processor(folder, exported)
+    processor = _load_processor(folder, exported)
+    wanted = [item.__name__ for item in exported.values() if _is_class(item, ImageProcessingMixin)]
+    if processor is None and wanted and model.main_input_name == "pixel_values":
+        raise DataError(
+            f"{folder}: a {names[0]} is published with its image processor: save one into the folder with "
+            f"{wanted[0]}(...).save_pretrained(folder)"
+        )
+    model.save_pretrained(str(out))
+    if processor is not None:
+        processor.save_pretrained(str(out))
+    _add_code(out, room)
 
 
 def _load_processor(folder: Path, exported: dict[str, Any]) -> Processor | None:

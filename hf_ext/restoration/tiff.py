@@ -54,7 +54,13 @@ def read_tiff(source: Source, check: Callable[[int], None]) -> Frames:
     data = io.BytesIO(read_bytes(source))
     try:
         with _quiet(), tifffile.TiffFile(data) as file:
-            pages = [page.aspage() for page in file.pages]
+            # Where a page leads back to an earlier one, they have no end.
+            found: dict[int, tifffile.TiffPage] = {}
+            for page in file.pages:
+                if page.offset in found:
+                    break
+                found[page.offset] = page.aspage()
+            pages = list(found.values())
             pictures = [page for page in pages if not page.is_mask]
             check(sum(page.imagewidth * page.imagelength for page in pictures))
             read = [_read_page(page, data) for page in pictures]

@@ -121,7 +121,8 @@ def published(tmp_path_factory) -> Iterator[tuple[EmbeddedHub, Path, dict, dict]
     torch.set_num_threads(1)
     with EmbeddedHub(place / "hub") as hub:
         for name, pipeline in {"text": make_text_pipeline(), "class": make_pipeline(vae=make_vae(), **SHARED)}.items():
-            folder = stage(pipeline, place / name, repo_id=f"org/{name}")
+            pipeline.save_pretrained(place / "saved" / name)
+            folder = stage(place / "saved" / name, place / name, repo_id=f"org/{name}")
             push(folder, f"org/{name}", endpoint=hub.url, token=False, check=False)
             sources |= {f"{name}-local": str(folder), f"{name}-hub": f"org/{name}"}
             images = pipeline(generator=generator(), **CALLS[name], **COMMON).images

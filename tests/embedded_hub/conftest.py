@@ -18,10 +18,10 @@ COMMIT = "/api/models/me/model/commit/main"
 BEARER = {"Authorization": "Bearer correct-horse"}
 
 
-@contextlib.contextmanager
-def serving(folder: Path, **options: object) -> Iterator[EmbeddedHub]:
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[EmbeddedHub]:
     """A Hub with a token, a public and a private repository."""
-    with EmbeddedHub(folder / "locked", token="correct-horse", **options) as hub:
+    with EmbeddedHub(tmp_path / "locked", token="correct-horse") as hub:
         for name in ("public", "private"):
             body = json.dumps({"organization": "me", "name": name, "visibility": name}).encode()
             assert ask(hub.url, "POST", "/api/repos/create", body, BEARER).status == 200
@@ -44,19 +44,6 @@ def steady_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedHub
 def steady(steady_hub: EmbeddedHub) -> str:
     """Its URL."""
     return steady_hub.url
-
-
-@pytest.fixture
-def locked(tmp_path: Path) -> Iterator[EmbeddedHub]:
-    with serving(tmp_path) as hub:
-        yield hub
-
-
-@pytest.fixture
-def readable(tmp_path: Path) -> Iterator[EmbeddedHub]:
-    """The same with a second token."""
-    with serving(tmp_path, read_token="reader") as hub:
-        yield hub
 
 
 @contextlib.contextmanager

@@ -252,8 +252,9 @@ def test_a_client_that_leaves_in_the_middle_of_a_body_changes_nothing(url: str, 
     assert list((hub.root / "incoming").iterdir()) == []
 
 
-def test_bodies_that_are_too_large(tmp_path: Path) -> None:
-    with EmbeddedHub(tmp_path, max_file_bytes=100_000) as hub:
+def test_bodies_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_ext.embedded_hub.uploads.MAXIMUM_FILE_BYTES", 100_000)
+    with EmbeddedHub(tmp_path) as hub:
         create_repository(hub.url, "me/model")
         batch = {"operation": "upload", "objects": [{"oid": "0" * 64, "size": 100_001}]}
         path = "/me/model.git/info/lfs/objects/batch"

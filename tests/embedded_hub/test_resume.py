@@ -30,5 +30,5 @@ def test_a_download_that_is_cut_off_is_continued(hub: EmbeddedHub, tmp_path: Pat
     proxy.stop()
     assert Path(path).read_bytes() == weights
     # The client keeps whole pieces of 10 MiB: of 15 received ones, 10.
-    ranges = [asked for method, path, asked in proxy.asked if method == "GET" and path.endswith("/weights.bin")]
+    ranges = [one.range for one in proxy.asked if one.method == "GET" and one.path.endswith("/weights.bin")]
     assert len(ranges) == 2 and ranges[1].startswith(f"bytes={10 << 20}-")

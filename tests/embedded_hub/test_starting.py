@@ -60,17 +60,14 @@ def test_serving_takes_little_memory_and_time(tmp_path: Path) -> None:
     assert seconds < 2, "0.2 s on the machine of the developers; the bound leaves room for ten times slower ones"
 
 
-def test_serving_behind_a_proxy_with_two_tokens(tmp_path: Path) -> None:
-    (tmp_path / "write").write_text("writer\n")
-    (tmp_path / "read").write_text("reader\n")
-    tokens = ["--token-file", str(tmp_path / "write"), "--read-token-file", str(tmp_path / "read")]
-    names = ["--public-url", "https://hub.lab", "--allowed-host", "other.lab"]
-    with serving(tmp_path, *tokens, *names, "--max-connections", "20") as (url, process):
+def test_serving_behind_a_proxy_with_a_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("writer\n")
+    words = ["--token-file", str(tmp_path / "token"), "--public-url", "https://hub.lab", "--allowed-host", "other.lab"]
+    with serving(tmp_path, *words, "--max-connections", "20") as (url, process):
         assert process.stdout is not None and "HF_ENDPOINT=https://hub.lab " in process.stdout.readline()
-        for host, token, role in (("hub.lab", "writer", "write"), ("other.lab:8443", "reader", "read")):
-            headers = {"Host": host, "Authorization": f"Bearer {token}"}
-            answer = ask(url, "GET", "/api/whoami-v2", headers=headers).json()
-            assert answer["auth"]["accessToken"]["role"] == role
+        for host in ("hub.lab", "other.lab:8443"):
+            headers = {"Host": host, "Authorization": "Bearer writer"}
+            assert ask(url, "GET", "/api/whoami-v2", headers=headers).status == 200
         assert ask(url, "GET", "/api/models", headers={"Host": "evil.lab"}).status == 403
 
 
@@ -86,42 +83,3 @@ def test_importing_the_library_registers_its_models_unless_it_is_told_not_to(tmp
     program = "import hf_ext, transformers; hf_ext.SemanIRConfig; transformers.AutoConfig.for_model('semanir')"
     environment = client_environment("http://127.0.0.1:9", tmp_path) | {"HF_EXT_REGISTER_MODELS": "0"}
     assert subprocess.run([sys.executable, "-c", program], env=environment).returncode == 0
-
-
-# What Windows lacks of what a Hub uses, or what lies below it does.
-WITHOUT_LINUX = """
-import os, sys
-missing = ("O_NOFOLLOW", "O_DIRECTORY", "O_CLOEXEC", "fdatasync", "sendfile", "pread", "pwrite", "preadv")
-for name in missing:
-    assert hasattr(os, name), name
-    delattr(os, name)
-sys.modules["fcntl"] = None
-
-from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext.embedded_hub.store import HubStore
-from tests.kit.hub import ask, commit_body, create_repository
-
-root = sys.argv[1]
-for attempt in range(2):
-    with EmbeddedHub(root, port=0) as hub:
-        try:
-            HubStore(root)
-        except ValueError as error:
-            assert "is served by another process" in str(error)
-        else:
-            raise AssertionError("two have the folder open")
-        if attempt == 0:
-            assert create_repository(hub.url, "me/model").status == 200
-            files = {f"{number}.txt": b"text" + bytes([number]) for number in range(40)}
-            assert ask(hub.url, "POST", "/api/models/me/model/commit/main", commit_body(files)).status == 200
-        assert ask(hub.url, "GET", "/me/model/resolve/main/7.txt").body == b"text\\x07"
-print("done")
-"""
-
-
-@pytest.mark.slow
-def test_a_hub_without_the_calls_of_linux(tmp_path: Path) -> None:
-    environment = client_environment("http://127.0.0.1:9", tmp_path / "home")
-    command = [sys.executable, "-c", WITHOUT_LINUX, str(tmp_path / "hub")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout == "done\n", done.stderr

@@ -302,7 +302,9 @@ def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_pat
     with torch.no_grad():
         # as initialised, the model hardly changes a picture
         model.reconstruction[0].bias.fill_(0.1)
-    push(model, "org/tiny", processor=SemanIRImageProcessor(), endpoint=hub.url, token=False, check=False)
+    model.save_pretrained(tmp_path / "tiny")
+    SemanIRImageProcessor().save_pretrained(tmp_path / "tiny")
+    push(tmp_path / "tiny", "org/tiny", endpoint=hub.url, token=False, check=False)
     url = f"{hub.url}/org/tiny/resolve/main/README.md"
     card = get_session().get(url).text
     snippet, by_pipeline = re.findall(r"```python\n(.*?)```", card, re.DOTALL)

@@ -114,7 +114,7 @@ def test_origins_are_cut_to_their_last_name_and_addresses_lose_user_password_and
 def test_a_configuration_has_no_path_under_any_name(key, path, tmp_path):
     for name in ("config.json", "adapter_config.json", "preprocessor_config.json", "processor_config.json"):
         (tmp_path / name).write_text(json.dumps({key: path, "deep": [{key: path}], "eos_token": "/s", "ratio": "1/2"}))
-    clean(tmp_path)
+    clean(tmp_path, tmp_path)
     wanted = PATHS[path] if key == "_name_or_path" or not path.startswith(".") else path
     for name, data in contents(tmp_path).items():
         expected = {key: wanted, "deep": [{key: wanted}], "eos_token": "/s", "ratio": "1/2"}
@@ -218,9 +218,7 @@ def test_a_folder_of_two_names_is_published_as_a_folder_wherever_a_push_starts(k
 
 def test_only_known_fields_of_a_training_are_published(tmp_path):
     snapshot = save_snapshot(tmp_path / "snapshot")
-    arguments = TRAINING["arguments"] | {"mine": "mine", "data": TRAINING["arguments"]["data"] | {"mine": "mine"}}
-    arguments["data"]["train"] = arguments["data"]["train"] | {"mine": "mine"}
-    odd = TRAINING | {"env": {"SECRET": "mine"}, "hostname": "mine", "arguments": arguments}
+    odd = TRAINING | {"env": {"SECRET": "mine"}, "hostname": "mine"}
     (snapshot / "training.json").write_text(json.dumps(odd))
     staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
     text = (staged / "training.json").read_text()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_ext.hub.file_hashes import FileHashes
+from hf_ext.hub import file_hashes
+from hf_ext.hub.file_hashes import file_sha256
 
 LONG_AGO = 10**18
 
@@ -27,58 +28,61 @@ def write(path: Path, content: bytes, at: int = LONG_AGO) -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the hashes are kept between processes."""
     (tmp_path / "cache").mkdir()
+    monkeypatch.setattr(file_hashes, "_known", {})
+    monkeypatch.setattr(file_hashes, "cache_file", lambda: tmp_path / "cache" / "sha256.json")
     return tmp_path / "cache" / "sha256.json"
 
 
 def test_what_another_process_read_is_not_read_again(tmp_path: Path, cache: Path):
     path = write(tmp_path / "file", b"one")
-    assert FileHashes(cache).sha256(path) == sha256(b"one")
+    assert file_sha256(path) == sha256(b"one")
     # What nobody would find in the file itself.
     (key,) = json.loads(cache.read_text())
     cache.write_text(json.dumps({key: "what was kept"}))
-    later = FileHashes(cache)
-    assert later.sha256(path) == "what was kept"
-    assert later.sha256(path, fresh=True) == sha256(b"one")
+    file_hashes._known.clear()
+    assert file_sha256(path) == "what was kept"
+    assert file_sha256(path, fresh=True) == sha256(b"one")
     # In this process not even the cache is read again.
     cache.unlink()
-    assert later.sha256(path) == sha256(b"one")
+    assert file_sha256(path) == sha256(b"one")
 
 
 def test_a_file_that_was_just_written_is_read_again(tmp_path: Path, cache: Path):
-    path, hashes, now = tmp_path / "file", FileHashes(cache), time.time_ns()
+    path, now = tmp_path / "file", time.time_ns()
     # As if all had happened within one tick of the clock of the file system.
     for content in (b"one", b"two", b"six"):
-        assert hashes.sha256(write(path, content, now)) == sha256(content)
+        assert file_sha256(write(path, content, now)) == sha256(content)
     assert not cache.exists()
-    assert hashes.sha256(write(path, b"six")) == sha256(b"six")
+    assert file_sha256(write(path, b"six")) == sha256(b"six")
     assert list(json.loads(cache.read_text()).values()) == [sha256(b"six")]
 
 
 def test_another_content_with_the_old_time_is_read(tmp_path: Path, cache: Path):
     """A copy that keeps its time may get the inode of what it replaces: the time of the inode tells them apart."""
-    hashes = FileHashes(cache)
     for content in (b"one", b"two"):
-        assert hashes.sha256(write(tmp_path / "file", content)) == sha256(content)
+        assert file_sha256(write(tmp_path / "file", content)) == sha256(content)
         time.sleep(0.02)
     os.replace(write(tmp_path / "other", b"six"), tmp_path / "file")
-    assert hashes.sha256(tmp_path / "file") == sha256(b"six")
+    assert file_sha256(tmp_path / "file") == sha256(b"six")
 
 
-def test_a_cache_that_is_damaged_or_cannot_be_written_does_no_harm(tmp_path: Path, cache: Path):
+def test_a_cache_that_is_damaged_or_cannot_be_written_does_no_harm(tmp_path: Path, cache: Path, monkeypatch):
     path = write(tmp_path / "file", b"one")
     for text in ("[1, 2]", "{", '{"a": 1}', ""):
         cache.write_text(text)
-        assert FileHashes(cache).sha256(path) == sha256(b"one")
+        file_hashes._known.clear()
+        assert file_sha256(path) == sha256(b"one")
     # A file is where its folder should be.
-    hashes = FileHashes(path / "sha256.json")
-    assert hashes.sha256(path) == hashes.sha256(path) == sha256(b"one")
+    monkeypatch.setattr(file_hashes, "cache_file", lambda: path / "sha256.json")
+    file_hashes._known.clear()
+    assert file_sha256(path) == file_sha256(path) == sha256(b"one")
 
 
-def test_the_cache_does_not_grow_for_ever(tmp_path: Path, cache: Path):
-    hashes = FileHashes(cache, most=3)
+def test_the_cache_does_not_grow_for_ever(tmp_path: Path, cache: Path, monkeypatch):
+    monkeypatch.setattr(file_hashes, "_MOST", 3)
     for number in range(5):
-        hashes.sha256(write(tmp_path / f"file{number}", b"%d" % number))
+        file_sha256(write(tmp_path / f"file{number}", b"%d" % number))
     assert list(json.loads(cache.read_text()).values()) == [sha256(b"%d" % number) for number in (2, 3, 4)]

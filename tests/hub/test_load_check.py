@@ -61,7 +61,8 @@ def never_run(notes):
 @pytest.mark.slow
 def test_what_stage_writes_loads_without_hf_ext(staged, tmp_path, warm_checks):
     check_loads(staged)
-    check_loads(str(stage(tiny_adapter(), tmp_path / "adapter")))
+    tiny_adapter().save_pretrained(tmp_path / "lora")
+    check_loads(str(stage(tmp_path / "lora", tmp_path / "adapter")))
     check_loads(stage(save_bert(tmp_path / "bert"), tmp_path / "foreign"))
 
 
@@ -105,12 +106,6 @@ def test_the_check_has_no_network_no_token_and_a_cache_of_its_own(staged, notes,
         assert all(is_link and target.startswith(blobs) for _, is_link, target in process["links"])
 
 
-def test_code_that_is_missing_is_named(staged, never_run):
-    (staged / "ops_semanir.py").unlink()
-    with refused(DataError, "ops_semanir.py"):
-        check_loads(staged)
-
-
 def test_a_folder_that_does_not_load_is_refused_with_what_the_process_said(staged, warm_checks):
     weights = load_file(staged / "model.safetensors")
     del weights["model.extractor.weight"]
@@ -127,33 +122,47 @@ def test_a_process_that_hangs_is_ended(staged):
         check_loads(staged, seconds=0.2)
 
 
-@pytest.mark.parametrize("name", ["modeling_semanir.py", "restoration.py", "evil.py", "sub/ops_semanir.py"])
-def test_code_that_is_not_the_installed_one_is_never_run(staged, never_run, name):
-    (staged / name).parent.mkdir(exist_ok=True)
-    (staged / name).write_text((staged / "ops_semanir.py").read_text() + "\n# changed\n")
-    with refused(DataError, "hf_ext"):
-        check_loads(staged)
-
-
 def test_what_stands_in_the_room_travels_and_nothing_else(staged):
     room = Path(installed_room("semanir").__file__).parent
     assert {path.name for path in staged.rglob("*.py")} == {path.name for path in shipped_files(room)}
     assert {path.name for path in room.glob("*.py")} - {path.name for path in shipped_files(room)} == {"__init__.py"}
 
 
-def test_an_equal_file_of_another_room_is_not_shipped_either(staged, never_run):
-    room = Path(installed_room("semanir").__file__).parents[1]
-    (staged / "degradations.py").write_bytes((room / "tasks" / "degradations.py").read_bytes())
-    with refused(DataError, "degradations.py", "hf_ext"):
-        check_loads(staged)
+def name_code(file: str, reference: str):
+    """A change that has a configuration name other code."""
+
+    def change(staged: Path) -> None:
+        known = json.loads((staged / file).read_text())["auto_map"]
+        edit(staged / file, auto_map=known | {"AutoModel": reference})
+
+    return change
 
 
-@pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
-@pytest.mark.parametrize("reference", ["org/repo--modeling_semanir.SemanIRModel", "os.system", "modeling_semanir"])
-def test_references_to_other_code_are_never_followed(staged, never_run, file, reference):
-    known = json.loads((staged / file).read_text())["auto_map"]
-    edit(staged / file, auto_map=known | {"AutoModel": reference})
-    with refused(DataError, "auto_map"):
+def write_code(name: str, source: str = "semanir/ops_semanir.py", added: str = "# changed\n"):
+    """A change that puts a file of the package, changed or not, under another name."""
+
+    def change(staged: Path) -> None:
+        (staged / name).parent.mkdir(exist_ok=True)
+        (staged / name).write_text((Path(load_check.__file__).parents[1] / source).read_text() + added)
+
+    return change
+
+
+CHANGES = {
+    **{name: (write_code(name), "hf_ext") for name in ("modeling_semanir.py", "evil.py", "sub/ops_semanir.py")},
+    "of another room": (write_code("degradations.py", "tasks/degradations.py", ""), "degradations.py"),
+    "missing": (lambda staged: (staged / "ops_semanir.py").unlink(), "ops_semanir.py"),
+    "of another repository": (name_code("config.json", "org/repo--modeling_semanir.SemanIRModel"), "auto_map"),
+    "of Python": (name_code("preprocessor_config.json", "os.system"), "auto_map"),
+    "no class": (name_code("config.json", "modeling_semanir"), "auto_map"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_code_that_is_not_the_installed_one_is_never_run(staged, never_run, case):
+    change, fact = CHANGES[case]
+    change(staged)
+    with refused(DataError, fact):
         check_loads(staged)
 
 

@@ -56,7 +56,7 @@ def test_every_secret_is_refused_in_every_place_and_disguise(place, tmp_path):
 @pytest.mark.parametrize("place", secret_uses.PLACES)
 def test_everyday_uses_are_refused_in_every_place(place, tmp_path):
     missed = [kind for kind, text in uses().items() if find(tmp_path, *secret_uses.PLACES[place](text)) is None]
-    assert len(uses()) >= 200 and tuple(missed) == secret_uses.NOT_FOUND
+    assert len(uses()) >= 200 and missed == secret_uses.NOT_FOUND
 
 
 # What stands where a secret would, and uses of the same letters for something else.
@@ -93,6 +93,10 @@ self_hf_abcdefghijklmnopqrstuvwxyz -----BEGIN CERTIFICATE----- -----BEGIN PUBLIC
 pa-a-word-in-an-address-of-some-forty-three-ch re_compiled_abcdefghijklmnopqrstuv sk-based-classification-in-use
 Client("meta-llama/Llama-3.1-8B-Instruct-v20240723") Client("Wav2Vec2FeatureExtractor") password: "one two"
 identified by the id 'x9'; mc alias list; http localhost:8000/x1 -a; --token abc123 --api-key token-abc123 --token=$T
+InferenceSession("model-v2.onnx", "CUDAExecutionProvider2") sqlite3.connect('runs2024.db') s.login('a', 'your word')
+https://discuss.example/t/how-to-fine-tune-a-model-on-a-single-card/12345 exp_Denoise24Sigma25Channels64Blocks8Lr3e4
+cacheKey: linux-Py311-9f86d081884c7d659a2feaa0c55ad015 PublicKey = wJalrXUtnFEMI9K7MDENGbPxRfiCYzq8LmT4vB2nxyz0=
+"image_key": "pixel_values", "dataset_key": "HuggingFaceM4/COCO2017v1" cifar_test_9f86d081884c7d659a2feaa0c55ad015
 mnemonic: the twelve words of a wallet. cookies = {"theme": "dark"} APP_KEY=base64:... {"key": "k", "secret": "none"}
 """
 

@@ -19,6 +19,15 @@ class Reply(NamedTuple):
     sent: int | None = None
 
 
+class Asked(NamedTuple):
+    """A request, as far as tests look at it."""
+
+    method: str
+    path: str
+    range: str | None
+    token: str | None
+
+
 # Gets method, path, body and the way to the true Hub, which takes a body; `None` is an answer that is lost.
 Rule = Callable[[str, str, bytes, Callable[[bytes], Reply]], Reply | None]
 
@@ -33,7 +42,7 @@ class Handler(LoopbackHandler):
                 body += self.rfile.read(size)
                 self.rfile.readline()
             self.rfile.readline()
-        self.hub.asked.append((self.command, self.path, self.headers.get("Range")))
+        self.hub.asked.append(Asked(self.command, self.path, self.headers["Range"], self.headers["Authorization"]))
         reply = self.hub.rule(self.command, self.path, body, self.forward)
         if reply is None or reply.sent is not None:
             self.close_connection = True
@@ -62,10 +71,10 @@ class Handler(LoopbackHandler):
 
 
 class UnfaithfulHub(LoopbackServer):
-    """Serves what an embedded Hub does, but for what `rule` makes of it; `asked`: methods, paths and ranges."""
+    """Serves what an embedded Hub does, but for what `rule` makes of it; `asked`: all requests."""
 
     def __init__(self, url: str) -> None:
-        self.asked: list[tuple[str, str, str | None]] = []
+        self.asked: list[Asked] = []
         self.address = urlsplit(url).netloc
         self.rule: Rule = lambda method, path, body, forward: forward(body)
         super().__init__(Handler)

@@ -13,6 +13,7 @@ from PIL.TiffImagePlugin import IFDRational
 from hf_ext.errors import DataError
 from hf_ext.restoration.camera import UnreadableError
 from hf_ext.restoration.files import Picture, read_frames, read_image
+from hf_ext.restoration.tiff import read_tiff
 from tests.kit.pictures import encode, noise, write_image
 from tests.kit.refusals import refused
 from tests.restoration.tiff_testing import grey_tiff
@@ -364,3 +365,14 @@ def test_a_tag_of_another_kind_never_costs_the_picture(tag, value, tmp_path):
         np.testing.assert_array_equal(read.pixels, pixels)
         tags.append(repr((read.exif or {}).get(tag)))
     assert tags[0] == tags[1]
+
+
+@pytest.mark.parametrize("pages", [1, 3])
+def test_pages_that_lead_back_to_an_earlier_one_end(tmp_path, pages):
+    tifffile.imwrite(tmp_path / "a.tiff", np.zeros((pages, 8, 9), np.uint8), photometric="minisblack")
+    data = bytearray((tmp_path / "a.tiff").read_bytes())
+    with tifffile.TiffFile(tmp_path / "a.tiff") as file:
+        first, last = file.pages[0].offset, file.pages[pages - 1].aspage()
+        end = last.offset + 2 + 12 * len(last.tags)
+    data[end : end + 4] = first.to_bytes(4, "little")
+    assert len(read_tiff(bytes(data), lambda pixels: None)[0]) == pages
