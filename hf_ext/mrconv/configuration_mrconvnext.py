@@ -50,7 +50,7 @@ class MRConvNextConfig(PreTrainedConfig):
             Width of each stage. From stage to stage height and width are halved.
         depths (`list[int]`, *optional*, defaults to `(3, 3, 9, 3)`): Layers of each stage.
         kernel_type (`str`, *optional*, defaults to `"fourier"`):
-            Kernel of the branches: `"dilated"`, `"fourier"`, `"sparse"`, `"fourier_sparse"` or `"implicit"`.
+            Kernel of the branches: `"dilated"`, `"fourier"`, `"sparse"` or `"fourier_sparse"`.
         kernel_size (`int`, *optional*, defaults to 16):
             Length l_0 of the shortest branch; each next one is twice as long, up to the map's length.
         num_modes (`int`, *optional*): Modes m of a Fourier kernel; `kernel_size // 2 + 1` when not given.

@@ -170,42 +170,11 @@ class MRConvFourierSparseKernel(nn.Module):
         ]
 
 
-class MRConvImplicitKernel(MRConvKernel):
-    """k_i[t] = W sin(omega (A e(t / l_i) + b)), an MLP of the position; e(x) is x and sinusoids of it."""
-
-    frequency = 10.0
-
-    def make_parameters(self, config: MRConvConfig) -> None:
-        self.bands = max(1, self.taps // 2)
-        features, units = 1 + 2 * self.bands, self.taps
-        self.hidden_weight = nn.Parameter(torch.empty(len(self.branches), units, features))
-        self.hidden_bias = nn.Parameter(torch.empty(len(self.branches), units))
-        super().make_parameters(config)
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        bound = 1 / self.hidden_weight.shape[-1]
-        init.uniform_(self.hidden_weight, -bound, bound)
-        init.uniform_(self.hidden_bias, -bound, bound)
-        super().reset_parameters()
-
-    def branch(self, index: int, rate: float, length: int) -> Tensor:
-        weight, hidden = precise(self.weight[index]), precise(self.hidden_weight[index])
-        position = torch.arange(length, device=weight.device, dtype=weight.dtype) * rate + self.first_position(rate)
-        position = position / self.branches[index][1]
-        angles = 2 * math.pi * torch.outer(torch.arange(1, self.bands + 1, device=weight.device), position)
-        features = torch.cat([position[None], angles.sin(), angles.cos()])  # [features, length]
-        active = (self.frequency * (hidden @ features + precise(self.hidden_bias[index])[:, None])).sin()
-        # As with Fourier kernels, fewer samples per second weigh more each.
-        return rate * (weight @ active)
-
-
 KERNELS: dict[str, type[nn.Module]] = {
     "dilated": MRConvDilatedKernel,
     "fourier": MRConvFourierKernel,
     "sparse": MRConvSparseKernel,
     "fourier_sparse": MRConvFourierSparseKernel,
-    "implicit": MRConvImplicitKernel,
 }
 
 

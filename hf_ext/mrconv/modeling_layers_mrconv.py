@@ -276,8 +276,6 @@ class MRConvLayer(MRConvPreciseBuffers):
         sequences."""
         if start is not None and stop is not None:
             u = torch.where(valid_positions(u, start, stop), u, 0)
-        if cache is not None and cache.takes_gradient:
-            return self._go_on(u, start, stop, cache)
         if cache is not None:
             streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel, self.parameters)
             return streamed
@@ -286,28 +284,16 @@ class MRConvLayer(MRConvPreciseBuffers):
             return packing.pack(self._convolve(packing.unpack(u), spans, packed=True))
         return self._convolve([u], [(start, stop)])[0]
 
-    def _go_on(self, u: Tensor, start: Tensor | None, stop: Tensor | None, cache: Any) -> Tensor:
-        """The outputs of the next chunk, with gradients to it and to the inputs before it."""
-        self._require_causal()
-        reach = changed_lengths(self.config.branches, self.rate_factor)[-1] - 1
-        whole = cache.layers[self.layer_index].update(u, reach)
-        past = whole.shape[-1] - u.shape[-1]
-        first = torch.full((len(u),), past, device=u.device) if start is None else start + past
-        outputs = self._convolve([whole], [(first, None if stop is None else stop + past)], history=past > 0)
-        return outputs[0][..., past:]
-
-    def _convolve(
-        self, inputs: list[Tensor], spans: list[Span], history: bool = False, packed: bool = False
-    ) -> list[Tensor]:
-        """The outputs of groups of samples, which are zero outside of their spans, or with a `history` have what came
-        before the span; statistics are those of all spans together."""
+    def _convolve(self, inputs: list[Tensor], spans: list[Span], packed: bool = False) -> list[Tensor]:
+        """The outputs of groups of samples, which are zero outside of their spans; statistics are those of all spans
+        together."""
         # By the configuration: a wrapper of peft may stand in the place of `self.norm`.
         if not self.reparameterized and self.config.branch_norm == "layer":
             return [self._forward_layer_norm(u) for u in inputs]
         if self.training and self.reparameterized:
             logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
         elif self.training and self.config.branch_norm == "batch":
-            outputs = self._normalize_batch(inputs, spans, history, packed)
+            outputs = self._normalize_batch(inputs, spans, packed)
             if outputs is not None:
                 return outputs
         return self._merged_forward(inputs)
@@ -352,9 +338,7 @@ class MRConvLayer(MRConvPreciseBuffers):
                 scale = scale / torch.stack([kernel.norm(dim=-1) for kernel in whole]).clamp_min(_TINY)
         return scale, torch.zeros_like(scale)
 
-    def _normalize_batch(
-        self, inputs: list[Tensor], spans: list[Span], history: bool, packed: bool
-    ) -> list[Tensor] | None:
+    def _normalize_batch(self, inputs: list[Tensor], spans: list[Span], packed: bool) -> list[Tensor] | None:
         """The outputs with the statistics of the batch; None where the norm does not take them."""
 
         def convolve(alpha: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Any:
@@ -368,7 +352,7 @@ class MRConvLayer(MRConvPreciseBuffers):
             start, stop = spans[0]
             output, *statistics = batch_norm_conv(
                 inputs[0], kernels, alpha, weight, bias, eps, backward_kernels=ahead, start=start, stop=stop,
-                group=group, history=history,
+                group=group,
             )  # fmt: skip
             return [output], *statistics
 
@@ -416,15 +400,12 @@ class MRConvLayer(MRConvPreciseBuffers):
 
     def streaming_kernel(self) -> Any:
         """The merged kernel as it is now, for streams; all of them share it."""
-        self._require_causal()
-        return self.kept_kernel().streaming()
-
-    def _require_causal(self) -> None:
         if self.config.bidirectional:
             raise ValueError(
                 f"Layer {self.layer_index} is bidirectional: its outputs depend on inputs to come, so it cannot be "
                 "streamed. Use a model with `bidirectional=False`."
             )
+        return self.kept_kernel().streaming()
 
     def _register_merged(self, kernel: Tensor, backward_kernel: Tensor | None, bias: Tensor) -> None:
         values = {"merged_kernel": kernel, "merged_backward_kernel": backward_kernel, "merged_bias": bias}
@@ -606,8 +587,8 @@ class MRConvPreTrainedModel(PreTrainedModel):
         Adapt the kernels to inputs with `factor` times fewer samples per second, in place and saved in the
         configuration; 2.0 takes a model from 16 to 8 kHz, 0.5 back. Nothing is trained, running statistics stay.
 
-        Fourier kernels keep the modes that the new rate can represent, k'[t] = factor k[factor t]; implicit ones are
-        evaluated there. A tap of a dilated or sparse kernel moves to floor(lag / factor), where they add up: aliased.
+        Fourier kernels keep the modes that the new rate can represent, k'[t] = factor k[factor t]. A tap of a dilated
+        or sparse kernel moves to floor(lag / factor), where they add up: aliased.
 
         Args:
             factor (`float`): Present sampling rate divided by the new one; it divides the length of every kernel.

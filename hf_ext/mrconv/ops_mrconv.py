@@ -189,14 +189,12 @@ def batch_norm_conv(
     start: Tensor | None = None,
     stop: Tensor | None = None,
     group: torch.distributed.ProcessGroup | None = None,
-    history: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training-mode MRConv layer (poster eqs. 2, 4-6): y = sum_i alpha_i (weight_i (k_i * u - mean_i) / sqrt(var_i +
     eps) + bias_i), with coefficients of shape [N, channels].
 
     Of a sample the positions start, ..., stop - 1 are valid; `u` is zero outside of them, and its gradient there is of
-    no meaning; but with a `history`, what comes before `start` is convolved, and only the statistics leave it out.
-    Processes of a `group` share the statistics, which are those of the joined batch, gradients included.
+    no meaning. Processes of a `group` share the statistics, which are those of the joined batch, gradients included.
 
     Returns y, in the dtype of `u`, and, without gradient and in float32 at least, mean and biased variance of each
     branch over batch and valid positions, [N, channels], and the number of positions."""
@@ -208,13 +206,13 @@ def batch_norm_conv(
         # FFT libraries refuse it; a sample without valid positions is as good.
         u, start = F.pad(u, (0, 0, 0, 0, 0, 1)), torch.zeros(1, dtype=torch.long, device=u.device)
         stop = start
-    if "batch_norm_conv" in FAST and not history:
+    if "batch_norm_conv" in FAST:
         cropped, ahead, n = _crop_kernels(u, kernels, wings)
         form = FAST["batch_norm_conv"]
         y, mean, var, count = form(u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group)
     else:
         span, form = (start, stop), grouped_batch_norm_conv
-        mean, var, count, y = form([u], [span], kernels, alpha, weight, bias, eps, wings, group, history)
+        mean, var, count, y = form([u], [span], kernels, alpha, weight, bias, eps, wings, group)
     return y[:0] if empty else y, mean, var, count
 
 
@@ -232,11 +230,10 @@ def grouped_batch_norm_conv(
     eps: float,
     backward_kernels: list[Tensor] | None,
     group: torch.distributed.ProcessGroup | None,
-    history: bool = False,
 ) -> tuple[Tensor, ...]:
     """[`batch_norm_conv`] of several groups of samples, each of a length of its own, with the statistics of all: mean,
     variance and count, then the outputs of each group."""
-    wings, form = backward_kernels or [], _branch_sums if history else FAST.get("branch_sums", _branch_sums)
+    wings, form = backward_kernels or [], FAST.get("branch_sums", _branch_sums)
     found = [form(u, *_crop_kernels(u, kernels, wings), *span) for u, span in zip(inputs, spans, strict=True)]
     sums = torch.stack(found).sum(0)
     sums = sums if group is None else SumOverProcesses.apply(sums, group)

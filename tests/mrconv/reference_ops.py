@@ -135,7 +135,6 @@ def batch_norm_conv(
     start: Tensor | None = None,
     stop: Tensor | None = None,
     group: torch.distributed.ProcessGroup | None = None,
-    history: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Form, normalize and add N branches, with two passes for the variance. See [`ops_mrconv.batch_norm_conv`]."""
     starts = [0] * len(u) if start is None else start.tolist()
@@ -165,7 +164,6 @@ def grouped_batch_norm_conv(
     eps: float,
     backward_kernels: list[Tensor] | None,
     group: torch.distributed.ProcessGroup | None,
-    history: bool = False,
 ) -> tuple[Tensor, ...]:
     """One batch of all samples, padded to the longest. See [`ops_mrconv.grouped_batch_norm_conv`]."""
     longest = max(u.shape[2] for u in inputs)
@@ -175,7 +173,7 @@ def grouped_batch_norm_conv(
     stop = torch.cat([torch.full((len(u),), u.shape[2]) if last is None else last for u, (_, last) in pairs])
     y, mean, var, count = batch_norm_conv(
         joined, kernels, alpha, weight, bias, eps,
-        backward_kernels=backward_kernels, start=start, stop=stop, group=group, history=history,
+        backward_kernels=backward_kernels, start=start, stop=stop, group=group,
     )  # fmt: skip
     parts = zip(y.split([len(u) for u in inputs]), inputs, strict=True)
     return mean, var, count, *(part[..., : u.shape[2]] for part, u in parts)

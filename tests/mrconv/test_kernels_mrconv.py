@@ -49,18 +49,10 @@ def test_every_branch_has_its_length_and_starts_with_norm_one(kernel_type, lengt
         assert float(squares.mean()) == pytest.approx(0.5, abs=0.2 if kernel_type == "fourier_sparse" else 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("kernel_type", "of_a_branch"),
-    [
-        ("dilated", CHANNELS * 8),
-        ("sparse", CHANNELS * 8),
-        # 8 units of 1 + 2 * 4 features and a bias, and their weights.
-        ("implicit", CHANNELS * 8 + 8 * (9 + 1)),
-    ],
-)
-def test_every_branch_has_equally_many_parameters(kernel_type, of_a_branch):
+@pytest.mark.parametrize("kernel_type", ["dilated", "sparse"])
+def test_every_branch_has_equally_many_parameters(kernel_type):
     for length, branches in ((8, 1), (40, 4), (1000, 8)):
-        assert count(make_kernel(kernel_type, length=length)) == branches * of_a_branch
+        assert count(make_kernel(kernel_type, length=length)) == branches * CHANNELS * 8
 
 
 @pytest.mark.parametrize(
@@ -193,21 +185,16 @@ def test_scales_weigh_fourier_and_sparse_kernels():
     torch.testing.assert_close(kernel(), [2 * fourier - 3 * sparse for fourier, sparse in parts])
 
 
-def band_limited(kernel_type: str, ahead: bool):
-    """A kernel without modes above what half and a quarter of the rate can represent."""
-    modes = 2 if kernel_type == "fourier" else None
-    return make_kernel(kernel_type, ahead, length=64, kernel_size=16, num_modes=modes)
-
-
-@pytest.mark.parametrize("kernel_type", ["fourier", "implicit"])
 @pytest.mark.parametrize("rate", [2, 4])
-def test_at_another_rate_samples_are_the_same_with_another_weight(kernel_type, rate):
-    kernel = band_limited(kernel_type, ahead=False)
+def test_at_another_rate_samples_are_the_same_with_another_weight(rate):
+    # Without modes above what half and a quarter of the rate can represent.
+    fields = {"length": 64, "kernel_size": 16, "num_modes": 2}
+    kernel = make_kernel("fourier", **fields)
     torch.testing.assert_close(kernel(rate), [rate * before[:, ::rate] for before in kernel()])
     # More samples pass through the old ones.
     torch.testing.assert_close([2 * changed[:, ::2] for changed in kernel(0.5)], kernel())
     # Lag rate (1 + j) of the wing ahead is its entry rate (1 + j) - 1.
-    kernel = band_limited(kernel_type, ahead=True)
+    kernel = make_kernel("fourier", ahead=True, **fields)
     torch.testing.assert_close(kernel(rate), [rate * before[:, rate - 1 :: rate] for before in kernel()])
 
 
@@ -244,7 +231,7 @@ class TestMRConvConfig(ConfigTesterMixin):
     )
     bad_configs = [
         ({"hidden_size": "256"}, "expected int"),
-        ({"kernel_type": "wavelet"}, "allowed: 'dilated', 'fourier', 'sparse', 'fourier_sparse', 'implicit'"),
+        ({"kernel_type": "wavelet"}, "allowed: 'dilated', 'fourier', 'sparse', 'fourier_sparse'"),
         ({"branch_norm": "instance"}, "allowed: 'batch', 'layer', 'kernel', 'none'"),
         ({"kernel_size": 0}, "`kernel_size` is 0"),
         ({"dropout": 1.0}, "at least 0 and below 1"),

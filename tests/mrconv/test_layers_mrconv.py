@@ -206,7 +206,7 @@ def test_kernel_parameters_are_those_that_make_kernels(kernel_type):
     model = make_model(**TOKENS, kernel_type=kernel_type, bidirectional=True)
     names = model.kernel_parameters()
     assert set(names) == {name for name, _ in model.named_parameters() if "kernel" in name}
-    assert len(names) == len(set(names)) == 4 * {"fourier_sparse": 4, "implicit": 3}.get(kernel_type, 1)
+    assert len(names) == len(set(names)) == 4 * (4 if kernel_type == "fourier_sparse" else 1)
 
 
 def test_the_first_variance_of_a_layer_is_one_about():

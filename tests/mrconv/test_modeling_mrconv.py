@@ -28,7 +28,7 @@ class TestTokens(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
 
 class TestAudio(MRConvTester, TrainerTesterMixin):
     model_class = MRConvForAudioClassification
-    fields = {**SIZES, "hidden_size": 8, "kernel_type": "implicit", "bidirectional": True, "prenorm": False}
+    fields = {**SIZES, "hidden_size": 8, "kernel_type": "fourier_sparse", "bidirectional": True, "prenorm": False}
 
     def make_inputs(self):
         labels = torch.tensor([0, 1, 2, 1])
