@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from hf_ext.mrconv.ops_mrconv import FAST, SumOverProcesses, fft_size, kernel_spectrum
 
 from .mrconv_branch_sums import Branches, Signal, SumGradients, correlation, exact_dtype, response
+from .mrconv_kernels import add_kernels
 
 # Autograd would keep every spectrum, and every branch of a layer in training. Here a call saves its input and the
 # kernels, computes the rest again in the backward pass, and works on a few channels at a time, so that no other array
@@ -38,29 +39,33 @@ def channel_chunks(u: Tensor, n: int) -> Iterator[slice]:
 
 
 class LongConv(torch.autograd.Function):
-    """Saves the input and the kernels; spectra are computed again."""
+    """Saves the input and the kernels, of a small input also spectra; others are computed again."""
 
     @staticmethod
     def forward(
         ctx: Any, u: Tensor, kernel: Tensor, wing: Tensor | None, spectrum: Tensor | None, bias: Tensor | None, n: int
     ) -> Tensor:
-        ctx.save_for_backward(u, kernel, wing, spectrum)
-        ctx.n = n
-        y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-        for part in channel_chunks(u, n):
+        y, parts = torch.empty(u.shape, dtype=u.dtype, device=u.device), list(channel_chunks(u, n))
+        keep = n * u[:, :, 0].numel() <= KEPT_POINTS and len(parts) == 1 and any(ctx.needs_input_grad)
+        kept: list[Tensor] = []
+        for part in parts:
             factors = kernel_spectrum(kernel[part], _rows(wing, part), n) if spectrum is None else spectrum[part]
-            spectra = torch.fft.rfft(u[:, part].to(kernel.dtype), n=n).mul_(factors)
+            inputs = torch.fft.rfft(u[:, part].to(kernel.dtype), n=n)
+            kept = [inputs, factors] if keep else []
+            spectra = inputs * factors if keep else inputs.mul_(factors)
             chunk = torch.fft.irfft(spectra, n=n)[..., : u.shape[2]]
             if bias is None:
                 y[:, part] = chunk
             else:
                 torch.add(chunk, bias[part, None], out=y[:, part])
+        ctx.save_for_backward(u, kernel, wing, spectrum, *kept)
+        ctx.n = n
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        u, kernel, wing, spectrum = ctx.saved_tensors
+        u, kernel, wing, spectrum, *kept = ctx.saved_tensors
         (g_y,), n, needed = gradients, ctx.n, ctx.needs_input_grad
         g_u, g_kernel, g_wing = (
             torch.empty(x.shape, dtype=x.dtype, device=x.device) if x is not None and need else None
@@ -69,10 +74,16 @@ class LongConv(torch.autograd.Function):
         for part in channel_chunks(u, n):
             g_spectrum = torch.fft.rfft(g_y[:, part].to(kernel.dtype), n=n)
             if g_u is not None:
-                factors = kernel_spectrum(kernel[part], _rows(wing, part), n) if spectrum is None else spectrum[part]
+                if kept:
+                    factors = kept[1]
+                else:
+                    factors = (
+                        kernel_spectrum(kernel[part], _rows(wing, part), n) if spectrum is None else spectrum[part]
+                    )
                 g_u[:, part] = response(g_spectrum, factors.conj_physical(), n, u.shape[2])
             if spectrum is None and (g_kernel is not None or g_wing is not None):
-                conjugate = torch.fft.rfft(u[:, part].to(kernel.dtype), n=n).conj_physical_()
+                inputs = kept[0] if kept else torch.fft.rfft(u[:, part].to(kernel.dtype), n=n)
+                conjugate = inputs.conj_physical()
                 lags = correlation(conjugate, g_spectrum, n)
                 if g_kernel is not None:
                     g_kernel[part] = lags[:, : kernel.shape[1]]
@@ -170,8 +181,8 @@ class BatchNormLayer(NamedTuple):
             yield part, again(part, found) if work is None else work, found
 
     def merged_spectrum(self, branches: Branches, scale: Tensor) -> Tensor:
-        wing = None if branches.wings[0] is None else _merge(branches.wings, scale)
-        return kernel_spectrum(_merge(branches.kernels, scale), wing, self.n)
+        wing = None if branches.wings[0] is None else add_kernels(branches.wings, scale)  # type: ignore[arg-type]
+        return kernel_spectrum(add_kernels(branches.kernels, scale), wing, self.n)
 
     def normalization(
         self, sums: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor
@@ -199,13 +210,6 @@ class BatchNormLayer(NamedTuple):
         g_total = (g_mean - 2 * mean * g_var) / positions
         g_sums = torch.stack([g_total, g_var / positions])
         return g_sums, g_scale * weight * inverse + bias * g_shift, g_scale * alpha * inverse, alpha * g_shift
-
-
-def _merge(kernels: Any, scale: Tensor) -> Tensor:
-    merged = kernels[0].new_zeros(len(kernels[0]), max(kernel.shape[1] for kernel in kernels))
-    for kernel, factor in zip(kernels, scale.to(merged.dtype), strict=True):
-        merged[:, : kernel.shape[1]].addcmul_(kernel, factor[:, None])
-    return merged
 
 
 class BatchNormConv(torch.autograd.Function):

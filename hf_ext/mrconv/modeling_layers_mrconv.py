@@ -298,15 +298,15 @@ class MRConvLayer(MRConvPreciseBuffers):
                 return outputs
         return self._merged_forward(inputs)
 
-    def branch_kernels(self) -> tuple[list[Tensor], list[Tensor] | None]:
-        """The N kernels (channels, l_i) as they are convolved, and those that look ahead or None."""
+    def branch_kernels(self, rate: float | None = None) -> tuple[list[Tensor], list[Tensor] | None]:
+        """The N kernels (channels, l_i) as they are convolved, or at another rate; and those that look ahead or None."""
         if self.reparameterized:
             raise ValueError(
                 "This layer is merged and has no branches; load a checkpoint from before `reparameterize()`."
             )
+        rate = self.rate_factor if rate is None else rate
         with whole_parameters(self), maybe_autocast(self.alpha.device.type, enabled=False):
-            ahead = None if self.backward_kernel is None else self.backward_kernel(self.rate_factor)
-            return self.kernel(self.rate_factor), ahead
+            return self.kernel(rate), None if self.backward_kernel is None else self.backward_kernel(rate)
 
     def merged(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """One kernel and one bias for all branches, with the running statistics (eq. 7), in float32 or float64: k =
@@ -321,21 +321,22 @@ class MRConvLayer(MRConvPreciseBuffers):
             )
         with whole_parameters(self):
             kernels, ahead = self.branch_kernels()
-            scale, shift = self.branch_scales()
+            scale, shift = self.branch_scales(kernels, ahead)
         return merge_kernels(kernels, scale), None if ahead is None else merge_kernels(ahead, scale), shift.sum(0)
 
-    def branch_scales(self) -> tuple[Tensor, Tensor]:
-        """Factor of each branch's kernel, and what the branch adds, with the running statistics: [N, D]."""
+    def branch_scales(self, kernels: list[Tensor], ahead: list[Tensor] | None) -> tuple[Tensor, Tensor]:
+        """Factor of each of these kernels, and what its branch adds, with the running statistics: [N, D]."""
         if self.norm is not None:
             scale, shift = self.norm(self.alpha)
             return scale, shift
         scale = precise(self.alpha)
         if self.config.branch_norm == "kernel":
             # The norm of both wings together, at the rate of training.
-            with maybe_autocast(self.alpha.device.type, enabled=False):
-                wings = [self.kernel()] if self.backward_kernel is None else [self.kernel(), self.backward_kernel()]
-                whole = [torch.cat(branch, dim=-1) for branch in zip(*wings, strict=True)]
-                scale = scale / torch.stack([kernel.norm(dim=-1) for kernel in whole]).clamp_min(_TINY)
+            if self.rate_factor != 1:
+                kernels, ahead = self.branch_kernels(1.0)
+            if ahead is not None:
+                kernels = [torch.cat(wings, dim=-1) for wings in zip(kernels, ahead, strict=True)]
+            scale = scale / torch.stack([kernel.norm(dim=-1) for kernel in kernels]).clamp_min(_TINY)
         return scale, torch.zeros_like(scale)
 
     def _normalize_batch(self, inputs: list[Tensor], spans: list[Span], packed: bool) -> list[Tensor] | None:

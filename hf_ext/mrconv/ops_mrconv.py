@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers.utils.generic import maybe_autocast
 
-# Faster forms of the same values and gradients, by the name of what they replace: of a function here, or of
-# `MRConvLayer.kept_kernel`. `hf_ext.fast` enters them.
+# Faster forms of the same values and gradients, by the name of what they replace: of a function here, of
+# `MRConvLayer.kept_kernel`, or of the kernels of all branches. `hf_ext.fast` enters them.
 FAST: dict[str, Callable[..., Any]] = {}
 
 
@@ -48,10 +48,14 @@ def convolution_size(length: int, taps: int, backward_taps: int = 0) -> int:
     return fft_size(length + max(min(taps, length) - 1, min(backward_taps, length - 1), 0))
 
 
-def dilated_kernel(weight: Tensor, dilation: int, length: int) -> Tensor:
-    """k[dilation * j] = weight[j], zero elsewhere (poster eq. 8); taps from `length` on are dropped."""
-    spread = F.pad(weight[:, :, None], (0, dilation - 1)).flatten(1)[:, :length]
-    return F.pad(spread, (0, length - spread.shape[1]))
+def tap_kernels(weight: Tensor, positions: Tensor, lengths: list[int]) -> list[Tensor]:
+    """N kernels [channels, lengths[i]] with k_i[positions[i, c, j]] = weight[i, c, j], zero elsewhere (poster eqs. 8,
+    10); taps at one position add up. Weights and positions are [N, channels, taps]."""
+    # One scatter for all kernels, side by side, is a seventh of the calls, forward and backward, of one for each.
+    begins = [sum(lengths[:index]) for index in range(len(lengths))]
+    places = torch.cat([own + begin for own, begin in zip(positions, begins, strict=True)], dim=1)
+    flat = weight.new_zeros(weight.shape[1], sum(lengths)).scatter_add(1, places, weight.transpose(0, 1).flatten(1))
+    return list(flat.split(lengths, dim=1))
 
 
 def fourier_kernel(modes: Tensor, length: int) -> Tensor:
@@ -67,13 +71,11 @@ def fourier_kernel(modes: Tensor, length: int) -> Tensor:
         return torch.fft.irfft(torch.complex(modes[..., 0], modes[..., 1].masked_fill(real, 0)), n=length)
 
 
-def sparse_kernel(weight: Tensor, positions: Tensor, length: int) -> Tensor:
-    """k[positions[j]] = weight[j], zero elsewhere (poster eq. 10); taps at one position add up."""
-    return weight.new_zeros(weight.shape[0], length).scatter_add(1, positions, weight)
-
-
 def merge_kernels(kernels: list[Tensor], scales: Tensor) -> Tensor:
     """One kernel for N branches: sum_i scales_i * ZeroPadRight(k_i), `scales` being [N, channels] (poster eq. 7)."""
+    if not torch.compiler.is_compiling() and "merge_kernels" in FAST:
+        merged: Tensor = FAST["merge_kernels"](kernels, scales)
+        return merged
     longest = max(kernel.shape[1] for kernel in kernels)
     pairs = zip(kernels, scales, strict=True)
     return torch.stack(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from hf_ext.mrconv import MRConvConfig
+from hf_ext.mrconv import MRConvConfig, kernels_mrconv
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES, branch_lengths, changed_lengths
 from hf_ext.mrconv.kernels_mrconv import KERNELS
 from tests.kit.models import ConfigTesterMixin
@@ -123,8 +123,11 @@ class LeakingTransform(TorchFunctionMode):
 @pytest.mark.parametrize("kernel_type", ["fourier", "fourier_sparse"])
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("rate", [1, 2, 4, 0.5])
-def test_no_imaginary_part_of_a_real_mode_reaches_the_transform(kernel_type, ahead, rate):
+def test_no_imaginary_part_of_a_real_mode_reaches_the_transform(kernel_type, ahead, rate, monkeypatch):
     kernel = make_kernel(kernel_type, ahead, length=64)
+    expected = kernel(rate)
+    monkeypatch.setattr(kernels_mrconv, "FAST", {})
+    torch.testing.assert_close(kernel(rate), expected, atol=1e-14, rtol=1e-12)
     expected = kernel(rate)
     with LeakingTransform() as leaking:
         assert all(torch.equal(branch, wanted) for branch, wanted in zip(kernel(rate), expected, strict=True))
@@ -135,7 +138,7 @@ def test_no_imaginary_part_of_a_real_mode_reaches_the_transform(kernel_type, ahe
 @pytest.mark.parametrize(
     ("length", "fields"), [(64, {}), (37, {}), (37, {"kernel_size": 7}), (64, {"num_modes": 3}), (1, {}), (2, {})]
 )
-def test_fourier_kernels_are_inverse_transforms_of_their_numbers(ahead, length, fields):
+def test_fourier_kernels_are_inverse_transforms_of_their_numbers(ahead, length, fields, monkeypatch):
     kernel = make_kernel("fourier", ahead, length=length, **fields)
     numbers = kernel.weight.detach().split(kernel.counts, dim=1)
     for (_, samples), branch, own in zip(kernel.branches, kernel(), numbers, strict=True):
@@ -144,6 +147,12 @@ def test_fourier_kernels_are_inverse_transforms_of_their_numbers(ahead, length, 
         real, imaginary = own[:, 1::2], own[:, 2::2]
         modes.real[:, 1 : 1 + real.shape[1]], modes.imag[:, 1 : 1 + imaginary.shape[1]] = real, imaginary
         torch.testing.assert_close(branch, torch.fft.irfft(modes, n=samples), atol=1e-14, rtol=1e-12)
+    gradients = []
+    for forms in (kernels_mrconv.FAST, {}):
+        monkeypatch.setattr(kernels_mrconv, "FAST", forms)
+        total = sum((branch.sin() * branch.shape[1]).sum() for branch in kernel())
+        gradients += torch.autograd.grad(total, [kernel.weight])
+    torch.testing.assert_close(*gradients, atol=1e-12, rtol=1e-12)
     assert kernel.weight.shape == (CHANNELS, sum(kernel.counts))
     other = make_kernel("fourier", ahead, length=length, **fields)
     other.load_state_dict(kernel.state_dict())
