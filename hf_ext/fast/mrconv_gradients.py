@@ -157,8 +157,10 @@ class BatchNormLayer(NamedTuple):
         """float64 for channels of such sums that need it, and the dtype of the kernels for the others."""
         if u.device.type != "cpu" or dtype == torch.float64:
             return dtype
-        mean, square = sums[:2] / sums[2].clamp_min(1)
-        return torch.float64 if bool((mean.square() > _LARGE_MEAN * (square - mean.square())).any()) else dtype
+        total, square, count = sums
+        # mean^2 > 100 var, with var = square / count - mean^2.
+        large = (1 + 1 / _LARGE_MEAN) * total.square() > square * count
+        return torch.float64 if bool(large.any()) else dtype
 
     def exchange(
         self, parts: list[slice], begin: Callable[[slice], tuple[Any, Tensor]], again: Callable[[slice, Tensor], Any]
@@ -261,8 +263,8 @@ def _normalize(
         torch.add(chunk, shift.to(chunk.dtype)[:, None], out=y[:, part])
         all_sums.append(sums)
         if keep:
-            kept = [merged, branches.signal.spectrum, *branches.formed]
-    return y, mean, var, torch.cat(all_sums, dim=-1), kept
+            kept = [merged, scale, branches.signal.spectrum, *branches.formed]
+    return y, mean, var, all_sums[0] if len(all_sums) == 1 else torch.cat(all_sums, dim=-1), kept
 
 
 def _gradients(
@@ -275,15 +277,15 @@ def _gradients(
     g_y: Tensor,
 ) -> list[Tensor]:
     """Gradients of the input, the three coefficients and the kernels, from that of the outputs."""
-    g_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    g_u, parts = torch.empty(u.shape, dtype=u.dtype, device=u.device), list(channel_chunks(u, layer.n))
     g_coefficients = [torch.empty_like(x) for x in coefficients]
-    g_kernels = [torch.empty_like(kernel) for kernel in kernels]
+    g_kernels = [torch.empty_like(kernel) for kernel in kernels] if len(parts) > 1 else []
 
     def begin(part: slice) -> tuple[tuple[Any, ...], Tensor]:
         sums, values = all_sums[..., part], [x[:, part] for x in coefficients]
         dtype = kept[0].real.dtype if kept else layer.dtype(kernels[0].dtype, u, sums)
-        branches = layer.branches(u, kernels, len(values[0]), part, dtype, kept[1:])
-        scale = layer.normalization(sums, *values)[0]
+        branches = layer.branches(u, kernels, len(values[0]), part, dtype, kept[2:])
+        scale = kept[1] if kept else layer.normalization(sums, *values)[0]
         g_chunk = g_y[:, part].to(branches.dtype)
         g_spectrum = torch.fft.rfft(g_chunk, n=layer.n)
         conjugate = branches.signal.spectrum.conj_physical()
@@ -295,12 +297,11 @@ def _gradients(
             target[:, part] = gradient
         return (branches, scale, g_spectrum, conjugate, lags), g_sums
 
-    parts = list(channel_chunks(u, layer.n))
     for part, work, g_sums in layer.exchange(parts, begin, lambda part, _: begin(part)[0]):
         branches, scale, g_spectrum, conjugate, lags = work
         merged = kept[0] if kept else layer.merged_spectrum(branches, scale)
         g_spectrum.mul_(merged.conj_physical())
-        sums = SumGradients(branches, conjugate, g_sums[0], g_sums[1], lags, scale)
+        sums = SumGradients(branches, conjugate, g_sums, lags, scale)
         g_u[:, part] = sums.input_gradient(g_spectrum)
         if len(parts) == 1:
             g_kernels = [gradient.to(kernels[0].dtype) for gradient in sums.kernel_gradients]
@@ -417,7 +418,7 @@ class BranchSums(torch.autograd.Function):
             # The merged kernel is convolved elsewhere: it has no gradient here.
             merged = spectrum.real.new_zeros(spectrum.shape[1], layer.n)
             none = torch.zeros_like(g_sums[0])
-            sums = SumGradients(branches, spectrum.conj_physical(), g_sums[0], g_sums[1], merged, none)
+            sums = SumGradients(branches, spectrum.conj_physical(), g_sums, merged, none)
             g_u[:, part] = sums.input_gradient(torch.zeros_like(spectrum))
             for target, gradient in zip(g_kernels, sums.kernel_gradients, strict=True):
                 target[part] = gradient

@@ -92,11 +92,15 @@ class MRConvPreciseBuffers(nn.Module):
         self.register_buffer("running_mean", precise(torch.zeros(shape)))
         self.register_buffer("running_var", precise(torch.ones(shape)))
 
+    @staticmethod
+    def counts() -> bool:
+        """True unless activation checkpointing repeats, within a backward pass, a forward that was counted."""
+        return torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1
+
     @torch.no_grad()
     def update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         """Take the statistics of a batch into the running ones, the variance without bias."""
-        # Within a backward pass, activation checkpointing repeats a forward that was counted.
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+        if self.counts():
             unbiased = var * (count / (count - 1).clamp_min(1))
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
@@ -181,6 +185,13 @@ class MRConvBatchNorm(MRConvPreciseBuffers):
         """Normalise; statistics are taken where `valid`, of shape `(B, L)`, is True."""
         mean, var = self.running_mean, self.running_var
         if takes_batch_statistics(self):
+            rows, alone = precise(hidden).flatten(0, 1), statistics_group(self.synchronized) is None
+            if valid is None and alone and len(rows) > 1 and rows.dtype == mean.dtype:
+                # In one call of torch, forward and backward, what is written out below.
+                running = (mean, var) if self.counts() else (None, None)
+                weight, bias = precise(self.weight), precise(self.bias)
+                normed = F.batch_norm(rows, *running, weight, bias, True, self.momentum, self.eps)
+                return normed.view_as(hidden).to(hidden.dtype)
             mean, var = self._batch_statistics(hidden, valid)
         scale = precise(self.weight) * (var + self.eps).rsqrt()
         return (precise(hidden) * scale + (precise(self.bias) - mean * scale)).to(hidden.dtype)
@@ -299,7 +310,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         return self._merged_forward(inputs)
 
     def branch_kernels(self, rate: float | None = None) -> tuple[list[Tensor], list[Tensor] | None]:
-        """The N kernels (channels, l_i) as they are convolved, or at another rate; and those that look ahead or None."""
+        """The N kernels (channels, l_i) as they are convolved, or at another rate; and those ahead of it, or None."""
         if self.reparameterized:
             raise ValueError(
                 "This layer is merged and has no branches; load a checkpoint from before `reparameterize()`."

@@ -11,7 +11,6 @@ from torch import Tensor
 from hf_ext.mrconv import ops_mrconv as ops
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
 
-
 FAST_FORMS = {"long_conv", "batch_norm_conv", "branch_sums", "kept_kernel", "merge_kernels", "fourier_kernels"}
 
 
