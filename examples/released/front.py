@@ -16,7 +16,7 @@ from PIL import Image
 import hf_ext
 from hf_ext.figures import new_figure, save_figure
 from hf_ext.files import read_json
-from hf_ext.tasks.kernel_plots import contributions, load_model
+from hf_ext.tasks.kernel_plots import load_model, two_sided
 
 HERE = Path(__file__).resolve().parent
 STUDY = HERE.parent / "emr" / "results" / "pictures" / "study.json"
@@ -70,6 +70,19 @@ def show_grid(figure: Any) -> None:
     with Image.open(Path(hf_ext.released("cifar10")) / "before_after.png") as picture:
         axis.imshow(np.asarray(picture.convert("RGB")))
     axis.axis("off")
+
+
+def contributions(layer: Any, channel: int) -> tuple[list[Any], Any]:
+    """Lags and values alpha_i s_i k_i of one channel's kernels, and of their sum; lags below 0 look ahead."""
+    kernels, backward = layer.branch_kernels()
+    scales, _ = layer.branch_scales(kernels, backward)
+    merged, ahead, _ = layer.merged()
+    wings = [None] * len(kernels) if backward is None else backward
+    parts = [
+        two_sided(kernel[channel] * scale[channel], None if wing is None else wing[channel] * scale[channel])
+        for kernel, wing, scale in zip(kernels, wings, scales, strict=True)
+    ]
+    return parts, two_sided(merged[channel], None if ahead is None else ahead[channel])
 
 
 def show_kernels(figure: Any) -> None:

@@ -187,8 +187,9 @@ class MRConvBatchNorm(MRConvPreciseBuffers):
         if takes_batch_statistics(self):
             rows, alone = precise(hidden).flatten(0, 1), statistics_group(self.synchronized) is None
             if valid is None and alone and len(rows) > 1 and rows.dtype == mean.dtype:
-                # In one call of torch, forward and backward, what is written out below.
-                running = (mean, var) if self.counts() else (None, None)
+                # In one call of torch, forward and backward, what is written out below. A repetition must save as many
+                # tensors as the first pass, so that it too gets statistics to move.
+                running = (mean, var) if self.counts() else (mean.clone(), var.clone())
                 weight, bias = precise(self.weight), precise(self.bias)
                 normed = F.batch_norm(rows, *running, weight, bias, True, self.momentum, self.eps)
                 return normed.view_as(hidden).to(hidden.dtype)

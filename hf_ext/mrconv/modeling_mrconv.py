@@ -504,8 +504,6 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
         attention_mask: Tensor | None = None,
         input_ids_2: torch.LongTensor | None = None,
         attention_mask_2: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        inputs_embeds_2: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
@@ -515,8 +513,6 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
                 First and second document of each pair, of lengths of their own.
             attention_mask, attention_mask_2 (`torch.Tensor` of the shapes of the documents, *optional*):
                 1 at valid positions, one run in each row.
-            inputs_embeds, inputs_embeds_2 (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
-                Embedded documents, instead of tokens.
             labels: As in [`MRConvForSequenceClassification`], whose outputs these are too; `hidden_states` are those
                 of both documents, one after the other.
 
@@ -531,8 +527,7 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
             torch.Size([4, 2])
         """
         refuse_packing(kwargs)
-        first = self.model.embed(input_ids, inputs_embeds)
-        second = self.model.embed(input_ids_2, inputs_embeds_2)
+        first, second = self.model.embed(input_ids), self.model.embed(input_ids_2)
         if len(first) != len(second):
             raise ValueError(
                 f"There are {len(first)} first and {len(second)} second documents; give pairs, as many of each."

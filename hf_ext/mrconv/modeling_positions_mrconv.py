@@ -120,21 +120,6 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         past = only_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None))
         return super().generate(*args, **kwargs, **({} if past is None else {_CACHE: past}))
 
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: torch.LongTensor,
-        inputs_embeds: Tensor | None = None,
-        is_first_iteration: bool | None = False,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """The inputs of the next forward pass of `generate`: after the prompt, all positions are valid."""
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(
-            input_ids, inputs_embeds=inputs_embeds, is_first_iteration=is_first_iteration, **kwargs
-        )
-        if not is_first_iteration and inputs.get(_CACHE) is not None:
-            inputs["attention_mask"] = None
-        return inputs
-
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:

@@ -39,7 +39,7 @@ def draw_merged(model: MRConvPreTrainedModel, channels: int = 4) -> Image.Image:
         with torch.no_grad():
             kernel, ahead, _ = layers[index].merged()
         for channel in range(min(channels, len(kernel))):
-            axis.plot(*_two_sided(kernel[channel], None if ahead is None else ahead[channel]), linewidth=0.9)
+            axis.plot(*two_sided(kernel[channel], None if ahead is None else ahead[channel]), linewidth=0.9)
         axis.set_title(f"layer {index + 1}, {min(channels, len(kernel))} of {len(kernel)} channels", fontsize=9)
         _mark_lags(axis)
     return picture_of(figure)
@@ -52,22 +52,7 @@ def _mark_lags(axis: Any) -> None:
     axis.grid(alpha=0.3)
 
 
-def contributions(
-    layer: Any, channel: int
-) -> tuple[list[tuple[np.ndarray, np.ndarray]], tuple[np.ndarray, np.ndarray]]:
-    """Lags and values alpha_i s_i k_i of one channel's kernels, and of their sum; lags below 0 look ahead."""
-    merged, ahead, _ = layer.merged()
-    kernels, backward = layer.branch_kernels()
-    scale, _ = layer.branch_scales(kernels, backward)
-    wings = [None] * len(kernels) if backward is None else backward
-    parts = [
-        _two_sided(kernel[channel] * factor[channel], None if wing is None else wing[channel] * factor[channel])
-        for kernel, wing, factor in zip(kernels, wings, scale, strict=True)
-    ]
-    return parts, _two_sided(merged[channel], None if ahead is None else ahead[channel])
-
-
-def _two_sided(kernel: torch.Tensor, ahead: torch.Tensor | None) -> tuple[np.ndarray, np.ndarray]:
+def two_sided(kernel: torch.Tensor, ahead: torch.Tensor | None) -> tuple[np.ndarray, np.ndarray]:
     """Lags and values, the latest input first."""
     values = kernel.detach().float().cpu().numpy()
     if ahead is None:

@@ -7,9 +7,12 @@ from transformers import BertConfig, BertModel
 
 from hf_ext.errors import DataError
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
-from hf_ext.tasks.kernel_plots import contributions, load_model
+from hf_ext.tasks.kernel_plots import load_model
 from hf_ext.tasks.sequences import draw_confusion
 from tests.kit.refusals import refused
+from tests.kit.studies import EXAMPLES, module_loader
+
+load = module_loader(EXAMPLES / "released")
 
 
 def tiny(**changes):
@@ -27,10 +30,10 @@ def tiny(**changes):
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("branch_norm", ["batch", "kernel", "none"])
-def test_the_branches_that_are_drawn_add_up_to_the_merged_kernel(bidirectional, branch_norm):
+def test_the_branches_that_are_drawn_add_up_to_the_merged_kernel(load, bidirectional, branch_norm):
     layer = tiny(bidirectional=bidirectional, branch_norm=branch_norm).model.layers[0].convolution
     with torch.no_grad():
-        parts, (lags, merged) = contributions(layer, 2)
+        parts, (lags, merged) = load("front").contributions(layer, 2)
     total = dict.fromkeys(lags.tolist(), 0.0)
     for part_lags, values in parts:
         for lag, value in zip(part_lags.tolist(), values.tolist(), strict=True):
