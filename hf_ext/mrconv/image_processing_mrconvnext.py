@@ -9,13 +9,7 @@ from PIL import Image
 from transformers.image_processing_backends import PilBackend
 from transformers.image_processing_utils import BatchFeature
 from transformers.image_transforms import get_resize_output_image_size
-from transformers.image_utils import (
-    IMAGENET_DEFAULT_MEAN,
-    IMAGENET_DEFAULT_STD,
-    ChannelDimension,
-    ImageInput,
-    SizeDict,
-)
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageInput, SizeDict
 from transformers.models.convnext.image_processing_pil_convnext import (
     ConvNextImageProcessorKwargs,
     ConvNextImageProcessorPil,
@@ -117,7 +111,7 @@ class MRConvNextImageProcessor(ConvNextImageProcessorPil):
             raise ValueError(f"`crop_pct` is {crop_pct}; it must be above 0 and at most 1.")
         side = size.shortest_edge
         height, width = get_resize_output_image_size(
-            image, int(side / crop_pct), default_to_square=False, input_data_format=ChannelDimension.FIRST
+            image, int(side / crop_pct), default_to_square=False, input_data_format="channels_first"
         )
         if image.dtype == np.uint8:
             resized = PilBackend.resize(self, image, SizeDict(height=height, width=width), resample)

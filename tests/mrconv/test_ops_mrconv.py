@@ -181,15 +181,6 @@ def test_layer_equals_its_reference_at_any_length_and_kernels(batch, length, tap
         assert_agree("batch_norm_conv", case, torch.float64)
 
 
-@settings(max_examples=25)
-@given(st.integers(1, 60), st.integers(1, 80), st.integers(0, 80), st.sampled_from(["fast", "plain"]))
-def test_convolution_equals_its_reference_at_any_length(length, taps, backward, form):
-    wing = random(2, backward, seed=2, gradient=length > 1) if backward else None
-    case = {"u": random(2, 2, length), "kernel": random(2, taps, seed=1), "backward_kernel": wing}
-    with operators_in(form):
-        assert_agree("long_conv", case, torch.float64)
-
-
 @pytest.mark.parametrize(
     ("spans", "backward", "dtype"),
     [(None, None, torch.float32), ([(0, 1009), (17, 1009), (0, 700)], 3, torch.float64)],
