@@ -49,7 +49,7 @@ class LongConv(torch.autograd.Function):
         keep = n * u[:, :, 0].numel() <= KEPT_POINTS and len(parts) == 1 and any(ctx.needs_input_grad)
         kept: list[Tensor] = []
         for part in parts:
-            factors = kernel_spectrum(kernel[part], _rows(wing, part), n) if spectrum is None else spectrum[part]
+            factors = _factors(kernel, wing, spectrum, part, n)
             inputs = torch.fft.rfft(u[:, part].to(kernel.dtype), n=n)
             kept = [inputs, factors] if keep else []
             spectra = inputs * factors if keep else inputs.mul_(factors)
@@ -74,16 +74,11 @@ class LongConv(torch.autograd.Function):
         for part in channel_chunks(u, n):
             g_spectrum = torch.fft.rfft(g_y[:, part].to(kernel.dtype), n=n)
             if g_u is not None:
-                if kept:
-                    factors = kept[1]
-                else:
-                    factors = (
-                        kernel_spectrum(kernel[part], _rows(wing, part), n) if spectrum is None else spectrum[part]
-                    )
+                factors = kept[1] if kept else _factors(kernel, wing, spectrum, part, n)
                 g_u[:, part] = response(g_spectrum, factors.conj_physical(), n, u.shape[2])
             if spectrum is None and (g_kernel is not None or g_wing is not None):
                 inputs = kept[0] if kept else torch.fft.rfft(u[:, part].to(kernel.dtype), n=n)
-                conjugate = inputs.conj_physical()
+                conjugate = inputs.conj_physical() if kept else inputs.conj_physical_()
                 lags = correlation(conjugate, g_spectrum, n)
                 if g_kernel is not None:
                     g_kernel[part] = lags[:, : kernel.shape[1]]
@@ -93,8 +88,14 @@ class LongConv(torch.autograd.Function):
         return g_u, g_kernel, g_wing, None, g_bias, None
 
 
-def _rows(kernel: Tensor | None, part: slice) -> Tensor | None:
-    return None if kernel is None else kernel[part]
+def _factors(kernel: Tensor, wing: Tensor | None, spectrum: Tensor | None, part: slice, n: int) -> Tensor:
+    """The spectrum of some channels of a kernel, which may be known."""
+    return kernel_spectrum(_rows(kernel, part), _rows(wing, part), n) if spectrum is None else spectrum[part]
+
+
+def _rows(kernel: Any, part: slice) -> Any:
+    """Some channels of a kernel or spectrum, or of None; of all channels what is given, without a call."""
+    return kernel if kernel is None or len(kernel) == part.stop - part.start else kernel[part]
 
 
 # Large means. What the mean of the input gives at the output of a branch is a constant, which the normalisation takes
@@ -133,7 +134,7 @@ class BatchNormLayer(NamedTuple):
         samples = u[:, part].to(dtype)
         spectrum = torch.fft.rfft(samples, n=self.n) if not kept else kept[0]
         assert spectrum is not None
-        rows = [kernel[part].to(dtype) for kernel in kernels]
+        rows = [_rows(kernel, part).to(dtype) for kernel in kernels]
         signal = Signal(samples, spectrum, self.n, self.start, self.stop)
         return Branches(signal, rows[:count], rows[count:] or [None] * count, kept[1:] if kept else None)
 
