@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ext.mrconv.ops_mrconv import fft_size, valid_positions
+from hf_ext.mrconv.ops_mrconv import fft_size, kernel_spectrum, valid_positions
 
 Wings = list[Tensor] | list[None]
 
@@ -35,7 +35,7 @@ def product_sum(values: Tensor, factors: Tensor) -> Tensor:
 
 
 def correlation(conjugate: Tensor, spectrum: Tensor, n: int) -> Tensor:
-    """Gradient of two-sided kernels, [..., channels, n]: conj(U) G summed over the batch, the first dimension."""
+    """Gradient of a two-sided kernel, [channels, n]: conj(U) G summed over the batch."""
     return torch.fft.irfft(product_sum(conjugate, spectrum), n=n)
 
 
@@ -138,10 +138,7 @@ class Signal:
 
 
 class Formed(NamedTuple):
-    """
-    G branches whose outputs are formed: spectra of the kernels, [G, channels, n // 2 + 1], means of the outputs, [G,
-    channels], and the outputs less the means, [G, batch, channels, length].
-    """
+    """A branch whose output is formed: spectrum of its kernel, mean of the output, and the output less the mean."""
 
     factors: Tensor
     mean: Tensor
@@ -182,23 +179,20 @@ class Layout(NamedTuple):
 # taps the calls are all that counts; up to so many, branches of less than so many times the taps share; longer ones
 # are alone.
 _ALL_SHARE, _SOME_SHARE, _FACTOR = 128, 512, 4
-# Points of an output up to which branches are formed together: fewer calls, and all still lies in caches.
-_FORMED_TOGETHER = 2**18
 
 
 @lru_cache
-def layouts(sizes: tuple[tuple[int, int], ...], n: int, together: bool) -> list[Layout]:
+def layouts(sizes: tuple[tuple[int, int], ...], n: int) -> list[Layout]:
     """
-    Division of branches of so many taps, of the past and of the future. Formed, and perhaps `together`, is what
-    reaches a quarter of n: two FFTs of size n beat four at each end.
+    Division of branches of so many taps, of the past and of the future. Formed is what reaches a quarter of n:
+    two FFTs of size n beat four at each end.
     """
     found: list[Layout] = []
     least = 0
     for index in sorted(range(len(sizes)), key=lambda index: -sum(sizes[index])):
         taps, ahead = sizes[index]
         if 4 * (taps + ahead) >= n:
-            formed = found.pop().members if found and together else ()
-            found.append(Layout((*formed, index), taps, ahead, n, True))
+            found.append(Layout((index,), taps, ahead, n, True))
             continue
         if least and taps + ahead >= least:
             group = found.pop()
@@ -240,9 +234,7 @@ class Branches:
     def layouts(self) -> list[Layout]:
         """Their division."""
         pairs = zip(self.kernels, self.wings, strict=True)
-        sizes = tuple((kernel.shape[1], 0 if wing is None else wing.shape[1]) for kernel, wing in pairs)
-        points = self.signal.n * self.signal.u[..., 0].numel()
-        return layouts(sizes, self.signal.n, points <= _FORMED_TOGETHER)
+        return layouts(tuple((k.shape[1], 0 if w is None else w.shape[1]) for k, w in pairs), self.signal.n)
 
     def parts(self, keep: bool = False) -> Iterator[tuple[Layout, Part]]:
         """The formed parts of the branches, one part at a time; to `keep` it, in `formed`, takes memory for all."""
@@ -252,7 +244,7 @@ class Branches:
             if lags is None:
                 part: Part = Formed(*islice(kept, 3)) if layout.formed else Group(*islice(kept, 6))
             else:
-                part = self._form(layout.members) if layout.formed else self._group(layout, lags)
+                part = self._form(layout.members[0]) if layout.formed else self._group(layout, lags)
             if keep:
                 self.formed.extend(part)
             yield layout, part
@@ -280,21 +272,18 @@ class Branches:
             return _exact(self.signal.u.new_zeros(self.signal.u.shape[1], 0))
         return torch.fft.irfft(_exact(_power(spectrum).sum(0)), n=self.signal.n)[:, :span]
 
-    def _factors(self, members: tuple[int, ...], n: int) -> Tensor:
-        return two_sided([self.kernels[index] for index in members], [self.wings[index] for index in members], n)
-
-    def _form(self, members: tuple[int, ...]) -> Formed:
-        """The outputs around their means: then the variances suffer no cancellation."""
+    def _form(self, index: int) -> Formed:
+        """The output around its mean: then the variance suffers no cancellation."""
         signal = self.signal
-        factors, valid = self._factors(members, signal.n), signal.valid
-        y = response(signal.spectrum, factors[:, None], signal.n, signal.u.shape[2])
+        factors, valid = kernel_spectrum(self.kernels[index], self.wings[index], signal.n), signal.valid
+        y = response(signal.spectrum, factors, signal.n, signal.u.shape[2])
         mean = _sum(y if valid is None else y * valid) / signal.positions.clamp_min(1)
-        y = y.sub_(mean.to(y.dtype)[:, None, :, None])
+        y = y.sub_(mean.to(y.dtype)[:, None])
         return Formed(factors, mean, y if valid is None else y.mul_(valid))
 
     def _group(self, layout: Layout, lags: Tensor) -> Group:
         members, taps, ahead, m, _ = layout
-        factors = self._factors(members, m)
+        factors = two_sided([self.kernels[index] for index in members], [self.wings[index] for index in members], m)
         last, after = self._end(factors, True, taps - 1, m)
         first, before = self._end(factors, False, ahead, m)
         return Group(factors, _symmetric(lags[:, : taps + ahead], m), last, after, first, before)
@@ -309,7 +298,7 @@ class Branches:
 
     def _formed_sums(self, part: Formed) -> Tensor:
         count = self.signal.positions
-        return torch.stack([part.mean * count, _energy(part.centred) + part.mean.square() * count])
+        return torch.stack([part.mean * count, _energy(part.centred) + part.mean.square() * count])[:, None]
 
     def _group_sums(self, layout: Layout, part: Group) -> Tensor:
         """Of the whole response, less what lies beyond the ends."""
@@ -351,22 +340,20 @@ class SumGradients:
 
     def add(self, layout: Layout, part: Part, g_spectrum: Tensor) -> None:
         """Add a part. The part of the gradient of u that is known as a spectrum is added to `g_spectrum`."""
-        g_total, g_square = torch.stack([self.g_sums[index] for index in layout.members], dim=1)
         if isinstance(part, Formed):
-            self._add_formed(layout, part, g_total, g_square, g_spectrum)
+            self._add_formed(layout.members[0], part, g_spectrum)
         else:
+            g_total, g_square = torch.stack([self.g_sums[index] for index in layout.members], dim=1)
             self._add_group(layout, part, g_total, g_square)
 
-    def _add_formed(self, layout: Layout, part: Formed, g_total: Tensor, g_square: Tensor, g_spectrum: Tensor) -> None:
-        signal, dtype, slope = self.branches.signal, self.branches.dtype, 2 * g_square
-        level, slope = (values.to(dtype)[:, None, :, None] for values in (g_total + slope * part.mean, slope))
-        g_y = torch.addcmul(level, part.centred, slope)
+    def _add_formed(self, index: int, part: Formed, g_spectrum: Tensor) -> None:
+        signal, dtype = self.branches.signal, self.branches.dtype
+        g_total, g_square = self.g_sums[index]
+        level = g_total + 2 * g_square * part.mean
+        g_y = torch.addcmul(level.to(dtype)[:, None], part.centred, (2 * g_square).to(dtype)[:, None])
         g_y = torch.fft.rfft(g_y if signal.valid is None else g_y.mul_(signal.valid), n=signal.n)
-        for g_branch, factors in zip(g_y, part.factors.conj_physical(), strict=True):
-            g_spectrum.addcmul_(g_branch, factors)
-        gradient = correlation(self.conjugate[:, None], g_y.transpose(0, 1), signal.n)
-        for index, row in zip(layout.members, gradient, strict=True):
-            self._set_kernel(index, row)
+        g_spectrum.addcmul_(g_y, part.factors.conj_physical())
+        self._set_kernel(index, correlation(self.conjugate, g_y, signal.n))
 
     def _add_group(self, layout: Layout, part: Group, g_total: Tensor, g_square: Tensor) -> None:
         members, taps, ahead, m, _ = layout
