@@ -184,7 +184,7 @@ class BatchNormLayer(NamedTuple):
             yield part, again(part, found) if work is None else work, found
 
     def merged_spectrum(self, branches: Branches, scale: Tensor) -> Tensor:
-        wing = None if branches.wings[0] is None else add_kernels(branches.wings, scale)  # type: ignore[arg-type]
+        wing = None if branches.wings[0] is None else add_kernels(branches.wings, scale)
         return kernel_spectrum(add_kernels(branches.kernels, scale), wing, self.n)
 
     def normalization(

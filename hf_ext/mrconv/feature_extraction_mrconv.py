@@ -161,9 +161,7 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
             for recording in _recordings(raw_speech)
         ]
         batch = BatchFeature({"input_values": list(map(self.normalize, cut)) if self.do_normalize else cut})
-        length = {"max_length": max_length, "pad_to_multiple_of": pad_to_multiple_of}
-        returned = {"return_attention_mask": return_attention_mask, "return_tensors": return_tensors}
-        return self.pad(batch, padding=padding, **length, **returned)
+        return self.pad(batch, padding, max_length, False, pad_to_multiple_of, return_attention_mask, return_tensors)
 
     @staticmethod
     def normalize(recording: np.ndarray) -> np.ndarray:

@@ -100,7 +100,7 @@ class MRConvNextImageProcessor(ConvNextImageProcessorPil):
                 )
         return super()._preprocess(images, **options)
 
-    def resize(
+    def resize(  # type: ignore[override]
         self, image: np.ndarray, size: SizeDict, resample: Any, crop_pct: float = 0.875, **kwargs: Any
     ) -> np.ndarray:
         """Resize so that the square in the centre is `crop_pct` of the shorter side, and cut it out."""
