@@ -23,7 +23,7 @@ _MOST_NUMBERS = 64
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def waves(count: int, length: int, dtype: torch.dtype) -> Tensor:
-    """What each of the numbers X_0, Re X_1, Im X_1, Re X_2, ... gives in an `irfft` of `length`: [count, length]."""
+    """Kernels that the numbers X_0, Re X_1, Im X_1, Re X_2, ... give each alone, by `irfft`: [count, length]."""
     number = torch.arange(count, device="cpu")
     mode = (number + 1) // 2
     # Whole turns are taken off before the angle is a float, of which many turns would leave few digits.
