@@ -1,4 +1,4 @@
-"""The cost of a training step of an MRConv layer, beside N branches and beside one bare FFT convolution.
+"""The cost of a training step of an MRConv layer beside N branches; mrconv_step.py has it beside one convolution.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_layer.py
 
@@ -6,9 +6,6 @@ Two training layers of equal outputs: `exact`, ours; `shared`, N branches throug
 FFT of their input. They take turns in one process, so that other load of the machine hits both; times are medians.
 Memory is that of a process of its own for each layer: what a forward pass saves for the backward pass beside input and
 parameters, and how far the process grows in a step.
-
-At last a training step of the whole layer, kernels of the branches included, beside one convolution with
-a free kernel, irfft(rfft(u) rfft(k)) by autograd, at small batches too: processor time, medians of ratios of rounds.
 """
 
 import argparse
@@ -22,17 +19,12 @@ import torch
 from timing import Content, apart, in_turns, markdown_table, reset_peak, resident, run, time_of
 from torch import Tensor, nn
 
-from hf_ext.mrconv import MRConvConfig
-from hf_ext.mrconv.modeling_layers_mrconv import MRConvLayer
-from hf_ext.mrconv.ops_mrconv import batch_norm_conv, convolution_size
+from hf_ext.mrconv.ops_mrconv import batch_norm_conv
 
 Sizes = tuple[int, int, int, int]
 
 # Batch, channels, length and taps of the shortest kernel.
 SIZES: list[Sizes] = [(8, 64, 16384, 16), (8, 64, 4096, 16), (32, 64, 1024, 16)]
-# Batch, channels and length beside a bare convolution; kernels of 16 parameters, 16, 32, ... taps.
-BARE_SIZES = [(8, 32, 1024), (4, 32, 4096), (2, 32, 16384), (8, 64, 16384), (1, 64, 1024), (1, 256, 4096)]
-KERNEL_TYPES = ("dilated", "fourier")
 FORMS = ("exact", "shared")
 
 
@@ -137,43 +129,8 @@ def memory_of_step(form: str, sizes: Sizes) -> dict[str, int]:
     return {"saved_bytes": activations + u.nbytes, "peak_bytes": resident("VmHWM") - before}
 
 
-def beside_bare(sizes: tuple[int, int, int], rounds: int) -> dict[str, Any]:
-    """A training step of the layer and of one convolution."""
-    _, channels, length = sizes
-    u, cotangent = draw((*sizes, 0), 1).requires_grad_(), draw((*sizes, 0), 2)
-    kernel = (draw((1, channels, length, 0), 3)[0] / math.sqrt(length)).requires_grad_()
-
-    def bare(u: Tensor) -> Tensor:
-        n = convolution_size(length, length)
-        return torch.fft.irfft(torch.fft.rfft(u, n=n) * torch.fft.rfft(kernel, n=n), n=n)[..., :length]
-
-    functions: dict[str, Callable[[Tensor], Tensor]] = {"bare": bare}
-    for kind in KERNEL_TYPES:
-        fields = {"max_position_embeddings": length, "kernel_size": 16, "kernel_type": kind}
-        config = MRConvConfig(vocab_size=None, input_size=1, hidden_size=channels, num_hidden_layers=1, **fields)
-        functions[kind] = MRConvLayer(config)
-
-    def seconds(function: Callable[[Tensor], Tensor]) -> float:
-        # As many steps as take a fiftieth of a second, at least: the clock of a process is coarse.
-        start, steps = time.process_time(), 0
-        while steps == 0 or time.process_time() - start < 0.02:
-            function(u).backward(cotangent)
-            u.grad = kernel.grad = None
-            if isinstance(function, nn.Module):
-                function.zero_grad()
-            steps += 1
-        return (time.process_time() - start) / steps
-
-    times = [{name: seconds(function) for name, function in functions.items()} for _ in range(rounds + 1)][1:]
-    return {
-        "batch_channels_length": sizes,
-        "seconds": {name: statistics.median(one[name] for one in times) for name in functions},
-        "times_bare": {kind: statistics.median(one[kind] / one["bare"] for one in times) for kind in KERNEL_TYPES},
-    }
-
-
 def markdown(content: Content) -> str:
-    """Tables of what was measured."""
+    """Table of what was measured."""
     rows = []
     for row in content["training_step"]:
         seconds, difference = row["seconds"], max(row["relative_difference_from_shared"].values())
@@ -182,20 +139,12 @@ def markdown(content: Content) -> str:
         cells += [f"{row['saved_part_of_shared']:.3f}", f"{row['peak_part_of_shared']:.3f}", f"{difference:.1e}"]
         rows.append(cells)
     header = ["batch, channels, length, l0", "N", "ours", "N branches", "ratio", "saved", "peak"]
-    table, rows = markdown_table([*header, "difference"], rows), []
-    for row in content["beside_bare"]:
-        parts = [f"{row['times_bare'][kind]:.2f} ×" for kind in KERNEL_TYPES]
-        rows.append([str(row["batch_channels_length"]), f"{1e3 * row['seconds']['bare']:.1f} ms", *parts])
-    bare = markdown_table(["batch, channels, length", "bare convolution", "dilated", "Fourier"], rows)
-    return f"{table}\n{bare}"
+    return markdown_table([*header, "difference"], rows)
 
 
 def measure(words: argparse.Namespace) -> Iterator[Content]:
     """All sizes."""
-    yield {
-        "training_step": [training_step(size, words.rounds) for size in SIZES],
-        "beside_bare": [beside_bare(size, words.rounds) for size in BARE_SIZES],
-    }
+    yield {"training_step": [training_step(size, words.rounds) for size in SIZES]}
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def contributions(layer: Any, channel: int) -> tuple[list[Curve], Curve]:
     """Lags and values alpha_i s_i k_i of one channel's kernels, and of their sum; lags below 0 look ahead."""
     merged, ahead, _ = layer.merged()
     kernels, backward = layer.branch_kernels()
-    scale, _ = layer.branch_scales()
+    scale, _ = layer.branch_scales(kernels, backward)
     wings = [None] * len(kernels) if backward is None else backward
     parts = [
         _two_sided(kernel[channel] * factor[channel], None if wing is None else wing[channel] * factor[channel])

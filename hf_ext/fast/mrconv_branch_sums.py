@@ -7,7 +7,8 @@ a kernel of the future, for negative lags. Each line is derived in docs/mrconv_g
 """
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -71,6 +72,12 @@ def _symmetric(lags: Tensor, n: int) -> Tensor:
     return 2 * torch.fft.rfft(lags, n=n).real - lags[:, :1]
 
 
+def _mean_of_all(density: Tensor, n: int) -> Tensor:
+    """Mean over all n frequencies of what is given at half of them."""
+    # Frequencies between zero and the highest stand for two of the full spectrum.
+    return (2 * density.sum(-1) - density[..., 0] - density[..., -1]) / n
+
+
 def _gather(values: Tensor, index: Tensor) -> Tensor:
     """values[b, :, index[b, t]], zero where the index lies outside."""
     size = values.shape[-1]
@@ -78,7 +85,8 @@ def _gather(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(2, places) * ((index >= 0) & (index < size))[:, None]
 
 
-class Signal(NamedTuple):
+@dataclass(eq=False)
+class Signal:
     """Some channels of the input, and their spectrum. Positions start, ..., stop - 1 are valid; u is zero outside."""
 
     u: Tensor
@@ -87,18 +95,21 @@ class Signal(NamedTuple):
     start: Tensor | None
     stop: Tensor | None
 
-    @property
+    @cached_property
     def valid(self) -> Tensor | None:
         """The mask of valid positions of each sample, [batch, 1, length]; None: all are."""
         every = self.start is None and self.stop is None
         return None if every else valid_positions(self.u, self.start, self.stop)
 
+    @cached_property
     def positions(self) -> Tensor:
         """Number of valid positions."""
-        valid = self.valid
-        positions = self.u.new_full((), len(self.u) * self.u.shape[2]) if valid is None else valid.sum()
-        return positions.to(exact_dtype(self.u))
+        dtype = exact_dtype(self.u)
+        if self.valid is None:
+            return torch.full((), len(self.u) * self.u.shape[2], dtype=dtype, device=self.u.device)
+        return self.valid.sum(dtype=dtype)
 
+    @cached_property
     def sum(self) -> Tensor:
         """Sum of all inputs of a channel. Of the spectrum: it is in the energies too, and so are its last digits."""
         return _exact(self.spectrum[..., 0].real).sum(0)
@@ -219,6 +230,7 @@ class Branches:
         """Dtype of input, kernels and spectra; sums are in float64."""
         return self.signal.u.dtype
 
+    @cached_property
     def layouts(self) -> list[Layout]:
         """Their division."""
         pairs = zip(self.kernels, self.wings, strict=True)
@@ -228,11 +240,11 @@ class Branches:
         """The formed parts of the branches, one part at a time; to `keep` it, in `formed`, takes memory for all."""
         kept: Any = None if self.kept is None else iter(self.kept)
         lags = self._autocorrelation() if kept is None else None
-        for layout in self.layouts():
+        for layout in self.layouts:
             if lags is None:
                 part: Part = Formed(*islice(kept, 3)) if layout.formed else Group(*islice(kept, 6))
             else:
-                part = self._form_branch(layout.members[0]) if layout.formed else self._group(layout, lags)
+                part = self._form(layout.members[0]) if layout.formed else self._group(layout, lags)
             if keep:
                 self.formed.extend(part)
             yield layout, part
@@ -242,18 +254,16 @@ class Branches:
         Sum and squared sum of each branch over batch and valid positions, and their number: [3, N, channels], in
         float64.
         """
-        u = self.signal.u
-        sums = u.new_empty(3, len(self.kernels), u.shape[1], dtype=exact_dtype(u))
-        sums[2] = self.signal.positions()
+        rows: dict[int, Tensor] = {}
         for layout, part in self.parts(keep):
             found = self._formed_sums(part) if isinstance(part, Formed) else self._group_sums(layout, part)
-            for index, values in zip(layout.members, found.unbind(1), strict=True):
-                sums[:2, index] = values
-        return sums
+            rows.update(zip(layout.members, found.unbind(1), strict=True))
+        sums = torch.stack([rows[index] for index in range(len(rows))], dim=1)
+        return torch.cat([sums, self.signal.positions.expand(1, *sums.shape[1:])])
 
     def span(self) -> int:
         """Lags of the autocorrelation of u that count."""
-        return max((layout.taps + layout.ahead for layout in self.layouts() if not layout.formed), default=0)
+        return max((layout.taps + layout.ahead for layout in self.layouts if not layout.formed), default=0)
 
     def _autocorrelation(self) -> Tensor:
         """Autocorrelation of u, summed over the batch."""
@@ -262,12 +272,12 @@ class Branches:
             return _exact(self.signal.u.new_zeros(self.signal.u.shape[1], 0))
         return torch.fft.irfft(_exact(_power(spectrum).sum(0)), n=self.signal.n)[:, :span]
 
-    def _form_branch(self, index: int) -> Formed:
+    def _form(self, index: int) -> Formed:
         """The output around its mean: then the variance suffers no cancellation."""
-        u, spectrum, n = self.signal[:3]
-        factors, valid = kernel_spectrum(self.kernels[index], self.wings[index], n), self.signal.valid
-        y = response(spectrum, factors, n, u.shape[2])
-        mean = _sum(y if valid is None else y * valid) / self.signal.positions().clamp_min(1)
+        signal = self.signal
+        factors, valid = kernel_spectrum(self.kernels[index], self.wings[index], signal.n), signal.valid
+        y = response(signal.spectrum, factors, signal.n, signal.u.shape[2])
+        mean = _sum(y if valid is None else y * valid) / signal.positions.clamp_min(1)
         y = y.sub_(mean.to(y.dtype)[:, None])
         return Formed(factors, mean, y if valid is None else y.mul_(valid))
 
@@ -287,15 +297,13 @@ class Branches:
         return inputs, whole[..., count : 2 * count] if last else whole[..., m - count :]
 
     def _formed_sums(self, part: Formed) -> Tensor:
-        count = self.signal.positions()
+        count = self.signal.positions
         return torch.stack([part.mean * count, _energy(part.centred) + part.mean.square() * count])[:, None]
 
     def _group_sums(self, layout: Layout, part: Group) -> Tensor:
         """Of the whole response, less what lies beyond the ends."""
-        total = self.signal.sum() * _exact(part.factors[..., 0].real)
-        # Frequencies between zero and the highest stand for two of the full spectrum.
-        density = part.power * _power(part.factors)
-        square = (2 * density.sum(-1) - density[..., 0] - density[..., -1]) / layout.n
+        total = self.signal.sum * _exact(part.factors[..., 0].real)
+        square = _mean_of_all(part.power * _power(part.factors), layout.n)
         for beyond in (part.after, part.before):
             if beyond is not None:
                 total, square = total - _sum(beyond), square - _energy(beyond)
@@ -305,18 +313,16 @@ class Branches:
 class SumGradients:
     """Gradients of the branches' sums for some channels, part by part; of the kernels also what `merged` gives."""
 
-    def __init__(
-        self, branches: Branches, conjugate: Tensor, g_total: Tensor, g_square: Tensor, lags: Tensor, scale: Tensor
-    ):
-        """`lags`: gradient of the merged kernel, [channels, n]; `conjugate`: of the spectrum of u."""
-        self.branches, self.conjugate, self.g_total, self.g_square = branches, conjugate, g_total, g_square
-        self.lags, self.input_sum = lags, branches.signal.sum()
-        self.scale = scale.to(self.lags.dtype)[..., None]
+    def __init__(self, branches: Branches, conjugate: Tensor, g_sums: Tensor, lags: Tensor, scale: Tensor):
+        """`g_sums`: of sums and squared sums, [2, N, channels]; `lags`: gradient of the merged kernel, [channels, n];
+        `conjugate`: of the spectrum of u."""
+        self.branches, self.conjugate, self.g_sums = branches, conjugate, g_sums.unbind(1)
+        self.lags, self.scales = lags, scale.to(lags.dtype)[..., None].unbind(0)
         self.kernels: dict[int, Tensor] = {}
         self.wings: dict[int, Tensor] = {}
         # Gradients of the autocorrelation of u; of every input alike; and of the inputs next to an end.
         self.g_lags = self.lags.new_zeros(len(self.lags), branches.span())
-        self.g_all = torch.zeros_like(self.input_sum)
+        self.g_all = torch.zeros_like(branches.signal.sum)
         self.g_ends: list[tuple[bool, Tensor]] = []
 
     @property
@@ -326,7 +332,7 @@ class SumGradients:
 
     def _set_kernel(self, index: int, gradient: Tensor) -> None:
         """`gradient`: that of all lags, the negative ones at the end."""
-        taps, wing, scale = self.branches.kernels[index].shape[1], self.branches.wings[index], self.scale[index]
+        taps, wing, scale = self.branches.kernels[index].shape[1], self.branches.wings[index], self.scales[index]
         self.kernels[index] = torch.addcmul(gradient[:, :taps], self.lags[:, :taps], scale)
         if wing is not None:
             own, merged = (values[:, values.shape[1] - wing.shape[1] :] for values in (gradient, self.lags))
@@ -334,16 +340,15 @@ class SumGradients:
 
     def add(self, layout: Layout, part: Part, g_spectrum: Tensor) -> None:
         """Add a part. The part of the gradient of u that is known as a spectrum is added to `g_spectrum`."""
-        g_total, g_square = (
-            torch.stack([values[index] for index in layout.members]) for values in (self.g_total, self.g_square)
-        )
         if isinstance(part, Formed):
-            self._add_formed(layout.members[0], part, g_total[0], g_square[0], g_spectrum)
+            self._add_formed(layout.members[0], part, g_spectrum)
         else:
+            g_total, g_square = torch.stack([self.g_sums[index] for index in layout.members], dim=1)
             self._add_group(layout, part, g_total, g_square)
 
-    def _add_formed(self, index: int, part: Formed, g_total: Tensor, g_square: Tensor, g_spectrum: Tensor) -> None:
+    def _add_formed(self, index: int, part: Formed, g_spectrum: Tensor) -> None:
         signal, dtype = self.branches.signal, self.branches.dtype
+        g_total, g_square = self.g_sums[index]
         level = g_total + 2 * g_square * part.mean
         g_y = torch.addcmul(level.to(dtype)[:, None], part.centred, (2 * g_square).to(dtype)[:, None])
         g_y = torch.fft.rfft(g_y if signal.valid is None else g_y.mul_(signal.valid), n=signal.n)
@@ -367,7 +372,7 @@ class SumGradients:
             self.g_ends.append((last, torch.fft.irfft(product_sum(conjugate, g_beyond), n=m)[..., :count]))
             g_factors += product_sum(g_beyond.transpose(0, 1), inputs.conj_physical()[:, None])
         gradient = torch.fft.irfft(g_factors, n=m)
-        gradient += (g_total * self.input_sum).to(gradient.dtype)[..., None]
+        gradient += (g_total * self.branches.signal.sum).to(gradient.dtype)[..., None]
         for index, row in zip(members, gradient, strict=True):
             self._set_kernel(index, row)
 

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from hf_ext.mrconv.ops_mrconv import FAST, SumOverProcesses, fft_size, kernel_spectrum
 
 from .mrconv_branch_sums import Branches, Signal, SumGradients, correlation, exact_dtype, response
+from .mrconv_kernels import add_kernels
 
 # Autograd would keep every spectrum, and every branch of a layer in training. Here a call saves its input and the
 # kernels, computes the rest again in the backward pass, and works on a few channels at a time, so that no other array
@@ -38,29 +39,33 @@ def channel_chunks(u: Tensor, n: int) -> Iterator[slice]:
 
 
 class LongConv(torch.autograd.Function):
-    """Saves the input and the kernels; spectra are computed again."""
+    """Saves the input and the kernels, of a small input also spectra; others are computed again."""
 
     @staticmethod
     def forward(
         ctx: Any, u: Tensor, kernel: Tensor, wing: Tensor | None, spectrum: Tensor | None, bias: Tensor | None, n: int
     ) -> Tensor:
-        ctx.save_for_backward(u, kernel, wing, spectrum)
-        ctx.n = n
-        y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-        for part in channel_chunks(u, n):
-            factors = kernel_spectrum(kernel[part], _rows(wing, part), n) if spectrum is None else spectrum[part]
-            spectra = torch.fft.rfft(u[:, part].to(kernel.dtype), n=n).mul_(factors)
+        y, parts = torch.empty(u.shape, dtype=u.dtype, device=u.device), list(channel_chunks(u, n))
+        keep = n * u[:, :, 0].numel() <= KEPT_POINTS and len(parts) == 1 and any(ctx.needs_input_grad)
+        kept: list[Tensor] = []
+        for part in parts:
+            factors = _factors(kernel, wing, spectrum, part, n)
+            inputs = torch.fft.rfft(u[:, part].to(kernel.dtype), n=n)
+            kept = [inputs, factors] if keep else []
+            spectra = inputs * factors if keep else inputs.mul_(factors)
             chunk = torch.fft.irfft(spectra, n=n)[..., : u.shape[2]]
             if bias is None:
                 y[:, part] = chunk
             else:
                 torch.add(chunk, bias[part, None], out=y[:, part])
+        ctx.save_for_backward(u, kernel, wing, spectrum, *kept)
+        ctx.n = n
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        u, kernel, wing, spectrum = ctx.saved_tensors
+        u, kernel, wing, spectrum, *kept = ctx.saved_tensors
         (g_y,), n, needed = gradients, ctx.n, ctx.needs_input_grad
         g_u, g_kernel, g_wing = (
             torch.empty(x.shape, dtype=x.dtype, device=x.device) if x is not None and need else None
@@ -69,10 +74,11 @@ class LongConv(torch.autograd.Function):
         for part in channel_chunks(u, n):
             g_spectrum = torch.fft.rfft(g_y[:, part].to(kernel.dtype), n=n)
             if g_u is not None:
-                factors = kernel_spectrum(kernel[part], _rows(wing, part), n) if spectrum is None else spectrum[part]
+                factors = kept[1] if kept else _factors(kernel, wing, spectrum, part, n)
                 g_u[:, part] = response(g_spectrum, factors.conj_physical(), n, u.shape[2])
             if spectrum is None and (g_kernel is not None or g_wing is not None):
-                conjugate = torch.fft.rfft(u[:, part].to(kernel.dtype), n=n).conj_physical_()
+                inputs = kept[0] if kept else torch.fft.rfft(u[:, part].to(kernel.dtype), n=n)
+                conjugate = inputs.conj_physical() if kept else inputs.conj_physical_()
                 lags = correlation(conjugate, g_spectrum, n)
                 if g_kernel is not None:
                     g_kernel[part] = lags[:, : kernel.shape[1]]
@@ -82,8 +88,14 @@ class LongConv(torch.autograd.Function):
         return g_u, g_kernel, g_wing, None, g_bias, None
 
 
-def _rows(kernel: Tensor | None, part: slice) -> Tensor | None:
-    return None if kernel is None else kernel[part]
+def _factors(kernel: Tensor, wing: Tensor | None, spectrum: Tensor | None, part: slice, n: int) -> Tensor:
+    """The spectrum of some channels of a kernel, which may be known."""
+    return kernel_spectrum(_rows(kernel, part), _rows(wing, part), n) if spectrum is None else spectrum[part]
+
+
+def _rows(kernel: Any, part: slice) -> Any:
+    """Some channels of a kernel or spectrum, or of None; of all channels what is given, without a call."""
+    return kernel if kernel is None or len(kernel) == part.stop - part.start else kernel[part]
 
 
 # Large means. What the mean of the input gives at the output of a branch is a constant, which the normalisation takes
@@ -122,7 +134,7 @@ class BatchNormLayer(NamedTuple):
         samples = u[:, part].to(dtype)
         spectrum = torch.fft.rfft(samples, n=self.n) if not kept else kept[0]
         assert spectrum is not None
-        rows = [kernel[part].to(dtype) for kernel in kernels]
+        rows = [_rows(kernel, part).to(dtype) for kernel in kernels]
         signal = Signal(samples, spectrum, self.n, self.start, self.stop)
         return Branches(signal, rows[:count], rows[count:] or [None] * count, kept[1:] if kept else None)
 
@@ -146,8 +158,10 @@ class BatchNormLayer(NamedTuple):
         """float64 for channels of such sums that need it, and the dtype of the kernels for the others."""
         if u.device.type != "cpu" or dtype == torch.float64:
             return dtype
-        mean, square = sums[:2] / sums[2].clamp_min(1)
-        return torch.float64 if bool((mean.square() > _LARGE_MEAN * (square - mean.square())).any()) else dtype
+        total, square, count = sums
+        # mean^2 > 100 var, with var = square / count - mean^2.
+        large = (1 + 1 / _LARGE_MEAN) * total.square() > square * count
+        return torch.float64 if bool(large.any()) else dtype
 
     def exchange(
         self, parts: list[slice], begin: Callable[[slice], tuple[Any, Tensor]], again: Callable[[slice, Tensor], Any]
@@ -170,8 +184,8 @@ class BatchNormLayer(NamedTuple):
             yield part, again(part, found) if work is None else work, found
 
     def merged_spectrum(self, branches: Branches, scale: Tensor) -> Tensor:
-        wing = None if branches.wings[0] is None else _merge(branches.wings, scale)
-        return kernel_spectrum(_merge(branches.kernels, scale), wing, self.n)
+        wing = None if branches.wings[0] is None else add_kernels(branches.wings, scale)
+        return kernel_spectrum(add_kernels(branches.kernels, scale), wing, self.n)
 
     def normalization(
         self, sums: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor
@@ -199,13 +213,6 @@ class BatchNormLayer(NamedTuple):
         g_total = (g_mean - 2 * mean * g_var) / positions
         g_sums = torch.stack([g_total, g_var / positions])
         return g_sums, g_scale * weight * inverse + bias * g_shift, g_scale * alpha * inverse, alpha * g_shift
-
-
-def _merge(kernels: Any, scale: Tensor) -> Tensor:
-    merged = kernels[0].new_zeros(len(kernels[0]), max(kernel.shape[1] for kernel in kernels))
-    for kernel, factor in zip(kernels, scale.to(merged.dtype), strict=True):
-        merged[:, : kernel.shape[1]].addcmul_(kernel, factor[:, None])
-    return merged
 
 
 class BatchNormConv(torch.autograd.Function):
@@ -257,8 +264,8 @@ def _normalize(
         torch.add(chunk, shift.to(chunk.dtype)[:, None], out=y[:, part])
         all_sums.append(sums)
         if keep:
-            kept = [merged, branches.signal.spectrum, *branches.formed]
-    return y, mean, var, torch.cat(all_sums, dim=-1), kept
+            kept = [merged, scale, branches.signal.spectrum, *branches.formed]
+    return y, mean, var, all_sums[0] if len(all_sums) == 1 else torch.cat(all_sums, dim=-1), kept
 
 
 def _gradients(
@@ -271,15 +278,15 @@ def _gradients(
     g_y: Tensor,
 ) -> list[Tensor]:
     """Gradients of the input, the three coefficients and the kernels, from that of the outputs."""
-    g_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    g_u, parts = torch.empty(u.shape, dtype=u.dtype, device=u.device), list(channel_chunks(u, layer.n))
     g_coefficients = [torch.empty_like(x) for x in coefficients]
-    g_kernels = [torch.empty_like(kernel) for kernel in kernels]
+    g_kernels = [torch.empty_like(kernel) for kernel in kernels] if len(parts) > 1 else []
 
     def begin(part: slice) -> tuple[tuple[Any, ...], Tensor]:
         sums, values = all_sums[..., part], [x[:, part] for x in coefficients]
         dtype = kept[0].real.dtype if kept else layer.dtype(kernels[0].dtype, u, sums)
-        branches = layer.branches(u, kernels, len(values[0]), part, dtype, kept[1:])
-        scale = layer.normalization(sums, *values)[0]
+        branches = layer.branches(u, kernels, len(values[0]), part, dtype, kept[2:])
+        scale = kept[1] if kept else layer.normalization(sums, *values)[0]
         g_chunk = g_y[:, part].to(branches.dtype)
         g_spectrum = torch.fft.rfft(g_chunk, n=layer.n)
         conjugate = branches.signal.spectrum.conj_physical()
@@ -291,12 +298,11 @@ def _gradients(
             target[:, part] = gradient
         return (branches, scale, g_spectrum, conjugate, lags), g_sums
 
-    parts = list(channel_chunks(u, layer.n))
     for part, work, g_sums in layer.exchange(parts, begin, lambda part, _: begin(part)[0]):
         branches, scale, g_spectrum, conjugate, lags = work
         merged = kept[0] if kept else layer.merged_spectrum(branches, scale)
         g_spectrum.mul_(merged.conj_physical())
-        sums = SumGradients(branches, conjugate, g_sums[0], g_sums[1], lags, scale)
+        sums = SumGradients(branches, conjugate, g_sums, lags, scale)
         g_u[:, part] = sums.input_gradient(g_spectrum)
         if len(parts) == 1:
             g_kernels = [gradient.to(kernels[0].dtype) for gradient in sums.kernel_gradients]
@@ -413,7 +419,7 @@ class BranchSums(torch.autograd.Function):
             # The merged kernel is convolved elsewhere: it has no gradient here.
             merged = spectrum.real.new_zeros(spectrum.shape[1], layer.n)
             none = torch.zeros_like(g_sums[0])
-            sums = SumGradients(branches, spectrum.conj_physical(), g_sums[0], g_sums[1], merged, none)
+            sums = SumGradients(branches, spectrum.conj_physical(), g_sums, merged, none)
             g_u[:, part] = sums.input_gradient(torch.zeros_like(spectrum))
             for target, gradient in zip(g_kernels, sums.kernel_gradients, strict=True):
                 target[part] = gradient

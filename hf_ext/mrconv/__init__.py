@@ -20,7 +20,7 @@ from .modeling_mrconv import (
 )
 from .modeling_mrconvnext import MRConvNextForImageClassification, MRConvNextModel, MRConvNextPreTrainedModel
 from .modeling_positions_mrconv import MRConvForCausalLM, MRConvForMaskedLM, MRConvForTokenClassification
-from .streaming_mrconv import MRConvCache, MRConvTrainingCache
+from .streaming_mrconv import MRConvCache
 
 AutoConfig.register("mrconv", MRConvConfig)
 AutoConfig.register("mrconvnext", MRConvNextConfig)
@@ -57,5 +57,4 @@ __all__ = [
     "MRConvNextModel",
     "MRConvNextPreTrainedModel",
     "MRConvPreTrainedModel",
-    "MRConvTrainingCache",
 ]

@@ -25,7 +25,7 @@ AUTO_MAP_OF_POSITIONS = {
     "AutoModelForTokenClassification": "modeling_positions_mrconv.MRConvForTokenClassification",
 }
 
-KERNEL_TYPES = ("dilated", "fourier", "sparse", "fourier_sparse", "implicit")
+KERNEL_TYPES = ("dilated", "fourier", "sparse", "fourier_sparse")
 _CHOICES = {
     "kernel_type": KERNEL_TYPES,
     "branch_norm": ("batch", "layer", "kernel", "none"),
@@ -86,9 +86,8 @@ class MRConvConfig(PreTrainedConfig):
         hidden_size (`int`, *optional*, defaults to 256): Channels D of every layer.
         num_hidden_layers (`int`, *optional*, defaults to 6): Number of blocks.
         kernel_type (`str`, *optional*, defaults to `"fourier"`):
-            Parametrisation of a branch's kernel: `"dilated"` (eq. 8), `"fourier"` (eq. 9), `"sparse"` (eq. 10), the
-            scaled sum `"fourier_sparse"` (eq. 3), or `"implicit"`, an MLP of the position: the paper's ablation
-            baseline, whose form (sinusoids, one sine layer of `kernel_size` units) is our choice.
+            Parametrisation of a branch's kernel: `"dilated"` (eq. 8), `"fourier"` (eq. 9), `"sparse"` (eq. 10), or the
+            scaled sum `"fourier_sparse"` (eq. 3).
         kernel_size (`int`, *optional*, defaults to 16):
             Length l_0 of the shortest kernel in samples; also the taps of each dilated or sparse branch.
         max_position_embeddings (`int`, *optional*, defaults to 1024):

@@ -24,12 +24,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 # fmt: on
 
-
 # Fields that its convolutions have too.
-_CONVOLUTION = (
-    *("kernel_type", "kernel_size", "num_modes", "branch_norm", "norm_eps", "sync_batch_norm"),
-    "reparameterized",
-)
+_CONVOLUTION = ("kernel_type", "kernel_size", "num_modes", "branch_norm", "norm_eps", "sync_batch_norm")
 
 
 @strict
@@ -50,7 +46,7 @@ class MRConvNextConfig(PreTrainedConfig):
             Width of each stage. From stage to stage height and width are halved.
         depths (`list[int]`, *optional*, defaults to `(3, 3, 9, 3)`): Layers of each stage.
         kernel_type (`str`, *optional*, defaults to `"fourier"`):
-            Kernel of the branches: `"dilated"`, `"fourier"`, `"sparse"`, `"fourier_sparse"` or `"implicit"`.
+            Kernel of the branches: `"dilated"`, `"fourier"`, `"sparse"` or `"fourier_sparse"`.
         kernel_size (`int`, *optional*, defaults to 16):
             Length l_0 of the shortest branch; each next one is twice as long, up to the map's length.
         num_modes (`int`, *optional*): Modes m of a Fourier kernel; `kernel_size // 2 + 1` when not given.
@@ -119,7 +115,8 @@ class MRConvNextConfig(PreTrainedConfig):
         """Configuration of the convolutions of a stage: two-sided, as long as its flattened map."""
         height, width = self.stage_map(stage, *self._image_sides())
         own: dict[str, Any] = {"hidden_size": self.hidden_sizes[stage], "max_position_embeddings": height * width}
-        return MRConvConfig(**own, bidirectional=True, **{name: getattr(self, name) for name in _CONVOLUTION})
+        own |= {"bidirectional": True, "reparameterized": self.reparameterized}
+        return MRConvConfig(**own, **{name: getattr(self, name) for name in _CONVOLUTION})
 
     def validate_sizes(self) -> None:
         """Check that every size is positive."""

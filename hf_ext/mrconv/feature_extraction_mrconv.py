@@ -136,14 +136,8 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
             raw_speech (`np.ndarray`, `torch.Tensor`, `list[float]` or a list of recordings):
                 Mono audio: `(samples,)`, `(batch_size, samples)`, or a list of recordings of any lengths. Floats are
                 used as they are; int16 and int32 are scaled to [-1, 1].
-            padding (`bool`, `str` or [`~utils.PaddingStrategy`], *optional*, defaults to `False`):
-                `True` or `"longest"`, `"max_length"`, or none.
-            max_length (`int`, *optional*): Samples to cut or pad to; rounded up to `pad_to_multiple_of`.
-            truncation (`bool`, *optional*, defaults to `False`):
-                Cut recordings longer than `max_length` samples.
-            pad_to_multiple_of (`int`, *optional*): Pad to a multiple of this many samples.
-            return_attention_mask (`bool`, *optional*): Return the mask; as configured when not given.
-            return_tensors (`str`, *optional*): `"pt"` or `"np"`.
+            padding, max_length, truncation, pad_to_multiple_of, return_attention_mask, return_tensors:
+                As in every feature extractor of transformers; lengths are in samples.
             sampling_rate (`int`): Samples per second of `raw_speech`; it must be that of the feature extractor.
             kwargs: Ignored, as in every feature extractor of transformers.
 
@@ -166,15 +160,8 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
             self._truncate({"input_values": recording}, max_length, pad_to_multiple_of, truncation)["input_values"]
             for recording in _recordings(raw_speech)
         ]
-        batch = {"input_values": [self.normalize(recording) for recording in cut] if self.do_normalize else cut}
-        return self.pad(
-            BatchFeature(batch),
-            padding=padding,
-            max_length=max_length,
-            pad_to_multiple_of=pad_to_multiple_of,
-            return_attention_mask=return_attention_mask,
-            return_tensors=return_tensors,
-        )
+        batch = BatchFeature({"input_values": list(map(self.normalize, cut)) if self.do_normalize else cut})
+        return self.pad(batch, padding, max_length, False, pad_to_multiple_of, return_attention_mask, return_tensors)
 
     @staticmethod
     def normalize(recording: np.ndarray) -> np.ndarray:

@@ -9,15 +9,12 @@ from PIL import Image
 from transformers.image_processing_backends import PilBackend
 from transformers.image_processing_utils import BatchFeature
 from transformers.image_transforms import get_resize_output_image_size
-from transformers.image_utils import (
-    IMAGENET_DEFAULT_MEAN,
-    IMAGENET_DEFAULT_STD,
-    ChannelDimension,
-    ImageInput,
-    PILImageResampling,
-    SizeDict,
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageInput, SizeDict
+from transformers.models.convnext.image_processing_pil_convnext import (
+    ConvNextImageProcessorKwargs,
+    ConvNextImageProcessorPil,
 )
-from transformers.processing_utils import ImagesKwargs, Unpack
+from transformers.processing_utils import Unpack
 
 
 def _with_channels(image: Any) -> Any:
@@ -25,13 +22,7 @@ def _with_channels(image: Any) -> Any:
     return image[None] if isinstance(image, (np.ndarray, torch.Tensor)) and image.ndim == 2 else image
 
 
-class MRConvNextImageProcessorKwargs(ImagesKwargs, total=False):
-    """crop_pct (`float`, *optional*): Share of the resized image's shorter side that the centre crop keeps."""
-
-    crop_pct: float
-
-
-class MRConvNextImageProcessor(PilBackend):
+class MRConvNextImageProcessor(ConvNextImageProcessorPil):
     """
     Prepare images for [`MRConvNextForImageClassification`]: RGB, resize, centre crop, [0, 1], normalise.
 
@@ -48,14 +39,8 @@ class MRConvNextImageProcessor(PilBackend):
             Side of the resulting square in pixels: the `image_size` of the model.
         crop_pct (`float`, *optional*, defaults to 0.875):
             Share of the shorter side that is kept, above 0 and at most 1.
-        resample (`PILImageResampling`, *optional*, defaults to bicubic): Filter of the resizing.
-        do_rescale (`bool`, *optional*, defaults to `True`):
-            Multiply by `rescale_factor`. Set it to `False` for float images in [0, 1].
-        rescale_factor (`float`, *optional*, defaults to 1 / 255): Factor that brings the values to [0, 1].
-        do_normalize (`bool`, *optional*, defaults to `True`):
-            Subtract `image_mean` and divide by `image_std`.
-        image_mean, image_std (`list[float]`, *optional*, default to those of ImageNet):
-            Mean and standard deviation of each channel.
+        resample, do_rescale, rescale_factor, do_normalize, image_mean, image_std:
+            As in every image processor of transformers; bicubic, and mean and spread of ImageNet.
 
     Example:
         >>> from PIL import Image
@@ -64,22 +49,13 @@ class MRConvNextImageProcessor(PilBackend):
         torch.Size([1, 3, 224, 224])
     """
 
-    valid_kwargs = MRConvNextImageProcessorKwargs
-    model_input_names = ["pixel_values"]
-
     do_convert_rgb = True
-    do_resize = True
     size = {"shortest_edge": 224}
-    default_to_square = False
     crop_pct = 0.875
-    resample = PILImageResampling.BICUBIC
-    do_rescale = True
-    rescale_factor = 1 / 255
-    do_normalize = True
     image_mean = IMAGENET_DEFAULT_MEAN
     image_std = IMAGENET_DEFAULT_STD
 
-    def preprocess(self, images: ImageInput, **kwargs: Unpack[MRConvNextImageProcessorKwargs]) -> BatchFeature:
+    def preprocess(self, images: ImageInput, **kwargs: Unpack[ConvNextImageProcessorKwargs]) -> BatchFeature:
         """
         Prepare images for the model.
 
@@ -114,55 +90,32 @@ class MRConvNextImageProcessor(PilBackend):
             image = image.convert("L")
         return super().process_image(image, do_convert_rgb, *args, **kwargs)
 
-    # The base class names every option of every processor; like those of transformers, this names its own.
-    def _preprocess(  # type: ignore[override]
-        self,
-        images: list[np.ndarray],
-        do_resize: bool,
-        size: SizeDict,
-        crop_pct: float,
-        resample: PILImageResampling,
-        do_rescale: bool,
-        rescale_factor: float,
-        do_normalize: bool,
-        image_mean: list[float],
-        image_std: list[float],
-        return_tensors: str | None,
-        **kwargs: Any,
-    ) -> BatchFeature:
-        if do_rescale:
-            for image in images:
-                if np.issubdtype(image.dtype, np.integer) and image.max() * rescale_factor > 1 + 1e-6:
-                    raise ValueError(
-                        f"An image of {image.dtype} has values up to {image.max()}, which `rescale_factor` "
-                        f"{rescale_factor:g} does not bring to [0, 1]; give 1 / 65535 for 16 bits."
-                    )
-        if do_resize:
-            images = [self._centre(image, size, crop_pct, resample) for image in images]
-        sizes = sorted({image.shape[1:] for image in images})
-        if return_tensors is not None and len(sizes) > 1:
-            raise ValueError(
-                f"Images of sizes {sizes} do not make one batch. Set do_resize=True, or process each size by itself."
-            )
-        if do_rescale:
-            images = [self.rescale(image, rescale_factor) for image in images]
-        if do_normalize:
-            images = [self.normalize(image, image_mean, image_std) for image in images]
-        return BatchFeature(data={"pixel_values": images}, tensor_type=return_tensors)
+    def _preprocess(self, images: list[np.ndarray], **options: Any) -> BatchFeature:  # type: ignore[override]
+        factor = options["rescale_factor"]
+        for image in images if options["do_rescale"] else []:
+            if np.issubdtype(image.dtype, np.integer) and image.max() * factor > 1 + 1e-6:
+                raise ValueError(
+                    f"An image of {image.dtype} has values up to {image.max()}, which `rescale_factor` {factor:g} "
+                    "does not bring to [0, 1]; give 1 / 65535 for 16 bits."
+                )
+        return super()._preprocess(images, **options)
 
-    def _centre(self, image: np.ndarray, size: SizeDict, crop_pct: float, resample: Any) -> np.ndarray:
+    def resize(  # type: ignore[override]
+        self, image: np.ndarray, size: SizeDict, resample: Any, crop_pct: float = 0.875, **kwargs: Any
+    ) -> np.ndarray:
         """Resize so that the square in the centre is `crop_pct` of the shorter side, and cut it out."""
+        # The base class squeezes images into squares of 384 pixels and more, and rounds floats to 256 levels.
         if not size.shortest_edge or size.shortest_edge < 1:
             raise ValueError(f"`size` is {size}; give {{'shortest_edge': pixels}}, at least 1.")
         if not 0 < crop_pct <= 1:
             raise ValueError(f"`crop_pct` is {crop_pct}; it must be above 0 and at most 1.")
         side = size.shortest_edge
         height, width = get_resize_output_image_size(
-            image, int(side / crop_pct), default_to_square=False, input_data_format=ChannelDimension.FIRST
+            image, int(side / crop_pct), default_to_square=False, input_data_format="channels_first"
         )
-        square = SizeDict(height=side, width=side)
         if image.dtype == np.uint8:
-            return self.center_crop(self.resize(image, SizeDict(height=height, width=width), resample), square)
-        # The base class would round these to 256 levels.
-        channels = [Image.fromarray(channel.astype(np.float32)).resize((width, height), resample) for channel in image]
-        return self.center_crop(np.stack([np.asarray(channel) for channel in channels]), square)
+            resized = PilBackend.resize(self, image, SizeDict(height=height, width=width), resample)
+        else:
+            channels = [Image.fromarray(channel.astype(np.float32)) for channel in image]
+            resized = np.stack([np.asarray(channel.resize((width, height), resample)) for channel in channels])
+        return self.center_crop(resized, SizeDict(height=side, width=side))

@@ -18,12 +18,17 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .configuration_mrconv import MRConvConfig, changed_lengths
-from .ops_mrconv import convolution_size, dilated_kernel, fourier_kernel, kernel_spectrum, sparse_kernel
+from .ops_mrconv import FAST, convolution_size, fourier_kernel, kernel_spectrum, tap_kernels
 
 
 def precise(value: Tensor) -> Tensor:
     """The tensor in float32, or float64 if it is that: kernels and statistics are never computed in half precision."""
     return value.to(torch.promote_types(value.dtype, torch.float32))
+
+
+def moved(positions: Tensor, rate: float) -> Tensor:
+    """Positions of taps at `rate` times fewer samples per second: the nearest earlier ones."""
+    return positions if rate == 1 else (positions / rate).floor().long()
 
 
 class MRConvKernel(nn.Module):
@@ -46,14 +51,9 @@ class MRConvKernel(nn.Module):
         """Register what the branches are made of: taps of each branch and channel."""
         self.weight = nn.Parameter(torch.empty(len(self.branches), self.channels, self.taps))
 
-    def branch(self, index: int, rate: float, length: int) -> Tensor:
-        """Kernel of one branch, `length` samples at `rate` times fewer samples per second."""
-        raise NotImplementedError
-
     def forward(self, rate: float = 1.0) -> list[Tensor]:
         """N kernels [channels, l_i / rate], for `rate` times fewer samples per second than at training."""
-        lengths = changed_lengths(self.branches, rate)
-        return [self.branch(index, rate, length) for index, length in enumerate(lengths)]
+        raise NotImplementedError
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -65,22 +65,18 @@ class MRConvKernel(nn.Module):
         """Factors of the weights for kernels of `initial_norm`, given the norms of the branches, [channels] each."""
         return self.initial_norm / torch.stack(norms)[..., None]
 
-    def first_position(self, rate: float) -> float:
-        """Place of the first tap at another rate among the taps of training: lag 1 lies `rate` samples ahead."""
-        return rate - 1 if self.ahead else 0.0
-
 
 class MRConvDilatedKernel(MRConvKernel):
     """l_0 taps, 2^i samples apart (eq. 8). At another rate tap p moves to floor(p / rate); those that meet add up."""
 
-    def branch(self, index: int, rate: float, length: int) -> Tensor:
-        weight, dilation = precise(self.weight[index]), self.branches[index][0]
-        if rate == 1:
-            return dilated_kernel(weight, dilation, length)
-        positions = dilation * torch.arange(self.taps, device=weight.device)
-        kept = positions < self.branches[index][1]
-        positions = (positions[kept] / rate).floor().long().expand(self.channels, -1)
-        return sparse_kernel(weight[:, kept], positions, length)
+    def forward(self, rate: float = 1.0) -> list[Tensor]:
+        lengths, dilations = changed_lengths(self.branches, rate), [dilation for dilation, _ in self.branches]
+        steps = torch.arange(self.taps, device=self.weight.device).expand(self.channels, -1)
+        positions = torch.stack([steps * dilation for dilation in dilations])
+        # Of the longest kernel, which is cropped to the longest input, taps may lie beyond.
+        whole = [*lengths[:-1], max(lengths[-1], math.ceil(self.taps * dilations[-1] / rate))]
+        kernels = tap_kernels(precise(self.weight), moved(positions, rate), whole)
+        return [*kernels[:-1], kernels[-1][:, : lengths[-1]]]
 
 
 class MRConvFourierKernel(MRConvKernel):
@@ -104,19 +100,27 @@ class MRConvFourierKernel(MRConvKernel):
         pairs = zip(norms, self.counts, strict=True)
         return torch.cat([(self.initial_norm / norm[:, None]).expand(-1, count) for norm, count in pairs], dim=1)
 
-    def branch(self, index: int, rate: float, length: int) -> Tensor:
-        # The inverse transform divides by its length: k'[t] = rate k[rate t], which keeps sums over time.
-        first = sum(self.counts[:index])
-        numbers = precise(self.weight[:, first : first + self.counts[index]])
-        # The constant has no imaginary part, nor the last mode if its number is not there.
-        rest = F.pad(numbers[:, 1:], (0, 2 * self.modes - 1 - self.counts[index]))
+    def forward(self, rate: float = 1.0) -> list[Tensor]:
+        weight, lengths = precise(self.weight), changed_lengths(self.branches, rate)
+        form = FAST.get("fourier_kernels") if rate == 1 and not torch.compiler.is_compiling() else None
+        found: list[Tensor] | None = None if form is None else form(weight, self.counts, lengths)
+        if found is not None:
+            return found
+        pairs = zip(weight.split(self.counts, dim=1), self.branches, lengths, strict=True)
+        return [fourier_kernel(self._modes(numbers, rate, own), length) for numbers, (_, own), length in pairs]
+
+    def _modes(self, numbers: Tensor, rate: float, length: int) -> Tensor:
+        """Modes, [channels, m, 2], of a branch of that length at training: the constant has no imaginary part, nor the
+        last mode if its number is not there. The inverse transform at another rate divides by its own length: k'[t] =
+        rate k[rate t], which keeps sums over time."""
+        rest = F.pad(numbers[:, 1:], (0, 2 * self.modes - numbers.shape[1] - 1))
         modes = torch.cat([F.pad(numbers[:, :1], (0, 1)), rest], dim=1).unflatten(1, (self.modes, 2))
-        shift = self.first_position(rate)
-        if shift:
+        if self.ahead and rate != 1:
+            # The first tap ahead, at lag 1, lies `rate` samples ahead among those of training, rate - 1 further on.
             frequency = torch.arange(self.modes, device=modes.device, dtype=modes.dtype)
-            turn = torch.polar(torch.ones_like(frequency), 2 * math.pi * shift / self.branches[index][1] * frequency)
+            turn = torch.polar(torch.ones_like(frequency), 2 * math.pi * (rate - 1) / length * frequency)
             modes = torch.view_as_real(torch.view_as_complex(modes) * turn)
-        return fourier_kernel(modes, length)
+        return modes
 
 
 class MRConvSparseKernel(MRConvKernel):
@@ -137,11 +141,8 @@ class MRConvSparseKernel(MRConvKernel):
         init.copy_(self.positions, torch.stack(places))
         super().reset_parameters()
 
-    def branch(self, index: int, rate: float, length: int) -> Tensor:
-        positions = self.positions[index]
-        if rate != 1:
-            positions = (positions / rate).floor().long()
-        return sparse_kernel(precise(self.weight[index]), positions, length)
+    def forward(self, rate: float = 1.0) -> list[Tensor]:
+        return tap_kernels(precise(self.weight), moved(self.positions, rate), changed_lengths(self.branches, rate))
 
 
 class MRConvFourierSparseKernel(nn.Module):
@@ -170,42 +171,11 @@ class MRConvFourierSparseKernel(nn.Module):
         ]
 
 
-class MRConvImplicitKernel(MRConvKernel):
-    """k_i[t] = W sin(omega (A e(t / l_i) + b)), an MLP of the position; e(x) is x and sinusoids of it."""
-
-    frequency = 10.0
-
-    def make_parameters(self, config: MRConvConfig) -> None:
-        self.bands = max(1, self.taps // 2)
-        features, units = 1 + 2 * self.bands, self.taps
-        self.hidden_weight = nn.Parameter(torch.empty(len(self.branches), units, features))
-        self.hidden_bias = nn.Parameter(torch.empty(len(self.branches), units))
-        super().make_parameters(config)
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        bound = 1 / self.hidden_weight.shape[-1]
-        init.uniform_(self.hidden_weight, -bound, bound)
-        init.uniform_(self.hidden_bias, -bound, bound)
-        super().reset_parameters()
-
-    def branch(self, index: int, rate: float, length: int) -> Tensor:
-        weight, hidden = precise(self.weight[index]), precise(self.hidden_weight[index])
-        position = torch.arange(length, device=weight.device, dtype=weight.dtype) * rate + self.first_position(rate)
-        position = position / self.branches[index][1]
-        angles = 2 * math.pi * torch.outer(torch.arange(1, self.bands + 1, device=weight.device), position)
-        features = torch.cat([position[None], angles.sin(), angles.cos()])  # [features, length]
-        active = (self.frequency * (hidden @ features + precise(self.hidden_bias[index])[:, None])).sin()
-        # As with Fourier kernels, fewer samples per second weigh more each.
-        return rate * (weight @ active)
-
-
 KERNELS: dict[str, type[nn.Module]] = {
     "dilated": MRConvDilatedKernel,
     "fourier": MRConvFourierKernel,
     "sparse": MRConvSparseKernel,
     "fourier_sparse": MRConvFourierSparseKernel,
-    "implicit": MRConvImplicitKernel,
 }
 
 

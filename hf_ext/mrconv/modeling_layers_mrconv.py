@@ -92,11 +92,15 @@ class MRConvPreciseBuffers(nn.Module):
         self.register_buffer("running_mean", precise(torch.zeros(shape)))
         self.register_buffer("running_var", precise(torch.ones(shape)))
 
+    @staticmethod
+    def counts() -> bool:
+        """True unless activation checkpointing repeats, within a backward pass, a forward that was counted."""
+        return torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1
+
     @torch.no_grad()
     def update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         """Take the statistics of a batch into the running ones, the variance without bias."""
-        # Within a backward pass, activation checkpointing repeats a forward that was counted.
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+        if self.counts():
             unbiased = var * (count / (count - 1).clamp_min(1))
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
@@ -181,6 +185,14 @@ class MRConvBatchNorm(MRConvPreciseBuffers):
         """Normalise; statistics are taken where `valid`, of shape `(B, L)`, is True."""
         mean, var = self.running_mean, self.running_var
         if takes_batch_statistics(self):
+            rows, alone = precise(hidden).flatten(0, 1), statistics_group(self.synchronized) is None
+            if valid is None and alone and len(rows) > 1 and rows.dtype == mean.dtype:
+                # In one call of torch, forward and backward, what is written out below. A repetition must save as many
+                # tensors as the first pass, so that it too gets statistics to move.
+                running = (mean, var) if self.counts() else (mean.clone(), var.clone())
+                weight, bias = precise(self.weight), precise(self.bias)
+                normed = F.batch_norm(rows, *running, weight, bias, True, self.momentum, self.eps)
+                return normed.view_as(hidden).to(hidden.dtype)
             mean, var = self._batch_statistics(hidden, valid)
         scale = precise(self.weight) * (var + self.eps).rsqrt()
         return (precise(hidden) * scale + (precise(self.bias) - mean * scale)).to(hidden.dtype)
@@ -276,8 +288,6 @@ class MRConvLayer(MRConvPreciseBuffers):
         sequences."""
         if start is not None and stop is not None:
             u = torch.where(valid_positions(u, start, stop), u, 0)
-        if cache is not None and cache.takes_gradient:
-            return self._go_on(u, start, stop, cache)
         if cache is not None:
             streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel, self.parameters)
             return streamed
@@ -286,41 +296,29 @@ class MRConvLayer(MRConvPreciseBuffers):
             return packing.pack(self._convolve(packing.unpack(u), spans, packed=True))
         return self._convolve([u], [(start, stop)])[0]
 
-    def _go_on(self, u: Tensor, start: Tensor | None, stop: Tensor | None, cache: Any) -> Tensor:
-        """The outputs of the next chunk, with gradients to it and to the inputs before it."""
-        self._require_causal()
-        reach = changed_lengths(self.config.branches, self.rate_factor)[-1] - 1
-        whole = cache.layers[self.layer_index].update(u, reach)
-        past = whole.shape[-1] - u.shape[-1]
-        first = torch.full((len(u),), past, device=u.device) if start is None else start + past
-        outputs = self._convolve([whole], [(first, None if stop is None else stop + past)], history=past > 0)
-        return outputs[0][..., past:]
-
-    def _convolve(
-        self, inputs: list[Tensor], spans: list[Span], history: bool = False, packed: bool = False
-    ) -> list[Tensor]:
-        """The outputs of groups of samples, which are zero outside of their spans, or with a `history` have what came
-        before the span; statistics are those of all spans together."""
+    def _convolve(self, inputs: list[Tensor], spans: list[Span], packed: bool = False) -> list[Tensor]:
+        """The outputs of groups of samples, which are zero outside of their spans; statistics are those of all spans
+        together."""
         # By the configuration: a wrapper of peft may stand in the place of `self.norm`.
         if not self.reparameterized and self.config.branch_norm == "layer":
             return [self._forward_layer_norm(u) for u in inputs]
         if self.training and self.reparameterized:
             logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
         elif self.training and self.config.branch_norm == "batch":
-            outputs = self._normalize_batch(inputs, spans, history, packed)
+            outputs = self._normalize_batch(inputs, spans, packed)
             if outputs is not None:
                 return outputs
         return self._merged_forward(inputs)
 
-    def branch_kernels(self) -> tuple[list[Tensor], list[Tensor] | None]:
-        """The N kernels (channels, l_i) as they are convolved, and those that look ahead or None."""
+    def branch_kernels(self, rate: float | None = None) -> tuple[list[Tensor], list[Tensor] | None]:
+        """The N kernels (channels, l_i) as they are convolved, or at another rate; and those ahead of it, or None."""
         if self.reparameterized:
             raise ValueError(
                 "This layer is merged and has no branches; load a checkpoint from before `reparameterize()`."
             )
+        rate = self.rate_factor if rate is None else rate
         with whole_parameters(self), maybe_autocast(self.alpha.device.type, enabled=False):
-            ahead = None if self.backward_kernel is None else self.backward_kernel(self.rate_factor)
-            return self.kernel(self.rate_factor), ahead
+            return self.kernel(rate), None if self.backward_kernel is None else self.backward_kernel(rate)
 
     def merged(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """One kernel and one bias for all branches, with the running statistics (eq. 7), in float32 or float64: k =
@@ -335,26 +333,25 @@ class MRConvLayer(MRConvPreciseBuffers):
             )
         with whole_parameters(self):
             kernels, ahead = self.branch_kernels()
-            scale, shift = self.branch_scales()
+            scale, shift = self.branch_scales(kernels, ahead)
         return merge_kernels(kernels, scale), None if ahead is None else merge_kernels(ahead, scale), shift.sum(0)
 
-    def branch_scales(self) -> tuple[Tensor, Tensor]:
-        """Factor of each branch's kernel, and what the branch adds, with the running statistics: [N, D]."""
+    def branch_scales(self, kernels: list[Tensor], ahead: list[Tensor] | None) -> tuple[Tensor, Tensor]:
+        """Factor of each of these kernels, and what its branch adds, with the running statistics: [N, D]."""
         if self.norm is not None:
             scale, shift = self.norm(self.alpha)
             return scale, shift
         scale = precise(self.alpha)
         if self.config.branch_norm == "kernel":
             # The norm of both wings together, at the rate of training.
-            with maybe_autocast(self.alpha.device.type, enabled=False):
-                wings = [self.kernel()] if self.backward_kernel is None else [self.kernel(), self.backward_kernel()]
-                whole = [torch.cat(branch, dim=-1) for branch in zip(*wings, strict=True)]
-                scale = scale / torch.stack([kernel.norm(dim=-1) for kernel in whole]).clamp_min(_TINY)
+            if self.rate_factor != 1:
+                kernels, ahead = self.branch_kernels(1.0)
+            if ahead is not None:
+                kernels = [torch.cat(wings, dim=-1) for wings in zip(kernels, ahead, strict=True)]
+            scale = scale / torch.stack([kernel.norm(dim=-1) for kernel in kernels]).clamp_min(_TINY)
         return scale, torch.zeros_like(scale)
 
-    def _normalize_batch(
-        self, inputs: list[Tensor], spans: list[Span], history: bool, packed: bool
-    ) -> list[Tensor] | None:
+    def _normalize_batch(self, inputs: list[Tensor], spans: list[Span], packed: bool) -> list[Tensor] | None:
         """The outputs with the statistics of the batch; None where the norm does not take them."""
 
         def convolve(alpha: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Any:
@@ -368,7 +365,7 @@ class MRConvLayer(MRConvPreciseBuffers):
             start, stop = spans[0]
             output, *statistics = batch_norm_conv(
                 inputs[0], kernels, alpha, weight, bias, eps, backward_kernels=ahead, start=start, stop=stop,
-                group=group, history=history,
+                group=group,
             )  # fmt: skip
             return [output], *statistics
 
@@ -416,15 +413,12 @@ class MRConvLayer(MRConvPreciseBuffers):
 
     def streaming_kernel(self) -> Any:
         """The merged kernel as it is now, for streams; all of them share it."""
-        self._require_causal()
-        return self.kept_kernel().streaming()
-
-    def _require_causal(self) -> None:
         if self.config.bidirectional:
             raise ValueError(
                 f"Layer {self.layer_index} is bidirectional: its outputs depend on inputs to come, so it cannot be "
                 "streamed. Use a model with `bidirectional=False`."
             )
+        return self.kept_kernel().streaming()
 
     def _register_merged(self, kernel: Tensor, backward_kernel: Tensor | None, bias: Tensor) -> None:
         values = {"merged_kernel": kernel, "merged_backward_kernel": backward_kernel, "merged_bias": bias}
@@ -606,8 +600,8 @@ class MRConvPreTrainedModel(PreTrainedModel):
         Adapt the kernels to inputs with `factor` times fewer samples per second, in place and saved in the
         configuration; 2.0 takes a model from 16 to 8 kHz, 0.5 back. Nothing is trained, running statistics stay.
 
-        Fourier kernels keep the modes that the new rate can represent, k'[t] = factor k[factor t]; implicit ones are
-        evaluated there. A tap of a dilated or sparse kernel moves to floor(lag / factor), where they add up: aliased.
+        Fourier kernels keep the modes that the new rate can represent, k'[t] = factor k[factor t]. A tap of a dilated
+        or sparse kernel moves to floor(lag / factor), where they add up: aliased.
 
         Args:
             factor (`float`): Present sampling rate divided by the new one; it divides the length of every kernel.

@@ -29,8 +29,8 @@ _PASSED_ON = {
     "output_hidden_states", "output_attentions", "return_dict", "use_cache", "num_items_in_batch", "shift_labels",
     "ignore_index", "cu_seq_lens_k", "max_length_q", "max_length_k",
 }  # fmt: skip
-# What says where the sequences of packed rows begin, by the names that the collators of transformers use.
-PACKING_ARGUMENTS = ("position_ids", "cu_seq_lens_q", "seq_idx")
+# Where the sequences of packed rows begin, in the three forms of transformers' collators. Only the first is read.
+_PACKING = ("position_ids", "cu_seq_lens_q", "seq_idx")
 
 
 def read_mask(attention_mask: Tensor | None, inputs: Tensor, cache: Any | None = None) -> Tensor | None:
@@ -105,7 +105,7 @@ def only_cache(cache: Any | None, past_key_values: Any | None) -> Any | None:
 
 def refuse_packing(arguments: dict[str, Any], reason: str = "this head makes one answer of each row") -> None:
     """Refuse packed sequences, and the state after the beginning of one, where a row must be one sequence."""
-    for name in (*PACKING_ARGUMENTS, "cache", "past_key_values"):
+    for name in (*_PACKING, "cache", "past_key_values"):
         if arguments.get(name) is not None:
             raise ValueError(
                 f"`{name}` is not an input here: {reason}. Give each sequence its own row, and an attention mask if "
@@ -183,8 +183,6 @@ class MRConvModel(MRConvPreTrainedModel):
         input_values: Tensor | None = None,
         cache: Any | None = None,
         position_ids: Tensor | None = None,
-        cu_seq_lens_q: Tensor | None = None,
-        seq_idx: Tensor | None = None,
         observed_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
@@ -201,16 +199,13 @@ class MRConvModel(MRConvPreTrainedModel):
                 Continuous input, for a model without vocabulary; `(batch_size, length)` if `input_size` is 1. In the
                 units of the data if the configuration has `input_mean` and `input_std`.
             cache ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of the sequence; the mask covers it too. To train chunk by chunk, an
-                [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`]. Also accepted as `past_key_values`.
+                State after the earlier part of the sequence; the mask covers it too. Also accepted as
+                `past_key_values`.
             position_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 Packed sequences, as `DataCollatorWithFlattening` makes them: 0, 1, 2, ..., from 0 again at the
                 beginning of each sequence of a row. Results, gradients and statistics equal those of one row per
-                sequence. The attention mask may then have padding between sequences.
-            cu_seq_lens_q (`torch.IntTensor` of shape `(sequences + 1,)`, *optional*):
-                Packed sequences, by their bounds in the flattened batch.
-            seq_idx (`torch.IntTensor` of shape `(batch_size, length)`, *optional*):
-                Packed sequences, by the number of the sequence of each position.
+                sequence. The attention mask may then have padding between sequences. Other forms of their bounds,
+                `cu_seq_lens_q` and `seq_idx`, are allowed beside it and not read.
             observed_mask (`torch.Tensor` of shape `(batch_size, length, input_size)`, *optional*):
                 0 where a number of `input_values` is missing (its value, also NaN, is ignored); `(batch_size, length)`
                 if `input_size` is 1. The model takes the channel's `input_mean`, or 0, in its place.
@@ -231,18 +226,21 @@ class MRConvModel(MRConvPreTrainedModel):
             torch.Size([2, 50, 16])
         """
         cache = only_cache(cache, kwargs.pop("past_key_values", None))
-        refuse_unknown(kwargs)
-        given = {"position_ids": position_ids, "cu_seq_lens_q": cu_seq_lens_q, "seq_idx": seq_idx}
+        refuse_unknown({name: value for name, value in kwargs.items() if name not in _PACKING})
+        if position_ids is None:
+            refuse_packing(kwargs, "the sequences of a row are told apart by `position_ids`, which are missing")
         hidden = self.embed(input_ids, inputs_embeds, input_values, attention_mask, observed_mask)
-        if self.delta_units is not None and (cache is not None or any(each is not None for each in given.values())):
+        if self.delta_units is not None and (cache is not None or position_ids is not None):
             raise ValueError("A model with `input_delta_std` takes whole sequences: no cache, and one in each row.")
         if cache is not None:
-            refuse_packing(given, "the cache of a row is that of one sequence, whose positions follow one another")
+            reason = "the cache of a row is that of one sequence, whose positions follow one another"
+            refuse_packing({"position_ids": position_ids}, reason)
             self._check_cache(cache)
         if self.read_packing is None:
-            refuse_packing(given, "the code that reads packed rows is missing from this checkpoint")
+            reason = "the code that reads packed rows is missing from this checkpoint"
+            refuse_packing({"position_ids": position_ids}, reason)
         valid = read_mask(attention_mask, hidden, cache)
-        packing = None if self.read_packing is None else self.read_packing(hidden, valid, **given)
+        packing = None if self.read_packing is None else self.read_packing(hidden, valid, position_ids)
         longest = hidden.shape[1] if packing is None else packing.longest
         if cache is None and longest > self.config.longest_input:
             raise ValueError(
@@ -264,8 +262,8 @@ class MRConvModel(MRConvPreTrainedModel):
         return BaseModelOutput(last_hidden_state=hidden)
 
     def _check_cache(self, cache: Any) -> None:
-        """Check that a cache has the blocks of the model, all of which have seen as much, and how it is trained."""
-        if not hasattr(cache, "takes_gradient"):
+        """Check that a cache has the blocks of the model, all of which have seen as much, and that none is trained."""
+        if not hasattr(cache, "convolve"):
             raise TypeError(f"`cache` is a {type(cache).__name__}; MRConv needs an `MRConvCache(model.config)`.")
         if len(cache.layers) != len(self.layers):
             raise ValueError(
@@ -278,18 +276,10 @@ class MRConvModel(MRConvPreTrainedModel):
                 f"The blocks of this cache have seen {min(seen)} to {max(seen)} positions: an earlier call was "
                 "interrupted between them. Start a new cache, or `reset()` this one."
             )
-        if not self.training:
-            return
-        if not cache.takes_gradient:
+        if self.training:
             raise ValueError(
                 "A cache in training mode: a streamed convolution has no batch statistics and no gradient. Call "
-                "`model.eval()` to generate or stream, leave `use_cache` and `cache` out to train, or train "
-                "chunk by chunk with an `MRConvTrainingCache(model.config)`."
-            )
-        if any(layer.gradient_checkpointing for layer in self.layers):
-            raise ValueError(
-                "A cache and activation checkpointing: the backward pass would compute each chunk again, with the "
-                "cache as later chunks left it. Switch activation checkpointing off and take shorter chunks."
+                "`model.eval()` to generate or stream, or leave `use_cache` and `cache` out to train."
             )
 
     def embed(
@@ -514,8 +504,6 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
         attention_mask: Tensor | None = None,
         input_ids_2: torch.LongTensor | None = None,
         attention_mask_2: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        inputs_embeds_2: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
@@ -525,8 +513,6 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
                 First and second document of each pair, of lengths of their own.
             attention_mask, attention_mask_2 (`torch.Tensor` of the shapes of the documents, *optional*):
                 1 at valid positions, one run in each row.
-            inputs_embeds, inputs_embeds_2 (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
-                Embedded documents, instead of tokens.
             labels: As in [`MRConvForSequenceClassification`], whose outputs these are too; `hidden_states` are those
                 of both documents, one after the other.
 
@@ -541,8 +527,7 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
             torch.Size([4, 2])
         """
         refuse_packing(kwargs)
-        first = self.model.embed(input_ids, inputs_embeds)
-        second = self.model.embed(input_ids_2, inputs_embeds_2)
+        first, second = self.model.embed(input_ids), self.model.embed(input_ids_2)
         if len(first) != len(second):
             raise ValueError(
                 f"There are {len(first)} first and {len(second)} second documents; give pairs, as many of each."

@@ -16,6 +16,7 @@ from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndNoAttention,
     ImageClassifierOutputWithNoAttention,
 )
+from transformers.models.convnext.modeling_convnext import ConvNextDropPath, ConvNextLayerNorm
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -24,25 +25,9 @@ from .configuration_mrconvnext import MRConvNextConfig
 from .modeling_layers_mrconv import MRConvLayer, MRConvPreTrainedModel
 
 
-class MRConvNextChannelNorm(nn.LayerNorm):
-    """LayerNorm over the channels of a map [B, C, height, width]."""
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return super().forward(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-class MRConvNextDropPath(nn.Module):
-    """In training a sample loses the branch with probability `rate`; those that keep it are scaled up to the mean."""
-
-    def __init__(self, rate: float):
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, branch: torch.Tensor) -> torch.Tensor:
-        if not self.training or self.rate == 0:
-            return branch
-        kept = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
-        return branch * (kept / (1 - self.rate)).to(branch.dtype)
+def make_map_norm(channels: int, config: MRConvNextConfig) -> ConvNextLayerNorm:
+    """Layer normalisation over the channels of a map [B, C, height, width]."""
+    return ConvNextLayerNorm(channels, eps=config.layer_norm_eps, data_format="channels_first")
 
 
 class MRConvNextLayer(GradientCheckpointingLayer):
@@ -56,7 +41,7 @@ class MRConvNextLayer(GradientCheckpointingLayer):
         self.expand = nn.Linear(dim, 4 * dim)
         self.project = nn.Linear(4 * dim, dim)
         self.layer_scale = nn.Parameter(torch.full((dim,), config.layer_scale_init_value))
-        self.drop_path = MRConvNextDropPath(drop_path)
+        self.drop_path = ConvNextDropPath(drop_path)
 
     def forward(self, flat: torch.Tensor) -> torch.Tensor:
         tokens = self.norm(self.convolution(flat).transpose(1, 2))  # [B, L, C]
@@ -73,7 +58,7 @@ class MRConvNextStage(nn.Module):
         self.downsampling = nn.Sequential()
         if stage:
             before = config.hidden_sizes[stage - 1]
-            norm = MRConvNextChannelNorm(before, eps=config.layer_norm_eps)
+            norm = make_map_norm(before, config)
             self.downsampling.extend([norm, nn.Conv2d(before, dim, 2, stride=2)])
         first, steps = sum(config.depths[:stage]), max(sum(config.depths) - 1, 1)
         self.layers = nn.ModuleList(
@@ -133,7 +118,7 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
         super().__init__(config)
         side = config.patch_size
         self.patches = nn.Conv2d(config.num_channels, config.hidden_sizes[0], side, stride=side)
-        self.patch_norm = MRConvNextChannelNorm(config.hidden_sizes[0], eps=config.layer_norm_eps)
+        self.patch_norm = make_map_norm(config.hidden_sizes[0], config)
         self.stages = nn.ModuleList(MRConvNextStage(config, stage) for stage in range(len(config.depths)))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()

@@ -16,9 +16,9 @@ from transformers.utils import can_return_tuple
 
 from .configuration_mrconv import AUTO_MAP_OF_POSITIONS, MRConvConfig
 from .modeling_layers_mrconv import MRConvPreTrainedModel
-from .modeling_mrconv import PACKING_ARGUMENTS, MRConvModel, only_cache
+from .modeling_mrconv import MRConvModel, only_cache
 from .packing_mrconv import find_starts, read_packing
-from .streaming_mrconv import MRConvCache, MRConvTrainingCache
+from .streaming_mrconv import MRConvCache
 
 # The name of the cache in outputs and in `generate`: `past_key_values` up to transformers 5.23, `cache` since then.
 _CACHE = fields(CausalLMOutputWithPast)[2].name
@@ -67,11 +67,11 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        cache: MRConvCache | MRConvTrainingCache | None = None,
+        cache: MRConvCache | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        past_key_values: MRConvCache | MRConvTrainingCache | None = None,
+        past_key_values: MRConvCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """
@@ -84,8 +84,8 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
             logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
                 Number of last positions that get logits, 0 for all; or the positions.
             past_key_values: The name of `cache` up to transformers 5.23.
-            position_ids, cu_seq_lens_q, seq_idx: Packed sequences, as in [`MRConvModel`]; by name only. The first
-                token of a sequence is not predicted from the one before it.
+            position_ids: Packed sequences, as in [`MRConvModel`]; by name only. The first token of a sequence is not
+                predicted from the one before it.
 
         Returns:
             [`~transformers.modeling_outputs.CausalLMOutputWithPast`]: `logits` of shape `(batch_size, length,
@@ -108,9 +108,8 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
-            packed = {name: kwargs.get(name) for name in PACKING_ARGUMENTS}
             valid = None if attention_mask is None else attention_mask != 0
-            starts = find_starts((labels.shape[0], labels.shape[1]), valid, **packed)
+            starts = find_starts((labels.shape[0], labels.shape[1]), valid, kwargs.get("position_ids"))
             if starts is not None:
                 labels = labels.masked_fill(starts, -100)  # type: ignore[assignment]
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -120,21 +119,6 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         """As [`~transformers.GenerationMixin.generate`], with either name of the cache."""
         past = only_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None))
         return super().generate(*args, **kwargs, **({} if past is None else {_CACHE: past}))
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: torch.LongTensor,
-        inputs_embeds: Tensor | None = None,
-        is_first_iteration: bool | None = False,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """The inputs of the next forward pass of `generate`: after the prompt, all positions are valid."""
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(
-            input_ids, inputs_embeds=inputs_embeds, is_first_iteration=is_first_iteration, **kwargs
-        )
-        if not is_first_iteration and inputs.get(_CACHE) is not None:
-            inputs["attention_mask"] = None
-        return inputs
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers.utils.generic import maybe_autocast
 
-# Faster forms of the same values and gradients, by the name of what they replace: of a function here, or of
-# `MRConvLayer.kept_kernel`. `hf_ext.fast` enters them.
+# Faster forms of the same values and gradients, by the name of what they replace: of a function here, of
+# `MRConvLayer.kept_kernel`, or of the kernels of all branches. `hf_ext.fast` enters them.
 FAST: dict[str, Callable[..., Any]] = {}
 
 
@@ -48,10 +48,14 @@ def convolution_size(length: int, taps: int, backward_taps: int = 0) -> int:
     return fft_size(length + max(min(taps, length) - 1, min(backward_taps, length - 1), 0))
 
 
-def dilated_kernel(weight: Tensor, dilation: int, length: int) -> Tensor:
-    """k[dilation * j] = weight[j], zero elsewhere (poster eq. 8); taps from `length` on are dropped."""
-    spread = F.pad(weight[:, :, None], (0, dilation - 1)).flatten(1)[:, :length]
-    return F.pad(spread, (0, length - spread.shape[1]))
+def tap_kernels(weight: Tensor, positions: Tensor, lengths: list[int]) -> list[Tensor]:
+    """N kernels [channels, lengths[i]] with k_i[positions[i, c, j]] = weight[i, c, j], zero elsewhere (poster eqs. 8,
+    10); taps at one position add up. Weights and positions are [N, channels, taps]."""
+    # One scatter for all kernels, side by side, is a seventh of the calls, forward and backward, of one for each.
+    begins = [sum(lengths[:index]) for index in range(len(lengths))]
+    places = torch.cat([own + begin for own, begin in zip(positions, begins, strict=True)], dim=1)
+    flat = weight.new_zeros(weight.shape[1], sum(lengths)).scatter_add(1, places, weight.transpose(0, 1).flatten(1))
+    return list(flat.split(lengths, dim=1))
 
 
 def fourier_kernel(modes: Tensor, length: int) -> Tensor:
@@ -67,13 +71,11 @@ def fourier_kernel(modes: Tensor, length: int) -> Tensor:
         return torch.fft.irfft(torch.complex(modes[..., 0], modes[..., 1].masked_fill(real, 0)), n=length)
 
 
-def sparse_kernel(weight: Tensor, positions: Tensor, length: int) -> Tensor:
-    """k[positions[j]] = weight[j], zero elsewhere (poster eq. 10); taps at one position add up."""
-    return weight.new_zeros(weight.shape[0], length).scatter_add(1, positions, weight)
-
-
 def merge_kernels(kernels: list[Tensor], scales: Tensor) -> Tensor:
     """One kernel for N branches: sum_i scales_i * ZeroPadRight(k_i), `scales` being [N, channels] (poster eq. 7)."""
+    if not torch.compiler.is_compiling() and "merge_kernels" in FAST:
+        merged: Tensor = FAST["merge_kernels"](kernels, scales)
+        return merged
     longest = max(kernel.shape[1] for kernel in kernels)
     pairs = zip(kernels, scales, strict=True)
     return torch.stack(
@@ -189,14 +191,12 @@ def batch_norm_conv(
     start: Tensor | None = None,
     stop: Tensor | None = None,
     group: torch.distributed.ProcessGroup | None = None,
-    history: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training-mode MRConv layer (poster eqs. 2, 4-6): y = sum_i alpha_i (weight_i (k_i * u - mean_i) / sqrt(var_i +
     eps) + bias_i), with coefficients of shape [N, channels].
 
     Of a sample the positions start, ..., stop - 1 are valid; `u` is zero outside of them, and its gradient there is of
-    no meaning; but with a `history`, what comes before `start` is convolved, and only the statistics leave it out.
-    Processes of a `group` share the statistics, which are those of the joined batch, gradients included.
+    no meaning. Processes of a `group` share the statistics, which are those of the joined batch, gradients included.
 
     Returns y, in the dtype of `u`, and, without gradient and in float32 at least, mean and biased variance of each
     branch over batch and valid positions, [N, channels], and the number of positions."""
@@ -208,13 +208,13 @@ def batch_norm_conv(
         # FFT libraries refuse it; a sample without valid positions is as good.
         u, start = F.pad(u, (0, 0, 0, 0, 0, 1)), torch.zeros(1, dtype=torch.long, device=u.device)
         stop = start
-    if "batch_norm_conv" in FAST and not history:
+    if "batch_norm_conv" in FAST:
         cropped, ahead, n = _crop_kernels(u, kernels, wings)
         form = FAST["batch_norm_conv"]
         y, mean, var, count = form(u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group)
     else:
         span, form = (start, stop), grouped_batch_norm_conv
-        mean, var, count, y = form([u], [span], kernels, alpha, weight, bias, eps, wings, group, history)
+        mean, var, count, y = form([u], [span], kernels, alpha, weight, bias, eps, wings, group)
     return y[:0] if empty else y, mean, var, count
 
 
@@ -232,11 +232,10 @@ def grouped_batch_norm_conv(
     eps: float,
     backward_kernels: list[Tensor] | None,
     group: torch.distributed.ProcessGroup | None,
-    history: bool = False,
 ) -> tuple[Tensor, ...]:
     """[`batch_norm_conv`] of several groups of samples, each of a length of its own, with the statistics of all: mean,
     variance and count, then the outputs of each group."""
-    wings, form = backward_kernels or [], _branch_sums if history else FAST.get("branch_sums", _branch_sums)
+    wings, form = backward_kernels or [], FAST.get("branch_sums", _branch_sums)
     found = [form(u, *_crop_kernels(u, kernels, wings), *span) for u, span in zip(inputs, spans, strict=True)]
     sums = torch.stack(found).sum(0)
     sums = sums if group is None else SumOverProcesses.apply(sums, group)

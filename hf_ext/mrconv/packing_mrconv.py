@@ -87,41 +87,15 @@ def group_lengths(lengths: list[int]) -> list[list[int]]:
     return groups
 
 
-def find_starts(
-    shape: tuple[int, int],
-    valid: Tensor | None,
-    position_ids: Tensor | None = None,
-    cu_seq_lens_q: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-) -> Tensor | None:
-    """Starts of the sequences of a packed batch, as booleans of its `shape` (batch_size, length); None if not given.
-    Several forms of them must agree; `valid` is the attention mask as booleans."""
-    found = {}
-    if position_ids is not None:
-        found["position_ids"] = _read_positions(position_ids, shape, valid)
-    if cu_seq_lens_q is not None:
-        found["cu_seq_lens_q"] = _read_bounds(cu_seq_lens_q, shape)
-    if seq_idx is not None:
-        numbers = _fit("seq_idx", seq_idx, shape)
-        found["seq_idx"] = F.pad(numbers[:, 1:] != numbers[:, :-1], (1, 0), value=True)
-    if valid is not None:
-        found = {name: starts & valid for name, starts in found.items()}
-    names, all_starts = list(found), list(found.values())
-    for name, starts in found.items():
-        if not torch.equal(starts, all_starts[0]):
-            raise ValueError(f"`{names[0]}` and `{name}` differ on where sequences begin; give one of them.")
-        if valid is not None and bool((valid & ~starts & ~F.pad(valid[:, :-1], (1, 0))).any()):
-            raise ValueError(
-                f"`attention_mask` has padding inside of a sequence of `{name}`; padding may only follow a sequence "
-                "or be one of its own. Leave the mask out if there is no padding."
-            )
-    if found and not bool(all_starts[0].any()):
-        raise ValueError("`attention_mask` has no valid position; leave out batches without a sequence.")
-    return all_starts[0] if found else None
-
-
-def _read_positions(position_ids: Tensor, shape: tuple[int, int], valid: Tensor | None) -> Tensor:
-    position_ids = _fit("position_ids", position_ids, shape)
+def find_starts(shape: tuple[int, int], valid: Tensor | None, position_ids: Tensor | None) -> Tensor | None:
+    """Starts of the sequences of a packed batch, as booleans of its `shape` (batch_size, length); None if there are no
+    positions. `valid` is the attention mask as booleans."""
+    if position_ids is None:
+        return None
+    if position_ids.ndim != 2 or position_ids.shape[0] not in (1, shape[0]) or position_ids.shape[1] != shape[1]:
+        got = tuple(position_ids.shape)
+        raise ValueError(f"`position_ids` has shape {got}; expected {shape}, one number for each position.")
+    position_ids = position_ids.expand(shape)
     starts = position_ids == 0
     goes_on = F.pad(position_ids[:, 1:] == position_ids[:, :-1] + 1, (1, 0))
     wrong = ~(starts | goes_on) if valid is None else valid & ~(starts | goes_on)
@@ -133,30 +107,20 @@ def _read_positions(position_ids: Tensor, shape: tuple[int, int], valid: Tensor 
             "positions of each sequence 0, 1, 2, ..., from 0 again where the next one begins. No sequence goes on in "
             "another row."
         )
+    if valid is None:
+        return starts
+    starts = starts & valid
+    if bool((valid & ~starts & ~F.pad(valid[:, :-1], (1, 0))).any()):
+        raise ValueError(
+            "`attention_mask` has padding inside of a sequence of `position_ids`; padding may only follow a sequence "
+            "or be one of its own. Leave the mask out if there is no padding."
+        )
+    if not bool(starts.any()):
+        raise ValueError("`attention_mask` has no valid position; leave out batches without a sequence.")
     return starts
 
 
-def _read_bounds(cu_seq_lens: Tensor, shape: tuple[int, int]) -> Tensor:
-    bounds = cu_seq_lens.tolist() if cu_seq_lens.ndim == 1 else []
-    ascending = all(first < last for first, last in zip(bounds, bounds[1:], strict=False))
-    rows = set(range(0, shape[0] * shape[1], shape[1]))
-    if not bounds or bounds[0] != 0 or bounds[-1] != shape[0] * shape[1] or not ascending or not rows <= set(bounds):
-        raise ValueError(
-            f"`cu_seq_lens_q` is {bounds or tuple(cu_seq_lens.shape)}; expected the ascending bounds of the sequences "
-            f"in the flattened batch, 0, ..., {shape[0] * shape[1]}, among them the beginning of each row."
-        )
-    starts = torch.zeros(shape[0] * shape[1], dtype=torch.bool, device=cu_seq_lens.device)
-    starts[cu_seq_lens[:-1].long()] = True
-    return starts.view(shape)
-
-
-def _fit(name: str, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    if values.ndim != 2 or values.shape[0] not in (1, shape[0]) or values.shape[1] != shape[1]:
-        raise ValueError(f"`{name}` has shape {tuple(values.shape)}; expected {shape}, one number for each position.")
-    return values.expand(shape)
-
-
-def read_packing(hidden: Tensor, valid: Tensor | None, **given: Tensor | None) -> Packing | None:
-    """The packing of hidden states [B, L, D], from what [`find_starts`] takes; None where nothing says it."""
-    starts = find_starts((hidden.shape[0], hidden.shape[1]), valid, **given)
+def read_packing(hidden: Tensor, valid: Tensor | None, position_ids: Tensor | None) -> Packing | None:
+    """The packing of hidden states [B, L, D]; None where no positions say it."""
+    starts = find_starts((hidden.shape[0], hidden.shape[1]), valid, position_ids)
     return None if starts is None else Packing(starts, valid)

@@ -1,7 +1,6 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """
-Streaming of causal MRConv models for transformers' generation and for chunks of any length, [`MRConvCache`]; and
-training on chunks of long sequences, [`MRConvTrainingCache`].
+Streaming of causal MRConv models, for transformers' generation and for chunks of any length.
 
 Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels, frequencies].
 """
@@ -40,7 +39,7 @@ Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels,
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -179,31 +178,7 @@ class Level:
         self.spectra = tuple(change(spectrum) for spectrum in self.spectra)
 
 
-class _LayerState(CacheLayerMixin):
-    """The positions that a layer of either cache has seen."""
-
-    seen: int
-
-    def get_seq_length(self) -> int:
-        """Positions that the layer has seen, padding included."""
-        return self.seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.seen + query_length, 0
-
-    def get_max_length(self) -> int:
-        # No maximum: old positions leave the kernel's reach.
-        return -1
-
-    def _require_same(self, u: Tensor, shape: tuple[int, ...], device: torch.device, advice: str) -> None:
-        if tuple(u.shape[:2]) != shape or u.device != device:
-            raise ValueError(
-                f"This cache holds [batch, channels] = {list(shape)} on {device}; got inputs of shape {list(u.shape)} "
-                f"on {u.device}. Start a new cache{advice}."
-            )
-
-
-class StreamingConvolution(_LayerState):
+class StreamingConvolution(CacheLayerMixin):
     """
     A layer of the cache: its causal convolution, which goes on where the last chunk ended. The kernel stays the same
     for the whole stream; batch size and device are those of the first inputs.
@@ -230,6 +205,17 @@ class StreamingConvolution(_LayerState):
         # What a long first chunk adds to the next outputs, tile by tile.
         self.tail: list[Tensor] = []
 
+    def get_seq_length(self) -> int:
+        """Positions that the layer has seen, padding included."""
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        # No maximum: old positions leave the kernel's reach.
+        return -1
+
     @keeps_state
     def lazy_initialization(self, u: Tensor, kernel: StreamingKernel) -> None:
         """Begin the stream of a kernel with its first inputs."""
@@ -250,8 +236,12 @@ class StreamingConvolution(_LayerState):
         if not self.is_initialized:
             self.lazy_initialization(u, kernel())
         self._check_owner(getattr(kernel, "__self__", None))
-        advice = ", or select its samples with `batch_select_indices`"
-        self._require_same(u, (self.tile.shape[0], self.tile.shape[2]), self.tile.device, advice)
+        held = [self.tile.shape[0], self.tile.shape[2]]
+        if list(u.shape[:2]) != held or u.device != self.tile.device:
+            raise ValueError(
+                f"This cache holds [batch, channels] = {held} on {self.tile.device}; got inputs of shape "
+                f"{list(u.shape)} on {u.device}. Start a new cache, or select samples with `batch_select_indices`."
+            )
         if self.interrupted:
             raise ValueError(
                 "An earlier call was interrupted in the middle of its work, so this cache is invalid: start a new "
@@ -420,8 +410,6 @@ class MRConvCache(Cache):
         True
     """
 
-    takes_gradient = False
-
     def __init__(self, config: PreTrainedConfig):
         depth = config.num_hidden_layers
         super().__init__(layers=[StreamingConvolution(index / depth) for index in range(depth)])
@@ -438,72 +426,3 @@ class MRConvCache(Cache):
         result = layer.update(u, kernel)
         trained = [value for value in (u, *parameters()) if value.requires_grad] if torch.is_grad_enabled() else []
         return _WithoutBackward.apply(result, trained[0]) if trained else result
-
-
-class InputHistory(_LayerState):
-    """A layer of [`MRConvTrainingCache`]: its last inputs, as many as later outputs depend on, with their gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reset()
-
-    def reset(self) -> None:
-        self.past: Tensor | None = None
-        self.seen, self.is_initialized = 0, False
-
-    def lazy_initialization(self, u: Tensor) -> None:  # type: ignore[override]
-        self.past, self.is_initialized = u[..., :0], True
-
-    def update(self, u: Tensor, reach: int) -> Tensor:  # type: ignore[override]
-        """The inputs before [batch, channels, length] and these; keeps the last `reach` of them."""
-        if self.past is None:
-            self.lazy_initialization(u)
-        past: Any = self.past
-        self._require_same(u, tuple(past.shape[:2]), past.device, " for other sequences")
-        whole = torch.cat([past, u], dim=-1)
-        # A copy: a part of `whole` would keep all of it.
-        self.past = whole[..., max(0, whole.shape[-1] - reach) :].clone()
-        self.seen += u.shape[-1]
-        return whole
-
-
-class MRConvTrainingCache(Cache):
-    r"""
-    State of a causal MRConv model between chunks of a sequence that is too long to train on at once. Gradients pass
-    through it. Pass it as `cache`, in training and in evaluation.
-
-    The outputs of the chunks equal those of one forward pass over all of them, and so do the gradients if the losses
-    are summed and `backward` is called once. `detach_()` ends the gradient at its place: truncated backpropagation
-    through time, with the memory of one chunk. Batch normalisation in training mode uses the statistics of each chunk;
-    only `norm="layer"` with another `branch_norm` than `"batch"`, or frozen statistics, give the result of the whole
-    sequence.
-
-    A layer keeps the last `taps - 1` inputs of each sample and channel, or fewer at the beginning: a third of the
-    memory of [`MRConvCache`], which streams faster but without gradient.
-
-    Args:
-        config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.
-
-    Example:
-        >>> import torch
-        >>> from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM, MRConvTrainingCache
-        >>> model = MRConvForCausalLM(MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2)).train()
-        >>> tokens, cache = torch.randint(100, (1, 129)), MRConvTrainingCache(model.config)
-        >>> for chunk, targets in zip(tokens[:, :-1].split(64, dim=1), tokens[:, 1:].split(64, dim=1)):
-        ...     model(chunk, labels=chunk, shift_labels=targets, cache=cache).loss.backward()
-        ...     cache = cache.detach_()
-        >>> cache.get_seq_length()
-        128
-    """
-
-    takes_gradient = True
-
-    def __init__(self, config: PreTrainedConfig):
-        super().__init__(layers=[InputHistory() for _ in range(config.num_hidden_layers)])
-
-    def detach_(self) -> Self:
-        """End the gradient here: what follows does not change what came before."""
-        for layer in self.layers:
-            if isinstance(layer, InputHistory) and layer.past is not None:
-                layer.past = layer.past.detach()
-        return self

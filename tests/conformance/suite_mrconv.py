@@ -126,7 +126,7 @@ class MRConvMergedModelTest(MRConvModelTest):
 class MRConvBidirectionalModelTester(MRConvModelTester):
     """Two wings, blocks that are normalised after, over channels."""
 
-    fields = {"bidirectional": True, "prenorm": False, "norm": "layer", "kernel_type": "implicit"}
+    fields = {"bidirectional": True, "prenorm": False, "norm": "layer", "kernel_type": "fourier_sparse"}
 
 
 class MRConvBidirectionalModelTest(MRConvModelTest):

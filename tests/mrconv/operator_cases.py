@@ -11,6 +11,8 @@ from torch import Tensor
 from hf_ext.mrconv import ops_mrconv as ops
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
 
+FAST_FORMS = {"long_conv", "batch_norm_conv", "branch_sums", "kept_kernel", "merge_kernels", "fourier_kernels"}
+
 
 def random(*shape: int, seed: int = 0, gradient: bool = True) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
@@ -94,7 +96,7 @@ def batch_norm_branches(case: dict, spans: list[tuple[int, int]]) -> Tensor:
 @contextmanager
 def operators_in(form: str) -> Iterator[None]:
     """`fast`: as the package runs them; `plain`: as a checkpoint's copy of the code does without the package."""
-    assert ops.FAST.keys() == {"long_conv", "batch_norm_conv", "branch_sums", "kept_kernel"}
+    assert ops.FAST.keys() == FAST_FORMS
     with mock.patch.object(ops, "FAST", ops.FAST if form == "fast" else {}):
         yield
 

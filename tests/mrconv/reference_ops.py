@@ -36,13 +36,6 @@ def convolution_size(length: int, taps: int, backward_taps: int = 0) -> int:
     return fft_size(size)
 
 
-def dilated_kernel(weight: Tensor, dilation: int, length: int) -> Tensor:
-    """Place the taps one by one. See [`ops_mrconv.dilated_kernel`]."""
-    zero = torch.zeros_like(weight[:, 0])
-    taps = {dilation * j: weight[:, j] for j in range(weight.shape[1])}
-    return torch.stack([taps.get(lag, zero) for lag in range(length)], dim=1)
-
-
 def fourier_kernel(modes: Tensor, length: int) -> Tensor:
     """Add the cosine and the sine of each mode. See [`ops_mrconv.fourier_kernel`]."""
     modes = modes.to(torch.promote_types(modes.dtype, torch.float32))
@@ -58,15 +51,18 @@ def fourier_kernel(modes: Tensor, length: int) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-def sparse_kernel(weight: Tensor, positions: Tensor, length: int) -> Tensor:
-    """Add each tap to its place. See [`ops_mrconv.sparse_kernel`]."""
-    rows = []
-    for values, places in zip(weight, positions.tolist(), strict=True):
-        row = [torch.zeros_like(values[0])] * length
-        for value, place in zip(values, places, strict=True):
-            row[place] = row[place] + value
-        rows.append(torch.stack(row))
-    return torch.stack(rows)
+def tap_kernels(weight: Tensor, positions: Tensor, lengths: list[int]) -> list[Tensor]:
+    """Add each tap to its place. See [`ops_mrconv.tap_kernels`]."""
+    kernels = []
+    for values_of_all, places_of_all, length in zip(weight, positions.tolist(), lengths, strict=True):
+        rows = []
+        for values, places in zip(values_of_all, places_of_all, strict=True):
+            row = [torch.zeros_like(values[0])] * length
+            for value, place in zip(values, places, strict=True):
+                row[place] = row[place] + value
+            rows.append(torch.stack(row))
+        kernels.append(torch.stack(rows))
+    return kernels
 
 
 def merge_kernels(kernels: list[Tensor], scales: Tensor) -> Tensor:
@@ -135,7 +131,6 @@ def batch_norm_conv(
     start: Tensor | None = None,
     stop: Tensor | None = None,
     group: torch.distributed.ProcessGroup | None = None,
-    history: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Form, normalize and add N branches, with two passes for the variance. See [`ops_mrconv.batch_norm_conv`]."""
     starts = [0] * len(u) if start is None else start.tolist()
@@ -165,7 +160,6 @@ def grouped_batch_norm_conv(
     eps: float,
     backward_kernels: list[Tensor] | None,
     group: torch.distributed.ProcessGroup | None,
-    history: bool = False,
 ) -> tuple[Tensor, ...]:
     """One batch of all samples, padded to the longest. See [`ops_mrconv.grouped_batch_norm_conv`]."""
     longest = max(u.shape[2] for u in inputs)
@@ -175,7 +169,7 @@ def grouped_batch_norm_conv(
     stop = torch.cat([torch.full((len(u),), u.shape[2]) if last is None else last for u, (_, last) in pairs])
     y, mean, var, count = batch_norm_conv(
         joined, kernels, alpha, weight, bias, eps,
-        backward_kernels=backward_kernels, start=start, stop=stop, group=group, history=history,
+        backward_kernels=backward_kernels, start=start, stop=stop, group=group,
     )  # fmt: skip
     parts = zip(y.split([len(u) for u in inputs]), inputs, strict=True)
     return mean, var, count, *(part[..., : u.shape[2]] for part, u in parts)
@@ -188,13 +182,12 @@ def _total(values: Tensor, group: torch.distributed.ProcessGroup | None) -> Tens
 __all__ = [
     "batch_norm_conv",
     "convolution_size",
-    "dilated_kernel",
     "fft_size",
     "fourier_kernel",
     "grouped_batch_norm_conv",
     "kernel_spectrum",
     "long_conv",
     "merge_kernels",
-    "sparse_kernel",
+    "tap_kernels",
     "valid_positions",
 ]

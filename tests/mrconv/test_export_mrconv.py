@@ -7,21 +7,13 @@ import pytest
 import torch
 from torch.export import Dim
 
-from hf_ext.mrconv import (
-    MRConvConfig,
-    MRConvForSequenceClassification,
-    MRConvNextConfig,
-    MRConvNextForImageClassification,
-)
+from hf_ext.mrconv import MRConvForSequenceClassification, MRConvNextConfig, MRConvNextForImageClassification
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.refusals import refused
 from tests.mrconv import mrconv_testing
 
-LENGTH = 24
-TOKENS = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "kernel_size": 4, "num_labels": 3}
 
-
-def make_tokens(batch: int = 2, length: int = LENGTH, seed: int = 0) -> dict[str, torch.Tensor]:
+def make_tokens(batch: int = 2, length: int = 24, seed: int = 0) -> dict[str, torch.Tensor]:
     """Tokens padded at the left of the first sample, at the right of the second."""
     mask = torch.ones(batch, length, dtype=torch.int64)
     mask[0, : length // 3] = 0
@@ -33,25 +25,17 @@ def make_images(batch: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.randn(batch, 3, 16, 16, generator=mrconv_testing.generator(seed))}
 
 
-def settle(make, make_inputs, merged: bool):
-    """The model in evaluation, with the running statistics of some batches."""
-    torch.manual_seed(0)
-    model = make().train()
-    with torch.no_grad():
-        for seed in range(2):
-            model(**make_inputs(4, seed=seed))
-    return model.reparameterize().eval() if merged else model.eval()
-
-
 def make_token_model(merged=False, **fields) -> MRConvForSequenceClassification:
-    config = MRConvConfig(**TOKENS, max_position_embeddings=LENGTH, **fields)
-    return settle(lambda: MRConvForSequenceClassification(config), make_tokens, merged)
+    model = mrconv_testing.make_model(**mrconv_testing.TOKENS, **fields)
+    return model.reparameterize() if merged else model
 
 
 def make_image_model(merged=False) -> MRConvNextForImageClassification:
     sizes = {"image_size": 16, "patch_size": 2, "hidden_sizes": [6, 8], "depths": [1, 1], "kernel_size": 4}
-    config = MRConvNextConfig(**sizes, num_labels=3)
-    return settle(lambda: MRConvNextForImageClassification(config), make_images, merged)
+    torch.manual_seed(0)
+    model = MRConvNextForImageClassification(MRConvNextConfig(**sizes, num_labels=3)).eval()
+    mrconv_testing.shake(model)
+    return model.reparameterize() if merged else model
 
 
 CASES = {"tokens": (make_token_model, make_tokens), "images": (make_image_model, make_images)}

@@ -64,7 +64,7 @@ def full(model, tokens, **arguments) -> torch.Tensor:
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"kernel_type": kind} for kind in ("dilated", "fourier", "sparse", "fourier_sparse", "implicit")),
+        *({"kernel_type": kind} for kind in ("dilated", "fourier", "sparse", "fourier_sparse")),
         {"branch_norm": "kernel", "norm": "layer"},
         {"branch_norm": "none", "prenorm": False},
         {"rate_factor": 2.0},

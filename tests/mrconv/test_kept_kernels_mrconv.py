@@ -270,7 +270,7 @@ OFFLOADED = {
     "branches": {},
     "two wings": {"bidirectional": True, "prenorm": False},
     "sparse": {"kernel_type": "fourier_sparse"},
-    "implicit": {"kernel_type": "implicit", "branch_norm": "kernel"},
+    "kernel": {"kernel_type": "sparse", "branch_norm": "kernel"},
     "layer norm": {"branch_norm": "layer", "norm": "layer"},
 }
 

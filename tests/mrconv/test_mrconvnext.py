@@ -143,7 +143,7 @@ def test_any_size_gives_maps_of_the_strides(size):
 
 def test_drop_path_grows_with_depth_and_keeps_the_mean():
     model = make_model(depths=[2, 3], drop_path_rate=0.4)
-    rates = [layer.drop_path.rate for stage in model.model.stages for layer in stage.layers]
+    rates = [layer.drop_path.drop_prob for stage in model.model.stages for layer in stage.layers]
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
     drop = model.model.stages[1].layers[-1].drop_path.train()
     torch.manual_seed(0)
@@ -246,7 +246,7 @@ def test_float_and_16_bit_arrays_keep_their_precision():
         (COLOUR, {"crop_pct": 0.0}, "`crop_pct` is 0.0"),
         (COLOUR, {"crop_pct": 1.5}, "`crop_pct` is 1.5"),
         (COLOUR, {"size": {"height": 8, "width": 8}}, "'shortest_edge': pixels"),
-        ([COLOUR, COLOUR[:10]], {"do_resize": False}, "do not make one batch"),
+        ([COLOUR, COLOUR[:10]], {"do_resize": False}, "pixel_values"),
         (np.full((20, 20, 3), 65535, np.uint16), {"do_convert_rgb": False}, "uint16 has values up to 65535"),
         (Image.fromarray(np.zeros((20, 20), np.uint16)), {}, "more than 8 bits a channel"),
     ],

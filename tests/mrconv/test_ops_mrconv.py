@@ -25,19 +25,20 @@ def convolution_size_cases():
         yield {"length": length, "taps": taps, "backward_taps": backward}
 
 
-def dilated_cases():
-    for taps, dilation, length in ((4, 1, 4), (4, 3, 10), (4, 3, 13), (5, 2, 3), (1, 4, 1), (3, 4, 1)):
-        yield {"weight": random(3, taps), "dilation": dilation, "length": length}
-
-
 def fourier_cases():
     for modes, length in ((1, 1), (3, 1), (3, 2), (3, 4), (3, 5), (5, 8), (5, 9), (2, 33)):
         yield {"modes": random(3, modes, 2), "length": length}
 
 
-def sparse_cases():
-    for positions, length in (([[0, 3], [1, 2]], 5), ([[2, 2, 0], [1, 0, 1]], 3), ([[0], [0]], 1)):
-        yield {"weight": random(2, len(positions[0])), "positions": torch.tensor(positions), "length": length}
+def tap_cases():
+    # Of one branch; two of unlike lengths; two taps at one place.
+    for positions, lengths in (
+        ([[[0], [0]]], [1]),
+        ([[[0, 3], [1, 2]], [[6, 2], [0, 1]]], [5, 7]),
+        ([[[2, 2, 0], [1, 0, 1]]], [3]),
+    ):
+        weight = random(len(positions), 2, len(positions[0][0]))
+        yield {"weight": weight, "positions": torch.tensor(positions), "lengths": lengths}
 
 
 def merge_cases():
@@ -116,9 +117,8 @@ def grouped_cases():
 CASES = {
     "fft_size": size_cases,
     "convolution_size": convolution_size_cases,
-    "dilated_kernel": dilated_cases,
     "fourier_kernel": fourier_cases,
-    "sparse_kernel": sparse_cases,
+    "tap_kernels": tap_cases,
     "merge_kernels": merge_cases,
     "kernel_spectrum": spectrum_cases,
     "long_conv": convolution_cases,
@@ -179,15 +179,6 @@ def test_layer_equals_its_reference_at_any_length_and_kernels(batch, length, tap
     case["eps"] = 1e-2
     with operators_in(form):
         assert_agree("batch_norm_conv", case, torch.float64)
-
-
-@settings(max_examples=25)
-@given(st.integers(1, 60), st.integers(1, 80), st.integers(0, 80), st.sampled_from(["fast", "plain"]))
-def test_convolution_equals_its_reference_at_any_length(length, taps, backward, form):
-    wing = random(2, backward, seed=2, gradient=length > 1) if backward else None
-    case = {"u": random(2, 2, length), "kernel": random(2, taps, seed=1), "backward_kernel": wing}
-    with operators_in(form):
-        assert_agree("long_conv", case, torch.float64)
 
 
 @pytest.mark.parametrize(

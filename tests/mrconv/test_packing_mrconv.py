@@ -44,7 +44,7 @@ CASES = [
     {"branch_norm": "kernel", "norm": "layer"},
     {"branch_norm": "none", "bidirectional": True},
     *({"kernel_type": kind, "bidirectional": True, "prenorm": False}
-      for kind in ("dilated", "sparse", "fourier_sparse", "implicit")),
+      for kind in ("dilated", "sparse", "fourier_sparse")),
 ]  # fmt: skip
 WITHOUT_PACKAGE = [{}, {"bidirectional": True}]
 
@@ -69,8 +69,8 @@ def test_training_is_that_of_a_row_for_each_sequence(fields, form, monkeypatch):
     # Rows that are one sequence each are what they were.
     tokens = make_tokens(2, 20)
     wanted = packed(tokens).last_hidden_state
-    for bounds in ({"position_ids": torch.arange(20)[None]}, {"cu_seq_lens_q": torch.tensor([0, 20, 40])}):
-        torch.testing.assert_close(packed(tokens, **bounds).last_hidden_state, wanted, atol=1e-11, rtol=1e-11)
+    found = packed(tokens, position_ids=torch.arange(20)[None]).last_hidden_state
+    torch.testing.assert_close(found, wanted, atol=1e-11, rtol=1e-11)
 
 
 def test_in_float32_with_a_large_mean_it_is_near_float64():
@@ -106,11 +106,10 @@ def test_the_collator_of_transformers_trains_a_language_model():
     torch.testing.assert_close(gradients_of(packed), gradients_of(padded), atol=1e-6, rtol=1e-5)
     packed.eval()
     expected = packed(**batch).logits
-    # Each argument says it by itself; labels without separators are none at the first tokens either.
-    for name in ("position_ids", "cu_seq_lens_q", "seq_idx"):
-        again = packed(batch["input_ids"], labels=batch["input_ids"], **{name: batch[name]})
-        torch.testing.assert_close(again.logits, expected)
-        torch.testing.assert_close(again.loss, packed(**batch).loss)
+    # Labels without separators are none at the first tokens either.
+    again = packed(batch["input_ids"], labels=batch["input_ids"], position_ids=batch["position_ids"])
+    torch.testing.assert_close(again.logits, expected)
+    torch.testing.assert_close(again.loss, packed(**batch).loss)
 
 
 def test_merged_models_and_several_rows_with_padding_between():
@@ -156,10 +155,7 @@ WRONG = [
     ({"position_ids": torch.tensor([[0, 1, 3, 4]])}, r"has 3 after 1, at \[0, 2\].*from 0 again"),
     ({"position_ids": torch.tensor([[2, 3, 0, 1]])}, r"has 2 where the row begins, at \[0, 0\]"),
     ({"position_ids": torch.arange(3)[None]}, r"shape \(1, 3\); expected \(2, 4\)"),
-    ({"cu_seq_lens_q": torch.tensor([0, 3, 2, 8])}, r"is \[0, 3, 2, 8\]; expected the ascending bounds"),
-    ({"cu_seq_lens_q": torch.tensor([0, 3, 8])}, "the beginning of each row"),
-    ({"seq_idx": torch.zeros(2, 5)}, r"shape \(2, 5\)"),
-    ({"seq_idx": torch.tensor([[0, 0, 1, 1]]), "position_ids": torch.tensor([[0, 1, 2, 0]])}, "differ on where"),
+    ({"cu_seq_lens_q": torch.tensor([0, 3, 8])}, "`cu_seq_lens_q` is not an input here.*`position_ids`"),
     ({**PAIRS, "attention_mask": torch.tensor([[1, 1, 0, 1]] * 2)}, "padding inside of a sequence of `position_ids`"),
     ({**PAIRS, "attention_mask": torch.ones(2, 3)}, r"expected \(2, 4\)"),
 ]

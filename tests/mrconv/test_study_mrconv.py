@@ -263,6 +263,7 @@ BENCHMARKS = {
         ["MRConv, streaming", "MRConv, recomputing", "Mamba 2", "attention (SDPA)"],
         "| ",
     ),
+    "mrconv_step": ({"rounds": 1}, ["bare", "dilated", "Fourier", "Fourier, kernel norm"], "| layer, 1, 8, 32 | "),
     "mrconv_packing": ({"batches": 1, "batch": 2}, ["padded", "packed", "packed, one group"], "| "),
 }
 
@@ -271,6 +272,7 @@ BENCHMARKS = {
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_benchmark_compares_on_a_small_case(name, load_benchmark, monkeypatch, tmp_path):
     module, (words, sides, line) = load_benchmark(name), BENCHMARKS[name]
+    monkeypatch.setattr(module, "SHAPES", [(1, 8, 32)], raising=False)
     monkeypatch.setattr(
         module, "PRESETS", {"tiny": {"hidden_sizes": (8, 16, 16, 16), "depths": (1,) * 4}}, raising=False
     )
