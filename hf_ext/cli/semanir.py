@@ -206,7 +206,8 @@ def restore(
     if folder is not None:
         say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, len(to_do), replaced)]))
     if failed:
-        raise Failed(f"{len(failed)} of {count_of(len(plan.jobs) + len(plan.refused), 'picture')} could not be restored.")
+        total = count_of(len(plan.jobs) + len(plan.refused), "picture")
+        raise Failed(f"{len(failed)} of {total} could not be restored.")
 
 
 def _write_page(page: Path, done: list[Any]) -> None:
