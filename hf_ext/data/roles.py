@@ -110,9 +110,8 @@ def find_roles(table: Table, hints: Hints) -> Roles:
         return wide
     series = hints.series or _find_series(frame, label)
     time = hints.time or _find_time(frame, _without(frame, [label, series]), series)
-    parts = [str(name) for name in numbers if _PARTS.fullmatch(str(name))]
-    if time is None and not hints.inputs and len(parts) > 1 and any(part.lower() == "year" for part in parts):
-        raise DataError(f"{shorten(parts)} hold the time in parts: {_JOIN}, as in 2024-12-31")
+    if time is None and not hints.inputs:
+        _refuse_parts(numbers)
     columns = dict(frame.items())
     known = [time, series]
     times = [name for name in _without(texts, known) if to_seconds(columns[name]) is not None]
@@ -149,13 +148,19 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     }
     roles = Roles("positions", inputs, label, time, series, left_out)
     roles.left_out |= dict.fromkeys(_without(numbers, inputs, [label], known), "not among the inputs")
-    roles.left_out |= dict.fromkeys(
-        _without(named, inputs, [label], known), "names the group or the class; --inputs takes it all the same"
-    )
+    told = "names the group or the class; --inputs takes it all the same"
+    roles.left_out |= dict.fromkeys(_without(named, inputs, [label], known), told)
     if not hints.inputs and (joined := find_joined(frame, roles)) is not None:
         raise DataError(f"{joined}; if all rows are one series, name the columns to read: --inputs NAME,NAME")
     _judge(frame, roles)
     return roles
+
+
+def _refuse_parts(numbers: list[Any]) -> None:
+    """Refuses a time whose year and month are a column each: as channels they would be learned."""
+    parts = [str(name) for name in numbers if _PARTS.fullmatch(str(name))]
+    if len(parts) > 1 and "year" in map(str.lower, parts):
+        raise DataError(f"{shorten(parts)} hold the time in parts: {_JOIN}, as in 2024-12-31")
 
 
 def _refuse_unread(frame: pd.DataFrame, others: list[str], alone: bool) -> None:
