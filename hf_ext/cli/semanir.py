@@ -206,8 +206,12 @@ def restore(
     if folder is not None:
         say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, len(to_do), replaced)]))
     if failed:
-        total = count_of(len(plan.jobs) + len(plan.refused), "picture")
-        raise Failed(f"{len(failed)} of {total} could not be restored.")
+        raise Failed(f"{len(failed)} of {_count_all(plan)} could not be restored.")
+
+
+def _count_all(plan: Any) -> str:
+    """The number of pictures that were given, with their noun."""
+    return count_of(len(plan.jobs) + len(plan.refused), "picture")
 
 
 def _write_page(page: Path, done: list[Any]) -> None:
@@ -249,7 +253,7 @@ def _plan(
     for text in plan.refused.values():
         say(text, to_stderr=True)
     if not plan.jobs:
-        raise Unusable(f"none of {count_of(len(plan.refused), 'picture')} can be restored.")
+        raise Unusable(f"none of {_count_all(plan)} can be restored.")
     if to_do and page is not None and page.exists() and not overwrite:
         raise Failed(f"{page} would be replaced; give --overwrite, or move it.")
     check_places(to_do)

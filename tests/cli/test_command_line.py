@@ -74,7 +74,7 @@ def test_each_example_in_the_help_is_a_valid_command(name, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     for folder in ("runs/denoise/snapshot", "hub", "photos", "merged"):
         (tmp_path / folder).mkdir(parents=True)
-    for file in ["photo.png", "dog.png", "write.txt", "read.txt", "a.yaml", "denoise.yaml", "individual.json"]:
+    for file in ["photo.png", "dog.png", "token.txt", "a.yaml", "denoise.yaml", "individual.json"]:
         (tmp_path / file).touch()
     text = all_commands()[name].help or ""
     examples = re.findall(r"^ *(?:\w+=\S+ )*hf-ext (.+)$", text.partition("Examples:")[2], re.MULTILINE)

@@ -174,7 +174,7 @@ def test_evaluate_measures_a_checkpoint_and_writes_the_report(snapshot, configur
     results = {result["metric"]: result for result in report["results"]}
     assert {"psnr", "ssim"} <= set(results)
     assert results["psnr"]["dataset"] == "photos"
-    assert results["psnr"]["arguments"]["sigma"] == 10
+    assert results["psnr"]["arguments"]["evaluation"] == ["Gaussian noise σ 10"]
     # The tiny model adds almost nothing to the picture: what is left is the noise, of 10 levels.
     assert results["psnr"]["value"] == pytest.approx(28.1, abs=1.0)
     stronger = run("evaluate", snapshot, "--config", configuration).stdout
