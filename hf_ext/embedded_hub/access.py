@@ -28,7 +28,6 @@ class Access:
         allowed_hosts: Iterable[str] = (),
         public_url: str | None = None,
     ):
-        # It must be valid in a header.
         if token is not None and (not token or not token.isascii() or any(letter.isspace() for letter in token)):
             raise ValueError("token must be ASCII letters, digits and signs without spaces, and may not be empty")
         self._token = token

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 from urllib.parse import parse_qs
 
@@ -31,7 +32,11 @@ class HubApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        headers, identifier = Headers(scope=scope), secrets.token_hex(8)
+        headers = Headers(scope=scope)
+        # huggingface_hub names its requests, and looks for the name in the answer.
+        identifier = headers.get("X-Amzn-Trace-Id", "")
+        if not re.fullmatch(r"[\w.=;:-]{1,100}", identifier, re.ASCII):
+            identifier = secrets.token_hex(8)
         body = Body(receive, headers)
         # Routes read and write files, and wait for the body. The loop of uvicorn only passes bytes on.
         response = await asyncio.to_thread(self._answer, scope, headers, body, identifier)
@@ -45,7 +50,6 @@ class HubApplication:
         try:
             return dispatch(self._read_request(scope, headers, body))
         except ClientDisconnect:
-            logger.debug("request %s: the client has left", identifier)
             return None
         except HubError as error:
             return error_response(error)

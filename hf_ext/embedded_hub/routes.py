@@ -208,7 +208,6 @@ _TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
     ("GET", _KIND, administration.list_repositories, False),
     ("GET", _API, repository_info, False),
     ("GET", f"{_API}/revision/{_REVISION}", repository_info, False),
-    # For this question, that there is an answer says that the client may read the repository.
     ("GET", f"{_API}/auth-check", repository_info, False),
     ("PUT", f"{_API}/settings", administration.update_settings, True),
     ("GET", f"{_API}/tree/{_REVISION}(?:/(?P<path>.*))?", list_tree, False),

@@ -79,8 +79,6 @@ class EmbeddedHub:
         max_connections: int = 256,
     ):
         self._access = Access(token, allowed_hosts, public_url)
-        if max_connections < 1:
-            raise ValueError(f"max_connections must be at least 1, got {max_connections}")
         self.root = Path(root)
         self._host = host
         self._port = port

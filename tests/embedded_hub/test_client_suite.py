@@ -31,7 +31,10 @@ FAILING = {
     "there are pull requests, but no discussions": ["test_hf_api.py::TestHfApiDiscussions::*"],
     "there are no collections": ["test_hf_api.py::TestCollectionAPI::*"],
     "there are no webhooks": ["test_hf_api.py::TestWebhookApi::*"],
-    "histories are not rewritten": ["test_hf_api.py::*squash*"],
+    "histories are not rewritten": ["test_*.py::*squash*"],
+    "a branch hides no tag of its name": [
+        "test_hf_api.py::TestHfApiBranchEndpoint::test_create_branch_existing_tag_does_not_fail"
+    ],
     "large files stay in the history": ["test_hf_api.py::TestListAndPermanentlyDeleteLFSFiles::*"],
     "nobody can like a repository": ["test_hf_api.py::TestActivityApi::*like*"],
     "access is by token, and never gated by requests": [
@@ -140,6 +143,6 @@ def test_the_tests_of_huggingface_hub_pass(tmp_path: Path) -> None:
     counts = Counter(next((child.tag for child in case if child.tag != "system-out"), "passed") for case in cases)
     told = [line for line in done.stdout.splitlines() if re.match("(FAILED|ERROR) ", line)]
     assert done.returncode == 0, "\n".join([*told, done.stdout[-5000:], done.stderr[-2000:]])
-    # 2.4.0 has 561; fewer would mean that they were not found.
+    # 2.4.0 has 557; fewer would mean that they were not found.
     assert counts["passed"] > 550, counts
     assert not os.listdir(tmp_path / "hub" / "incoming")
