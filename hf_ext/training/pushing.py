@@ -34,10 +34,10 @@ _FETCHED = re.compile(
 class PushModels(Callback):
     """Pushes models to the repository that a run names. A push that fails is a warning and a row of metrics."""
 
-    # A thread pushes one model after the other, always the newest: a slow Hub holds up no step and collects no work.
-    # `best/` may be replaced during a push: what is pushed are links to its files in `.push/step-N`. A copy stays
-    # until it is pushed or a newer one is there, so that a run that goes on after a kill, or the same command after a
-    # failure, begins with the push that is missing.
+    # A thread pushes one model after the other. Of those that are saved meanwhile only the newest waits: a slow Hub
+    # holds up no step and collects no work. `best/` may be replaced during a push: what is pushed are links to its
+    # files in `.push/step-N`. A copy stays until it is pushed or a newer one is there, so that a run that goes on
+    # after a kill, or the same command after a failure, begins with the push that is missing.
 
     def __init__(self, arguments: TrainingArguments, run: RunFolder):
         assert arguments.hub_model_id is not None
@@ -47,6 +47,7 @@ class PushModels(Callback):
         self.copies = run.path / ".push"
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._pushed: Path | None = None
 
     def on_begin(self, step: int, folder: Path, model: torch.nn.Module) -> None:
         """Resumes a push that an earlier process did not finish."""
@@ -87,6 +88,9 @@ class PushModels(Callback):
 
     def _start(self) -> None:
         with self._lock:
+            for copy in self._list_copies()[:-1]:
+                if copy != self._pushed:
+                    shutil.rmtree(copy)
             if self._thread is None:
                 # A daemon: a run that a signal ends does not wait for a Hub.
                 self._thread = threading.Thread(target=self._push_all, daemon=True)
@@ -96,14 +100,19 @@ class PushModels(Callback):
         failed: Path | None = None
         while True:
             with self._lock:
-                copies = sorted(self.copies.glob("step-*"), key=_read_step)
+                copies = self._list_copies()
                 if not copies or copies[-1] == failed:
                     self._thread = None
                     return
-            *older, newest = copies
-            failed = None if self._push(newest, _read_step(newest)) else newest
-            for done in older if failed else copies:
-                shutil.rmtree(done, ignore_errors=True)
+                copy = self._pushed = copies[-1]
+            failed = None if self._push(copy, _read_step(copy)) else copy
+            with self._lock:
+                self._pushed = None
+                if failed is None or copy != self._list_copies()[-1]:
+                    shutil.rmtree(copy, ignore_errors=True)
+
+    def _list_copies(self) -> list[Path]:
+        return sorted(self.copies.glob("step-*"), key=_read_step)
 
     def _push(self, copy: Path, step: int) -> bool:
         from hf_ext.hub.publish import push

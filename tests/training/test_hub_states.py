@@ -133,7 +133,7 @@ def test_a_hub_that_fails_in_the_middle_of_a_push_ends_no_run_and_is_repaired_by
         proxy.rule = rule
         environment = client_environment(proxy.url, tmp_path / "home", token="any")
         # The next push is that of a later model, or of the same command once more.
-        done = [warm_python.run(command, env=environment, cwd=tmp_path) for _ in range(2)]
+        done = [warm_python.run(command, env=environment, cwd=tmp_path, timeout=420) for _ in range(2)]
         proxy.stop()
         assert [each.returncode for each in done] == [0, 0], done[0].stderr
         there = Path(HfApi(endpoint=hub.url, token="any").snapshot_download("me/run", local_dir=tmp_path / "there"))
