@@ -1,4 +1,4 @@
-"""Time, memory and rounding of merges into one model, beside mergekit 0.1.5, from the same YAML files.
+"""Time and rounding of merges into one model, beside mergekit 0.1.5, from the same YAML files.
 
 Run with the Python of hf-ext; `--mergekit` is a Python that has mergekit:
 `python examples/benchmarks/emr_mergekit.py --folder /scratch --mergekit /mergekit/bin/python --rounding`
@@ -86,7 +86,7 @@ class Tools:
             self.children[tool] = subprocess.Popen(command, env=environment, text=True, **pipes)
 
     def merge(self, tool: str, config: Path, out: Path) -> dict[str, Any]:
-        """Time, processor time and memory of one merge; what is at `out` goes first."""
+        """Time and processor time of one merge; what is at `out` goes first."""
         remove(out)
         child = self.children[tool]
         assert child.stdin is not None and child.stdout is not None
@@ -94,7 +94,8 @@ class Tools:
         line = child.stdout.readline()
         if not line:
             raise RuntimeError(f"{tool} ended; its last words are in {self.log.name}")
-        return dict(json.loads(line))
+        row = json.loads(line)
+        return {key: row[key] for key in ("seconds", "processor_seconds")}
 
     def close(self) -> None:
         """Ends both."""
@@ -150,8 +151,8 @@ def compare_rounding(folder: Path, merge: Callable[[str, Path, Path], Any]) -> l
 
 def draw(found: dict[str, Any]) -> str:
     lines = [
-        "| weights | method | processor s | mergekit's | median ratio | seconds | mergekit's | peak MB | mergekit's |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| weights | method | processor s | mergekit's | median ratio | seconds | mergekit's |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for size, methods in found["times"].items():
         for method, tools in methods.items():
@@ -159,7 +160,6 @@ def draw(found: dict[str, Any]) -> str:
             pairs = {key: [statistics.median(row[key] for row in rows) for rows in (ours, theirs)] for key in ours[0]}
             ratio = median_ratio(*([row["processor_seconds"] for row in rows] for rows in (ours, theirs)))
             cells = [f"{value:.2f}" for value in (*pairs["processor_seconds"], ratio, *pairs["seconds"])]
-            cells += [f"{value / 1e6:.0f}" for value in pairs["peak_above_imports"]]
             lines.append(f"| {size} | {method} | {' | '.join(cells)} |")
     lines += ["", "| method | tool | largest distance | share beyond one rounding |", "|---|---|---:|---:|"]
     for row in found["rounding"]:

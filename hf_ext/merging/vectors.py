@@ -149,9 +149,10 @@ _SAMPLE = 1 << 12
 
 # A merge into one model measures nothing unless it is asked to: sums over all elements take as long as the merge. But
 # a fine-tune of another base must not be averaged in silence. Norms and cosines are ratios of sums, and 4,096 of each
-# 1,048,576 elements, taken from every tensor and scaled to its size, give them within a few percent, in a hundredth of
-# the merge's time: `test_compare` holds them beside the measured ones. The elements are looked at as they are stored,
-# before DARE and trimming, and the journal keeps their sums as it keeps those of a merge that is measured.
+# 1,048,576 elements, taken from every tensor and scaled to its size, give them within a few percent: `test_compare`
+# holds them beside the measured ones. That takes 0.14 ms for each segment or smaller tensor of three tasks, 2 % of the
+# time of an average. The elements are looked at as they are stored, before DARE and trimming, and the journal keeps
+# their sums as it keeps those of a merge that is measured.
 def pick_sample(values: torch.Tensor) -> torch.Tensor:
     """The sample of a run of elements, in float64."""
     return torch.cat([values[low : low + _SAMPLE].double() for low in range(0, len(values), SEGMENT)])
