@@ -20,7 +20,7 @@ from ..files import write_json
 from ..progress import progress
 from .arguments import DataSource, TrainingArguments, map_paths
 from .changes import installed_versions
-from .data import read_batches
+from .loader_processes import read_batches
 from .state import Progress
 from .task import Task
 

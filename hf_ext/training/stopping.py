@@ -11,7 +11,7 @@ import torch
 
 from ..distributed import Ranks
 from ..errors import UsageError
-from .data import SIGNALS
+from .loader_processes import SIGNALS
 
 # Exit code of a process that was stopped and has saved its state: EX_TEMPFAIL, "try again", of BSD.
 EXIT_CODE = 75

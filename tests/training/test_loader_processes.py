@@ -13,10 +13,11 @@ from PIL import Image
 from hf_ext.data.opening import open_source
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.tasks.series import SeriesRegressionTask
-from hf_ext.training import DataSource
-from hf_ext.training import data as training_data
-from hf_ext.training.data import SIGNALS, read_batches, start_loader
+from hf_ext.training import DataSource, loader_processes
 from hf_ext.training.evaluation import evaluate
+from hf_ext.training.loader_processes import SIGNALS, read_batches, start
+
+from .worker_modules import list_modules
 
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
 SMALL = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 8, "train_top_k": []}
@@ -63,20 +64,22 @@ def test_an_evaluation_is_the_same_in_loader_processes(kind, workers, way, tmp_p
     assert alone == shared
 
 
-def test_a_loader_process_bears_signals_while_it_starts(spawn, monkeypatch):
-    """A signal to the whole group may come while it imports what it needs."""
+def test_a_loader_process_imports_what_a_dataset_needs_and_bears_signals_meanwhile(spawn, monkeypatch):
+    """A signal to the whole group may come while it starts."""
     # Windows cannot hold signals back.
     numbers = SIGNALS if hasattr(signal, "pthread_sigmask") else []
 
-    def start_under_signals(loader):
-        batches = start_loader(loader)
+    def start_under_signals(*words):
+        batches = start(*words)
         (worker,) = batches._workers
         for number in numbers:
             os.kill(worker.pid, number)
         return batches
 
-    monkeypatch.setattr(training_data, "start_loader", start_under_signals)
+    monkeypatch.setattr(loader_processes, "start", start_under_signals)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, []) if numbers else None
-    ((row,),) = read_batches(datasets.Dataset.from_dict({"index": [7]}), [[0]], 1)
-    assert row == {"index": 7}
+    data = datasets.Dataset.from_dict({"index": [0]}).with_transform(list_modules)
+    ((row,),) = read_batches(data, [[0]], 1)
+    assert not {"transformers", "accelerate", "diffusers", "peft", "hf_ext.mrconv"} & {*row["modules"]}
+    assert "hf_ext.training.loader_processes" in row["modules"] and "HF_EXT_REGISTER_MODELS" not in os.environ
     assert not numbers or signal.pthread_sigmask(signal.SIG_BLOCK, []) == before

@@ -1,0 +1,110 @@
+"""Loader processes: start, reading, and errors. They import this file alone."""
+
+import contextlib
+import multiprocessing
+import os
+import re
+import signal
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from typing import Any
+
+import datasets
+from torch.utils.data import DataLoader, Dataset
+
+from .bad_examples import read_example
+
+# A laboratory's scheduler, a terminal that closes, Ctrl-C; SLURM's `--signal=USR1@120`. Windows has the first two.
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
+# Read by hf_ext/__init__.py.
+_SETTING = "HF_EXT_REGISTER_MODELS"
+
+
+def ignore_signals(worker: int = 0) -> None:
+    """Leaves it to the training process to decide when a loader process ends."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@dataclass(eq=False)
+class Examples(Dataset):
+    """Lists of examples by their numbers."""
+
+    data: datasets.Dataset
+
+    def __getitem__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [read_example(self.data, index) for index in indices]
+
+
+def read_batches(data: datasets.Dataset, batches: list[list[int]], num_workers: int) -> Generator[Any, None, None]:
+    """The examples of each batch, read and decoded by loader processes."""
+    loader: DataLoader = DataLoader(
+        Examples(data),
+        batch_size=None,
+        sampler=batches,  # type: ignore[arg-type]
+        # Examples stay pictures and texts: the task makes tensors of them.
+        collate_fn=list,
+        num_workers=min(num_workers, len(batches)),
+        worker_init_fn=ignore_signals,
+    )
+    return read_all(loader, needs_models=False)
+
+
+def read_all(loader: DataLoader, needs_models: bool = True) -> Generator[Any, None, None]:
+    """Yields the batches of a loader; an error in one of its processes is raised as if it had happened here."""
+    try:
+        yield from start(loader, needs_models)
+    except (OSError, ValueError, TypeError) as error:
+        # From a loader process it comes with the traceback there as its text, of which the last line is ours.
+        if "in DataLoader worker process" not in str(error):
+            raise
+        kind, _, text = str(error).strip().splitlines()[-1].partition(": ")
+        # Its frames hold torch's iterator, which would keep the other loader processes alive.
+        raise (OSError if isinstance(error, OSError) else ValueError)(text or kind) from error.with_traceback(None)
+    except RuntimeError as error:
+        if not re.match(r"DataLoader worker .*(exited unexpectedly|is killed by signal)", str(error)):
+            raise
+        raise OSError(
+            f"a loader process ended unexpectedly ({error}), most often because memory or shared memory ran out: "
+            "reduce data.num_workers (0 uses no loader processes), or the batch size."
+        ) from error
+
+
+def start(loader: DataLoader, needs_models: bool) -> Iterator[Any]:
+    """Starts the processes of a loader."""
+    # Where Python starts a new interpreter for each process (macOS, Windows), it imports for seconds before it comes
+    # to `ignore_signals`. A signal to the whole group in that time, such as Ctrl-C or the end of a job, ended the
+    # loader process, and with it a run that was about to save. So they are born with these signals held back; here
+    # those that came meanwhile arrive afterwards. Of the models of this package only those processes need any that
+    # make training samples.
+    if loader.num_workers and hasattr(signal, "pthread_sigmask") and multiprocessing.get_start_method() != "fork":
+        # Python starts its own helper with the first such process, and then lets SIGINT and SIGTERM through again.
+        resource_tracker.ensure_running()
+    with _held_signals(), contextlib.nullcontext() if needs_models else _unregistered_models():
+        return iter(loader)
+
+
+@contextlib.contextmanager
+def _held_signals() -> Iterator[None]:
+    """Signals wait; processes that are started inherit that. Windows cannot hold them back."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _unregistered_models() -> Iterator[None]:
+    """Processes that are started import hf_ext without its models, unless the user has set what is to be done."""
+    before = os.environ.get(_SETTING)
+    os.environ.setdefault(_SETTING, "0")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SETTING]
