@@ -98,7 +98,7 @@ def make_app(emr: EMRModel, access: Access, limits: Limits, tokens: int = 1024) 
         """Refuses who calls this machine by another name, as a web page could, or has no token where one is needed."""
         try:
             access.base_url(request.headers, request.scope["server"])
-            if not access.permissions(request.headers)[1]:
+            if not access.is_trusted(request.headers):
                 raise HubError(401, "a token is needed: Authorization: Bearer TOKEN")
         except HubError as error:
             raise HTTPException(error.status, error.message) from error

@@ -101,14 +101,6 @@ def restore(base: Tensor, unified: Tensor, masks: list[Tensor], scales: list[flo
             out[part] = torch.where(bits, moved, start)
 
 
-def multiply(b: Tensor, a: Tensor) -> Tensor:
-    """b @ a, [rows, rank] and [rank, columns] of fp32, summed in the order of the rank."""
-    product = torch.zeros(len(b), a.shape[1], device=a.device)
-    for column, row in zip(b.T, a, strict=True):
-        product += column[:, None] * row
-    return product
-
-
 def run_block(
     base: Tensor, tasks: list[Tensor], unified: Tensor, masks: Tensor | None, sums: Sums, first: int, tie: str | None
 ) -> None:
@@ -257,7 +249,7 @@ def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndar
     return np.where(lower > 0, upper / np.where(lower > 0, lower, 1.0), np.where(lost, 0.0, 1.0))
 
 
-_TORCH = Kernels(run_block, restore, multiply)
+_TORCH = Kernels(run_block, restore)
 # By type of device: a function that gives faster kernels, or None where they cannot be had.
 KERNELS: dict[str, Callable[[], Kernels | None]] = {"cpu": compiled_kernels}
 

@@ -23,7 +23,6 @@ __all__ = [
     "SUMS",
     "TOTALS",
     "Sums",
-    "lora_rows",
     "mask_block",
     "merge_block",
     "pack_mask",
@@ -33,8 +32,6 @@ __all__ = [
 
 # Elements of one tensor that are one unit of work, of the journal and of partial sums.
 SEGMENT = 128 * SUB_BLOCK
-# Elements of a product that `lora_rows` holds at once.
-_PIECE = 2**18
 
 
 def merge_block(
@@ -80,29 +77,6 @@ def restore_block(base: Tensor, unified: Tensor, mask: Tensor, scale: float, out
     _check_mask(mask, base.numel(), base.device)
     base, unified, out, mask = base.view(-1), unified.view(-1), out.view(-1), mask.view(-1)
     find_kernels(base.device.type).restore(base, unified, [mask], [scale], [out])
-
-
-@torch.no_grad()
-def lora_rows(base: Tensor, a: Tensor, b: Tensor, scaling: float, start: int, stop: int, out: Tensor) -> None:
-    """Elements `start` to `stop` of the flat base + s·B·A, in fp32 with one rounding: the sum over the rank is taken
-    in order, so that how a matrix is cut changes no bit."""
-    rows, columns = b.shape[0], a.shape[1]
-    if a.shape[0] != b.shape[1] or not 0 <= start <= stop <= rows * columns:
-        raise UsageError(
-            f"a {tuple(a.shape)}, b {tuple(b.shape)} and elements {start} to {stop} do not fit: "
-            "a must be (rank, columns), b (rows, rank) and the elements inside rows * columns"
-        )
-    for name, tensor in (("base", base), ("out", out)):
-        _check_weights(name, tensor, stop - start, a.device)
-    a, b, low = a.float(), b.float(), start
-    while low < stop:
-        top = low // columns
-        bottom = min(-(-stop // columns), top + max(1, _PIECE // columns))
-        high = min(stop, bottom * columns)
-        product = find_kernels(a.device.type).multiply(b[top:bottom], a).reshape(-1)
-        here = slice(low - start, high - start)
-        out[here] = product[low - top * columns : high - top * columns].mul_(scaling).add_(base[here].float())
-        low = high
 
 
 def _check_weights(name: str, tensor: Tensor, n: int, device: torch.device) -> None:

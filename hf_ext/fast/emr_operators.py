@@ -10,15 +10,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from torch import Tensor
-
 
 class Kernels(NamedTuple):
     """One way to compute on a type of device. Only compiled code reads and writes files itself (`run_files`)."""
 
     run_block: Callable[..., None]
     restore: Callable[..., None]
-    multiply: Callable[[Tensor, Tensor], Tensor]
     run_files: Callable[..., bool] | None = None
     restore_directions: Callable[..., None] | None = None
 
@@ -30,7 +27,7 @@ def compiled_kernels() -> Kernels | None:
         return None
     try:
         from .emr_blocks import run_block, run_files
-        from .emr_restore import multiply, restore, restore_directions
+        from .emr_restore import restore, restore_directions
     except ImportError:
         return None
-    return Kernels(run_block, restore, multiply, run_files, restore_directions)
+    return Kernels(run_block, restore, run_files, restore_directions)

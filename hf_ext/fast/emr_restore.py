@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Compiled kernels that restore weights of EMR-Merging and multiply LoRA factors, used by `ops` if numba is there.
+"""Compiled kernels that restore weights of EMR-Merging, used by `ops` if numba is there.
 
 Plain loops, as in `emr_blocks`. No sum is taken in another order here: results have the bits of `ops`.
 """
@@ -19,7 +19,6 @@ from .emr_blocks import KINDS, TILE, bytes_at, load_float32, size_of, store_floa
 _share = partial(share, least=2**17, step=TILE)
 _RESTORE = "void(int64, int64, int64, int64, int64[::1], float32[::1], int64[::1], int64, int64, int64)"
 _MOVE = "void(int64, int64, int64, int64, float32, int64, int64, int64, int64)"
-_MULTIPLY = "void(float32[:, ::1], float32[:, ::1], float32[:, ::1])"
 
 
 @njit
@@ -95,39 +94,3 @@ def restore_directions(base: torch.Tensor, planes: torch.Tensor, scale: float, o
     kept = planes[1].data_ptr() if len(planes) > 1 else 0
     arguments = (base.data_ptr(), KINDS[base.dtype], planes[0].data_ptr(), kept)
     _share(compile_kernel(_move, _MOVE), len(base), *arguments, scale, out.data_ptr(), KINDS[out.dtype])
-
-
-@njit
-def _add_four(first, second, third, fourth, a, b, c, d, out):
-    for i in range(len(out)):
-        out[i] = (((out[i] + first * a[i]) + second * b[i]) + third * c[i]) + fourth * d[i]
-
-
-@njit
-def _add_one(factor, a, out):
-    for i in range(len(out)):
-        out[i] += factor * a[i]
-
-
-def _multiply(b, a, out):
-    """out[row, column] = Σ_k b[row, k]·a[k, column] in the order of k, each product and each sum rounded."""
-    rank, columns = a.shape
-    for left in range(0, columns, TILE):
-        right = min(left + TILE, columns)
-        for row in range(len(b)):
-            line = out[row][left:right]
-            line[:] = 0
-            factors, whole = b[row], rank // 4 * 4
-            # Four terms at once: each sum is loaded and stored once for them.
-            for k in range(0, whole, 4):
-                lines = (a[k][left:right], a[k + 1][left:right], a[k + 2][left:right], a[k + 3][left:right])
-                _add_four(factors[k], factors[k + 1], factors[k + 2], factors[k + 3], *lines, line)
-            for k in range(whole, rank):
-                _add_one(factors[k], a[k][left:right], line)
-
-
-def multiply(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """b @ a of contiguous fp32 in a fixed order, [rows, rank] and [rank, columns]."""
-    product = torch.empty(b.shape[0], a.shape[1])
-    compile_kernel(_multiply, _MULTIPLY)(b.contiguous().numpy(), a.contiguous().numpy(), product.numpy())
-    return product

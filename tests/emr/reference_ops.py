@@ -90,20 +90,3 @@ def unpack_mask(mask: Tensor, n: int) -> Tensor:
     """Element i is (byte[i // 8] >> (i % 8)) & 1. See [`ops.unpack_mask`]."""
     packed = mask.tolist()
     return torch.tensor([bool(packed[i // 8] >> (i % 8) & 1) for i in range(n)], dtype=torch.bool)
-
-
-def lora_rows(
-    base: Tensor,
-    a: Tensor,
-    b: Tensor,
-    scaling: float,
-    start: int,
-    stop: int,
-    out: Tensor,
-) -> None:
-    """The whole product, then its rows: out = base + s·Σ_k b[:, k] a[k, :]. See [`ops.lora_rows`]."""
-    product = torch.zeros(b.shape[0], a.shape[1])
-    for k in range(a.shape[0]):
-        product = product + torch.outer(b[:, k].float(), a[k].float())
-    update = torch.tensor(scaling, dtype=torch.float32) * product.flatten()[start:stop]
-    out.copy_(base.float() + update)

@@ -1,6 +1,5 @@
 """EMR's operations, and layers for rows of several tasks: compiled, torch and textbook agree."""
 
-import itertools
 import os
 import re
 import subprocess
@@ -170,8 +169,6 @@ def test_bad_input_is_refused(kernels):
         ops.merge_block(*good, tie="positive")
     with refused(UsageError, "99 elements"):
         ops.restore_block(block.base, block.base, block.masks[0], 1.0, torch.empty(99))
-    with refused(UsageError, "fit"):
-        ops.lora_rows(block.base, torch.ones(2, 5), torch.ones(3, 2), 1.0, 0, 16, torch.empty(16))
 
 
 def test_torch_computes_where_numba_is_unwanted_or_missing(monkeypatch):
@@ -313,24 +310,6 @@ def test_masks_are_packed_lowest_bit_first(n):
     assert same_bits(packed, reference.pack_mask(bits)) and packed.shape == (-(-n // 8),)
     assert torch.equal(ops.unpack_mask(packed, n), bits)
     assert torch.equal(reference.unpack_mask(packed, n), bits)
-
-
-@pytest.mark.parametrize("rank", [1, 5])
-def test_rows_of_an_adapter(kernels, rank):
-    generator = torch.Generator().manual_seed(rank)
-    rows, columns = 37, 29
-    base = torch.randn(rows * columns, generator=generator)
-    a = torch.randn(rank, columns, generator=generator).bfloat16()
-    b = torch.randn(rows, rank, generator=generator)
-    expected = torch.empty(rows * columns, dtype=torch.float16)
-    reference.lora_rows(base, a, b, 0.3, 0, rows * columns, expected)
-    exact = base.view(rows, columns).double() + 0.3 * (b.double() @ a.double())
-    torch.testing.assert_close(expected.double().view(rows, columns), exact, rtol=1e-3, atol=1e-3)
-    for edges in ([0, 1073], [0, 1, 28, 29, 30, 500, 500, 1073], [*range(0, 1073, 29), 1073]):
-        out = torch.full((rows * columns,), torch.nan, dtype=torch.float16)
-        for start, stop in itertools.pairwise(edges):
-            ops.lora_rows(base[start:stop], a, b, 0.3, start, stop, out[start:stop])
-        assert same_bits(out, expected)
 
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
