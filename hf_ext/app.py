@@ -290,9 +290,11 @@ def _merge_tab(tab: Tab) -> None:
         with gr.Column():
             slider = gr.ImageSlider(label="Before and after", format="png", interactive=False, elem_id="merge-result")
             said = gr.Markdown(elem_id="merge-text")
-    options: dict[str, Any] = {"height": "auto", "buttons": _SAVE, "interactive": False, "elem_id": "merge-all"}
-    every = gr.Gallery(label="Every task", format="png", columns=2, object_fit="contain", **options)
-    done = gr.Markdown(elem_id="merge-said")
+            size: dict[str, Any] = {"columns": 2, "height": "auto", "object_fit": "contain"}
+            every = gr.Gallery(
+                label="Every task", format="png", buttons=_SAVE, interactive=False, elem_id="merge-all", **size
+            )
+            done = gr.Markdown(elem_id="merge-said")
 
     def show(found: dict[str, Answer], name: str | None) -> tuple[Any, str]:
         one = found.get(name or "", "")
