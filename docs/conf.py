@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import merge_reference as merge_methods  # noqa: E402
 
-from hf_ext.training import reference as options  # noqa: E402
+from hf_ext.training import methods as options  # noqa: E402
 
 project = "hf-ext"
 author = "The hf-ext authors"
