@@ -23,6 +23,8 @@ exclude_patterns = ["_build", "jupyter_execute"]
 html_theme = "furo"
 html_title = f"hf-ext {version}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["narrow.css"]
 # Markdown: anchors of headings down to the third level, notebooks as they were last run.
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "dollarmath"]
