@@ -26,7 +26,7 @@ def precise(value: Tensor) -> Tensor:
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
-def moved(positions: Tensor, rate: float) -> Tensor:
+def at_rate(positions: Tensor, rate: float) -> Tensor:
     """Positions of taps at `rate` times fewer samples per second: the nearest earlier ones."""
     return positions if rate == 1 else (positions / rate).floor().long()
 
@@ -75,7 +75,7 @@ class MRConvDilatedKernel(MRConvKernel):
         positions = torch.stack([steps * dilation for dilation in dilations])
         # Of the longest kernel, which is cropped to the longest input, taps may lie beyond.
         whole = [*lengths[:-1], max(lengths[-1], math.ceil(self.taps * dilations[-1] / rate))]
-        kernels = tap_kernels(precise(self.weight), moved(positions, rate), whole)
+        kernels = tap_kernels(precise(self.weight), at_rate(positions, rate), whole)
         return [*kernels[:-1], kernels[-1][:, : lengths[-1]]]
 
 
@@ -142,7 +142,7 @@ class MRConvSparseKernel(MRConvKernel):
         super().reset_parameters()
 
     def forward(self, rate: float = 1.0) -> list[Tensor]:
-        return tap_kernels(precise(self.weight), moved(self.positions, rate), changed_lengths(self.branches, rate))
+        return tap_kernels(precise(self.weight), at_rate(self.positions, rate), changed_lengths(self.branches, rate))
 
 
 class MRConvFourierSparseKernel(nn.Module):

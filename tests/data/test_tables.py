@@ -1,5 +1,7 @@
 """Tables as people have them: of each of many small inputs, what must be understood, or refused."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -31,6 +33,22 @@ def test_classes_of_texts_are_asked_for(tmp_path):
         look_at(str(place))
     assert look_at(str(place), Hints(inputs=("review",))).classes == []
     assert look_at(str(place), Hints(label="mood")).classes == WORDS
+
+
+@pytest.mark.parametrize("way", ["the file", "held", "as a source"])
+def test_a_table_that_does_not_fit_into_memory_is_refused(way, tmp_path, monkeypatch):
+    (tmp_path / "long.csv").write_text(rows({"a": range(66), "label": WORDS * 33}))
+    size = (tmp_path / "long.csv").stat().st_size
+    read = {
+        "the file": lambda: read_table(tmp_path / "long.csv"),
+        "held": lambda: read_table("long.csv", held=(tmp_path / "long.csv").read_bytes()),
+        "as a source": lambda: open_source(DataSource(str(tmp_path / "long.csv"))),
+    }[way]
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10 * size - 1))
+    with refused(DataError, "long.csv", "parquet"):
+        read()
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10 * size))
+    read()
 
 
 @pytest.mark.parametrize("name", CASES)
