@@ -5,7 +5,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
@@ -14,6 +14,10 @@ import click
 
 # Seconds that other threads have to end: those of huggingface_hub send large files, and cannot be interrupted.
 _GRACE_SECONDS = 5.0
+# Seconds that an import has: those of torch and transformers take longer, and what is imported is not needed any more.
+_IMPORT_SECONDS = 1.5
+# Seconds after which a signal that met an import comes again.
+_RETRY_SECONDS = 0.05
 
 
 class Interrupted(KeyboardInterrupt):
@@ -53,10 +57,9 @@ def ended_by_signals(advice: str = "", *, own_folder: bool = False) -> Iterator[
                 signal.signal(each, signal.SIG_IGN)
             os.write(2, f"{_describe(signal.Signals(number).name, advice)}\n".encode())
             # It is not cancelled, since Python waits for threads after the last line too.
-            last = threading.Timer(_GRACE_SECONDS, _end, (place, 128 + number))
-            last.daemon = True
-            last.start()
-            raise Interrupted(number)
+            seconds = _IMPORT_SECONDS if _is_importing(frame) else _GRACE_SECONDS
+            _call_later(seconds, _end, place, 128 + number)
+            _leave(number, frame)
 
         tempfile.tempdir = place or outside
         try:
@@ -76,6 +79,38 @@ def ended_by_signals(advice: str = "", *, own_folder: bool = False) -> Iterator[
             tempfile.tempdir = outside
             for each, handler in before.items():
                 signal.signal(each, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Raises [`Interrupted`] as soon as no module is being imported."""
+    # A library whose import is cut short is half there: torch and NumPy then fail in ways of their own, or abort the
+    # process. So the signal comes again until the import is over.
+    if _is_importing(frame):
+        signal.signal(number, _leave)
+        _call_later(_RETRY_SECONDS, _signal_main_thread, number)
+        return
+    signal.signal(number, signal.SIG_IGN)
+    raise Interrupted(number)
+
+
+def _signal_main_thread(number: int) -> None:
+    # Sent to another thread, a signal would not end what the main thread waits for. Windows cannot choose.
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        signal.raise_signal(number)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
+
+
+def _call_later(seconds: float, function: Callable[..., Any], *arguments: Any) -> None:
+    timer = threading.Timer(seconds, function, arguments)
+    timer.daemon = True
+    timer.start()
 
 
 def _describe(name: str, advice: str) -> str:

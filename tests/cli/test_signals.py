@@ -19,7 +19,35 @@ from tests.hub.published import save_bert
 from tests.hub.unfaithful_hub import UnfaithfulHub
 from tests.kit.hub import client_environment
 
-pytestmark = pytest.mark.slow
+IMPORTING = """
+import time
+import click
+from hf_ext.cli.signals import ended_by_signals
+
+try:
+    with ended_by_signals():
+        import slow_library
+        print(slow_library.DONE, flush=True)
+        time.sleep(60)
+except click.exceptions.Exit as end:
+    print(end.exit_code, flush=True)
+"""
+LIBRARY = """
+import signal
+
+signal.raise_signal(signal.{name})
+DONE = "imported"
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_waits_for_the_import_that_it_meets(tmp_path, name):
+    (tmp_path / "slow_library.py").write_text(LIBRARY.format(name=name))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    words = [sys.executable, "-c", IMPORTING]
+    run = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert run.stdout == f"imported\n{128 + getattr(signal, name)}\n", run.stderr
+    assert run.stderr == f"Error: interrupted by {name}.\n"
 
 
 def wait_until(done, seconds: float = 120) -> None:
@@ -67,6 +95,7 @@ def find_errors(told: str) -> list[str]:
 ENDS = [("SIGINT", "a file"), ("SIGTERM", "a file"), ("SIGTERM", "files"), ("SIGTERM", "the check")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "where"), ENDS)
 def test_a_push_that_a_signal_ends_leaves_nothing(slow_hub, tmp_path, name, where):
     bert = BertModel.from_pretrained(save_bert(tmp_path / "bert"))
@@ -87,6 +116,7 @@ def test_a_push_that_a_signal_ends_leaves_nothing(slow_hub, tmp_path, name, wher
     assert list((tmp_path / "temporary").iterdir()) == [] and not psutil.wait_procs(family, 30)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_restoring_that_a_signal_ends_leaves_whole_pictures(tmp_path, name):
     (tmp_path / "photos").mkdir()
@@ -109,6 +139,7 @@ def test_a_restoring_that_a_signal_ends_leaves_whole_pictures(tmp_path, name):
             picture.load()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_merge_that_waits_for_a_hub_ends_at_once(tmp_path, name):
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -140,6 +171,7 @@ limits.Limits().read(b"a picture")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a server decodes in a process of its own on Linux only")
 def test_a_decoder_ends_with_its_server(tmp_path):
     server = subprocess.Popen([sys.executable, "-c", DECODER], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
