@@ -11,9 +11,9 @@ from transformers.image_processing_utils import BatchFeature
 from transformers.image_transforms import get_resize_output_image_size
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageInput, SizeDict
 from transformers.models.convnext.image_processing_pil_convnext import (
-    ConvNextImageProcessorKwargs,
-    ConvNextImageProcessorPil,
+    ConvNextImageProcessorKwargs as MRConvNextImageProcessorKwargs,  # transformers wants a processor's own name.
 )
+from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
 from transformers.processing_utils import Unpack
 
 
@@ -55,7 +55,7 @@ class MRConvNextImageProcessor(ConvNextImageProcessorPil):
     image_mean = IMAGENET_DEFAULT_MEAN
     image_std = IMAGENET_DEFAULT_STD
 
-    def preprocess(self, images: ImageInput, **kwargs: Unpack[ConvNextImageProcessorKwargs]) -> BatchFeature:
+    def preprocess(self, images: ImageInput, **kwargs: Unpack[MRConvNextImageProcessorKwargs]) -> BatchFeature:
         """
         Prepare images for the model.
 
