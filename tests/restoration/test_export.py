@@ -38,8 +38,8 @@ def check_file(path, model) -> None:
         assert np.median(np.abs(found - wanted)) < 2e-6
         assert np.abs(found - wanted).mean() < 1e-4
     told = session.get_modelmeta().custom_metadata_map
-    channels, scale = model.config.num_channels, model.config.scale
-    expected = {"input_channels": channels, "output_channels": channels, "scale": scale, "minimum": unit + 1}
+    taken, given = model.config.num_channels, model.config.num_channels_out
+    expected = {"input_channels": taken, "output_channels": given, "scale": model.config.scale, "minimum": unit + 1}
     assert told == {name: str(value) for name, value in expected.items()}
 
 
