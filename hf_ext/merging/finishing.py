@@ -45,52 +45,51 @@ _NOT_METHOD = ("base", "tasks", *RUNNING)
 
 def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], *, out: Path) -> dict[str, Any]:
     """Completes the folder of a merge whose weights are written."""
+    config, rows = plan.config, plan.merged_rows
     with ThreadPoolExecutor(1) as beside:
         # The weights are complete, and reading them through for their hashes needs no interpreter.
         # But for sums, which are written below, nothing writes such a file any more.
         names = [name for name in list_files(folder) if name.endswith(".safetensors")]
         weights = [name for name in names if not name.endswith(SUMS_FILE)]
-        hashing = beside.submit(hash_files, folder, weights) if plan.config.with_masks else None
+        hashing = beside.submit(hash_files, folder, weights) if config.with_masks else None
         _copy_companions(folder, plan)
         # After the other files: it reads the copy's configuration.
-        written = beside.submit(_identify_copy, folder / "base") if plan.config.include_base else None
+        written = beside.submit(_identify_copy, folder / "base") if config.include_base else None
         sources = {
             "base": _record_identity(base, out),
             "tasks": {task.label: _record_identity(task.identity(), out) for task in plan.tasks},
         }
-        participates = np.array([[name is not None for name in part.task_names] for part in plan.merged_rows], bool)
-        participates = participates.reshape(len(plan.merged_rows), len(plan.tasks))
-        elements = np.array([part.elements for part in plan.merged_rows], np.int64)
-        method = method_record(plan.config, plan.merged_model, out)
-        if plan.config.with_masks:
+        participates = np.array([[name is not None for name in row.task_names] for row in rows], bool)
+        participates = participates.reshape(len(rows), len(plan.tasks))
+        elements = np.array([row.elements for row in rows], np.int64)
+        method = method_record(config, plan.merged_model, out)
+        if config.with_masks:
             for index, task in enumerate(plan.tasks):
-                write_sums(folder, task.label, sums.tensors[:, index])
+                write_sums(folder, task.label, sums.sums[:, index])
             write_totals(folder, sums.totals, sums.gram)
             loader = resources.files("hf_ext.emr").joinpath("emr_loader.py").read_text(encoding="utf-8")
             (folder / "emr_loader.py").write_text(loader, encoding="utf-8")
         kept = written.result() if written is not None else None
         # the sizes that came out are warned of, not those of the plan
         warnings = [_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings]
-        if not plan.config.is_measured:
-            warnings += warn_of_sample([*plan.config.tasks], participates, sums)
+        if not config.is_measured:
+            warnings += warn_of_sample([*config.tasks], participates, sums)
         report = write_report(
             folder,
             sources=sources,
             base=sources["base"]["files"] if kept is None else kept,
             library=plan.base.library,
             warnings=warnings,
-            masks=plan.config.with_masks,
-            measured=plan.config.is_measured,
+            masks=config.with_masks,
+            measured=config.is_measured,
             method=method,
             elements=elements,
             participates=participates,
-            sums=sums.tensors,
-            totals=sums.totals,
-            gram=sums.gram,
+            **sums._asdict(),
         )
         if hashing is not None:
-            scales = compute_scales(sums.tensors, elements, participates, plan.config.scaling)
-            manifest = _make_manifest(folder, plan, sums.tensors, scales, sources, kept, method)
+            scales = compute_scales(sums.sums, elements, participates, config.scaling)
+            manifest = _make_manifest(folder, plan, sums.sums, scales, sources, kept, method)
             known = hashing.result()
             dataclasses.replace(manifest, files=hash_files(folder, known=known)).write(folder)
     write_card(folder, repo_id=out.name)
@@ -150,7 +149,7 @@ def _record_identity(identity: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
 def _copy_companions(folder: Path, plan: Plan) -> None:
     """Copies the model's companions to the root, and to each task its configuration and its own files."""
-    base = {**plan.base.companions.files, **plan.base.companions.modules}
+    base = plan.base.companions.all
     # in an artifact these folders are its own
     free = {name: path for name, path in base.items() if not name.startswith(("tasks/", "base/"))}
     root = free if plan.config.with_masks else plan.companions
@@ -164,15 +163,12 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
     if plan.config.include_base:
         copy_into(base, folder / "base")
     for task in plan.tasks if plan.config.with_masks else ():
-        place, own = folder / "tasks" / task.label, {**task.companions.files, **task.companions.modules}
-        copy_into(
-            {
-                name: path
-                for name, path in own.items()
-                if name in CONFIGURATION_FILES or name not in root or not same_content(path, root[name])
-            },
-            place,
-        )
+        own = {
+            name: path
+            for name, path in task.companions.all.items()
+            if name in CONFIGURATION_FILES or name not in root or not same_content(path, root[name])
+        }
+        copy_into(own, folder / "tasks" / task.label)
     if plan.config.with_masks:
         mark_root(folder, [task.label for task in plan.tasks])
 
@@ -206,7 +202,7 @@ def _make_manifest(
             TensorRecord(row.name, tuple(row.shape), row.dtype, row.elements if row.task_names else 0)
             for row in plan.rows
         ),
-        aliases=plan.aliases,
+        aliases=plan.matching.aliases,
         tasks=tasks,
         version=__version__,
         deltas=plan.config.merge_method.deltas,
@@ -222,8 +218,8 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
     return TaskRecord(
         origin=origin,
         architecture=architectures[0],
-        base_prefix=plan.names[index].base_prefix,
-        task_prefix=plan.names[index].task_prefix,
+        base_prefix=plan.matching.names[index].base_prefix,
+        task_prefix=plan.matching.names[index].task_prefix,
         scale=None if by_tensor else float(scales[index]),
         density=float(sums[:, SUMS.index("mask")].sum() / merged) if merged else 0.0,
         scales={name: float(scales[places[row.name], index]) for name, row in masked.items()} if by_tensor else {},
@@ -234,8 +230,7 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
 def _identify_copy(folder: Path) -> dict[str, dict[str, Any]]:
     """Lengths and hashes of the base's weight files that were just written."""
     with open_weights("base", folder) as copy:
-        files: dict[str, dict[str, Any]] = copy.identity(hash_files=True)["files"]
-        return files
+        return dict(copy.identity(hash_files=True)["files"])
 
 
 # What is recorded of files: bytes and hash, by name.

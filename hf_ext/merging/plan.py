@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from .adapters import read_adapters
 from .companions import join_companions
 from .configuration import MergeConfig, load_config
 from .methods import Method
-from .name_matching import Names, match_names
+from .name_matching import Matching, match_names
 from .sources import Source, open_weights, size_text
 from .tensors import (
     COMPARED,
@@ -36,7 +36,6 @@ from .tensors import (
     Own,
     Row,
     Table,
-    find_narrowing,
     name_some,
 )
 
@@ -63,15 +62,13 @@ class Plan:
     tasks: tuple[Source, ...]  # the tasks, opened, in the order of the configuration
     rows: tuple[Row, ...]  # the tensors of the base, in its order
     own: tuple[Own, ...]  # the tensors of the tasks that are not merged
-    names: tuple[Names, ...]  # the names of each task beside the base's
-    aliases: dict[str, str]  # other names of tensors of the base
-    merged_model: Source | None = None  # the one of method `"given"`, opened
-    merged_model_names: Mapping[str, str] = field(default_factory=dict)  # names in it, by the names of the base
-    statistics: tuple[Source, ...] = ()  # those of the tasks' data, opened, where the method wants them
-    warnings: list[str] = field(default_factory=list)  # warnings for the user
-    companions: Mapping[str, Path] = field(default_factory=dict)  # files beside the weights of the root
+    matching: Matching  # names of the base, of the tasks and of the merged model side by side
+    merged_model: Source | None  # the one of method `"given"`, opened
+    statistics: tuple[Source, ...]  # those of the tasks' data, opened, where the method wants them
+    warnings: list[str]  # warnings for the user
+    companions: Mapping[str, Path]  # files beside the weights of the root
     # weights in folders of their own, of modules that are merged by themselves, by their names in the model
-    modules: Mapping[str, MergeConfig] = field(default_factory=dict)
+    modules: Mapping[str, MergeConfig]
 
     @cached_property
     def merged_rows(self) -> tuple[Row, ...]:
@@ -123,12 +120,8 @@ class Plan:
     @property
     def bytes_written(self) -> int:
         """Bytes of weights that the merge will write."""
-        return self.result_bytes + (self.base_bytes if self.config.include_base else 0)
-
-    @property
-    def base_bytes(self) -> int:
-        """Bytes of a copy of the base."""
-        return sum(info.nbytes for info in self.base.tensors.values())
+        copied = self.base.tensors.values() if self.config.include_base else ()
+        return self.result_bytes + sum(info.nbytes for info in copied)
 
     @property
     def checkpoints_bytes(self) -> int:
@@ -203,12 +196,6 @@ def make_plan(
     specs |= {f"statistics of {task}": config.statistics[task] for task in config.tasks if config.statistics}
     with ExitStack() as stack:
         opened = _open_all(specs, token, endpoint, stack)
-        for source in (opened["base"], *(opened[task] for task in config.tasks)):
-            if source.is_artifact:
-                raise DataError(
-                    f"{source.title} is a merge with masks, whose folder is not the model of a task: write a task "
-                    "with hf-ext emr export, and give that folder."
-                )
         base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
         statistics = tuple(source for label, source in opened.items() if label.startswith("statistics of "))
         plan = _plan(config, base, tasks, opened.get("merged"), statistics)
@@ -253,7 +240,7 @@ def _plan(
     if statistics:
         _check_statistics(config.merge_method, merged, tasks, statistics)
     told = [text for source in (base, *tasks) for text in source.warnings]
-    warnings = [*matching.warnings, *told, *find_narrowing(tasks, merged), *table.warnings]
+    warnings = [*matching.warnings, *told, *table.warnings]
     companions, modules = base.companions.files, dict[str, MergeConfig]()
     if not config.with_masks:
         own = {task.title: task.companions for task in tasks}
@@ -261,21 +248,8 @@ def _plan(
         modules = {name: _plan_module(config, base, tasks, name) for name in differing}
         warnings += told
         warnings += [f"{name}: the module of each model is merged by itself, by the same method" for name in modules]
-    plan = Plan(
-        config,
-        base,
-        tasks,
-        tuple(table.rows),
-        tuple(table.own),
-        matching.names,
-        matching.aliases,
-        model,
-        {row.name: matching.given[row.name] for row in merged if model is not None},
-        statistics,
-        warnings,
-        companions,
-        modules,
-    )
+    rows, others = tuple(table.rows), tuple(table.own)
+    plan = Plan(config, base, tasks, rows, others, matching, model, statistics, warnings, companions, modules)
     warnings += plan.size_warnings
     return plan
 
@@ -354,7 +328,7 @@ def resolve_plan(plan: Plan) -> Plan:
     undecided after it.
     """
     plan = _carry_constants(plan)
-    for name, kept in plan.aliases.items():
+    for name, kept in plan.matching.aliases.items():
         if name in plan.base.tensors and not _equal(plan.base, name, plan.base, kept):
             raise UsageError(
                 f"{plan.base.title}: {name!r} and {kept!r} differ, but its model ties them. Save the base with "
@@ -368,44 +342,34 @@ def resolve_plan(plan: Plan) -> Plan:
 
 
 def _carry_constants(plan: Plan) -> Plan:
-    """Takes out of the merge what is the same everywhere and holds NaN or infinity, and says so."""
-    found = {row.name: holders for row in plan.merged_rows if (holders := _find_constant(plan, row))}
-    if not found:
-        return plan
-    return dataclasses.replace(
-        plan,
-        rows=tuple(
-            Row(row.name, row.shape, plan.base.tensors[row.name].dtype) if row.name in found else row
-            for row in plan.rows
-        ),
-        own=(*plan.own, *(item for holders in found.values() for item in holders)),
-        warnings=[
-            *plan.warnings,
-            f"{name_some([*found])}: NaN or infinity, the same in base and tasks; carried over unchanged",
-        ],
-    )
-
-
-def _find_constant(plan: Plan, row: Row) -> list[Own]:
     """
-    The tasks' tensors of a row that has the same bits in the base and in each task, with NaN or infinity; else none.
+    Takes out of the merge what has the same bits in the base and in each task, with NaN or infinity, and says so.
 
     It is no trained weight but a constant, such as an attention mask under any name. It is looked for before the merge
-    because no task may have a 1-bit mask for it: infinity - infinity is NaN where it is restored. Trained weights
-    differ within their first elements, so that little of them is read.
+    because no task may have a 1-bit mask for it: infinity - infinity is NaN where it is restored.
     """
-    held = [
-        (plan.tasks[index], Own(index, name, row.name, row.shape, plan.tasks[index].tensors[name].dtype, SHARED))
-        for index, name in enumerate(row.task_names)
-        if name is not None
-    ]
+    rows, own, constants = list(plan.rows), list(plan.own), list[str]()
+    for place, row in enumerate(plan.rows):
+        held = [(index, name) for index, name in enumerate(row.task_names) if name is not None]
+        if held and _is_constant(plan.base, row.name, [(plan.tasks[index], name) for index, name in held]):
+            constants.append(row.name)
+            rows[place] = Row(row.name, row.shape, plan.base.tensors[row.name].dtype)
+            types = [plan.tasks[index].tensors[name].dtype for index, name in held]
+            own += [Own(*at, row.name, row.shape, dtype, SHARED) for at, dtype in zip(held, types, strict=True)]
+    if not constants:
+        return plan
+    said = f"{name_some(constants)}: NaN or infinity, the same in base and tasks; carried over unchanged"
+    return dataclasses.replace(plan, rows=tuple(rows), own=tuple(own), warnings=[*plan.warnings, said])
+
+
+def _is_constant(base: Source, name: str, tasks: Sequence[tuple[Source, str]]) -> bool:
+    """True for NaN or infinity that is the same everywhere. Trained weights differ within their first elements, so
+    that little of them is read."""
 
     def same(elements: int | None) -> bool:
-        return all(_equal(plan.base, row.name, task, own.name, elements) for task, own in held)
+        return all(_equal(base, name, task, own, elements) for task, own in tasks)
 
-    if not same(_FIRST) or _is_finite(plan.base, row.name) or not same(None):
-        return []
-    return [own for _, own in held]
+    return same(_FIRST) and not all(bool(block.float().isfinite().all()) for block in _read(base, name)) and same(None)
 
 
 def _tell_lost(plan: Plan, own: Iterable[Own]) -> list[str]:
@@ -430,7 +394,7 @@ def _compare(plan: Plan, item: Own) -> str:
     """The treatment of a task's tensor that is stored unless it equals another one."""
     task = plan.tasks[item.task]
     if item.reason == TIED:
-        own = plan.names[item.task].in_task(plan.aliases[item.base_name])
+        own = plan.matching.names[item.task].in_task(plan.matching.aliases[item.base_name])
         # an equal one is tied again when the model is built
         return SKIPPED if own in task.tensors and _equal(task, item.name, task, own) else KEPT
     return SHARED if _equal(task, item.name, plan.base, item.base_name) else KEPT
@@ -443,10 +407,6 @@ def _equal(first: Source, first_name: str, second: Source, second_name: str, ele
         return False
     pairs = zip(_read(first, first_name, elements), _read(second, second_name, elements), strict=True)
     return all(one.view(torch.uint8).equal(other.view(torch.uint8)) for one, other in pairs)
-
-
-def _is_finite(source: Source, name: str) -> bool:
-    return all(bool(block.float().isfinite().all()) for block in _read(source, name))
 
 
 def _read(source: Source, name: str, elements: int | None = None) -> Iterator[torch.Tensor]:

@@ -26,7 +26,7 @@ def plan_lines(plan: Plan) -> list[str]:
     rows.append(("merged", _count_text({row.name: row.elements for row in plan.merged_rows})))
     if plan.copied_rows:
         rows.append(("base's values", _count_text({row.name: row.elements for row in plan.copied_rows})))
-    rows += [("tied", f"{name} = {kept}") for name, kept in plan.aliases.items() if name in plan.base.tensors]
+    rows += [("tied", f"{name} = {kept}") for name, kept in plan.matching.aliases.items() if name in plan.base.tensors]
     for index, task in enumerate(plan.tasks):
         rows += [(f"  {task.label}", text) for text in _task_texts(plan, index)]
     rows += _size_rows(plan)

@@ -61,15 +61,12 @@ def copy_artifact(folder: Path, out: Path) -> None:
         along = {name.removeprefix(inner) for name in manifest.files if name.startswith(inner)}
         along = {name for name in along if not re.match(r"(tasks|base)/|.*\.py$", name)}
         _copy(folder, place, out, weights | along)
-    _promise_no_task(out / "config.json")
-    shutil.copyfile(_LOADER_HERE, out / LOADER)
-
-
-def _promise_no_task(path: Path) -> None:
-    """The root is no task's model, so its configuration offers no pipeline; those of the tasks do."""
+    # The root is no task's model, so its configuration offers no pipeline; those of the tasks do.
+    path = out / "config.json"
     if path.is_file() and "custom_pipelines" in (config := read_json_object(path)):
         del config["custom_pipelines"]
         write_json(path, config)
+    shutil.copyfile(_LOADER_HERE, out / LOADER)
 
 
 def _copy(folder: Path, place: Path, out: Path, weights: set[str]) -> None:

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def prefixes(plan: Plan) -> list[tuple[str, str]]:
-    return [(names.base_prefix, names.task_prefix) for names in plan.names]
+    return [(names.base_prefix, names.task_prefix) for names in plan.matching.names]
 
 
 def test_classifiers_of_a_bare_base(tmp_path):
@@ -94,14 +94,14 @@ def test_tied_weights_are_merged_once_however_the_file_says_it(tied, tmp_path):
     weights, _, _, config = tied
     with plan_in(tmp_path, "base", "a") as plan:
         # no file holds the other name, so the class of transformers, which would know it, is not imported
-        assert plan.aliases == {}
+        assert plan.matching.aliases == {}
         assert "lm_head.weight" not in {part.name for part in plan.merged_rows} and not plan.own_tensors(KEPT)
     head = weights["transformer.wte.weight"].clone()
     write_weights(tmp_path / "doubled", weights | {"lm_head.weight": head}, config=config)
     write_weights(tmp_path / "named", weights, config={}, metadata=TIED)
     for folder in ("doubled", "named"):
         with plan_in(tmp_path, folder, "a") as plan:
-            assert plan.aliases == TIED and len(plan.merged_rows) == len(weights) and not plan.copied_rows
+            assert plan.matching.aliases == TIED and len(plan.merged_rows) == len(weights) and not plan.copied_rows
             assert plan.unified_bytes == sum(tensor.nbytes for tensor in weights.values())
             assert not resolve_plan(plan).own_tensors(KEPT, SHARED)
     write_weights(tmp_path / "broken", weights | {"lm_head.weight": head + 1}, config=config)
@@ -138,7 +138,7 @@ def test_a_class_that_cannot_be_built_is_warned_of(tied, tmp_path, changes, fact
     for name in ("base", "a"):
         write_weights(tmp_path / name, weights | {"lm_head.weight": head}, config=config | changes)
     with plan_in(tmp_path, "base", "a") as plan:
-        assert plan.aliases == {} and len(plan.warnings) == 2 and "this saves no space" in plan.warnings[1]
+        assert plan.matching.aliases == {} and len(plan.warnings) == 2 and "this saves no space" in plan.warnings[1]
         assert fact in plan.warnings[0]
 
 
@@ -201,7 +201,7 @@ def test_a_given_model_is_matched_by_name(tmp_path):
     given = tiny_bert(tmp_path / "given", 3, base=tmp_path / "base")
     config |= {"method": "given", "merged": str(given)}
     with make_plan(config) as plan:
-        assert plan.merged_model is not None and plan.merged_model_names == {
+        assert plan.merged_model is not None and plan.matching.given == {
             part.name: f"bert.{part.name}" for part in plan.merged_rows
         }
         assert any(line.startswith("merged model") for line in plan_lines(plan))

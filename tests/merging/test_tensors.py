@@ -291,7 +291,11 @@ def test_every_tensor_has_one_place_or_the_plan_is_refused(tmp_path, family, opt
         assert len(str(error)) > 40
         return
     with plan:
-        root = [*(part.name for part in plan.merged_rows), *(item.name for item in plan.copied_rows), *plan.aliases]
+        root = [
+            *(part.name for part in plan.merged_rows),
+            *(item.name for item in plan.copied_rows),
+            *plan.matching.aliases,
+        ]
         assert sorted(root) == sorted(base) and plan.merged_rows
         extras, shared = decided(plan)
         for index, task in enumerate(tasks):
