@@ -197,9 +197,35 @@ def make_plan(
     with ExitStack() as stack:
         opened = _open_all(specs, token, endpoint, stack)
         base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
+        model = opened.get("merged")
         statistics = tuple(source for label, source in opened.items() if label.startswith("statistics of "))
-        plan = _plan(config, base, tasks, opened.get("merged"), statistics)
+        if base.library == "peft":
+            # the base of the adapters has no other owner
+            config = dataclasses.replace(config, include_base=config.with_masks)
+        matching = match_names(base, tasks, given=model, masks=config.with_masks)
+        table = Table(config, base, tasks, matching)
+        merged = [row for row in table.rows if row.task_names]
+        lacking = [row for row in merged if model is not None and row.name not in matching.given]
+        if model is not None and lacking:
+            raise DataError(
+                f"{model.title} has no floating-point {lacking[0].name!r} of shape {list(lacking[0].shape)}; give a "
+                "model that was merged from these tasks, or exclude the tensor."
+            )
+        if statistics:
+            _check_statistics(config.merge_method, merged, tasks, statistics)
+        told = [text for source in (base, *tasks) for text in source.warnings]
+        warnings = [*matching.warnings, *told, *table.warnings]
+        companions, modules = base.companions.files, dict[str, MergeConfig]()
+        if not config.with_masks:
+            own = {task.title: task.companions for task in tasks}
+            companions, differing, told = join_companions(base.companions, own)
+            modules = {name: _plan_module(config, base, tasks, name) for name in differing}
+            by_itself = "the module of each model is merged by itself, by the same method"
+            warnings += [*told, *(f"{name}: {by_itself}" for name in modules)]
+        rows, others = tuple(table.rows), tuple(table.own)
+        plan = Plan(config, base, tasks, rows, others, matching, model, statistics, warnings, companions, modules)
         stack.pop_all()
+    warnings += plan.size_warnings
     return plan
 
 
@@ -218,42 +244,6 @@ def _open_all(
     return {label: future.result() for label, future in futures.items()}
 
 
-def _plan(
-    config: MergeConfig,
-    base: Source,
-    tasks: tuple[Source, ...],
-    model: Source | None,
-    statistics: tuple[Source, ...],
-) -> Plan:
-    if base.library == "peft":
-        # the base of the adapters has no other owner
-        config = dataclasses.replace(config, include_base=config.with_masks)
-    matching = match_names(base, tasks, given=model, masks=config.with_masks)
-    table = Table(config, base, tasks, matching)
-    merged = [row for row in table.rows if row.task_names]
-    lacking = [row for row in merged if model is not None and row.name not in matching.given]
-    if model is not None and lacking:
-        raise DataError(
-            f"{model.title} has no floating-point {lacking[0].name!r} of shape {list(lacking[0].shape)}; give a model "
-            "that was merged from these tasks, or exclude the tensor."
-        )
-    if statistics:
-        _check_statistics(config.merge_method, merged, tasks, statistics)
-    told = [text for source in (base, *tasks) for text in source.warnings]
-    warnings = [*matching.warnings, *told, *table.warnings]
-    companions, modules = base.companions.files, dict[str, MergeConfig]()
-    if not config.with_masks:
-        own = {task.title: task.companions for task in tasks}
-        companions, differing, told = join_companions(base.companions, own)
-        modules = {name: _plan_module(config, base, tasks, name) for name in differing}
-        warnings += told
-        warnings += [f"{name}: the module of each model is merged by itself, by the same method" for name in modules]
-    rows, others = tuple(table.rows), tuple(table.own)
-    plan = Plan(config, base, tasks, rows, others, matching, model, statistics, warnings, companions, modules)
-    warnings += plan.size_warnings
-    return plan
-
-
 def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], name: str) -> MergeConfig:
     """The merge of a module with weights in a folder of its own; what does not fit is refused before it begins."""
     if config.statistics or config.merged is not None:
@@ -270,6 +260,12 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
 
 def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source], files: Sequence[Source]) -> None:
     """Refuses files that are not what the method needs for the merged tensors."""
+    grams = method.statistics == "gram"
+
+    def is_known(row: Row) -> bool:
+        return any(name in file.tensors for name, file in zip(row.task_names, files, strict=True) if name is not None)
+
+    known = [row for row in rows if not grams or is_known(row)]
     for index, (task, file) in enumerate(zip(tasks, files, strict=True)):
         advice = f"make it with hf-ext emr statistics {task.spec} --kind {method.statistics}"
         if file.metadata.get("kind") != method.statistics:
@@ -277,24 +273,21 @@ def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Sourc
                 f"{file.title} hold kind {file.metadata.get('kind')!r}, method {method.name!r} needs "
                 f"{method.statistics!r}: {advice}."
             )
-        for row in rows:
-            name = row.task_names[index]
+        for name in (row.task_names[index] for row in known):
             if name is None:
                 continue
             found = tuple(file.tensors[name].shape) if name in file.tensors else None
             shape = tuple(task.tensors[name].shape)
-            if method.statistics == "gram":
-                if found is None and _has_gram(row, files):
-                    raise ValueError(f"{file.title} lack {name!r}, of which another task has a gram: {advice}.")
-                if found is None:
-                    continue
+            if grams and found is None:
+                raise ValueError(f"{file.title} lack {name!r}, of which another task has a gram: {advice}.")
+            if grams:
                 shape = (shape[0 if inputs_first(file, name) else -1],) * 2 if len(shape) == 2 else ()
             if found != shape:
                 told = "missing" if found is None else list(found)
                 raise ValueError(
                     f"{file.title}: {name!r} must be {list(shape)} and is {told}; {advice}, or exclude the tensor."
                 )
-    if method.statistics == "gram" and not any(_has_gram(row, files) for row in rows):
+    if not known:
         raise ValueError(f"no merged tensor has a gram in {files[0].title}: they are of another model.")
 
 
@@ -302,12 +295,8 @@ def inputs_first(file: Source, name: str) -> bool:
     """True if the rows of a linear layer's weight are its inputs."""
     try:
         return name in list(json.loads(file.metadata.get("inputs_first", "[]")))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{file.title}: `inputs_first` of the metadata is no list of names; make it again.") from error
-
-
-def _has_gram(row: Row, files: Sequence[Source]) -> bool:
-    return any(name in file.tensors for name, file in zip(row.task_names, files, strict=True) if name is not None)
 
 
 def warn_of_size(size: int, models: int, one_bit: int) -> list[str]:

@@ -35,6 +35,8 @@ _READ: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("auto_map", "auto_mapping"), (dict, "a mapping")),
     **dict.fromkeys(("model_type", "_class_name", "peft_type", "task_type"), (str, "a text")),
 }
+# Levels of a configuration within each other.
+_DEEPEST = 100
 # Larger files have their hashes in a cache.
 _CACHED_HASH = 2**20
 # Tensors that quantised checkpoints store beside packed weights.
@@ -287,6 +289,12 @@ def _read_configuration(folder: Path) -> tuple[Library, dict[str, Any]]:
     adapter = read_json_object(folder / "adapter_config.json", optional=True)
     for name, told in (("config.json", config), ("adapter_config.json", adapter)):
         _check_types(folder / name, told)
+        level: list[Any] = [told]
+        for _ in range(_DEEPEST):
+            level = [part for found in level for part in (found.values() if isinstance(found, dict) else found)]
+            level = [part for part in level if isinstance(part, dict | list)]
+        if level:
+            raise CheckpointError(f"{folder / name}: nested more than {_DEEPEST} levels deep; fetch the file again.")
     if adapter:
         return "peft", adapter
     return ("diffusers" if "_diffusers_version" in config else "transformers"), config

@@ -102,6 +102,8 @@ def test_an_average_of_nothing_is_refused(weight):
 def test_depths_go_from_the_first_layer_to_the_last_of_each_stack():
     names = [*NAMES, "decoder.block.0.weight", "decoder.block.4.layer.1.weight", "alone.0.weight", "norm"]
     assert list(find_depths(names).values()) == [*DEPTHS, 0.0, 1.0, 1.0, 0.0]
+    # a number that is no layer's, and that Python does not read
+    assert list(find_depths([f"a.{'1' * 5000}.w", "a.x2.w", "2.w", "5"]).values()) == [0.0, 0.0, 0.4, 1.0]
 
 
 SETTINGS = {

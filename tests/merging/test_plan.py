@@ -304,6 +304,7 @@ CONFIG, ADAPTER = "config.json", "adapter_config.json"
     [
         (CONFIG, "[1]", "expected a JSON object, got list"),
         (CONFIG, "[" * 100_000, "not valid JSON"),
+        (CONFIG, '{"a":' * 700 + "1" + "}" * 700, "levels deep"),
         (ADAPTER, "nonsense", "not valid JSON"),
         (CONFIG, '{"id2label": ["a", "b"]}', "id2label must be"),
         (CONFIG, '{"architectures": [null]}', "architectures must be"),

@@ -242,6 +242,11 @@ def test_statistics_that_do_not_fit_are_refused_in_words(measured, tmp_path):
     ):
         assert told in merge_by(measured, method, kind, tmp_path / "out", *words, code=2).stderr
     assert not (tmp_path / "out").exists()
+    for inner in ("3", "[" * 100_000):
+        for name in "ab":
+            grams, known = load_file(measured / f"{name}.gram.safetensors"), {"kind": "gram", "inputs_first": inner}
+            save_file(grams, measured / f"{name}.inner.safetensors", known)
+        assert "is no list of names" in merge_by(measured, "regmean", "inner", tmp_path / "out", code=2).stderr
 
 
 def test_an_artifact_knows_its_statistics_and_asks_for_those_of_a_new_task(measured, tmp_path):

@@ -77,6 +77,8 @@ VOCABULARIES = {
         # The size of a vocabulary is found in every place.
         *(("tokenizer.model", True, at) for at in ({"text_config": SIZE}, {"encoder": SIZE, "decoder": SIZE})),
         ("tokenizer.model", True, {"a": {"b": SIZE}}),
+        # of another type it is none
+        ("tokenizer.model", True, {"text_config": {"vocab_size": [4]}, "a": SIZE}),
     ],
 )
 def test_rows_of_other_tokens_are_not_mixed(tmp_path, kind, known, config):
