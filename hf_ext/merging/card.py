@@ -15,7 +15,7 @@ from hf_ext.emr.report import report_markdown
 from ..files import read_json_object
 from ..hub.disclosure import last_name
 from ..hub.folder_kinds import CardPart
-from ..hub.safetensors_headers import CheckpointError
+from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
 from .methods import METHODS
 
@@ -37,15 +37,13 @@ def read_merge(folder: Path) -> Merge | None:
         manifest = Manifest.read(folder)
         tasks = {name: task.origin for name, task in manifest.tasks.items()}
         return Merge(manifest.library, manifest.base, tasks, manifest.method, manifest)
-    report = read_json_object(folder / "report.json", optional=True)
+    report = read_json_object(folder / REPORT, optional=True)
     if "sources" not in report:
         return None
-    try:
+    with explain_damage(folder / REPORT):
         base, tasks = report["sources"]["base"], report["sources"]["tasks"]
         records = {name: _source(task) for name, task in tasks.items()}
         return Merge(str(report["library"]), _source(base), records, dict(report["method"]), None)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder}/report.json: damaged ({error!r}); merge again, or remove it.") from error
 
 
 def _source(record: Mapping[str, Any]) -> SourceRecord:
@@ -77,7 +75,9 @@ def _card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id:
         {"name": name, "link": _link(source)} | (_task_row(records[name]) if name in records else {})
         for name, source in merge.tasks.items()
     ]
-    report = read_json_object(folder / "report.json", optional=True)
+    report = read_json_object(folder / REPORT, optional=True)
+    with explain_damage(folder / REPORT):
+        shown = report_markdown(report) if report else ""
     return {
         "masks": manifest is not None,
         "deltas": 0 if manifest is None else manifest.deltas,
@@ -97,7 +97,7 @@ def _card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id:
         "loading": _task_loading(merge, tasks[0]) if manifest else _model_loading(merge, config, repo_id),
         "notes": _notes(merge),
         "configuration": _configuration(merge),
-        "report": report_markdown(report) if report else "",
+        "report": shown,
     }
 
 

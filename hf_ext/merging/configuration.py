@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -221,12 +222,9 @@ class MergeConfig:
             if not source.strip():
                 raise ValueError(f"task {name!r} has no source: give a folder or org/name[@revision].")
         # both would get the same folder on a case-insensitive file system
-        folded: dict[str, str] = {}
-        for name in self.tasks:
-            if folded.setdefault(name.casefold(), name) != name:
-                raise ValueError(
-                    f"tasks {folded[name.casefold()]!r} and {name!r} differ only in upper and lower case; rename one."
-                )
+        for first, second in pairwise(sorted(self.tasks, key=str.casefold)):
+            if first.casefold() == second.casefold():
+                raise ValueError(f"tasks {first!r} and {second!r} differ only in upper and lower case; rename one.")
 
     def validate_numbers(self) -> None:
         for name, is_right, allowed in (

@@ -29,6 +29,7 @@ from hf_ext.emr.report import COSINE, NORM_TO_BASE, make_bare_report, make_repor
 from ..files import copy_into, read_json, read_json_object, write_json
 from ..hub.cards import write_card
 from .companions import same_content
+from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
 from .engine import TensorSums
 from .outputs import masked_rows
@@ -38,7 +39,6 @@ from .tensors import SHARED
 
 # Beside the weights at the root.
 SUMS_FILE = "sums.safetensors"
-REPORT = "report.json"
 # They do not change what comes out, or are told elsewhere.
 _NOT_METHOD = ("base", "tasks", *RUNNING)
 
@@ -237,21 +237,6 @@ def _identify_copy(folder: Path) -> dict[str, dict[str, Any]]:
 Files = Mapping[str, Mapping[str, Any]]
 
 
-def _measure_sizes(folder: Path, base: Files, tasks: Iterable[Files]) -> dict[str, int]:
-    """Bytes of what was merged and of what came out: of whole files, so that they can be compared."""
-
-    def total(pattern: str) -> int:
-        return sum(path.stat().st_size for path in folder.glob(pattern))
-
-    return {
-        "checkpoints": sum(about["bytes"] for files in tasks for about in files.values()),
-        "base": sum(about["bytes"] for about in base.values()),
-        "unified": total("*.safetensors") - total(SUMS_FILE),
-        "masks": total("tasks/*/mask.safetensors"),
-        "extras": total("tasks/*/extra.safetensors"),
-    }
-
-
 def write_report(
     folder: Path,
     *,
@@ -266,8 +251,19 @@ def write_report(
 ) -> dict[str, Any]:
     """Writes `report.json`; sizes are those of the files in the folder. It is a new file, since an old one may be
     shared with the artifact that is being replaced."""
+
+    def total(pattern: str) -> int:
+        return sum(path.stat().st_size for path in folder.glob(pattern))
+
     tasks = sources["tasks"]
-    sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
+    # of whole files, so that what was merged and what came out can be compared
+    sizes = {
+        "checkpoints": sum(about["bytes"] for source in tasks.values() for about in source["files"].values()),
+        "base": sum(about["bytes"] for about in base.values()),
+        "unified": total("*.safetensors") - total(SUMS_FILE),
+        "masks": total("tasks/*/mask.safetensors"),
+        "extras": total("tasks/*/extra.safetensors"),
+    }
     about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method}
     report = make_report(**about, masks=masks, **numbers) if measured else make_bare_report(**about)
     compared = ("artifact_and_base", "checkpoints", "one_bit_and_base")
@@ -284,9 +280,11 @@ def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> Non
     """[`write_report`] of an artifact whose tasks have changed, from the sums in it. What a merge said of its tasks
     stays, unless they are gone; `told` is what it said of a new one."""
     before = read_json_object(folder / REPORT, optional=True)
-    gone = before.get("sources", {}).get("tasks", {}).keys() - manifest.tasks.keys()
-    begins = tuple(begin for name in gone for begin in (f"task {name!r} ", f"task {name!r}:", f"{name}:"))
-    warnings = [text for text in [*before.get("plan_warnings", ()), *told] if not text.startswith(begins)]
+    with explain_damage(folder / REPORT):
+        sources = dict(before.get("sources", {}))
+        gone = sources.get("tasks", {}).keys() - manifest.tasks.keys()
+        begins = tuple(begin for name in gone for begin in (f"task {name!r} ", f"task {name!r}:", f"{name}:"))
+        warnings = [text for text in [*before.get("plan_warnings", ()), *told] if not text.startswith(begins)]
     merged, tasks = list(manifest.merged.values()), manifest.tasks
     participates = np.zeros((len(merged), len(tasks)), bool)
     for index, (task, record) in enumerate(tasks.items()):
@@ -294,14 +292,12 @@ def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> Non
             named = {record.base_name(mask) for mask in masks}
         participates[:, index] = [tensor.name in named for tensor in merged]
     totals, gram = read_totals(folder, manifest)
-    sums = np.stack([read_sums(folder, manifest, task) for task in tasks], axis=1)
-    origins = {
-        task: {"source": record.origin.source, "revision": record.origin.revision, "files": record.origin.files}
-        for task, record in tasks.items()
-    }
+    origins = {task: dataclasses.asdict(record.origin) for task, record in tasks.items()}
+    for origin in origins.values():
+        del origin["folder"]
     write_report(
         folder,
-        sources=before.get("sources", {}) | {"tasks": origins},
+        sources=sources | {"tasks": origins},
         base=manifest.base.files,
         library=manifest.library,
         warnings=warnings,
@@ -309,7 +305,7 @@ def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> Non
         masks=True,
         elements=np.array([tensor.elements for tensor in merged], np.int64),
         participates=participates,
-        sums=sums,
+        sums=np.stack([read_sums(folder, manifest, task) for task in tasks], axis=1),
         totals=totals,
         gram=gram,
     )

@@ -25,8 +25,9 @@ from ..errors import DataError, UsageError
 from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from ..hub.safetensors_headers import CheckpointError
+from .compare import REPORT
 from .configuration import MergeConfig
-from .finishing import REPORT, rewrite_report
+from .finishing import rewrite_report
 from .merge import merge_checkpoints
 from .methods import METHODS, MethodError
 from .plan import Plan, make_plan

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError, UsageError
+from hf_ext.hub.cards import write_card
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging import updating
 from hf_ext.merging.merge import merge_checkpoints
@@ -244,6 +245,26 @@ def test_files_are_shared_with_the_earlier_artifact_but_never_written_to(sources
     remove_task(linked, "a")
     assert os.stat(artifact / "emr_loader.py").st_ino != os.stat(linked / "emr_loader.py").st_ino
     assert {**contents(linked)}["model.safetensors"] == before["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("use", "part"),
+    [
+        (remove_task, {"sources": []}),
+        (remove_task, {"sources": {"tasks": [1]}}),
+        (remove_task, {"plan_warnings": [1]}),
+        (write_card, {"tasks": None}),
+        (write_card, {"mean": "x"}),
+        (write_card, {"method": [1]}),
+    ],
+)
+def test_a_damaged_report_is_named_and_nothing_changes(artifact, use, part):
+    path = artifact / "report.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | part))
+    before = contents(artifact)
+    with refused(CheckpointError, "report.json", "damaged"):
+        use(artifact, "a")
+    assert contents(artifact) == before
 
 
 def test_what_is_no_artifact_to_change_is_refused(sources, artifact, tmp_path):
