@@ -137,11 +137,10 @@ class Engine:
         self._vectors = vectors
         self._method, self._arguments = plan.config.merge_method, plan.config.arguments
         depths = find_depths(plan.base.tensors)
-        self._options = []
-        for row in plan.merged_rows:
-            named = zip(plan.config.tasks, row.task_names, strict=True)
-            tasks = [task for task, name in named if name is not None]
-            self._options.append(plan.config.find_options(row.name, depths[row.name], tasks))
+        self._options = [
+            plan.config.find_options(row.name, depths[row.name], [plan.tasks[task].label for task in row.members])
+            for row in plan.merged_rows
+        ]
         self._measured = plan.config.is_measured
         # elected plainly, by the kernels that mask and sum up too
         self._fused = self._method.fused and plan.config.drop == 0
@@ -254,11 +253,11 @@ class Engine:
     def _sources_of(self, row: Row) -> list[tuple[int, Source, str]]:
         """The base and the tasks that have a tensor, and the model that was merged elsewhere, if there is one, with
         the places of their buffers and the names there."""
-        sources = (self._plan.base, *self._plan.tasks, self._plan.merged_model)
-        named = enumerate(
-            zip(sources, (row.name, *row.task_names, self._plan.matching.given.get(row.name)), strict=True)
-        )
-        return [(place, source, name) for place, (source, name) in named if source is not None and name is not None]
+        plan = self._plan
+        found = [(0, plan.base, row.name), *((task + 1, plan.tasks[task], name) for task, name in row.members.items())]
+        if plan.merged_model is not None:
+            found.append((len(plan.tasks) + 1, plan.merged_model, plan.matching.given[row.name]))
+        return found
 
     def _copy(self, piece: Piece, buffers: _Buffers) -> np.ndarray:
         """Copies a piece; there is nothing to sum up."""
@@ -296,7 +295,7 @@ class Engine:
     def _merge(self, piece: Piece, buffers: _Buffers) -> np.ndarray:
         """Merges a piece; its sums, totals and gram in one row."""
         plan, row = self._plan, self._plan.merged_rows[piece.index]
-        members = [task for task, name in enumerate(row.task_names) if name is not None]
+        members = [*row.members]
         sums = Sums.zeros(len(members))
         if not self._merge_files(piece, members, sums, buffers):
             # after a failed read or write, the Python path below continues or raises the error
@@ -315,7 +314,7 @@ class Engine:
         inputs = self._names(piece)
         writers = [(self._outputs.root[row.name], row.name)]
         if plan.config.with_masks:
-            writers += [(self._outputs.masks[task], str(row.task_names[task])) for task in members]
+            writers += [(self._outputs.masks[task], row.members[task]) for task in members]
         files = [place for source, name in inputs if (place := source.location(name)) is not None]
         if len(files) < len(inputs):
             return False
@@ -369,7 +368,7 @@ class Engine:
             for place, task in enumerate(members if plan.config.with_masks else ()):
                 for plane, packed in enumerate(buffers.masks[:, place, : -(-(end - begin) // 8)]):
                     at = plane * mask_bytes(row.elements) + begin // 8
-                    self._outputs.masks[task].write_bytes(str(row.task_names[task]), at, packed.numpy().data)
+                    self._outputs.masks[task].write_bytes(row.members[task], at, packed.numpy().data)
 
     def _write(self, row: Row, low: int, values: torch.Tensor) -> None:
         """Writes elements of a tensor of the root from `low` on."""
@@ -407,21 +406,19 @@ class Engine:
         plan = self._plan
         base = plan.base.read(row.name)
         vectors, picked = {}, []
-        for index, (task, name) in enumerate(zip(plan.tasks, row.task_names, strict=True)):
-            if name is not None:
-                weights = task.read(name).view(-1)
-                picked.append(pick_sample(weights))
-                # in its own memory where that is wide enough
-                room = weights if weights.dtype == torch.float32 else None
-                vector = self._vectors.make(piece.index, index, 0, base.view(-1), weights, room)
-                vectors[index] = vector.view(row.shape)
+        for task, name in row.members.items():
+            weights = plan.tasks[task].read(name).view(-1)
+            picked.append(pick_sample(weights))
+            # in its own memory where that is wide enough
+            room = weights if weights.dtype == torch.float32 else None
+            vectors[task] = self._vectors.make(piece.index, task, 0, base.view(-1), weights, room).view(row.shape)
         if not self._measured:
             add_sample(pick_sample(base.view(-1)), picked, row.elements, sums)
             require_finite_vectors(plan, row, base, vectors)
         block = Block(row.name, row.shape, 0, base, [*vectors.values()], count=len(plan.tasks))
         if plan.statistics:
             # of each task that has the tensor, in the order of the vectors
-            known = [(plan.statistics[task], str(row.task_names[task])) for task in vectors]
+            known = [(plan.statistics[task], name) for task, name in row.members.items()]
             block.inputs_first = inputs_first(*known[0])
             block.statistic = lambda place: known[place][0].read_if_there(known[place][1])
         return self._unify(piece.index, block, torch.empty(0, dtype=row.dtype))

@@ -59,8 +59,9 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             "base": _record_identity(base, out),
             "tasks": {task.label: _record_identity(task.identity(), out) for task in plan.tasks},
         }
-        participates = np.array([[name is not None for name in row.task_names] for row in rows], bool)
-        participates = participates.reshape(len(rows), len(plan.tasks))
+        participates = np.zeros((len(rows), len(plan.tasks)), bool)
+        for place, row in enumerate(rows):
+            participates[place, [*row.members]] = True
         elements = np.array([row.elements for row in rows], np.int64)
         method = method_record(config, plan.merged_model, out)
         if config.with_masks:

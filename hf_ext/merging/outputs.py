@@ -117,5 +117,4 @@ class Outputs:
 
 def masked_rows(plan: Plan, task: int) -> dict[str, Row]:
     """The merged tensors in which a task takes part."""
-    named = ((row.task_names[task], row) for row in plan.merged_rows)
-    return {name: row for name, row in named if name is not None}
+    return {row.members[task]: row for row in plan.merged_rows if task in row.members}

@@ -99,7 +99,7 @@ class Plan:
         """Bytes of each task's mask, or of its signs."""
         planes = self.config.merge_method.deltas or 1
         return tuple(
-            sum(planes * mask_bytes(row.elements) for row in self.merged_rows if row.task_names[index] is not None)
+            sum(planes * mask_bytes(row.elements) for row in self.merged_rows if index in row.members)
             for index in range(len(self.tasks))
         )
 
@@ -262,10 +262,11 @@ def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Sourc
     """Refuses files that are not what the method needs for the merged tensors."""
     grams = method.statistics == "gram"
 
-    def is_known(row: Row) -> bool:
-        return any(name in file.tensors for name, file in zip(row.task_names, files, strict=True) if name is not None)
-
-    known = [row for row in rows if not grams or is_known(row)]
+    known = [
+        row.members
+        for row in rows
+        if not grams or any(name in files[index].tensors for index, name in row.members.items())
+    ]
     for index, (task, file) in enumerate(zip(tasks, files, strict=True)):
         advice = f"make it with hf-ext emr statistics {task.spec} --kind {method.statistics}"
         if file.metadata.get("kind") != method.statistics:
@@ -273,9 +274,7 @@ def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Sourc
                 f"{file.title} hold kind {file.metadata.get('kind')!r}, method {method.name!r} needs "
                 f"{method.statistics!r}: {advice}."
             )
-        for name in (row.task_names[index] for row in known):
-            if name is None:
-                continue
+        for name in (members[index] for members in known if index in members):
             found = tuple(file.tensors[name].shape) if name in file.tensors else None
             shape = tuple(task.tensors[name].shape)
             if grams and found is None:
@@ -339,12 +338,13 @@ def _carry_constants(plan: Plan) -> Plan:
     """
     rows, own, constants = list(plan.rows), list(plan.own), list[str]()
     for place, row in enumerate(plan.rows):
-        held = [(index, name) for index, name in enumerate(row.task_names) if name is not None]
-        if held and _is_constant(plan.base, row.name, [(plan.tasks[index], name) for index, name in held]):
+        held = [(plan.tasks[index], name) for index, name in row.members.items()]
+        if held and _is_constant(plan.base, row.name, held):
             constants.append(row.name)
             rows[place] = Row(row.name, row.shape, plan.base.tensors[row.name].dtype)
-            types = [plan.tasks[index].tensors[name].dtype for index, name in held]
-            own += [Own(*at, row.name, row.shape, dtype, SHARED) for at, dtype in zip(held, types, strict=True)]
+            types = [task.tensors[name].dtype for task, name in held]
+            members = zip(row.members.items(), types, strict=True)
+            own += [Own(*member, row.name, row.shape, dtype, SHARED) for member, dtype in members]
     if not constants:
         return plan
     said = f"{name_some(constants)}: NaN or infinity, the same in base and tasks; carried over unchanged"

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -41,6 +42,11 @@ class Row:
     dtype: torch.dtype  # type in the result
     # name in each task, `None` where it does not take part; empty if it is not merged
     task_names: tuple[str | None, ...] = ()
+
+    @cached_property
+    def members(self) -> dict[int, str]:
+        """The tasks that take part, by their index, with their names of the tensor."""
+        return {task: name for task, name in enumerate(self.task_names) if name is not None}
 
     @property
     def elements(self) -> int:
@@ -107,11 +113,10 @@ class Table:
         """Warnings about tasks whose weights the type of the result does not hold exactly."""
         narrowed: dict[tuple[torch.dtype, torch.dtype], dict[str, None]] = {}
         for row in self.rows:
-            # of a tensor that is not merged there are no names
-            for task, name in zip(self._tasks, row.task_names, strict=False):
-                own = row.dtype if name is None else task.tensors[name].dtype
+            for index, name in row.members.items():
+                own = self._tasks[index].tensors[name].dtype
                 if torch.promote_types(own, row.dtype) != row.dtype:
-                    narrowed.setdefault((own, row.dtype), {})[task.label] = None
+                    narrowed.setdefault((own, row.dtype), {})[self._tasks[index].label] = None
         return [
             f"{', '.join(labels)}: stored in {type_name(own)}, the result is in {type_name(kept)}, which does not "
             "hold all of it. Set dtype to float32 to keep it."
@@ -147,8 +152,8 @@ class Table:
             own = [item for item in self.own if item.task == index]
             lost = [item for item in own if item.rule == KEPT and item.reason != EXCLUDED and item.nbytes]
             known = {item.base_name for item in own if item.reason == EXCLUDED}
-            absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
-            absent = [name for name in absent if name not in known]
+            others = [row.name for row in self.rows if row.task_names and index not in row.members]
+            absent = [name for name in others if name not in known]
             unfit = [item.base_name for item in lost if item.reason != STATISTIC]
             unfit = [*absent, *(name for name in unfit if name in self._base.tensors and name not in absent)]
             if lost:

@@ -180,7 +180,7 @@ def require_finite(plan: Plan, row: Row, members: Sequence[int], sums: Sums) -> 
         raise make_not_finite(row.name, plan.base)
     for place, task in enumerate(members):
         if not math.isfinite(sums.tasks[place, SUMS.index("square")]):
-            raise make_not_finite(str(row.task_names[task]), plan.tasks[task])
+            raise make_not_finite(row.members[task], plan.tasks[task])
     raise make_overflow(row.name, row.dtype)
 
 
@@ -191,7 +191,7 @@ def require_finite_vectors(plan: Plan, row: Row, base: torch.Tensor, vectors: Ma
     """[`require_finite`] for a merge that is not measured and so has no sums."""
     for task, vector in vectors.items():
         if not is_finite(vector):
-            wrong = (str(row.task_names[task]), plan.tasks[task]) if is_finite(base) else (row.name, plan.base)
+            wrong = (row.members[task], plan.tasks[task]) if is_finite(base) else (row.name, plan.base)
             raise make_not_finite(*wrong)
 
 

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from hf_ext.merging.configuration import MergeConfig
-from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block
 from hf_ext.merging.methods.options import find_depths
 from hf_ext.merging.methods.registry import MethodError
 from tests.emr.emr_testing import raw_family
 from tests.kit.refusals import refused
 from tests.merging import reference_methods as twin
+from tests.merging.merging import merge, siblings
 from tests.merging.reference_methods import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,9 +160,7 @@ def models(tmp_path_factory):
 
 
 def merged(models, out, **fields):
-    config = {"base": str(models[0] / "base"), "tasks": {task: str(models[0] / task) for task in "ab"}, **fields}
-    merge_checkpoints(config, out, progress=False)
-    return load_file(out / "model.safetensors")
+    return load_file(merge(siblings(models[0], "a", "b"), out, **fields) / "model.safetensors")
 
 
 def test_checkpoints_are_merged_with_the_values_of_each_layer_and_task(models, tmp_path):

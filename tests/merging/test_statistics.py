@@ -31,6 +31,7 @@ from tests.kit.command_line import run
 from tests.kit.refusals import refused
 from tests.kit.studies import write_photos
 from tests.merging import reference_methods as twin
+from tests.merging.merging import siblings
 from tests.merging.reference_methods import assert_close
 
 
@@ -342,8 +343,7 @@ def test_the_command_learns_and_its_file_merges(tmp_path):
     data = {"eval": {"path": str(tmp_path / "texts.jsonl"), "split": "train"}}
     file = tmp_path / "texts.yaml"
     file.write_text(json.dumps({"method": "mrconv-text", "data": data, "task": {"max_length": 16, "num_labels": 3}}))
-    merge = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
-    (tmp_path / "merge.yaml").write_text(json.dumps(merge | {"exclude": ["classifier"]}))
+    (tmp_path / "merge.yaml").write_text(json.dumps(siblings(tmp_path, "a", "b", exclude=["classifier"])))
     command = ["emr", "learn-weights", tmp_path / "merge.yaml", "--steps", "4", "--batch-size", "3"]
     command += [word for name in "ab" for word in ("--config", f"{name}={file}")]
     command += ["--out", tmp_path / "learned.yaml"]
