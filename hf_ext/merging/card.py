@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,13 @@ from hf_ext.emr.report import report_markdown
 from ..files import read_json_object
 from ..hub.disclosure import last_name
 from ..hub.folder_kinds import CardPart
+from ..hub.safetensors_headers import CheckpointError
 from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
 from .methods import METHODS
+
+# In the manifest's method: the tasks that voted, once they are not simply all tasks.
+VOTED = "elected_from"
 
 
 @dataclass(frozen=True)
@@ -158,9 +162,17 @@ def _is_in_transformers(merge: Merge, architecture: str) -> bool:
     return merge.library == "transformers" and architecture not in own and architecture != "None"
 
 
+def find_voters(method: Mapping[str, Any], tasks: Collection[str]) -> list[str]:
+    """The tasks that voted: those that a manifest names, or all of its tasks."""
+    voted = method.get(VOTED) or list(tasks)
+    if not isinstance(voted, list) or not all(isinstance(name, str) for name in voted):
+        raise CheckpointError(f"{MANIFEST}: {VOTED} must be a list of tasks, got {voted!r:.80}; fetch it again.")
+    return voted
+
+
 def _notes(merge: Merge) -> list[str]:
     """Notes on later changes of the artifact and their effect on its tasks."""
-    voted = merge.method.get("elected_from") or list(merge.tasks)
+    voted = find_voters(merge.method, merge.tasks)
     frozen = [name for name in merge.tasks if name not in voted]
     gone = [name for name in voted if name not in merge.tasks]
     notes = []

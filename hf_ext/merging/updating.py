@@ -25,6 +25,7 @@ from ..errors import DataError, UsageError
 from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from ..hub.safetensors_headers import CheckpointError
+from .card import VOTED, find_voters
 from .compare import REPORT
 from .configuration import MergeConfig
 from .finishing import rewrite_report
@@ -33,8 +34,6 @@ from .methods import METHODS, MethodError
 from .plan import Plan, make_plan
 from .vectors import NotFiniteError
 
-# In the manifest's method: the tasks that voted, once they are not simply all tasks.
-VOTED = "elected_from"
 # Options of the merge that determine a frozen task's tensors and scale.
 _KEPT = ("rescale", "exclude", "dtype", "adapters")
 
@@ -104,7 +103,7 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
 
 def _own_options(manifest: Manifest, tasks: Collection[str]) -> dict[str, Any]:
     """The method and its options, of these tasks: others may have been removed since."""
-    name = manifest.method.get("method")
+    name = str(manifest.method.get("method"))
     options = METHODS[name].options if name in METHODS else {}
     found = {
         key: {task: own for task, own in value.items() if task in tasks} if isinstance(value, dict) else value
@@ -239,7 +238,7 @@ def _link(source: str, target: str) -> None:
 
 def _replace_tasks(manifest: Manifest, tasks: dict[str, TaskRecord]) -> Manifest:
     """The manifest with other tasks; those that voted stay the same."""
-    voters = list(manifest.method.get(VOTED, manifest.tasks))
+    voters = find_voters(manifest.method, manifest.tasks)
     method = {key: value for key, value in manifest.method.items() if key != VOTED}
     if voters != list(tasks) and not manifest.deltas:
         method[VOTED] = voters

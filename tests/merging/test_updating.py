@@ -271,9 +271,13 @@ def test_what_is_no_artifact_to_change_is_refused(sources, artifact, tmp_path):
     with refused(CheckpointError, "emr.json"):
         remove_task(plain, "a")
     manifest = Manifest.read(artifact)
-    dataclasses.replace(manifest, method=manifest.method | {"method": "mine"}).write(artifact)
-    with refused(SettingsError, "emr", "mine"):
-        add_task(artifact, "c", str(sources / "c"))
+    for method in ("mine", ["emr"]):
+        dataclasses.replace(manifest, method=manifest.method | {"method": method}).write(artifact)
+        with refused(SettingsError, "method", str(method)):
+            add_task(artifact, "c", str(sources / "c"))
+    dataclasses.replace(manifest, method=manifest.method | {"elected_from": 5}).write(artifact)
+    with refused(CheckpointError, "elected_from", "5"):
+        remove_task(artifact, "a")
     cached = tmp_path / "models--org--name" / "snapshots" / ("0" * 40)
     cached.parent.mkdir(parents=True)
     os.rename(artifact, cached)
