@@ -23,7 +23,7 @@ from ..errors import UsageError
 from ..files import require_new, whole_file
 from ..progress import progress
 from .configuration import MergeConfig, load_config
-from .measuring import name_as_saved
+from .measuring import name_as_saved, open_task
 from .plan import Plan, make_plan, resolve_plan
 
 if TYPE_CHECKING:
@@ -139,18 +139,8 @@ def learn_weights(
 def write_weights(file: Path, configs: Mapping[str, Path], out: Path, **options: Any) -> None:
     """Learns the weights of the merge in a YAML file, and writes the merge with them as another. Of the YAML file of a
     task's training `data.eval` and `task` count; `options` are those of [`learn_weights`]."""
-    from ..data.opening import open_source
-    from ..training.arguments import TrainingArguments, build, read_yaml
-    from ..training.methods import build_task
-
     require_new(out)
-    parts = {}
-    for name, place in configs.items():
-        arguments = build(TrainingArguments, {"output_dir": "", **read_yaml(place)})
-        sources = [*arguments.data_arguments.eval_sources.values()]
-        if not sources:
-            raise ValueError(f"{place} has no data.eval section: add one with the examples to learn from.")
-        parts[name] = build_task(arguments), open_source(sources[0], "data.eval")
+    parts = {name: open_task(place, "data.eval") for name, place in configs.items()}
     learned = learn_weights(file, parts, **options)
     if Accelerator().is_main_process:
         with whole_file(out, "w") as written:

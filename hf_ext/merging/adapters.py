@@ -17,7 +17,7 @@ _LORA_FILE_ENDS = (".lora_down.weight", "lora.down.weight", "lora_linear_layer.d
 def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Source, tuple[Source, ...]]:
     """Base and tasks with the base of adapters in place of their model, as `adapters` of the configuration says."""
     for source in (base, *tasks):
-        _refuse_what_is_no_adapter(source)
+        _refuse_other_files(source)
     if base.library == "peft":
         raise DataError(f"{base.title} is an adapter; give the model that it was trained on as base.")
     adapters = [task for task in tasks if task.library == "peft"]
@@ -41,8 +41,14 @@ def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Sour
     return BaseOfOnes(base, tasks), tuple(tasks)
 
 
-def _refuse_what_is_no_adapter(source: Source) -> None:
-    """Refuses the configuration of an adapter beside other weights, and a LoRA in another form than peft's."""
+def _refuse_other_files(source: Source) -> None:
+    """Refuses an artifact, the configuration of an adapter beside other weights, and a LoRA in another form than
+    peft's."""
+    if source.is_artifact:
+        raise DataError(
+            f"{source.title} is a merge with masks, whose folder is not the model of a task: write a task with hf-ext "
+            "emr export, and give that folder."
+        )
     kind = source.config.get("peft_type", "LORA") if source.library == "peft" else None
     if kind in ("LORA", "IA3") and not any(map(_is_adapter_part, source.tensors)):
         raise DataError(
@@ -66,12 +72,8 @@ class BaseOfOnes(Source):
         super().__init__("base", base.spec, tasks[0].checkpoint, tasks[0].place)
         self.repo_id, self.commit = base.repo_id, base.commit
         parts = {name: task.tensors[name] for task in reversed(tasks) for name in task.tensors}
-        self.tensors = {name: info for name, info in parts.items() if _is_adapter_part(name)}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(info.nbytes for info in self.tensors.values())
+        self._stored = {name: info for name, info in parts.items() if _is_adapter_part(name)}
+        self.rename({name: name for name in self._stored})
 
     def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
         """As [`Source.read_into`]."""

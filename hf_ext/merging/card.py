@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,12 @@ from ..files import read_json_object
 from ..hub.disclosure import last_name
 from ..hub.folder_kinds import CardPart
 from ..hub.safetensors_headers import CheckpointError
+from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
 from .methods import METHODS
+
+# In the manifest's method: the tasks that voted, once they are not simply all tasks.
+VOTED = "elected_from"
 
 
 @dataclass(frozen=True)
@@ -37,15 +41,13 @@ def read_merge(folder: Path) -> Merge | None:
         manifest = Manifest.read(folder)
         tasks = {name: task.origin for name, task in manifest.tasks.items()}
         return Merge(manifest.library, manifest.base, tasks, manifest.method, manifest)
-    report = read_json_object(folder / "report.json", optional=True)
+    report = read_json_object(folder / REPORT, optional=True)
     if "sources" not in report:
         return None
-    try:
+    with explain_damage(folder / REPORT):
         base, tasks = report["sources"]["base"], report["sources"]["tasks"]
         records = {name: _source(task) for name, task in tasks.items()}
         return Merge(str(report["library"]), _source(base), records, dict(report["method"]), None)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder}/report.json: damaged ({error!r}); merge again, or remove it.") from error
 
 
 def _source(record: Mapping[str, Any]) -> SourceRecord:
@@ -77,7 +79,9 @@ def _card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id:
         {"name": name, "link": _link(source)} | (_task_row(records[name]) if name in records else {})
         for name, source in merge.tasks.items()
     ]
-    report = read_json_object(folder / "report.json", optional=True)
+    report = read_json_object(folder / REPORT, optional=True)
+    with explain_damage(folder / REPORT):
+        shown = report_markdown(report) if report else ""
     return {
         "masks": manifest is not None,
         "deltas": 0 if manifest is None else manifest.deltas,
@@ -97,7 +101,7 @@ def _card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id:
         "loading": _task_loading(merge, tasks[0]) if manifest else _model_loading(merge, config, repo_id),
         "notes": _notes(merge),
         "configuration": _configuration(merge),
-        "report": report_markdown(report) if report else "",
+        "report": shown,
     }
 
 
@@ -158,9 +162,17 @@ def _is_in_transformers(merge: Merge, architecture: str) -> bool:
     return merge.library == "transformers" and architecture not in own and architecture != "None"
 
 
+def find_voters(method: Mapping[str, Any], tasks: Collection[str]) -> list[str]:
+    """The tasks that voted: those that a manifest names, or all of its tasks."""
+    voted = method.get(VOTED) or list(tasks)
+    if not isinstance(voted, list) or not all(isinstance(name, str) for name in voted):
+        raise CheckpointError(f"{MANIFEST}: {VOTED} must be a list of tasks, got {voted!r:.80}; fetch it again.")
+    return voted
+
+
 def _notes(merge: Merge) -> list[str]:
     """Notes on later changes of the artifact and their effect on its tasks."""
-    voted = merge.method.get("elected_from") or list(merge.tasks)
+    voted = find_voters(merge.method, merge.tasks)
     frozen = [name for name in merge.tasks if name not in voted]
     gone = [name for name in voted if name not in merge.tasks]
     notes = []

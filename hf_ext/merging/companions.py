@@ -58,6 +58,11 @@ class Companions:
     modules: Mapping[str, Path]  # weights of modules of their own, such as a dense layer of sentence-transformers
     left_out: tuple[str, ...] = ()  # what is not taken though a model may need it, with the reason
 
+    @property
+    def all(self) -> dict[str, Path]:
+        """Files and modules."""
+        return {**self.files, **self.modules}
+
 
 def find_companions(folder: Path, *, own: Collection[str] = (), alone: bool = False) -> Companions:
     """Lists what belongs to a model whose weights are the files `own`. If these were given as a file, `alone`, only
@@ -132,10 +137,10 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[
     They are the base's; where it has none, and for what a model is spoken to with, those in which all tasks agree.
     Weights of a module that are in some of the models only, or are no safetensors, are refused.
     """
-    ours = {**base.files, **base.modules}
-    joined, differing, modules = dict(ours), dict[str, list[str]](), list[str]()
-    for name in dict.fromkeys(name for own in tasks.values() for name in (*own.files, *own.modules)):
-        held = [own.modules.get(name) or own.files.get(name) for own in tasks.values()]
+    ours, joined = base.all, base.all
+    differing, modules = dict[str, list[str]](), list[str]()
+    for name in dict.fromkeys(name for own in tasks.values() for name in own.all):
+        held = [own.all.get(name) for own in tasks.values()]
         first = next(path for path in held if path is not None)
         agreed = all(path is not None and same_content(first, path) for path in held)
         if agreed and (name not in ours or _is(name, _SPOKEN)):
@@ -172,7 +177,7 @@ def _keep_modules_together(
         return
     places = read_modules(joined[MODULES].parent)
     units = {
-        title: [MODULES, *(name for name in (*own.files, *own.modules) if str(PurePosixPath(name).parent) in places)]
+        title: [MODULES, *(name for name in own.all if str(PurePosixPath(name).parent) in places)]
         for title, own in tasks.items()
     }
     if all(name in joined for names in units.values() for name in names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,15 @@ from ..files import read_json_object
 from ..hub.safetensors_headers import CheckpointError
 
 REPORT = "report.json"
+
+
+@contextlib.contextmanager
+def explain_damage(where: str | Path) -> Iterator[None]:
+    """Says of a report that does not hold what a merge writes that it is damaged."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{where}: damaged ({error!r}); merge again, or remove it.") from error
 
 
 def read_report(source: str | Path, *, token: str | bool | None = None, endpoint: str | None = None) -> dict[str, Any]:
@@ -42,10 +52,8 @@ def compare_merges(
     if not sources:
         raise UsageError("nothing to compare: give at least one merge, as a folder or org/name[@revision].")
     reports = [read_report(source, token=token, endpoint=endpoint) for source in sources]
-    try:
+    with explain_damage(f"a {REPORT} of {', '.join(map(str, sources))}"):
         return _compare([str(source) for source in sources], reports)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"a {REPORT} of {', '.join(map(str, sources))} is damaged ({error!r}).") from error
 
 
 def _compare(sources: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -221,20 +222,20 @@ class MergeConfig:
             if not source.strip():
                 raise ValueError(f"task {name!r} has no source: give a folder or org/name[@revision].")
         # both would get the same folder on a case-insensitive file system
-        folded: dict[str, str] = {}
-        for name in self.tasks:
-            if folded.setdefault(name.casefold(), name) != name:
-                raise ValueError(
-                    f"tasks {folded[name.casefold()]!r} and {name!r} differ only in upper and lower case; rename one."
-                )
+        for first, second in pairwise(sorted(self.tasks, key=str.casefold)):
+            if first.casefold() == second.casefold():
+                raise ValueError(f"tasks {first!r} and {second!r} differ only in upper and lower case; rename one.")
 
     def validate_numbers(self) -> None:
-        _require(0 <= self.drop < 1, "drop", self.drop, "in [0, 1); 0 is off")
-        _require(0 <= self.seed < 2**64, "seed", self.seed, "0 or more and under 2**64")
-        if self.workers is not None:
-            _require(self.workers >= 1, "workers", self.workers, "a whole number of at least 1")
-        _require(self.memory_bytes >= _MIN_MEMORY, "memory", self.memory, "at least 1MB")
-        _require(self.shard_bytes >= 1, "max_shard_size", self.max_shard_size, "at least 1B")
+        for name, is_right, allowed in (
+            ("drop", 0 <= self.drop < 1, "in [0, 1); 0 is off"),
+            ("seed", 0 <= self.seed < 2**64, "0 or more and under 2**64"),
+            ("workers", self.workers is None or self.workers >= 1, "a whole number of at least 1"),
+            ("memory", self.memory_bytes >= _MIN_MEMORY, "at least 1MB"),
+            ("max_shard_size", self.shard_bytes >= 1, "at least 1B"),
+        ):
+            if not is_right:
+                raise ValueError(f"{name} must be {allowed}; got {getattr(self, name)!r}.")
         for pattern in self.exclude:
             try:
                 re.compile(pattern)
@@ -276,6 +277,8 @@ class MergeConfig:
                 _refuse(field_name, name, why)
 
 
+# Choices that deltas allow, which have a scale for each tensor anyway.
+_OF_DELTAS = ("global", "tensor_l2")
 # Fields that have no effect with a method or contradict it: condition and reason.
 _RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
     ("merged", lambda c, m: c.merged is not None and not m.takes_merged, "only method 'given' uses it"),
@@ -285,11 +288,7 @@ _RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
     ("masks: false", lambda c, m: c.masks is False and m.takes_merged, "without masks it would copy `merged`"),
     ("masks: false", lambda c, m: c.masks is False and bool(m.deltas), "this method stores only signs of the tasks"),
     ("drop", lambda c, m: c.drop != 0 and bool(m.deltas), "this method cannot store dropped elements"),
-    (
-        "rescale",
-        lambda c, m: c.rescale not in ("global", "tensor_l2") and bool(m.deltas),
-        "each tensor has its own scale",
-    ),
+    ("rescale", lambda c, m: c.rescale not in _OF_DELTAS and bool(m.deltas), "each tensor has its own scale"),
     ("rescale", lambda c, m: c.rescale != "global" and not c.with_masks, "it scales masks, which masks: true writes"),
     ("include_base", lambda c, m: c.include_base and not c.with_masks, "only masks, of masks: true, need the base"),
     ("allow_missing", lambda c, m: c.allow_missing and c.with_masks, "with masks each task keeps its own"),
@@ -305,11 +304,6 @@ def load_config(config: MergeConfig | Mapping[str, Any] | str | Path) -> MergeCo
     if isinstance(config, Mapping):
         return MergeConfig.from_dict(config)
     raise TypeError(f"a merge is described by a MergeConfig, a mapping or a YAML file; got {type(config).__name__}.")
-
-
-def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
-    if not condition:
-        raise ValueError(f"{name} must be {allowed}; got {value!r}.")
 
 
 def _refuse(name: str, method: str, why: str) -> NoReturn:

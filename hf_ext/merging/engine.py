@@ -65,25 +65,21 @@ Unit = tuple[Piece, ...]
 
 
 class TensorSums(NamedTuple):
-    """Sums of a merge: `tensors` `[M, N, 10]`, `totals` `[M, 4]` and `gram` `[N, N]`, all fp64."""
+    """Sums of a merge: `sums` `[M, N, 10]`, `totals` `[M, 4]` and `gram` `[N, N]`, all fp64."""
 
-    tensors: np.ndarray
+    sums: np.ndarray
     totals: np.ndarray
     gram: np.ndarray
 
 
 def make_units(merged: Sequence[Row], copies: Sequence[Copy], *, whole: bool = False) -> list[Unit]:
     """Cuts the work into units of about a segment, or with `whole` so that each merged tensor is one piece."""
-    pieces = [
-        Piece(True, index, low, high)
-        for index, row in enumerate(merged)
-        for low, high in _blocks(0, row.elements, row.elements if whole else SEGMENT)
-    ]
-    pieces += [
-        Piece(False, index, low, high)
-        for index, item in enumerate(copies)
-        for low, high in _blocks(0, item.elements, SEGMENT)
-    ]
+    pieces = []
+    kinds: tuple[tuple[bool, Sequence[Row | Copy]], ...] = ((True, merged), (False, copies))
+    for is_merged, items in kinds:
+        for index, item in enumerate(items):
+            step = item.elements if whole and is_merged else SEGMENT
+            pieces += [Piece(is_merged, index, low, high) for low, high in _blocks(0, item.elements, step)]
     groups: list[list[Piece]] = []
     filled = SEGMENT
     for piece in pieces:
@@ -105,7 +101,7 @@ def add_up(units: Sequence[Unit], sums: Iterable[np.ndarray], tensors: int, task
         merged = [piece.index for piece in unit if piece.merged]
         for index, row in zip(merged, values.reshape(len(merged), sum(lengths)), strict=True):
             parts = np.split(row, np.cumsum(lengths)[:-1])
-            total.tensors[index] += parts[0].reshape(tasks, -1)
+            total.sums[index] += parts[0].reshape(tasks, -1)
             total.totals[index] += parts[1]
             total.gram[upper] += parts[2]
     return total
@@ -141,11 +137,10 @@ class Engine:
         self._vectors = vectors
         self._method, self._arguments = plan.config.merge_method, plan.config.arguments
         depths = find_depths(plan.base.tensors)
-        self._options = []
-        for row in plan.merged_rows:
-            named = zip(plan.config.tasks, row.task_names, strict=True)
-            tasks = [task for task, name in named if name is not None]
-            self._options.append(plan.config.find_options(row.name, depths[row.name], tasks))
+        self._options = [
+            plan.config.find_options(row.name, depths[row.name], [plan.tasks[task].label for task in row.members])
+            for row in plan.merged_rows
+        ]
         self._measured = plan.config.is_measured
         # elected plainly, by the kernels that mask and sum up too
         self._fused = self._method.fused and plan.config.drop == 0
@@ -173,7 +168,8 @@ class Engine:
         """Does units, in any order."""
 
         def work(number: int, unit: Unit, buffers: _Buffers) -> None:
-            done(number, self._do(unit, buffers))
+            made = [(self._merge if piece.merged else self._copy)(piece, buffers) for piece in unit]
+            done(number, np.concatenate(made))
 
         self._work(units, work)
 
@@ -187,7 +183,8 @@ class Engine:
             for piece in unit:
                 for low, high in _blocks(piece.start, piece.stop, self.block) if piece.merged else ():
                     row = self._plan.merged_rows[piece.index]
-                    made = self._make_vectors(piece.index, low, *self._read(row, low, high, buffers), buffers)
+                    base, tasks, _ = self._read(row, low, high, buffers)
+                    made = self._make_vectors(piece.index, low, base, tasks, buffers)
                     if index == 0 and not self._measured:
                         require_finite_vectors(self._plan, row, *made)
                     for task, vector in made[1].items():
@@ -222,8 +219,11 @@ class Engine:
                     place = next(queue, None)
                 if place is None:
                     return
+                # the system reads ahead what will be needed next
                 for _, unit in units[place + self._workers : place + self._workers + 1]:
-                    self._announce(unit)
+                    for piece in unit:
+                        for source, name in self._names(piece):
+                            source.will_need(name, piece.start, piece.stop)
                 work(*units[place], buffers)
 
         with ThreadPoolExecutor(self._workers) as pool:
@@ -243,44 +243,39 @@ class Engine:
             torch.empty(self._planes, len(self._plan.tasks), self.span // 8, dtype=torch.uint8),
         )
 
-    def _announce(self, unit: Unit) -> None:
-        """Lets the system read ahead what will be needed next."""
-        for piece in unit:
-            for source, name in self._names(piece):
-                source.will_need(name, piece.start, piece.stop)
-
     def _names(self, piece: Piece) -> list[tuple[Source, str]]:
+        """The tensors that a piece is made of, with their names in the files."""
         if not piece.merged:
             item = self._outputs.copies[piece.index]
             return [(item.source, item.name)]
         return [(source, name) for _, source, name in self._sources_of(self._plan.merged_rows[piece.index])]
 
     def _sources_of(self, row: Row) -> list[tuple[int, Source, str]]:
-        """The base and the tasks that have a tensor, with the places of their buffers and the names there."""
-        named = zip((self._plan.base, *self._plan.tasks), (row.name, *row.task_names), strict=True)
-        return [(place, source, name) for place, (source, name) in enumerate(named) if name is not None]
+        """The base and the tasks that have a tensor, and the model that was merged elsewhere, if there is one, with
+        the places of their buffers and the names there."""
+        plan = self._plan
+        found = [(0, plan.base, row.name), *((task + 1, plan.tasks[task], name) for task, name in row.members.items())]
+        if plan.merged_model is not None:
+            found.append((len(plan.tasks) + 1, plan.merged_model, plan.matching.given[row.name]))
+        return found
 
-    def _do(self, unit: Unit, buffers: _Buffers) -> np.ndarray:
-        rows = []
-        for piece in unit:
-            if piece.merged:
-                rows.append(self._merge(piece, buffers))
-            else:
-                self._copy(self._outputs.copies[piece.index], piece.start, piece.stop, buffers)
-        return np.concatenate(rows) if rows else np.empty(0)
-
-    def _copy(self, item: Copy, start: int, stop: int, buffers: _Buffers) -> None:
+    def _copy(self, piece: Piece, buffers: _Buffers) -> np.ndarray:
+        """Copies a piece; there is nothing to sum up."""
+        item = self._outputs.copies[piece.index]
         info = item.source.tensors[item.name]
         step = buffers.inputs.numel() // max(info.dtype.itemsize, 4)
-        for low, high in _blocks(start, stop, step):
+        for low, high in _blocks(piece.start, piece.stop, step):
             values = buffers.inputs.view(-1)[: (high - low) * info.dtype.itemsize].view(info.dtype)
             item.source.read_into(item.name, low, high, values)
             if item.finite and info.dtype.is_floating_point and not is_finite(values):
                 raise make_not_finite(item.name, item.source)
             item.writer.write(item.name, low, values.to(item.writer.dtypes[item.name]))
+        return np.empty(0)
 
-    def _read(self, row: Row, low: int, high: int, buffers: _Buffers) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """A block of the base, and of every task that has the tensor."""
+    def _read(
+        self, row: Row, low: int, high: int, buffers: _Buffers
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor], torch.Tensor | None]:
+        """A block of the base, of every task that has the tensor, and of the model that was merged elsewhere."""
         jobs, blocks = [], dict[int, torch.Tensor]()
         for place, source, name in self._sources_of(row):
             dtype = source.tensors[name].dtype
@@ -289,18 +284,18 @@ class Engine:
                 blocks[place - 1] = blocks[-1]
                 continue
             blocks[place - 1] = buffers.inputs[place, : (high - low) * dtype.itemsize].view(dtype)
-            jobs.append((place, source, name))
-        if self._pool is None:
-            for place, source, name in jobs:
-                source.read_into(name, low, high, blocks[place - 1])
-        else:
-            list(self._pool.map(lambda job: job[1].read_into(job[2], low, high, blocks[job[0] - 1]), jobs))
-        return blocks.pop(-1), blocks
+            jobs.append((source, name, blocks[place - 1]))
+
+        def read(job: tuple[Source, str, torch.Tensor]) -> None:
+            job[0].read_into(job[1], low, high, job[2])
+
+        list((map if self._pool is None else self._pool.map)(read, jobs))
+        return blocks.pop(-1), blocks, blocks.pop(len(self._plan.tasks), None)
 
     def _merge(self, piece: Piece, buffers: _Buffers) -> np.ndarray:
         """Merges a piece; its sums, totals and gram in one row."""
         plan, row = self._plan, self._plan.merged_rows[piece.index]
-        members = [task for task, name in enumerate(row.task_names) if name is not None]
+        members = [*row.members]
         sums = Sums.zeros(len(members))
         if not self._merge_files(piece, members, sums, buffers):
             # after a failed read or write, the Python path below continues or raises the error
@@ -319,7 +314,7 @@ class Engine:
         inputs = self._names(piece)
         writers = [(self._outputs.root[row.name], row.name)]
         if plan.config.with_masks:
-            writers += [(self._outputs.masks[task], str(row.task_names[task])) for task in members]
+            writers += [(self._outputs.masks[task], row.members[task]) for task in members]
         files = [place for source, name in inputs if (place := source.location(name)) is not None]
         if len(files) < len(inputs):
             return False
@@ -345,7 +340,7 @@ class Engine:
                 return
         for begin, end in _blocks(piece.start, piece.stop, self.span):
             for low, high in _blocks(begin, end, self.block):
-                base, tasks = self._read(row, low, high, buffers)
+                base, tasks, merged = self._read(row, low, high, buffers)
                 first, weights = low // SUB_BLOCK, list(tasks.values())
                 planes = buffers.masks[:, : len(members), (low - begin) // 8 : -(-(high - begin) // 8)]
                 masks = planes[0] if plan.config.with_masks else None
@@ -361,7 +356,6 @@ class Engine:
                     wide, vectors = self._make_vectors(piece.index, low, base, tasks, buffers)
                     if not (self._measured or self._vectors.passes):
                         require_finite_vectors(plan, row, wide, vectors)
-                    merged = self._read_merged(row, low, high, buffers)
                     block = Block(row.name, row.shape, low, wide, [*vectors.values()], merged)
                     if self._method.deltas:
                         kept = self._method.function(block, **self._options[piece.index])
@@ -374,7 +368,7 @@ class Engine:
             for place, task in enumerate(members if plan.config.with_masks else ()):
                 for plane, packed in enumerate(buffers.masks[:, place, : -(-(end - begin) // 8)]):
                     at = plane * mask_bytes(row.elements) + begin // 8
-                    self._outputs.masks[task].write_bytes(str(row.task_names[task]), at, packed.numpy().data)
+                    self._outputs.masks[task].write_bytes(row.members[task], at, packed.numpy().data)
 
     def _write(self, row: Row, low: int, values: torch.Tensor) -> None:
         """Writes elements of a tensor of the root from `low` on."""
@@ -409,42 +403,25 @@ class Engine:
 
     def _merge_whole(self, piece: Piece, row: Row, sums: Sums) -> torch.Tensor:
         """The merged values of a whole tensor, which its method gets in its shape."""
-        base = self._plan.base.read(row.name)
+        plan = self._plan
+        base = plan.base.read(row.name)
         vectors, picked = {}, []
-        for index, (task, name) in enumerate(zip(self._plan.tasks, row.task_names, strict=True)):
-            if name is not None:
-                weights = task.read(name).view(-1)
-                picked.append(pick_sample(weights))
-                # in its own memory where that is wide enough
-                room = weights if weights.dtype == torch.float32 else None
-                vector = self._vectors.make(piece.index, index, 0, base.view(-1), weights, room)
-                vectors[index] = vector.view(row.shape)
-        members = [*vectors]
+        for task, name in row.members.items():
+            weights = plan.tasks[task].read(name).view(-1)
+            picked.append(pick_sample(weights))
+            # in its own memory where that is wide enough
+            room = weights if weights.dtype == torch.float32 else None
+            vectors[task] = self._vectors.make(piece.index, task, 0, base.view(-1), weights, room).view(row.shape)
         if not self._measured:
             add_sample(pick_sample(base.view(-1)), picked, row.elements, sums)
-            require_finite_vectors(self._plan, row, base, vectors)
-        block = Block(row.name, row.shape, 0, base, [*vectors.values()], count=len(self._plan.tasks))
-        if self._plan.statistics:
-            first, name = self._plan.statistics[members[0]], row.task_names[members[0]]
-            block.inputs_first = inputs_first(first, str(name))
-            block.statistic = lambda place: self._read_statistic(row, members[place])
+            require_finite_vectors(plan, row, base, vectors)
+        block = Block(row.name, row.shape, 0, base, [*vectors.values()], count=len(plan.tasks))
+        if plan.statistics:
+            # of each task that has the tensor, in the order of the vectors
+            known = [(plan.statistics[task], name) for task, name in row.members.items()]
+            block.inputs_first = inputs_first(*known[0])
+            block.statistic = lambda place: known[place][0].read_if_there(known[place][1])
         return self._unify(piece.index, block, torch.empty(0, dtype=row.dtype))
-
-    def _read_statistic(self, row: Row, task: int) -> torch.Tensor | None:
-        """The statistic of a task's data for one tensor, if its file has one."""
-        file, name = self._plan.statistics[task], str(row.task_names[task])
-        return file.read(name) if name in file.tensors else None
-
-    def _read_merged(self, row: Row, low: int, high: int, buffers: _Buffers) -> torch.Tensor | None:
-        """A block of the model that was merged elsewhere, if there is one."""
-        model = self._plan.merged_model
-        if model is None:
-            return None
-        name = self._plan.merged_model_names[row.name]
-        dtype = model.tensors[name].dtype
-        values = buffers.inputs[-1, : (high - low) * dtype.itemsize].view(dtype)
-        model.read_into(name, low, high, values)
-        return values
 
 
 def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:

@@ -68,17 +68,19 @@ def open_task(artifact: str, task: str, base: str | None = None, endpoint: str |
         raise DataError(f"{artifact} is a merge of {weights.manifest.library}; a LoRA needs a model of transformers")
     names = tuple(weights.entries(task))
     record, origin, held = weights.manifest.tasks[task], weights.manifest.base, weights.base_tensors()
-    place, own = base or origin.source, base is None and origin.folder is None
+    place, revision = base or origin.source, None
     if base is None and origin.folder is not None:
         place = str((weights.folder / origin.folder).resolve())
-    elif own and origin.revision is None:
+    elif base is None and origin.revision is None:
         place = str(find_folder(origin.source, weights.folder).resolve())
+    elif base is None:
+        revision = origin.revision
     in_base = {name: record.base_name(name) for name in names if record.base_name(name) in held}
     yield Pair(
         f"task {task!r} of {artifact}",
         f"task {task!r} of {cut_paths(artifact)}",
         place,
-        origin.revision if own else None,
+        revision,
         read_json_object(weights.folder / "config.json", optional=True),
         weights.small_files(task),
         names,
@@ -106,7 +108,7 @@ def open_fine_tune(base: str, fine_tune: str, endpoint: str | None = None) -> It
             first.repo_id or str(Path(base).expanduser().resolve()),
             first.commit,
             first.config,
-            {**own.companions.files, **own.companions.modules},
+            own.companions.all,
             tuple(own.tensors),
             {name: first.tensors[other].shape for name, other in in_base.items()},
             own.read,
@@ -191,10 +193,8 @@ class _Extraction:
         self._model = _build_outline(pair)
         self._pair = _take_names_of(pair)
         self._modules = dict(self._model.named_modules())
-        self._held: dict[str, torch.Tensor] = {
-            **dict(self._model.named_parameters(remove_duplicate=False)),
-            **dict(self._model.named_buffers(remove_duplicate=False)),
-        }
+        self._held: dict[str, torch.Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
+        self._held |= self._model.named_buffers(remove_duplicate=False)
         # peft saves whole every module whose name ends with that of one that must be: pre_classifier with classifier.
         unfit = {
             name.rpartition(".")[0]

@@ -29,6 +29,7 @@ from hf_ext.emr.report import COSINE, NORM_TO_BASE, make_bare_report, make_repor
 from ..files import copy_into, read_json, read_json_object, write_json
 from ..hub.cards import write_card
 from .companions import same_content
+from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
 from .engine import TensorSums
 from .outputs import masked_rows
@@ -38,59 +39,58 @@ from .tensors import SHARED
 
 # Beside the weights at the root.
 SUMS_FILE = "sums.safetensors"
-REPORT = "report.json"
 # They do not change what comes out, or are told elsewhere.
 _NOT_METHOD = ("base", "tasks", *RUNNING)
 
 
 def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], *, out: Path) -> dict[str, Any]:
     """Completes the folder of a merge whose weights are written."""
+    config, rows = plan.config, plan.merged_rows
     with ThreadPoolExecutor(1) as beside:
         # The weights are complete, and reading them through for their hashes needs no interpreter.
         # But for sums, which are written below, nothing writes such a file any more.
         names = [name for name in list_files(folder) if name.endswith(".safetensors")]
         weights = [name for name in names if not name.endswith(SUMS_FILE)]
-        hashing = beside.submit(hash_files, folder, weights) if plan.config.with_masks else None
+        hashing = beside.submit(hash_files, folder, weights) if config.with_masks else None
         _copy_companions(folder, plan)
         # After the other files: it reads the copy's configuration.
-        written = beside.submit(_identify_copy, folder / "base") if plan.config.include_base else None
+        written = beside.submit(_identify_copy, folder / "base") if config.include_base else None
         sources = {
             "base": _record_identity(base, out),
             "tasks": {task.label: _record_identity(task.identity(), out) for task in plan.tasks},
         }
-        participates = np.array([[name is not None for name in part.task_names] for part in plan.merged_rows], bool)
-        participates = participates.reshape(len(plan.merged_rows), len(plan.tasks))
-        elements = np.array([part.elements for part in plan.merged_rows], np.int64)
-        method = method_record(plan.config, plan.merged_model, out)
-        if plan.config.with_masks:
+        participates = np.zeros((len(rows), len(plan.tasks)), bool)
+        for place, row in enumerate(rows):
+            participates[place, [*row.members]] = True
+        elements = np.array([row.elements for row in rows], np.int64)
+        method = method_record(config, plan.merged_model, out)
+        if config.with_masks:
             for index, task in enumerate(plan.tasks):
-                write_sums(folder, task.label, sums.tensors[:, index])
+                write_sums(folder, task.label, sums.sums[:, index])
             write_totals(folder, sums.totals, sums.gram)
             loader = resources.files("hf_ext.emr").joinpath("emr_loader.py").read_text(encoding="utf-8")
             (folder / "emr_loader.py").write_text(loader, encoding="utf-8")
         kept = written.result() if written is not None else None
         # the sizes that came out are warned of, not those of the plan
         warnings = [_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings]
-        if not plan.config.is_measured:
-            warnings += warn_of_sample([*plan.config.tasks], participates, sums)
+        if not config.is_measured:
+            warnings += warn_of_sample([*config.tasks], participates, sums)
         report = write_report(
             folder,
             sources=sources,
             base=sources["base"]["files"] if kept is None else kept,
             library=plan.base.library,
             warnings=warnings,
-            masks=plan.config.with_masks,
-            measured=plan.config.is_measured,
+            masks=config.with_masks,
+            measured=config.is_measured,
             method=method,
             elements=elements,
             participates=participates,
-            sums=sums.tensors,
-            totals=sums.totals,
-            gram=sums.gram,
+            **sums._asdict(),
         )
         if hashing is not None:
-            scales = compute_scales(sums.tensors, elements, participates, plan.config.scaling)
-            manifest = _make_manifest(folder, plan, sums.tensors, scales, sources, kept, method)
+            scales = compute_scales(sums.sums, elements, participates, config.scaling)
+            manifest = _make_manifest(folder, plan, sums.sums, scales, sources, kept, method)
             known = hashing.result()
             dataclasses.replace(manifest, files=hash_files(folder, known=known)).write(folder)
     write_card(folder, repo_id=out.name)
@@ -150,7 +150,7 @@ def _record_identity(identity: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
 def _copy_companions(folder: Path, plan: Plan) -> None:
     """Copies the model's companions to the root, and to each task its configuration and its own files."""
-    base = {**plan.base.companions.files, **plan.base.companions.modules}
+    base = plan.base.companions.all
     # in an artifact these folders are its own
     free = {name: path for name, path in base.items() if not name.startswith(("tasks/", "base/"))}
     root = free if plan.config.with_masks else plan.companions
@@ -164,15 +164,12 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
     if plan.config.include_base:
         copy_into(base, folder / "base")
     for task in plan.tasks if plan.config.with_masks else ():
-        place, own = folder / "tasks" / task.label, {**task.companions.files, **task.companions.modules}
-        copy_into(
-            {
-                name: path
-                for name, path in own.items()
-                if name in CONFIGURATION_FILES or name not in root or not same_content(path, root[name])
-            },
-            place,
-        )
+        own = {
+            name: path
+            for name, path in task.companions.all.items()
+            if name in CONFIGURATION_FILES or name not in root or not same_content(path, root[name])
+        }
+        copy_into(own, folder / "tasks" / task.label)
     if plan.config.with_masks:
         mark_root(folder, [task.label for task in plan.tasks])
 
@@ -206,7 +203,7 @@ def _make_manifest(
             TensorRecord(row.name, tuple(row.shape), row.dtype, row.elements if row.task_names else 0)
             for row in plan.rows
         ),
-        aliases=plan.aliases,
+        aliases=plan.matching.aliases,
         tasks=tasks,
         version=__version__,
         deltas=plan.config.merge_method.deltas,
@@ -222,8 +219,8 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
     return TaskRecord(
         origin=origin,
         architecture=architectures[0],
-        base_prefix=plan.names[index].base_prefix,
-        task_prefix=plan.names[index].task_prefix,
+        base_prefix=plan.matching.names[index].base_prefix,
+        task_prefix=plan.matching.names[index].task_prefix,
         scale=None if by_tensor else float(scales[index]),
         density=float(sums[:, SUMS.index("mask")].sum() / merged) if merged else 0.0,
         scales={name: float(scales[places[row.name], index]) for name, row in masked.items()} if by_tensor else {},
@@ -234,27 +231,11 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
 def _identify_copy(folder: Path) -> dict[str, dict[str, Any]]:
     """Lengths and hashes of the base's weight files that were just written."""
     with open_weights("base", folder) as copy:
-        files: dict[str, dict[str, Any]] = copy.identity(hash_files=True)["files"]
-        return files
+        return dict(copy.identity(hash_files=True)["files"])
 
 
 # What is recorded of files: bytes and hash, by name.
 Files = Mapping[str, Mapping[str, Any]]
-
-
-def _measure_sizes(folder: Path, base: Files, tasks: Iterable[Files]) -> dict[str, int]:
-    """Bytes of what was merged and of what came out: of whole files, so that they can be compared."""
-
-    def total(pattern: str) -> int:
-        return sum(path.stat().st_size for path in folder.glob(pattern))
-
-    return {
-        "checkpoints": sum(about["bytes"] for files in tasks for about in files.values()),
-        "base": sum(about["bytes"] for about in base.values()),
-        "unified": total("*.safetensors") - total(SUMS_FILE),
-        "masks": total("tasks/*/mask.safetensors"),
-        "extras": total("tasks/*/extra.safetensors"),
-    }
 
 
 def write_report(
@@ -271,8 +252,19 @@ def write_report(
 ) -> dict[str, Any]:
     """Writes `report.json`; sizes are those of the files in the folder. It is a new file, since an old one may be
     shared with the artifact that is being replaced."""
+
+    def total(pattern: str) -> int:
+        return sum(path.stat().st_size for path in folder.glob(pattern))
+
     tasks = sources["tasks"]
-    sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
+    # of whole files, so that what was merged and what came out can be compared
+    sizes = {
+        "checkpoints": sum(about["bytes"] for source in tasks.values() for about in source["files"].values()),
+        "base": sum(about["bytes"] for about in base.values()),
+        "unified": total("*.safetensors") - total(SUMS_FILE),
+        "masks": total("tasks/*/mask.safetensors"),
+        "extras": total("tasks/*/extra.safetensors"),
+    }
     about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method}
     report = make_report(**about, masks=masks, **numbers) if measured else make_bare_report(**about)
     compared = ("artifact_and_base", "checkpoints", "one_bit_and_base")
@@ -289,9 +281,11 @@ def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> Non
     """[`write_report`] of an artifact whose tasks have changed, from the sums in it. What a merge said of its tasks
     stays, unless they are gone; `told` is what it said of a new one."""
     before = read_json_object(folder / REPORT, optional=True)
-    gone = before.get("sources", {}).get("tasks", {}).keys() - manifest.tasks.keys()
-    begins = tuple(begin for name in gone for begin in (f"task {name!r} ", f"task {name!r}:", f"{name}:"))
-    warnings = [text for text in [*before.get("plan_warnings", ()), *told] if not text.startswith(begins)]
+    with explain_damage(folder / REPORT):
+        sources = dict(before.get("sources", {}))
+        gone = sources.get("tasks", {}).keys() - manifest.tasks.keys()
+        begins = tuple(begin for name in gone for begin in (f"task {name!r} ", f"task {name!r}:", f"{name}:"))
+        warnings = [text for text in [*before.get("plan_warnings", ()), *told] if not text.startswith(begins)]
     merged, tasks = list(manifest.merged.values()), manifest.tasks
     participates = np.zeros((len(merged), len(tasks)), bool)
     for index, (task, record) in enumerate(tasks.items()):
@@ -299,14 +293,12 @@ def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> Non
             named = {record.base_name(mask) for mask in masks}
         participates[:, index] = [tensor.name in named for tensor in merged]
     totals, gram = read_totals(folder, manifest)
-    sums = np.stack([read_sums(folder, manifest, task) for task in tasks], axis=1)
-    origins = {
-        task: {"source": record.origin.source, "revision": record.origin.revision, "files": record.origin.files}
-        for task, record in tasks.items()
-    }
+    origins = {task: dataclasses.asdict(record.origin) for task, record in tasks.items()}
+    for origin in origins.values():
+        del origin["folder"]
     write_report(
         folder,
-        sources=before.get("sources", {}) | {"tasks": origins},
+        sources=sources | {"tasks": origins},
         base=manifest.base.files,
         library=manifest.library,
         warnings=warnings,
@@ -314,7 +306,7 @@ def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> Non
         masks=True,
         elements=np.array([tensor.elements for tensor in merged], np.int64),
         participates=participates,
-        sums=sums,
+        sums=np.stack([read_sums(folder, manifest, task) for task in tasks], axis=1),
         totals=totals,
         gram=gram,
     )

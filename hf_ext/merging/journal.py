@@ -34,8 +34,7 @@ from hf_ext.emr.manifest import FORMAT, MANIFEST
 
 from ..errors import UsageError
 from ..files import read_json, read_json_object, recover_folder, require_free
-from ..system import free_bytes, open_descriptor, sync_data
-from .plan import Plan
+from ..system import open_descriptor, sync_data
 
 PASSES = "passes.json"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -203,22 +202,6 @@ def lock_partial(partial: Path) -> Iterator[None]:
             if [path.name for path in partial.iterdir()] == [_LOCK]:
                 (partial / _LOCK).unlink()
                 partial.rmdir()
-
-
-@contextlib.contextmanager
-def explain_full_disk(plan: Plan, partial: Path) -> Iterator[None]:
-    """Explains a full disk: space needed, and how to resume."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        raise OSError(
-            error.errno,
-            f"not enough disk space for the merge ({os.strerror(error.errno)}): the weights of the result need "
-            f"{plan.bytes_written:,} bytes in all, {free_bytes(partial.parent):,} are free on that disk; make room "
-            f"and run the same command again, which resumes from {partial}",
-        ) from error
 
 
 def read_passes(folder: Path) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,14 +38,22 @@ def write_statistics(
 ) -> dict[str, Any]:
     """Measures a fine-tune on `data.train` of the YAML file of its training, and writes what `statistics` of a merge
     reads. `kind` is `"fisher"` or `"gram"`, `overrides` are `--field value` words."""
+    task, data = open_task(config, "data.train", overrides or [])
+    return save_statistics(task, source, data, kind, out, examples=examples)
+
+
+def open_task(config: Path, part: str, overrides: Sequence[str] = ()) -> tuple[Task, Any]:
+    """The task of the YAML file of a training, and a part of its data: `data.train`, or the first of `data.eval`."""
     from ..data.opening import open_source
     from ..training.arguments import TrainingArguments, apply_overrides, build, read_yaml
     from ..training.methods import build_task
 
-    arguments = build(TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(config), overrides or [])})
-    train = arguments.data_arguments.require_train_source()
-    task = build_task(arguments)
-    return save_statistics(task, source, open_source(train, "data.train"), kind, out, examples=examples)
+    arguments = build(TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(config), list(overrides))})
+    data = arguments.data_arguments
+    if part == "data.eval" and not data.eval_sources:
+        raise ValueError(f"{config} has no data.eval section: add one with the examples to learn from.")
+    source = next(iter(data.eval_sources.values())) if part == "data.eval" else data.require_train_source()
+    return build_task(arguments), open_source(source, part)
 
 
 def save_statistics(

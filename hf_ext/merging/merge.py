@@ -11,7 +11,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from ..distributed import Ranks
 from ..errors import DataError, OtherRun
 from ..files import copy_into, follow_link, read_json, remove_leftovers, replace_folder, sync, write_json
 from ..progress import progress
-from ..system import count_cores
+from ..system import count_cores, free_bytes
 from .configuration import MergeConfig
-from .engine import Engine, Unit, add_up, make_units
+from .engine import Engine, add_up, make_units
 from .finishing import finish
-from .journal import PASSES, Journal, explain_full_disk, lock_partial, read_passes, require_target
+from .journal import FULL, PASSES, Journal, lock_partial, read_passes, require_target
 from .methods import MethodError
 from .outputs import Outputs
 from .plan import Plan, make_plan, resolve_plan
@@ -98,7 +98,6 @@ def merge_checkpoints(
     """
     out = follow_link(Path(os.path.abspath(Path(out).expanduser())))
     ranks = Ranks()
-    report: Any = None
     with contextlib.ExitStack() as stack:
         with ranks.together():
             if ranks.index == 0:
@@ -108,14 +107,14 @@ def merge_checkpoints(
                 show(plan)
             plan = resolve_plan(plan)
         run = _Run(plan, out, ranks, progress)
-        with ranks.together(), explain_full_disk(plan, run.partial):
+        with run.step():
             if ranks.index == 0:
                 run.prepare(stack)
-        with ranks.together(), explain_full_disk(plan, run.partial):
+        with run.step():
             run.open(stack)
         try:
             run.count()
-            with ranks.together(), explain_full_disk(plan, run.partial):
+            with run.step():
                 run.merge()
         except (NotFiniteError, MethodError):
             # nothing to go on from
@@ -123,9 +122,8 @@ def merge_checkpoints(
             raise
         for name, module in plan.modules.items():
             merge_checkpoints(module, run.module_folder(name), overwrite=True, progress=False)
-        with ranks.together(), explain_full_disk(plan, run.partial):
-            if ranks.index == 0:
-                report = run.complete()
+        with run.step():
+            report = run.complete() if ranks.index == 0 else {}
     return MergeResult(out, ranks.of_first(report))
 
 
@@ -138,6 +136,22 @@ class _Run:
         self.identity = _identity(plan)
         self.progress = progress and ranks.index == 0
         self.vectors = TaskVectors(plan.config)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """A step of all processes. A full disk is explained: space needed, and how to resume."""
+        with self.ranks.together():
+            try:
+                yield
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                raise OSError(
+                    error.errno,
+                    f"not enough disk space for the merge ({os.strerror(error.errno)}): the weights of the result "
+                    f"need {self.plan.bytes_written:,} bytes in all, {free_bytes(self.out.parent):,} are free on that "
+                    f"disk; make room and run the same command again, which resumes from {self.partial}",
+                ) from error
 
     def module_folder(self, name: str) -> Path:
         """The folder of the merge of a module with weights of its own."""
@@ -152,7 +166,13 @@ class _Run:
         self.partial.mkdir(exist_ok=True)
         stack.enter_context(lock_partial(self.partial))
         known = self.partial / "merge.json"
-        begun = self._can_resume(known)
+        begun = known.is_file() and Journal.has_begun(self.partial / "journal")
+        if begun and (changed := _differences(read_json(known), self.identity)):
+            raise OtherRun(
+                f"{self.partial} holds an interrupted merge of something else",
+                changed,
+                "Undo these changes to resume it, or remove that folder to start again.",
+            )
         if not begun:
             shutil.rmtree(self.partial / "result", ignore_errors=True)
             shutil.rmtree(self.partial / "journal", ignore_errors=True)
@@ -160,36 +180,20 @@ class _Run:
         # reserved once, so that the others find the files
         Outputs(self.partial / "result", self.plan, resume=begun).close(sync=False)
 
-    def _can_resume(self, known: Path) -> bool:
-        """True if there is an interrupted merge to resume."""
-        if not known.is_file() or not Journal.has_begun(self.partial / "journal"):
-            return False
-        changed = _differences(read_json(known), self.identity)
-        if changed:
-            raise OtherRun(
-                f"{self.partial} holds an interrupted merge of something else",
-                changed,
-                "Undo these changes to resume it, or remove that folder to start again.",
-            )
-        return True
-
     def open(self, stack: contextlib.ExitStack) -> None:
         """Opens the files and the journal in every process."""
-        found = read_json(self.partial / "merge.json")
-        changed = _differences(found, self.identity)
+        changed = _differences(read_json(self.partial / "merge.json"), self.identity)
         if changed:
             raise ValueError(f"the processes do not see the same checkpoints: {'; '.join(changed[:5])}; run it again.")
+        config = self.plan.config
         self.outputs = Outputs(self.partial / "result", self.plan, resume=True)
         stack.callback(self.outputs.close, sync=False)
         self.journal = Journal(self.partial / "journal")
         stack.callback(self.journal.close)
-        workers = self.plan.config.workers
-        if workers is None:
-            workers = max(1, count_cores() // self.ranks.local_count)
-        memory = self.plan.config.memory_bytes
-        self.engine = Engine(self.plan, self.outputs, self.vectors, workers, memory)
+        workers = config.workers or max(1, count_cores() // self.ranks.local_count)
+        self.engine = Engine(self.plan, self.outputs, self.vectors, workers, config.memory_bytes)
         stack.callback(self.engine.close)
-        self.units = make_units(self.plan.merged_rows, self.outputs.copies, whole=self.plan.config.merge_method.whole)
+        self.units = make_units(self.plan.merged_rows, self.outputs.copies, whole=config.merge_method.whole)
         if self.vectors.passes and (counted := read_passes(self.partial / "journal")) is not None:
             self.vectors.load_state(counted)
 
@@ -197,18 +201,18 @@ class _Run:
         """The passes that count magnitudes, each over all of the data; those that are finished are kept."""
         for index in range(self.vectors.passes_done, self.vectors.passes):
             counts = None
-            with self.ranks.together(), explain_full_disk(self.plan, self.partial):
-                counts = self.engine.count(index, self._share(dict(enumerate(self.units))))
+            with self.step():
+                counts = self.engine.count(index, self.ranks.share([*enumerate(self.units)]))
             self.vectors.close_pass(index, np.sum(self.ranks.gather(counts), axis=0))
-            with self.ranks.together(), explain_full_disk(self.plan, self.partial):
+            with self.step():
                 if self.ranks.index == 0:
                     write_json(self.partial / "journal" / PASSES, self.vectors.state(), indent=None)
 
     def merge(self) -> None:
         """Does this process's share of the units that are not finished."""
-        todo = {number: unit for number, unit in enumerate(self.units) if number not in self.journal.finished}
+        todo = [(number, unit) for number, unit in enumerate(self.units) if number not in self.journal.finished]
         sizes = [self.engine.bytes_read(unit) for unit in self.units]
-        total, left = sum(sizes), sum(sizes[number] for number in todo)
+        total, left = sum(sizes), sum(sizes[number] for number, _ in todo)
         lock = threading.Lock()
         with (
             _flush_beside(self.outputs, self.journal),
@@ -221,7 +225,7 @@ class _Run:
                     # the other processes are as fast as this one
                     bar.update(min(sizes[number] * self.ranks.count, total - bar.n))
 
-            self.engine.run(self._share(todo), done)
+            self.engine.run(self.ranks.share(todo), done)
         if self.ranks.index > 0:
             self.outputs.close()
 
@@ -255,9 +259,6 @@ class _Run:
         # not the lock, where a file that is open cannot be deleted
         shutil.rmtree(self.partial, ignore_errors=True)
         return report
-
-    def _share(self, units: dict[int, Unit]) -> list[tuple[int, Unit]]:
-        return self.ranks.share(list(units.items()))
 
 
 def _start_beside(function: Callable[[], Any]) -> Future[Any]:
@@ -298,23 +299,17 @@ def _differences(before: Any, now: Any, where: str = "") -> list[str]:
 def _flush_beside(outputs: Outputs, journal: Journal) -> Iterator[None]:
     """Flushes results during the merge, and records the units that are safe from a loss of power."""
     ended = threading.Event()
-    failure: list[OSError] = []
 
     def flush() -> None:
-        while not failure and not ended.wait(_FLUSH_SECONDS):
+        while not ended.wait(_FLUSH_SECONDS):
             lines = journal.lines
-            try:
-                outputs.flush()
-                journal.confirm(lines)
-            except OSError as error:
-                failure.append(error)
+            outputs.flush()
+            journal.confirm(lines)
 
-    thread = threading.Thread(target=flush)
-    thread.start()
+    flushing = _start_beside(flush)
     try:
         yield
     finally:
         ended.set()
-        thread.join()
-    if failure:
-        raise failure[0]
+        wait([flushing])
+    flushing.result()

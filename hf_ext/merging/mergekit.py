@@ -95,13 +95,14 @@ def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
             f"merge_method {method.value!r:.80}; supported methods: {', '.join(_METHODS)}"
             + (". Its random draws would differ here: see `drop`" if random else "")
         )
+    ours, read = _METHODS[method.value]
     root.check("the file", *_KEYS)
     template = root.get("chat_template")
     if template.value not in (None, "auto"):
         template.refuse(f"chat_template {template.value!r:.80}; supported: auto, the one in which all models agree")
-    reader = _Reader(root)
+    reader = _Reader(root, METHODS[ours].options)
     _check_tokenizer(root, reader.base)
-    fields = _METHODS[method.value](reader)
+    fields = {"method": ours, "base": reader.base, **read(reader), "tasks": reader.tasks}
     # the later one counts
     for key in ("dtype", "out_dtype"):
         dtype = root.get(key)
@@ -131,8 +132,8 @@ def _check_tokenizer(root: _Entry, base: str | None) -> None:
 class _Reader:
     """Models and parameters: of a model, of its slice, of all, in this order."""
 
-    def __init__(self, root: _Entry) -> None:
-        self.root = root
+    def __init__(self, root: _Entry, options: Mapping[str, Option]) -> None:
+        self.root, self.options = root, options
         self.base = None if root.value.get("base_model") is None else _read_model(root.get("base_model"))
         sources, self.levels = _read_sources(root)
         self.sources: dict[str, _Entry] = {}
@@ -141,31 +142,34 @@ class _Reader:
             if model in self.sources:
                 entry.get("model").refuse("a model that comes twice")
             self.sources[model] = entry.get("parameters").check("parameters of one model", *_OF_A_MODEL)
-
-    def name_tasks(self, *, without_base: bool = True, least: int = 1) -> dict[str, str]:
-        """The tasks by a name of their own, which is the last part of where they are."""
-        if without_base and self.base is None:
-            self.root.get("merge_method").refuse("a merge by differences without base_model")
-        found: dict[str, str] = {}
+        # of an average it does not matter what the differences are from
+        averages = root.value["merge_method"] == "linear"
+        if self.base is None and not averages:
+            root.get("merge_method").refuse("a merge by differences without base_model")
+        self.tasks: dict[str, str] = {}
         for model in self.sources:
-            if without_base and model == self.base:
-                continue
-            last = Path(model.partition("@")[0]).name
-            plain = re.sub(r"[^A-Za-z0-9._-]", "-", last).strip(".")[:58] or "model"
-            plain = f"{plain}-model" if plain in ("base", "merged") else plain
-            taken = {name.casefold() for name in found}
-            numbered = (f"{plain}-{number}" if number > 1 else plain for number in range(1, len(found) + 2))
-            found[next(name for name in numbered if name.casefold() not in taken)] = model
-        if len(found) < least:
-            self.refuse(f"{len(found)} model(s) beside the base, of which this method needs {least} or more")
-        return found
+            if averages or model != self.base:
+                self.tasks[self._name(model)] = model
+        least = 2 if root.value["merge_method"] == "model_stock" else 1
+        if len(self.tasks) < least:
+            self.refuse(f"{len(self.tasks)} model(s) beside the base, of which this method needs {least} or more")
+
+    def _name(self, model: str) -> str:
+        """A name of its own for a task, which is the last part of where it is."""
+        last = Path(model.partition("@")[0]).name
+        plain = re.sub(r"[^A-Za-z0-9._-]", "-", last).strip(".")[:58] or "model"
+        plain = f"{plain}-model" if plain in ("base", "merged") else plain
+        taken = {name.casefold() for name in self.tasks}
+        numbered = (f"{plain}-{number}" if number > 1 else plain for number in range(1, len(taken) + 2))
+        return next(name for name in numbered if name.casefold() not in taken)
 
     def refuse(self, what: str) -> NoReturn:
         """Refuses the models together."""
         self.root.get("models" if "models" in self.root.value else "slices").refuse(what)
 
-    def read(self, name: str, option: Option, default: Any = None, *, model: str | None = None) -> Any:
+    def read(self, name: str, default: Any = None, *, option: Option | None = None, model: str | None = None) -> Any:
         """A parameter of a model, or of all; levels are joined where filters of one leave tensors to the next."""
+        option = option or self.options[name]
         chain = [self.sources[model]] if model is not None else []
         parts: list[Any] = []
         for level in (*chain, *self.levels, _Entry({name: default})):
@@ -186,15 +190,15 @@ class _Reader:
         place = self.sources[model] if model is not None else self.root.get("merge_method")
         place.refuse(f"no {name}{of}{' where no filter fits' if parts else ''}, which this method needs")
 
-    def read_each(self, name: str, option: Option, tasks: Mapping[str, str], default: Any = None) -> Any:
+    def read_each(self, name: str, default: Any = None) -> Any:
         """A parameter of the tasks: one for all, or one for each."""
-        found = {task: self.read(name, option, default, model=model) for task, model in tasks.items()}
+        found = {task: self.read(name, default, model=model) for task, model in self.tasks.items()}
         first = next(iter(found.values()))
         return first if all(setting == first for setting in found.values()) else found
 
     def read_flag(self, name: str, default: bool) -> bool:
         """A parameter that is true or false for the whole model."""
-        return bool(self.read(name, Option("", kind=bool, by_layer=False), default))
+        return bool(self.read(name, default, option=Option("", kind=bool, by_layer=False)))
 
 
 def _read_linear(reader: _Reader) -> dict[str, Any]:
@@ -202,65 +206,44 @@ def _read_linear(reader: _Reader) -> dict[str, Any]:
         reader.root.get("base_model").refuse(
             "a base_model of linear that is none of its models, and would be averaged in"
         )
-    # of an average it does not matter what the differences are from
-    tasks = reader.name_tasks(without_base=False)
-    weight = reader.read_each("weight", METHODS["average"].options["weight"], tasks)
-    return {
-        "method": "average",
-        "base": reader.base or next(iter(tasks.values())),
-        "tasks": tasks,
-        "weight": weight,
-        "normalize": reader.read_flag("normalize", True),
-    }
+    base = reader.base or next(iter(reader.tasks.values()))
+    return {"base": base, "weight": reader.read_each("weight"), "normalize": reader.read_flag("normalize", True)}
 
 
 def _read_slerp(reader: _Reader) -> dict[str, Any]:
-    tasks = reader.name_tasks()
-    if len(tasks) != 1:
-        reader.refuse(f"slerp of {len(tasks) + 1} models; base_model and one more are needed")
-    place = reader.read("t", METHODS["slerp"].options["t"])
-    return {"method": "slerp", "base": reader.base, "tasks": tasks, "t": place}
+    if len(reader.tasks) != 1:
+        reader.refuse(f"slerp of {len(reader.tasks) + 1} models; base_model and one more are needed")
+    return {"t": reader.read("t")}
 
 
 def _read_task_arithmetic(reader: _Reader) -> dict[str, Any]:
-    tasks = reader.name_tasks()
-    weight = reader.read_each("weight", METHODS["task_arithmetic"].options["weight"], tasks)
-    factor = float(reader.read("lambda", Option("", by_layer=False), 1.0))
+    weight = reader.read_each("weight")
+    factor = float(reader.read("lambda", 1.0, option=Option("", by_layer=False)))
     if reader.read_flag("normalize", False):
         if factor != 1:
             reader.root.get("merge_method").refuse("lambda beside normalize: put it into the weights")
-        return {"method": "average", "base": reader.base, "tasks": tasks, "weight": weight}
-    weight = weight if factor == 1 else _multiply(weight, factor)
-    return {"method": "task_arithmetic", "base": reader.base, "tasks": tasks, "weight": weight}
+        return {"method": "average", "weight": weight}
+    return {"weight": weight if factor == 1 else _multiply(weight, factor)}
 
 
 def _read_ties(reader: _Reader) -> dict[str, Any]:
     if reader.read_flag("rescale", False):
         next(level for level in reader.levels if "rescale" in level.value).get("rescale").refuse("rescale of ties")
-    tasks, options = reader.name_tasks(), METHODS["ties_by_tensor"].options
     return {
-        "method": "ties_by_tensor",
-        "base": reader.base,
-        "tasks": tasks,
-        "weight": reader.read_each("weight", options["weight"], tasks),
-        "density": reader.read_each("density", options["density"], tasks, 1.0),
-        "normalize": reader.read("normalize", options["normalize"], True),
-        "scale": reader.read("lambda", options["scale"], 1.0),
+        "weight": reader.read_each("weight"),
+        "density": reader.read_each("density", 1.0),
+        "normalize": reader.read("normalize", True),
+        "scale": reader.read("lambda", 1.0, option=reader.options["scale"]),
     }
 
 
-def _read_model_stock(reader: _Reader) -> dict[str, Any]:
-    tasks = reader.name_tasks(least=2)
-    rows = reader.read("filter_wise", METHODS["model_stock"].options["filter_wise"], False)
-    return {"method": "model_stock", "base": reader.base, "tasks": tasks, "filter_wise": rows, "away": True}
-
-
-_METHODS: dict[str, Callable[[_Reader], dict[str, Any]]] = {
-    "linear": _read_linear,
-    "slerp": _read_slerp,
-    "task_arithmetic": _read_task_arithmetic,
-    "ties": _read_ties,
-    "model_stock": _read_model_stock,
+# Of each method of mergekit ours, and its options.
+_METHODS: dict[str, tuple[str, Callable[[_Reader], dict[str, Any]]]] = {
+    "linear": ("average", _read_linear),
+    "slerp": ("slerp", _read_slerp),
+    "task_arithmetic": ("task_arithmetic", _read_task_arithmetic),
+    "ties": ("ties_by_tensor", _read_ties),
+    "model_stock": ("model_stock", lambda reader: {"filter_wise": reader.read("filter_wise", False), "away": True}),
 }
 
 

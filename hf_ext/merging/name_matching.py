@@ -246,7 +246,7 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
 def _has_vocabulary_twice(source: Source, config: Mapping[str, Any]) -> bool:
     """True if two tensors of one shape have a row for each token: those are the tensors that models tie."""
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
-    rows = {(part["vocab_size"],) for part in parts if "vocab_size" in part}
+    rows = {(part["vocab_size"],) for part in parts if isinstance(part.get("vocab_size"), int)}
     shapes = [info.shape for info in source.tensors.values() if info.shape[:1] in rows]
     return len(set(shapes)) < len(shapes)
 

@@ -50,11 +50,13 @@ class Outputs:
         self._plan = plan
         try:
             if not plan.config.merge_method.deltas:
-                self._open_root()
+                self.root = self._open_shards("", {row.name: (row.dtype, row.shape) for row in plan.rows})
+                self._copy_base([row.name for row in plan.copied_rows], self.root)
             if plan.config.with_masks:
                 self._open_tasks()
             if plan.config.include_base:
-                self._open_base()
+                tensors = {name: (info.dtype, info.shape) for name, info in plan.base.tensors.items()}
+                self._copy_base(tensors, self._open_shards("base/", tensors))
         except BaseException:
             self.close(sync=False)
             raise
@@ -95,16 +97,6 @@ class Outputs:
             (self.folder / f"{folder}{stem}.safetensors.index.json").write_text(shard_index(shards, sizes))
         return found
 
-    def _open_root(self) -> None:
-        plan = self._plan
-        self.root = self._open_shards("", {row.name: (row.dtype, row.shape) for row in plan.rows})
-        self._copy_base([row.name for row in plan.copied_rows], self.root)
-
-    def _open_base(self) -> None:
-        tensors = self._plan.base.tensors
-        files = self._open_shards("base/", {name: (info.dtype, info.shape) for name, info in tensors.items()})
-        self._copy_base(tensors, files)
-
     def _copy_base(self, names: Iterable[str], writers: Mapping[str, SafetensorsWriter]) -> None:
         self.copies += [Copy(self._plan.base, name, writers[name], finite=False) for name in names]
 
@@ -125,5 +117,4 @@ class Outputs:
 
 def masked_rows(plan: Plan, task: int) -> dict[str, Row]:
     """The merged tensors in which a task takes part."""
-    named = ((row.task_names[task], row) for row in plan.merged_rows)
-    return {name: row for name, row in named if name is not None}
+    return {row.members[task]: row for row in plan.merged_rows if task in row.members}

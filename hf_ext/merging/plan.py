@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from .adapters import read_adapters
 from .companions import join_companions
 from .configuration import MergeConfig, load_config
 from .methods import Method
-from .name_matching import Names, match_names
+from .name_matching import Matching, match_names
 from .sources import Source, open_weights, size_text
 from .tensors import (
     COMPARED,
@@ -36,7 +36,6 @@ from .tensors import (
     Own,
     Row,
     Table,
-    find_narrowing,
     name_some,
 )
 
@@ -63,15 +62,13 @@ class Plan:
     tasks: tuple[Source, ...]  # the tasks, opened, in the order of the configuration
     rows: tuple[Row, ...]  # the tensors of the base, in its order
     own: tuple[Own, ...]  # the tensors of the tasks that are not merged
-    names: tuple[Names, ...]  # the names of each task beside the base's
-    aliases: dict[str, str]  # other names of tensors of the base
-    merged_model: Source | None = None  # the one of method `"given"`, opened
-    merged_model_names: Mapping[str, str] = field(default_factory=dict)  # names in it, by the names of the base
-    statistics: tuple[Source, ...] = ()  # those of the tasks' data, opened, where the method wants them
-    warnings: list[str] = field(default_factory=list)  # warnings for the user
-    companions: Mapping[str, Path] = field(default_factory=dict)  # files beside the weights of the root
+    matching: Matching  # names of the base, of the tasks and of the merged model side by side
+    merged_model: Source | None  # the one of method `"given"`, opened
+    statistics: tuple[Source, ...]  # those of the tasks' data, opened, where the method wants them
+    warnings: list[str]  # warnings for the user
+    companions: Mapping[str, Path]  # files beside the weights of the root
     # weights in folders of their own, of modules that are merged by themselves, by their names in the model
-    modules: Mapping[str, MergeConfig] = field(default_factory=dict)
+    modules: Mapping[str, MergeConfig]
 
     @cached_property
     def merged_rows(self) -> tuple[Row, ...]:
@@ -102,7 +99,7 @@ class Plan:
         """Bytes of each task's mask, or of its signs."""
         planes = self.config.merge_method.deltas or 1
         return tuple(
-            sum(planes * mask_bytes(row.elements) for row in self.merged_rows if row.task_names[index] is not None)
+            sum(planes * mask_bytes(row.elements) for row in self.merged_rows if index in row.members)
             for index in range(len(self.tasks))
         )
 
@@ -123,12 +120,8 @@ class Plan:
     @property
     def bytes_written(self) -> int:
         """Bytes of weights that the merge will write."""
-        return self.result_bytes + (self.base_bytes if self.config.include_base else 0)
-
-    @property
-    def base_bytes(self) -> int:
-        """Bytes of a copy of the base."""
-        return sum(info.nbytes for info in self.base.tensors.values())
+        copied = self.base.tensors.values() if self.config.include_base else ()
+        return self.result_bytes + sum(info.nbytes for info in copied)
 
     @property
     def checkpoints_bytes(self) -> int:
@@ -203,16 +196,36 @@ def make_plan(
     specs |= {f"statistics of {task}": config.statistics[task] for task in config.tasks if config.statistics}
     with ExitStack() as stack:
         opened = _open_all(specs, token, endpoint, stack)
-        for source in (opened["base"], *(opened[task] for task in config.tasks)):
-            if source.is_artifact:
-                raise DataError(
-                    f"{source.title} is a merge with masks, whose folder is not the model of a task: write a task "
-                    "with hf-ext emr export, and give that folder."
-                )
         base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
+        model = opened.get("merged")
         statistics = tuple(source for label, source in opened.items() if label.startswith("statistics of "))
-        plan = _plan(config, base, tasks, opened.get("merged"), statistics)
+        if base.library == "peft":
+            # the base of the adapters has no other owner
+            config = dataclasses.replace(config, include_base=config.with_masks)
+        matching = match_names(base, tasks, given=model, masks=config.with_masks)
+        table = Table(config, base, tasks, matching)
+        merged = [row for row in table.rows if row.task_names]
+        lacking = [row for row in merged if model is not None and row.name not in matching.given]
+        if model is not None and lacking:
+            raise DataError(
+                f"{model.title} has no floating-point {lacking[0].name!r} of shape {list(lacking[0].shape)}; give a "
+                "model that was merged from these tasks, or exclude the tensor."
+            )
+        if statistics:
+            _check_statistics(config.merge_method, merged, tasks, statistics)
+        told = [text for source in (base, *tasks) for text in source.warnings]
+        warnings = [*matching.warnings, *told, *table.warnings]
+        companions, modules = base.companions.files, dict[str, MergeConfig]()
+        if not config.with_masks:
+            own = {task.title: task.companions for task in tasks}
+            companions, differing, told = join_companions(base.companions, own)
+            modules = {name: _plan_module(config, base, tasks, name) for name in differing}
+            by_itself = "the module of each model is merged by itself, by the same method"
+            warnings += [*told, *(f"{name}: {by_itself}" for name in modules)]
+        rows, others = tuple(table.rows), tuple(table.own)
+        plan = Plan(config, base, tasks, rows, others, matching, model, statistics, warnings, companions, modules)
         stack.pop_all()
+    warnings += plan.size_warnings
     return plan
 
 
@@ -231,55 +244,6 @@ def _open_all(
     return {label: future.result() for label, future in futures.items()}
 
 
-def _plan(
-    config: MergeConfig,
-    base: Source,
-    tasks: tuple[Source, ...],
-    model: Source | None,
-    statistics: tuple[Source, ...],
-) -> Plan:
-    if base.library == "peft":
-        # the base of the adapters has no other owner
-        config = dataclasses.replace(config, include_base=config.with_masks)
-    matching = match_names(base, tasks, given=model, masks=config.with_masks)
-    table = Table(config, base, tasks, matching)
-    merged = [row for row in table.rows if row.task_names]
-    lacking = [row for row in merged if model is not None and row.name not in matching.given]
-    if model is not None and lacking:
-        raise DataError(
-            f"{model.title} has no floating-point {lacking[0].name!r} of shape {list(lacking[0].shape)}; give a model "
-            "that was merged from these tasks, or exclude the tensor."
-        )
-    if statistics:
-        _check_statistics(config.merge_method, merged, tasks, statistics)
-    told = [text for source in (base, *tasks) for text in source.warnings]
-    warnings = [*matching.warnings, *told, *find_narrowing(tasks, merged), *table.warnings]
-    companions, modules = base.companions.files, dict[str, MergeConfig]()
-    if not config.with_masks:
-        own = {task.title: task.companions for task in tasks}
-        companions, differing, told = join_companions(base.companions, own)
-        modules = {name: _plan_module(config, base, tasks, name) for name in differing}
-        warnings += told
-        warnings += [f"{name}: the module of each model is merged by itself, by the same method" for name in modules]
-    plan = Plan(
-        config,
-        base,
-        tasks,
-        tuple(table.rows),
-        tuple(table.own),
-        matching.names,
-        matching.aliases,
-        model,
-        {row.name: matching.given[row.name] for row in merged if model is not None},
-        statistics,
-        warnings,
-        companions,
-        modules,
-    )
-    warnings += plan.size_warnings
-    return plan
-
-
 def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], name: str) -> MergeConfig:
     """The merge of a module with weights in a folder of its own; what does not fit is refused before it begins."""
     if config.statistics or config.merged is not None:
@@ -296,6 +260,13 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
 
 def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source], files: Sequence[Source]) -> None:
     """Refuses files that are not what the method needs for the merged tensors."""
+    grams = method.statistics == "gram"
+
+    known = [
+        row.members
+        for row in rows
+        if not grams or any(name in files[index].tensors for index, name in row.members.items())
+    ]
     for index, (task, file) in enumerate(zip(tasks, files, strict=True)):
         advice = f"make it with hf-ext emr statistics {task.spec} --kind {method.statistics}"
         if file.metadata.get("kind") != method.statistics:
@@ -303,24 +274,19 @@ def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Sourc
                 f"{file.title} hold kind {file.metadata.get('kind')!r}, method {method.name!r} needs "
                 f"{method.statistics!r}: {advice}."
             )
-        for row in rows:
-            name = row.task_names[index]
-            if name is None:
-                continue
+        for name in (members[index] for members in known if index in members):
             found = tuple(file.tensors[name].shape) if name in file.tensors else None
             shape = tuple(task.tensors[name].shape)
-            if method.statistics == "gram":
-                if found is None and _has_gram(row, files):
-                    raise ValueError(f"{file.title} lack {name!r}, of which another task has a gram: {advice}.")
-                if found is None:
-                    continue
+            if grams and found is None:
+                raise ValueError(f"{file.title} lack {name!r}, of which another task has a gram: {advice}.")
+            if grams:
                 shape = (shape[0 if inputs_first(file, name) else -1],) * 2 if len(shape) == 2 else ()
             if found != shape:
                 told = "missing" if found is None else list(found)
                 raise ValueError(
                     f"{file.title}: {name!r} must be {list(shape)} and is {told}; {advice}, or exclude the tensor."
                 )
-    if method.statistics == "gram" and not any(_has_gram(row, files) for row in rows):
+    if not known:
         raise ValueError(f"no merged tensor has a gram in {files[0].title}: they are of another model.")
 
 
@@ -328,12 +294,8 @@ def inputs_first(file: Source, name: str) -> bool:
     """True if the rows of a linear layer's weight are its inputs."""
     try:
         return name in list(json.loads(file.metadata.get("inputs_first", "[]")))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{file.title}: `inputs_first` of the metadata is no list of names; make it again.") from error
-
-
-def _has_gram(row: Row, files: Sequence[Source]) -> bool:
-    return any(name in file.tensors for name, file in zip(row.task_names, files, strict=True) if name is not None)
 
 
 def warn_of_size(size: int, models: int, one_bit: int) -> list[str]:
@@ -354,7 +316,7 @@ def resolve_plan(plan: Plan) -> Plan:
     undecided after it.
     """
     plan = _carry_constants(plan)
-    for name, kept in plan.aliases.items():
+    for name, kept in plan.matching.aliases.items():
         if name in plan.base.tensors and not _equal(plan.base, name, plan.base, kept):
             raise UsageError(
                 f"{plan.base.title}: {name!r} and {kept!r} differ, but its model ties them. Save the base with "
@@ -368,44 +330,35 @@ def resolve_plan(plan: Plan) -> Plan:
 
 
 def _carry_constants(plan: Plan) -> Plan:
-    """Takes out of the merge what is the same everywhere and holds NaN or infinity, and says so."""
-    found = {row.name: holders for row in plan.merged_rows if (holders := _find_constant(plan, row))}
-    if not found:
-        return plan
-    return dataclasses.replace(
-        plan,
-        rows=tuple(
-            Row(row.name, row.shape, plan.base.tensors[row.name].dtype) if row.name in found else row
-            for row in plan.rows
-        ),
-        own=(*plan.own, *(item for holders in found.values() for item in holders)),
-        warnings=[
-            *plan.warnings,
-            f"{name_some([*found])}: NaN or infinity, the same in base and tasks; carried over unchanged",
-        ],
-    )
-
-
-def _find_constant(plan: Plan, row: Row) -> list[Own]:
     """
-    The tasks' tensors of a row that has the same bits in the base and in each task, with NaN or infinity; else none.
+    Takes out of the merge what has the same bits in the base and in each task, with NaN or infinity, and says so.
 
     It is no trained weight but a constant, such as an attention mask under any name. It is looked for before the merge
-    because no task may have a 1-bit mask for it: infinity - infinity is NaN where it is restored. Trained weights
-    differ within their first elements, so that little of them is read.
+    because no task may have a 1-bit mask for it: infinity - infinity is NaN where it is restored.
     """
-    held = [
-        (plan.tasks[index], Own(index, name, row.name, row.shape, plan.tasks[index].tensors[name].dtype, SHARED))
-        for index, name in enumerate(row.task_names)
-        if name is not None
-    ]
+    rows, own, constants = list(plan.rows), list(plan.own), list[str]()
+    for place, row in enumerate(plan.rows):
+        held = [(plan.tasks[index], name) for index, name in row.members.items()]
+        if held and _is_constant(plan.base, row.name, held):
+            constants.append(row.name)
+            rows[place] = Row(row.name, row.shape, plan.base.tensors[row.name].dtype)
+            types = [task.tensors[name].dtype for task, name in held]
+            members = zip(row.members.items(), types, strict=True)
+            own += [Own(*member, row.name, row.shape, dtype, SHARED) for member, dtype in members]
+    if not constants:
+        return plan
+    said = f"{name_some(constants)}: NaN or infinity, the same in base and tasks; carried over unchanged"
+    return dataclasses.replace(plan, rows=tuple(rows), own=tuple(own), warnings=[*plan.warnings, said])
+
+
+def _is_constant(base: Source, name: str, tasks: Sequence[tuple[Source, str]]) -> bool:
+    """True for NaN or infinity that is the same everywhere. Trained weights differ within their first elements, so
+    that little of them is read."""
 
     def same(elements: int | None) -> bool:
-        return all(_equal(plan.base, row.name, task, own.name, elements) for task, own in held)
+        return all(_equal(base, name, task, own, elements) for task, own in tasks)
 
-    if not same(_FIRST) or _is_finite(plan.base, row.name) or not same(None):
-        return []
-    return [own for _, own in held]
+    return same(_FIRST) and not all(bool(block.float().isfinite().all()) for block in _read(base, name)) and same(None)
 
 
 def _tell_lost(plan: Plan, own: Iterable[Own]) -> list[str]:
@@ -430,7 +383,7 @@ def _compare(plan: Plan, item: Own) -> str:
     """The treatment of a task's tensor that is stored unless it equals another one."""
     task = plan.tasks[item.task]
     if item.reason == TIED:
-        own = plan.names[item.task].in_task(plan.aliases[item.base_name])
+        own = plan.matching.names[item.task].in_task(plan.matching.aliases[item.base_name])
         # an equal one is tied again when the model is built
         return SKIPPED if own in task.tensors and _equal(task, item.name, task, own) else KEPT
     return SHARED if _equal(task, item.name, plan.base, item.base_name) else KEPT
@@ -443,10 +396,6 @@ def _equal(first: Source, first_name: str, second: Source, second_name: str, ele
         return False
     pairs = zip(_read(first, first_name, elements), _read(second, second_name, elements), strict=True)
     return all(one.view(torch.uint8).equal(other.view(torch.uint8)) for one, other in pairs)
-
-
-def _is_finite(source: Source, name: str) -> bool:
-    return all(bool(block.float().isfinite().all()) for block in _read(source, name))
 
 
 def _read(source: Source, name: str, elements: int | None = None) -> Iterator[torch.Tensor]:

@@ -26,7 +26,7 @@ def plan_lines(plan: Plan) -> list[str]:
     rows.append(("merged", _count_text({row.name: row.elements for row in plan.merged_rows})))
     if plan.copied_rows:
         rows.append(("base's values", _count_text({row.name: row.elements for row in plan.copied_rows})))
-    rows += [("tied", f"{name} = {kept}") for name, kept in plan.aliases.items() if name in plan.base.tensors]
+    rows += [("tied", f"{name} = {kept}") for name, kept in plan.matching.aliases.items() if name in plan.base.tensors]
     for index, task in enumerate(plan.tasks):
         rows += [(f"  {task.label}", text) for text in _task_texts(plan, index)]
     rows += _size_rows(plan)
@@ -97,7 +97,7 @@ def _task_texts(plan: Plan, index: int) -> list[str]:
     for reason, items in groups.items():
         count = _count_text({item.name: item.nbytes // item.dtype.itemsize for item in items})
         texts.append(f"{reason}: {count} ({size_text(sum(item.nbytes for item in items))})")
-    absent = sum(row.task_names[index] is None for row in plan.merged_rows)
+    absent = sum(index not in row.members for row in plan.merged_rows)
     if absent:
         texts.append(f"does not take part in {absent} merged tensors")
     return texts + [f"skipped {item.name}: {item.reason}" for item in plan.own_tensors(SKIPPED, task=index)]

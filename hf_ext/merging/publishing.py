@@ -13,9 +13,11 @@ from hf_ext.emr.manifest import MANIFEST, Manifest
 
 from ..errors import DataError, UsageError
 from ..files import parse_json_object, read_json_object, stays_inside, write_json
+from ..hub.disclosure import is_path, last_name
 from ..hub.folder_kinds import FolderKind
 from ..hub.published_files import LICENCES, is_described, is_loaded, walk
-from .card import describe, public_name, read_merge
+from .card import describe, read_merge
+from .compare import REPORT, explain_damage
 
 LOADER = "emr_loader.py"
 # The one that travels with artifacts.
@@ -61,15 +63,12 @@ def copy_artifact(folder: Path, out: Path) -> None:
         along = {name.removeprefix(inner) for name in manifest.files if name.startswith(inner)}
         along = {name for name in along if not re.match(r"(tasks|base)/|.*\.py$", name)}
         _copy(folder, place, out, weights | along)
-    _promise_no_task(out / "config.json")
-    shutil.copyfile(_LOADER_HERE, out / LOADER)
-
-
-def _promise_no_task(path: Path) -> None:
-    """The root is no task's model, so its configuration offers no pipeline; those of the tasks do."""
+    # The root is no task's model, so its configuration offers no pipeline; those of the tasks do.
+    path = out / "config.json"
     if path.is_file() and "custom_pipelines" in (config := read_json_object(path)):
         del config["custom_pipelines"]
         write_json(path, config)
+    shutil.copyfile(_LOADER_HERE, out / LOADER)
 
 
 def _copy(folder: Path, place: Path, out: Path, weights: set[str]) -> None:
@@ -92,24 +91,19 @@ def hide_paths(folder: Path) -> None:
     merge = read_merge(folder)
     if merge is None:
         return
-    names = {source.source: public_name(source) for source in (merge.base, *merge.tasks.values())}
-    for merged in filter(None, (merge.method.get("merged"), *merge.method.get("statistics", {}).values())):
+    paths = {source.source for source in (merge.base, *merge.tasks.values()) if source.revision is None}
+    with explain_damage(folder / REPORT):
+        given = filter(None, (merge.method.get("merged"), *merge.method.get("statistics", {}).values()))
         # `org/name` stays as it is
-        place = Path(merged).expanduser()
-        is_path = place.is_absolute() or merged.startswith(".") or place.exists()
-        names[merged] = place.name if is_path else merged
+        paths |= {place for place in given if is_path(place)}
     # the longest first: one may begin another
-    paths = [
-        (_escape(path), _escape(names[path]))
-        for path in sorted(names, key=len, reverse=True)
-        if re.search(r"[\\/]", path) and names[path] != path
-    ]
-    for file in (MANIFEST, "report.json"):
+    ordered = sorted((path for path in paths if re.search(r"[\\/]", path)), key=len, reverse=True)
+    for file in (MANIFEST, REPORT):
         path = folder / file
         if path.is_file():
             text = path.read_text(encoding="utf-8")
-            for hidden, public in paths:
-                text = text.replace(hidden, public)
+            for hidden in ordered:
+                text = text.replace(_escape(hidden), _escape(last_name(hidden)))
             content = parse_json_object(text.encode(), str(path))
             if file == MANIFEST and merge.manifest is not None and merge.manifest.files:
                 # Weights are copies, and keep the hashes of the merge, by which a fault of the copy is noticed;

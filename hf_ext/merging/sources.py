@@ -35,6 +35,8 @@ _READ: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("auto_map", "auto_mapping"), (dict, "a mapping")),
     **dict.fromkeys(("model_type", "_class_name", "peft_type", "task_type"), (str, "a text")),
 }
+# Levels of a configuration within each other.
+_DEEPEST = 100
 # Larger files have their hashes in a cache.
 _CACHED_HASH = 2**20
 # Tensors that quantised checkpoints store beside packed weights.
@@ -88,7 +90,8 @@ class Source:
     @property
     def warnings(self) -> list[str]:
         """Warnings about what is not read as it is stored, is not copied, or is not there."""
-        found = [f"{self.title} holds float64, which is treated as float32"] if self.has_float64 else []
+        wide = any(info.dtype == torch.float64 for info in self._stored.values())
+        found = [f"{self.title} holds float64, which is treated as float32"] if wide else []
         if self.companions.left_out:
             found.append(f"{self.title}: not copied: {', '.join(self.companions.left_out)}")
         # this package has the code of its own models
@@ -114,11 +117,6 @@ class Source:
     def nbytes(self) -> int:
         """Bytes of all tensors as they are stored."""
         return sum(info.nbytes for info in self._stored.values())
-
-    @property
-    def has_float64(self) -> bool:
-        """True if a tensor is stored as float64 and read as float32."""
-        return any(info.dtype == torch.float64 for info in self._stored.values())
 
     def small_files(self, patterns: tuple[str, ...]) -> dict[str, Path]:
         """The files of these names, and no other is fetched. Links out of the folder are left out."""
@@ -148,6 +146,10 @@ class Source:
         self.read_into(name, 0, out.numel(), out.view(-1))
         return out
 
+    def read_if_there(self, name: str) -> torch.Tensor | None:
+        """Reads a whole tensor, if there is one of this name."""
+        return self.read(name) if name in self.tensors else None
+
     def will_need(self, name: str, start: int, stop: int) -> None:
         """Announces a read, so that the system can prefetch it from the disk."""
         self.checkpoint.will_need(self._in_file[name], start, stop)
@@ -174,8 +176,7 @@ class Source:
         times of its weights and the content of its small files, such as the factor of an adapter."""
         result = self.identity()
         if self.repo_id is None:
-            files = {**self.companions.files, **self.companions.modules}
-            result["small_files"] = {name: _hash_small(path) for name, path in files.items()}
+            result["small_files"] = {name: _hash_small(path) for name, path in self.companions.all.items()}
         for name, file in self.checkpoint.files.items():
             if file.path is not None:
                 result["files"][name]["mtime_ns"] = os.stat(file.path).st_mtime_ns
@@ -288,6 +289,12 @@ def _read_configuration(folder: Path) -> tuple[Library, dict[str, Any]]:
     adapter = read_json_object(folder / "adapter_config.json", optional=True)
     for name, told in (("config.json", config), ("adapter_config.json", adapter)):
         _check_types(folder / name, told)
+        level: list[Any] = [told]
+        for _ in range(_DEEPEST):
+            level = [part for found in level for part in (found.values() if isinstance(found, dict) else found)]
+            level = [part for part in level if isinstance(part, dict | list)]
+        if level:
+            raise CheckpointError(f"{folder / name}: nested more than {_DEEPEST} levels deep; fetch the file again.")
     if adapter:
         return "peft", adapter
     return ("diffusers" if "_diffusers_version" in config else "transformers"), config

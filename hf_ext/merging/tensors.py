@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -41,6 +42,11 @@ class Row:
     dtype: torch.dtype  # type in the result
     # name in each task, `None` where it does not take part; empty if it is not merged
     task_names: tuple[str | None, ...] = ()
+
+    @cached_property
+    def members(self) -> dict[int, str]:
+        """The tasks that take part, by their index, with their names of the tensor."""
+        return {task: name for task, name in enumerate(self.task_names) if name is not None}
 
     @property
     def elements(self) -> int:
@@ -76,15 +82,15 @@ class Table:
 
     def __init__(self, config: MergeConfig, base: Source, tasks: Sequence[Source], matching: Matching) -> None:
         self._config, self._base, self._tasks = config, base, tasks
-        self._names, self._aliases, self._matching = matching.names, matching.aliases, matching
+        self._matching = matching
         self.rows: list[Row] = []
         self.own: list[Own] = []
         self._other_tokens: list[str] = []
         self._excluded = [re.compile(pattern) for pattern in config.exclude]
         for name, info in base.tensors.items():
-            if name not in self._aliases:
+            if name not in matching.aliases:
                 self.rows.append(self._decide(name, info))
-        for index, names in enumerate(self._names):
+        for index, names in enumerate(matching.names):
             self._decide_rest(index, names)
         if not any(row.task_names for row in self.rows):
             raise DataError(
@@ -96,10 +102,25 @@ class Table:
     def warnings(self) -> list[str]:
         """Warnings about parts of the tasks that the result lacks or changes."""
         return [
+            *self._narrowing_warnings(),
             *self._pattern_warnings(),
             *self._default_warnings(),
             *self._other_tokens,
             *([] if self._config.with_masks else self._one_model_warnings()),
+        ]
+
+    def _narrowing_warnings(self) -> list[str]:
+        """Warnings about tasks whose weights the type of the result does not hold exactly."""
+        narrowed: dict[tuple[torch.dtype, torch.dtype], dict[str, None]] = {}
+        for row in self.rows:
+            for index, name in row.members.items():
+                own = self._tasks[index].tensors[name].dtype
+                if torch.promote_types(own, row.dtype) != row.dtype:
+                    narrowed.setdefault((own, row.dtype), {})[self._tasks[index].label] = None
+        return [
+            f"{', '.join(labels)}: stored in {type_name(own)}, the result is in {type_name(kept)}, which does not "
+            "hold all of it. Set dtype to float32 to keep it."
+            for (own, kept), labels in narrowed.items()
         ]
 
     def _pattern_warnings(self) -> list[str]:
@@ -131,8 +152,8 @@ class Table:
             own = [item for item in self.own if item.task == index]
             lost = [item for item in own if item.rule == KEPT and item.reason != EXCLUDED and item.nbytes]
             known = {item.base_name for item in own if item.reason == EXCLUDED}
-            absent = [row.name for row in self.rows if row.task_names and row.task_names[index] is None]
-            absent = [name for name in absent if name not in known]
+            others = [row.name for row in self.rows if row.task_names and index not in row.members]
+            absent = [name for name in others if name not in known]
             unfit = [item.base_name for item in lost if item.reason != STATISTIC]
             unfit = [*absent, *(name for name in unfit if name in self._base.tensors and name not in absent)]
             if lost:
@@ -169,7 +190,7 @@ class Table:
                 )
 
     def _decide(self, name: str, info: TensorInfo) -> Row:
-        holders = {index: names.pairs[name] for index, names in enumerate(self._names) if name in names.pairs}
+        holders = {index: names.pairs[name] for index, names in enumerate(self._matching.names) if name in names.pairs}
         reason, compared = self._raw_reason(name, info)
         if reason is not None:
             for index, own in holders.items():
@@ -206,7 +227,16 @@ class Table:
         elif not info.dtype.is_floating_point:
             reason = f"{info.dtype} in the task"
         elif other_tokens is not None:
-            reason = self._keep_vocabulary(task, name, other_tokens)
+            # there must be a place for rows of other tokens than the base's
+            reason = f"another vocabulary ({other_tokens})"
+            if not self._config.with_masks:
+                raise DataError(
+                    f"{name!r}: {task.title} has {reason}, and method {self._config.method!r} makes one model, which "
+                    "has the base's tokenizer. Choose a method with masks, where each task keeps its own; or exclude "
+                    "the tensor, so that the base's is kept; or give all models one vocabulary first, as mergekit "
+                    "does."
+                )
+            self._other_tokens.append(f"{name!r}: {task.title} has {reason}: it keeps its own")
         elif info.shape == ours.shape:
             return True
         else:
@@ -218,7 +248,7 @@ class Table:
         """Decides on the tensors of a task that the base does not have, or has under another name."""
         for own in self._tasks[index].tensors:
             name = names.in_base(own)
-            if name in self._aliases:
+            if name in self._matching.aliases:
                 self._keep(index, own, COMPARED, TIED)
             elif own in self._matching.unsaved[index]:
                 self._keep(index, own, SKIPPED, "computed by the model, which no longer saves it")
@@ -227,45 +257,18 @@ class Table:
 
     def _keep(self, index: int, name: str, rule: str, reason: str) -> None:
         info = self._tasks[index].tensors[name]
-        self.own.append(Own(index, name, self._names[index].in_base(name), info.shape, info.dtype, rule, reason))
+        self.own.append(
+            Own(index, name, self._matching.names[index].in_base(name), info.shape, info.dtype, rule, reason)
+        )
 
     def _is_excluded(self, name: str) -> bool:
         return any(pattern.match(name) for pattern in self._excluded)
-
-    def _keep_vocabulary(self, task: Source, name: str, difference: str) -> str:
-        """The reason to keep rows of other tokens than the base's; where there is no place for them they are
-        refused."""
-        told = f"{name!r}: {task.title} has another vocabulary ({difference})"
-        if not self._config.with_masks:
-            raise DataError(
-                f"{told}, and method {self._config.method!r} makes one model, which has the base's tokenizer. Choose "
-                "a method with masks, where each task keeps its own; or exclude the tensor, so that the base's is "
-                "kept; or give all models one vocabulary first, as mergekit does."
-            )
-        self._other_tokens.append(f"{told}: it keeps its own")
-        return f"another vocabulary ({difference})"
 
 
 def name_some(names: Sequence[str]) -> str:
     """A few of the names, and how many there are."""
     more = f" and {len(names) - _SHOWN_NAMES} more tensors" if len(names) > _SHOWN_NAMES else ""
     return ", ".join(names[:_SHOWN_NAMES]) + more
-
-
-def find_narrowing(tasks: Sequence[Source], merged: Iterable[Row]) -> list[str]:
-    """Tells of tasks whose weights the type of the result does not hold exactly."""
-    narrowed: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
-    for row in merged:
-        for task, name in zip(tasks, row.task_names, strict=True):
-            own = None if name is None else task.tensors[name].dtype
-            if own is not None and torch.promote_types(own, row.dtype) != row.dtype:
-                labels = narrowed.setdefault((own, row.dtype), [])
-                labels += [task.label] if task.label not in labels else []
-    return [
-        f"{', '.join(labels)}: stored in {type_name(own)}, the result is in {type_name(kept)}, which does not hold "
-        "all of it. Set dtype to float32 to keep it."
-        for (own, kept), labels in narrowed.items()
-    ]
 
 
 def type_name(dtype: torch.dtype) -> str:

@@ -25,15 +25,15 @@ from ..errors import DataError, UsageError
 from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from ..hub.safetensors_headers import CheckpointError
+from .card import VOTED, find_voters
+from .compare import REPORT
 from .configuration import MergeConfig
-from .finishing import REPORT, rewrite_report
+from .finishing import rewrite_report
 from .merge import merge_checkpoints
 from .methods import METHODS, MethodError
 from .plan import Plan, make_plan
 from .vectors import NotFiniteError
 
-# In the manifest's method: the tasks that voted, once they are not simply all tasks.
-VOTED = "elected_from"
 # Options of the merge that determine a frozen task's tensors and scale.
 _KEPT = ("rescale", "exclude", "dtype", "adapters")
 
@@ -103,7 +103,7 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
 
 def _own_options(manifest: Manifest, tasks: Collection[str]) -> dict[str, Any]:
     """The method and its options, of these tasks: others may have been removed since."""
-    name = manifest.method.get("method")
+    name = str(manifest.method.get("method"))
     options = METHODS[name].options if name in METHODS else {}
     found = {
         key: {task: own for task, own in value.items() if task in tasks} if isinstance(value, dict) else value
@@ -114,16 +114,44 @@ def _own_options(manifest: Manifest, tasks: Collection[str]) -> dict[str, Any]:
 
 
 def _add_frozen(place: Path, manifest: Manifest, name: str, source: str, base: str, options: dict[str, Any]) -> None:
-    """Masks and rescales the new task against the unified weights as they are."""
+    """Masks and rescales the new task against the unified weights as they are: method `given`, of one task."""
     method = {key: manifest.method[key] for key in _KEPT if key in manifest.method}
     if manifest.deltas:
         method |= _own_options(manifest, {name})
     config = {**method, "base": base, "tasks": {name: source}}
-    with make_plan(MergeConfig.from_dict(config), **options) as plan:
+    # What was not merged before, or not in as many elements, has no unified weights: the task keeps it.
+    merged = manifest.merged
+    with make_plan(config, **options) as plan:
         _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {base}")
-        with _rewrite(place) as work:
-            manifest = dataclasses.replace(manifest, files={})
-            _complete(work, place, *_append(work, place, manifest, name, config, plan, options))
+        own = [
+            row.name for row in plan.merged_rows if row.name not in merged or merged[row.name].elements != row.elements
+        ]
+    config["exclude"] = [*config.get("exclude", []), *(f"{re.escape(tensor)}$" for tensor in own)]
+    with _rewrite(place) as work:
+        alone = work / ".adding"
+        # deltas need no unified weights, so that the others never matter
+        way = {} if manifest.deltas else {"method": "given", "merged": str(work)}
+        merge_checkpoints(config | way, alone, **options, progress=False)
+        found, told = Manifest.read(alone), read_json(alone / REPORT)["plan_warnings"]
+        record = found.tasks[name]
+        if record.origin.revision is None:
+            origin = dataclasses.replace(record.origin, source=recorded_path(source, place))
+            record = dataclasses.replace(record, origin=origin)
+        rows = [list(merged).index(tensor) for tensor in found.merged]
+        sums = np.zeros((len(merged), len(SUMS)))
+        sums[rows] = read_sums(alone, found, name)
+        totals, gram = read_totals(work, manifest)
+        totals[rows], own_gram = read_totals(alone, found)
+        # the inner products with the others need their checkpoints
+        gram = np.pad(gram, (0, 1), constant_values=np.nan)
+        gram[-1, -1] = own_gram[0, 0]
+        write_totals(work, totals, gram)
+        os.replace(alone / "tasks" / name, work / "tasks" / name)
+        shutil.rmtree(alone)
+        write_sums(work, name, sums)
+        manifest = _replace_tasks(manifest, {**manifest.tasks, name: record})
+        manifest.write(work)
+        _complete(work, place, manifest, told)
 
 
 def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
@@ -208,45 +236,9 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _append(
-    work: Path, place: Path, manifest: Manifest, name: str, config: dict[str, Any], plan: Plan, options: dict[str, Any]
-) -> tuple[Manifest, list[str]]:
-    """Masks and rescales the new task against the unified weights as they are: method `given`, of one task. The new
-    manifest, and what the merge told of the task."""
-    merged = manifest.merged
-    # What was not merged before, or not in as many elements, has no unified weights: the task keeps it.
-    known = {tensor.name: tensor.elements for tensor in merged.values()}
-    own = [row.name for row in plan.merged_rows if known.get(row.name) != row.elements]
-    exclude = [*config.get("exclude", []), *(f"{re.escape(tensor)}$" for tensor in own)]
-    alone = work / ".adding"
-    # deltas need no unified weights, so that the others never matter
-    way = {} if manifest.deltas else {"method": "given", "merged": str(work)}
-    merge_checkpoints(config | way | {"exclude": exclude}, alone, **options, progress=False)
-    found, told = Manifest.read(alone), read_json(alone / REPORT)["plan_warnings"]
-    record: TaskRecord = found.tasks[name]
-    if record.origin.revision is None:
-        origin = dataclasses.replace(record.origin, source=recorded_path(config["tasks"][name], place))
-        record = dataclasses.replace(record, origin=origin)
-    rows = [list(merged).index(tensor) for tensor in found.merged]
-    sums = np.zeros((len(merged), len(SUMS)))
-    sums[rows] = read_sums(alone, found, name)
-    totals, gram = read_totals(work, manifest)
-    totals[rows], own_gram = read_totals(alone, found)
-    # the inner products with the others need their checkpoints
-    gram = np.pad(gram, (0, 1), constant_values=np.nan)
-    gram[-1, -1] = own_gram[0, 0]
-    write_totals(work, totals, gram)
-    os.replace(alone / "tasks" / name, work / "tasks" / name)
-    shutil.rmtree(alone)
-    write_sums(work, name, sums)
-    manifest = _replace_tasks(manifest, {**manifest.tasks, name: record})
-    manifest.write(work)
-    return manifest, told
-
-
 def _replace_tasks(manifest: Manifest, tasks: dict[str, TaskRecord]) -> Manifest:
     """The manifest with other tasks; those that voted stay the same."""
-    voters = list(manifest.method.get(VOTED, manifest.tasks))
+    voters = find_voters(manifest.method, manifest.tasks)
     method = {key: value for key, value in manifest.method.items() if key != VOTED}
     if voters != list(tasks) and not manifest.deltas:
         method[VOTED] = voters

@@ -112,12 +112,7 @@ class TaskVectors:
 
 
 def kept_elements(seed: int, task: int, tensor: int, start: int, count: int, drop: float) -> np.ndarray:
-    """The elements that DARE keeps."""
-    return draw_halves(seed, task, tensor, start, count) >= round(drop * 2**32)
-
-
-def draw_halves(seed: int, task: int, tensor: int, start: int, count: int) -> np.ndarray:
-    """Random numbers of 32 bits, of (seed, task, tensor, element) and of nothing else.
+    """The elements that DARE keeps, by random numbers of 32 bits of (seed, task, tensor, element) and of nothing else.
 
     Each 64-bit number of the SplitMix64 sequence (Steele, Lea and Flood, "Fast splittable pseudorandom number
     generators", 2014) serves two neighbouring elements, its lower half the even one.
@@ -129,7 +124,7 @@ def draw_halves(seed: int, task: int, tensor: int, start: int, count: int) -> np
     numbers = mix(np.arange(first, last, dtype=np.uint64) * STEP + key)
     # Little-endian by name, so that the lower half comes first on every machine.
     halves = numbers.astype("<u8", copy=False).view("<u4")
-    return halves[start % 2 :][:count]
+    return halves[start % 2 :][:count] >= round(drop * 2**32)
 
 
 # An array of one element: a scalar would warn of the overflow that is meant.
@@ -185,7 +180,7 @@ def require_finite(plan: Plan, row: Row, members: Sequence[int], sums: Sums) -> 
         raise make_not_finite(row.name, plan.base)
     for place, task in enumerate(members):
         if not math.isfinite(sums.tasks[place, SUMS.index("square")]):
-            raise make_not_finite(str(row.task_names[task]), plan.tasks[task])
+            raise make_not_finite(row.members[task], plan.tasks[task])
     raise make_overflow(row.name, row.dtype)
 
 
@@ -196,7 +191,7 @@ def require_finite_vectors(plan: Plan, row: Row, base: torch.Tensor, vectors: Ma
     """[`require_finite`] for a merge that is not measured and so has no sums."""
     for task, vector in vectors.items():
         if not is_finite(vector):
-            wrong = (str(row.task_names[task]), plan.tasks[task]) if is_finite(base) else (row.name, plan.base)
+            wrong = (row.members[task], plan.tasks[task]) if is_finite(base) else (row.name, plan.base)
             raise make_not_finite(*wrong)
 
 

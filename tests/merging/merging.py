@@ -32,6 +32,11 @@ def write_set(place: Path, tasks: int = 3, seed: int = 0) -> dict[str, Any]:
     return {"base": str(place / "base"), "tasks": {f"t{task}": str(place / f"t{task}") for task in range(tasks)}}
 
 
+def siblings(place: Path, *tasks: str, base: str = "base", **options: Any) -> dict[str, Any]:
+    """The configuration of a merge of folders that lie side by side."""
+    return {"base": str(place / base), "tasks": {name: str(place / name) for name in tasks}, **options}
+
+
 def merge(config: dict[str, Any], out: Path, **options: Any) -> Path:
     return merge_checkpoints(config | options, out, progress=False).path
 

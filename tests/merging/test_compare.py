@@ -15,6 +15,7 @@ from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan_table import plan_lines
 from tests.emr.emr_testing import push_folder, raw_family, write_weights
 from tests.kit.refusals import refused
+from tests.merging.merging import siblings
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +166,8 @@ def test_without_measure_a_sample_warns_of_far_and_of_equal_tasks(tmp_path, opti
         write_weights(tmp_path / name, tensors, config={"model_type": "bert", "architectures": ["BertModel"]})
 
     def merged(*tasks, **more):
-        given = {"base": str(tmp_path / "base"), "tasks": {task: str(tmp_path / task) for task in tasks}}
-        return merge_checkpoints(given | options | more, tmp_path / "out", overwrite=True, progress=False).report
+        given = siblings(tmp_path, *tasks, **options, **more)
+        return merge_checkpoints(given, tmp_path / "out", overwrite=True, progress=False).report
 
     assert merged("near", "other")["warnings"] == []
     (warning,) = merged("near", "far")["warnings"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from transformers import (
 from hf_ext.emr import EMRModel
 from hf_ext.errors import DataError, UsageError
 from hf_ext.files import read_json, write_json
-from hf_ext.merging.extracting import cut_matrix, extract_lora, open_fine_tune, open_task, report_lines
+from hf_ext.merging.extracting import Pair, cut_matrix, extract_lora, open_fine_tune, open_task, report_lines
 from tests.emr.emr_testing import maker, perturb, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
 from tests.emr.use_testing import merge, merge_family
 from tests.kit.refusals import refused
@@ -44,6 +45,17 @@ def load_adapter(base: Any, folder: Path) -> Any:
         warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
         warnings.filterwarnings("ignore", "`lora_bias=True` was passed but", UserWarning)
         return PeftModel.from_pretrained(base, folder).eval()
+
+
+def extract(opened: AbstractContextManager[Pair], out: Path, **how: Any) -> dict[str, Any]:
+    with opened as pair:
+        return extract_lora(pair, out, **how)
+
+
+def answer(model: Any, **inputs: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = model.eval()(**inputs).logits
+    return logits
 
 
 TEXT = {"input_ids": TOKENS}
@@ -75,17 +87,14 @@ FAMILIES: dict[str, tuple[type[Any], Any, dict[str, torch.Tensor]]] = {
 def test_at_full_rank_the_adapter_answers_as_the_task(name: str, tmp_path: Path):
     kind, config, inputs = FAMILIES[name]
     merged = merge_family(tmp_path, maker(lambda: kind(config)), noise=2e-2)
-    with open_task(str(merged), "a") as pair:
-        report = extract_lora(pair, tmp_path / "lora", rank=64)
-    plain = kind.from_pretrained(tmp_path / "base").eval()
-    with torch.no_grad():
-        before = plain(**inputs).logits
-        wanted = EMRModel.from_pretrained(merged, "a").model(**inputs).logits
-        found = load_adapter(plain, tmp_path / "lora")(**inputs).logits
-        # transformers finds the base by itself
-        with warnings.catch_warnings(action="ignore"):
-            loaded = kind.from_pretrained(tmp_path / "lora").eval()
-        torch.testing.assert_close(loaded(**inputs).logits, found)
+    report = extract(open_task(str(merged), "a"), tmp_path / "lora", rank=64)
+    plain = kind.from_pretrained(tmp_path / "base")
+    before, wanted = answer(plain, **inputs), answer(EMRModel.from_pretrained(merged, "a").model, **inputs)
+    found = answer(load_adapter(plain, tmp_path / "lora"), **inputs)
+    # transformers finds the base by itself
+    with warnings.catch_warnings(action="ignore"):
+        loaded = kind.from_pretrained(tmp_path / "lora")
+    torch.testing.assert_close(answer(loaded, **inputs), found)
     assert (found - wanted).abs().max() < 1e-4 < 1e-3 < (before - wanted).abs().max()
     assert report["left_out"] == report["warnings"] == [] and report["error"] < 1e-5
     # At full rank it is no gain.
@@ -110,17 +119,12 @@ def classify(folder: Path, berts: Path) -> torch.Tensor:
     """Logits of the base with an adapter, whose folder has the configuration of the task."""
     config = BertConfig.from_pretrained(folder)
     base = BertForSequenceClassification.from_pretrained(berts / "base", config=config)
-    with torch.no_grad():
-        logits: torch.Tensor = load_adapter(base, folder)(input_ids=TOKENS).logits
-    return logits
+    return answer(load_adapter(base, folder), **TEXT)
 
 
 def test_a_new_head_goes_along_and_peft_merges_the_adapter(berts: Path, tmp_path: Path):
-    with open_fine_tune(str(berts / "base"), str(berts / "b")) as pair:
-        report = extract_lora(pair, tmp_path / "lora", error=0)
-    own = BertForSequenceClassification.from_pretrained(berts / "b").eval()
-    with torch.no_grad():
-        wanted = own(input_ids=TOKENS).logits
+    report = extract(open_fine_tune(str(berts / "base"), str(berts / "b")), tmp_path / "lora", error=0)
+    wanted = answer(BertForSequenceClassification.from_pretrained(berts / "b"), **TEXT)
     assert (classify(tmp_path / "lora", berts) - wanted).abs().max() < 1e-4
     assert "classifier" in report["modules_to_save"] and wanted.shape == (2, 4)
 
@@ -172,8 +176,7 @@ def test_a_fine_tune_of_a_low_rank_is_found_again(tmp_path: Path):
         weight = block.mlp.c_fc.weight.data
         weight += torch.randn(16, 3, generator=generator) @ torch.randn(3, 64, generator=generator)
     model.save_pretrained(tmp_path / "tuned")
-    with open_fine_tune(str(base), str(tmp_path / "tuned")) as pair:
-        report = extract_lora(pair, tmp_path / "lora", error=1e-4)
+    report = extract(open_fine_tune(str(base), str(tmp_path / "tuned")), tmp_path / "lora", error=1e-4)
     assert {name: found["rank"] for name, found in report["matrices"].items()} == {
         "transformer.h.0.mlp.c_fc": 3,
         "transformer.h.1.mlp.c_fc": 3,
@@ -186,8 +189,7 @@ def test_files_of_sub_folders_go_along(berts: Path, tmp_path: Path):
     (tuned / "modules.json").write_text(json.dumps([{"path": "2_Dense"}]))
     (tuned / "2_Dense").mkdir()
     save_file({"linear.weight": torch.ones(2, 16)}, tuned / "2_Dense" / "model.safetensors")
-    with open_fine_tune(str(berts / "base"), str(tuned)) as pair:
-        extract_lora(pair, tmp_path / "lora", rank=2)
+    extract(open_fine_tune(str(berts / "base"), str(tuned)), tmp_path / "lora", rank=2)
     assert load_file(tmp_path / "lora" / "2_Dense" / "model.safetensors")["linear.weight"].sum() == 32
 
 
@@ -195,13 +197,11 @@ def test_a_fine_tune_of_biases_alone(berts: Path, tmp_path: Path):
     model: Any = BertForSequenceClassification.from_pretrained(berts / "a")
     perturb(model, 5, 0.1, lambda name: name.endswith("dense.bias"))
     model.save_pretrained(tmp_path / "tuned")
-    with open_fine_tune(str(berts / "a"), str(tmp_path / "tuned")) as pair:
-        report = extract_lora(pair, tmp_path / "lora", rank=4)
+    report = extract(open_fine_tune(str(berts / "a"), str(tmp_path / "tuned")), tmp_path / "lora", rank=4)
     assert report["biases"] and report["modules_to_save"] == [] and report["error"] == 0
-    with torch.no_grad():
-        wanted = model.eval()(input_ids=TOKENS).logits
-        base = BertForSequenceClassification.from_pretrained(berts / "a")
-        assert (load_adapter(base, tmp_path / "lora")(input_ids=TOKENS).logits - wanted).abs().max() < 1e-5
+    base = BertForSequenceClassification.from_pretrained(berts / "a")
+    found = answer(load_adapter(base, tmp_path / "lora"), **TEXT)
+    assert (found - answer(model, **TEXT)).abs().max() < 1e-5
 
 
 def test_a_fine_tune_that_computes_otherwise_than_its_base_is_warned_of(berts: Path, tmp_path: Path):
@@ -215,8 +215,7 @@ def test_a_fine_tune_that_computes_otherwise_than_its_base_is_warned_of(berts: P
     change(hidden_act="relu", hidden_dropout_prob=0.3, use_cache=False)
     merged = merge(berts / "base", {"a": tmp_path / "a"}, tmp_path / "merged")
     for index, opened in enumerate((open_fine_tune(base, tuned), open_task(str(merged), "a"))):
-        with opened as pair:
-            report = extract_lora(pair, tmp_path / f"lora{index}", rank=2)
+        report = extract(opened, tmp_path / f"lora{index}", rank=2)
         (warning,) = report["warnings"]
         assert "has other values of hidden_act than the base" in warning and "config.json" in warning
         assert f"warning: {warning}" in report_lines(report)
@@ -224,11 +223,10 @@ def test_a_fine_tune_that_computes_otherwise_than_its_base_is_warned_of(berts: P
     # Another head and other labels are no other model, and a key that one file lacks has its default.
     del config["hidden_act"], config["layer_norm_eps"]
     change()
-    with open_fine_tune(base, tuned) as pair:
-        assert extract_lora(pair, tmp_path / "same", rank=2)["warnings"] == []
+    assert extract(open_fine_tune(base, tuned), tmp_path / "same", rank=2)["warnings"] == []
     change(model_type="roberta")
-    with refused(DataError, "roberta", "bert"), open_fine_tune(base, tuned):
-        pass
+    with refused(DataError, "roberta", "bert"):
+        extract(open_fine_tune(base, tuned), tmp_path / "other", rank=2)
 
 
 def test_random_projections_are_near_the_best_and_the_same_every_time():
@@ -244,8 +242,8 @@ def test_what_cannot_be_extracted_is_refused_in_words(berts: Path, tmp_path: Pat
     base, a = str(berts / "base"), str(berts / "a")
 
     def refuse(fact: str, base: str | Path, tuned: str | Path, out: str = "lora", **options: Any) -> None:
-        with refused(ValueError, fact), open_fine_tune(str(base), str(tuned)) as pair:
-            extract_lora(pair, tmp_path / out, **(options or {"rank": 1}))
+        with refused(ValueError, fact):
+            extract(open_fine_tune(str(base), str(tuned)), tmp_path / out, **(options or {"rank": 1}))
 
     for options in ({"rank": 1, "error": 0.1}, {"rank": 0}, {"error": -1}, {"error": 1.5}, {"error": float("nan")}):
         refuse("give either a rank", base, a, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -18,7 +19,7 @@ from hf_ext.merging.plan import make_plan, resolve_plan
 from hf_ext.merging.tensors import KEPT
 from tests.emr.emr_testing import perturb, write_weights
 from tests.kit.refusals import refused
-from tests.merging.merging import merge
+from tests.merging.merging import merge, siblings
 
 _SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
 _TEXT = {"vocab_size": 32, "max_position_embeddings": 16, **_SMALL}
@@ -82,7 +83,7 @@ def test_other_names_of_the_same_tensors_are_the_same_tensors(tmp_path, family):
     places = write_family(tmp_path, *FAMILIES[family])
     names = [set(load_file(places[name] / "model.safetensors")) for name in ("same", "other")]
     assert names[0] != names[1]
-    config = {"base": str(places["base"]), "tasks": {name: str(places[name]) for name in ("same", "other")}}
+    config = siblings(tmp_path, "same", "other")
     merged = merge(config | {"method": "average"}, tmp_path / "average")
     models = {name: load_model(place) for name, place in (places | {"merged": merged}).items()}
     for name, value in models["merged"].items():
@@ -104,16 +105,13 @@ def load_model(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("tied", ["base", "task"])
 def test_a_tensor_that_one_ties_is_there_in_both(tmp_path, tied):
     torch.manual_seed(0)
-    places = {}
     for name in ("base", "task", "other"):
-        config = transformers.LlamaConfig(**_TEXT, tie_word_embeddings=name == tied)
-        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / name)
-        places[name] = str(tmp_path / name)
-    tasks = {name: places[name] for name in ("task", "other")}
-    config = {"base": places["base"], "tasks": tasks, "method": "average"}
+        settings = transformers.LlamaConfig(**_TEXT, tie_word_embeddings=name == tied)
+        transformers.LlamaForCausalLM(settings).save_pretrained(tmp_path / name)
+    config = siblings(tmp_path, "task", "other", method="average")
     if tied == "task":
         merged = load_model(merge(config, tmp_path / "merged"))
-        parts = [load_model(Path(place)) for place in tasks.values()]
+        parts = [load_model(tmp_path / name) for name in config["tasks"]]
         torch.testing.assert_close(merged["lm_head.weight"], sum(part["lm_head.weight"] for part in parts) / 2)
     else:
         # One matrix has no place for two.
@@ -139,7 +137,7 @@ def test_what_one_model_would_make_of_some_tasks_is_refused(tmp_path, tensors, o
     for name in ("base", *others):
         write_weights(tmp_path / name, {"w": torch.ones(4), "b": torch.ones(2)})
     write_weights(tmp_path / "t", {"w": torch.ones(4)} | tensors)
-    config = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in (*others, "t")}}
+    config = siblings(tmp_path, *others, "t")
     one = config | {"method": "average"}
     with refused(DataError, "'t'", " b,", "allow_missing"):
         make_plan(one)
@@ -171,12 +169,9 @@ def test_classes_whose_head_is_not_found_are_refused_and_a_model_without_one_is_
         for name, labels in (("base", "xy"), ("a", "xy"), ("b", "yx")):
             config = {"architectures": [kind], "id2label": dict(enumerate(labels))}
             write_weights(tmp_path / name, {"body.weight": torch.ones(8, 8)}, config=config)
-        config = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
-        if allowed:
-            make_plan(config | {"method": "average"}).close()
-        else:
-            with refused(DataError, "'b'", "'y'"):
-                make_plan(config | {"method": "average"})
+        config = siblings(tmp_path, "a", "b", method="average")
+        with contextlib.nullcontext() if allowed else refused(DataError, "'b'", "'y'"):
+            make_plan(config).close()
 
 
 NAMES = ["neg", "pos"]
@@ -201,7 +196,7 @@ UNNAMED = ["LABEL_0", "LABEL_1"]
 def test_one_model_has_one_meaning_of_each_class(tmp_path, kind, head, base, a, b, allowed):
     for name, labels in (("base", base), ("a", a), ("b", b)):
         write_classifier(tmp_path / name, kind, head, dict(enumerate(labels)))
-    config = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
+    config = siblings(tmp_path, "a", "b")
     if not allowed:
         with refused(DataError, "'b'", repr(b[0]), head):
             make_plan(config | {"method": "average"})
@@ -260,16 +255,13 @@ GROUPS = "num_conv_pos_embedding_groups"
 )
 def test_settings_that_change_what_is_computed_are_compared(tmp_path, config, changes, key, meaning):
     told = {name: value for name, value in (config | changes).items() if name not in changes or value is not None}
-    for name, settings in (("base", config), ("task", told)):
+    for name, settings in (("base", config), ("a", told)):
         write_weights(tmp_path / name, {"w": torch.ones(4)}, config=settings)
-    given = {"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "task")}}
+    given = siblings(tmp_path, "a")
     with make_plan(given) as plan:
         mixed = [text for text in plan.warnings if "mixes" in text]
         assert any(f"has {key} " in text for text in mixed) if key else not mixed
-    if meaning:
-        with refused(DataError, key, "'a'"):
-            make_plan(given | {"method": "average"})
-    else:
+    with refused(DataError, key, "'a'") if meaning else contextlib.nullcontext():
         make_plan(given | {"method": "average"}).close()
 
 
@@ -278,10 +270,9 @@ def test_settings_that_change_what_is_computed_are_compared(tmp_path, config, ch
 )
 def test_names_that_a_program_changed_are_matched_and_said(tmp_path, wrapper, architectures, said):
     names = ("layer.0.w", "layer.1.w", "head.w")
-    for name, prefix, kind in (("base", "", "A"), ("task", wrapper, architectures)):
+    for name, prefix, kind in (("base", "", "A"), ("a", wrapper, architectures)):
         tensors = {f"{prefix}{own}": torch.ones(4) for own in names}
         write_weights(tmp_path / name, tensors, config={"architectures": [kind]})
-    config = {"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "task")}, "method": "average"}
-    with make_plan(config) as plan:
+    with make_plan(siblings(tmp_path, "a", method="average")) as plan:
         assert len(plan.merged_rows) == 3
         assert any("x.y.*" in text for text in plan.warnings) == said

@@ -24,7 +24,7 @@ from tests.emr.emr_testing import family, tiny_bert, tiny_gpt2, tiny_semanir, ti
 from tests.kit.refusals import refused
 from tests.merging.updating_sources import weights_of
 
-from .merging import assert_same_files, contents, merge
+from .merging import assert_same_files, contents, merge, siblings
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,8 @@ def test_nan_in_a_head_or_an_overflow_of_the_result_is_refused(config, tmp_path)
         merge(config, tmp_path / "merged-out")
     write_weights(tmp_path / "x" / "base", {"w": torch.zeros(4)})
     write_weights(tmp_path / "x" / "a", {"w": torch.full((4,), 1e5)})
-    large = {"base": str(tmp_path / "x" / "base"), "tasks": {"a": str(tmp_path / "x" / "a")}, "dtype": "float16"}
     with refused(NotFiniteError, "torch.float16"):
-        merge(large, tmp_path / "merged-out")
+        merge(siblings(tmp_path / "x", "a", dtype="float16"), tmp_path / "merged-out")
 
 
 def test_nothing_is_overwritten_unless_asked_and_only_a_merge(config, tmp_path):

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from hf_ext.merging.configuration import MergeConfig
-from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block
 from hf_ext.merging.methods.options import find_depths
 from hf_ext.merging.methods.registry import MethodError
 from tests.emr.emr_testing import raw_family
 from tests.kit.refusals import refused
 from tests.merging import reference_methods as twin
+from tests.merging.merging import merge, siblings
 from tests.merging.reference_methods import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +102,8 @@ def test_an_average_of_nothing_is_refused(weight):
 def test_depths_go_from_the_first_layer_to_the_last_of_each_stack():
     names = [*NAMES, "decoder.block.0.weight", "decoder.block.4.layer.1.weight", "alone.0.weight", "norm"]
     assert list(find_depths(names).values()) == [*DEPTHS, 0.0, 1.0, 1.0, 0.0]
+    # a number that is no layer's, and that Python does not read
+    assert list(find_depths([f"a.{'1' * 5000}.w", "a.x2.w", "2.w", "5"]).values()) == [0.0, 0.0, 0.4, 1.0]
 
 
 SETTINGS = {
@@ -158,9 +160,7 @@ def models(tmp_path_factory):
 
 
 def merged(models, out, **fields):
-    config = {"base": str(models[0] / "base"), "tasks": {task: str(models[0] / task) for task in "ab"}, **fields}
-    merge_checkpoints(config, out, progress=False)
-    return load_file(out / "model.safetensors")
+    return load_file(merge(siblings(models[0], "a", "b"), out, **fields) / "model.safetensors")
 
 
 def test_checkpoints_are_merged_with_the_values_of_each_layer_and_task(models, tmp_path):

@@ -1,6 +1,5 @@
 """Average, task arithmetic, TIES and DARE, block by block, against plain references on whole vectors and peft's."""
 
-import dataclasses
 import math
 from typing import Annotated
 
@@ -15,30 +14,37 @@ from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block, Option, merge_method
 from hf_ext.merging.methods.registry import MethodError
-from hf_ext.merging.vectors import STEP, TaskVectors, kept_elements, mix
-from tests.emr.emr_testing import raw_family
+from hf_ext.merging.vectors import STEP, kept_elements, mix
+from tests.emr.emr_testing import write_weights
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
+from tests.merging.merging import siblings
 
-# The tensors of a little model: sizes that no block divides, one of a single element, one that is empty.
-SIZES = (1000, 1, 37, 4096, 0, 777)
-
-
-def configuration(method, tasks=1, **fields):
-    named = {f"t{index}": "a" for index in range(tasks)}
-    return MergeConfig.from_dict({"base": "base", "tasks": named, "method": method, **fields})
+# The tensors of a little model: sizes that no block divides, one of several units, a single element, none.
+SIZES = (1000, 1, 37, 20_000, 777, 0)
+NAMES = [f"layer.{index}.weight" for index in range(len(SIZES))]
+ELEMENTS = sum(SIZES)
 
 
-def of_tasks(config, count):
-    """The configuration with so many tasks."""
-    return dataclasses.replace(config, tasks={f"t{index}": "a" for index in range(count)})
-
-
-def unify(config, base, vectors):
+def unify(method, base, vectors, **options):
     """A block as a method merges it; methods may overwrite the vectors."""
-    config = of_tasks(config, len(vectors))
     block = Block("w", tuple(base.shape), 0, base, [v.clone() for v in vectors], count=len(vectors))
-    return config.merge_method.function(block, **config.find_options("w", 0.0, list(config.tasks)))
+    return METHODS[method].function(block, **options)
+
+
+@pytest.fixture
+def merged(tmp_path):
+    """`merged(base, models, **options)`: the merged tensors, of checkpoints that are read in blocks from the disk."""
+
+    def merge(base, models, out="out", **options):
+        names = [f"t{index}" for index in range(len(models))]
+        for name, tensors in zip(("base", *names), (base, *models), strict=True):
+            write_weights(tmp_path / name, dict(zip(NAMES, tensors, strict=False)))
+        config = siblings(tmp_path, *names, workers=5, memory="1MB", **options)
+        found = load_file(merge_checkpoints(config, tmp_path / out, progress=False).path / "model.safetensors")
+        return [found[name] for name in NAMES if name in found]
+
+    return merge
 
 
 def model(seed, dtype=torch.float32, scale=1.0):
@@ -55,34 +61,8 @@ def checkpoints(tasks=4, dtype=torch.float32):
     ]
 
 
-def merge(config, base, models, dtype=None):
-    """The merged tensors, of blocks of 61 elements; the counting is split over two workers that take turns."""
-    making = TaskVectors(of_tasks(config, len(models)))
-    cuts = [(tensor, slice(start, start + 61)) for tensor, size in enumerate(SIZES) for start in range(0, size, 61)]
-
-    def vectors(tensor, cut):
-        for task, tensors in enumerate(models):
-            yield making.make(tensor, task, cut.start, base[tensor][cut], tensors[tensor][cut])
-
-    for index in range(making.passes):
-        counts = [making.new_counts() for _ in range(2)]
-        for turn, (tensor, cut) in enumerate(cuts):
-            for task, vector in enumerate(vectors(tensor, cut)):
-                making.count(index, task, vector, counts[turn % 2])
-        making.close_pass(index, sum(counts))
-    merged = [torch.full_like(tensor, torch.nan, dtype=dtype or tensor.dtype) for tensor in base]
-    for tensor, cut in cuts:
-        merged[tensor][cut] = unify(config, base[tensor][cut], list(vectors(tensor, cut)))
-    return making, merged
-
-
 def flat(tensors):
     return torch.cat([tensor.double() for tensor in tensors])
-
-
-def thresholds(making):
-    """The smallest magnitude that is kept of each task vector, from the state by which a merge goes on."""
-    return torch.tensor(making.state()["threshold_bits"], dtype=torch.int32).view(torch.float32)
 
 
 def task_vectors(base, models):
@@ -103,62 +83,52 @@ def whole_ties(base, models, density, weight):
 
 
 @pytest.mark.parametrize("weight", [None, 0.7])
-def test_task_arithmetic_is_that_of_peft(weight):
+def test_task_arithmetic_is_that_of_peft(merged, weight):
     base, models = checkpoints()
-    _, merged = merge(configuration("task_arithmetic", weight=weight), base, models)
     weights = torch.full((len(models),), 0.3 if weight is None else weight)
     expected = flat(base) + merge_utils.task_arithmetic(task_vectors(base, models), weights).double()
-    torch.testing.assert_close(flat(merged), expected, rtol=1e-6, atol=1e-6)
+    found = flat(merged(base, models, method="task_arithmetic", weight=weight))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("density", "dtype"), [(0.05, torch.float32), (0.2, torch.bfloat16), (0.5, torch.float16), (1.0, torch.float32)]
 )
-def test_ties_on_blocks_is_ties_on_whole_vectors(density, dtype):
+def test_ties_on_blocks_is_ties_on_whole_vectors(merged, density, dtype):
     base, models = checkpoints(dtype=dtype)
-    _, merged = merge(configuration("ties", density=density, weight=0.9), base, models, dtype=torch.float32)
-    torch.testing.assert_close(flat(merged), whole_ties(base, models, density, 0.9), rtol=1e-6, atol=1e-6)
+    found = flat(merged(base, models, method="ties", density=density, weight=0.9, dtype="float32"))
+    torch.testing.assert_close(found, whole_ties(base, models, density, 0.9), rtol=1e-6, atol=1e-6)
 
 
-def test_ties_is_that_of_peft_where_one_tensor_is_the_whole_vector():
+def test_ties_is_that_of_peft_where_one_tensor_is_the_whole_vector(merged):
     # peft trims each tensor by itself, so it is given the whole vector as one tensor.
     base, models = checkpoints(tasks=5)
-    _, merged = merge(configuration("ties", density=0.3), base, models)
+    found = flat(merged(base, models, method="ties", density=0.3))
     expected = merge_utils.ties(task_vectors(base, models), torch.ones(len(models)), 0.3)
     # A value that nothing agrees with is compared too: most are zero.
-    torch.testing.assert_close(flat(merged) - flat(base), expected.double(), rtol=1e-5, atol=3e-7)
-
-
-def test_the_threshold_is_the_exact_rank_over_the_whole_task_vector():
-    base, models = checkpoints(tasks=3)
-    making, _ = merge(configuration("ties", density=0.2), base, models)
-    for vector, threshold in zip(task_vectors(base, models), thresholds(making), strict=True):
-        rank = int(0.2 * vector.numel())
-        assert threshold == vector.abs().sort(descending=True).values[rank - 1]
-        assert int((vector.abs() >= threshold).sum()) == rank
+    torch.testing.assert_close(found - flat(base), expected.double(), rtol=1e-5, atol=3e-7)
 
 
 @pytest.mark.parametrize(
-    ("density", "threshold"),
-    # 400 of 5911 elements are 2 or more in magnitude: of 591 wanted, the rest are ones, of which all 300 stay.
-    [(0.1, 1.0), (0.05, 2.0), (0.5, 0.0), (1e-9, 3.0)],
+    ("kept", "threshold"),
+    # 400 elements are 2 or more in magnitude: of 591 wanted, the rest are ones, of which all 300 stay.
+    [(591, 1.0), (295, 2.0), (ELEMENTS // 2, 0.0), (0, 3.0)],
 )
-def test_ties_at_the_threshold_are_all_kept(density, threshold):
+def test_ties_at_the_threshold_are_all_kept(merged, kept, threshold):
     base = [torch.zeros(size) for size in SIZES]
     one = [torch.zeros(size) for size in SIZES]
     one[0] = torch.tensor([3.0, -2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]).repeat(100)
     # down to subnormal numbers
     for scale in (1.0, 2.0**-149):
-        making, merged = merge(configuration("ties", density=density), base, [[scale * part for part in one]])
-        assert thresholds(making).tolist() == [scale * threshold]
-        kept = torch.where(one[0].abs() >= threshold, one[0], 0.0)
+        density = (kept + 0.5) / ELEMENTS
+        found = merged(base, [[scale * part for part in one]], f"out-{scale}", method="ties", density=density)
         # A task alone elects all that it keeps.
-        assert torch.equal(merged[0], scale * kept)
+        assert torch.equal(found[0], scale * torch.where(one[0].abs() >= threshold, one[0], 0.0))
 
 
 def test_a_sum_of_zero_elects_plus():
     base, vectors = torch.zeros(3), [torch.tensor([1.0, -2.0, -0.0]), torch.tensor([-1.0, 2.0, -0.0])]
-    assert unify(configuration("ties", density=1.0), base, vectors).tolist() == [1.0, 2.0, 0.0]
+    assert unify("ties", base, vectors, weight=[1.0, 1.0], density=[1.0, 1.0]).tolist() == [1.0, 2.0, 0.0]
 
 
 def test_random_numbers_have_no_pattern():
@@ -183,11 +153,11 @@ def test_random_numbers_have_no_pattern():
 
 
 @pytest.mark.parametrize("drop", [0.1, 0.5, 0.9])
-def test_dare_drops_the_share_asked_for_and_keeps_the_expectation(drop):
+def test_dare_drops_the_share_asked_for_and_keeps_the_expectation(merged, drop):
     n = 1 << 20
-    vector = TaskVectors(configuration("average", drop=drop, seed=7)).make(0, 0, 0, torch.zeros(n), torch.ones(n))
-    kept = vector != 0
-    assert torch.equal(vector[kept], torch.ones(1).div(1 - drop).expand(int(kept.sum())))
+    (found,) = merged([torch.zeros(n)], [[torch.ones(n)]], method="average", drop=drop, seed=7)
+    kept = found != 0
+    assert torch.equal(found[kept], torch.ones(1).div(1 - drop).expand(int(kept.sum())))
     # Five standard deviations of a binomial count.
     assert abs(int(kept.sum()) - n * (1 - drop)) < 5 * math.sqrt(n * drop * (1 - drop))
 
@@ -205,46 +175,25 @@ def test_random_numbers_stay_as_they_are():
     assert "".join(map(str, kept.astype(int))) == "110011100111101110100111"
 
 
-def test_dare_before_emr_elects_among_the_changed_weights():
+def test_dare_before_emr_elects_among_the_changed_weights(merged):
     base, models = checkpoints(tasks=3)
-    making, merged = merge(configuration("emr", drop=0.5, seed=1), base, models)
-    for tensor, size in enumerate(SIZES):
-        vectors = torch.stack([making.make(tensor, task, 0, base[tensor], m[tensor]) for task, m in enumerate(models)])
-        changed = base[tensor] + vectors
+    found = merged(base, models, method="elect", drop=0.5, seed=1)
+    for tensor, size in enumerate(SIZES[:-1]):
+        kept = [torch.from_numpy(kept_elements(1, task, tensor, 0, size, 0.5)) for task in range(3)]
+        moved = [(own[tensor] - base[tensor]) * part / 0.5 for own, part in zip(models, kept, strict=True)]
+        changed = torch.stack([base[tensor] + vector for vector in moved])
         total = torch.zeros(size)
         for row in changed:
             total += row - base[tensor]
-        expected = torch.where(total > 0, changed.max(0).values, changed.min(0).values) if size else base[tensor]
-        assert torch.equal(merged[tensor], torch.where(total == 0, base[tensor], expected))
+        expected = torch.where(total > 0, changed.max(0).values, changed.min(0).values)
+        assert torch.equal(found[tensor], torch.where(total == 0, base[tensor], expected))
 
 
 def test_model_stock_of_one_task_is_that_task_and_of_opposed_ones_the_base():
     base, common = torch.randn(2, 6, 50, generator=torch.Generator().manual_seed(4))
-    assert torch.equal(unify(configuration("model_stock"), base, [common]), common + base)
+    assert torch.equal(unify("model_stock", base, [common]), common + base)
     for other in (-common, torch.zeros(6, 50)):
-        assert torch.equal(unify(configuration("model_stock"), base, [common, other]), base)
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """Checkpoints on disk, one tensor longer than an I/O block; their folder and their tensors."""
-    place = tmp_path_factory.mktemp("baselines")
-    shapes = {f"layer.{index}.weight": (size,) for index, size in enumerate((*SIZES, 70_000)) if size}
-    return place, list(raw_family(place, shapes, "abc", 1e-2).values())
-
-
-def merged_files(written, out, **fields):
-    place, _ = written
-    tasks = {name: str(place / name) for name in "abc"}
-    merge_checkpoints({"base": str(place / "base"), "tasks": tasks, **fields}, out, progress=False)
-    return load_file(out / "model.safetensors")
-
-
-def test_checkpoints_on_disk_are_merged_as_whole_vectors_are(written, tmp_path):
-    merged = merged_files(written, tmp_path / "out", method="ties")
-    base, *models = (list(tensors.values()) for tensors in written[1])
-    found = torch.cat([merged[name].double() for name in written[1][0]])
-    torch.testing.assert_close(found, whole_ties(base, models, 0.2, 1.0), rtol=1e-6, atol=1e-6)
+        assert torch.equal(unify("model_stock", base, [common, other]), base)
 
 
 @pytest.fixture
@@ -264,11 +213,10 @@ def own_methods():
     del METHODS["halves"], METHODS["longest"]
 
 
-def test_an_own_method_has_its_options_in_files_checks_help_and_card(own_methods, written, tmp_path):
-    merged = merged_files(written, tmp_path / "out", method="halves", share="2.5e-1", masks=True)
-    base, *models = (list(tensors.values()) for tensors in written[1])
+def test_an_own_method_has_its_options_in_files_checks_help_and_card(own_methods, merged, tmp_path):
+    base, models = checkpoints(tasks=3)
+    found = flat(merged(base, models, method="halves", share="2.5e-1", masks=True))
     expected = flat(base) + 0.25 * torch.stack(task_vectors(base, models)).double().sum(0)
-    found = torch.cat([merged[name].double() for name in written[1][0]])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "half of each" in card and "method: halves\n" in card and "share: 0.25\n" in card
@@ -284,19 +232,19 @@ def test_an_own_method_has_its_options_in_files_checks_help_and_card(own_methods
     assert "--share FLOAT" in shown and "[default: halves: 0.5]" in " ".join(shown.split())
 
 
-def test_a_method_of_whole_tensors_gets_them_in_their_shape(own_methods, written, tmp_path):
-    merged = merged_files(written, tmp_path / "out", method="longest", memory="1MB", workers=2)
-    again = merged_files(written, tmp_path / "again", method="longest", masks=True)
-    for name, base in written[1][0].items():
-        vectors = [model[name] - base for model in written[1][1:]]
-        expected = base + max(vectors, key=lambda vector: float(vector.norm()))
-        assert torch.equal(merged[name], expected) and torch.equal(again[name], expected)
+def test_a_method_of_whole_tensors_gets_them_in_their_shape(own_methods, merged):
+    base, models = checkpoints(tasks=3)
+    found = merged(base, models, method="longest")
+    again = merged(base, models, "again", method="longest", masks=True)
+    for index, start in enumerate(base[:-1]):
+        expected = start + max((model[index] - start for model in models), key=lambda vector: float(vector.norm()))
+        assert torch.equal(found[index], expected) and torch.equal(again[index], expected)
 
 
-def test_a_method_that_returns_another_shape_is_refused(own_methods, written, tmp_path):
+def test_a_method_that_returns_another_shape_is_refused(own_methods, merged):
     merge_method("flat", "nothing")(lambda tensor: tensor.base[:1])
     try:
-        with refused(MethodError, "flat", "layer.0.weight"):
-            merged_files(written, tmp_path / "out", method="flat", workers=1)
+        with refused(MethodError, "flat", "layer."):
+            merged(*checkpoints(tasks=3), method="flat")
     finally:
         del METHODS["flat"]

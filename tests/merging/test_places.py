@@ -28,7 +28,7 @@ from tests.emr.emr_testing import family, tiny_bert, write_weights
 from tests.emr.use_testing import equal
 from tests.kit.refusals import refused
 
-from .merging import assert_same_files, merge, write_set
+from .merging import assert_same_files, merge, siblings, write_set
 
 
 @pytest.fixture
@@ -229,6 +229,5 @@ def test_finite_weights_that_are_too_far_from_the_base(tmp_path: Path, method: s
     base[65536 + 5], far[65536 + 5] = -3e38, 3e38
     for name, values in (("base", base), ("near", base + 0.1), ("far", far)):
         write_weights(tmp_path / name, {"w": values}, config={})
-    tasks = {name: str(tmp_path / name) for name in ("near", "far")}
     with refused(NotFiniteError, "'far'", "'w'"):
-        merge({"base": str(tmp_path / "base"), "tasks": tasks, "method": method}, tmp_path / "merged")
+        merge(siblings(tmp_path, "near", "far", method=method), tmp_path / "merged")

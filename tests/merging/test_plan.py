@@ -31,7 +31,7 @@ from tests.emr.emr_testing import (
     write_weights,
 )
 from tests.kit.refusals import refused
-from tests.merging.merging import write_set
+from tests.merging.merging import siblings, write_set
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -40,17 +40,19 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def prefixes(plan: Plan) -> list[tuple[str, str]]:
-    return [(names.base_prefix, names.task_prefix) for names in plan.names]
+    return [(names.base_prefix, names.task_prefix) for names in plan.matching.names]
+
+
+def plan_in(place: Path, base: str, *tasks: str) -> Plan:
+    return make_plan(siblings(place, *tasks, base=base))
 
 
 def test_classifiers_of_a_bare_base(tmp_path):
     base = tiny_bert(tmp_path / "base")
-    tasks = {
-        "two": tiny_bert(tmp_path / "two", 1, base=base),
-        "five": tiny_bert(tmp_path / "five", 2, base=base, num_labels=5, max_shard_size=9000),
-        "bare": tiny_bert(tmp_path / "bare", 3, base=base, task_head=False),
-    }
-    with make_plan({"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}) as plan:
+    tiny_bert(tmp_path / "two", 1, base=base)
+    tiny_bert(tmp_path / "five", 2, base=base, num_labels=5, max_shard_size=9000)
+    tiny_bert(tmp_path / "bare", 3, base=base, task_head=False)
+    with plan_in(tmp_path, "base", "two", "five", "bare") as plan:
         stored = load_file(base / "model.safetensors")
         assert set(stored) == set(plan.base.tensors) and not plan.copied_rows
         assert prefixes(plan) == [("", "bert."), ("", "bert."), ("", "")]
@@ -67,9 +69,8 @@ def test_classifiers_of_a_bare_base(tmp_path):
 
 
 def test_a_base_with_a_head_and_bare_tasks(tmp_path):
-    bare = tiny_bert(tmp_path / "bare")
-    base = tiny_bert(tmp_path / "base", 1, base=bare)
-    with make_plan({"base": str(base), "tasks": {"a": str(bare)}}) as plan:
+    tiny_bert(tmp_path / "base", 1, base=tiny_bert(tmp_path / "bare"))
+    with plan_in(tmp_path, "base", "bare") as plan:
         assert prefixes(plan) == [("bert.", "")]
         assert len(plan.merged_rows) == len(plan.tasks[0].tensors)
         assert {item.name for item in plan.copied_rows} == {"classifier.weight", "classifier.bias"}
@@ -86,22 +87,18 @@ def tied(tmp_path: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor, dict[st
     return base, task["transformer.wte.weight"], task, json.loads((tmp_path / "base" / "config.json").read_text())
 
 
-def plan_in(place: Path, base: str, *tasks: str) -> Plan:
-    return make_plan({"base": str(place / base), "tasks": {name: str(place / name) for name in tasks}})
-
-
 def test_tied_weights_are_merged_once_however_the_file_says_it(tied, tmp_path):
     weights, _, _, config = tied
     with plan_in(tmp_path, "base", "a") as plan:
         # no file holds the other name, so the class of transformers, which would know it, is not imported
-        assert plan.aliases == {}
+        assert plan.matching.aliases == {}
         assert "lm_head.weight" not in {part.name for part in plan.merged_rows} and not plan.own_tensors(KEPT)
     head = weights["transformer.wte.weight"].clone()
     write_weights(tmp_path / "doubled", weights | {"lm_head.weight": head}, config=config)
     write_weights(tmp_path / "named", weights, config={}, metadata=TIED)
     for folder in ("doubled", "named"):
         with plan_in(tmp_path, folder, "a") as plan:
-            assert plan.aliases == TIED and len(plan.merged_rows) == len(weights) and not plan.copied_rows
+            assert plan.matching.aliases == TIED and len(plan.merged_rows) == len(weights) and not plan.copied_rows
             assert plan.unified_bytes == sum(tensor.nbytes for tensor in weights.values())
             assert not resolve_plan(plan).own_tensors(KEPT, SHARED)
     write_weights(tmp_path / "broken", weights | {"lm_head.weight": head + 1}, config=config)
@@ -138,7 +135,7 @@ def test_a_class_that_cannot_be_built_is_warned_of(tied, tmp_path, changes, fact
     for name in ("base", "a"):
         write_weights(tmp_path / name, weights | {"lm_head.weight": head}, config=config | changes)
     with plan_in(tmp_path, "base", "a") as plan:
-        assert plan.aliases == {} and len(plan.warnings) == 2 and "this saves no space" in plan.warnings[1]
+        assert plan.matching.aliases == {} and len(plan.warnings) == 2 and "this saves no space" in plan.warnings[1]
         assert fact in plan.warnings[0]
 
 
@@ -160,9 +157,9 @@ def test_a_class_that_cannot_be_built_is_warned_of(tied, tmp_path, changes, fact
 def test_quantised_checkpoints_are_refused(tmp_path, tensors, config, fact):
     write_weights(tmp_path / "odd", {"w": ones(4)} | tensors, config=config)
     write_weights(tmp_path / "plain", {"w": ones(4)}, config={})
-    for base, task, who in (("odd", "plain", "base"), ("plain", "odd", "task 'a'")):
+    for base, task, who in (("odd", "plain", "base"), ("plain", "odd", "task 'odd'")):
         with refused(ValueError, who, "is quantised", fact, "dequantize"):
-            make_plan({"base": str(tmp_path / base), "tasks": {"a": str(tmp_path / task)}})
+            plan_in(tmp_path, base, task)
 
 
 def test_a_part_of_the_base_may_be_a_task(tmp_path):
@@ -201,7 +198,7 @@ def test_a_given_model_is_matched_by_name(tmp_path):
     given = tiny_bert(tmp_path / "given", 3, base=tmp_path / "base")
     config |= {"method": "given", "merged": str(given)}
     with make_plan(config) as plan:
-        assert plan.merged_model is not None and plan.merged_model_names == {
+        assert plan.merged_model is not None and plan.matching.given == {
             part.name: f"bert.{part.name}" for part in plan.merged_rows
         }
         assert any(line.startswith("merged model") for line in plan_lines(plan))
@@ -244,9 +241,8 @@ def test_the_plan_says_that_plain_torch_is_slower(tmp_path, monkeypatch):
 
 def test_the_merge_writes_what_the_plan_says(tmp_path):
     base = tiny_bert(tmp_path / "base")
-    tasks = {"a": resized(tmp_path / "a", base, (*WORDS, "new"), 1), "b": tiny_bert(tmp_path / "b", 2, base=base)}
-    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}
-    config |= {"include_base": True, "dtype": "bfloat16"}
+    resized(tmp_path / "a", base, (*WORDS, "new"), 1), tiny_bert(tmp_path / "b", 2, base=base)
+    config = siblings(tmp_path, "a", "b", include_base=True, dtype="bfloat16")
     with make_plan(config) as plan:
         written, result = plan.bytes_written, plan.result_bytes
     folder = merge_checkpoints(config, tmp_path / "out", progress=False).path
@@ -304,6 +300,7 @@ CONFIG, ADAPTER = "config.json", "adapter_config.json"
     [
         (CONFIG, "[1]", "expected a JSON object, got list"),
         (CONFIG, "[" * 100_000, "not valid JSON"),
+        (CONFIG, '{"a":' * 700 + "1" + "}" * 700, "levels deep"),
         (ADAPTER, "nonsense", "not valid JSON"),
         (CONFIG, '{"id2label": ["a", "b"]}', "id2label must be"),
         (CONFIG, '{"architectures": [null]}', "architectures must be"),

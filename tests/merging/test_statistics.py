@@ -31,6 +31,7 @@ from tests.kit.command_line import run
 from tests.kit.refusals import refused
 from tests.kit.studies import write_photos
 from tests.merging import reference_methods as twin
+from tests.merging.merging import siblings
 from tests.merging.reference_methods import assert_close
 
 
@@ -242,6 +243,11 @@ def test_statistics_that_do_not_fit_are_refused_in_words(measured, tmp_path):
     ):
         assert told in merge_by(measured, method, kind, tmp_path / "out", *words, code=2).stderr
     assert not (tmp_path / "out").exists()
+    for inner in ("3", "[" * 100_000):
+        for name in "ab":
+            grams, known = load_file(measured / f"{name}.gram.safetensors"), {"kind": "gram", "inputs_first": inner}
+            save_file(grams, measured / f"{name}.inner.safetensors", known)
+        assert "is no list of names" in merge_by(measured, "regmean", "inner", tmp_path / "out", code=2).stderr
 
 
 def test_an_artifact_knows_its_statistics_and_asks_for_those_of_a_new_task(measured, tmp_path):
@@ -337,8 +343,7 @@ def test_the_command_learns_and_its_file_merges(tmp_path):
     data = {"eval": {"path": str(tmp_path / "texts.jsonl"), "split": "train"}}
     file = tmp_path / "texts.yaml"
     file.write_text(json.dumps({"method": "mrconv-text", "data": data, "task": {"max_length": 16, "num_labels": 3}}))
-    merge = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
-    (tmp_path / "merge.yaml").write_text(json.dumps(merge | {"exclude": ["classifier"]}))
+    (tmp_path / "merge.yaml").write_text(json.dumps(siblings(tmp_path, "a", "b", exclude=["classifier"])))
     command = ["emr", "learn-weights", tmp_path / "merge.yaml", "--steps", "4", "--batch-size", "3"]
     command += [word for name in "ab" for word in ("--config", f"{name}={file}")]
     command += ["--out", tmp_path / "learned.yaml"]

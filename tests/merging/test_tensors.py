@@ -20,6 +20,7 @@ from hf_ext.merging.tensors import KEPT, SHARED, SKIPPED, Row
 from hf_ext.merging.vectors import NotFiniteError
 from tests.emr.emr_testing import ones, raw_plan, reasons, tiny_bert, write_weights
 from tests.kit.refusals import refused
+from tests.merging.merging import siblings
 
 # Single tensors.
 
@@ -82,10 +83,10 @@ def test_what_is_merged_kept_and_shared(tmp_path, rule):
 
 def test_a_buffer_that_the_model_no_longer_saves_is_dropped(tmp_path):
     base = tiny_bert(tmp_path / "base")
-    task = tiny_bert(tmp_path / "task", 1, base=base)
+    task = tiny_bert(tmp_path / "a", 1, base=base)
     weights = load_file(task / "model.safetensors") | {"bert.embeddings.position_ids": torch.arange(16)[None]}
     write_weights(task, weights)
-    with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
+    with make_plan(siblings(tmp_path, "a")) as plan:
         assert [(item.task, item.name) for item in plan.own_tensors(SKIPPED)] == [(0, "bert.embeddings.position_ids")]
         assert {item.name for item in plan.own_tensors(KEPT)} == {"classifier.weight", "classifier.bias"}
         assert any("skipped bert.embeddings.position_ids" in line for line in plan_lines(plan))
@@ -291,7 +292,11 @@ def test_every_tensor_has_one_place_or_the_plan_is_refused(tmp_path, family, opt
         assert len(str(error)) > 40
         return
     with plan:
-        root = [*(part.name for part in plan.merged_rows), *(item.name for item in plan.copied_rows), *plan.aliases]
+        root = [
+            *(part.name for part in plan.merged_rows),
+            *(item.name for item in plan.copied_rows),
+            *plan.matching.aliases,
+        ]
         assert sorted(root) == sorted(base) and plan.merged_rows
         extras, shared = decided(plan)
         for index, task in enumerate(tasks):

@@ -18,16 +18,16 @@ from safetensors.torch import load_file
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError, UsageError
+from hf_ext.hub.cards import write_card
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging import updating
-from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.updating import add_task, remove_task
 from hf_ext.settings import SettingsError
 from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents
 from tests.kit import warm_python
 from tests.kit.refusals import refused
-from tests.merging.updating_sources import CONFIG, configuration, merge, vectors, weights_of
+from tests.merging.updating_sources import CONFIG, merge, vectors, weights_of
 
 
 @pytest.mark.parametrize("options", [{}, {"rescale": "tensor_l2", "tie": "negative"}, {"include_base": True}])
@@ -51,7 +51,7 @@ def test_of_tasks_that_were_frozen_or_removed_only_those_that_are_there_vote(sou
     remove_task(artifact, "b")
     add_task(artifact, "b", str(sources / "b"))
     assert "elected_from" not in Manifest.read(artifact).method
-    expected = merge_checkpoints(configuration(sources, "acb"), artifact.with_name("expected"), progress=False).path
+    expected = merge(sources, "acb", artifact.with_name("expected"))
     assert weights_of(artifact) == weights_of(expected)
 
 
@@ -246,14 +246,38 @@ def test_files_are_shared_with_the_earlier_artifact_but_never_written_to(sources
     assert {**contents(linked)}["model.safetensors"] == before["model.safetensors"]
 
 
+@pytest.mark.parametrize(
+    ("use", "part"),
+    [
+        ("remove", {"sources": 5}),
+        ("remove", {"sources": {"tasks": [1]}}),
+        ("remove", {"plan_warnings": [1]}),
+        ("card", {"tasks": None}),
+        ("card", {"mean": "x"}),
+        ("card", {"method": [1]}),
+    ],
+)
+def test_a_damaged_report_is_named_and_nothing_changes(artifact, use, part):
+    path = artifact / "report.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | part))
+    before = contents(artifact)
+    with refused(CheckpointError, "report.json", "damaged"):
+        remove_task(artifact, "a") if use == "remove" else write_card(artifact, repo_id="org/merged")
+    assert contents(artifact) == before
+
+
 def test_what_is_no_artifact_to_change_is_refused(sources, artifact, tmp_path):
     plain = merge(sources, "ab", tmp_path / "plain", method="average", allow_missing=True)
     with refused(CheckpointError, "emr.json"):
         remove_task(plain, "a")
     manifest = Manifest.read(artifact)
-    dataclasses.replace(manifest, method=manifest.method | {"method": "mine"}).write(artifact)
-    with refused(SettingsError, "emr", "mine"):
-        add_task(artifact, "c", str(sources / "c"))
+    for method in ("mine", ["emr"]):
+        dataclasses.replace(manifest, method=manifest.method | {"method": method}).write(artifact)
+        with refused(SettingsError, "method", str(method)):
+            add_task(artifact, "c", str(sources / "c"))
+    dataclasses.replace(manifest, method=manifest.method | {"elected_from": 5}).write(artifact)
+    with refused(CheckpointError, "elected_from", "5"):
+        remove_task(artifact, "a")
     cached = tmp_path / "models--org--name" / "snapshots" / ("0" * 40)
     cached.parent.mkdir(parents=True)
     os.rename(artifact, cached)

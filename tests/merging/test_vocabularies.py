@@ -12,48 +12,63 @@ from hf_ext.merging.plan import make_plan
 from hf_ext.merging.tensors import KEPT
 from tests.emr.emr_testing import WORDS, ones, resized, tiny_bert, write_tokenizer, write_weights
 from tests.kit.refusals import refused
+from tests.merging.merging import siblings
 
 EMBEDDING = "embeddings.word_embeddings.weight"
 
 
-@pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.json", "vocab.txt"])
-def test_rows_of_other_tokens_are_kept_and_refused_in_one_model(tmp_path, kind):
+CHANGED = (*WORDS[:7], "changed", *WORDS[8:])
+SWAPPED = (*WORDS[:7], WORDS[8], WORDS[7], *WORDS[9:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "method", "fact"),
+    [
+        *((kind, CHANGED, "average", "'changed'") for kind in ("tokenizer.json", "vocab.json", "vocab.txt")),
+        ("tokenizer.json", (*WORDS, "new"), "average", f"{len(WORDS) + 1} tokens"),
+        ("tokenizer.json", SWAPPED, "slerp", "token 7 is"),
+    ],
+    ids=["changed", "changed, JSON", "changed, text", "more tokens", "another order"],
+)
+def test_rows_of_other_tokens_are_kept_and_refused_in_one_model(tmp_path, kind, words, method, fact):
     base = tiny_bert(tmp_path / "base")
-    task = resized(tmp_path / "task", base, (*WORDS[:7], "changed", *WORDS[8:]), 1)
+    task = resized(tmp_path / "a", base, words, 1)
     if kind != "tokenizer.json":
         for folder in (base, task):
             vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
             (folder / "tokenizer.json").unlink()
             text = json.dumps(vocabulary) if kind == "vocab.json" else "\n".join(vocabulary)
             (folder / kind).write_text(text)
-    config = {"base": str(base), "tasks": {"a": str(task)}}
+    config = siblings(tmp_path, "a")
     with make_plan(config) as plan:
         (said,) = (text for text in plan.warnings if EMBEDDING in text)
-        assert "token 7" in said and "changed" in said and "keeps its own" in said
+        assert fact in said and "keeps its own" in said
         assert [item.name for item in plan.own_tensors(KEPT)] == [EMBEDDING]
-    with refused(DataError, "'a'", "token 7", "changed"):
-        make_plan(config | {"method": "average"})
+    with refused(DataError, "'a'", "another vocabulary", fact):
+        make_plan(config | {"method": method})
+    # what the refusal advises
+    with make_plan(config | {"method": method, "exclude": [".*word_embeddings"]}) as plan:
+        assert EMBEDDING in {row.name for row in plan.copied_rows}
 
 
 def test_a_malformed_tokenizer_is_named(tmp_path):
     base = tiny_bert(tmp_path / "base")
-    task = resized(tmp_path / "task", base, WORDS, 1)
-    (task / "tokenizer.json").write_text('{"model": {"vocab": 3}}')
+    resized(tmp_path / "a", base, WORDS, 1).joinpath("tokenizer.json").write_text('{"model": {"vocab": 3}}')
     with refused(DataError, "tokenizer", "malformed"):
-        make_plan({"base": str(base), "tasks": {"a": str(task)}})
+        make_plan(siblings(tmp_path, "a"))
 
 
 @pytest.mark.parametrize("known", [len(WORDS) - 2, 0])
 def test_tasks_with_other_tokens_in_a_row_that_the_base_leaves_open_are_not_mixed(tmp_path, known):
     base = tiny_bert(tmp_path / "base")
-    tasks = {name: tiny_bert(tmp_path / name, 1, base=base, task_head=False) for name in ("x", "y")}
-    tasks = {name: str(write_tokenizer(folder, (*WORDS[:-2], name))) for name, folder in tasks.items()}
+    for name in "xy":
+        write_tokenizer(tiny_bert(tmp_path / name, 1, base=base, task_head=False), (*WORDS[:-2], name))
     (base / "tokenizer.json").unlink()
     if known:
         write_tokenizer(base, WORDS[:known])
     with refused(DataError, "'y'", f"token {len(WORDS) - 2}", "'x'"):
-        make_plan({"base": str(base), "tasks": tasks, "method": "average"})
-    with make_plan({"base": str(base), "tasks": tasks}) as plan:
+        make_plan(siblings(tmp_path, "x", "y", method="average"))
+    with make_plan(siblings(tmp_path, "x", "y")) as plan:
         assert [item.task for item in plan.own_tensors(KEPT) if item.name == EMBEDDING] == [1]
 
 
@@ -77,6 +92,8 @@ VOCABULARIES = {
         # The size of a vocabulary is found in every place.
         *(("tokenizer.model", True, at) for at in ({"text_config": SIZE}, {"encoder": SIZE, "decoder": SIZE})),
         ("tokenizer.model", True, {"a": {"b": SIZE}}),
+        # of another type it is none
+        ("tokenizer.model", True, {"text_config": {"vocab_size": [4]}, "a": SIZE}),
     ],
 )
 def test_rows_of_other_tokens_are_not_mixed(tmp_path, kind, known, config):
@@ -88,7 +105,7 @@ def test_rows_of_other_tokens_are_not_mixed(tmp_path, kind, known, config):
             (folder / kind).write_text(text)
         if kind in ("added_tokens.json", "tokenizer_config.json"):
             (folder / "vocab.json").write_text('{"u": 0, "v": 1}')
-    given = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
+    given = siblings(tmp_path, "a", "b")
     with refused(DataError, "'embed'", "'b'"):
         make_plan(given | {"method": "average"})
     with make_plan(given) as plan:
@@ -103,7 +120,7 @@ def test_of_tokenizers_in_several_forms_the_one_that_both_have_is_compared(tmp_p
         (folder / "tokenizer.model").write_text(text)
     write_tokenizer(tmp_path / "base", WORDS[:4])
     for task, kept in (("a", []), ("b", ["embed"])):
-        with make_plan({"base": str(tmp_path / "base"), "tasks": {task: str(tmp_path / task)}}) as plan:
+        with make_plan(siblings(tmp_path, task)) as plan:
             assert [item.name for item in plan.own_tensors(KEPT)] == kept
 
 
@@ -114,7 +131,7 @@ def test_without_a_common_form_tokens_are_compared_as_transformers_loads_them(tm
     words = ("one", "two", "three", "four")
     write_tokenizer(tmp_path / "base", words)
     (tmp_path / "a" / form).write_text("no model")
-    given = {"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "a")}, "method": "average"}
+    given = siblings(tmp_path, "a", method="average")
     with make_plan(given) as plan:
         (said,) = (text for text in plan.warnings if "not compared" in text)
         assert form in said and "'a'" in said and "\n" not in said
@@ -130,28 +147,9 @@ def test_without_a_common_form_tokens_are_compared_as_transformers_loads_them(tm
                 assert not any("compared" in text for text in plan.warnings)
 
 
-@pytest.mark.parametrize(
-    ("words", "method", "fact"),
-    [
-        ((*WORDS, "new"), "average", f"{len(WORDS) + 1} tokens"),
-        ((*WORDS[:7], WORDS[8], WORDS[7], *WORDS[9:]), "slerp", "token 7 is"),
-    ],
-    ids=["more tokens", "another order"],
-)
-def test_one_model_of_other_vocabularies_is_refused(tmp_path, words, method, fact):
-    base = tiny_bert(tmp_path / "base")
-    task = resized(tmp_path / "task", base, words, 1)
-    config = {"base": str(base), "tasks": {"a": str(task)}, "method": method}
-    with refused(ValueError, "another vocabulary", fact):
-        make_plan(config)
-    # what the refusal advises
-    with make_plan(config | {"exclude": [".*word_embeddings"]}) as plan:
-        assert EMBEDDING in {row.name for row in plan.copied_rows}
-
-
 def test_a_token_that_only_one_side_names_stops_no_merge(tmp_path):
     base = tiny_bert(tmp_path / "base")
     write_tokenizer(base, WORDS[:-1])
-    task = resized(tmp_path / "task", base, WORDS, 1)
-    with make_plan({"base": str(base), "tasks": {"a": str(task)}, "method": "average"}) as plan:
+    resized(tmp_path / "a", base, WORDS, 1)
+    with make_plan(siblings(tmp_path, "a", method="average")) as plan:
         assert EMBEDDING in {row.name for row in plan.merged_rows}

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from hf_ext.emr.ops import SEGMENT
-from hf_ext.merging.merge import merge_checkpoints
 from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents
+from tests.merging import merging
 
 CONFIG = {"model_type": "bert", "architectures": ["BertModel"]}
 # A segment and a bit, an odd length, a tensor that only the third task has as the base has it.
@@ -42,14 +42,9 @@ def write_sources(place: Path) -> Path:
     return place
 
 
-def configuration(sources: Path, names: str, **options: Any) -> dict[str, Any]:
-    """What is merged, from the tasks with these letters."""
-    return {"base": str(sources / "base"), "tasks": {name: str(sources / name) for name in names}, **options}
-
-
 def merge(sources: Path, names: str, out: Path, **options: Any) -> Path:
     """Merges the tasks with these letters."""
-    return merge_checkpoints(configuration(sources, names, **options), out, progress=False).path
+    return merging.merge(merging.siblings(sources, *names), out, **options)
 
 
 def weights_of(folder: Path) -> dict[str, bytes]:

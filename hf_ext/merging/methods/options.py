@@ -6,6 +6,7 @@ of the tasks may be a mapping of their names to any of these. Lists mean what th
 """
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,21 +70,20 @@ class Option:
         ]  # fmt: skip
 
     def _read_value(self, name: str, value: Any) -> Any:
+        found = value
         if self.choices:
-            if value not in self.choices:
-                raise ValueError(f"{name} must be {self.allowed_values}; got {value!r:.80}.")
-            return value
-        if self.kind is bool:
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} must be {self.allowed_values}; got {value!r:.80}.")
-            return value
-        try:
-            number = math.nan if isinstance(value, bool) else self.kind(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not (math.isfinite(number) and self.above < number <= self.most and self.least <= number):
+            fits = value in self.choices
+        elif self.kind is bool:
+            fits = isinstance(value, bool)
+        else:
+            try:
+                found = math.nan if isinstance(value, bool) else self.kind(value)
+            except (TypeError, ValueError, OverflowError):
+                found = math.nan
+            fits = math.isfinite(found) and self.above < found <= self.most and self.least <= found
+        if not fits:
             raise ValueError(f"{name} must be {self.allowed_values}; got {value!r:.80}.")
-        return number
+        return found
 
     @property
     def allowed_values(self) -> str:
@@ -100,14 +100,15 @@ class Option:
 
     def find(self, setting: Any, tensor: str, depth: float, tasks: Sequence[str]) -> Any:
         """The value for a tensor, or with `by_task` one for each of these tasks."""
-        if not self.by_task:
-            return self._find_or_default(setting, tensor, depth)
-        own = setting if isinstance(setting, Mapping) else dict.fromkeys(tasks, setting)
-        return [self._find_or_default(own.get(task), tensor, depth) for task in tasks]
 
-    def _find_or_default(self, setting: Any, tensor: str, depth: float) -> Any:
-        found = None if setting is None else find_value(setting, tensor, depth)
-        return self.default if found is None else found
+        def find_or_default(setting: Any) -> Any:
+            found = None if setting is None else find_value(setting, tensor, depth)
+            return self.default if found is None else found
+
+        if not self.by_task:
+            return find_or_default(setting)
+        own = setting if isinstance(setting, Mapping) else dict.fromkeys(tasks, setting)
+        return [find_or_default(own.get(task)) for task in tasks]
 
 
 def find_value(setting: Any, tensor: str, depth: float) -> Any:
@@ -136,15 +137,15 @@ def find_filters(setting: Any) -> Iterator[str]:
         yield from find_filters(part)
 
 
+# The first number among the parts of a name; it has as many digits as a number of layers may have.
+_LAYER = re.compile(r"((?:.*?\.)??)(\d{1,9})(?:\.|$)", re.DOTALL)
+
+
 def find_depths(names: Collection[str]) -> dict[str, float]:
     """The relative depth of each tensor, from 0 in the first layer to 1 in the last; 0 outside of layers."""
-    layers = {}
-    for name in names:
-        parts = name.split(".")
-        place = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
-        if place is not None:
-            layers[name] = (tuple(parts[:place]), int(parts[place]))
-    last: dict[tuple[str, ...], int] = {}
+    found = {name: _LAYER.match(name) for name in names}
+    layers = {name: (part[1], int(part[2])) for name, part in found.items() if part is not None}
+    last: dict[str, int] = {}
     for stack, number in layers.values():
         last[stack] = max(number, last.get(stack, 0))
     # A stack of one layer ends with it, as it does for mergekit.
