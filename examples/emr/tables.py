@@ -109,27 +109,25 @@ def task_table(result: dict[str, Any]) -> str:
 def task_measures(result: dict[str, Any], task: str) -> dict[str, float]:
     """Reasons of a task's row: means over the seeds of what merging did to its task vector, and of the losses."""
     factor = 100 if result["greater_is_better"] else -1
-    found: dict[str, list[float]] = {}
-    for seed in result["seeds"].values():
-        rows = seed["rows"]
-        scores = {method: row["scores"][task] for method, row in rows.items()}
-        (emr,), (bit,) = (
-            [entry for entry in rows[method]["measures"] if entry["task"] == task] for method in ("emr", "onebit")
+
+    def read(seed: dict[str, Any]) -> dict[str, float]:
+        rows, parts = seed["rows"], seed["parts"]
+        emr, bit = (
+            next(entry for entry in rows[method]["measures"] if entry["task"] == task) for method in ("emr", "onebit")
         )
-        values = {
+        changed = (rows["emr"], parts["own magnitudes"], parts["own signs"], rows["onebit"])
+        lost = [factor * (rows["individual"]["scores"][task] - row["scores"][task]) for row in changed]
+        return {
             "norm": emr["norm_to_base"],
             "conflict": emr["sign_conflict"]["task_vector"],
             "error_emr": emr["error"]["global"],
             "error_l2": emr["error"]["tensor_l2"],
             "error_bit": bit["error"]["one_bit"],
-            "lost_emr": factor * (scores["individual"] - scores["emr"]),
-            "lost_signs": factor * (scores["individual"] - seed["parts"]["own magnitudes"]["scores"][task]),
-            "lost_magnitudes": factor * (scores["individual"] - seed["parts"]["own signs"]["scores"][task]),
-            "lost_bit": factor * (scores["individual"] - scores["onebit"]),
+            **dict(zip(LOSSES, lost, strict=True)),
         }
-        for key, value in values.items():
-            found.setdefault(key, []).append(value)
-    return {key: float(np.mean(values)) for key, values in found.items()}
+
+    found = [read(seed) for seed in result["seeds"].values()]
+    return {key: float(np.mean([values[key] for values in found])) for key in found[0]}
 
 
 def reason_table(results: Results) -> str:

@@ -11,12 +11,6 @@ PARTS = {"train": ("train", TRAIN_LIMIT), "test": ("test", TEST_LIMIT)}
 TASKS = ("irony", "emotion", "hate")
 
 
-def label_names(tweeteval: Path, task: str) -> list[str]:
-    """The names of a task's classes."""
-    lines = (tweeteval / task / "mapping.txt").read_text(encoding="utf-8").strip("\n").split("\n")
-    return [line.split("\t")[1] for line in lines]
-
-
 def read_part(tweeteval: Path, task: str, part: str) -> list[dict[str, str | int]]:
     """The tweets of a part; where they are more than its limit, a seeded choice of them in their order."""
     prefix, limit = PARTS[part]
@@ -42,4 +36,6 @@ def write_task(tweeteval: Path, task: str, out: Path) -> None:
         rows = sorted(read_part(tweeteval, task, part), key=lambda row: len(str(row["text"])))
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (out / f"{part}.jsonl").write_text(lines, encoding="utf-8")
-    (out / "labels.json").write_text(json.dumps(label_names(tweeteval, task), ensure_ascii=False), encoding="utf-8")
+    classes = (tweeteval / task / "mapping.txt").read_text(encoding="utf-8").strip("\n").split("\n")
+    names = [line.split("\t")[1] for line in classes]
+    (out / "labels.json").write_text(json.dumps(names, ensure_ascii=False), encoding="utf-8")

@@ -73,12 +73,10 @@ class Classifier:
     def __init__(self, source: str, device: str | None = None):
         # What an adapter was put on says the head, and has the reader.
         base = adapter_base(source) or source
-        name, revision = split_revision(base)
-        self.kind, self.answer = find_kind(source, AutoConfig.from_pretrained(name, revision=revision))
+        self.kind, self.answer = find_kind(source, load_reader(AutoConfig, base))
         if self.kind == "series":
-            head = (
-                AutoModelForTokenClassification if self.answer == "positions" else AutoModelForSequenceClassification
-            )
+            positions = self.answer == "positions"
+            head = AutoModelForTokenClassification if positions else AutoModelForSequenceClassification
             self.model = load_head(head, source, device)
             return
         about = KINDS[self.kind]
@@ -127,15 +125,12 @@ class Classifier:
         value: Any = given.value
         if self.kind == "pictures":
             value = read_picture(given.value)
-        elif self.kind == "sounds":
-            if self.model.config.model_type != "mrconv":
-                # transformers reads files by ffmpeg alone.
-                rate, held = self.reader.sampling_rate, isinstance(value, bytes)
-                file = {"path": None if held else str(value), "bytes": value if held else None}
-                value = {"raw": read_recording(file, rate), "sampling_rate": rate}
-            else:
-                value = value if isinstance(value, bytes) else str(value)
-        else:
+        elif self.kind == "sounds" and self.model.config.model_type != "mrconv":
+            # transformers reads files by ffmpeg alone.
+            rate, held = self.reader.sampling_rate, isinstance(value, bytes)
+            file = {"path": None if held else str(value), "bytes": value if held else None}
+            value = {"raw": read_recording(file, rate), "sampling_rate": rate}
+        elif self.kind == "texts":
             # Some tokenizers do not know how many tokens their model takes.
             config = self.model.config
             longest = getattr(config, "longest_input", None) or getattr(config, "max_position_embeddings", None)
@@ -161,13 +156,15 @@ def load_head(kind: Any, source: str, device: str | None = None) -> Any:
     if base is not None:
         model = load_adapter(model, source).merge_and_unload()
     try:
+        if device == "meta":
+            raise RuntimeError("it computes nothing")
         return model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device {device} cannot be used: {error}") from error
 
 
 def load_reader(kind: Any, source: str) -> Any:
-    """The tokenizer, feature extractor or image processor of a checkpoint."""
+    """The configuration, tokenizer, feature extractor or image processor of a checkpoint."""
     name, revision = split_revision(source)
     return kind.from_pretrained(name, revision=revision)
 

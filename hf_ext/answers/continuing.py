@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TextStreamer, set_seed
 
-from hf_ext.hub.checkpoints import split_revision
 from hf_ext.training.models import adapter_base
 
 from ..errors import UsageError
@@ -33,8 +32,7 @@ def load_language_model(source: str, device: str | None = None) -> tuple[Any, An
         UsageError: If the checkpoint is none, or the device cannot be used.
     """
     base = adapter_base(source) or source
-    name, revision = split_revision(base)
-    head = (AutoConfig.from_pretrained(name, revision=revision).architectures or ["no class named"])[0]
+    head = (load_reader(AutoConfig, base).architectures or ["no class named"])[0]
     if not head.endswith(("ForCausalLM", "LMHeadModel")):
         raise UsageError(f"{source} is not a causal language model ({head}), which generate needs.")
     return load_head(AutoModelForCausalLM, source, device), load_reader(AutoTokenizer, base)
@@ -83,7 +81,8 @@ def continue_text(
         )
     set_seed(seed)
     chosen: dict[str, Any] = {"do_sample": False}
-    if temperature:
+    # Below this, scores overflow, and the likeliest token is drawn anyway.
+    if temperature > 1e-30:
         # From all tokens: left out, transformers would take the 50 likeliest.
         chosen = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
     model.generate(

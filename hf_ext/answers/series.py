@@ -1,6 +1,5 @@
 """Answers of a trained MRConv to a series of numbers in a file: its class, its values, or a class for each row."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,14 +89,16 @@ def _answer(model: Any, name: str, values: np.ndarray, answer: str, top_k: int) 
     series = torch.from_numpy(values).float()[None].to(model.device)
     # What is missing takes the mean of its channel.
     observed = ~series.isnan()
-    streams = answer == "positions" and not config.bidirectional
-    if series.shape[1] > config.longest_input and not streams:
-        logger.warning(f"{name} has {series.shape[1]} positions: only the first {config.longest_input} are used.")
+    step, more = series.shape[1], {}
+    if step > config.longest_input and answer == "positions" and not config.bidirectional:
+        # Part by part, with the state between them.
+        step, more = _ROWS, {"cache": MRConvCache(config)}
+    elif step > config.longest_input:
+        logger.warning(f"{name} has {step} positions: only the first {config.longest_input} are used.")
         series, observed = series[:, : config.longest_input], observed[:, : config.longest_input]
-    if streams:
-        logits = torch.cat(list(_stream(model, series, observed)), 1)
-    else:
-        logits = model(input_values=series, observed_mask=observed).logits.float()
+    parts = zip(torch.split(series, step, 1), torch.split(observed, step, 1), strict=True)
+    found = [model(input_values=part, observed_mask=known, **more).logits.float() for part, known in parts]
+    logits = torch.cat(found, 1)
     names = config.id2label
     if answer == "values":
         return [{"label": names[place], "value": value} for place, value in enumerate(logits[0].tolist())]
@@ -187,13 +188,3 @@ def read_channels(path: Path, table: dict[str, Any], columns: list[str] | None, 
             " list the columns that it was trained on, in their order: --columns a,b."
         )
     return values
-
-
-def _stream(model: Any, series: torch.Tensor, observed: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Logits of all positions of a causal model, part by part, with its state between them."""
-    if series.shape[1] <= model.config.longest_input:
-        yield model(input_values=series, observed_mask=observed).logits.float()
-        return
-    cache = MRConvCache(model.config)
-    for part, known in zip(torch.split(series, _ROWS, 1), torch.split(observed, _ROWS, 1), strict=True):
-        yield model(input_values=part, observed_mask=known, cache=cache).logits.float()

@@ -1,5 +1,6 @@
 """hf-ext classify: classes of sounds, pictures, texts and series, and values of series."""
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -39,10 +40,9 @@ def classify(
     task: str | None,
     top_k: int,
     columns: str | None,
-    series: str | None,
-    time: str | None,
     device: str | None,
     as_json: bool,
+    **hints: Any,
 ) -> None:
     """Classify each INPUT with MODEL, a folder or org/name[@revision].
 
@@ -64,14 +64,14 @@ def classify(
     """
     names = split_names(columns) or None
     register_models()
-    classifier = load_classifier(source, device, task)
-    if (columns or series or time) and classifier.kind != "series":
+    from hf_ext.answers.classifying import Classifier
+    from hf_ext.data.roles import Hints
+
+    classifier = load_task(source, task, Classifier, device)
+    if (columns or any(hints.values())) and classifier.kind != "series":
         raise click.UsageError(
             f"--columns, --series and --time are for models of series; {source} classifies {classifier.kind}."
         )
-    from hf_ext.data.roles import Hints
-
-    hints = Hints(time=time, series=series)
     found: list[dict[str, Any]] = []
     given = list(classifier.find_inputs(list(inputs)))
     if not given:
@@ -79,7 +79,7 @@ def classify(
     failed = 0
     for item in given:
         try:
-            answers = classifier.classify(item, top_k, names, hints)
+            answers = classifier.classify(item, top_k, names, Hints(**hints))
         except (ValueError, OSError, RuntimeError, IndexError) as error:
             say(f"{item.name}: {error}", to_stderr=True)
             failed += 1
@@ -89,21 +89,20 @@ def classify(
         print_json(found)
     elif found:
         header = _HEADERS[classifier.answer]
-        rows = [(item["input"], *map(_cell, row.values())) for item in found for row in item[classifier.answer]]
+        rows = [
+            (item["input"], *(f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values()))
+            for item in found
+            for row in item[classifier.answer]
+        ]
         print_table(header, rows, names=len(header) - 1, title=source)
     if failed:
         raise Failed(f"{failed} of {count_of(len(given), 'input')} could not be classified.")
 
 
 @loads
-def load_classifier(source: str, device: str | None, task: str | None) -> Any:
-    """Loads the classifier of a folder or org/name[@revision], or of one task of a merge."""
-    from hf_ext.answers.classifying import Classifier
+def load_task(source: str, task: str | None, load: Callable[..., Any], device: str | None) -> Any:
+    """Loads the model of a folder or org/name[@revision], or of one task of a merge."""
     from hf_ext.emr.weights import task_checkpoint
 
     with task_checkpoint(source, task) as checkpoint:
-        return Classifier(checkpoint, device)
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+        return load(checkpoint, device)

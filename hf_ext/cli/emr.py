@@ -3,23 +3,19 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hf_ext.terminal import count_of, is_quiet
 
-from .emr_lora import extract_lora
-from .errors import Unusable
+from .errors import Unusable, loads
 from .groups import Group
-from .library import import_without_models
+from .library import import_without_models, register_models
 from .options import Number, name_and_value, options_of
 from .output import print_json, print_rows, print_table
 from .sources import Model, ModelFolder, NewFolder, find_released
 from .terminal import note, say
-
-if TYPE_CHECKING:
-    from hf_ext.merging.configuration import MergeConfig
 
 ARTIFACT = click.Path(exists=True, file_okay=False, path_type=Path)
 CONFIG_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -144,7 +140,7 @@ def merge(
         show_report(result.path, result.report)
 
 
-def read_config(file: Path | None, fields: dict[str, Any]) -> "MergeConfig":
+def read_config(file: Path | None, fields: dict[str, Any]) -> Any:
     """The configuration of the file, with values replaced by the options."""
     from hf_ext.merging.configuration import MergeConfig
 
@@ -185,13 +181,8 @@ def show_report(path: Path, report: dict[str, Any]) -> None:
         note(report_legend(report))
     show_warnings(report)
     masks = (path / "emr.json").is_file()
-    print_rows(
-        [
-            ("model", path),
-            *([("masks", path / "tasks")] if masks else []),
-            *((name.partition(".")[0] if name != "README.md" else "card", path / name) for name in SHOWN_FILES),
-        ]
-    )
+    shown = [("masks", path / "tasks")] if masks else []
+    print_rows([("model", path), *shown, ("report", path / "report.json"), ("card", path / "README.md")])
 
 
 def show_warnings(found: Mapping[str, Any]) -> None:
@@ -207,9 +198,6 @@ def show_result(result: dict[str, Any], as_json: bool) -> None:
     else:
         print_rows([(key, value) for key, value in result.items() if value is not None and key != "warnings"])
         show_warnings({"warnings": [], **result})
-
-
-SHOWN_FILES = ("report.json", "README.md")
 
 
 @click.group(cls=Group)
@@ -401,4 +389,56 @@ def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: An
         say(out)
 
 
-emr.add_command(extract_lora)
+@emr.command("extract-lora")
+@click.argument("places", metavar="(ARTIFACT TASK | FINE_TUNE) OUT", nargs=-1, required=True)
+@click.option("--rank", type=click.IntRange(min=1), help="Rank of every matrix.")
+@click.option("--error", type=click.FloatRange(0, 1), help="Largest relative error of a matrix, in place of --rank.")
+@click.option(
+    "--base", metavar="ID", type=Model(), help="Base model: required with FINE_TUNE, optional if ARTIFACT names it."
+)
+@click.option("--lora-only", is_flag=True, help="Store matrices of linear layers only, as vLLM requires.")
+@ENDPOINT_OPTION
+@JSON_OPTION
+def extract_lora(places: tuple[str, ...], base: str | None, endpoint: str | None, as_json: bool, **how: Any) -> None:
+    """Write TASK of ARTIFACT, or a FINE_TUNE of --base, as a LoRA that peft loads on the base.
+
+    The difference from the base is approximated by a low rank, matrix by matrix; a table shows error and size of other
+    ranks. Norms, embeddings and heads are stored whole, unless --lora-only leaves them out.
+
+    \b
+    Examples:
+      hf-ext emr extract-lora merged a lora-a --rank 16
+      hf-ext emr extract-lora runs/a lora-a --base org/base --error 0.1 --lora-only
+    """
+    if len(places) not in (2, 3):
+        raise click.UsageError(f"Expected ARTIFACT TASK OUT, or FINE_TUNE OUT --base; got {len(places)} arguments.")
+    if len(places) == 2 and base is None:
+        raise click.UsageError("Missing option --base for FINE_TUNE OUT; for a merge, give ARTIFACT TASK OUT.")
+    if (how["rank"] is None) == (how["error"] is None):
+        raise click.UsageError("Give either --rank or --error.")
+    *words, out = places
+    NewFolder().convert(out, None, None)
+    task = words[1] if len(words) == 2 else None
+    report = write_lora(find_released(words[0]), task, out, base, endpoint, **how)
+    if as_json:
+        print_json(report)
+    else:
+        from hf_ext.merging.extracting import report_lines
+
+        say(*report_lines(report), f"adapter: {report['path']}")
+
+
+@loads
+def write_lora(
+    source: str, task: str | None, out: str, base: str | None, endpoint: str | None, **how: Any
+) -> dict[str, Any]:
+    """Opens the fine-tune or the task, and writes its adapter."""
+    register_models()
+    from hf_ext.merging import extracting
+
+    if task is None:
+        opened = extracting.open_fine_tune(str(base), source, endpoint)
+    else:
+        opened = extracting.open_task(source, task, base, endpoint)
+    with opened as pair:
+        return extracting.extract_lora(pair, out, **how)

@@ -1,11 +1,12 @@
 """hf-ext generate: continuation of a text."""
 
 import sys
+from functools import partial
 from typing import Any
 
 import click
 
-from .errors import loads
+from .classify import load_task
 from .library import register_models
 from .sources import Model
 
@@ -37,16 +38,7 @@ from .sources import Model
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sampling.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
-def generate(
-    source: str,
-    prompt: str,
-    task: str | None,
-    max_new_tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
-    device: str | None,
-) -> None:
+def generate(source: str, prompt: str, task: str | None, device: str | None, **options: Any) -> None:
     """Continue the text PROMPT with the language model MODEL, a folder or org/name[@revision].
 
     PROMPT and its continuation are printed as they are generated. If PROMPT is -, it is read from standard input. An
@@ -58,24 +50,11 @@ def generate(
       hf-ext generate org/name "The " --temperature 0 --max-new-tokens 50
       cat begin.txt | hf-ext generate org/merged - --task poems --seed 3
     """
-    from hf_ext.answers.continuing import continue_text
+    from hf_ext.answers.continuing import continue_text, load_language_model
 
     register_models()
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-    model, tokenizer = load_writer(source, device, task)
-
-    def write(part: str) -> None:
-        click.echo(part, nl=False)
-
-    continue_text(model, tokenizer, text, write, max_new_tokens, temperature, top_p, seed)
+    model, tokenizer = load_task(source, task, load_language_model, device)
+    # The options have the names of the arguments of continue_text.
+    continue_text(model, tokenizer, text, partial(click.echo, nl=False), **options)
     click.echo()
-
-
-@loads
-def load_writer(source: str, device: str | None, task: str | None) -> Any:
-    """Loads the language model and tokenizer of a folder or org/name[@revision], or of one task of a merge."""
-    from hf_ext.answers.continuing import load_language_model
-    from hf_ext.emr.weights import task_checkpoint
-
-    with task_checkpoint(source, task) as checkpoint:
-        return load_language_model(checkpoint, device)

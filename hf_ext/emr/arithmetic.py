@@ -5,31 +5,25 @@ Weights and masks have the bits of the compiled kernels; sums agree within 1e-12
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import combinations_with_replacement
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ext.fast.emr_operators import Kernels, compiled_kernels
 from hf_ext.fast.emr_sums import GRAM_STEP, SUB_BLOCK, SUMS, TOTALS, Sums
 
 from ..errors import UsageError
+from .emr_loader import restore_into
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 RESCALES = ("global", "official", "tensor", "l2", "tensor_l2", "none")
 TENSOR_RESCALES = ("tensor", "tensor_l2")
-# Elements that `restore` works on at once.
-_PIECE_CPU = 2**18
-_PIECE_GPU = 2**26
-
-
-def list_pieces(tensor: Tensor) -> Iterator[slice]:
-    """Runs of elements that are worked on at once."""
-    step = _PIECE_CPU if tensor.device.type == "cpu" else _PIECE_GPU
-    return (slice(start, min(start + step, len(tensor))) for start in range(0, len(tensor), step))
 
 
 def pack_mask(bits: Tensor) -> Tensor:
@@ -93,12 +87,8 @@ def _add_up_task(
 
 def restore(base: Tensor, unified: Tensor, masks: list[Tensor], scales: list[float], outs: list[Tensor]) -> None:
     """[`restore_block`] for several tasks, of flat tensors."""
-    for part in list_pieces(base):
-        for mask, scale, out in zip(masks, scales, outs, strict=True):
-            bits = unpack_mask(mask[part.start // 8 :], part.stop - part.start)
-            start = base[part].float()
-            moved = (unified[part].float() - start).mul_(scale).add_(start)
-            out[part] = torch.where(bits, moved, start)
+    for mask, scale, out in zip(masks, scales, outs, strict=True):
+        restore_into(base, unified, mask[None], scale, 0, out)
 
 
 def run_block(
@@ -109,52 +99,37 @@ def run_block(
     n, small = len(base), base.device.type == "cpu"
     step = SUB_BLOCK if small else max(-(-n // SUB_BLOCK), 1) * SUB_BLOCK
     work = torch.empty((10, step), dtype=torch.float64, device=base.device)
-    for start in range(0, n, step):
+    for low in range(0, n, step):
         # one that is not full is a shorter sum, or ends in zeros
-        space = work[:, None, : n - start] if small else work.view(10, -1, SUB_BLOCK)
-        here = slice(start, start + step)
-        own = None if masks is None else masks[:, start // 8 :]
-        piece = base[here].float(), [task[here].float() for task in tasks], unified[here]
-        _run_piece(*piece, own, sums, first + start // SUB_BLOCK, tie, space.unbind())
-
-
-def _run_piece(
-    base: Tensor,
-    weights: list[Tensor],
-    unified: Tensor,
-    masks: Tensor | None,
-    sums: Sums,
-    first: int,
-    tie: str | None,
-    work: Sequence[Tensor],  # ten to work on: fp64, [sub-blocks, elements of one]
-) -> None:
-    n = len(base)
-    if tie is not None:
-        unified.copy_(elect(base, weights, tie))
-    winner = unified.float()
-    start, common, size, elected, crossed, delta, *own = work
-    _fill_up(start, base)
-    _fill_up(elected, winner)
-    _fill_up(common, winner - base)
-    torch.abs(common, out=size)
-    rows, moved = [], torch.empty_like(base)
-    for index, weight in enumerate(weights):
-        _fill_up(delta, torch.sub(weight, base, out=moved))
-        _fill_up(crossed, weight)
-        row, mask = _add_up_task(delta, common, size, crossed.mul_(elected), own)
-        rows.append(row)
-        if masks is not None:
-            masks[index, : -(-n // 8)] = pack_mask(mask.bool().view(-1)[:n])
-    columns = torch.stack(rows)
-    totals = torch.stack([column.sum(-1) for column in (start.square_(), size, common.square_(), size.sign())])
-    for position in range(columns.shape[-1]):
-        sums.tasks.add_(columns[..., position])
-        sums.totals.add_(totals[:, position])
-        if (first + position) % GRAM_STEP == 0:
-            here = slice(position * SUB_BLOCK, (position + 1) * SUB_BLOCK)
-            deltas = [(weight[here] - base[here]).double() for weight in weights]
-            for one, two in combinations_with_replacement(range(len(deltas)), 2):
-                sums.gram[one, two] += (deltas[one] * deltas[two]).sum()
+        space = work[:, None, : n - low] if small else work.view(10, -1, SUB_BLOCK)
+        start, common, size, elected, crossed, delta, *own = space.unbind()
+        piece = slice(low, min(low + step, n))
+        before, weights = base[piece].float(), [task[piece].float() for task in tasks]
+        if tie is not None:
+            unified[piece] = elect(before, weights, tie)
+        winner = unified[piece].float()
+        _fill_up(start, before)
+        _fill_up(elected, winner)
+        _fill_up(common, winner - before)
+        torch.abs(common, out=size)
+        rows, moved = [], torch.empty_like(before)
+        for index, weight in enumerate(weights):
+            _fill_up(delta, torch.sub(weight, before, out=moved))
+            _fill_up(crossed, weight)
+            row, mask = _add_up_task(delta, common, size, crossed.mul_(elected), own)
+            rows.append(row)
+            if masks is not None:
+                masks[index, low // 8 : -(-piece.stop // 8)] = pack_mask(mask.bool().view(-1)[: len(before)])
+        columns = torch.stack(rows)
+        totals = torch.stack([column.sum(-1) for column in (start.square_(), size, common.square_(), size.sign())])
+        for position in range(columns.shape[-1]):
+            sums.tasks.add_(columns[..., position])
+            sums.totals.add_(totals[:, position])
+            if (first + low // SUB_BLOCK + position) % GRAM_STEP == 0:
+                here = slice(position * SUB_BLOCK, (position + 1) * SUB_BLOCK)
+                deltas = [(weight[here] - before[here]).double() for weight in weights]
+                for one, two in combinations_with_replacement(range(len(deltas)), 2):
+                    sums.gram[one, two] += (deltas[one] * deltas[two]).sum()
 
 
 def _fill_up(out: Tensor, values: Tensor) -> None:
@@ -208,16 +183,11 @@ def pack_directions(
 @torch.no_grad()
 def restore_directions(base: Tensor, planes: Tensor, scale: float, out: Tensor) -> None:
     """Weights of one task, W_0 + λ s, computed in fp32 and rounded once. Flat, but planes `[planes, bytes]`."""
-    (find_kernels(base.device.type).restore_directions or _restore_plainly)(base, planes, scale, out)
+    find_kernels(base.device.type).restore_directions(base, planes, scale, out)
 
 
-def _restore_plainly(base: Tensor, planes: Tensor, scale: float, out: Tensor) -> None:
-    for part in list_pieces(base):
-        start, place, count = base[part].float(), part.start // 8, part.stop - part.start
-        moved = torch.where(unpack_mask(planes[0, place:], count), start + scale, start - scale)
-        if len(planes) > 1:
-            moved = torch.where(unpack_mask(planes[1, place:], count), moved, start)
-        out[part] = moved
+def _restore_directions(base: Tensor, planes: Tensor, scale: float, out: Tensor) -> None:
+    restore_into(base, base, planes, scale, len(planes), out)
 
 
 def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndarray, mode: str) -> np.ndarray:
@@ -249,12 +219,32 @@ def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndar
     return np.where(lower > 0, upper / np.where(lower > 0, lower, 1.0), np.where(lost, 0.0, 1.0))
 
 
-_TORCH = Kernels(run_block, restore)
-# By type of device: a function that gives faster kernels, or None where they cannot be had.
+class Kernels(NamedTuple):
+    """One way to compute on a type of device. Only compiled code reads and writes files itself (`run_files`)."""
+
+    run_block: Callable[..., None] = run_block
+    restore: Callable[..., None] = restore
+    run_files: Callable[..., bool] | None = None
+    restore_directions: Callable[..., None] = _restore_directions
+
+
+@cache
+def compiled_kernels() -> Kernels | None:
+    """The kernels that numba compiles for the CPU, or None where they are not wanted or numba is missing."""
+    if os.environ.get("HF_EXT_NO_NUMBA", "0") not in ("", "0"):
+        return None
+    # On the first call: numba takes a second.
+    try:
+        import hf_ext.fast.emr_blocks as fast
+    except ImportError:
+        return None
+    return Kernels(fast.run_block, fast.restore, fast.run_files, fast.restore_directions)
+
+
+# By type of device: a function that gives faster kernels than torch, or None where they cannot be had.
 KERNELS: dict[str, Callable[[], Kernels | None]] = {"cpu": compiled_kernels}
 
 
 def find_kernels(device: str) -> Kernels:
     """The fastest kernels that can be had for a type of device."""
-    found = KERNELS[device]() if device in KERNELS else None
-    return _TORCH if found is None else found
+    return (KERNELS[device]() if device in KERNELS else None) or Kernels()

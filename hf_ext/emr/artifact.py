@@ -24,6 +24,9 @@ from .emr_loader import OWN_FILE
 from .manifest import MANIFEST, Manifest, artifact_file, find_folder
 from .ops import SUMS, TOTALS
 
+# Sums of a task in its folder, those of all tasks at the root: scales and report follow from them without checkpoints.
+FILE = "sums.safetensors"
+
 
 def mask_bytes(elements: int) -> int:
     """Length of the mask of a tensor: one bit an element, rounded up to 64 bytes."""
@@ -33,8 +36,7 @@ def mask_bytes(elements: int) -> int:
 def open_unified(folder: str | Path, manifest: Manifest) -> Checkpoint:
     """Opens the root weights of an artifact."""
     for name in manifest.unified:
-        artifact_file(folder, name)
-        require_unchanged(folder, manifest, name)
+        _own_file(folder, manifest, name)
     with _close_on_error(folder) as unified:
         found = {name: (unified.info(name).shape, unified.info(name).dtype) for name in unified}
         told = {tensor.name: (tensor.shape, tensor.dtype) for tensor in manifest.tensors}
@@ -45,7 +47,7 @@ def open_unified(folder: str | Path, manifest: Manifest) -> Checkpoint:
 
 def open_masks(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint:
     """Opens the masks of a task: uint8 by its names; bit i of a flat tensor is `(byte[i // 8] >> i % 8) & 1`."""
-    path = _task_file(folder, manifest, task, "mask.safetensors")
+    path = _own_file(folder, manifest, f"tasks/{task}/mask.safetensors")
     record, merged = manifest.tasks[task], manifest.merged
     with _close_on_error(path) as masks:
         for name in masks:
@@ -65,7 +67,7 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
     record, merged = manifest.tasks[task], manifest.merged
     if not record.tails and not Path(folder, "tasks", task, "extra.safetensors").exists():
         return None
-    path = _task_file(folder, manifest, task, "extra.safetensors")
+    path = _own_file(folder, manifest, f"tasks/{task}/extra.safetensors")
     with _close_on_error(path) as extras:
         for name, shape in record.tails.items():
             base = merged.get(record.base_name(name))
@@ -81,16 +83,17 @@ def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
 
     Columns are `ops.SUMS`; 0 where the task takes no part.
     """
-    path = _task_file(folder, manifest, task, "sums.safetensors")
+    path = _own_file(folder, manifest, f"tasks/{task}/{FILE}")
     sums = _read_arrays(path, {"sums": (len(manifest.merged), len(SUMS))}, SUMS)["sums"]
     _require(bool(np.isfinite(sums).all() and (sums[:, :7] >= 0).all()), path, "contains impossible sums")
     return sums
 
 
-def _task_file(folder: str | Path, manifest: Manifest, task: str, name: str) -> Path:
-    """The path of a file of a task, which is as the merge wrote it."""
-    path = artifact_file(folder, "tasks", task, name)
-    require_unchanged(folder, manifest, f"tasks/{task}/{name}")
+def _own_file(folder: str | Path, manifest: Manifest, name: str) -> Path:
+    """The path of a file, which is as the merge wrote it. It is read once, and again only after it changed."""
+    path, told = artifact_file(folder, name), {**manifest.unified.get(name, {}), **manifest.files.get(name, {})}
+    fault = find_fault(path, told) if told else None
+    _require(fault is None, path, f"not as the merge wrote it ({fault})")
     return path
 
 
@@ -108,10 +111,6 @@ def _close_on_error(source: str | Path) -> Iterator[Checkpoint]:
 def _require(fits: bool, where: str | Path, what: str) -> None:
     if not fits:
         raise CheckpointError(f"{where}: {what}; the artifact is damaged: download it again, or merge again.")
-
-
-# Sums of a task in its folder, those of all tasks at the root: scales and report follow from them without checkpoints.
-FILE = "sums.safetensors"
 
 
 def write_sums(folder: Path, task: str, sums: np.ndarray) -> None:
@@ -149,7 +148,6 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], columns: Sequence[str])
 
 
 _NOT_NAMED = (MANIFEST, "README.md", "report.json", "report.png")
-_WEIGHTS = ".safetensors"
 
 
 class Verification(NamedTuple):
@@ -172,20 +170,11 @@ def hash_files(
     folder: Path, names: Iterable[str] | None = None, *, known: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Hashes files of an artifact."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in list_files(folder) if names is None else names:
-        told = (known or {}).get(name) if name.endswith(_WEIGHTS) else None
-        path = folder / name
-        found[name] = dict(told or {"bytes": path.stat().st_size, "sha256": file_sha256(path)})
-    return found
-
-
-def require_unchanged(folder: str | Path, manifest: Manifest, name: str) -> None:
-    """Refuses a file of an artifact that is not as the merge wrote it. It is read once, and again only after it
-    changed."""
-    path, told = Path(folder, name), {**manifest.unified.get(name, {}), **manifest.files.get(name, {})}
-    fault = find_fault(path, told) if told else None
-    _require(fault is None, path, f"not as the merge wrote it ({fault})")
+    kept = {name: dict(about) for name, about in (known or {}).items() if name.endswith(".safetensors")}
+    return {
+        name: kept.get(name) or {"bytes": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)}
+        for name in (list_files(folder) if names is None else names)
+    }
 
 
 def verify_artifact(folder: str | Path) -> Verification:

@@ -5,7 +5,7 @@ peft; and where in the model each tensor of the checkpoint went, so that another
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -13,11 +13,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto import modeling_auto
 
 from ..errors import UsageError
 from ..files import copy_into, read_json
+from .weights import TaskWeights
 
 # Keys that may differ between tasks of one network: none that its construction reads, except the width of a head.
 _LABEL_KEYS = ("id2label", "label2id", "num_labels", "problem_type", "finetuning_task")
@@ -57,27 +59,19 @@ class BuiltModel:
 
 
 def build_model(
-    library: str,
-    files: Mapping[str, Path],
-    weights: Callable[[], dict[str, torch.Tensor]],
-    *,
-    source: str,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    trust_remote_code: bool = False,
+    weights: TaskWeights, task: str, source: str, dtype: torch.dtype | None, trust_remote_code: bool
 ) -> BuiltModel:
-    """Builds the model of a task."""
+    """Builds the model of a task, on the CPU."""
+    tensors = {name: weights.restore(task, name) for name in weights.entries(task)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        copy_into(files, folder)
-        if library == "transformers":
-            built = _build_transformers(folder, weights(), source, dtype, trust_remote_code)
-        elif library == "diffusers":
-            built = _build_diffusers(folder, weights(), dtype)
+        copy_into(weights.small_files(task), folder)
+        if weights.manifest.library == "transformers":
+            built = _build_transformers(folder, tensors, source, dtype, trust_remote_code)
+        elif weights.manifest.library == "diffusers":
+            built = _build_diffusers(folder, tensors, dtype)
         else:
-            built = _build_adapter(folder, weights(), dtype, trust_remote_code)
-    if device is not None:
-        cast(Any, built.model).to(device)
+            built = _build_adapter(folder, tensors, dtype, trust_remote_code)
     built.model.eval()
     return built
 
@@ -238,10 +232,6 @@ def _find_parts(
     belong to it. Where these are evenly spaced, the piece is a view of the fused tensor. That the weights at hand lie
     in these views is compared in the end, so a library that does otherwise leads to no wrong place, but to none.
     """
-    try:
-        from transformers.core_model_loading import revert_weight_conversion
-    except ImportError:
-        return {}
     taken = {place.tensor for place in found.values()}
     places: dict[str, Place] = {}
     for tensor, held in model.state_dict().items() if weights else ():

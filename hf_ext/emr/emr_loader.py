@@ -20,7 +20,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _OF_A_TASK = ("mask.safetensors", "extra.safetensors")
 # Elements restored at once; a multiple of 8, so that every piece starts with a byte of the mask.
-_PIECE = 2**20
+_PIECE, _PIECE_GPU = 2**18, 2**26
 
 
 def restore(
@@ -64,35 +64,34 @@ def restore(
     if task not in manifest["tasks"]:
         raise ValueError(f"there is no task {task!r}; the tasks are {', '.join(map(repr, manifest['tasks']))}")
     description = manifest["tasks"][task]
-    weights = _Files({file: inside(root, file, root) for file in manifest["unified"]["files"]}, "the root weights")
+    weights = _Files([inside(root, file, root) for file in manifest["unified"]["files"]], "the root weights")
     started = find_base(root, manifest, base)
     here = root / "tasks" / task
-    masks = _Files({"mask.safetensors": inside(here, "mask.safetensors", root)}, f"the masks of {task}")
+    masks = _Files([inside(here, "mask.safetensors", root)], f"the masks of {task}")
     optional = ["extra.safetensors"] if (here / "extra.safetensors").exists() else []
-    extras = _Files({file: inside(here, file, root) for file in optional}, f"the extras of {task}")
+    extras = _Files([inside(here, file, root) for file in optional], f"the extras of {task}")
     verify_own(root, manifest, [*manifest["unified"]["files"], *(f"tasks/{task}/{kind}" for kind in _OF_A_TASK)])
-    tensors = {entry["name"]: entry for entry in manifest["tensors"]}
+    tensors = {entry["name"]: entry for entry in manifest["tensors"] if entry["elements"]}
 
     restored: dict[str, torch.Tensor] = {}
-    for name in masks.names():
+    for name in masks.holders:
         source = _base_name(description, name)
         if source not in tensors:
-            raise ValueError(f"{here}: mask of {name!r}, but emr.json has no tensor {source!r}; {_DAMAGED}")
+            raise ValueError(f"{here}: mask of {name!r}, but emr.json has no merged {source!r}; {_DAMAGED}")
         scale = description.get("scales", {}).get(name, description.get("scale_hex"))
         if scale is None:
             raise ValueError(f"{here}: emr.json has no scale for {name!r}; {_DAMAGED}")
-        before, length = started.get(source), tensors[source]["elements"]
-        if manifest.get("deltas"):
-            dtype, planes = _DTYPES[tensors[source]["dtype"]], manifest["deltas"]
-            leading = restore_delta(before, masks.get(name), planes, float.fromhex(scale), length, dtype)
-        else:
-            leading = restore_tensor(before, weights.get(source), masks.get(name), float.fromhex(scale), length)
-        tail = extras.get(name).flatten() if name in extras.names() else leading[:0]
+        record, planes = tensors[source], manifest.get("deltas") or 0
+        merged = torch.empty(0, dtype=_DTYPES[record["dtype"]]) if planes else weights.get(source)
+        leading = restore_tensor(
+            started.get(source), merged, masks.get(name), float.fromhex(scale), record["elements"], planes
+        )
+        tail = extras.get(name).flatten() if name in extras.holders else leading[:0]
         shape = description["tails"].get(name, {}).get("shape", tuple(tensors[source]["shape"]))
         if tail.dtype != leading.dtype or math.prod(shape) != len(leading) + len(tail):
             raise ValueError(f"{here}: {name!r} of shape {list(shape)} does not fit its parts; {_DAMAGED}")
         restored[name] = torch.cat([leading, tail]).reshape(tuple(shape)) if len(tail) else leading.reshape(shape)
-    for name in set(extras.names()) - set(restored):
+    for name in extras.holders.keys() - restored.keys():
         restored[name] = extras.get(name).clone()
     for name in description.get("shared") or ():
         restored[name] = started.get(_base_name(description, name)).clone()
@@ -100,49 +99,42 @@ def restore(
 
 
 def restore_tensor(
-    base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, length: int
+    base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, length: int, planes: int = 0
 ) -> torch.Tensor:
-    """Restores the leading elements of one tensor."""
-    if base.shape != unified.shape or unified.dtype not in _FLOATS:
+    """
+    Restores the leading elements of one tensor. With `planes` the mask holds signs, and in a second plane which of
+    them are moved; of the unified tensor the type alone is used.
+    """
+    rows = max(planes, 1)
+    if not planes and (base.shape != unified.shape or unified.dtype not in _FLOATS):
         raise ValueError(
             f"a tensor of the base has the shape {list(base.shape)}, its merged one {list(unified.shape)} of "
             f"{unified.dtype}; {_DAMAGED}"
         )
-    flat = unified.flatten()
-
-    def move(before: torch.Tensor, bits: torch.Tensor, here: slice) -> torch.Tensor:
-        return torch.where(bits[0], (flat[here].float() - before).mul_(scale).add_(before), before)
-
-    return _restore(base, mask, 1, length, unified.dtype, move)
-
-
-def restore_delta(
-    base: torch.Tensor, mask: torch.Tensor, planes: int, scale: float, length: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """Restores the leading elements of one tensor: their signs, and in a second plane which of them are moved."""
-
-    def move(before: torch.Tensor, bits: torch.Tensor, here: slice) -> torch.Tensor:
-        moved = torch.where(bits[0], before + scale, before - scale)
-        return moved if planes == 1 else torch.where(bits[1], moved, before)
-
-    return _restore(base, mask, planes, length, dtype, move)
-
-
-def _restore(
-    base: torch.Tensor, mask: torch.Tensor, planes: int, length: int, dtype: torch.dtype, move: Callable[..., Any]
-) -> torch.Tensor:
-    """The leading elements of a tensor, moved piece by piece as the bits of `planes` masks say."""
-    if mask.dtype != torch.uint8 or mask.ndim != 1 or len(mask) % planes or 8 * len(mask) < planes * length:
-        raise ValueError(f"a mask of {length} elements needs {planes * -(-length // 8)} bytes; {_DAMAGED}")
+    if mask.dtype != torch.uint8 or mask.ndim != 1 or len(mask) % rows or 8 * len(mask) < rows * length:
+        raise ValueError(f"a mask of {length} elements needs {rows * -(-length // 8)} bytes; {_DAMAGED}")
     if base.dtype not in _FLOATS or base.numel() < length:
         raise ValueError(f"a tensor of the base is {base.dtype} {list(base.shape)}, {length} were merged; {_DAMAGED}")
-    base, bytes_of, out = base.flatten(), mask.view(planes, -1), torch.empty(length, dtype=dtype)
-    places = torch.arange(8, dtype=torch.uint8)
-    for start in range(0, length, _PIECE):
-        here = slice(start, min(start + _PIECE, length))
-        bits = bytes_of[:, start // 8 : -(-here.stop // 8), None] >> places & 1
-        out[here] = move(base[here].float(), bits.flatten(1)[:, : here.stop - start].bool(), here)
+    out = torch.empty(length, dtype=unified.dtype)
+    restore_into(base.flatten(), unified.flatten(), mask.view(rows, -1), scale, planes, out)
     return out
+
+
+def restore_into(
+    base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, planes: int, out: torch.Tensor
+) -> None:
+    """The same without checks, on any device: flat tensors, of which `out` has those elements, and rows of a mask."""
+    places = torch.arange(8, dtype=torch.uint8, device=base.device)
+    step = _PIECE if base.device.type == "cpu" else _PIECE_GPU
+    for start in range(0, len(out), step):
+        here = slice(start, min(start + step, len(out)))
+        packed = mask[:, start // 8 : -(-here.stop // 8), None] >> places & 1
+        bits, before = packed.flatten(1)[:, : here.stop - start].bool(), base[here].float()
+        if planes:
+            moved = torch.where(bits[0], before + scale, before - scale)
+        else:
+            moved = (unified[here].float() - before).mul_(scale).add_(before)
+        out[here] = moved if planes == 1 else torch.where(bits[-1], moved, before)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -200,12 +192,10 @@ _TEXT = ("a text", lambda value: isinstance(value, str))
 _OBJECT = ("an object", lambda value: isinstance(value, dict))
 _DIGEST = ("64 hexadecimal digits, or null", lambda value: value is None or _is_hexadecimal(value, 64))
 _SHAPE = ("a list of sizes", lambda value: _is_list(value, _is_size))
+_VERSIONS = "1 or 2 (a newer hf-ext, or the loader of that folder, may read others)"
 _MANIFEST: _Rules = {
     "format": ('"emr-merging"', lambda value: value == "emr-merging"),
-    "format_version": (
-        "1 or 2 (a newer hf-ext, or the loader of that folder, may read others)",
-        lambda v: v in (1, 2),
-    ),
+    "format_version": (_VERSIONS, lambda value: value in (1, 2)),
     "deltas": ("1, 2 or missing", lambda value: value in (None, 1, 2)),
     "bit_order": ('"little"', lambda value: value == "little"),
     "hf_ext_version": _TEXT,
@@ -333,7 +323,7 @@ def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str]
     paths = {file: place if alone else inside(place, file, root if artifact else place) for file in files}
     for file, expected in files.items():
         _verify(paths[file], expected, named)
-    return _Files(paths, f"the base {named}")
+    return _Files(paths.values(), f"the base {named}")
 
 
 def inside(folder: Path, file: str, root: Path) -> Path:
@@ -365,24 +355,21 @@ _DAMAGED = "the folder is damaged: download it, or write it, again"
 class _Files:
     """Tensors of several safetensors files, mapped into memory and read when they are asked for."""
 
-    def __init__(self, files: dict[str, Path], what: str) -> None:
+    def __init__(self, paths: Iterable[Path], what: str) -> None:
         self._what = what
-        self._holders: dict[str, Any] = {}
-        for path in files.values():
+        self.holders: dict[str, Any] = {}
+        for path in paths:
             try:
                 opened: Any = safe_open(path, framework="pt")
             except SafetensorError as error:
                 raise ValueError(f"{path}: not a safetensors file ({error}); {_DAMAGED}") from error
-            self._holders.update(dict.fromkeys(opened.keys(), opened))
-
-    def names(self) -> Iterator[str]:
-        return iter(self._holders)
+            self.holders.update(dict.fromkeys(opened.keys(), opened))
 
     def get(self, name: str) -> torch.Tensor:
-        if name not in self._holders:
+        if name not in self.holders:
             raise ValueError(f"{self._what}: there is no tensor {name!r}; {_DAMAGED}")
         try:
-            tensor: torch.Tensor = self._holders[name].get_tensor(name)
+            tensor: torch.Tensor = self.holders[name].get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{self._what}: {name!r} cannot be read ({error}); {_DAMAGED}") from error
         return tensor

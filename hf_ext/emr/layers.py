@@ -57,10 +57,10 @@ class TaskLayers:
         if key not in self._parts:
             parts = self._weights.find_parts(task, name, weight.device)
             if parts is not None:
-                fits = len(parts.base) == weight.numel() and parts.base.dtype in DTYPES
+                by_mask = parts.base.dtype in DTYPES and not self._weights.manifest.deltas
                 # Masks read from mapped files took 1.6 times as long as from memory; base and unified model 1.1 times.
-                same = fits and parts.unified.dtype == weight.dtype
-                parts = parts._replace(mask=parts.mask.clone()) if same else None
+                fits = len(parts.base) == weight.numel() and parts.unified.dtype == weight.dtype
+                parts = parts._replace(mask=parts.mask.clone()) if by_mask and fits else None
             self._parts[key] = parts
         return self._parts[key]
 
@@ -79,7 +79,10 @@ class TaskLayers:
         for top in range(0, lines, step):
             here = slice(top, min(top + step, lines))
             blocks = memory[:, : here.stop - top]
-            self._restore(others, slice(top * columns, here.stop * columns), [block.view(-1) for block in blocks])
+            part = slice(top * columns, here.stop * columns)
+            masks = [found.mask[part.start // 8 : -(-part.stop // 8)] for found in others]
+            sources, scales = (others[0].base[part], others[0].unified[part]), [found.scale for found in others]
+            find_kernels("cpu").restore(*sources, masks, scales, [block.view(-1) for block in blocks])
             restored = iter(blocks)
             for own, out, found, bias in zip(x, outs, parts, biases, strict=True):
                 block = weight[here] if found is None else next(restored)
@@ -88,11 +91,6 @@ class TaskLayers:
                 else:
                     _add_product(None if bias is None else bias[here], own, block.t(), out[:, here])
         return outs
-
-    def _restore(self, parts: list[Parts], here: slice, outs: list[Tensor]) -> None:
-        masks = [found.mask[here.start // 8 : -(-here.stop // 8)] for found in parts]
-        base, unified = parts[0].base[here], parts[0].unified[here]
-        find_kernels("cpu").restore(base, unified, masks, [found.scale for found in parts], outs)
 
     def _take_memory(self, count: int, dtype: torch.dtype) -> Tensor:
         """Memory that is kept: to get new pages costs more than to fill them."""

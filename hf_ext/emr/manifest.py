@@ -127,35 +127,25 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         "hf_ext_version": manifest.version,
         "library": manifest.library,
         "bit_order": "little",
-        "base": _source_dict(manifest.base) | {"folder": manifest.base.folder},
+        "base": vars(manifest.base),
         "unified": {"files": manifest.unified},
         "method": manifest.method,
-        "tensors": [
-            {"name": t.name, "shape": list(t.shape), "dtype": DTYPE_NAMES[t.dtype], "elements": t.elements}
-            for t in manifest.tensors
-        ],
+        "tensors": [{**vars(tensor), "dtype": DTYPE_NAMES[tensor.dtype]} for tensor in manifest.tensors],
         "aliases": manifest.aliases,
         "tasks": {name: _task_dict(task) for name, task in manifest.tasks.items()},
         "files": manifest.files,
     }
 
 
-def _source_dict(source: SourceRecord) -> dict[str, Any]:
-    return {"source": source.source, "revision": source.revision, "files": source.files}
-
-
 def _task_dict(task: TaskRecord) -> dict[str, Any]:
-    record: dict[str, Any] = _source_dict(task.origin) | {
-        "architecture": task.architecture,
-        "base_prefix": task.base_prefix,
-        "task_prefix": task.task_prefix,
-    }
+    origin = {key: value for key, value in vars(task.origin).items() if key != "folder"}
+    named = {key: getattr(task, key) for key in ("architecture", "base_prefix", "task_prefix")}
     if task.scale is None:
-        record["scales"] = {name: scale.hex() for name, scale in task.scales.items()}
+        scale: dict[str, Any] = {"scales": {name: scale.hex() for name, scale in task.scales.items()}}
     else:
-        record |= {"scale": task.scale, "scale_hex": task.scale.hex()}
-    tails = {name: {"shape": list(shape)} for name, shape in task.tails.items()}
-    return record | {"density": task.density, "shared": list(task.shared), "tails": tails}
+        scale = {"scale": task.scale, "scale_hex": task.scale.hex()}
+    tails = {name: {"shape": shape} for name, shape in task.tails.items()}
+    return {**origin, **named, **scale, "density": task.density, "shared": task.shared, "tails": tails}
 
 
 def _parse(record: dict[str, Any], path: Path) -> Manifest:

@@ -91,15 +91,17 @@ def _check(units: Units, rows: Rows, given: tuple[Any, Any]) -> None:
     Both run with weights that are moved far apart, for each task by other random factors: what a unit did not get, or
     got of another task, then shows in the outputs, however near the fine-tunes are to each other.
     """
-    size, alone = sum(map(len, rows.values())), {}
-    with units.moved_apart():
+    size, alone, mixed = sum(map(len, rows.values())), {}, Pass(units, rows)
+    units.are_moved = True
+    try:
         for task, own in rows.items():
             arguments, batch = take_rows(given, own, size)
             with units.weights(task, [slot for slots in units.slots.values() for slot in slots]):
                 alone[task] = units.model(*arguments, **batch)
-        mixed = Pass(units, rows)
         with _Choices(mixed):
             together = mixed.run(given)
+    finally:
+        units.are_moved = False
     if mixed.has_chosen:
         raise NotByRows("the model selects samples by value")
     compared = 0
@@ -150,12 +152,12 @@ class Units:
                 self.methods.append((module, _METHOD))
         self.methods += [(module, "forward") for module in self.slots]
         self._small: dict[Any, Tensor] = {}
+        # True while the weights of the tasks stand far apart.
         self.are_moved = False
 
     def are_of(self, model: torch.nn.Module) -> bool:
         """True where they are a model's that still holds the same modules and tensors at the same places."""
-        now = _list_contents(model)
-        return len(now) == len(self._contents) and all(a is b for a, b in zip(now, self._contents, strict=True))
+        return [*map(id, _list_contents(model))] == [*map(id, self._contents)]
 
     @contextmanager
     def weights(self, task: str, slots: list[Slot]) -> Iterator[None]:
@@ -173,15 +175,6 @@ class Units:
         finally:
             for slot, held in zip(slots, before, strict=True):
                 slot.holder[slot.key] = held
-
-    @contextmanager
-    def moved_apart(self) -> Iterator[None]:
-        """Moves the weights of the tasks far apart inside a `with` block."""
-        self.are_moved = True
-        try:
-            yield
-        finally:
-            self.are_moved = False
 
     def _move(self, task: str, name: str, held: Tensor) -> Tensor:
         if not held.is_floating_point():

@@ -466,15 +466,8 @@ class EMRModel:
         return {key: value for key, value in found.items() if key != "transformers_version"}
 
     def _build(self, task: str) -> BuiltModel:
-        built = build_model(
-            self.weights.manifest.library,
-            self.weights.small_files(task),
-            lambda: {name: self.weights.restore(task, name) for name in self.weights.entries(task)},
-            source=self._source,
-            dtype=self._dtype,
-            device=self._device,
-            trust_remote_code=self._trust_remote_code,
-        )
+        built = build_model(self.weights, task, self._source, self._dtype, self._trust_remote_code)
+        cast(Any, built.model).to(self._device)
         self._turns.watch(built.model)
         return built
 

@@ -1,8 +1,8 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Block operations of EMR-Merging (arXiv 2405.17461): elect, mask, the sums of the rescalers, and restore.
 
-Plain torch (`arithmetic`), or the kernels of `hf_ext.fast.emr_operators`: bit-equal weights and masks,
-sums within 1e-12. Compiled sums may differ in their last bits between processors with vectors of other widths; threads
+Plain torch (`arithmetic`), or the compiled kernels of `hf_ext.fast`: bit-equal weights and masks, sums within 1e-12.
+Compiled sums may differ in their last bits between processors with vectors of other widths; threads
 and blocks change nothing. `tests/emr/reference_ops.py` has the same functions in the paper's own two passes.
 Shapes: n elements of a flat tensor, N tasks. A sum is taken in fp64 over each sub-block of 8,192 elements, and the
 sub-blocks are added in the order of their index: how a tensor is cut into blocks changes no bit.

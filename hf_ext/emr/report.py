@@ -7,8 +7,10 @@ https://arxiv.org/abs/2402.10193), which take the room of the masks and need no 
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,6 @@ from .ops import SUMS, TOTALS
 
 # Shapes: M merged tensors, N tasks.
 Array = np.ndarray
-ERRORS = ("unified", "masked", "global", "official", "tensor", "l2", "tensor_l2", "one_bit", "rescaled")
-# Measures that compare with a unified model, which deltas do not have.
-_OF_UNIFIED = ("conflict", "weight_conflict", "cosine_unified", "error_unified", "error_masked")
 # Above these values the report warns.
 NORM_RATIO = 3.0
 NORM_TO_BASE = 1.0
@@ -44,22 +43,19 @@ def make_report(
     sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
     elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
     scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
-    measures = _measure(elements, participates, sums, totals, scales) | {"elements": elements @ participates}
-    measures["error_rescaled"] = measures[f"error_{method['rescale']}"]
-    if method.get("deltas"):
-        measures |= {name: np.full(len(tasks), np.nan) for name in _OF_UNIFIED}
-    entries = []
-    for task, name in enumerate(tasks):
-        numbers = {key: float(values[task]) for key, values in measures.items()}
-        own = {mode: _scale_entry(found, participates[:, task], task) for mode, found in scales.items()}
-        entries.append(_plain(_task_entry(name, numbers, own)))
+    measures = _measure(elements, participates, sums, totals, scales, method)
+    entries = [
+        {"task": name, "elements": int(elements @ participates[:, task]), **_of_task(measures, task, participates)}
+        for task, name in enumerate(tasks)
+    ]
+    norms, products = np.sqrt(np.diag(gram)), np.triu(gram) + np.triu(gram, 1).T
     report = {
         "format_version": 1,
         "measured": True,
         "method": {**method, "masks": masks},
         "tasks": entries,
         "mean": _mean(entries),
-        "cosines": _plain(_cosine_matrix(gram)),
+        "cosines": _plain(_ratio(products, np.outer(norms, norms)).tolist()),
         "sizes": _sizes(sizes, masks, method.get("deltas") or 1),
     }
     return {**report, "warnings": _warnings(report)}
@@ -83,33 +79,19 @@ def is_measured(report: Mapping[str, Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """The value for JSON: null for what is not known."""
-    if isinstance(value, Array):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+    """The numbers for JSON: null for what is not known."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return value if math.isfinite(value) else None
 
 
-def _task_entry(name: str, numbers: Mapping[str, float], scales: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "task": name,
-        "elements": int(numbers["elements"]),
-        **{key: numbers[key] for key in ("norm", "norm_to_base", "density")},
-        "sign_conflict": {"task_vector": numbers["conflict"], "weights": numbers["weight_conflict"]},
-        "scales": scales,
-        "cosine": {"unified": numbers["cosine_unified"]},
-        "error": {key: numbers[f"error_{key}"] for key in ERRORS},
-    }
-
-
-def _scale_entry(scales: Array, participates: Array, task: int) -> Any:
-    """λ; where each tensor has its own, what they lie between."""
-    if scales.ndim == 1:
-        return float(scales[task])
-    own = scales[participates, task]
+def _of_task(measure: Any, task: int, participates: Array) -> Any:
+    """A task's part of the measures; where each tensor has its own number, what they lie between."""
+    if isinstance(measure, Mapping):
+        return {key: _of_task(part, task, participates) for key, part in measure.items()}
+    if measure.ndim == 1:
+        return _plain(float(measure[task]))
+    own = measure[participates[:, task], task]
     if own.size == 0:
         return None
     return {"least": float(own.min()), "median": float(np.median(own)), "greatest": float(own.max())}
@@ -228,7 +210,8 @@ def report_legend(report: Mapping[str, Any]) -> str:
 
 def report_markdown(report: Mapping[str, Any]) -> str:
     """The report as a section of a model card, without a heading."""
-    first, *others = (_markdown_table(*table) for table in report_tables(report))
+    marked = [[header, ["---", *["---:"] * (len(header) - 1)], *rows] for header, rows in report_tables(report)]
+    first, *others = ("\n".join(f"| {' | '.join(row)} |" for row in table) for table in marked)
     parts = [first, report_legend(report), *others]
     if report["warnings"]:
         parts.append("\n".join(f"- **Warning**: {text}" for text in report["warnings"]))
@@ -264,33 +247,24 @@ def number_text(value: float | None, digits: int = 3) -> str:
 def _task_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """One row for each task and one for the mean."""
     masks, deltas = report["method"]["masks"], report["method"].get("deltas")
-    mode = "tensor_l2" if deltas else report["method"]["rescale"]
+    # Title, decimals, and the keys of the number in an entry.
+    columns = [("‖τ‖/‖W0‖", 4, "norm_to_base")]
+    if deltas:
+        columns += [("λ", 6, "scales/tensor_l2"), ("kept", 3, "density"), ("error restored", 3, "error/rescaled")]
+    else:
+        if masks:
+            columns += [("λ", 3, f"scales/{report['method']['rescale']}"), ("mask", 3, "density")]
+        columns += [("conflict τ", 3, "sign_conflict/task_vector"), ("of W", 3, "sign_conflict/weights")]
+        columns += [("cosine", 3, "cosine/unified"), ("error unified", 3, "error/unified")]
+        columns += [("masked", 3, "error/masked"), ("restored", 3, "error/rescaled")] if masks else []
+    columns += [("1-bit", 3, "error/one_bit")] if masks else []
 
-    def scale(entry: Any) -> Any:
-        found = entry["scales"][mode]
+    def read(entry: Any, keys: str) -> Any:
+        found = functools.reduce(operator.getitem, keys.split("/"), entry)
         return found["median"] if isinstance(found, Mapping) else found
 
-    def error(kind: str) -> Callable[[Any], Any]:
-        return lambda entry: entry["error"][kind]
-
-    columns: list[tuple[str, int, Callable[[Any], Any]]]  # title, decimals, and the number of an entry
-    columns = [("‖τ‖/‖W0‖", 4, lambda entry: entry["norm_to_base"])]
-    if masks:
-        density, digits = ("kept", 6) if deltas else ("mask", 3)
-        columns += [("λ", digits, scale), (density, 3, lambda entry: entry["density"])]
-    if deltas:
-        columns += [("error restored", 3, error("rescaled"))]
-    else:
-        columns += [
-            ("conflict τ", 3, lambda entry: entry["sign_conflict"]["task_vector"]),
-            ("of W", 3, lambda entry: entry["sign_conflict"]["weights"]),
-            ("cosine", 3, lambda entry: entry["cosine"]["unified"]),
-            ("error unified", 3, error("unified")),
-        ]
-        columns += [("masked", 3, error("masked")), ("restored", 3, error("rescaled"))] if masks else []
-    columns += [("1-bit", 3, error("one_bit"))] if masks else []
     rows = [
-        [entry["task"], *(number_text(read(entry), digits) for _, digits, read in columns)]
+        [entry["task"], *(number_text(read(entry, keys), digits) for _, digits, keys in columns)]
         for entry in (*report["tasks"], {**report["mean"], "task": "mean"})
     ]
     return ["task", *(title for title, _, _ in columns)], rows
@@ -324,51 +298,53 @@ def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["size", "bytes", "of all checkpoints"], [[titles[key], f"{sizes[key]:,}", share[key]] for key in shown]
 
 
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    marks = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, marks, *rows))
-
-
 def _measure(
     elements: Array,  # [M]
     participates: Array,  # [M, N]
     sums: Array,  # [M, N, 10]
     totals: Array,  # [M, 4]
     scales: Mapping[str, Array],  # λ by mode, [N] or [M, N]
-) -> dict[str, Array]:
-    """Measures all tensors together: `[N]` by name, NaN where there is none."""
+    method: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Measures all tensors together: `[N]` by name, NaN where there is none; and the scales."""
     # Not a product: a sum that is not known is NaN.
     column = {name: np.where(participates, sums[:, :, index], 0.0) for index, name in enumerate(SUMS)}
     column |= {name: np.where(participates, totals[:, index, None], 0.0) for index, name in enumerate(TOTALS)}
     total = {name: values.sum(axis=0) for name, values in column.items()}
     square, dot, unified_square = total["square"], total["dot"], total["unified_square"]
     count = elements @ participates
-    found = {
+
+    def compare(upper: Array, lower: Array) -> Array:
+        """Compares with the unified model, which deltas do not have."""
+        return np.full_like(upper, np.nan) if method.get("deltas") else _ratio(upper, lower)
+
+    def error(mode: str) -> Any:
+        inner, outer = scales[mode] * column["masked_dot"], scales[mode] ** 2 * column["masked_square"]
+        return np.maximum(square - (2 * inner - outer).sum(axis=0), 0)
+
+    # One bit says + or -, so that a zero becomes one of them.
+    explained = column["abs"] ** 2 / np.maximum(elements, 1)[:, None]
+    return {
         "norm": np.sqrt(square),
         "norm_to_base": _ratio(np.sqrt(square), np.sqrt(total["base_square"])),
         "density": _ratio(total["mask"], count),
-        "conflict": _ratio(total["opposed"], count),
-        "weight_conflict": _ratio(total["weight_opposed"], count),
-        "cosine_unified": _ratio(dot, np.sqrt(square * unified_square)),
-        "error_unified": _ratio(np.maximum(square - 2 * dot + unified_square, 0), square),
+        "sign_conflict": {
+            "task_vector": compare(total["opposed"], count),
+            "weights": compare(total["weight_opposed"], count),
+        },
+        "scales": scales,
+        "cosine": {"unified": compare(dot, np.sqrt(square * unified_square))},
+        "error": {
+            "unified": compare(np.maximum(square - 2 * dot + unified_square, 0), square),
+            "masked": compare(error("none"), square),
+            **{mode: _ratio(error(mode), square) for mode in RESCALES if mode != "none"},
+            "one_bit": _ratio(np.maximum(square - explained.sum(axis=0), 0), square),
+            "rescaled": _ratio(error(method["rescale"]), square),
+        },
     }
-    for mode, values in scales.items():
-        inner, outer = values * column["masked_dot"], values**2 * column["masked_square"]
-        found[f"error_{mode}"] = _ratio(np.maximum(square - (2 * inner - outer).sum(axis=0), 0), square)
-    found["error_masked"] = found["error_none"]
-    # One bit says + or -, so that a zero becomes one of them.
-    explained = column["abs"] ** 2 / np.maximum(elements, 1)[:, None]
-    found["error_one_bit"] = _ratio(np.maximum(square - explained.sum(axis=0), 0), square)
-    return found
 
 
 def _ratio(upper: Array, lower: Array) -> Array:
     """Quotients, NaN where the divisor is zero."""
     found: Array = np.divide(upper, lower, out=np.full(np.shape(upper), np.nan), where=lower > 0)
     return found
-
-
-def _cosine_matrix(gram: Array) -> Array:
-    """Cosines of all pairs of task vectors."""
-    norms = np.sqrt(np.diag(gram))
-    return _ratio(np.triu(gram) + np.triu(gram, 1).T, np.outer(norms, norms))

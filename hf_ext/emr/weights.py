@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -30,16 +30,7 @@ from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .arithmetic import compute_scales, restore_directions
 from .artifact import find_fault, open_extras, open_masks, open_unified, read_sums, read_tasks
-from .manifest import (
-    MANIFEST,
-    WEIGHT_STEMS,
-    Manifest,
-    SourceRecord,
-    TaskRecord,
-    TensorRecord,
-    artifact_file,
-    find_folder,
-)
+from .manifest import MANIFEST, WEIGHT_STEMS, Manifest, SourceRecord, TaskRecord, artifact_file, find_folder
 from .ops import restore_block
 
 # What an artifact has and a plain checkpoint does not.
@@ -75,7 +66,7 @@ class Parts(NamedTuple):
     """The sources of a merged tensor of a task: flat, and no longer than the merged part."""
 
     base: torch.Tensor
-    unified: torch.Tensor
+    unified: torch.Tensor  # the base where the mask holds signs
     mask: torch.Tensor
     scale: float
 
@@ -121,15 +112,13 @@ class TaskWeights:
         if not self.folder.exists():
             self._repository = self._resolve(str(source), revision)
             self.folder = self._download(*self._repository, [MANIFEST])
-            weights = (*Manifest.read(self.folder).unified, "*.index.json", "sums.safetensors")
-            skipped = [*weights, "tasks/*", "base/*", "report.json", "report.png", "README.md", ".*"]
-            self._download(*self._repository, ["*"], skipped)
         elif revision is not None:
             raise UsageError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
         self.manifest = Manifest.read(self.folder)
         self._merged = self.manifest.merged
-        if self._repository and self.manifest.unified:
-            self._download(*self._repository, list(self.manifest.unified))
+        if self._repository:
+            skipped = ["*.index.json", "sums.safetensors", "report.json", "report.png", "README.md", ".*"]
+            self._download(*self._repository, ["*"], [*skipped, "tasks/*", "base/*"])
         roots = [] if self.manifest.deltas else [open_unified(self.folder, self.manifest)]
         self._unified = _MappedFiles(roots)
         self._base = _MappedFiles(self._open_base(base))
@@ -157,41 +146,39 @@ class TaskWeights:
     def restore_into(self, task: str, name: str, out: torch.Tensor) -> None:
         """[`~TaskWeights.restore`] into a tensor that is there; in another type it takes the restored values,
         converted."""
-        opened = self._open(task)
-        device = out.device
-        if name not in opened.masks.infos:
+        opened, device, deltas = self._open(task), out.device, self.manifest.deltas
+        parts = self.find_parts(task, name, device)
+        if parts is None:
             if name in opened.extras.infos:
                 out.copy_(opened.extras.get(name, device))
             else:
                 out.copy_(self._base.get(opened.record.base_name(name), device, keep=True))
             return
-        tensor = self._merged[opened.record.base_name(name)]
-        direct = out.dtype == tensor.dtype and out.is_contiguous()
-        whole = out if direct else torch.empty(out.shape, dtype=tensor.dtype, device=device)
+        dtype, count = opened.entries[name][0], len(parts.base)
+        direct = out.dtype == dtype and out.is_contiguous()
+        whole = out if direct else torch.empty(out.shape, dtype=dtype, device=device)
         flat = whole.view(-1)
-        base, leading = self._merged_part(self._base, tensor, device), flat[: tensor.elements]
-        base = base.float() if base.dtype == torch.float64 else base
-        mask, scale = opened.masks.get(name, device), opened.scales[name]
-        if self.manifest.deltas:
-            restore_directions(base, mask.view(self.manifest.deltas, -1), scale, leading)
+        base = parts.base.float() if parts.base.dtype == torch.float64 else parts.base
+        if deltas:
+            restore_directions(base, parts.mask.view(deltas, -1), parts.scale, flat[:count])
         else:
-            restore_block(base, self._merged_part(self._unified, tensor, device), mask, scale, leading)
-        if len(flat) > tensor.elements:
-            flat[tensor.elements :] = opened.extras.get(name, device)
+            restore_block(base, parts.unified, parts.mask, parts.scale, flat[:count])
+        if len(flat) > count:
+            flat[count:] = opened.extras.get(name, device)
         if not direct:
             out.copy_(whole)
 
     def find_parts(self, task: str, name: str, device: torch.device) -> Parts | None:
-        """The sources of a tensor of a task; `None` if it is the task's own, the base's, or moved by signs."""
+        """The sources of a tensor of a task; `None` if it is the task's own or the base's."""
         opened = self._open(task)
-        if name not in opened.masks.infos or self.manifest.deltas:
+        if name not in opened.masks.infos:
             return None
         tensor = self._merged[opened.record.base_name(name)]
-        base, unified = (self._merged_part(files, tensor, device) for files in (self._base, self._unified))
+        base, unified = (
+            files.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
+            for files in (self._base, self._base if self.manifest.deltas else self._unified)
+        )
         return Parts(base, unified, opened.masks.get(name, device), opened.scales[name])
-
-    def _merged_part(self, files: _MappedFiles, tensor: TensorRecord, device: torch.device) -> torch.Tensor:
-        return files.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
 
     def base_tensors(self) -> dict[str, torch.Tensor]:
         """The base's tensors by name, as views of its files."""
@@ -255,12 +242,9 @@ class TaskWeights:
         return out
 
     def _write(self, task: str, path: Path, entries: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
-        writer = SafetensorsWriter(path, entries)
-        try:
+        with closing(SafetensorsWriter(path, entries)) as writer:
             for name in entries:
                 writer.write(name, 0, self.restore(task, name))
-        finally:
-            writer.close()
 
     def _open(self, task: str) -> _TaskFiles:
         if task in self._tasks:
@@ -275,11 +259,10 @@ class TaskWeights:
         masks = _MappedFiles([open_masks(self.folder, self.manifest, task)])
         checkpoint = open_extras(self.folder, self.manifest, task)
         extras = _MappedFiles([checkpoint] if checkpoint else [])
-        entries = {}
+        entries = {name: (info.dtype, info.shape) for name, info in extras.infos.items()}
         for name in masks.infos:
             tensor = self._merged[record.base_name(name)]
             entries[name] = (tensor.dtype, record.tails.get(name, tensor.shape))
-        entries = {name: (info.dtype, info.shape) for name, info in extras.infos.items()} | entries
         for name in record.shared:
             info = self._base.infos.get(record.base_name(name))
             if info is None:

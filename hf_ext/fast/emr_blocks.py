@@ -11,12 +11,14 @@ than one of two.
 # Numba's functions carry no types that mypy could read.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+from functools import partial
+
 import numpy as np
 import torch
 from numba import carray, njit, types
 from torch import Tensor
 
-from .compiling import compile_kernel
+from .compiling import compile_kernel, share
 from .emr_sums import GRAM_STEP, SUB_BLOCK, Sums
 
 TILE = 1024
@@ -343,13 +345,25 @@ _RUN = (
 )
 
 
-def _call(files, weights, masks, elements, tie, sums):
-    """The kernel with addresses in place of tensors."""
+def run_files(
+    files: list[tuple[int, int]],
+    buffers: list[Tensor],
+    masks: Tensor | None,
+    elements: range,
+    sums: Sums,
+    tie: str | None,
+) -> bool:
+    """`ops.merge_block` of `elements` of a tensor that lies in local files, as many at once as their step.
+
+    `files`: descriptor and first byte of the tensor for the base, each task, the unified weights and each mask.
+    `buffers`: a block in the dtype of each but the masks; `masks` has room for those of all elements. Start and step
+    are multiples of `SUB_BLOCK`. False if a file did not give or take everything: the sums are of no use then.
+    """
     return compile_kernel(_run, _RUN)(
         np.array([file for file, _ in files], np.int32),
         np.array([place for _, place in files], np.int64),
-        np.array([tensor.data_ptr() for tensor in weights]),
-        np.array([KINDS[tensor.dtype] for tensor in weights]),
+        np.array([tensor.data_ptr() for tensor in buffers]),
+        np.array([KINDS[tensor.dtype] for tensor in buffers]),
         0 if masks is None else masks.data_ptr(),
         0 if masks is None else masks.stride(0),
         elements.start,
@@ -360,22 +374,89 @@ def _call(files, weights, masks, elements, tie, sums):
     )
 
 
-def run_files(
-    files: list[tuple[int, int]], buffers: list[Tensor], masks: Tensor | None, elements: range, sums: Sums, tie: str
-) -> bool:
-    """`ops.merge_block` of `elements` of a tensor that lies in local files, as many at once as their step.
-
-    `files`: descriptor and first byte of the tensor for the base, each task, the unified weights and each mask.
-    `buffers`: a block in the dtype of each but the masks; `masks` has room for those of all elements. Start and step
-    are multiples of `SUB_BLOCK`. False if a file did not give or take everything: the sums are of no use then.
-    """
-    return _call(files, buffers, masks, elements, tie, sums)
-
-
 def run_block(
     base: Tensor, tasks: list[Tensor], unified: Tensor, masks: Tensor | None, sums: Sums, first: int, tie: str | None
 ) -> None:
     """`ops.merge_block`, or `mask_block` if `tie` is None; arguments are checked there."""
     start, n = first * SUB_BLOCK, len(base)
-    elements = range(start, start + n, max(n, 1))
-    _call([], [base, *tasks, unified], masks, elements, tie, sums)
+    run_files([], [base, *tasks, unified], masks, range(start, start + n, max(n, 1)), sums, tie)
+
+
+# Restoring: no sum is taken in another order, so results have the bits of plain torch.
+# With fewer elements a thread costs more than it saves.
+_share = partial(share, least=2**17, step=TILE)
+_RESTORE = "void(int64, int64, int64, int64, int64[::1], float32[::1], int64[::1], int64, int64, int64)"
+_MOVE = "void(int64, int64, int64, int64, float32, int64, int64, int64, int64)"
+
+
+@njit
+def _unpack(mask, flags):
+    """A bit becomes a byte: byte i of the product has all eight bits, of which bit i is kept."""
+    words = flags[: 8 * len(mask)].view(np.uint64)
+    for i in range(len(mask)):
+        words[i] = (mask[i] * np.uint64(0x0101010101010101)) & np.uint64(0x8040201008040201)
+
+
+@njit
+def _restore_tile(base, unified, flags, scale, out):
+    for i in range(len(base)):
+        start = base[i]
+        moved = start + scale * (unified[i] - start)
+        out[i] = moved if flags[i] != 0 else start
+
+
+def _restore(base, base_kind, unified, unified_kind, masks, scales, outs, out_kind, start, stop):
+    """Elements [start, stop) of several tasks, the first a multiple of a tile: base and merged model are read once for
+    all of them, tile by tile, and each task adds a bit an element."""
+    work, flags = np.empty((3, TILE), np.float32), np.empty(TILE, np.uint8)
+    for place in range(start, stop, TILE):
+        n = min(TILE, stop - place)
+        first = load_float32(base + place * size_of(base_kind), base_kind, n, work[0])
+        second = load_float32(unified + place * size_of(unified_kind), unified_kind, n, work[1])
+        for task in range(len(masks)):
+            _unpack(bytes_at(masks[task] + place // 8, (n + 7) // 8), flags)
+            target = outs[task] + place * size_of(out_kind)
+            if out_kind == 0:
+                _restore_tile(first, second, flags, scales[task], bytes_at(target, 4 * n).view(np.float32))
+            else:
+                _restore_tile(first, second, flags, scales[task], work[2][:n])
+                store_float32(work[2][:n], target, out_kind)
+
+
+@njit
+def _move_tile(base, signs, kept, scale, out):
+    for i in range(len(base)):
+        moved = base[i] + (scale if signs[i] != 0 else -scale)
+        out[i] = moved if kept[i] != 0 else base[i]
+
+
+def _move(base, base_kind, signs, kept, scale, out, out_kind, start, stop):
+    """Elements [start, stop) moved by the scale; `kept` is 0 where all are."""
+    work, flags, moved = np.empty((2, TILE), np.float32), np.empty(TILE, np.uint8), np.ones(TILE, np.uint8)
+    for place in range(start, stop, TILE):
+        n = min(TILE, stop - place)
+        first = load_float32(base + place * size_of(base_kind), base_kind, n, work[0])
+        _unpack(bytes_at(signs + place // 8, (n + 7) // 8), flags)
+        if kept != 0:
+            _unpack(bytes_at(kept + place // 8, (n + 7) // 8), moved)
+        target = out + place * size_of(out_kind)
+        if out_kind == 0:
+            _move_tile(first, flags, moved, scale, bytes_at(target, 4 * n).view(np.float32))
+        else:
+            _move_tile(first, flags, moved, scale, work[1][:n])
+            store_float32(work[1][:n], target, out_kind)
+
+
+def restore(base: Tensor, unified: Tensor, masks: list[Tensor], scales: list[float], outs: list[Tensor]) -> None:
+    """`ops.restore_block` for several tasks, of flat tensors on the CPU; arguments are checked there."""
+    places, targets = (np.array([tensor.data_ptr() for tensor in tensors]) for tensors in (masks, outs))
+    sources = (base.data_ptr(), KINDS[base.dtype], unified.data_ptr(), KINDS[unified.dtype])
+    arguments = (*sources, places, np.array(scales, np.float32), targets, KINDS[outs[0].dtype])
+    _share(compile_kernel(_restore, _RESTORE), len(base), *arguments)
+
+
+def restore_directions(base: Tensor, planes: Tensor, scale: float, out: Tensor) -> None:
+    """`ops.restore_directions` on the CPU."""
+    kept = planes[1].data_ptr() if len(planes) > 1 else 0
+    arguments = (base.data_ptr(), KINDS[base.dtype], planes[0].data_ptr(), kept)
+    _share(compile_kernel(_move, _MOVE), len(base), *arguments, scale, out.data_ptr(), KINDS[out.dtype])

@@ -23,7 +23,7 @@ from hf_ext import app_work as work
 from hf_ext.answers.limits import ClientLeft, Limits, read_piece, read_sound
 from hf_ext.app import describe_sound
 from tests.app.test_app import ask, call, join, make_dit, serve, upload
-from tests.kit.pictures import claim, encode
+from tests.kit.pictures import SENT
 from tests.kit.refusals import refused
 
 
@@ -159,25 +159,9 @@ def test_what_no_page_sends_ends_without_a_folder(address, given):
     assert get_upload_folder().encode() not in found and str(Path.cwd()).encode() not in found
 
 
-WHITE = Image.new("L", (8, 8), 255)
-PICTURES = {
-    "nine megapixels in few bytes": (encode(Image.new("L", (3000, 3000)), compress_level=9), False),
-    "a claim of 4 gigapixels": (claim(65500, 65500), False),
-    "a claim that the file does not hold": (claim(100, 100), False),
-    "one by 60,000": (encode(Image.new("RGB", (1, 60000))), False),
-    "an animation": (encode(WHITE, "GIF", save_all=True, append_images=[Image.new("L", (8, 8))]), False),
-    "16 bits": (encode(Image.fromarray(np.zeros((9, 11), np.uint16))), True),
-    "CMYK": (encode(Image.new("CMYK", (16, 12)), "JPEG"), True),
-    "transparency": (encode(Image.new("RGBA", (16, 12), (9, 8, 7, 6))), True),
-    "cut off": (encode(Image.new("RGB", (64, 64), (9, 8, 7)), "BMP")[:900], False),
-    "no picture": (b"no picture", False),
-    "a page": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", False),
-}
-
-
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", SENT)
 def test_pictures_are_restored_or_refused_in_words(address, tmp_path, name):
-    data, good = PICTURES[name]
+    data, good = SENT[name]
     (tmp_path / "a.png").write_bytes(data)
     found = restore(address, upload(address, tmp_path / "a.png"))
     assert get_upload_folder().encode() not in found and str(tmp_path).encode() not in found

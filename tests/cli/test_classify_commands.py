@@ -9,13 +9,11 @@ import numpy as np
 import pandas as pd
 import peft
 import pytest
-import soundfile
 import torch
 from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import hf_ext
-from hf_ext.answers.classifying import Classifier, Input
 from hf_ext.answers.series import answer_series
 from hf_ext.data.sound_files import read_recording
 from hf_ext.emr import EMRModel
@@ -29,8 +27,8 @@ from hf_ext.mrconv import (
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
 from hf_ext.tasks.signals import PixelTask
 from hf_ext.tasks.texts import byte_tokenizer
-from tests.emr.emr_testing import tiny_bert, tiny_semanir, write_tokenizer
-from tests.emr.use_testing import merge
+from tests.emr.emr_testing import tiny_bert, tiny_semanir
+from tests.emr.use_testing import merge_family
 from tests.kit import command_line
 from tests.kit.document_stage import write_tone
 
@@ -62,7 +60,7 @@ def shares_of(rows: list[dict], length: int) -> torch.Tensor:
     return shares
 
 
-def test_sounds_are_heard_at_the_rate_of_the_model(tmp_path):
+def test_sounds_are_heard_at_the_rate_of_the_model(tmp_path, caplog):
     write_tone(tmp_path / "a.wav", 0.3)
     write_tone(tmp_path / "b.wav", 0.2)
     (tmp_path / "notes.txt").write_text("no sound")
@@ -78,6 +76,9 @@ def test_sounds_are_heard_at_the_rate_of_the_model(tmp_path):
     assert lines[0].split() == ["input", "class", "probability"]
     best = found[0]["classes"][0]
     assert lines[1].split() == [str(tmp_path / "a.wav"), best["label"], f"{best['score']:.4f}"]
+    write_tone(tmp_path / "long.wav", 9)
+    run("spoken-digits", tmp_path / "long.wav")
+    assert "are averaged" in caplog.text
 
 
 @torch.no_grad()
@@ -130,31 +131,6 @@ def test_texts_are_given_as_they_are_or_a_line_each(tmp_path):
     assert answers(tmp_path / "model", long, "--top-k", 3) == [found[1]]
 
 
-@torch.no_grad()
-def test_series_are_read_by_their_columns(tmp_path, caplog):
-    torch.manual_seed(0)
-    config = MRConvConfig(**SMALL, **LABELS, max_position_embeddings=32, input_size=2, input_columns=["a", "b"])
-    model = MRConvForSequenceClassification(config).eval()
-    model.save_pretrained(tmp_path / "model")
-    values = np.random.default_rng(0).normal(size=(40, 2)).round(3)
-    rows = [f"{b},{a},yes" for a, b in values]
-    (tmp_path / "long.csv").write_text("\n".join(["b,a,note", *rows]))
-    (found,) = answers(tmp_path / "model", tmp_path / "long.csv", "--top-k", 3)
-    shares = model(input_values=torch.from_numpy(values[:32]).float()[None]).logits[0].softmax(-1)
-    assert scores(found["classes"]) == likeliest(shares)
-    assert "has 40 positions: only the first 32 are used" in caplog.text
-    # What is known of the files of a folder is none of them.
-    (tmp_path / "folder").mkdir()
-    shutil.copy(tmp_path / "long.csv", tmp_path / "folder")
-    (tmp_path / "folder" / "metadata.csv").write_text("file_name,label\nlong.csv,low\n")
-    (named,) = answers(tmp_path / "model", tmp_path / "folder", "--top-k", 3)
-    assert named["classes"] == found["classes"]
-    (swapped,) = answers(tmp_path / "model", tmp_path / "long.csv", "--columns", "b, a", "--top-k", 3)
-    assert swapped["classes"] != found["classes"]
-    said = run(tmp_path / "model", tmp_path / "long.csv", "--columns", "a,c", code=1).stderr
-    assert "has no column c; it has b, a, note" in said and "1 of 1 input could not be classified" in said
-
-
 SERIES = {**SMALL, "max_position_embeddings": 32, "input_size": 2, "input_columns": ["a", "b"]}
 UNITS = {"input_mean": [100.0, 3.0], "input_std": [20.0, 1.0]}
 
@@ -171,6 +147,26 @@ def write_table(path: Path, length: int) -> torch.Tensor:
     lines = [f"2024-01-01T{row % 24:02}:00,{b},{a},yes" for row, (a, b) in enumerate(values)]
     path.write_text("\n".join(["time,b,a,note", *lines]))
     return torch.from_numpy(values).float()[None]
+
+
+@torch.no_grad()
+def test_series_are_read_by_their_columns(tmp_path, caplog):
+    model = save_series_model(tmp_path / "model", MRConvForSequenceClassification, **LABELS)
+    values = write_table(tmp_path / "long.csv", 40)
+    (found,) = answers(tmp_path / "model", tmp_path / "long.csv", "--top-k", 3)
+    shares = model(input_values=values[:, :32]).logits[0].softmax(-1)
+    assert scores(found["classes"]) == likeliest(shares)
+    assert "has 40 positions: only the first 32 are used" in caplog.text
+    # What is known of the files of a folder is none of them.
+    (tmp_path / "folder").mkdir()
+    shutil.copy(tmp_path / "long.csv", tmp_path / "folder")
+    (tmp_path / "folder" / "metadata.csv").write_text("file_name,label\nlong.csv,low\n")
+    (named,) = answers(tmp_path / "model", tmp_path / "folder", "--top-k", 3)
+    assert named["classes"] == found["classes"]
+    (swapped,) = answers(tmp_path / "model", tmp_path / "long.csv", "--columns", "b, a", "--top-k", 3)
+    assert swapped["classes"] != found["classes"]
+    said = run(tmp_path / "model", tmp_path / "long.csv", "--columns", "a,c", code=1).stderr
+    assert "has no column c; it has time, b, a, note" in said and "1 of 1 input could not be classified" in said
 
 
 @torch.no_grad()
@@ -214,11 +210,6 @@ def test_classes_of_positions_stream_where_the_model_does_not_look_ahead(bidirec
     assert [line.split()[2] for line in lines[1:]] == best
 
 
-def _write_frame(path: Path, frame: pd.DataFrame, **how) -> Path:
-    frame.to_csv(path, **{"index": False, **how})
-    return path
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("said", ["a row of units: a in m, b in s", "sorted by it"])
 def test_a_table_is_classified_as_it_trains(said, tmp_path, caplog):
@@ -258,12 +249,12 @@ def _write_ts(path: Path, series: np.ndarray) -> None:
 SEVERAL = {
     "sktime.ts": _write_ts,
     # The model knows that a row is a series; what else the table has may be anything.
-    "wide_and_more.csv": lambda path, series: _write_frame(
-        path, pd.DataFrame(series).add_prefix("t").assign(time=range(len(series)), patient=7, age=50)
+    "wide_and_more.csv": lambda path, series: (
+        pd.DataFrame(series).add_prefix("t").assign(time=range(3), patient=7, age=50).to_csv(path, index=False)
     ),
-    "panel.csv": lambda path, series: _write_frame(
-        path, pd.DataFrame({"id": np.repeat(["p", "q", "r"], 20), "values": series.ravel()})
-    ),
+    "panel.csv": lambda path, series: pd.DataFrame(
+        {"id": np.repeat(["p", "q", "r"], 20), "values": series.ravel()}
+    ).to_csv(path, index=False),
     "channels.npz": lambda path, series: np.savez(path, values=series[..., None], label=np.arange(3)),
 }
 
@@ -299,15 +290,11 @@ def test_series_that_do_not_fit_the_model_are_refused(tmp_path):
 
 
 def test_of_a_merge_the_task_answers(tmp_path):
-    base = tiny_bert(tmp_path / "base")
-    tasks = {name: tiny_bert(tmp_path / name, seed, base=base, num_labels=3) for seed, name in enumerate("ab", 1)}
-    for folder in (base, *tasks.values()):
-        write_tokenizer(folder)
-    merged = merge(base, tasks, tmp_path / "merged")
+    merged = merge_family(tmp_path, tiny_bert, num_labels=3)
     refused = run(merged, "one two", code=2)
     assert "Name one of its tasks with --task: a, b" in refused.stderr
     model = EMRModel.from_pretrained(merged, task="b").eval()
-    tokens = AutoTokenizer.from_pretrained(base)("one two", return_tensors="pt")
+    tokens = AutoTokenizer.from_pretrained(merged)("one two", return_tensors="pt")
     with torch.no_grad():
         expected = model(**tokens).logits[0].softmax(-1)
     (found,) = answers(merged, "one two", "--task", "b", "--top-k", 3)
@@ -317,7 +304,6 @@ def test_of_a_merge_the_task_answers(tmp_path):
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_an_adapter_brings_its_base(tmp_path):
     base = tiny_bert(tmp_path / "base", 1, base=tiny_bert(tmp_path / "bare"), num_labels=3)
-    write_tokenizer(base)
     torch.manual_seed(1)
     model = AutoModelForSequenceClassification.from_pretrained(base)
     adapted = peft.get_peft_model(
@@ -329,21 +315,6 @@ def test_an_adapter_brings_its_base(tmp_path):
         expected = adapted.eval()(**tokens).logits[0].softmax(-1)
     (found,) = answers(tmp_path / "adapter", "one two", "--top-k", 3)
     assert scores(found["classes"]) == likeliest(expected)
-
-
-def test_all_of_a_long_sound_is_heard(tmp_path, caplog):
-    classifier = Classifier(hf_ext.released("spoken-digits"))
-    rate, longest = classifier.reader.sampling_rate, classifier.model.config.longest_input
-    samples = np.random.default_rng(0).normal(0, 0.1, longest * 2 + 100).astype(np.float32)
-    soundfile.write(tmp_path / "long.wav", samples, rate, subtype="FLOAT")
-    (found,) = classifier.classify(Input("long", tmp_path / "long.wav"), 10).values()
-    starts = [*range(0, longest + 100, longest // 2), longest + 100]
-    parts = [{"raw": samples[start : start + longest], "sampling_rate": rate} for start in starts]
-    each = [{row["label"]: row["score"] for row in answer} for answer in classifier._pipeline(parts, top_k=10)]
-    means = {label: float(np.mean([answer[label] for answer in each])) for label in each[0]}
-    assert {row["label"]: row["score"] for row in found} == pytest.approx(means, abs=1e-5)
-    assert found[0]["label"] == max(means, key=means.__getitem__)
-    assert f"{len(starts)} parts" in caplog.text
 
 
 def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path):
@@ -375,6 +346,7 @@ def test_other_models_and_inputs_are_refused_in_words(tmp_path):
         ("spoken-digits", [tmp_path / "empty"], "no sounds found in"),
         ("spoken-digits", [tmp_path / "empty", "--columns", "a"], "are for models of series"),
         ("spoken-digits", ["a.wav", "--device", "tpu"], "device tpu cannot be used"),
+        ("spoken-digits", ["a.wav", "--device", "meta"], "device meta cannot be used"),
         ("spoken-digits", [f"@{tmp_path / 'list'}"], "list is not a UTF-8 text with one name per line"),
     ):
         assert said in run(model, *words, code=2).stderr

@@ -31,17 +31,16 @@ def models(tmp_path_factory) -> Path:
     return place
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sources(models) -> list[str]:
     """The options that name the models."""
     return ["--base", str(models / "base"), "--task", f"a={models / 'a'}", "--task", f"b={models / 'b'}"]
 
 
 @pytest.fixture(scope="module")
-def merged(models, tmp_path_factory) -> Path:
+def merged(sources, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("merged") / "merged"
-    tasks = [word for name in "ab" for word in ("--task", f"{name}={models / name}")]
-    run("merge", "--base", models / "base", *tasks, "--out", out)
+    run("merge", *sources, "--out", out)
     return out
 
 
@@ -147,13 +146,11 @@ def test_add_merged_again_and_frozen(models, artifact):
     assert list(Manifest.read(artifact).tasks) == ["a", "b", "c", "d"]
 
 
-def test_remove_and_export(artifact, models, tmp_path):
+def test_remove_and_export(artifact, tmp_path):
     assert json.loads(run("emr", "remove", artifact, "a", "--json").stdout)["tasks"] == ["b"]
     assert "is the last task" in run("emr", "remove", artifact, "b", code=2).stderr
     assert run("emr", "export", artifact, "b", tmp_path / "b").stdout == f"{tmp_path / 'b'}\n"
-    model = BertForSequenceClassification.from_pretrained(tmp_path / "b")
-    own = BertForSequenceClassification.from_pretrained(models / "b")
-    assert model.config.id2label == own.config.id2label and model.classifier.weight.equal(own.classifier.weight)
+    assert BertForSequenceClassification.from_pretrained(tmp_path / "b").config.id2label[0] == "seed2-0"
     assert "there is no task 'a'" in run("emr", "export", artifact, "a", tmp_path / "x", code=2).stderr
 
 
@@ -169,20 +166,18 @@ def test_compare(merged, sources, tmp_path):
 
 
 def test_deltas_in_every_command(models, sources, tmp_path):
-    text = run("merge", *sources, "--out", tmp_path / "deltas", "--method", "ternary", "--density", "{a: 0.5}").stdout
+    deltas = tmp_path / "deltas"
+    text = run("merge", *sources, "--out", deltas, "--method", "ternary", "--density", "{a: 0.5}").stdout
     assert "no unified model" in text and "error restored" in text
-    assert Manifest.read(tmp_path / "deltas").method["density"] == {"a": 0.5}
-    assert re.search(
-        r"^task a +λ by tensor, kept 0\.5\d+, from", run("info", tmp_path / "deltas").stdout, re.MULTILINE
-    )
-    run("emr", "add", tmp_path / "deltas", f"c={models / 'c'}", "--frozen")
-    run("emr", "remove", tmp_path / "deltas", "a")
-    run("emr", "add", tmp_path / "deltas", f"a={models / 'a'}")
-    assert list(Manifest.read(tmp_path / "deltas").tasks) == ["b", "c", "a"]
-    run("emr", "verify", tmp_path / "deltas")
-    shutil.copytree(tmp_path / "deltas", tmp_path / "again")
-    run("emr", "export", tmp_path / "again", "c", tmp_path / "c")
-    assert "ternary" in run("emr", "compare", tmp_path / "again").stdout
+    assert Manifest.read(deltas).method["density"] == {"a": 0.5}
+    assert re.search(r"^task a +λ by tensor, kept 0\.5\d+, from", run("info", deltas).stdout, re.MULTILINE)
+    run("emr", "add", deltas, f"c={models / 'c'}", "--frozen")
+    run("emr", "remove", deltas, "a")
+    run("emr", "add", deltas, f"a={models / 'a'}")
+    assert list(Manifest.read(deltas).tasks) == ["b", "c", "a"]
+    run("emr", "verify", deltas)
+    run("emr", "export", deltas, "c", tmp_path / "c")
+    assert "ternary" in run("emr", "compare", deltas).stdout
 
 
 def test_options_by_task_and_layer_on_the_command_line(sources, tmp_path):

@@ -23,18 +23,14 @@ class Block:
     dtype: torch.dtype = torch.float32
     unified: torch.Tensor = field(init=False)
     masks: torch.Tensor = field(init=False)
-    sums: torch.Tensor = field(init=False)
-    totals: torch.Tensor = field(init=False)
-    gram: torch.Tensor = field(init=False)
+    added: ops.Sums = field(init=False)
 
     def __post_init__(self):
         count, n = len(self.tasks), len(self.base)
         # Filled with what a wrong result would keep.
         self.unified = torch.full((n,), torch.nan).to(self.dtype)
         self.masks = torch.full((count, -(-n // 8) + 3), 0xA5, dtype=torch.uint8)
-        self.sums = torch.zeros(count, len(ops.SUMS), dtype=torch.float64)
-        self.totals = torch.zeros(len(ops.TOTALS), dtype=torch.float64)
-        self.gram = torch.zeros(count, count, dtype=torch.float64)
+        self.added = ops.Sums.zeros(count)
 
     def merge(self, module=ops, cuts=(), **options):
         """Merge, cut into blocks after the sub-blocks in `cuts`."""
@@ -61,9 +57,9 @@ class Block:
             self.masks[:, low // 8 :] = masks
         return self
 
-    @property
-    def added(self):
-        return ops.Sums(self.sums, self.totals, self.gram)
+    sums = property(lambda self: self.added.tasks)
+    totals = property(lambda self: self.added.totals)
+    gram = property(lambda self: self.added.gram)
 
     def bits(self, task):
         return ops.unpack_mask(self.masks[task], len(self.base))

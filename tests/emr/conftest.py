@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from hf_ext.emr import arithmetic
-from hf_ext.fast.emr_operators import compiled_kernels
+from hf_ext.emr.arithmetic import compiled_kernels
 
 
 @pytest.fixture(params=["compiled", "torch"])

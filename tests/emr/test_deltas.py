@@ -25,7 +25,7 @@ from hf_ext.merging.updating import add_task, remove_task
 from tests.emr import reference_deltas as twin
 from tests.emr.blocks import DTYPES
 from tests.emr.emr_testing import family, tiny_bert
-from tests.emr.use_testing import copied, edit_manifest, equal
+from tests.emr.use_testing import alone, assert_rows, copied, edit_manifest, equal
 from tests.kit.refusals import refused
 from tests.merging.conftest import short_segments
 from tests.merging.merging import merge, write_set
@@ -145,15 +145,9 @@ def test_a_model_turns_into_each_task_and_takes_mixed_batches(berts, tmp_path):
     emr = EMRModel.from_pretrained(folder, task="two")
     first = copied(emr.model)
     ids = torch.randint(5, 20, (4, 7), generator=torch.Generator().manual_seed(0))
-    alone = {}
-    for task in ("five", "two"):
-        emr.set_task(task)
-        with torch.no_grad():
-            alone[task] = emr(input_ids=ids).logits
-    assert equal(copied(emr.model), first) and alone["five"].shape == (4, 5)
-    mixed = ["two", "five"] * 2
-    for row, logits in enumerate(emr(input_ids=ids, task_ids=mixed).logits):
-        torch.testing.assert_close(logits, alone[mixed[row]][row], rtol=1e-5, atol=1e-6)
+    right = alone(emr, {"input_ids": ids}, mixed := ["two", "five"] * 2)
+    assert equal(copied(emr.set_task("five").set_task("two").model), first) and right[1].shape == (5,)
+    assert_rows(emr(input_ids=ids, task_ids=mixed).logits, right)
     exported = read(emr.export("five", tmp_path / "five"))
     loaded = restore(folder, "five")
     assert equal(exported, loaded)
@@ -190,6 +184,9 @@ def test_a_manifest_of_the_other_deltas_is_refused(berts, tmp_path):
     if planes == 1:
         with refused(ValueError, "elements"):
             restore(folder, "two")
+    edit_manifest(folder, lambda manifest: manifest["tensors"][0].update(elements=0, dtype="I64"))
+    with refused(ValueError, "no merged"):
+        restore(folder, "two")
 
 
 def test_the_plan_warns_of_an_artifact_that_saves_nothing(models, tmp_path):

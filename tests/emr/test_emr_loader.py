@@ -18,7 +18,7 @@ from hf_ext.emr import EMRModel, emr_loader
 from hf_ext.emr.weights import TaskWeights
 from tests.cli.fuzzing import CHANGES
 from tests.emr.emr_testing import tiny_bert
-from tests.emr.use_testing import edit_manifest, equal, merge_family
+from tests.emr.use_testing import edit_manifest, equal, flip, merge_family
 from tests.kit import warm_python
 from tests.kit.refusals import refused
 
@@ -91,6 +91,16 @@ def test_bit_equal_to_the_package(options, tmp_path: Path):
         assert equal(emr_loader.restore(folder, task), expected)
 
 
+def test_a_tail_that_an_earlier_version_wrote(copy: Path, merged: Path):
+    name, tail, extra = "bert.pooler.dense.weight", torch.arange(16.0), copy / "tasks" / "a" / "extra.safetensors"
+    save_file(load_file(extra) | {name: tail}, extra)
+    tails = {name: {"shape": [17, 16]}}
+    edit_manifest(copy, lambda manifest: (manifest.update(files={}), manifest["tasks"]["a"].update(tails=tails)))
+    found = emr_loader.restore(copy, "a")[name]
+    assert torch.equal(found, torch.cat([emr_loader.restore(merged, "a")[name], tail[None]]))
+    assert torch.equal(found, TaskWeights(copy).restore("a", name))
+
+
 def test_a_base_somewhere_else(copy: Path, merged: Path, tmp_path: Path):
     edit_manifest(copy, lambda manifest: manifest["base"].update(source="org/base", revision="0" * 40))
     with refused(ValueError, "org/base", "commit 0", "model.safetensors"):
@@ -100,9 +110,7 @@ def test_a_base_somewhere_else(copy: Path, merged: Path, tmp_path: Path):
     assert equal(emr_loader.restore(copy, "a", base), expected)
     assert equal(emr_loader.restore(copy, "a", base / "model.safetensors"), expected)
     other = shutil.copytree(base, tmp_path / "other")
-    tensors = load_file(other / "model.safetensors")
-    tensors["pooler.dense.bias"] += 1
-    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    flip(other / "model.safetensors")
     with refused(ValueError, "sha256", "org/base"):
         emr_loader.restore(copy, "a", other)
     with refused(ValueError, "no such file"):
@@ -113,7 +121,7 @@ def test_a_base_somewhere_else(copy: Path, merged: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda m: m["tensors"][5].update(name="other"), "no tensor"),
+        (lambda m: m["tensors"][5].update(name="other"), "no merged"),
         (lambda m: (m["tasks"]["a"].pop("scale_hex"), m["tasks"]["a"].update(scales={})), "no scale"),
         (lambda m: m["base"].update(files={"model.bin": {"bytes": 1}}), ".safetensors"),
         (lambda m: m["base"].update(source="x" * 256), "`source` of the base"),
@@ -134,8 +142,8 @@ def test_files_that_are_damaged(copy: Path, tmp_path: Path):
         with refused(ValueError, *facts):
             emr_loader.restore(folder, "a")
 
-    data, tensors = mask.read_bytes(), load_file(mask)
-    mask.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    tensors = load_file(mask)
+    flip(mask)
     refuse("mask.safetensors", "SHA-256", "emr.json")
     edit_manifest(copy, lambda manifest: manifest.update(files={}))
     emr_loader.restore(copy, "a")

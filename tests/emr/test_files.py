@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from hf_ext.emr import EMRModel
 from hf_ext.emr.artifact import verify_artifact
@@ -19,7 +19,7 @@ from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import UsageError
 from hf_ext.hub.header_format import CheckpointError
 from tests.emr.emr_testing import push_folder, tiny_bert
-from tests.emr.use_testing import edit_manifest, equal, merge, merge_berts
+from tests.emr.use_testing import edit_manifest, equal, flip, merge, merge_berts
 from tests.kit.refusals import refused
 
 LONG_AGO = 10**18
@@ -48,12 +48,6 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(hashlib, "file_digest", noted)
     return names
-
-
-def flip(path: Path, place: int = -1) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
 
 
 def make_old(folder: Path) -> None:
@@ -154,9 +148,7 @@ def test_the_base_is_verified(made: Path, tmp_path: Path):
         EMRModel.from_pretrained(merged)
     assert EMRModel.from_pretrained(merged, base=moved).current == "two"
     other = shutil.copytree(moved, tmp_path / "other")
-    tensors = load_file(other / "model.safetensors")
-    tensors["pooler.dense.bias"] += 1
-    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    flip(other / "model.safetensors")
     with refused(CheckpointError, "SHA-256", "base"):
         EMRModel.from_pretrained(merged, base=other)
     with refused(CheckpointError, "expected", "bytes"):

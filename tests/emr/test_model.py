@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,8 @@ from hf_ext.errors import UsageError
 from hf_ext.files import TakenError
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
-from tests.emr.emr_testing import (
-    perturb,
-    tiny_bert,
-    tiny_gpt2,
-    tiny_semanir,
-    tiny_unet,
-    write_code,
-)
-from tests.emr.use_testing import copied, equal, merge, merge_berts, merge_family
+from tests.emr.emr_testing import perturb, tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_code
+from tests.emr.use_testing import alone, assert_rows, copied, equal, merge, merge_berts, merge_family
 from tests.kit.refusals import refused
 
 TOKENS = torch.tensor([[2, 5, 6, 3], [2, 9, 8, 3]])
@@ -55,8 +48,9 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return merge_family(tmp_path_factory.mktemp("gpt2"), tiny_gpt2)
 
 
-def open_one(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
+@pytest.fixture
+def emr(bert: Path) -> EMRModel:
+    return EMRModel.from_pretrained(bert, "two")
 
 
 def test_each_task_has_its_own_class_head_and_labels(bert: Path):
@@ -76,10 +70,9 @@ def test_each_task_has_its_own_class_head_and_labels(bert: Path):
     assert emr(TOKENS).last_hidden_state.shape == (2, 4, 16)
 
 
-def test_switching_back_and_forth_changes_no_bit(bert: Path):
+def test_switching_back_and_forth_changes_no_bit(emr: EMRModel, bert: Path):
     right = {task: copied(EMRModel.from_pretrained(bert, task).model) for task in ("two", "five", "plain")}
     assert not torch.equal(right["two"]["bert.pooler.dense.weight"], right["five"]["bert.pooler.dense.weight"])
-    emr = EMRModel.from_pretrained(bert, "two")
     for task in ("five", "two", "plain", "two", "five"):
         assert equal(copied(emr.set_task(task).model), right[task])
     assert emr.model.training is False
@@ -112,8 +105,7 @@ def test_the_artifact_is_copied_and_published(gpt2: Path, tmp_path: Path, monkey
     assert seen == [((gpt2, "org/name"), {"private": True})]
 
 
-def test_a_task_for_a_while(bert: Path):
-    emr = EMRModel.from_pretrained(bert, "two")
+def test_a_task_for_a_while(emr: EMRModel):
     before = copied(emr.model)
     with pytest.raises(ZeroDivisionError), emr.task("five") as model:
         assert emr.current == "five" and model is emr.model
@@ -121,8 +113,7 @@ def test_a_task_for_a_while(bert: Path):
     assert emr.current == "two" and equal(copied(emr.model), before)
 
 
-def test_what_was_changed_in_place_stays_until_another_task_comes(bert: Path):
-    emr = EMRModel.from_pretrained(bert, "two")
+def test_what_was_changed_in_place_stays_until_another_task_comes(emr: EMRModel):
     before = copied(emr.model)
     with torch.no_grad():
         emr.model.classifier.weight.add_(1)
@@ -184,12 +175,11 @@ def test_models_of_diffusers_and_ours(make, load, tmp_path: Path):
         assert isinstance(SemanIRImageProcessor.from_pretrained(tmp_path / "out"), SemanIRImageProcessor)
 
 
-def test_other_types(bert: Path):
-    exact = EMRModel.from_pretrained(bert, "two").set_task("five").model
-    emr = EMRModel.from_pretrained(bert, "two", dtype=torch.bfloat16)
-    assert {value.dtype for value in emr.model.parameters()} == {torch.bfloat16}
-    emr.set_task("five")
-    assert equal(copied(emr.model), {name: value.to(torch.bfloat16) for name, value in copied(exact).items()})
+def test_other_types(emr: EMRModel, bert: Path):
+    half = EMRModel.from_pretrained(bert, "two", dtype=torch.bfloat16)
+    assert {value.dtype for value in half.model.parameters()} == {torch.bfloat16}
+    exact = copied(emr.set_task("five").model)
+    assert equal(copied(half.set_task("five").model), {name: value.bfloat16() for name, value in exact.items()})
 
 
 def test_checkpoints_in_bfloat16_and_shards(tmp_path: Path):
@@ -201,10 +191,9 @@ def test_checkpoints_in_bfloat16_and_shards(tmp_path: Path):
     assert equal(copied(loaded), copied(emr.set_task("b").model))
 
 
-def test_what_is_not_there(bert: Path, tmp_path: Path):
+def test_what_is_not_there(emr: EMRModel, bert: Path):
     with refused(UsageError, "six", "two", "five"):
         EMRModel.from_pretrained(bert, "six")
-    emr = EMRModel.from_pretrained(bert)
     with refused(UsageError, "../two"):
         emr.set_task("../two")
     assert emr.current == "two"
@@ -214,44 +203,42 @@ def test_what_is_not_there(bert: Path, tmp_path: Path):
         EMRModel.from_pretrained(bert, revision="main")
 
 
-class Failing(TaskWeights):
-    """Weights on a disk that is gone from the restorations counted in `gone` on."""
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Lets so many restorations of weights fail, after some more that succeed."""
+    restore, still = TaskWeights.restore_into, iter(())
 
-    gone: range = range(0)
-    done = 0
-
-    def restore_into(self, task: str, name: str, out: torch.Tensor) -> None:
-        self.done += 1
-        if self.done in self.gone:
+    def restore_into(weights: TaskWeights, *given: Any) -> None:
+        if next(still, False):
             raise OSError("the disk is gone")
-        super().restore_into(task, name, out)
+        restore(weights, *given)
 
-    def fail(self, after: int, times: int) -> None:
-        self.gone = range(self.done + after, self.done + after + times)
+    def fail(after: int, times: int) -> None:
+        nonlocal still
+        still = iter([False] * (after - 1) + [True] * times)
+
+    monkeypatch.setattr(TaskWeights, "restore_into", restore_into)
+    return fail
 
 
-def test_a_switch_that_fails_half_way_leaves_the_task_before(bert: Path):
-    weights = Failing(bert)
-    emr = EMRModel(weights, "two", source=str(bert))
+def test_a_switch_that_fails_half_way_leaves_the_task_before(emr: EMRModel, fail: Callable[..., None]):
     model, before = emr.model, copied(emr.model)
-    weights.fail(after=7, times=1)
+    fail(after=7, times=1)
     with refused(OSError, "disk", "gone"):
         emr.set_task("five")
     assert emr.current == "two" and emr.model is model and model.config.num_labels == 2
     assert equal(copied(model), before)
-    weights.fail(after=7, times=1)
+    fail(after=7, times=1)
     with refused(OSError, "disk", "gone"), emr.task("five"):
         pytest.fail("the block of a task that is not there ran")
     assert emr.current == "two" and equal(copied(model), before)
     torch.testing.assert_close(emr(TOKENS).logits, model(TOKENS).logits)
 
 
-def test_a_model_of_no_task_answers_nobody(bert: Path):
-    weights = Failing(bert)
-    emr = EMRModel(weights, "two", source=str(bert))
+def test_a_model_of_no_task_answers_nobody(emr: EMRModel, fail: Callable[..., None]):
     model, before = emr.model, copied(emr.model)
     # Nor can the weights of the task before be restored.
-    weights.fail(after=1, times=2)
+    fail(after=1, times=2)
     with refused(OSError, "disk", "gone"):
         emr.set_task("five")
     assert emr.current is None
@@ -305,7 +292,7 @@ def tiny_mrconv(folder: Path, seed: int = 0, *, base: Path | None = None) -> Pat
 def test_statistics_and_positions_are_the_tasks_own(tmp_path):
     emr = EMRModel.from_pretrained(merge_family(tmp_path, tiny_mrconv))
     for name in "ab":
-        restored, own = emr.set_task(name).model.state_dict(), open_one(tmp_path / name)
+        restored, own = emr.set_task(name).model.state_dict(), load_file(tmp_path / name / "model.safetensors")
         raw = [key for key in own if "running" in key or "positions" in key or "num_batches" in key]
         assert sum("running_mean" in key for key in raw) > 2 and sum("positions" in key for key in raw) == 2
         assert all(torch.equal(restored[key], own[key]) for key in raw)
@@ -331,17 +318,13 @@ MIXED_TOKENS = torch.randint(4, 30, (4, 5), generator=torch.Generator().manual_s
 def make_merge(folder: Path, model_class: Any, config: Any) -> Path:
     torch.manual_seed(0)
     base = model_class(copy.deepcopy(config))
-    with torch.no_grad():
-        # Two experts of equal weights: which is which must not be told by what they hold.
-        experts = base.model.layers[0].mlp.experts
-        experts.down_proj[1] = experts.down_proj[0]
-    base.save_pretrained(folder / "base")
-    for seed, name in enumerate("ab", 1):
+    for seed, name in enumerate(("base", "a", "b")):
         model = copy.deepcopy(base)
-        perturb(model, seed, 0.1)
-        if name == "a":
-            with torch.no_grad():
-                model.model.layers[0].mlp.experts.down_proj[1] = model.model.layers[0].mlp.experts.down_proj[0]
+        perturb(model, seed, 0.1 if seed else 0.0)
+        if name != "b":
+            # Two experts of equal weights: which is which must not be told by what they hold.
+            weights = model.model.layers[0].mlp.experts.down_proj.data
+            weights[1] = weights[0]
         model.save_pretrained(folder / name)
     return merge(folder / "base", {name: folder / name for name in "ab"}, folder / "merged")
 
@@ -367,26 +350,20 @@ def test_fused_experts_are_switched_in_place(family: str, tmp_path: Path):
 @pytest.mark.parametrize("family", MIXTURES)
 def test_fused_experts_in_a_mixed_batch(family: str, tmp_path: Path):
     emr = EMRModel.from_pretrained(make_merge(tmp_path, *MIXTURES[family]), "a")
-    before, alone = copied(emr.model), {}
-    for task in "ab":
-        with emr.task(task) as model, torch.no_grad():
-            alone[task] = model(input_ids=MIXED_TOKENS).logits
+    before, batch = copied(emr.model), {"input_ids": MIXED_TOKENS}
+    right, wrong = alone(emr, batch, "abba"), alone(emr, batch, "baab")
     with pytest.warns(UserWarning, match="fused on loading"):
-        mixed = emr(input_ids=MIXED_TOKENS, task_ids=["a", "b", "b", "a"]).logits
-    for row, task in enumerate("abba"):
-        torch.testing.assert_close(mixed[row], alone[task][row], atol=1e-5, rtol=1e-4)
-    assert not torch.allclose(alone["a"], alone["b"], atol=1e-2)
+        assert_rows(emr(**batch, task_ids=[*"abba"]).logits, right)
+    assert not torch.allclose(right[0], wrong[0], atol=1e-2)
     assert equal(copied(emr.model), before)
 
 
 def test_what_cannot_be_switched_in_place_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("transformers.core_model_loading.revert_weight_conversion", lambda *arguments: {})
+    monkeypatch.setattr("hf_ext.emr.building.revert_weight_conversion", lambda *arguments: {})
     emr = EMRModel.from_pretrained(make_merge(tmp_path, *MIXTURES["mixtral"]), "a")
     model = emr.model
     with pytest.warns(UserWarning, match="MixtralForCausalLM are changed on loading.*every switch .* new `model`"):
         emr.set_task("b")
     assert emr.model is not model
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        emr.set_task("a")
-    assert equal(copied(emr.model), copied(model))
+    # That is told once; a warning is an error here.
+    assert equal(copied(emr.set_task("a").model), copied(model))

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ext.emr import ops
+from hf_ext.emr.arithmetic import compiled_kernels
 from hf_ext.emr.layers import TaskLayers
 from hf_ext.emr.weights import Parts
 from hf_ext.errors import UsageError
-from hf_ext.fast.emr_operators import compiled_kernels
 from tests.emr import reference_ops as reference
 from tests.emr.blocks import DTYPES, Block, assert_agree, assert_matches_reference, random_block, same_bits
 from tests.kit.models import file_limit

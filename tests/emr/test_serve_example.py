@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.util
 import io
 import multiprocessing
 import os
 import struct
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,20 +34,19 @@ from hf_ext.restoration.tiles import restore_image
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir
 from tests.emr.use_testing import merge_family
 from tests.hub.published import tiny_model
-from tests.kit.pictures import chunk, claim, encode
+from tests.kit.pictures import SENT, chunk, encode
 from tests.kit.refusals import refused
+from tests.kit.studies import EXAMPLES, module_loader
 
 pytest.importorskip("fastapi", reason="the example needs fastapi")
+load = module_loader(EXAMPLES / "emr")
 Models = dict[str, EMRModel]
+Client = Callable[..., TestClient]
 
 
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("emr_serve_example", Path("examples/emr/serve.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def example(load: Callable[[str], Any]) -> Any:
+    return load("serve")
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +58,19 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return found
 
 
-def client(example: ModuleType, emr: EMRModel, token: str | None = None, **limits: float) -> TestClient:
-    access = Access(token, allowed_hosts=[*example.OWN_NAMES, "lab"])
-    return TestClient(example.make_app(emr, access, Limits(**limits)), base_url="http://127.0.0.1:8000")
+@pytest.fixture
+def client(example: Any, models: Models) -> Client:
+    """Makes a client of the server of a merge."""
+
+    def make(kind: str, token: str | None = None, **limits: float) -> TestClient:
+        access = Access(token, allowed_hosts=[*example.OWN_NAMES, "lab"])
+        return TestClient(example.make_app(models[kind], access, Limits(**limits)), base_url="http://127.0.0.1:8000")
+
+    return make
 
 
-def test_classify(example: ModuleType, models: Models):
-    emr = models["classify"]
-    asked = client(example, emr)
+def test_classify(client: Client, models: Models):
+    emr, asked = models["classify"], client("classify")
     for task in "ab":
         found = asked.post(f"/classify/{task}", content="a b c").json()
         with emr.task(task) as model, torch.no_grad():
@@ -76,10 +80,9 @@ def test_classify(example: ModuleType, models: Models):
     assert asked.get("/tasks").json()["a"] == {"kind": "classification", "reads": "Sequence"}
 
 
-def test_host_and_token(example: ModuleType, models: Models):
+def test_host_and_token(client: Client):
     """Names are told apart by `Access`, as tests/embedded_hub has it."""
-    emr, right = models["classify"], {"authorization": "Bearer secret"}
-    guarded, asked = client(example, emr, token="secret"), client(example, emr)
+    guarded, asked, right = client("classify", token="secret"), client("classify"), {"authorization": "Bearer secret"}
     hosts = ("evil.example", "lab.evil:8000", "127.0.0.1.evil.example", "evil@127.0.0.1", "0.0.0.0", "", "2130706433")
     for headers in (*({"host": name} for name in hosts), {"origin": "http://evil.example"}):
         assert asked.get("/tasks", headers=headers).status_code == 403
@@ -91,32 +94,28 @@ def test_host_and_token(example: ModuleType, models: Models):
         assert guarded.get("/tasks", headers=headers).status_code == 401
 
 
-def test_restore(example: ModuleType, models: Models):
+def test_restore(client: Client):
     body = encode(Image.new("RGB", (12, 10), (90, 120, 30)))
-    answer = client(example, models["restore"]).post("/restore/b", content=body)
+    answer = client("restore").post("/restore/b", content=body)
     assert answer.status_code == 200 and Image.open(io.BytesIO(answer.content)).size == (12, 10)
     for limit, status in (({"megapixels": 1e-5}, 400), ({"gigabytes": 1e-6}, 400), ({"seconds": 1e-6}, 504)):
-        assert client(example, models["restore"], **limit).post("/restore/b", content=body).status_code == status
+        assert client("restore", **limit).post("/restore/b", content=body).status_code == status
 
 
-def test_generate_in_turns(example: ModuleType, models: Models, monkeypatch: pytest.MonkeyPatch):
-    emr = models["generate"]
+def test_generate_in_turns(client: Client, example: Any, models: Models, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(example, "TURN_TOKENS", 2)
-    asked = client(example, emr)
-    with emr.task("b") as model:
+    with models["generate"].task("b") as model:
         ids = torch.tensor([[4, 5]])
         wanted = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=7, do_sample=False)[0, 2:]
-    found = asked.post("/generate/b?max_tokens=7", content="a b").json()
+    found = client("generate").post("/generate/b?max_tokens=7", content="a b").json()
     assert found["tokens"] == len(wanted) and found["ended"] == (3 in wanted.tolist())
-    assert client(example, emr, seconds=1e-9).post("/generate/b?max_tokens=7", content="a b").status_code == 504
+    assert client("generate", seconds=1e-9).post("/generate/b?max_tokens=7", content="a b").status_code == 504
 
 
-def test_a_short_request_does_not_wait_for_a_long_one(
-    example: ModuleType, models: Models, monkeypatch: pytest.MonkeyPatch
-):
-    emr, order, inside = models["generate"], [], threading.Event()
+def test_a_short_request_does_not_wait_for_a_long_one(client: Client, example: Any, monkeypatch: pytest.MonkeyPatch):
+    order, inside = [], threading.Event()
     monkeypatch.setattr(example, "TURN_TOKENS", 1)
-    run = example.AnsweringTask.generate
+    run = AnsweringTask.generate
 
     def watched(self: Any, prompt: list[int], *given: Any, **options: Any) -> Any:
         order.append(len(prompt))
@@ -125,8 +124,8 @@ def test_a_short_request_does_not_wait_for_a_long_one(
         threading.Event().wait(0.1)
         return found, False
 
-    monkeypatch.setattr(example.AnsweringTask, "generate", watched)
-    with client(example, emr) as asked:
+    monkeypatch.setattr(AnsweringTask, "generate", watched)
+    with client("generate") as asked:
         long = threading.Thread(target=lambda: asked.post("/generate/a?max_tokens=12", content="a b"))
         long.start()
         assert inside.wait(30)
@@ -166,24 +165,9 @@ def test_a_time_changes_nothing_of_what_is_compiled():
         restore_image(model, pixels)
 
 
-WHITE = Image.new("L", (8, 8), 255)
-GREY = np.zeros((9, 11), np.uint16)
-PICTURES = [
-    ("nine megapixels in few bytes", encode(Image.new("L", (3000, 3000)), compress_level=9), 400),
-    ("a claim of 4 gigapixels", claim(65500, 65500), 400),
-    ("a claim that the file does not hold", claim(100, 100), 400),
-    ("one by 60,000", encode(Image.new("RGB", (1, 60000))), 400),
-    ("an animation", encode(WHITE, "GIF", save_all=True, append_images=[Image.new("L", (8, 8))]), 400),
-    ("16 bits", encode(Image.fromarray(GREY)), 200),
-    ("CMYK", encode(Image.new("CMYK", (16, 12)), "JPEG"), 200),
-    ("cut off", encode(Image.new("RGB", (64, 64), (9, 8, 7)), "BMP")[:900], 400),
-    ("a page", b"<svg xmlns='http://www.w3.org/2000/svg'/>", 400),
-]  # fmt: skip
-
-
 # Kind, path, body, statuses.
 BODIES = [
-    *(("restore", "/restore/a", body, (status,)) for _, body, status in PICTURES),
+    *(("restore", "/restore/a", body, (200 if good else 400,)) for body, good in SENT.values()),
     ("classify", "/classify/a", b"a " * 500_000, (400,)),
     ("classify", "/classify/a", b"a " * 50, (400,)),
     ("classify", "/classify/a", b"\xff\xfe", (400,)),
@@ -200,9 +184,9 @@ BODIES = [
 ]
 
 
-def test_bodies(example: ModuleType, models: Models, tmp_path: Path):
+def test_bodies(client: Client, models: Models, tmp_path: Path):
     """Each is answered, or refused in words that name no folder of this machine."""
-    asked = {kind: client(example, emr, megapixels=0.05) for kind, emr in models.items()}
+    asked = {kind: client(kind, megapixels=0.05) for kind in models}
     for kind, path, body, statuses in BODIES:
         answer = asked[kind].post(path, content=body)
         assert answer.status_code in statuses, (path, body[:80], answer.text)
@@ -210,15 +194,15 @@ def test_bodies(example: ModuleType, models: Models, tmp_path: Path):
             assert 20 < len(answer.content) < 1200 and str(tmp_path.parent.parent) not in answer.text
 
 
-def test_what_is_no_sound_is_refused(example: ModuleType, models: Models, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_no_sound_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch):
     init = AnsweringTask.__init__
 
     def hear(self: Any, *given: Any) -> None:
         init(self, *given)
         self.reads = "Audio"
 
-    monkeypatch.setattr(example.AnsweringTask, "__init__", hear)
-    asked = client(example, models["classify"])
+    monkeypatch.setattr(AnsweringTask, "__init__", hear)
+    asked = client("classify")
     for sound in ("[]", "[NaN]", "[1e999]", '["a"]', "{}", "[[1], [2, 3]]", "[" * 100_000, "null"):
         assert asked.post("/classify/a", content=sound.encode()).status_code in (400, 500)
 
@@ -281,7 +265,7 @@ def test_decoding_apart_gives_what_decoding_here_gives(tmp_path: Path, monkeypat
         Limits().read(plain)
 
 
-def test_the_work_of_a_client_that_leaves_ends(example: ModuleType, monkeypatch: pytest.MonkeyPatch):
+def test_the_work_of_a_client_that_leaves_ends(example: Any, monkeypatch: pytest.MonkeyPatch):
     """Before it begins, and while it runs; the next client has its turn at once."""
     monkeypatch.setattr(example, "POLL", 0.02)
     turns, steps = example.Turns(Limits()), []
@@ -313,7 +297,7 @@ def test_the_work_of_a_client_that_leaves_ends(example: ModuleType, monkeypatch:
     assert asyncio.run(ask()) < 1
 
 
-def test_a_request_ends_with_its_time_while_it_waits_and_while_it_sends(example: ModuleType):
+def test_a_request_ends_with_its_time_while_it_waits_and_while_it_sends(example: Any):
     """A client that sends a byte now and then holds nothing."""
 
     async def send() -> None:
@@ -328,7 +312,7 @@ def test_a_request_ends_with_its_time_while_it_waits_and_while_it_sends(example:
     assert time.monotonic() - begun < 5
 
 
-def test_no_more_requests_wait_than_allowed(example: ModuleType, models: Models, monkeypatch: pytest.MonkeyPatch):
+def test_no_more_requests_wait_than_allowed(client: Client, example: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(example, "MAX_WAITING", 2)
     inside, go = threading.Event(), threading.Event()
 
@@ -337,8 +321,8 @@ def test_no_more_requests_wait_than_allowed(example: ModuleType, models: Models,
         go.wait(30)
         return "x", [1.0]
 
-    monkeypatch.setattr(example.AnsweringTask, "classify", hold)
-    with client(example, models["classify"]) as asked, ThreadPoolExecutor(6) as pool:
+    monkeypatch.setattr(AnsweringTask, "classify", hold)
+    with client("classify") as asked, ThreadPoolExecutor(6) as pool:
         sent = [pool.submit(asked.post, "/classify/a", content="a") for _ in range(6)]
         assert inside.wait(30)
         while sum(answer.done() for answer in sent) < 4:
@@ -349,8 +333,6 @@ def test_no_more_requests_wait_than_allowed(example: ModuleType, models: Models,
     assert all(answer.json() for answer in found)
 
 
-def test_a_body_beyond_the_limit_is_not_read_to_its_end(
-    example: ModuleType, models: Models, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_body_beyond_the_limit_is_not_read_to_its_end(client: Client, example: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(example, "MAX_BYTES", 1000)
-    assert client(example, models["classify"]).post("/classify/a", content=b"a" * 1001).status_code == 413
+    assert client("classify").post("/classify/a", content=b"a" * 1001).status_code == 413

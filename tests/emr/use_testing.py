@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hf_ext.emr import EMRModel
 from hf_ext.merging import merge_checkpoints
 from tests.emr.emr_testing import family, tiny_bert
 
@@ -33,6 +34,13 @@ def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> N
     (folder / "emr.json").write_text(json.dumps(manifest))
 
 
+def flip(path: Path, place: int = -1) -> None:
+    """Changes a bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
 def copied(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
@@ -51,3 +59,21 @@ def merge_berts(folder: Path) -> Path:
         "plain": tiny_bert(folder / "plain", 3, base=base, task_head=False),
     }
     return merge(base, tasks, folder / "merged")
+
+
+def alone(
+    emr: EMRModel, batch: dict[str, torch.Tensor], tasks: Sequence[str], key: str = "logits"
+) -> list[torch.Tensor]:
+    """What each task gives for its own samples, in the order of the batch."""
+    results: dict[int, torch.Tensor] = {}
+    for task in set(tasks):
+        rows = [row for row, name in enumerate(tasks) if name == task]
+        with emr.task(task), torch.no_grad():
+            results |= dict(zip(rows, emr.model(**{n: v[rows] for n, v in batch.items()})[key], strict=True))
+    return [results[row] for row in range(len(tasks))]
+
+
+def assert_rows(found: Iterable[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Outputs for each sample are those that its task gives."""
+    for row, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(row, wanted, atol=1e-5, rtol=0)

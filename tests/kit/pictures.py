@@ -52,3 +52,20 @@ def claim(width: int, height: int) -> bytes:
     """A PNG of one pixel whose header claims another size."""
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 4)) + chunk(b"IEND", b"")
+
+
+_WHITE = Image.new("L", (8, 8), 255)
+# Bodies that a stranger may send as a picture; True for those that are one.
+SENT = {
+    "nine megapixels in few bytes": (encode(Image.new("L", (3000, 3000)), compress_level=9), False),
+    "a claim of 4 gigapixels": (claim(65500, 65500), False),
+    "a claim that the file does not hold": (claim(100, 100), False),
+    "one by 60,000": (encode(Image.new("RGB", (1, 60000))), False),
+    "an animation": (encode(_WHITE, "GIF", save_all=True, append_images=[Image.new("L", (8, 8))]), False),
+    "16 bits": (encode(Image.fromarray(np.zeros((9, 11), np.uint16))), True),
+    "CMYK": (encode(Image.new("CMYK", (16, 12)), "JPEG"), True),
+    "transparency": (encode(Image.new("RGBA", (16, 12), (9, 8, 7, 6))), True),
+    "cut off": (encode(Image.new("RGB", (64, 64), (9, 8, 7)), "BMP")[:900], False),
+    "no picture": (b"no picture", False),
+    "a page": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", False),
+}
