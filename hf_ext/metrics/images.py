@@ -137,8 +137,9 @@ class ImageMetric(evaluate.Metric, ABC):
     # One sentence for `evaluate`; each metric sets its own.
     summary: str
 
+    @staticmethod
     @abstractmethod
-    def score(self, prediction: np.ndarray, reference: np.ndarray, *, channel: Channel, border: int) -> float:
+    def score(prediction: np.ndarray, reference: np.ndarray, *, channel: Channel, border: int) -> float:
         """The value of one pair of uint8 images."""
 
     def _info(self) -> evaluate.MetricInfo:

@@ -69,7 +69,4 @@ class PsnrB(ImageMetric):
     """
 
     summary = "Peak signal-to-noise ratio of 8-bit images with the blocking of JPEG counted as error, in decibels."
-
-    def score(self, prediction: np.ndarray, reference: np.ndarray, *, channel: Channel, border: int) -> float:
-        """[`psnr_b`] of one pair."""
-        return psnr_b(prediction, reference, channel=channel, border=border)
+    score = staticmethod(psnr_b)
