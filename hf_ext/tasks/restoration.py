@@ -159,18 +159,17 @@ class SemanIRTask(Task):
         """Refuses a model that cannot take what a degradation makes."""
         config = self.config
         layout = (config.num_channels, config.num_channels_out, config.scale)
-        if self.permute_channels and config.num_channels_out != 3:
-            raise UsageError(
-                "task.permute_channels needs a model of three channels; the model has num_channels_out "
-                f"{config.num_channels_out}. Leave it out."
-            )
         if self.made_pictures and "paired" in (item.kind for item in self.trained):
             raise UsageError("task.made_pictures does not combine with the degradation paired: leave out one of them.")
-        if self.gray_from != "luma" and config.num_channels_out != 1:
-            raise UsageError(
-                f"task.gray_from is {self.gray_from!r}, which needs a model of one channel; the model has "
-                f"num_channels_out {config.num_channels_out}. Leave it out, or set model.num_channels to 1."
-            )
+        for option, is_set, channels in (
+            ("permute_channels", self.permute_channels, 3),
+            ("gray_from", self.gray_from != "luma", 1),
+        ):
+            if is_set and config.num_channels_out != channels:
+                raise UsageError(
+                    f"task.{option} is {getattr(self, option)!r}, which needs a model of {channels} channel(s); this "
+                    f"one has num_channels_out {config.num_channels_out}. Leave it out, or set model.num_channels."
+                )
         for degradation in {*(item.kind for item in self.trained), *(item.kind for item in self.evaluated)}:
             if degradation == "mosaic":
                 fits, wanted = config.demosaicks, "num_channels 4, num_channels_out 3 and scale 2"
@@ -278,23 +277,21 @@ class SemanIRTask(Task):
 
     def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image:
         """Rows of degraded (enlarged, where the model enlarges), restored and clean middle parts."""
-        rows = []
+        rows, scale = [], self.config.scale
         for index in range(max(len(examples), len(self.evaluated))):
             place = index % len(examples)
             pair = self.degraded_example(examples[place], place, self.evaluated[index % len(self.evaluated)])
-            degraded, clean = _middles(*pair, self.config.scale)
-            panels = [self._shown(degraded), self.restore(model, degraded), clean]
+            degraded, clean = _middles(*pair, scale)
+            # The input at the size of the output: colours of a mosaic, pixels of a small image.
+            enlarged = (
+                unpack_mosaic(degraded) if self.config.demosaicks else degraded.repeat(scale, 0).repeat(scale, 1)
+            )
+            panels = [enlarged, self.restore(model, degraded), clean]
             rows.append(np.concatenate([np.clip(panel, 0, 1) for panel in panels], axis=1))
         width = max(row.shape[1] for row in rows)
         sheet = np.concatenate([np.pad(row, ((0, 4), (0, width - row.shape[1]), (0, 0))) for row in rows])
         pixels = np.rint(sheet * 255).astype(np.uint8)
         return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-
-    def _shown(self, degraded: np.ndarray) -> np.ndarray:
-        """The model's input at the size of its output: pixels of a small image, colours of a mosaic."""
-        if self.config.demosaicks:
-            return unpack_mosaic(degraded)
-        return degraded.repeat(self.config.scale, axis=0).repeat(self.config.scale, axis=1)
 
     def save_model(self, model: torch.nn.Module, state_dict: dict[str, torch.Tensor], folder: Path) -> None:
         """Model, or adapter, with the image processor that fits its channels."""

@@ -20,7 +20,7 @@ from hf_ext.errors import DataError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTImg2ImgPipeline
 from hf_ext.restoration.files import read_image
 from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
-from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
+from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae, write_encoder
 from tests.kit.command_line import run
 from tests.kit.models import assert_same_picture
 from tests.kit.refusals import refused
@@ -196,11 +196,8 @@ def test_a_flow_model_takes_solvers_that_were_made_for_diffusion(tmp_path):
 def test_texts_and_posterior_are_written_as_asked(tmp_path):
     data = write_pictures(tmp_path / "pictures", 3)
     make_vae().save_pretrained(tmp_path / "vae")
-    made = make_text_pipeline()
-    made.text_encoder.save_pretrained(tmp_path / "encoder")
-    made.tokenizer.save_pretrained(tmp_path / "encoder")
     words = ["dit", "precompute", data, tmp_path / "out", "--vae", tmp_path / "vae", "--size", 8, "--posterior"]
-    words += ["--device", "cpu", "--text-encoder", tmp_path / "encoder", "--max-text-length", 8]
+    words += ["--device", "cpu", "--text-encoder", write_encoder(tmp_path / "encoder"), "--max-text-length", 8]
     run(*words, "--text-column", "text")
     rows = datasets.load_dataset(str(tmp_path / "out"), split="train")
     assert {"latent_spread", "text_states", "states_shape", "null_states"} < {*rows.column_names}

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import BertConfig, BertModel
 
 from hf_ext.errors import DataError, OtherRun, UsageError
 from hf_ext.training import TrainingArguments
@@ -28,7 +27,7 @@ from tests.kit.refusals import refused
 from tests.kit.scorers import write_clip, write_inception
 from tests.kit.studies import EXAMPLES, module_loader
 
-from .pipeline_testing import WORDS, make_tokenizer, make_vae
+from .pipeline_testing import make_vae, write_encoder
 
 PAPER = EXAMPLES / "disentangled_dit" / "paper"
 TABLES = sorted(path.name for path in (PAPER / "rows").iterdir())
@@ -144,11 +143,7 @@ def stand_ins(tmp_path_factory) -> Path:
     """Tiny data, models and settings in place of the recipes'; the folder of the work is the same for all tables."""
     folder = tmp_path_factory.mktemp("paper")
     make_vae().save_pretrained(folder / "vae")
-    tokenizer = make_tokenizer()
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    torch.manual_seed(0)
-    BertModel(BertConfig(vocab_size=len(WORDS), **shape)).save_pretrained(folder / "encoder")
-    tokenizer.save_pretrained(folder / "encoder")
+    write_encoder(folder / "encoder", 16)
     imagenet = write_rows(folder / "imagenet", "image", label=[0, 1] * 3)
     imagenet22k = write_rows(folder / "imagenet22k", "jpg", cls=[0, 1, 2] * 2)
     cc12m = write_rows(folder / "cc12m", "jpg", txt=["a red hen", "green fish", "hen on grass"] * 2)

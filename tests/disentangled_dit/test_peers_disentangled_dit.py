@@ -3,11 +3,10 @@
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
-from transformers import BertConfig, BertModel
 
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator, make_controls, shake
-from tests.disentangled_dit.pipeline_testing import make_tokenizer
+from tests.disentangled_dit.pipeline_testing import write_encoder
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.studies import EXAMPLES, module_loader
 
@@ -87,12 +86,8 @@ def test_a_peer_takes_any_rectangle_and_another_size_has_the_same_weights(peers,
 
 @pytest.mark.parametrize("name", ["unet-cross", "pixart", "sd3"])
 def test_a_peer_that_attends_draws_texts_and_so_does_its_snapshot(peers, name, tmp_path):
-    tokenizer = make_tokenizer()
+    task = peers.PeerTask(image_size=8, text_encoder=str(write_encoder(tmp_path / "encoder", 16)), max_text_length=5)
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    BertModel(BertConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "encoder")
-    tokenizer.save_pretrained(tmp_path / "encoder")
-    task = peers.PeerTask(image_size=8, text_encoder=str(tmp_path / "encoder"), max_text_length=5)
     task.model_class = peers.PEERS[name]
     peer = task.build_model(
         {key: SIZES[key] for key in ("num_layers", "num_attention_heads", "attention_head_dim")}, None

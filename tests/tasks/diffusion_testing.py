@@ -19,7 +19,7 @@ from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
 from hf_ext.training.callbacks import TIMINGS
 from tests.kit.process_state import forget_accelerate
-from tests.training.tiny import digest
+from tests.training.tiny import Interrupted, digest
 
 MODEL = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "mlp_ratio": 2.0, "patch_size": 2}
 CLASSES = ["cat", "dog", "emu"]
@@ -99,20 +99,16 @@ def contents(folder: Path) -> dict[str, str]:
     for number, line in enumerate((folder / "metrics.jsonl").read_text().splitlines()):
         row = {name: value for name, value in json.loads(line).items() if name not in TIMINGS}
         found[f"metrics {number}"] = repr(row)
-    for pattern in ("state/*/*.bin", "state/*/*.pkl"):
-        for path in folder.glob(pattern):
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        name = str(path.relative_to(folder))
+        if path.suffix in (".bin", ".pkl") and name.startswith("state"):
             state = torch.load(path, weights_only=False)
-            tensors = {key: value for key, value in state.items() if key != "seconds"}
-            found[str(path.relative_to(folder))] = digest(tensors)
-    for pattern in ("**/*.safetensors", "snapshot/**/*.json", "snapshot/**/*.py", "samples/*.png"):
-        for path in folder.glob(pattern):
-            if path.name != "training.json":
-                found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[name] = digest({key: value for key, value in state.items() if key != "seconds"})
+        elif path.suffix == ".safetensors" or (
+            name.startswith(("snapshot", "samples")) and path.name != "training.json"
+        ):
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
-
-
-class Interrupted(Exception):
-    """Stands for whatever ends a process in the middle of a step."""
 
 
 class InterruptedTask(DisentangledDiTTask):

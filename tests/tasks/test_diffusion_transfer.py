@@ -11,7 +11,7 @@ from diffusers import DDIMScheduler, DiffusionPipeline
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import DataError, UsageError
-from hf_ext.settings import SettingsError, build
+from hf_ext.settings import build
 from hf_ext.tasks.diffusion_data import Crops
 from hf_ext.tasks.diffusion_noise import Timesteps, make_scheduler, noise_shares, noisy_samples, weighted_error
 from hf_ext.tasks.diffusion_transfer import Checkpoint, Transfer, open_pipeline, transfer
@@ -155,8 +155,6 @@ def test_what_does_not_fit_is_refused(tmp_path, base):
     DDIMScheduler(rescale_betas_zero_snr=True).save_pretrained(blind / "scheduler")
     with refused(DataError, "schedule", "blind"):
         start(init_from=str(blind))
-    with refused(SettingsError, "position", "task.transfer"):
-        start(task={"transfer": {"position": False}})
 
 
 PLACES = torch.tensor([0.0, 0.02, 0.3, 0.7, 0.98])
@@ -213,17 +211,3 @@ def test_a_weight_is_that_of_the_picture_that_the_output_means(objective):
     if objective == "v_prediction":
         weights = timesteps(loss_weight="min_snr").weigh(objective, signal, rest)
         torch.testing.assert_close(weights, snr.clamp(max=5.0) / (snr + 1))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"distribution": "cosine"}, "distribution"),
-        ({"loss_weight": "snr"}, "loss_weight"),
-        ({"gamma": -1.0}, "timesteps.gamma must be more than 0, got -1.0"),
-        ({"shift": 3}, "unknown key 'shift' in section 'task.timesteps'"),
-    ],
-)
-def test_wrong_timesteps_are_refused(changes, words):
-    with pytest.raises(ValueError, match=words):
-        timesteps(**changes)
