@@ -34,14 +34,11 @@ def psnr_b(
     Returns:
         `float`: Decibels; infinite where both images are equal and without blocking.
     """
-    first, second = prepare_pair(prediction, reference, channel=channel, border=border, data_range=data_range)
+    first, second = prepare_pair(
+        prediction, reference, channel=channel, border=border, data_range=data_range, least=BLOCK + 1
+    )
     if border % BLOCK:
         raise ValueError(f"border must be a multiple of {BLOCK} for PSNR-B, whose blocks it would cut, got {border}")
-    if min(first.shape[:2]) <= BLOCK:
-        raise ValueError(
-            f"PSNR-B needs at least {BLOCK + 1}x{BLOCK + 1} pixels after the border is cropped, got "
-            f"{first.shape[0]}x{first.shape[1]} with border {border}"
-        )
     seen = (luma(first) if channel == "rgb" else first)[:, :, 0]
     error = np.mean(np.square(first - second)) + _blocking(seen)
     return float("inf") if error == 0 else float(10.0 * np.log10(255.0**2 / error))

@@ -4,6 +4,9 @@ from typing import Any
 
 from ..errors import MissingColumn
 
+# Of each example of an evaluation its scores by their names.
+Scores = list[dict[str, float]]
+
 
 def require(settings: object, *rules: tuple[str, bool, str]) -> None:
     """Refuses the first setting that is wrong, by rules of its name, a truth and the allowed values."""

@@ -31,7 +31,7 @@ from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
 from ..errors import DataError, UsageError
-from .checks import column, require
+from .checks import Scores, column, require
 from .diffusion_data import Crops, Size, cut_view
 from .diffusion_latents import encode_posterior, load_autoencoder, read_row, to_pixels
 from .diffusion_noise import (
@@ -336,13 +336,11 @@ class DisentangledDiTTask(Task):
         tokens = self.captions.drop(batch, without_both)
         return {**conditions, "encoder_hidden_states": self.captions.encode(tokens, generators)}
 
-    def evaluate_batch(
-        self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """The loss of each image, with its class or caption and controls; timesteps and noise depend on the index."""
         samples = [self.training_sample(example, None) for example in examples]
         shapes = [next(iter(sample.values())).shape for sample in samples]
-        rows: list[dict[str, float]] = [{} for _ in samples]
+        rows: Scores = [{} for _ in samples]
         for shape in dict.fromkeys(shapes):
             members = [place for place, found in enumerate(shapes) if found == shape]
             losses = self._losses(model, [samples[place] for place in members], [indices[place] for place in members])

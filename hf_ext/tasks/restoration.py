@@ -25,7 +25,7 @@ from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
 from ..errors import DataError, UsageError
-from .checks import require
+from .checks import Scores, require
 from .degradation_settings import Degradation, read_degradations
 from .degradations import matlab_luma, unpack_mosaic
 from .made_pictures import make_picture
@@ -226,9 +226,7 @@ class SemanIRTask(Task):
             loss = loss + self.perceptual_weight * seen
         return loss
 
-    def evaluate_batch(
-        self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """Scores of each whole image, one degradation after the other; the noise depends on the index alone."""
         # With `evaluate`, which takes as long to import as half of transformers; most starts of a run stop before.
         from hf_ext.metrics import psnr, psnr_b, ssim
@@ -247,7 +245,7 @@ class SemanIRTask(Task):
             rows.append(row)
         return rows
 
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+    def summarize(self, rows: Scores) -> dict[str, float]:
         """Means over the images; of several degradations also the mean of each metric over them."""
         means = super().summarize(rows)
         if len(self.evaluated) == 1:

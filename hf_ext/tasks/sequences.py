@@ -32,7 +32,7 @@ from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
 from ..errors import DataError
-from .checks import column, require
+from .checks import Scores, column, require
 
 Batch = dict[str, torch.Tensor]
 
@@ -195,7 +195,7 @@ def sum_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(1)
 
 
-def make_rows(**columns: torch.Tensor) -> list[dict[str, float]]:
+def make_rows(**columns: torch.Tensor) -> Scores:
     """The scores of each example, of tensors with a value for each."""
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in values]
@@ -309,15 +309,13 @@ class ClassificationTask(MRConvTask):
             return "Set task.num_labels to the number of classes"
         return "A label is a whole number or a name; use method mrconv-regression for fractions"
 
-    def evaluate_batch(
-        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """Predicted and true class and cross entropy of each example."""
         logits, labels = predict(model, self.batch(model, examples))
         losses = F.cross_entropy(logits, labels, reduction="none")
         return make_rows(prediction=logits.argmax(-1), label=labels, loss=losses)
 
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+    def summarize(self, rows: Scores) -> dict[str, float]:
         """Accuracy and mean cross entropy; the confusions are kept for the picture."""
         predictions, labels = (np.array([int(row[name]) for row in rows]) for name in ("prediction", "label"))
         self.confusion = np.zeros((self.num_labels, self.num_labels), dtype=np.int64)

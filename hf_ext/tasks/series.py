@@ -20,7 +20,7 @@ from hf_ext.mrconv.modeling_positions_mrconv import MRConvForTokenClassification
 from hf_ext.training.bad_examples import UNUSABLE
 
 from ..errors import DataError
-from .checks import column, require
+from .checks import Scores, column, require
 from .sequences import Batch, ClassificationTask, MRConvTask, make_rows, number_names, predict, sum_losses
 
 # Examples that means and spreads are measured on, evenly spread over the data; of a stream the first.
@@ -208,9 +208,7 @@ class SeriesRegressionTask(SeriesTask):
         """The targets."""
         return torch.from_numpy(self.read_targets(example)[0]).float()
 
-    def evaluate_batch(
-        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """Errors of the model, and of the mean of the training data, averaged over the targets of each example."""
         logits, labels = (values.double() for values in predict(model, self.batch(model, examples)))
         config: Any = model.config
@@ -218,7 +216,7 @@ class SeriesRegressionTask(SeriesTask):
         error, naive = (logits - labels) / std, (mean - labels) / std
         return make_rows(mae=error.abs().mean(1), mse=error.square().mean(1), mae_of_mean=naive.abs().mean(1))
 
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+    def summarize(self, rows: Scores) -> dict[str, float]:
         """Means over the examples."""
         means = super().summarize(rows)
         return {"mae": means["mae"], "rmse": float(np.sqrt(means["mse"])), "mae_of_mean": means["mae_of_mean"]}
@@ -271,9 +269,7 @@ class PositionsTask(SeriesTask, ClassificationTask):
         """The positions that have a class."""
         return (batch["labels"] != _NO_CLASS).sum()
 
-    def evaluate_batch(
-        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """For each example how often each class was taken for each, and the summed cross entropy."""
         logits, labels = predict(model, self.batch(model, examples))
         rows = []
@@ -283,7 +279,7 @@ class PositionsTask(SeriesTask, ClassificationTask):
             rows.append({"nats": loss, **{str(pair): float(count) for pair, count in enumerate(pairs.tolist())}})
         return rows
 
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+    def summarize(self, rows: Scores) -> dict[str, float]:
         """F1 and accuracy over all positions; the confusions are kept for the picture."""
         pairs = [sum(row[str(pair)] for row in rows) for pair in range(self.num_labels**2)]
         table = np.array(pairs, dtype=np.int64).reshape(self.num_labels, self.num_labels)

@@ -16,7 +16,7 @@ from hf_ext.mrconv.modeling_mrconv import MRConvForRetrieval
 from hf_ext.mrconv.modeling_positions_mrconv import MRConvForCausalLM, MRConvForMaskedLM
 
 from ..errors import DataError
-from .checks import column, require
+from .checks import Scores, column, require
 from .sequences import Batch, ClassificationTask, MRConvTask, join_samples, make_rows, predict, sum_losses
 
 PAD, UNKNOWN, EOS, MASK = "<pad>", "<unk>", "<eos>", "<mask>"
@@ -229,15 +229,13 @@ class LanguageModelTask(TokenTask):
         """The predicted bytes."""
         return (batch["labels"][:, 1:] != -100).sum()
 
-    def evaluate_batch(
-        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """Summed cross entropy and number of the predicted bytes of each text."""
         logits, labels = predict(model, self.batch(model, examples))
         logits, labels = logits[:, :-1], labels[:, 1:]
         return make_rows(nats=sum_losses(logits, labels), bytes=(labels != -100).sum(1))
 
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+    def summarize(self, rows: Scores) -> dict[str, float]:
         """Mean over all bytes."""
         nats, count = (sum(row[name] for row in rows) for name in ("nats", "bytes"))
         return {"bits_per_byte": float(nats / count / np.log(2))}
@@ -282,9 +280,7 @@ class MaskedLanguageModelTask(LanguageModelTask):
         """The masked bytes."""
         return (batch["labels"] != -100).sum()
 
-    def evaluate_batch(
-        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """Of each text the masked bytes, those that were found, their summed cross entropy, and each byte's number."""
         generators = [np.random.default_rng((5, index)) for index in indices]
         windows = [self.read_window(example, 0) for example in examples]
@@ -298,7 +294,7 @@ class MaskedLanguageModelTask(LanguageModelTask):
             rows.append({"nats": nats, "hits": float(hits), **{str(byte): float(n) for byte, n in enumerate(counts)}})
         return rows
 
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+    def summarize(self, rows: Scores) -> dict[str, float]:
         """Over all masked bytes."""
         counts = [sum(row[str(byte)] for row in rows) for byte in range(len(self.tokenizer))]
         total = max(1.0, sum(counts))

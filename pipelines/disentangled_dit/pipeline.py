@@ -439,8 +439,10 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """Timesteps that are left, and how many steps of the schedule they are; a strength leaves the first out."""
         scheduler, device, name = self.scheduler, self._execution_device, type(self.scheduler).__name__
         num_inference_steps = self._count("num_inference_steps", num_inference_steps)
-        schedules = {"timesteps": timesteps, "sigmas": sigmas}
-        given: dict[str, Any] = {name: list(value) for name, value in schedules.items() if value is not None}
+        schedules = {"timesteps": self._plain(timesteps), "sigmas": self._plain(sigmas)}
+        given: dict[str, Any] = {option: value for option, value in schedules.items() if value is not None}
+        if wrong := [option for option, value in given.items() if not isinstance(value, list) or not value]:
+            raise ValueError(f"{wrong[0]} is {given[wrong[0]]!r}; a list of numbers is needed.")
         if not given.keys() <= inspect.signature(scheduler.set_timesteps).parameters.keys() or len(given) > 1:
             raise ValueError(f"{name} does not take {' and '.join(given)}; leave one or both out.")
         total = len(*given.values()) if given else num_inference_steps

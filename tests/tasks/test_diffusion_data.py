@@ -127,6 +127,9 @@ def test_a_latent_survives_its_row():
     assert all(np.array_equal(controls[name], value) for name, value in view.controls.items())
     with refused(DataError, "crop"):
         read_row({name: value for name, value in write_row(latent, view).items() if name != "crop"})
+    for name, value in (("original_size", [0, 5]), ("original_size", [5]), ("crop", [])):
+        with refused(DataError, name):
+            read_row({**write_row(latent, view), name: value})
 
 
 class Rows(list):

@@ -1,5 +1,6 @@
 """Places of the schedule that a training sees, and the way from one resolution, or data set, to another."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -155,6 +156,12 @@ def test_what_does_not_fit_is_refused(tmp_path, base):
     DDIMScheduler(rescale_betas_zero_snr=True).save_pretrained(blind / "scheduler")
     with refused(DataError, "schedule", "blind"):
         start(init_from=str(blind))
+    index = json.loads((base / "model_index.json").read_text())
+    for scheduler in ({}, {"scheduler": [None, None]}, {"scheduler": ["diffusers", "NoScheduler"]}, {"scheduler": 5}):
+        kept = {name: value for name, value in index.items() if name != "scheduler"}
+        (blind / "model_index.json").write_text(json.dumps(kept | scheduler))
+        with refused(DataError, "blind", "scheduler"):
+            open_pipeline(str(blind))
 
 
 PLACES = torch.tensor([0.0, 0.02, 0.3, 0.7, 0.98])
