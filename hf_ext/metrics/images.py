@@ -107,7 +107,8 @@ def prepare_pair(
         )
     if border < 0 or min(shape[:2]) - 2 * border < least:
         raise ValueError(
-            f"border must be at least 0 and leave {least}x{least} of {shape[0]}x{shape[1]} pixels, got {border}"
+            f"at least {least}x{least} pixels within a border of at least 0 are needed, got {shape[0]}x{shape[1]} "
+            f"with border {border}"
         )
     inside = (slice(border, shape[0] - border), slice(border, shape[1] - border))
     first, second = (luma(image[inside]) if channel == "y" else image[inside] for image in pair)

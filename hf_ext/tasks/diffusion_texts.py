@@ -67,6 +67,9 @@ class TextEncoder:
         """The encoder, loaded when it is first needed."""
         # A PreTrainedModel; mypy does not see that its `to`, which transformers wraps, is a method.
         encoder: Any = AutoModelForTextEncoding.from_pretrained(**self._place("text_encoder"))
+        most = getattr(encoder.config, "max_position_embeddings", None)
+        if most is not None and self.max_length > most:
+            raise UsageError(f"max_text_length is {self.max_length}, and {self.source} takes {most} tokens at most.")
         encoder.requires_grad_(False).eval()
         return encoder
 

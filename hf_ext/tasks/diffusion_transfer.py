@@ -75,7 +75,10 @@ def open_pipeline(source: str) -> Checkpoint:
     # JSON has no whole numbers as keys.
     id2label = None if names is None else {int(key): value for key, value in names.items()}
     config = read_json_object(folder / "transformer" / "config.json")
-    scheduler: SchedulerMixin = kind.from_pretrained(folder, subfolder="scheduler")
+    try:
+        scheduler: SchedulerMixin = kind.from_pretrained(folder, subfolder="scheduler")
+    except NotImplementedError as error:
+        raise DataError(f"the schedule of {source} cannot be used: {error}.") from error
     check_signal(scheduler, f"the schedule of {source}")
     return Checkpoint(folder / "transformer", config, scheduler, id2label)
 

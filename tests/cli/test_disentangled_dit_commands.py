@@ -273,6 +273,12 @@ def test_a_scheduler_of_an_absent_library_is_refused_by_its_name(tmp_path, monke
         assert "MusicScheduler" in told and re.search("note.seq", told) and "Traceback" not in told
 
 
+def test_a_scheduler_that_does_not_know_an_option_of_the_model_is_refused(tmp_path):
+    make_pipeline(DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++")).save_pretrained(tmp_path / "model")
+    words = ["sample", tmp_path / "model", "--out", tmp_path / "grid.png", "--scheduler", "SASolverScheduler"]
+    assert "sde-dpmsolver++ is not implemented" in run(*words, code=2).stderr
+
+
 @pytest.mark.parametrize("index", [None, {"scheduler": ["diffusers", "DDIMScheduler"]}, {"_class_name": 5}, []])
 def test_what_is_no_pipeline_is_refused(tmp_path, index):
     """No index; or that of an early snapshot of examples/disentangled_dit/peers.py."""

@@ -178,6 +178,8 @@ def test_captions_that_are_none_are_refused(tmp_path, vae, encoder):
             captions.draw({"short": value, "long": value}, None)
     with refused(MissingColumn, "short", column="long", option="task.text_column"):
         [captions.draw({"short": "a hen"}, np.random.default_rng(seed)) for seed in range(9)]
+    with refused(UsageError, "max_text_length", "513", "512"):
+        TextEncoder(str(encoder), 513).pack(["a hen"], "cpu")
     data = captioned(tmp_path / "captioned", text=["a hen", ""])
     # One of two is more than may be left out; then it is, and listed.
     with refused(ValueError, "of 2 examples"):

@@ -156,6 +156,11 @@ def test_what_does_not_fit_is_refused(tmp_path, base):
     DDIMScheduler(rescale_betas_zero_snr=True).save_pretrained(blind / "scheduler")
     with refused(DataError, "schedule", "blind"):
         start(init_from=str(blind))
+    DDIMScheduler(beta_schedule="linear").save_pretrained(blind / "scheduler")
+    settings = blind / "scheduler" / "scheduler_config.json"
+    settings.write_text(settings.read_text().replace("linear", "unheard-of"))
+    with refused(DataError, "schedule", "blind", "unheard-of"):
+        open_pipeline(str(blind))
     index = json.loads((base / "model_index.json").read_text())
     for scheduler in ({}, {"scheduler": [None, None]}, {"scheduler": ["diffusers", "NoScheduler"]}, {"scheduler": 5}):
         kept = {name: value for name, value in index.items() if name != "scheduler"}
