@@ -84,7 +84,7 @@ def read_row(
     latent = _unpack(row, "latent")
     if generator is not None:
         latent = latent + _unpack(row, SPREAD) * generator.standard_normal(latent.shape, dtype=np.float32)
-    sizes = [tuple(row[name]) for name in ("original_size", "crop", "target_size")]
+    sizes: Any = [tuple(row[name]) for name in ("original_size", "crop", "target_size")]
     if any(len(pair) != 2 for pair in sizes) or min(sizes[0]) <= 0:
         raise DataError(f"a row of latents has the original_size, crop and target_size {sizes}: precompute it again.")
     return torch.from_numpy(latent), controls(*sizes, bool(row["flip"]))

@@ -25,19 +25,22 @@ MODEL = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "ml
 CLASSES = ["cat", "dog", "emu"]
 
 
-def write_pictures(folder: Path, count: int = 9, size=(12, 10), side_column=None) -> Path:
-    """A parquet file of colour pictures with classes and captions; `count` of them, all different."""
-    folder.mkdir(parents=True)
+def write_table(folder: Path, sizes: list, classes: list[str] | None = None, image: str = "image", **columns) -> Path:
+    """A parquet file of colour pictures of these sizes, all different, with other columns; `label` may have names."""
     generator = np.random.default_rng(0)
-    sizes = [size] * count if side_column is None else side_column
     pictures = [Image.fromarray(generator.integers(256, size=(*side, 3), dtype=np.uint8)) for side in sizes]
-    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES), "text": datasets.Value("string")}
-    labels = [index % 3 for index in range(len(pictures))]
-    texts = ["a red hen", "green fish", "fish on grass"]
-    columns = {"image": pictures, "label": labels, "text": [texts[label] for label in labels]}
-    data = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+    data = datasets.Dataset.from_dict({image: pictures, **columns})
+    data = data if classes is None else data.cast_column("label", datasets.ClassLabel(names=classes))
+    folder.mkdir(parents=True)
     data.to_parquet(str(folder / "train.parquet"))
     return folder
+
+
+def write_pictures(folder: Path, count: int = 9, size=(12, 10), side_column=None) -> Path:
+    """Pictures with classes and captions."""
+    sizes = [size] * count if side_column is None else side_column
+    labels, texts = [index % 3 for index in range(len(sizes))], ["a red hen", "green fish", "fish on grass"]
+    return write_table(folder, sizes, CLASSES, label=labels, text=[texts[label] for label in labels])
 
 
 def pack_tars(pictures: Path, folder: Path, count: int) -> Path:

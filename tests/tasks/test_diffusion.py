@@ -259,6 +259,17 @@ def test_the_model_and_the_data_must_fit():
     assert built(objective="v_prediction", **blind).scheduler.alphas_cumprod[-1] == 0
     with refused(DataError, "rescale_betas_zero_snr", "v_prediction"):
         built(objective="epsilon", **blind)
+    for schedule in (
+        {"trained_betas": [0.1, 0.2]},
+        {"trained_betas": 0.5},
+        {"beta_end": float("nan")},
+        {"beta_end": 9},
+    ):
+        with refused(DataError, "task.noise_schedule", "1000 timesteps"):
+            built(noise_schedule=schedule)
+    for shift in (0.0, -0.5, float("inf")):
+        with refused(DataError, "task.noise_schedule", "1000 timesteps"):
+            built(objective="flow", noise_schedule={"shift": shift})
     task = built()
     with refused(MissingColumn, "label", column="image", option="task.image_column"):
         task.training_sample({"label": 1}, np.random.default_rng(0))

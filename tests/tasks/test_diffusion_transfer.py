@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
@@ -20,7 +19,7 @@ from tests.emr.emr_testing import tiny_semanir
 from tests.kit.hub import run_python
 from tests.kit.refusals import refused
 
-from .diffusion_testing import CLASSES, losses, make_arguments, run, write_pictures
+from .diffusion_testing import CLASSES, losses, make_arguments, run, write_pictures, write_table
 
 
 @pytest.fixture
@@ -93,23 +92,19 @@ def test_at_equal_places_a_patch_is_as_uncertain_as_before(objective, changes, s
 
 
 @pytest.mark.parametrize(
-    ("kind", "model", "names"),
+    ("classes", "model", "names"),
     [
-        (datasets.ClassLabel(names=["x", "y"]), {}, {0: "x", 1: "y"}),
+        (["x", "y"], {}, {0: "x", 1: "y"}),
         # Classes without names do not have those of the checkpoint's, unless they are as many.
-        (datasets.Value("int64"), {"num_classes": 2}, None),
-        (datasets.Value("int64"), {"num_classes": 3}, dict(enumerate(CLASSES))),
-        (datasets.Value("int64"), {}, dict(enumerate(CLASSES))),
+        (None, {"num_classes": 2}, None),
+        (None, {"num_classes": 3}, dict(enumerate(CLASSES))),
+        (None, {}, dict(enumerate(CLASSES))),
     ],
 )
-def test_another_data_set_brings_its_own_classes(tmp_path, base, kind, model, names):
-    features = datasets.Features({"image": datasets.Image(), "label": kind})
-    pictures = datasets.load_dataset(str(tmp_path / "pictures"), split="train")
-    columns = {"image": pictures["image"][:4], "label": [0, 1, 0, 1]}
-    (tmp_path / "other").mkdir()
-    datasets.Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "other" / "train.parquet"))
+def test_another_data_set_brings_its_own_classes(tmp_path, base, classes, model, names):
+    other = write_table(tmp_path / "other", [(20, 18)] * 4, classes, label=[0, 1, 0, 1])
     changes = {"model": model, "init_from": str(base), "task": {"image_size": 8}, "max_steps": 1}
-    task, _ = run(make_arguments(tmp_path / "run", tmp_path / "other", **changes))
+    task, _ = run(make_arguments(tmp_path / "run", other, **changes))
     assert task.id2label == names and task.config["num_classes"] == len(names or "xy")
     assert len(losses(tmp_path / "run")) == 1
 

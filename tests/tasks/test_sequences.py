@@ -220,20 +220,23 @@ def test_expressions_become_tokens_as_in_the_published_recipes():
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def test_windows_of_a_language_model():
-    task = LanguageModelTask(max_length=6)
-    ids = task.tokenizer("hello world")["input_ids"] + [task.tokenizer.eos_token_id]
-    starts = set()
-    for seed in range(60):
-        sample = task.training_sample({"text": "hello world"}, np.random.default_rng(seed))
-        window = sample["input_ids"].tolist()
-        (start,) = [start for start in range(7) if ids[start : start + 6] == window]
-        starts.add(start)
-        assert torch.equal(sample["labels"], sample["input_ids"])
-    assert starts in ({*range(6)}, {*range(7)})
+@pytest.mark.parametrize("kind", [LanguageModelTask, MaskedLanguageModelTask])
+def test_windows_of_a_text_are_its_bytes_to_its_end(kind):
+    task, example = kind(max_length=6), {"text": "hello world"}
+    ids = [*task.tokenizer("hello world")["input_ids"], task.tokenizer.eos_token_id]
+    starts = {task.choose_start(example, np.random.default_rng(seed)) for seed in range(60)}
+    assert starts == {*range(7)}
+    for start in starts:
+        assert task.read_window(example, start)["input_ids"].tolist() == ids[start : start + 6]
     short = task.encode({"text": "hi"})
-    assert short["labels"].tolist()[3:] == [-100] * 3
+    assert short["labels"].tolist() == [*short["input_ids"].tolist()[:3], *[-100] * 3]
     assert short["input_ids"].tolist()[2] == task.tokenizer.eos_token_id
+    # What a text spells is no special token.
+    found = task.read_window({"text": "<mask>" * 3}, 13)["input_ids"]
+    assert task.tokenizer.decode(found) == "mask><eos>"
+    for value in (3, None):
+        with refused(DataError, "task.text_column"):
+            task.training_sample({"text": value}, np.random.default_rng(0))
 
 
 def test_bits_per_byte_are_those_of_a_known_model():

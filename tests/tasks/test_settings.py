@@ -13,11 +13,13 @@ from hf_ext.tasks.texts import TextTask
 from tests.kit.refusals import refused
 
 NAN, INFINITE = float("nan"), float("inf")
+MADE_OF_NOTHING = [("num_train_timesteps", -5), ("beta_start", "x"), ("beta_schedule", "x"), ("beta_end", 2**2000)]
 # Of each task the settings, and what a refusal names.
 WRONG = {
     DisentangledDiTTask: [
         ({"objective": "sample"}, ["objective", "sample"]),
         ({"noise_schedule": {"betas": 3}}, ["betas", "task.noise_schedule"]),
+        *(({"noise_schedule": {name: x}}, ["noise_schedule"]) for name, x in MADE_OF_NOTHING),
         ({"sample_steps": 0}, ["sample_steps", "least 1"]),
         ({"image_size": [8, 8, 8]}, ["image_size", "[height, width]"]),
         ({"posterior": True}, ["posterior", "task.vae"]),
