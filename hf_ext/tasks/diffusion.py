@@ -6,6 +6,7 @@ strengths combines.
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -131,9 +132,13 @@ class DisentangledDiTTask(Task):
     def validate_numbers(self) -> None:
         counts = ("max_text_length", "sample_steps", "samples_per_class")
         is_size = len(self.size) == 2 and min(self.size) > 0
+        # Said here and not in the evaluation that draws the first pictures.
+        most = math.inf if self.objective == "flow" else self.scheduler.config.num_train_timesteps
         require(
             self,
             ("image_size", is_size, "a side or [height, width] in pixels"),
+            ("sample_steps", self.sample_steps <= most, f"at most {most}, the timesteps of the schedule"),
+            ("sample_guidance", math.isfinite(self.sample_guidance), "a finite number"),
             *((name, getattr(self, name) > 0, "at least 1") for name in counts),
         )
         if self.posterior and self.vae is None:

@@ -87,7 +87,8 @@ def read_row(
     sizes: Any = [tuple(row[name]) for name in ("original_size", "crop", "target_size")]
     if any(len(pair) != 2 for pair in sizes) or min(sizes[0]) <= 0:
         raise DataError(f"a row of latents has the original_size, crop and target_size {sizes}: precompute it again.")
-    return torch.from_numpy(latent), controls(*sizes, bool(row["flip"]))
+    original, crop, target = sizes
+    return torch.from_numpy(latent), controls(original, crop, target, bool(row["flip"]))
 
 
 def _unpack(row: dict[str, Any], column: str) -> np.ndarray:

@@ -63,7 +63,7 @@ class MRConvTask(Task):
 
     def validate_kernel_learning_rate(self) -> None:
         rate = self.kernel_learning_rate
-        require(self, ("kernel_learning_rate", rate is None or rate > 0, "more than 0"))
+        require(self, ("kernel_learning_rate", rate is None or 0 < rate < float("inf"), "a number above 0"))
 
     def model_fields(self) -> dict[str, Any]:
         """Fields of the configuration that the task decides, such as the number of tokens."""

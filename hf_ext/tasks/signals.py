@@ -48,7 +48,8 @@ class PixelTask(ClassificationTask):
     pipeline_tag: ClassVar[str] = "image-classification"
 
     def validate_channels(self) -> None:
-        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or min(self.std) <= 0:
+        are_numbers = all(map(math.isfinite, (*self.mean, *self.std)))
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or not are_numbers or min(self.std) <= 0:
             raise ValueError(
                 f"mean and std must have one value each (grey) or three (colour), std above 0; got {self.mean} and "
                 f"{self.std}."

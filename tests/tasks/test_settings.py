@@ -21,6 +21,8 @@ WRONG = {
         ({"noise_schedule": {"betas": 3}}, ["betas", "task.noise_schedule"]),
         *(({"noise_schedule": {name: x}}, ["noise_schedule"]) for name, x in MADE_OF_NOTHING),
         ({"sample_steps": 0}, ["sample_steps", "least 1"]),
+        ({"sample_steps": 1001}, ["sample_steps", "1000"]),
+        *(({"sample_guidance": scale}, ["sample_guidance"]) for scale in (NAN, INFINITE)),
         ({"image_size": [8, 8, 8]}, ["image_size", "[height, width]"]),
         ({"posterior": True}, ["posterior", "task.vae"]),
         *(({"text_column": names}, ["above 0"]) for names in ({}, *({"a": x} for x in (0, -1, None, "much")))),
@@ -45,9 +47,12 @@ WRONG = {
         ({"num_labels": 3, "label_names": ["a", "b"]}, ["label_names", "3"]),
         ({"label_smoothing": 1.0}, ["label_smoothing", "1.0"]),
         ({"max_length": 1}, ["max_length", "least 2"]),
-        ({"kernel_learning_rate": 0.0}, ["kernel_learning_rate", "0.0"]),
+        *(({"kernel_learning_rate": rate}, ["kernel_learning_rate"]) for rate in (0.0, NAN, INFINITE)),
     ],
-    PixelTask: [({"mean": [0.0, 0.0], "std": [1.0, 1.0]}, ["mean", "std"])],
+    PixelTask: [
+        ({"mean": [0.0, 0.0], "std": [1.0, 1.0]}, ["mean", "std"]),
+        *(({"std": [value]}, ["std"]) for value in (0.0, NAN, INFINITE)),
+    ],
     AudioTask: [({"decimation": 3}, ["decimation", "3"])],
     ImageTask: [({"min_scale": 0.0}, ["min_scale", "0.0"])],
     SeriesClassificationTask: [
