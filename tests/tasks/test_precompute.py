@@ -41,6 +41,7 @@ from .diffusion_testing import (
     settings,
     write_pictures,
 )
+from .test_precompute_campaign import BAD, png
 
 # Tall, square and wide, several of each.
 SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18)]
@@ -244,22 +245,13 @@ def test_a_process_takes_the_next_part_that_no_other_has(tmp_path, pictures, vae
 def write_folder(folder, count=24, every=6):
     """Picture files, one of six of them bad, or of another number; the kinds of the bad ones by their names."""
     folder.mkdir(parents=True)
-    generator, bad = np.random.default_rng(0), {}
+    generator, bad = np.random.default_rng(0), {"ink.jpg": "CMYK"}
     for number in range(count):
-        path = folder / f"{number:03d}.png"
-        picture = Image.fromarray(generator.integers(256, size=(20, 16, 3), dtype=np.uint8))
-        picture.save(path)
+        pixels, name = generator.integers(256, size=(20, 16, 3), dtype=np.uint8), f"{number:03d}.png"
         if number % every == 3:
-            kind = ["truncated", "deep", "long", "small"][number // every % 4]
-            bad[path.name] = kind
-            if kind == "truncated":
-                path.write_bytes(path.read_bytes()[:200])
-            elif kind == "deep":
-                Image.fromarray(generator.integers(60000, size=(20, 16), dtype=np.uint16)).save(path)
-            else:
-                Image.new("RGB", (16, 200) if kind == "long" else (1, 1)).save(path)
-    Image.new("CMYK", (16, 16)).save(folder / "ink.jpg")
-    bad["ink.jpg"] = "ink"
+            bad[name] = ["truncated", "16 bits", "long", "small"][number // every % 4]
+        (folder / name).write_bytes((BAD[bad[name]] if name in bad else png)(pixels))
+    (folder / "ink.jpg").write_bytes(BAD["CMYK"](pixels))
     return bad
 
 
