@@ -67,14 +67,16 @@ def open_pipeline(source: str) -> Checkpoint:
     index = read_json_object(folder / "model_index.json")
     found = index.get("scheduler")
     kind: Any = getattr(diffusers, str(found[-1]), None) if isinstance(found, list) and found else None
-    if kind is None:
+    if not hasattr(kind, "from_pretrained"):
         raise DataError(
             f"{source}: model_index.json has the scheduler {found!r}, which is none of diffusers: add one."
         )
     names = index.get("id2label")
     # JSON has no whole numbers as keys.
-    id2label = None if names is None else {int(key): value for key, value in names.items()}
+    id2label = None if names is None else {int(key): value for key, value in dict(names).items()}
     config = read_json_object(folder / "transformer" / "config.json")
+    if absent := {"sample_size", "patch_size"} - config.keys():
+        raise DataError(f"{source}: transformer/config.json lacks {', '.join(sorted(absent))}: save the model again.")
     try:
         scheduler: SchedulerMixin = kind.from_pretrained(folder, subfolder="scheduler")
     except NotImplementedError as error:

@@ -157,11 +157,17 @@ def test_what_does_not_fit_is_refused(tmp_path, base):
     with refused(DataError, "schedule", "blind", "unheard-of"):
         open_pipeline(str(blind))
     index = json.loads((base / "model_index.json").read_text())
-    for scheduler in ({}, {"scheduler": [None, None]}, {"scheduler": ["diffusers", "NoScheduler"]}, {"scheduler": 5}):
-        kept = {name: value for name, value in index.items() if name != "scheduler"}
-        (blind / "model_index.json").write_text(json.dumps(kept | scheduler))
+    for wrong in (None, [None, None], ["diffusers", "NoScheduler"], ["diffusers", "__version__"], 5):
+        (blind / "model_index.json").write_text(json.dumps(index | {"scheduler": wrong}))
         with refused(DataError, "blind", "scheduler"):
             open_pipeline(str(blind))
+    (blind / "model_index.json").write_text(json.dumps(index | {"id2label": ["a"]}))
+    with pytest.raises(ValueError):
+        open_pipeline(str(blind))
+    (blind / "model_index.json").write_text(json.dumps(index))
+    (blind / "transformer" / "config.json").write_text("{}")
+    with refused(DataError, "blind", "patch_size, sample_size"):
+        open_pipeline(str(blind))
 
 
 PLACES = torch.tensor([0.0, 0.02, 0.3, 0.7, 0.98])
