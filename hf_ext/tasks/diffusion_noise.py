@@ -100,6 +100,9 @@ def check_signal(scheduler: SchedulerMixin, source: str) -> None:
     schedule: Any = scheduler
     count, levels = schedule.config.num_train_timesteps, getattr(schedule, "alphas_cumprod", None)
     levels = schedule.sigmas if levels is None else levels
+    if levels.is_meta:
+        # Of a task that is built without memory nothing is known.
+        return
     if levels.shape != (count,) or not levels.any() or not ((levels >= 0) & (levels <= 1)).all():
         raise DataError(f"{source} has no level of noise from 0 to 1 for each of its {count} timesteps: correct it.")
     # There the input is the answer, and no picture follows: x0 = (x - sqrt(1 - a) e) / sqrt(a) with a = 0.
