@@ -385,11 +385,16 @@ def _other_scheduler(before: Any, name: str) -> Any:
             f"{name} cannot be used: it needs {', '.join(asked)}, which the schedule of a model does not contain.",
             param_hint="--scheduler",
         )
+    flow: dict[str, Any] = {}
     if "shift" in config and "use_flow_sigmas" in accepted:
         # Solvers made for diffusion have other names for the settings of flow matching.
         flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": config["shift"]}
+    try:
         return kind.from_config(config, **flow)
-    return kind.from_config(config)
+    except NotImplementedError as error:
+        raise click.BadParameter(
+            f"{name} does not take the model's schedule: {error}.", param_hint="--scheduler"
+        ) from error
 
 
 def _pair(text: str, option: str) -> tuple[int, int]:

@@ -142,17 +142,20 @@ def frechet_distance(first: FeatureStatistics | np.ndarray, second: FeatureStati
         `float`: The distance, at least 0.
     """
     means, roots = zip(*(_mean_and_root(item) for item in (first, second)), strict=True)
-    sizes = [len(mean) for mean in means]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"both sets must have features of one network, got {sizes[0]} and {sizes[1]} dimensions: use the same "
-            f"network for both"
-        )
+    _check_dimensions(*map(len, means))
     # Rows of zeros make both roots equally tall.
     rows = max(len(root) for root in roots)
     tall = [np.pad(root, ((0, rows - len(root)), (0, 0))) for root in roots]
     left, _, right = np.linalg.svd(tall[0] @ tall[1].T)
     return float(np.sum((means[0] - means[1]) ** 2) + np.sum((tall[0] - left @ right @ tall[1]) ** 2))
+
+
+def _check_dimensions(first: int, second: int) -> None:
+    if first != second:
+        raise ValueError(
+            f"both sets must have features of one network, got {first} and {second} dimensions: use the same network "
+            "for both"
+        )
 
 
 def _mean_and_root(given: FeatureStatistics | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -244,10 +247,7 @@ def kernel_distance_of_subsets(
 def _check(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Both sets in float64."""
     pair = as_features(first, "first"), as_features(second, "second")
-    if pair[0].shape[1] != pair[1].shape[1]:
-        raise ValueError(
-            f"both sets must have features of one network, got {pair[0].shape[1]} and {pair[1].shape[1]} dimensions"
-        )
+    _check_dimensions(pair[0].shape[1], pair[1].shape[1])
     if min(len(values) for values in pair) < 2:
         raise ValueError(f"both sets need at least 2 samples, got {len(pair[0])} and {len(pair[1])}")
     return pair

@@ -71,9 +71,18 @@ def luma(image: np.ndarray) -> np.ndarray:
 
 
 def prepare_pair(
-    prediction: np.ndarray, reference: np.ndarray, *, channel: Channel, border: int, data_range: float | None
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    *,
+    channel: Channel,
+    border: int,
+    data_range: float | None,
+    least: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Checks two images; their values from 0 to 255 as they are compared: float64 [height, width, channels]."""
+    """
+    Checks two images, of which the border leaves at least so many pixels on each side; their values from 0 to 255 as
+    they are compared: float64 [height, width, channels].
+    """
     if channel not in get_args(Channel):
         raise ValueError(f"channel must be one of {', '.join(get_args(Channel))}, got {channel!r}")
     if isinstance(border, bool) or not isinstance(border, (int, np.integer)):
@@ -96,9 +105,10 @@ def prepare_pair(
             f"channel={channel!r} needs images with {expected} channel(s), got {shape[2]}: pass channel='gray' for "
             f"one channel, 'rgb' or 'y' for three"
         )
-    if border < 0 or 2 * border >= min(shape[:2]):
+    if border < 0 or min(shape[:2]) - 2 * border < least:
         raise ValueError(
-            f"border must be at least 0 and leave something of {shape[0]}x{shape[1]} pixels, got {border}"
+            f"at least {least}x{least} pixels within a border of at least 0 are needed, got {shape[0]}x{shape[1]} "
+            f"with border {border}"
         )
     inside = (slice(border, shape[0] - border), slice(border, shape[1] - border))
     first, second = (luma(image[inside]) if channel == "y" else image[inside] for image in pair)
@@ -137,8 +147,9 @@ class ImageMetric(evaluate.Metric, ABC):
     # One sentence for `evaluate`; each metric sets its own.
     summary: str
 
+    @staticmethod
     @abstractmethod
-    def score(self, prediction: np.ndarray, reference: np.ndarray, *, channel: Channel, border: int) -> float:
+    def score(prediction: np.ndarray, reference: np.ndarray, *, channel: Channel, border: int) -> float:
         """The value of one pair of uint8 images."""
 
     def _info(self) -> evaluate.MetricInfo:

@@ -34,14 +34,11 @@ def psnr_b(
     Returns:
         `float`: Decibels; infinite where both images are equal and without blocking.
     """
-    first, second = prepare_pair(prediction, reference, channel=channel, border=border, data_range=data_range)
+    first, second = prepare_pair(
+        prediction, reference, channel=channel, border=border, data_range=data_range, least=BLOCK + 1
+    )
     if border % BLOCK:
         raise ValueError(f"border must be a multiple of {BLOCK} for PSNR-B, whose blocks it would cut, got {border}")
-    if min(first.shape[:2]) <= BLOCK:
-        raise ValueError(
-            f"PSNR-B needs at least {BLOCK + 1}x{BLOCK + 1} pixels after the border is cropped, got "
-            f"{first.shape[0]}x{first.shape[1]} with border {border}"
-        )
     seen = (luma(first) if channel == "rgb" else first)[:, :, 0]
     error = np.mean(np.square(first - second)) + _blocking(seen)
     return float("inf") if error == 0 else float(10.0 * np.log10(255.0**2 / error))
@@ -69,7 +66,4 @@ class PsnrB(ImageMetric):
     """
 
     summary = "Peak signal-to-noise ratio of 8-bit images with the blocking of JPEG counted as error, in decibels."
-
-    def score(self, prediction: np.ndarray, reference: np.ndarray, *, channel: Channel, border: int) -> float:
-        """[`psnr_b`] of one pair."""
-        return psnr_b(prediction, reference, channel=channel, border=border)
+    score = staticmethod(psnr_b)

@@ -45,12 +45,9 @@ def ssim(
     Returns:
         `float`: From -1 to 1; 1 where both images are equal.
     """
-    first, second = prepare_pair(prediction, reference, channel=channel, border=border, data_range=data_range)
-    if min(first.shape[:2]) < WINDOW:
-        raise ValueError(
-            f"SSIM needs at least {WINDOW}x{WINDOW} pixels after the border is cropped, got "
-            f"{first.shape[0]}x{first.shape[1]} with border {border}"
-        )
+    first, second = prepare_pair(
+        prediction, reference, channel=channel, border=border, data_range=data_range, least=WINDOW
+    )
     mean_first, mean_second = _smooth(first), _smooth(second)
     variance_first = _smooth(first * first) - mean_first**2
     variance_second = _smooth(second * second) - mean_second**2
@@ -68,7 +65,4 @@ class SSIM(ImageMetric):
     """
 
     summary = "Structural similarity of 8-bit images: 11x11 Gaussian window, valid region."
-
-    def score(self, prediction: np.ndarray, reference: np.ndarray, *, channel: Channel, border: int) -> float:
-        """[`ssim`] of one pair."""
-        return ssim(prediction, reference, channel=channel, border=border)
+    score = staticmethod(ssim)

@@ -11,6 +11,7 @@ from huggingface_hub.dataclasses import strict
 from hf_ext.settings import SettingsError, build
 
 from ..errors import UsageError
+from .checks import require
 from .degradations import BLUR_REACH, blur, gaussian_noise, jpeg, matlab_bicubic, mosaic, resize_and_back, unit_range
 
 # JPEG codes 16 x 16 pixels together where chroma is halved; chroma is interpolated from the neighbouring ones.
@@ -105,12 +106,11 @@ class Degradation:
                 raise ValueError(f"{name} must be {what} or a range [low, high] from {low} to {high}, got {value}.")
 
     def validate_weight(self) -> None:
-        if not (math.isfinite(self.weight) and self.weight > 0):
-            raise ValueError(
-                f"weight must be more than 0, got {self.weight}: remove a degradation that is never drawn."
-            )
-        if not 0 < self.chance <= 1:
-            raise ValueError(f"chance must be more than 0 and at most 1, got {self.chance}.")
+        require(
+            self,
+            ("weight", 0 < self.weight < math.inf, "more than 0 (remove a degradation that is never drawn)"),
+            ("chance", 0 < self.chance <= 1, "more than 0 and at most 1"),
+        )
         if not 0 <= self.clip <= 1 or (self.clip and self.kind != "gaussian_noise"):
             raise ValueError(f"clip belongs to kind gaussian_noise, from 0 to 1; got {self.clip} with {self.kind}.")
 

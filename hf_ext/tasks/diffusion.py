@@ -6,6 +6,7 @@ strengths combines.
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +31,8 @@ from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
-from ..errors import DataError, MissingColumn, UsageError
+from ..errors import DataError, UsageError
+from .checks import Scores, column, require
 from .diffusion_data import Crops, Size, cut_view
 from .diffusion_latents import encode_posterior, load_autoencoder, read_row, to_pixels
 from .diffusion_noise import (
@@ -43,7 +45,7 @@ from .diffusion_noise import (
 )
 from .diffusion_texts import Captions, weigh_columns
 from .diffusion_transfer import Transfer, open_pipeline, transfer
-from .pictures import require_picture
+from .pictures import picture_of
 from .tar_files import unpack_row
 
 # Number of classes that the sample pictures of a run show.
@@ -128,11 +130,17 @@ class DisentangledDiTTask(Task):
         self._transfer = build(Transfer, self.transfer, "task.transfer")
 
     def validate_numbers(self) -> None:
-        if len(self.size) != 2 or min(self.size) < 1:
-            raise ValueError(f"image_size must be a side or [height, width] in pixels, got {self.image_size}.")
-        for name in ("max_text_length", "sample_steps", "samples_per_class"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        counts = ("max_text_length", "sample_steps", "samples_per_class")
+        is_size = len(self.size) == 2 and min(self.size) > 0
+        # Said here and not in the evaluation that draws the first pictures.
+        most = math.inf if self.objective == "flow" else self.scheduler.config.num_train_timesteps
+        require(
+            self,
+            ("image_size", is_size, "a side or [height, width] in pixels"),
+            ("sample_steps", self.sample_steps <= most, f"at most {most}, the timesteps of the schedule"),
+            ("sample_guidance", math.isfinite(self.sample_guidance), "a finite number"),
+            *((name, getattr(self, name) > 0, "at least 1") for name in counts),
+        )
         if self.posterior and self.vae is None:
             raise ValueError("posterior needs an autoencoder: set task.vae, or leave out posterior.")
         weigh_columns(self.text_column)
@@ -268,22 +276,16 @@ class DisentangledDiTTask(Task):
         else:
             autoencoder = self.autoencoder
             channels = (self.config if autoencoder is None else autoencoder.config)["in_channels"]
-            image = require_picture(self._column(example, "image_column"), self.image_column)
+            image = picture_of(example, self.image_column, "image_column")
             view = cut_view(image, self.size, channels, self.cut, generator)
             sample, controls = {"pixels": to_pixels([view])[0]}, view.controls
         sample["controls"] = {name: torch.from_numpy(values) for name, values in controls.items()}
         if self.text_encoder is not None:
             return {**sample, **self.captions.sample(example, generator)}
-        label, count = self._column(example, "label_column"), self.config["num_classes"]
+        label, count = column(example, self.label_column, "label_column"), self.config["num_classes"]
         if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < count:
             raise DataError(f"column {self.label_column!r} holds {label!r}; allowed: 0 to {count - 1}.")
         return {**sample, "label": torch.tensor(label)}
-
-    def _column(self, example: dict[str, Any], option: str) -> Any:
-        name = getattr(self, option)
-        if name not in example:
-            raise MissingColumn.of(name, example, f"task.{option}")
-        return example[name]
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> Tensor:
         """Mean squared error, weighted by the place on the schedule."""
@@ -339,18 +341,17 @@ class DisentangledDiTTask(Task):
         tokens = self.captions.drop(batch, without_both)
         return {**conditions, "encoder_hidden_states": self.captions.encode(tokens, generators)}
 
-    def evaluate_batch(
-        self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """The loss of each image, with its class or caption and controls; timesteps and noise depend on the index."""
         samples = [self.training_sample(example, None) for example in examples]
         shapes = [next(iter(sample.values())).shape for sample in samples]
-        rows: dict[int, dict[str, float]] = {}
+        rows: Scores = [{} for _ in samples]
         for shape in dict.fromkeys(shapes):
-            members = [index for index, found in enumerate(shapes) if found == shape]
-            losses = self._losses(model, [samples[index] for index in members], [indices[index] for index in members])
-            rows |= {index: {"loss": loss} for index, loss in zip(members, losses, strict=True)}
-        return [rows[index] for index in range(len(examples))]
+            members = [place for place, found in enumerate(shapes) if found == shape]
+            losses = self._losses(model, [samples[place] for place in members], [indices[place] for place in members])
+            for place, loss in zip(members, losses, strict=True):
+                rows[place]["loss"] = loss
+        return rows
 
     def _losses(self, model: torch.nn.Module, samples: list[dict[str, Any]], indices: list[int]) -> list[float]:
         """Mean losses of samples of one size."""
@@ -374,21 +375,14 @@ class DisentangledDiTTask(Task):
 
     def pipeline(self, model: torch.nn.Module) -> DisentangledDiTPipeline:
         """The pipeline of a network, or of one with an adapter, on its device; it shares the weights."""
-        captions = None if self.text_encoder is None else self.captions
         base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
         device = next(base.parameters()).device
-        autoencoder, encoder = self.autoencoder, None if captions is None else captions.encoder
-        return self.pipeline_class(
-            base,
-            self.scheduler,
-            None if autoencoder is None else autoencoder.to(device),
-            None if encoder is None else encoder.to(device),
-            None if captions is None else captions.tokenizer,
-            id2label=self.id2label,
-            text_padding=self.text_padding,
-            text_padding_noise=self.text_padding_noise,
-            max_text_length=self.max_text_length,
-        )
+        parts: list[Any] = [self.autoencoder and self.autoencoder.to(device), None, None]
+        if self.text_encoder is not None:
+            parts[1:] = self.captions.encoder.to(device), self.captions.tokenizer
+        about = ("id2label", "text_padding", "text_padding_noise", "max_text_length")
+        settings: dict[str, Any] = {name: getattr(self, name) for name in about}
+        return self.pipeline_class(base, self.scheduler, *parts, **settings)
 
     def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image:
         """Samples of the first classes, or of the examples' captions, from noise that is always the same."""

@@ -84,8 +84,11 @@ def read_row(
     latent = _unpack(row, "latent")
     if generator is not None:
         latent = latent + _unpack(row, SPREAD) * generator.standard_normal(latent.shape, dtype=np.float32)
-    described = controls(tuple(row["original_size"]), tuple(row["crop"]), tuple(row["target_size"]), bool(row["flip"]))
-    return torch.from_numpy(latent), described
+    sizes: Any = [tuple(row[name]) for name in ("original_size", "crop", "target_size")]
+    if any(len(pair) != 2 for pair in sizes) or min(sizes[0]) <= 0:
+        raise DataError(f"a row of latents has the original_size, crop and target_size {sizes}: precompute it again.")
+    original, crop, target = sizes
+    return torch.from_numpy(latent), controls(original, crop, target, bool(row["flip"]))
 
 
 def _unpack(row: dict[str, Any], column: str) -> np.ndarray:

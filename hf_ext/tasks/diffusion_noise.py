@@ -88,16 +88,23 @@ def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -
         )
     try:
         scheduler: SchedulerMixin = kind(**{**settings, **changes})
-    except NotImplementedError as error:
-        raise ValueError(f"task.noise_schedule: {error}.") from error
+    except (RuntimeError, TypeError, ArithmeticError) as error:
+        raise UsageError(f"task.noise_schedule: {error}.") from error
     check_signal(scheduler, "task.noise_schedule")
     return scheduler
 
 
 def check_signal(scheduler: SchedulerMixin, source: str) -> None:
-    """Refuses a schedule that ends in noise alone for a network that predicts the noise."""
+    """Refuses levels that are none, and a schedule that ends in noise alone for a network that predicts the noise."""
     # Any: of a scheduler diffusers' types know neither its configuration nor its numbers.
     schedule: Any = scheduler
+    count, levels = schedule.config.num_train_timesteps, getattr(schedule, "alphas_cumprod", None)
+    levels = schedule.sigmas if levels is None else levels
+    if levels.is_meta:
+        # Of a task that is built without memory nothing is known.
+        return
+    if levels.shape != (count,) or not levels.any() or not ((levels >= 0) & (levels <= 1)).all():
+        raise DataError(f"{source} has no level of noise from 0 to 1 for each of its {count} timesteps: correct it.")
     # There the input is the answer, and no picture follows: x0 = (x - sqrt(1 - a) e) / sqrt(a) with a = 0.
     if objective_of(scheduler) == "epsilon" and not schedule.alphas_cumprod.all():
         raise DataError(

@@ -12,7 +12,6 @@ import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +84,15 @@ def sample_folder(
         remove_leftovers_of(pictures if shard_size is None else [_shard(out, group, shard_size) for group in groups])
         return [group for group in groups if not _is_drawn(out, group, shard_size)]
 
+    def draw(numbers: Sequence[int]) -> Iterator[Image.Image]:
+        states = (np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] for number in numbers)
+        shown = [conditions[number % len(conditions)] for number in numbers]
+        return draw_pictures(pipeline, shown, [int(state >> 1) for state in states], size, **options)
+
     missing = ranks.ask_first(find_missing)
     own, left = ranks.share(missing), sum(map(len, missing))
     with progress(total=count, initial=count - left, unit=" pictures", shown=ranks.index == 0, smoothing=0.05) as bar:
         # The other processes are as fast as this one.
-        draw = partial(_draw, pipeline, conditions, seed, size, options)
         if shard_size is None:
             numbers = [number for group in own for number in group]
             for number, picture in zip(numbers, draw(numbers), strict=True):
@@ -104,20 +107,6 @@ def sample_folder(
     if shard_size is None:
         ranks.ask_first(lambda: _write_metadata(pipeline, conditions, out))
     return out
-
-
-def _draw(
-    pipeline: DisentangledDiTPipeline,
-    conditions: Sequence[Any],
-    seed: int,
-    batch_size: int,
-    options: dict[str, Any],
-    numbers: Sequence[int],
-) -> Iterable[Image.Image]:
-    """The pictures of these numbers."""
-    seeds = [int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> 1) for number in numbers]
-    shown = [conditions[number % len(conditions)] for number in numbers]
-    return draw_pictures(pipeline, shown, seeds, batch_size, **options)
 
 
 def _shard(out: Path, group: range, shard_size: int) -> Path:

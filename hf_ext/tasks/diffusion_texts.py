@@ -8,6 +8,7 @@ The padding, and its noise, is made in the step.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,8 @@ from hf_ext.hub.checkpoints import split_revision
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.training.models import pipeline_index
 
-from ..errors import DataError, MissingColumn, UsageError
+from ..errors import DataError, UsageError
+from .checks import column
 from .tar_files import unpack_row
 
 # Columns of a row with states, and what the name of a column of captions gets for that of its own.
@@ -44,29 +46,30 @@ def weigh_columns(columns: str | dict[str, float]) -> dict[str, float]:
     return {name: float(share) for name, share in weights.items()}
 
 
-def read_captions(example: dict[str, Any], column: str) -> list[str]:
+def read_captions(example: dict[str, Any], name: str) -> list[str]:
     """The captions of a column, which holds one or a list of them."""
-    if column not in example:
-        raise MissingColumn.of(column, example, "task.text_column")
-    value = example[column]
+    value = column(example, name, "text_column")
     captions = list(value) if isinstance(value, list | tuple) else [value]
     if not captions or not all(isinstance(caption, str) and caption.strip() for caption in captions):
-        raise DataError(f"column {column!r} holds {value!r:.80}; a caption, or a list of captions, is needed.")
+        raise DataError(f"column {name!r} holds {value!r:.80}; a caption, or a list of captions, is needed.")
     return captions
 
 
+@dataclass
 class TextEncoder:
     """A tokenizer and a frozen text encoder."""
 
-    def __init__(self, source: str, max_length: int):
-        self.source = source
-        self.max_length = max_length
+    source: str
+    max_length: int
 
     @cached_property
     def encoder(self) -> Any:
         """The encoder, loaded when it is first needed."""
         # A PreTrainedModel; mypy does not see that its `to`, which transformers wraps, is a method.
         encoder: Any = AutoModelForTextEncoding.from_pretrained(**self._place("text_encoder"))
+        most = getattr(encoder.config, "max_position_embeddings", None)
+        if most is not None and self.max_length > most:
+            raise UsageError(f"max_text_length is {self.max_length}, and {self.source} takes {most} tokens at most.")
         encoder.requires_grad_(False).eval()
         return encoder
 
@@ -118,14 +121,16 @@ class TextEncoder:
         return [row[:length].numpy().tobytes() for row, length in zip(halves, lengths.tolist(), strict=True)]
 
 
+@dataclass
 class Captions(TextEncoder):
     """The captions of a training: drawn, encoded or read, dropped, and padded by the pipeline's `pad_text`."""
 
-    def __init__(self, source: str, max_length: int, padding: str, noise: float, columns: str | dict[str, float]):
-        super().__init__(source, max_length)
-        self.padding = padding
-        self.noise = noise
-        self.weights = weigh_columns(columns)
+    padding: str
+    noise: float
+    columns: str | dict[str, float]
+
+    def __post_init__(self) -> None:
+        self.weights = weigh_columns(self.columns)
         # Of data with states: their width, and the states of no text.
         self.width: int | None = None
         self.null: dict[str, Tensor] | None = None

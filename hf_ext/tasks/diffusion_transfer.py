@@ -16,7 +16,7 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from huggingface_hub import snapshot_download
 from huggingface_hub.dataclasses import strict
 
-from hf_ext.files import read_json
+from hf_ext.files import read_json_object
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.pipelines.disentangled_dit.scheduling import rescale_noise_schedule
 from hf_ext.training.models import pipeline_index
@@ -64,13 +64,23 @@ def open_pipeline(source: str) -> Checkpoint:
     if not folder.exists():
         wanted = ["model_index.json", "transformer/*", "scheduler/*"]
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
-    index = read_json(folder / "model_index.json")
+    index = read_json_object(folder / "model_index.json")
+    found = index.get("scheduler")
+    kind: Any = getattr(diffusers, str(found[-1]), None) if isinstance(found, list) and found else None
+    if not hasattr(kind, "from_pretrained"):
+        raise DataError(
+            f"{source}: model_index.json has the scheduler {found!r}, which is none of diffusers: add one."
+        )
     names = index.get("id2label")
     # JSON has no whole numbers as keys.
-    id2label = None if names is None else {int(key): value for key, value in names.items()}
-    config = read_json(folder / "transformer" / "config.json")
-    kind: Any = getattr(diffusers, index["scheduler"][1])
-    scheduler: SchedulerMixin = kind.from_pretrained(folder, subfolder="scheduler")
+    id2label = None if names is None else {int(key): value for key, value in dict(names).items()}
+    config = read_json_object(folder / "transformer" / "config.json")
+    if absent := {"sample_size", "patch_size"} - config.keys():
+        raise DataError(f"{source}: transformer/config.json lacks {', '.join(sorted(absent))}: save the model again.")
+    try:
+        scheduler: SchedulerMixin = kind.from_pretrained(folder, subfolder="scheduler")
+    except NotImplementedError as error:
+        raise DataError(f"the schedule of {source} cannot be used: {error}.") from error
     check_signal(scheduler, f"the schedule of {source}")
     return Checkpoint(folder / "transformer", config, scheduler, id2label)
 

@@ -9,6 +9,7 @@ from hf_ext.restoration.deep import spread_grey
 from hf_ext.restoration.encoding import to_8_bits
 
 from ..errors import DataError
+from .checks import column
 
 
 def require_picture(value: Any, column: str) -> Image.Image:
@@ -17,6 +18,11 @@ def require_picture(value: Any, column: str) -> Image.Image:
         held = "" if value is None else f", but a value of type {type(value).__name__}"
         raise DataError(f"column {column!r} contains no picture{held}.")
     return value
+
+
+def picture_of(example: dict[str, Any], name: str, option: str, advice: str = "") -> Image.Image:
+    """The picture of an example in a column, which an option of the task names."""
+    return require_picture(column(example, name, option, advice), name)
 
 
 def deep_grey(picture: Image.Image) -> np.ndarray | None:

@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,12 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
     # diffusers warns of every cast, also of one that changes nothing
     if (dtype := getattr(torch, settings.dtype)) != autoencoder.dtype:
         autoencoder.to(dtype)
-    _check_sizes(settings, DisentangledDiTPipeline.scale_factor_of(autoencoder))
+    factor = DisentangledDiTPipeline.scale_factor_of(autoencoder)
+    if misfit := [size for size in settings.buckets if size[0] % factor or size[1] % factor]:
+        raise UsageError(
+            f"pictures of {misfit[0][0]} x {misfit[0][1]} pixels do not fit the autoencoder, which needs multiples of "
+            f"{factor}: change image_size or bucket_step."
+        )
     texts = None if settings.text_encoder is None else TextEncoder(settings.text_encoder, settings.max_text_length)
     work = _Work(settings, source, autoencoder, texts, partial)
     # What cannot be encoded leaves no folder behind, whose settings the next call would have to have.
@@ -134,8 +139,7 @@ def keep_settings(
     # What is noted and not wanted is an option that was left out.
     pairs = {name: (found.get(name), wanted.get(name)) for name in {**found, **wanted} if name not in (first or {})}
     if changed := [f"{name}: {noted!r} → {value!r}" for name, (noted, value) in pairs.items() if noted != value]:
-        advice = "Use the same settings, remove it, or give another folder."
-        raise OtherRun(refusal, changed, advice)
+        raise OtherRun(refusal, changed, "Use the same settings, remove it, or give another folder.")
     return found
 
 
@@ -153,39 +157,26 @@ def _check_picture(image: Image.Image, size: Size) -> None:
         )
 
 
-def _check_sizes(settings: Precompute, factor: int) -> None:
-    for size in settings.buckets:
-        if any(side % factor for side in size):
-            raise UsageError(
-                f"pictures of {size[0]} x {size[1]} pixels do not fit the autoencoder, which needs multiples of "
-                f"{factor}: change image_size or bucket_step."
-            )
-
-
 # A picture's number, and the view of it that is encoded.
 _Cut = tuple[int, View]
 # The other columns of an example, its bucket and its view; of a bad one its line in the list.
 _Read = tuple[dict[str, Any], Size, View] | dict[str, str]
 
 
+@dataclass
 class _Work:
     """The rows of the whole data set, some examples at a time."""
 
-    def __init__(
-        self,
-        settings: Precompute,
-        source: Rows | Streams,
-        autoencoder: ModelMixin,
-        texts: TextEncoder | None,
-        folder: Path,
-    ):
-        self.settings = settings
-        self.source = source
-        self.autoencoder = autoencoder
-        self.texts = texts
-        self.folder = folder
+    settings: Precompute
+    source: Rows | Streams
+    autoencoder: ModelMixin
+    texts: TextEncoder | None
+    folder: Path
+
+    def __post_init__(self) -> None:
+        settings, texts = self.settings, self.texts
         self.columns = [] if texts is None else settings.text_column
-        kept = {name: kind for name, kind in source.features.items() if name != settings.image_column}
+        kept = {name: kind for name, kind in self.source.features.items() if name != settings.image_column}
         if missing := [name for name in self.columns if name not in kept]:
             raise MissingColumn.of(missing[0], kept, "text_column")
         added = self._added_features()
@@ -195,7 +186,7 @@ class _Work:
         if media and settings.format == "tar":
             raise UsageError(f"columns {media} hold pictures or sounds, which only format parquet keeps: set it.")
         self.features = datasets.Features({**kept, **added})
-        self.no_text = None if texts is None else texts.pack([""], autoencoder.device)[0]
+        self.no_text = None if texts is None else texts.pack([""], self.autoencoder.device)[0]
 
     def _added_features(self) -> dict[str, Any]:
         pair, content = datasets.List(datasets.Value("int32")), datasets.Value("binary")

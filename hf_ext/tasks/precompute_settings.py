@@ -8,6 +8,8 @@ from huggingface_hub.dataclasses import strict
 from hf_ext.data.source import DataSource
 from hf_ext.settings import build
 
+from .checks import require
+
 
 @strict
 @dataclass
@@ -74,10 +76,11 @@ class Precompute:
             self.buckets = bucket_sizes(self.image_size, self.bucket_step, self.max_ratio)
 
     def validate_counts(self) -> None:
-        for name in ("image_size", "bucket_step", "batch_size", "shard_size", "max_text_length", "workers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        counts = ("image_size", "bucket_step", "batch_size", "shard_size", "max_text_length", "workers")
+        require(
+            self,
+            *((name, getattr(self, name) >= 1, "at least 1") for name in counts),
+            ("max_bad_examples", 0 <= self.max_bad_examples <= 1, "a share from 0 to 1"),
+        )
         if self.seed < 0 or self.data.get("streaming"):
             raise ValueError("seed must be 0 or more, and data.streaming left out: what can be streamed always is.")
-        if not 0 <= self.max_bad_examples <= 1:
-            raise ValueError(f"max_bad_examples must be a share from 0 to 1, got {self.max_bad_examples}.")

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -24,12 +24,13 @@ from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
-from ..errors import DataError, MissingColumn, UsageError
+from ..errors import DataError, UsageError
+from .checks import Scores, require
 from .degradation_settings import Degradation, read_degradations
 from .degradations import matlab_luma, unpack_mosaic
 from .made_pictures import make_picture
 from .perceptual import FeatureLoss
-from .pictures import deep_grey, require_picture
+from .pictures import deep_grey, picture_of
 
 logger = logging.getLogger(__name__)
 
@@ -90,17 +91,14 @@ class SemanIRTask(Task):
         self.evaluated = self.trained if own else read_degradations(self.eval_degradation, "task.eval_degradation")
 
     def validate_sizes(self) -> None:
-        if self.patch_size < 8:
-            raise ValueError(f"patch_size must be at least 8 pixels, got {self.patch_size}.")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, or left out for the model's own; got {self.top_k}.")
-        if not 0 <= self.made_pictures <= 1:
-            raise ValueError(f"made_pictures must be a share from 0 to 1, got {self.made_pictures}.")
-        if not 0 < self.perceptual_weight < float("inf"):
-            raise ValueError(
-                f"perceptual_weight must be a number above 0, got {self.perceptual_weight}; for no perceptual loss, "
-                "leave out perceptual_model."
-            )
+        is_weight = 0 < self.perceptual_weight < float("inf")
+        require(
+            self,
+            ("patch_size", self.patch_size >= 8, "at least 8 pixels"),
+            ("top_k", self.top_k is None or self.top_k >= 1, "at least 1, or left out for the model's own"),
+            ("made_pictures", 0 <= self.made_pictures <= 1, "a share from 0 to 1"),
+            ("perceptual_weight", is_weight, "a number above 0 (for no perceptual loss leave out perceptual_model)"),
+        )
 
     @property
     def metric_names(self) -> dict[str, str]:  # type: ignore[override]
@@ -161,18 +159,17 @@ class SemanIRTask(Task):
         """Refuses a model that cannot take what a degradation makes."""
         config = self.config
         layout = (config.num_channels, config.num_channels_out, config.scale)
-        if self.permute_channels and config.num_channels_out != 3:
-            raise UsageError(
-                "task.permute_channels needs a model of three channels; the model has num_channels_out "
-                f"{config.num_channels_out}. Leave it out."
-            )
         if self.made_pictures and "paired" in (item.kind for item in self.trained):
             raise UsageError("task.made_pictures does not combine with the degradation paired: leave out one of them.")
-        if self.gray_from != "luma" and config.num_channels_out != 1:
-            raise UsageError(
-                f"task.gray_from is {self.gray_from!r}, which needs a model of one channel; the model has "
-                f"num_channels_out {config.num_channels_out}. Leave it out, or set model.num_channels to 1."
-            )
+        for option, is_set, channels in (
+            ("permute_channels", self.permute_channels, 3),
+            ("gray_from", self.gray_from != "luma", 1),
+        ):
+            if is_set and config.num_channels_out != channels:
+                raise UsageError(
+                    f"task.{option} is {getattr(self, option)!r}, which needs a model of {channels} channel(s); this "
+                    f"one has num_channels_out {config.num_channels_out}. Leave it out, or set model.num_channels."
+                )
         for degradation in {*(item.kind for item in self.trained), *(item.kind for item in self.evaluated)}:
             if degradation == "mosaic":
                 fits, wanted = config.demosaicks, "num_channels 4, num_channels_out 3 and scale 2"
@@ -189,15 +186,13 @@ class SemanIRTask(Task):
 
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Matrices and kernels decay; biases, norms and temperatures do not. Betas are (0.9, 0.99)."""
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        matrices = [
-            parameter for parameter in trained if parameter.ndim > 1 and parameter.numel() > parameter.shape[0]
-        ]
-        chosen = {id(parameter) for parameter in matrices}
-        others = [parameter for parameter in trained if id(parameter) not in chosen]
+        groups: dict[bool, list[torch.nn.Parameter]] = {True: [], False: []}
+        for value in model.parameters():
+            if value.requires_grad:
+                groups[value.ndim > 1 and value.numel() > value.shape[0]].append(value)
         return [
-            {"params": matrices, "weight_decay": weight_decay, "betas": (0.9, 0.99)},
-            {"params": others, "weight_decay": 0.0, "betas": (0.9, 0.99)},
+            {"params": values, "weight_decay": weight_decay * decays, "betas": (0.9, 0.99)}
+            for decays, values in groups.items()
         ]
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> dict[str, torch.Tensor]:
@@ -231,9 +226,7 @@ class SemanIRTask(Task):
             loss = loss + self.perceptual_weight * seen
         return loss
 
-    def evaluate_batch(
-        self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """Scores of each whole image, one degradation after the other; the noise depends on the index alone."""
         # With `evaluate`, which takes as long to import as half of transformers; most starts of a run stop before.
         from hf_ext.metrics import psnr, psnr_b, ssim
@@ -252,9 +245,9 @@ class SemanIRTask(Task):
             rows.append(row)
         return rows
 
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+    def summarize(self, rows: Scores) -> dict[str, float]:
         """Means over the images; of several degradations also the mean of each metric over them."""
-        means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        means = super().summarize(rows)
         if len(self.evaluated) == 1:
             return means
         overall = {
@@ -274,28 +267,29 @@ class SemanIRTask(Task):
 
     def restore(self, model: Any, degraded: np.ndarray, top_k: int | None = None) -> np.ndarray:
         """The restored image, as [`~hf_ext.restoration.tiles.restore_image`] gives it, whole; not compiled."""
-        with _without_compiling():
+        # Each size of whole images would be compiled anew, and a compiled model keeps to no budget of memory. Where
+        # this part of torch was not imported, nothing is compiled, and importing it takes a second.
+        is_loaded = "torch._dynamo" in sys.modules
+        with torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
             return restore_image(model, degraded, top_k=top_k or self.top_k)
 
     def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image:
         """Rows of degraded (enlarged, where the model enlarges), restored and clean middle parts."""
-        rows = []
+        rows, scale = [], self.config.scale
         for index in range(max(len(examples), len(self.evaluated))):
             place = index % len(examples)
             pair = self.degraded_example(examples[place], place, self.evaluated[index % len(self.evaluated)])
-            degraded, clean = _middles(*pair, self.config.scale)
-            panels = [self._shown(degraded), self.restore(model, degraded), clean]
+            degraded, clean = _middles(*pair, scale)
+            # The input at the size of the output: colours of a mosaic, pixels of a small image.
+            enlarged = (
+                unpack_mosaic(degraded) if self.config.demosaicks else degraded.repeat(scale, 0).repeat(scale, 1)
+            )
+            panels = [enlarged, self.restore(model, degraded), clean]
             rows.append(np.concatenate([np.clip(panel, 0, 1) for panel in panels], axis=1))
         width = max(row.shape[1] for row in rows)
         sheet = np.concatenate([np.pad(row, ((0, 4), (0, width - row.shape[1]), (0, 0))) for row in rows])
         pixels = np.rint(sheet * 255).astype(np.uint8)
         return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-
-    def _shown(self, degraded: np.ndarray) -> np.ndarray:
-        """The model's input at the size of its output: pixels of a small image, colours of a mosaic."""
-        if self.config.demosaicks:
-            return unpack_mosaic(degraded)
-        return degraded.repeat(self.config.scale, axis=0).repeat(self.config.scale, axis=1)
 
     def save_model(self, model: torch.nn.Module, state_dict: dict[str, torch.Tensor], folder: Path) -> None:
         """Model, or adapter, with the image processor that fits its channels."""
@@ -319,11 +313,8 @@ class SemanIRTask(Task):
         # Beside pairs in one list, other degradations start from the clean image of the pair.
         in_pairs = any(item.kind == "paired" for item in (*self.trained, *self.evaluated))
         columns = ["lq", "hq"] if paired else ["hq" if in_pairs else self.image_column]
-        missing = [column for column in columns if column not in example]
-        if missing:
-            pairs = ", or task.degradation: {kind: paired} for folders lq/ and hq/"
-            raise MissingColumn.of(missing[0], example, "task.image_column", pairs)
-        pictures = [require_picture(example[column], column) for column in columns]
+        advice = ", or task.degradation: {kind: paired} for folders lq/ and hq/"
+        pictures = [picture_of(example, column, "image_column", advice) for column in columns]
         images = [self._pixels(picture, degradation.kind) for picture in pictures]
         (height, width), clean = images[0].shape[:2], images[-1].shape[:2]
         if paired and clean != (height * self.config.scale, width * self.config.scale):
@@ -357,15 +348,6 @@ class SemanIRTask(Task):
         """Grey images for a colour model: degraded as grey ones, with one noise, then the same in all channels."""
         channels = self.config.num_channels_out or self.config.num_channels
         return [image.repeat(channels, axis=-1) if image.shape[-1] == 1 else image for image in images]
-
-
-def _without_compiling() -> AbstractContextManager[Any]:
-    """
-    Evaluation runs as written, whatever was compiled for the patches: each size of whole images would be compiled
-    anew, and a compiled model keeps to no budget of memory.
-    """
-    # Where this part of torch was not imported, nothing is compiled, and importing it takes a second.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _tensor(image: np.ndarray) -> torch.Tensor:

@@ -31,7 +31,8 @@ from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
-from ..errors import DataError, MissingColumn
+from ..errors import DataError
+from .checks import Scores, column, require
 
 Batch = dict[str, torch.Tensor]
 
@@ -61,8 +62,8 @@ class MRConvTask(Task):
         self.learned: dict[str, Any] = {}
 
     def validate_kernel_learning_rate(self) -> None:
-        if self.kernel_learning_rate is not None and not self.kernel_learning_rate > 0:
-            raise ValueError(f"kernel_learning_rate must be more than 0, got {self.kernel_learning_rate}.")
+        rate = self.kernel_learning_rate
+        require(self, ("kernel_learning_rate", rate is None or 0 < rate < float("inf"), "a number above 0"))
 
     def model_fields(self) -> dict[str, Any]:
         """Fields of the configuration that the task decides, such as the number of tokens."""
@@ -183,6 +184,28 @@ def cut_padding(batch: Batch) -> Batch:
     return result
 
 
+def predict(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The model's logits for a batch, in single precision, and the labels."""
+    inputs = {name: values for name, values in batch.items() if name != "labels"}
+    return model(**inputs).logits.float(), batch["labels"]
+
+
+def sum_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each example, summed over its positions that have a label."""
+    return F.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(1)
+
+
+def make_rows(**columns: torch.Tensor) -> Scores:
+    """The scores of each example, of tensors with a value for each."""
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in values]
+
+
+def number_names(names: list[str]) -> dict[str, Any]:
+    """Fields of a configuration that name its outputs."""
+    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+
+
 @strict
 @dataclass
 class ClassificationTask(MRConvTask):
@@ -212,35 +235,25 @@ class ClassificationTask(MRConvTask):
         # The names by which data whose classes have names are matched, in the order of the numbers.
         self.known_classes: list[str] = list(self.label_names)
 
-    def validate_label_smoothing(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be from 0 to below 1, got {self.label_smoothing}.")
-
     def loss(self, model: nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
         """The model's own loss, or cross entropy with smoothed labels."""
         if not self.label_smoothing:
             return super().loss(model, batch, step)
-        inputs = cut_padding(batch)
-        labels = inputs.pop("labels")
-        logits = model(**inputs).logits.float().flatten(0, -2)
-        return F.cross_entropy(logits, labels.flatten(), label_smoothing=self.label_smoothing)
+        logits, labels = predict(model, cut_padding(batch))
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing=self.label_smoothing)
 
     def validate_labels(self) -> None:
-        if self.num_labels < 2:
-            raise ValueError(f"num_labels must be at least 2, got {self.num_labels}.")
-        if self.label_names and len(set(self.label_names)) != self.num_labels:
-            raise ValueError(
-                f"label_names must be {self.num_labels} (num_labels) different names; got {self.label_names}."
-            )
+        are_names = len(set(self.label_names)) in (0, self.num_labels)
+        require(
+            self,
+            ("label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to below 1"),
+            ("num_labels", self.num_labels >= 2, "at least 2"),
+            ("label_names", are_names, f"{self.num_labels} (num_labels) different names"),
+        )
 
     def label_fields(self) -> dict[str, Any]:
         """Number and names of the classes."""
-        if not self.label_names:
-            return {"num_labels": self.num_labels}
-        return {
-            "id2label": dict(enumerate(self.label_names)),
-            "label2id": {name: index for index, name in enumerate(self.label_names)},
-        }
+        return number_names(self.label_names) if self.label_names else {"num_labels": self.num_labels}
 
     def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
         """Names of the classes, where the data has them: evaluation data may have other numbers for them."""
@@ -296,41 +309,22 @@ class ClassificationTask(MRConvTask):
             return "Set task.num_labels to the number of classes"
         return "A label is a whole number or a name; use method mrconv-regression for fractions"
 
-    def evaluate_batch(
-        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """Predicted and true class and cross entropy of each example."""
-        inputs = self.batch(model, examples)
-        labels = inputs.pop("labels")
-        logits = model(**inputs).logits.float()
-        values = zip(
-            logits.argmax(-1).tolist(),
-            labels.tolist(),
-            F.cross_entropy(logits, labels, reduction="none").tolist(),
-            strict=True,
-        )
-        return [{"prediction": prediction, "label": label, "loss": loss} for prediction, label, loss in values]
+        logits, labels = predict(model, self.batch(model, examples))
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        return make_rows(prediction=logits.argmax(-1), label=labels, loss=losses)
 
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+    def summarize(self, rows: Scores) -> dict[str, float]:
         """Accuracy and mean cross entropy; the confusions are kept for the picture."""
         predictions, labels = (np.array([int(row[name]) for row in rows]) for name in ("prediction", "label"))
         self.confusion = np.zeros((self.num_labels, self.num_labels), dtype=np.int64)
         np.add.at(self.confusion, (labels, predictions), 1)
-        return {
-            "accuracy": float(np.mean(predictions == labels)),
-            "loss": float(np.mean([row["loss"] for row in rows])),
-        }
+        return {"accuracy": float(np.mean(predictions == labels)), "loss": super().summarize(rows)["loss"]}
 
     def sample_picture(self, model: nn.Module, examples: list[dict[str, Any]]) -> Image.Image | None:
         """The confusion matrix of the evaluation that was just done."""
         return None if self.confusion is None else draw_confusion(self.confusion, self.label_names)
-
-
-def column(example: dict[str, Any], name: str, option: str) -> Any:
-    """The value of an example in a column, which an option of the task names."""
-    if name not in example:
-        raise MissingColumn.of(name, example, f"task.{option}")
-    return example[name]
 
 
 def draw_confusion(confusion: np.ndarray, names: list[str]) -> Image.Image:

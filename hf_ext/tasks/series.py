@@ -19,13 +19,16 @@ from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification
 from hf_ext.mrconv.modeling_positions_mrconv import MRConvForTokenClassification
 from hf_ext.training.bad_examples import UNUSABLE
 
-from ..errors import DataError, MissingColumn
-from .sequences import Batch, ClassificationTask, MRConvTask, column
+from ..errors import DataError
+from .checks import Scores, column, require
+from .sequences import Batch, ClassificationTask, MRConvTask, make_rows, number_names, predict, sum_losses
 
 # Examples that means and spreads are measured on, evenly spread over the data; of a stream the first.
 _MEASURED = 10_000
 # The class of a position that has none.
 _NO_CLASS = -100
+# What helps where a column of labels is missing.
+_ADVICE = f". {UNLABELLED.rstrip('.')}"
 
 
 @strict
@@ -46,15 +49,14 @@ class SeriesTask(MRConvTask):
     num_channels: int | None = None
     max_length: int = 1024
 
-    def validate_max_length(self) -> None:
-        if self.max_length < 1:
-            raise ValueError(f"max_length must be at least 1, got {self.max_length}.")
-
     def validate_columns(self) -> None:
-        if not self.columns or len(set(self.columns)) < len(self.columns):
-            raise ValueError(f"columns must be different names, at least one; got {self.columns}.")
-        if self.num_channels is not None and self.num_channels < len(self.columns):
-            raise ValueError(f"num_channels is {self.num_channels}, fewer than the {len(self.columns)} columns.")
+        count = len(self.columns)
+        require(
+            self,
+            ("max_length", self.max_length >= 1, "at least 1"),
+            ("columns", 0 < count == len(set(self.columns)), "different names, at least one"),
+            ("num_channels", self.channels >= count, f"no fewer than the {count} columns"),
+        )
 
     def label_fields(self) -> dict[str, Any]:
         """The columns, which `hf-ext classify` looks for."""
@@ -110,12 +112,6 @@ class SeriesTask(MRConvTask):
         """The labels of an example, padded to a length."""
         raise NotImplementedError
 
-    def label_of(self, example: dict[str, Any], name: str, option: str) -> Any:
-        """The value of a column of labels."""
-        if name not in example:
-            raise MissingColumn.of(name, example, f"task.{option}", f". {UNLABELLED.rstrip('.')}")
-        return example[name]
-
 
 @strict
 @dataclass
@@ -137,8 +133,7 @@ class SeriesClassificationTask(SeriesTask, ClassificationTask):
     pipeline_tag: ClassVar[str] = "time-series-classification"
 
     def validate_crop(self) -> None:
-        if not 0 <= self.crop < 1:
-            raise ValueError(f"crop must be at least 0 and below 1, got {self.crop}.")
+        require(self, ("crop", 0 <= self.crop < 1, "at least 0 and below 1"))
 
     def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
         """Measures mean and spread of each channel, and the spread of its changes."""
@@ -159,7 +154,7 @@ class SeriesClassificationTask(SeriesTask, ClassificationTask):
 
     def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
         """The class."""
-        return torch.tensor(self.read_class(self.label_of(example, self.label_column, "label_column")))
+        return torch.tensor(self.read_class(column(example, self.label_column, "label_column", _ADVICE)))
 
 
 @strict
@@ -185,18 +180,12 @@ class SeriesRegressionTask(SeriesTask):
     greater_is_better: ClassVar[bool] = False
 
     def validate_targets(self) -> None:
-        if not self.target_columns or len(set(self.target_columns)) < len(self.target_columns):
-            raise ValueError(f"target_columns must be different names, at least one; got {self.target_columns}.")
+        are_names = 0 < len(self.target_columns) == len(set(self.target_columns))
+        require(self, ("target_columns", are_names, "different names, at least one"))
 
     def label_fields(self) -> dict[str, Any]:
         """Number and names of the targets."""
-        names = dict(enumerate(self.target_columns))
-        return {
-            **super().label_fields(),
-            "problem_type": "regression",
-            "id2label": names,
-            "label2id": {name: index for index, name in names.items()},
-        }
+        return {**super().label_fields(), "problem_type": "regression", **number_names(self.target_columns)}
 
     def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> None:
         """Measures mean and spread of each channel and target."""
@@ -205,7 +194,8 @@ class SeriesRegressionTask(SeriesTask):
 
     def read_targets(self, example: dict[str, Any]) -> np.ndarray:
         """The values that are to be found, `[1, targets]`."""
-        parts = [np.atleast_1d(self.label_of(example, name, "target_columns")) for name in self.target_columns]
+        found = [column(example, name, "target_columns", _ADVICE) for name in self.target_columns]
+        parts = [np.atleast_1d(value) for value in found]
         for name, part in zip(self.target_columns, parts, strict=True):
             if part.shape != (1,) or not is_number(part[0]) or not np.isfinite(float(part[0])):
                 raise DataError(
@@ -218,22 +208,15 @@ class SeriesRegressionTask(SeriesTask):
         """The targets."""
         return torch.from_numpy(self.read_targets(example)[0]).float()
 
-    def evaluate_batch(
-        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """Errors of the model, and of the mean of the training data, averaged over the targets of each example."""
-        inputs = self.batch(model, examples)
-        labels = inputs.pop("labels").double()
+        logits, labels = (values.double() for values in predict(model, self.batch(model, examples)))
         config: Any = model.config
         mean, std = (labels.new_tensor(values) for values in (config.target_mean or [0.0], config.target_std or [1.0]))
-        error = (model(**inputs).logits.double() - labels) / std
-        naive = (mean - labels) / std
-        values = zip(
-            error.abs().mean(1).tolist(), error.square().mean(1).tolist(), naive.abs().mean(1).tolist(), strict=True
-        )
-        return [{"mae": mae, "mse": mse, "mae_of_mean": other} for mae, mse, other in values]
+        error, naive = (logits - labels) / std, (mean - labels) / std
+        return make_rows(mae=error.abs().mean(1), mse=error.square().mean(1), mae_of_mean=naive.abs().mean(1))
 
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+    def summarize(self, rows: Scores) -> dict[str, float]:
         """Means over the examples."""
         means = super().summarize(rows)
         return {"mae": means["mae"], "rmse": float(np.sqrt(means["mse"])), "mae_of_mean": means["mae_of_mean"]}
@@ -263,7 +246,7 @@ class PositionsTask(SeriesTask, ClassificationTask):
 
     def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
         """The class of each position, -100 at those without and at padding."""
-        given = np.asarray(self.label_of(example, self.label_column, "label_column"))
+        given = np.asarray(column(example, self.label_column, "label_column", _ADVICE))
         count = len(self.read_values(example))
         if given.shape != (count,):
             raise DataError(
@@ -286,22 +269,17 @@ class PositionsTask(SeriesTask, ClassificationTask):
         """The positions that have a class."""
         return (batch["labels"] != _NO_CLASS).sum()
 
-    def evaluate_batch(
-        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """For each example how often each class was taken for each, and the summed cross entropy."""
-        inputs = self.batch(model, examples)
-        labels = inputs.pop("labels")
-        logits = model(**inputs).logits.float()
-        losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=_NO_CLASS).sum(1)
+        logits, labels = predict(model, self.batch(model, examples))
         rows = []
-        for truth, found, loss in zip(labels, logits.argmax(-1), losses.tolist(), strict=True):
+        for truth, found, loss in zip(labels, logits.argmax(-1), sum_losses(logits, labels).tolist(), strict=True):
             kept = truth != _NO_CLASS
             pairs = torch.bincount(truth[kept] * self.num_labels + found[kept], minlength=self.num_labels**2)
             rows.append({"nats": loss, **{str(pair): float(count) for pair, count in enumerate(pairs.tolist())}})
         return rows
 
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+    def summarize(self, rows: Scores) -> dict[str, float]:
         """F1 and accuracy over all positions; the confusions are kept for the picture."""
         pairs = [sum(row[str(pair)] for row in rows) for pair in range(self.num_labels**2)]
         table = np.array(pairs, dtype=np.int64).reshape(self.num_labels, self.num_labels)

@@ -20,8 +20,9 @@ from hf_ext.mrconv.modeling_mrconv import MRConvForAudioClassification, MRConvFo
 from hf_ext.mrconv.modeling_mrconvnext import MRConvNextForImageClassification
 
 from ..errors import DataError
-from .pictures import in_colours, require_picture
-from .sequences import Batch, ClassificationTask, column
+from .checks import column, require
+from .pictures import in_colours, picture_of
+from .sequences import Batch, ClassificationTask
 
 
 @strict
@@ -47,13 +48,13 @@ class PixelTask(ClassificationTask):
     pipeline_tag: ClassVar[str] = "image-classification"
 
     def validate_channels(self) -> None:
-        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or min(self.std) <= 0:
+        are_numbers = all(map(math.isfinite, (*self.mean, *self.std)))
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or not are_numbers or min(self.std) <= 0:
             raise ValueError(
                 f"mean and std must have one value each (grey) or three (colour), std above 0; got {self.mean} and "
                 f"{self.std}."
             )
-        if self.image_size < 2:
-            raise ValueError(f"image_size must be at least 2 pixels, got {self.image_size}.")
+        require(self, ("image_size", self.image_size >= 2, "at least 2 pixels"))
 
     def model_fields(self) -> dict[str, Any]:
         """A continuous input, one position for each pixel."""
@@ -61,7 +62,7 @@ class PixelTask(ClassificationTask):
 
     def encode(self, example: dict[str, Any]) -> Batch:
         """Normalised pixels [pixels, channels] and the class."""
-        picture = require_picture(column(example, self.image_column, "image_column"), self.image_column)
+        picture = picture_of(example, self.image_column, "image_column")
         image = in_colours(picture, "L" if len(self.mean) == 1 else "RGB")
         if image.size != (self.image_size, self.image_size):
             raise DataError(
@@ -192,10 +193,8 @@ class ImageTask(ClassificationTask):
         self._processor = MRConvNextImageProcessor(size={"shortest_edge": self.image_size})
 
     def validate_crops(self) -> None:
-        if self.image_size < 1 or not 0 < self.min_scale <= 1:
-            raise ValueError(
-                f"image_size must be at least 1 and min_scale in (0, 1]; got {self.image_size} and {self.min_scale}."
-            )
+        sizes = ("image_size", self.image_size >= 1, "at least 1"), ("min_scale", 0 < self.min_scale <= 1, "in (0, 1]")
+        require(self, *sizes)
 
     def model_fields(self) -> dict[str, Any]:
         """The size of the images."""
@@ -215,8 +214,7 @@ class ImageTask(ClassificationTask):
         return self._pixels(self._processor(square, do_resize=False, return_tensors="pt"), example)
 
     def _image(self, example: dict[str, Any]) -> Image.Image:
-        picture = require_picture(column(example, self.image_column, "image_column"), self.image_column)
-        return in_colours(picture, "RGB")
+        return in_colours(picture_of(example, self.image_column, "image_column"), "RGB")
 
     def _pixels(self, inputs: Any, example: dict[str, Any]) -> Batch:
         return {"pixel_values": inputs["pixel_values"][0], "labels": self.label(example)}

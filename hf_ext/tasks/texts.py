@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import nn
@@ -17,7 +16,8 @@ from hf_ext.mrconv.modeling_mrconv import MRConvForRetrieval
 from hf_ext.mrconv.modeling_positions_mrconv import MRConvForCausalLM, MRConvForMaskedLM
 
 from ..errors import DataError
-from .sequences import Batch, ClassificationTask, MRConvTask, column, join_samples
+from .checks import Scores, column, require
+from .sequences import Batch, ClassificationTask, MRConvTask, join_samples, make_rows, predict, sum_losses
 
 PAD, UNKNOWN, EOS, MASK = "<pad>", "<unk>", "<eos>", "<mask>"
 # What ListOps is written with, beside digits: examples/mrconv/data/make_listops.py makes its expressions.
@@ -76,8 +76,7 @@ class TokenTask(MRConvTask):
         return byte_tokenizer(self.max_length)
 
     def validate_max_length(self) -> None:
-        if self.max_length < 2:
-            raise ValueError(f"max_length must be at least 2, a token and the {EOS} after it; got {self.max_length}.")
+        require(self, ("max_length", self.max_length >= 2, f"at least 2, a token and the {EOS} after it"))
 
     def model_fields(self) -> dict[str, Any]:
         """The tokenizer's sizes."""
@@ -208,8 +207,7 @@ class LanguageModelTask(TokenTask):
 
     def _window(self, example: dict[str, Any], start: int) -> Batch:
         tokens = self.read_window(example, start)
-        labels = torch.where(tokens["attention_mask"] == 1, tokens["input_ids"], -100)
-        return {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"], "labels": labels}
+        return {**tokens, "labels": torch.where(tokens["attention_mask"] == 1, tokens["input_ids"], -100)}
 
     def read_window(self, example: dict[str, Any], start: int) -> Any:
         """Tokens of a text from a byte on, padded to one length, with their mask."""
@@ -231,20 +229,13 @@ class LanguageModelTask(TokenTask):
         """The predicted bytes."""
         return (batch["labels"][:, 1:] != -100).sum()
 
-    def evaluate_batch(
-        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """Summed cross entropy and number of the predicted bytes of each text."""
-        batch = self.batch(model, examples)
-        labels = batch.pop("labels")[:, 1:]
-        logits = model(**batch).logits[:, :-1].float()
-        losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100).sum(1)
-        return [
-            {"nats": nats, "bytes": count}
-            for nats, count in zip(losses.tolist(), (labels != -100).sum(1).tolist(), strict=True)
-        ]
+        logits, labels = predict(model, self.batch(model, examples))
+        logits, labels = logits[:, :-1], labels[:, 1:]
+        return make_rows(nats=sum_losses(logits, labels), bytes=(labels != -100).sum(1))
 
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+    def summarize(self, rows: Scores) -> dict[str, float]:
         """Mean over all bytes."""
         nats, count = (sum(row[name] for row in rows) for name in ("nats", "bytes"))
         return {"bits_per_byte": float(nats / count / np.log(2))}
@@ -283,35 +274,27 @@ class MaskedLanguageModelTask(LanguageModelTask):
             ids, labels = collator.numpy_mask_tokens(tokens["input_ids"].numpy().copy(), special)
             if (labels != -100).any() or special.all():
                 break
-        return {
-            "input_ids": torch.from_numpy(ids),
-            "attention_mask": tokens["attention_mask"],
-            "labels": torch.from_numpy(labels),
-        }
+        return {**tokens, "input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
 
     def count_targets(self, batch: dict[str, Any]) -> torch.Tensor:
         """The masked bytes."""
         return (batch["labels"] != -100).sum()
 
-    def evaluate_batch(
-        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
+    def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """Of each text the masked bytes, those that were found, their summed cross entropy, and each byte's number."""
         generators = [np.random.default_rng((5, index)) for index in indices]
         windows = [self.read_window(example, 0) for example in examples]
         batch = join_samples(model, [self.mask(*pair) for pair in zip(windows, generators, strict=True)])
-        labels = batch.pop("labels")
-        logits = model(**batch).logits.float()
-        losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100).sum(1)
+        logits, labels = predict(model, batch)
         rows = []
-        for truth, found, nats in zip(labels, logits.argmax(-1), losses.tolist(), strict=True):
+        for truth, found, nats in zip(labels, logits.argmax(-1), sum_losses(logits, labels).tolist(), strict=True):
             masked = truth[truth != -100]
             counts = torch.bincount(masked, minlength=len(self.tokenizer)).tolist()
             hits = (found[truth != -100] == masked).sum()
             rows.append({"nats": nats, "hits": float(hits), **{str(byte): float(n) for byte, n in enumerate(counts)}})
         return rows
 
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+    def summarize(self, rows: Scores) -> dict[str, float]:
         """Over all masked bytes."""
         counts = [sum(row[str(byte)] for row in rows) for byte in range(len(self.tokenizer))]
         total = max(1.0, sum(counts))
@@ -327,11 +310,8 @@ def pack_texts(batch: Batch) -> Batch:
     """A batch of padded texts as one row without padding; the positions count from 0 again where a text begins."""
     valid = batch["attention_mask"].bool()
     positions = torch.arange(valid.shape[1], device=valid.device).expand_as(valid)
-    return {
-        "input_ids": batch["input_ids"][valid][None],
-        "position_ids": positions[valid][None],
-        "labels": batch["labels"][valid][None],
-    }
+    rows = {"input_ids": batch["input_ids"], "position_ids": positions, "labels": batch["labels"]}
+    return {name: values[valid][None] for name, values in rows.items()}
 
 
 def read_text(example: dict[str, Any], name: str, option: str) -> str:

@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -159,35 +160,20 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """Pixels that a latent of the present `vae` is wide; 1 without one."""
         return 1 if self.vae is None else self.scale_factor_of(self.vae)
 
-    @property
-    def guidance_scale(self) -> float:
-        """Strength lambda of the class or text; 1 or less is off. A callback may set `_guidance_scale`."""
-        return self._guidance_scale
-
-    @property
-    def control_guidance_scale(self) -> float:
-        """Strength beta of the controls; 1 is plain guidance. A callback may set `_control_guidance_scale`."""
-        return self._control_guidance_scale
+    # Of the last call. A callback may set `_guidance_scale`, `_control_guidance_scale`, and `_interrupt`, which leaves
+    # the remaining steps out.
+    guidance_scale = property(attrgetter("_guidance_scale"), doc="Strength lambda of class or text; 1 or less is off.")
+    control_guidance_scale = property(
+        attrgetter("_control_guidance_scale"), doc="Strength beta of the controls; 1 is plain guidance."
+    )
+    num_timesteps = property(attrgetter("_num_timesteps"), doc="Steps of the schedule.")
+    current_timestep = property(attrgetter("_current_timestep"), doc="Timestep that is computed, for caches.")
+    interrupt = property(attrgetter("_interrupt"), doc="True if a callback ended the call.")
 
     @property
     def do_classifier_free_guidance(self) -> bool:
         """Tells that the next step has the null branch."""
         return self._guidance_scale > 1
-
-    @property
-    def num_timesteps(self) -> int:
-        """Steps of the schedule of the last call."""
-        return self._num_timesteps
-
-    @property
-    def current_timestep(self) -> Tensor:
-        """Timestep of the step that is computed, for caches."""
-        return self._current_timestep
-
-    @property
-    def interrupt(self) -> bool:
-        """Set `_interrupt` in a callback to leave the remaining steps out."""
-        return self._interrupt
 
     # Labels and texts
 
@@ -453,8 +439,10 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """Timesteps that are left, and how many steps of the schedule they are; a strength leaves the first out."""
         scheduler, device, name = self.scheduler, self._execution_device, type(self.scheduler).__name__
         num_inference_steps = self._count("num_inference_steps", num_inference_steps)
-        schedules = {"timesteps": timesteps, "sigmas": sigmas}
-        given: dict[str, Any] = {name: list(value) for name, value in schedules.items() if value is not None}
+        schedules = {"timesteps": self._plain(timesteps), "sigmas": self._plain(sigmas)}
+        given: dict[str, Any] = {option: value for option, value in schedules.items() if value is not None}
+        if wrong := [option for option, value in given.items() if not isinstance(value, list) or not value]:
+            raise ValueError(f"{wrong[0]} is {given[wrong[0]]!r}; a list of numbers is needed.")
         if not given.keys() <= inspect.signature(scheduler.set_timesteps).parameters.keys() or len(given) > 1:
             raise ValueError(f"{name} does not take {' and '.join(given)}; leave one or both out.")
         total = len(*given.values()) if given else num_inference_steps

@@ -60,13 +60,15 @@ def rescale_noise_schedule(
     # Of a scheduler diffusers' types know neither its configuration nor its numbers.
     given: Any = scheduler
     kind, config = type(given), given.config
-    if isinstance(scheduler, FlowMatchEulerDiscreteScheduler | FlowMatchHeunDiscreteScheduler):
+    flow_match = isinstance(scheduler, FlowMatchEulerDiscreteScheduler | FlowMatchHeunDiscreteScheduler)
+    if flow_match or config.get("use_flow_sigmas"):
+        shift = "shift" if flow_match else "flow_shift"
         if found := [name for name in _FLOW_SPACINGS if config.get(name)]:
             raise ValueError(
-                f"{kind.__name__} has {found[0]}={config[found[0]]!r}, so its noise levels do not follow "
-                "`shift`; make it without that option, with a constant shift."
+                f"{kind.__name__} has {found[0]}={config[found[0]]!r}, so its noise levels do not follow `{shift}`; "
+                "make it without that option, with a constant shift."
             )
-        return kind.from_config(config, shift=ratio * config.shift)
+        return kind.from_config(config, **{shift: ratio * config[shift]})
     # IPNDMScheduler takes betas, and has a schedule of its own all the same.
     if "trained_betas" not in inspect.signature(kind.__init__).parameters or not hasattr(given, "alphas_cumprod"):
         raise TypeError(
@@ -74,13 +76,6 @@ def rescale_noise_schedule(
             "the DDPM family (DDIM, DPM++, UniPC, Euler ...), FlowMatchEulerDiscreteScheduler or "
             "FlowMatchHeunDiscreteScheduler."
         )
-    if config.get("use_flow_sigmas"):
-        if config.get("use_dynamic_shifting"):
-            raise ValueError(
-                f"{kind.__name__} has use_dynamic_shifting=True, so its noise levels do not follow "
-                "`flow_shift`; make it without that option."
-            )
-        return kind.from_config(config, flow_shift=ratio * config.flow_shift)
     return kind.from_config(config, trained_betas=_rescale_betas(given.betas, ratio).tolist())
 
 

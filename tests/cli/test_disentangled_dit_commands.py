@@ -20,7 +20,7 @@ from hf_ext.errors import DataError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTImg2ImgPipeline
 from hf_ext.restoration.files import read_image
 from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
-from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
+from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae, write_encoder
 from tests.kit.command_line import run
 from tests.kit.models import assert_same_picture
 from tests.kit.refusals import refused
@@ -196,11 +196,8 @@ def test_a_flow_model_takes_solvers_that_were_made_for_diffusion(tmp_path):
 def test_texts_and_posterior_are_written_as_asked(tmp_path):
     data = write_pictures(tmp_path / "pictures", 3)
     make_vae().save_pretrained(tmp_path / "vae")
-    made = make_text_pipeline()
-    made.text_encoder.save_pretrained(tmp_path / "encoder")
-    made.tokenizer.save_pretrained(tmp_path / "encoder")
     words = ["dit", "precompute", data, tmp_path / "out", "--vae", tmp_path / "vae", "--size", 8, "--posterior"]
-    words += ["--device", "cpu", "--text-encoder", tmp_path / "encoder", "--max-text-length", 8]
+    words += ["--device", "cpu", "--text-encoder", write_encoder(tmp_path / "encoder"), "--max-text-length", 8]
     run(*words, "--text-column", "text")
     rows = datasets.load_dataset(str(tmp_path / "out"), split="train")
     assert {"latent_spread", "text_states", "states_shape", "null_states"} < {*rows.column_names}
@@ -274,6 +271,12 @@ def test_a_scheduler_of_an_absent_library_is_refused_by_its_name(tmp_path, monke
     index.write_text(index.read_text().replace("DDIMScheduler", "MusicScheduler"))
     for told in (asked, run(*words, code=1).stderr):
         assert "MusicScheduler" in told and re.search("note.seq", told) and "Traceback" not in told
+
+
+def test_a_scheduler_that_does_not_know_an_option_of_the_model_is_refused(tmp_path):
+    make_pipeline(DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++")).save_pretrained(tmp_path / "model")
+    words = ["sample", tmp_path / "model", "--out", tmp_path / "grid.png", "--scheduler", "SASolverScheduler"]
+    assert "sde-dpmsolver++ is not implemented" in run(*words, code=2).stderr
 
 
 @pytest.mark.parametrize("index", [None, {"scheduler": ["diffusers", "DDIMScheduler"]}, {"_class_name": 5}, []])

@@ -1,5 +1,6 @@
 """Pipelines of tiny models, an exact denoiser, and the sampling that the pipeline must equal, written plainly."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -98,13 +99,22 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
 
 
-def make_text_pipeline(**options) -> DisentangledDiTPipeline:
+def make_encoder(width: int = 8) -> BertModel:
     torch.manual_seed(4)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    encoder = BertModel(BertConfig(vocab_size=len(WORDS), **sizes)).eval()
+    sizes = {"hidden_size": width, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": width}
+    return BertModel(BertConfig(vocab_size=len(WORDS), **sizes)).eval()
+
+
+def write_encoder(folder: Path, width: int = 8) -> Path:
+    """A text encoder and its tokenizer."""
+    make_encoder(width).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def make_text_pipeline(**options) -> DisentangledDiTPipeline:
+    encoder, tokenizer, options = make_encoder(), make_tokenizer(), {"max_text_length": 9} | options
     transformer = make_transformer(num_classes=None, joint_attention_dim=8)
-    tokenizer = make_tokenizer()
-    options = {"max_text_length": 9} | options
     return quiet(DisentangledDiTPipeline(transformer, DDIMScheduler(), None, encoder, tokenizer, **options))
 
 

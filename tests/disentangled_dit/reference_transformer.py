@@ -145,13 +145,13 @@ def block(weights: Weights, name: str, x: Tensor, c: Tensor, numbers: Tensor, he
     One block on image tokens x [N, D] and context tokens c [L, D]: with 8 numbers c is only attended to, with 6 it is
     a part of x.
     """
-    if len(numbers) == 6:
-        together = shared_block(weights, name, torch.cat([x, c]), numbers, heads)
-        return together[: len(x)], together[len(x) :]
-    shift, scale, gate, mlp_shift, mlp_scale, mlp_gate, context_shift, context_scale, *rest = numbers
-    u, v = norm(x, shift, scale), norm(c, context_shift, context_scale)
-    streams = [("to_q", "to_k", "to_v", "norm_q", "norm_k", u)]
-    streams += [("add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k", v)]
+    shift, scale, gate, mlp_shift, mlp_scale, mlp_gate, *rest = numbers
+    image = len(x)
+    x = x if rest else torch.cat([x, c])
+    streams = [("to_q", "to_k", "to_v", "norm_q", "norm_k", norm(x, shift, scale))]
+    if rest:
+        v = norm(c, *rest[:2])
+        streams += [("add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k", v)]
     queries, keys, values = [], [], []
     for to_query, to_key, to_value, query_norm, key_norm, tokens in streams:
         if f"{name}.attn.{to_query}.weight" in weights:
@@ -163,23 +163,11 @@ def block(weights: Weights, name: str, x: Tensor, c: Tensor, numbers: Tensor, he
     attended = (probabilities @ value).transpose(0, 1).flatten(1)
     x = x + gate * linear(weights, f"{name}.attn.to_out.0", attended[: x.shape[0]])
     x = x + mlp_gate * mlp(weights, f"{name}.ff", norm(x, mlp_shift, mlp_scale))
-    if rest:
-        gate, mlp_shift, mlp_scale, mlp_gate = rest
+    if len(rest) > 2:
+        gate, mlp_shift, mlp_scale, mlp_gate = rest[2:]
         c = c + gate * linear(weights, f"{name}.attn.to_add_out", attended[x.shape[0] :])
         c = c + mlp_gate * mlp(weights, f"{name}.ff_context", norm(c, mlp_shift, mlp_scale))
-    return x, c
-
-
-def shared_block(weights: Weights, name: str, x: Tensor, numbers: Tensor, heads: int) -> Tensor:
-    """A block of one stream: attention, then an MLP, of all tokens [N + L, D]."""
-    shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = numbers
-    u = norm(x, shift, scale)
-    query, key = (rms_norm(weights, f"{name}.attn.norm_{k}", u, f"{name}.attn.to_{k}", heads) for k in "qk")
-    value = linear(weights, f"{name}.attn.to_v", u).unflatten(1, (heads, -1))
-    scores = torch.einsum("nhd,mhd->hnm", query, key) / math.sqrt(query.shape[-1])
-    attended = torch.einsum("hnm,mhd->nhd", torch.softmax(scores, dim=-1), value).flatten(1)
-    x = x + gate * linear(weights, f"{name}.attn.to_out.0", attended)
-    return x + mlp_gate * mlp(weights, f"{name}.ff", norm(x, mlp_shift, mlp_scale))
+    return (x, c) if rest else (x[:image], x[image:])
 
 
 def norm(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
 
 from hf_ext.errors import UsageError
-from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import SettingsError
 from hf_ext.training import TrainingArguments, main, train
 from hf_ext.training.arguments import build
-from tests.disentangled_dit.dit_testing import generator, shake
+from tests.disentangled_dit.dit_testing import generator, make_controls, make_transformer, shake
 from tests.kit.own_data import write_pictures
 from tests.kit.refusals import refused
 from tests.kit.studies import EXAMPLES, module_loader
@@ -29,20 +29,11 @@ def distill(load):
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory) -> Path:
-    torch.manual_seed(0)
-    network = DisentangledDiTTransformer2DModel(
-        sample_size=[8, 8], num_layers=2, num_attention_heads=2, attention_head_dim=12, num_classes=CLASSES,
-        patch_size=2, in_channels=3,
-    )  # fmt: skip
-    shake(network)
-    scheduler = DDIMScheduler(
-        beta_schedule="squaredcos_cap_v2",
-        prediction_type="v_prediction",
-        timestep_spacing="trailing",
-        clip_sample=True,
-    )
+    network = make_transformer(sample_size=[8, 8], num_layers=2, attention_head_dim=12, num_classes=CLASSES)
+    schedule = {"beta_schedule": "squaredcos_cap_v2", "prediction_type": "v_prediction"}
+    scheduler = DDIMScheduler(**schedule, timestep_spacing="trailing", clip_sample=True)
     folder = tmp_path_factory.mktemp("teacher")
-    DisentangledDiTPipeline(network, scheduler, None, None, None).save_pretrained(folder)
+    DisentangledDiTPipeline(network, scheduler).save_pretrained(folder)
     return folder
 
 
@@ -52,12 +43,8 @@ def make(distill, teacher, **options):
 
 
 def batch_of(count: int) -> dict:
-    controls = {
-        name: torch.rand(count, size, generator=generator()) for name, size in
-        DisentangledDiTTransformer2DModel.CONTROL_SIZES.items()
-    }  # fmt: skip
     clean = torch.rand(count, 3, 8, 8, generator=generator()) * 2 - 1
-    return {"pixels": clean, "label": torch.arange(count) % CLASSES, "controls": controls}
+    return {"pixels": clean, "label": torch.arange(count) % CLASSES, "controls": make_controls(count)}
 
 
 @pytest.mark.parametrize("clip", [True, False])

@@ -11,12 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from transformers import BertConfig, BertModel
 
 from hf_ext.errors import DataError, OtherRun, UsageError
 from hf_ext.training import TrainingArguments
@@ -27,8 +24,9 @@ from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 from tests.kit.scorers import write_clip, write_inception
 from tests.kit.studies import EXAMPLES, module_loader
+from tests.tasks.diffusion_testing import write_table
 
-from .pipeline_testing import WORDS, make_tokenizer, make_vae
+from .pipeline_testing import make_vae, write_encoder
 
 PAPER = EXAMPLES / "disentangled_dit" / "paper"
 TABLES = sorted(path.name for path in (PAPER / "rows").iterdir())
@@ -126,33 +124,18 @@ def test_what_cannot_be_reproduced_is_refused(reproduce, tmp_path):
 # Every row to its end
 
 
-def write_rows(path: Path, image: str, **columns: list) -> str:
-    pictures = [
-        Image.fromarray(np.random.default_rng(number).integers(256, size=(20, 18 + number, 3), dtype=np.uint8))
-        for number in range(6)
-    ]
-    rows = datasets.Dataset.from_dict({image: pictures, **columns}).cast_column(image, datasets.Image())
-    if "label" in columns:
-        rows = rows.cast_column("label", datasets.ClassLabel(names=["hen", "fish"]))
-    path.mkdir()
-    rows.to_parquet(str(path / "train.parquet"))
-    return str(path)
-
-
 @pytest.fixture(scope="module")
 def stand_ins(tmp_path_factory) -> Path:
     """Tiny data, models and settings in place of the recipes'; the folder of the work is the same for all tables."""
     folder = tmp_path_factory.mktemp("paper")
     make_vae().save_pretrained(folder / "vae")
-    tokenizer = make_tokenizer()
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    torch.manual_seed(0)
-    BertModel(BertConfig(vocab_size=len(WORDS), **shape)).save_pretrained(folder / "encoder")
-    tokenizer.save_pretrained(folder / "encoder")
-    imagenet = write_rows(folder / "imagenet", "image", label=[0, 1] * 3)
-    imagenet22k = write_rows(folder / "imagenet22k", "jpg", cls=[0, 1, 2] * 2)
-    cc12m = write_rows(folder / "cc12m", "jpg", txt=["a red hen", "green fish", "hen on grass"] * 2)
-    coco = write_rows(folder / "coco", "image", caption=[["a hen", "hen"], ["a fish"]] * 3)
+    write_encoder(folder / "encoder", 16)
+    sizes = [(20, 18 + number) for number in range(6)]
+    imagenet = write_table(folder / "imagenet", sizes, ["hen", "fish"], label=[0, 1] * 3)
+    imagenet22k = write_table(folder / "imagenet22k", sizes, image="jpg", cls=[0, 1, 2] * 2)
+    texts = ["a red hen", "green fish", "hen on grass"] * 2
+    cc12m = write_table(folder / "cc12m", sizes, image="jpg", txt=texts)
+    coco = write_table(folder / "coco", sizes, caption=[["a hen", "hen"], ["a fish"]] * 3)
     text = {"text_encoder": str(folder / "encoder"), "max_text_length": 6}
     model = dict.fromkeys(["preset", "block_out_channels", "sample_size", "in_channels", "num_classes"])
     model |= {"num_layers": 5, "num_attention_heads": 4, "attention_head_dim": 12, "joint_attention_dim": None}
@@ -180,13 +163,13 @@ def stand_ins(tmp_path_factory) -> Path:
             "samples": {"fid": drawn},
             "score": {"network": network, "device": "cpu"},
         },
-        "imagenet-256": of(16, data={"path": imagenet}),
+        "imagenet-256": of(16, data={"path": str(imagenet)}),
         "imagenet-512": of(32),
         "cc12m-256": {
-            "data": {"path": cc12m},
+            "data": {"path": str(cc12m)},
             "latents": {"size": 16, "text-encoder": str(folder / "encoder"), "max-text-length": 6},
             "train": {"task": {"image_size": 16, **text}},
-            "samples": {"clip": {**drawn, "prompts": {"repository": None, "path": coco}}},
+            "samples": {"clip": {**drawn, "prompts": {"repository": None, "path": str(coco)}}},
             "score": {"size": 16, "clip": clip, "split": "train"},
         },
         "cc12m-512": of(32),
@@ -194,7 +177,7 @@ def stand_ins(tmp_path_factory) -> Path:
         "crops/2-local-256": {"latents": {"local-size": 32}},
     }
     for side in (256, 512):
-        own[f"imagenet22k-{side}"] = {"data": {"path": imagenet22k}, "train": {"model": {"num_classes": 3}}}
+        own[f"imagenet22k-{side}"] = {"data": {"path": str(imagenet22k)}, "train": {"model": {"num_classes": 3}}}
     (folder / "own.yaml").write_text(json.dumps(own))
     return folder
 

@@ -3,11 +3,10 @@
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
-from transformers import BertConfig, BertModel
 
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
-from tests.disentangled_dit.dit_testing import generator, make_controls, shake
-from tests.disentangled_dit.pipeline_testing import make_tokenizer
+from tests.disentangled_dit.dit_testing import generator, make_inputs, shake
+from tests.disentangled_dit.pipeline_testing import write_encoder
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.studies import EXAMPLES, module_loader
 
@@ -22,16 +21,6 @@ def peers(load):
     return load("peers")
 
 
-def inputs(batch: int = 3) -> dict:
-    return {
-        "hidden_states": torch.randn(batch, 3, 8, 8, generator=generator()),
-        "timestep": torch.tensor([1, 500, 900])[:batch],
-        "class_labels": torch.tensor([0, 3, 5])[:batch],
-        "controls": make_controls(batch),
-        "control_mask": torch.tensor([True, False, True])[:batch],
-    }
-
-
 def make(peers, name: str):
     torch.manual_seed(0)
     peer = peers.PEERS[name](**SIZES)
@@ -43,7 +32,7 @@ def make(peers, name: str):
 def test_forward_and_backward_and_what_the_output_depends_on(peers, name):
     # In training mode: nothing is dropped but by the task.
     peer = make(peers, name).train()
-    given = inputs()
+    given = make_inputs(peer, 3)
     output = peer(**given).sample
     assert output.shape == (3, 3, 8, 8)
     output.square().mean().backward()
@@ -52,8 +41,8 @@ def test_forward_and_backward_and_what_the_output_depends_on(peers, name):
     with torch.no_grad():
         assert_same_answers(peer(**given).sample, output)
         changes = {
-            "class_labels": torch.tensor([1, 3, 5]),
-            "timestep": torch.tensor([2, 500, 900]),
+            "class_labels": given["class_labels"] + torch.tensor([3, 0, 0]),
+            "timestep": given["timestep"] + torch.tensor([1, 0, 0]),
             "controls": {key: value + torch.tensor([[3.0], [0], [0]]) for key, value in given["controls"].items()},
         }
         for key, value in changes.items():
@@ -69,7 +58,8 @@ def test_forward_and_backward_and_what_the_output_depends_on(peers, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_peer_takes_any_rectangle_and_another_size_has_the_same_weights(peers, name):
     peer = make(peers, name).eval()
-    small, wide = inputs(), {**inputs(), "hidden_states": torch.randn(3, 3, 8, 16, generator=generator())}
+    small = make_inputs(peer, 3)
+    wide = {**small, "hidden_states": torch.randn(3, 3, 8, 16, generator=generator())}
     made = peers.PEERS[name](
         **{**SIZES, "sample_size": [8, 16], "pos_embed_base_size": peer.config.pos_embed_base_size}
     )
@@ -87,20 +77,16 @@ def test_a_peer_takes_any_rectangle_and_another_size_has_the_same_weights(peers,
 
 @pytest.mark.parametrize("name", ["unet-cross", "pixart", "sd3"])
 def test_a_peer_that_attends_draws_texts_and_so_does_its_snapshot(peers, name, tmp_path):
-    tokenizer = make_tokenizer()
+    task = peers.PeerTask(image_size=8, text_encoder=str(write_encoder(tmp_path / "encoder", 16)), max_text_length=5)
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    BertModel(BertConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "encoder")
-    tokenizer.save_pretrained(tmp_path / "encoder")
-    task = peers.PeerTask(image_size=8, text_encoder=str(tmp_path / "encoder"), max_text_length=5)
     task.model_class = peers.PEERS[name]
     peer = task.build_model(
         {key: SIZES[key] for key in ("num_layers", "num_attention_heads", "attention_head_dim")}, None
     )
     shake(peer)
     assert peer.config.num_classes is None and peer.config.joint_attention_dim == 16
-    tokens = torch.randn(2, 5, 16, generator=generator())
-    given = {**inputs(2), "class_labels": None}
+    given = make_inputs(peer)
+    tokens = given.pop("encoder_hidden_states")
     answers = [peer(**given, encoder_hidden_states=states).sample for states in (tokens, tokens.flip(1) + 1)]
     assert (answers[0] - answers[1]).abs().amax((1, 2, 3)).min() > 1e-5
     task.save_model(peer, peer.state_dict(), tmp_path / "snapshot")

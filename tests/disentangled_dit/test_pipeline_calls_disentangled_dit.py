@@ -147,6 +147,9 @@ VALUES = {
     "negative_class_labels": [[], [1, 2]],
     "num_images_per_prompt": [0],
     "num_inference_steps": [0, -1, 3.0, True],
+    # no lists, empty, no numbers; a scheduler that takes none
+    "timesteps": [5, torch.tensor(5), [], "steps", [9]],
+    "sigmas": [0.5, []],
     "height": [7],
     "width": [0],
     "output_type": ["jpg"],

@@ -107,7 +107,7 @@ IMAGE = np.zeros((16, 16, 3), dtype=np.uint8)
         (IMAGE, IMAGE, {"channel": "Y"}, ValueError, "channel must be one of gray, rgb, y"),
         (IMAGE, IMAGE, {"channel": "gray"}, ValueError, "needs images with 1 channel"),
         (IMAGE[:, :, 0], IMAGE[:, :, 0], {"channel": "y"}, ValueError, "needs images with 3 channel"),
-        (IMAGE, IMAGE, {"border": 8}, ValueError, "border must be at least 0"),
+        (IMAGE, IMAGE, {"border": 8}, ValueError, "got 16x16 with border 8"),
         (IMAGE, IMAGE, {"border": 1.0}, TypeError, "whole number"),
         (IMAGE, IMAGE, {"data_range": 1.0}, ValueError, "data_range must be 255"),
         (IMAGE.astype(float), IMAGE.astype(float), {}, ValueError, "data_range must say"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
+from tests.disentangled_dit.pipeline_testing import make_vae, write_encoder
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +18,4 @@ def vae(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny text encoder and its tokenizer."""
-    folder, made = tmp_path_factory.mktemp("texts") / "encoder", make_text_pipeline()
-    made.text_encoder.save_pretrained(folder)
-    made.tokenizer.save_pretrained(folder)
-    return folder
+    return write_encoder(tmp_path_factory.mktemp("texts") / "encoder")

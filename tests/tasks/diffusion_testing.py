@@ -19,25 +19,28 @@ from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
 from hf_ext.training.callbacks import TIMINGS
 from tests.kit.process_state import forget_accelerate
-from tests.training.tiny import digest
+from tests.training.tiny import Interrupted, digest
 
 MODEL = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "mlp_ratio": 2.0, "patch_size": 2}
 CLASSES = ["cat", "dog", "emu"]
 
 
-def write_pictures(folder: Path, count: int = 9, size=(12, 10), side_column=None) -> Path:
-    """A parquet file of colour pictures with classes and captions; `count` of them, all different."""
-    folder.mkdir(parents=True)
+def write_table(folder: Path, sizes: list, classes: list[str] | None = None, image: str = "image", **columns) -> Path:
+    """A parquet file of colour pictures of these sizes, all different, with other columns; `label` may have names."""
     generator = np.random.default_rng(0)
-    sizes = [size] * count if side_column is None else side_column
     pictures = [Image.fromarray(generator.integers(256, size=(*side, 3), dtype=np.uint8)) for side in sizes]
-    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES), "text": datasets.Value("string")}
-    labels = [index % 3 for index in range(len(pictures))]
-    texts = ["a red hen", "green fish", "fish on grass"]
-    columns = {"image": pictures, "label": labels, "text": [texts[label] for label in labels]}
-    data = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+    data = datasets.Dataset.from_dict({image: pictures, **columns})
+    data = data if classes is None else data.cast_column("label", datasets.ClassLabel(names=classes))
+    folder.mkdir(parents=True)
     data.to_parquet(str(folder / "train.parquet"))
     return folder
+
+
+def write_pictures(folder: Path, count: int = 9, size=(12, 10), side_column=None) -> Path:
+    """Pictures with classes and captions."""
+    sizes = [size] * count if side_column is None else side_column
+    labels, texts = [index % 3 for index in range(len(sizes))], ["a red hen", "green fish", "fish on grass"]
+    return write_table(folder, sizes, CLASSES, label=labels, text=[texts[label] for label in labels])
 
 
 def pack_tars(pictures: Path, folder: Path, count: int) -> Path:
@@ -99,20 +102,16 @@ def contents(folder: Path) -> dict[str, str]:
     for number, line in enumerate((folder / "metrics.jsonl").read_text().splitlines()):
         row = {name: value for name, value in json.loads(line).items() if name not in TIMINGS}
         found[f"metrics {number}"] = repr(row)
-    for pattern in ("state/*/*.bin", "state/*/*.pkl"):
-        for path in folder.glob(pattern):
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        name = str(path.relative_to(folder))
+        if path.suffix in (".bin", ".pkl") and name.startswith("state"):
             state = torch.load(path, weights_only=False)
-            tensors = {key: value for key, value in state.items() if key != "seconds"}
-            found[str(path.relative_to(folder))] = digest(tensors)
-    for pattern in ("**/*.safetensors", "snapshot/**/*.json", "snapshot/**/*.py", "samples/*.png"):
-        for path in folder.glob(pattern):
-            if path.name != "training.json":
-                found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[name] = digest({key: value for key, value in state.items() if key != "seconds"})
+        elif path.suffix == ".safetensors" or (
+            name.startswith(("snapshot", "samples")) and path.name != "training.json"
+        ):
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
-
-
-class Interrupted(Exception):
-    """Stands for whatever ends a process in the middle of a step."""
 
 
 class InterruptedTask(DisentangledDiTTask):

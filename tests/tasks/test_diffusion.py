@@ -16,6 +16,7 @@ from diffusers import (
 )
 from PIL import Image
 from safetensors.torch import load_file
+from transformers import BertModel
 
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.errors import DataError, MissingColumn, UsageError
@@ -27,7 +28,7 @@ from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples, objectiv
 from hf_ext.tasks.precompute import precompute
 from hf_ext.training import evaluate_checkpoint
 from hf_ext.training.models import refuse_lost_fields
-from tests.disentangled_dit.pipeline_testing import make_text_pipeline
+from tests.kit.models import assert_same_weights
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 from tests.training.launching import launch_two
@@ -186,18 +187,13 @@ def test_scores_depend_on_the_index_alone():
 
 
 @pytest.mark.parametrize("objective", ["v_prediction", "flow"])
-def test_captions_train_through_a_frozen_encoder(tmp_path, pictures, objective):
-    made = make_text_pipeline()
-    encoder, tokenizer = made.text_encoder, made.tokenizer
-    encoder.save_pretrained(tmp_path / "encoder")
-    tokenizer.save_pretrained(tmp_path / "encoder")
-    options = {"text_encoder": str(tmp_path / "encoder"), "max_text_length": 8, "objective": objective}
+def test_captions_train_through_a_frozen_encoder(tmp_path, pictures, encoder, objective):
+    options = {"text_encoder": str(encoder), "max_text_length": 8, "objective": objective}
     arguments = make_arguments(tmp_path / "run", pictures, task={**SMALL, **options})
     task, metrics = run(arguments)
     assert np.isfinite(metrics["loss"]) and task.pipeline_tag == "text-to-image"
     pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run" / "snapshot")
-    saved = pipeline.text_encoder.state_dict()
-    assert all(torch.equal(saved[name], value) for name, value in encoder.state_dict().items())
+    assert_same_weights(pipeline.text_encoder, BertModel.from_pretrained(encoder))
     assert pipeline.config.max_text_length == 8 and pipeline.transformer.config.num_classes is None
     # In training the padding's noise is fresh, in evaluation and in the pipeline it is not.
     tokens = task.captions.tokens("a red hen")
@@ -254,31 +250,26 @@ def test_an_adapter_loads_into_the_pipeline(tmp_path, pictures):
     assert (picture() - before).abs().max() > 1e-3
 
 
-NOISE_ALONE = {"noise_schedule": {"rescale_betas_zero_snr": True}}
-
-
-@pytest.mark.parametrize(
-    ("task", "model", "words"),
-    [
-        ({"objective": "sample"}, {}, "objective"),
-        ({"noise_schedule": {"betas": 3}}, {}, r"unknown key\(s\) \['betas'\] in task.noise_schedule"),
-        ({"objective": "epsilon", **NOISE_ALONE}, {}, "ends in noise alone .* or objective to v_prediction"),
-        ({}, {"preset": "XXL"}, "model.preset is 'XXL'.*tiny, S, B, L, XL"),
-        ({}, {"depth": 3}, "unknown key 'depth' in section 'model'"),
-        ({"sample_steps": 0}, {}, "sample_steps must be at least 1"),
-        ({"image_size": [8, 8, 8]}, {}, "a side or \\[height, width\\]"),
-        ({"crops": {"flip": 2.0}}, {}, "crops.flip is a probability"),
-    ],
-)
-def test_wrong_settings_are_refused(task, model, words):
-    with pytest.raises(ValueError, match=words):
-        built(**task, model={**MODEL, **model})
+def test_the_model_and_the_data_must_fit():
+    for model, facts in (({"preset": "XXL"}, ["XXL", "tiny, S, B, L, XL"]), ({"depth": 3}, ["depth", "model"])):
+        with refused(UsageError, *facts):
+            built(model={**MODEL, **model})
     # A schedule that ends in noise alone is for velocities.
-    made = built(objective="v_prediction", **NOISE_ALONE)
-    assert made.scheduler.alphas_cumprod[-1] == 0
-
-
-def test_the_data_must_fit():
+    blind = {"noise_schedule": {"rescale_betas_zero_snr": True}}
+    assert built(objective="v_prediction", **blind).scheduler.alphas_cumprod[-1] == 0
+    with refused(DataError, "rescale_betas_zero_snr", "v_prediction"):
+        built(objective="epsilon", **blind)
+    for schedule in (
+        {"trained_betas": [0.1, 0.2]},
+        {"trained_betas": 0.5},
+        {"beta_end": float("nan")},
+        {"beta_end": 9},
+    ):
+        with refused(DataError, "task.noise_schedule", "1000 timesteps"):
+            built(noise_schedule=schedule)
+    for shift in (0.0, -0.5, float("inf")):
+        with refused(DataError, "task.noise_schedule", "1000 timesteps"):
+            built(objective="flow", noise_schedule={"shift": shift})
     task = built()
     with refused(MissingColumn, "label", column="image", option="task.image_column"):
         task.training_sample({"label": 1}, np.random.default_rng(0))

@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 
 from hf_ext.errors import DataError, UsageError
-from hf_ext.settings import build
 from hf_ext.tasks.diffusion_data import Crops, bucket_sizes, cut_view, nearest_bucket
 from hf_ext.tasks.diffusion_latents import read_row, to_pixels, write_row
 from hf_ext.training.data import IndexedSamples
@@ -103,17 +102,6 @@ def test_small_and_grey_pictures_are_enlarged():
     assert (view.pixels[:4] == 255).all() and (view.pixels[4:] == (0, 128, 0)).all()
 
 
-def test_wrong_crops_are_refused():
-    for fields, words in (
-        ({"flip": 1.5}, "crops.flip is a probability"),
-        ({"local_prob": 0.5}, "local_size belong together"),
-        ({"shrink_prob": 0.5}, "shrink_size belong together"),
-        ({"centre": True}, "unknown key 'centre' in section 'task.crops'"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            build(Crops, fields, "task.crops")
-
-
 @pytest.mark.parametrize(("side", "step", "ratio"), [(512, 64, 2.0), (256, 16, 3.0), (64, 8, 1.0)])
 def test_buckets_have_about_one_area(side, step, ratio):
     buckets = bucket_sizes(side, step, ratio)
@@ -139,6 +127,9 @@ def test_a_latent_survives_its_row():
     assert all(np.array_equal(controls[name], value) for name, value in view.controls.items())
     with refused(DataError, "crop"):
         read_row({name: value for name, value in write_row(latent, view).items() if name != "crop"})
+    for name, value in (("original_size", [0, 5]), ("original_size", [5]), ("crop", [])):
+        with refused(DataError, name):
+            read_row({**write_row(latent, view), name: value})
 
 
 class Rows(list):

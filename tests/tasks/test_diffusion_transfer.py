@@ -1,9 +1,9 @@
 """Places of the schedule that a training sees, and the way from one resolution, or data set, to another."""
 
+import json
 import shutil
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
@@ -11,7 +11,7 @@ from diffusers import DDIMScheduler, DiffusionPipeline
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import DataError, UsageError
-from hf_ext.settings import SettingsError, build
+from hf_ext.settings import build
 from hf_ext.tasks.diffusion_data import Crops
 from hf_ext.tasks.diffusion_noise import Timesteps, make_scheduler, noise_shares, noisy_samples, weighted_error
 from hf_ext.tasks.diffusion_transfer import Checkpoint, Transfer, open_pipeline, transfer
@@ -19,7 +19,7 @@ from tests.emr.emr_testing import tiny_semanir
 from tests.kit.hub import run_python
 from tests.kit.refusals import refused
 
-from .diffusion_testing import CLASSES, losses, make_arguments, run, write_pictures
+from .diffusion_testing import CLASSES, losses, make_arguments, run, write_pictures, write_table
 
 
 @pytest.fixture
@@ -92,23 +92,19 @@ def test_at_equal_places_a_patch_is_as_uncertain_as_before(objective, changes, s
 
 
 @pytest.mark.parametrize(
-    ("kind", "model", "names"),
+    ("classes", "model", "names"),
     [
-        (datasets.ClassLabel(names=["x", "y"]), {}, {0: "x", 1: "y"}),
+        (["x", "y"], {}, {0: "x", 1: "y"}),
         # Classes without names do not have those of the checkpoint's, unless they are as many.
-        (datasets.Value("int64"), {"num_classes": 2}, None),
-        (datasets.Value("int64"), {"num_classes": 3}, dict(enumerate(CLASSES))),
-        (datasets.Value("int64"), {}, dict(enumerate(CLASSES))),
+        (None, {"num_classes": 2}, None),
+        (None, {"num_classes": 3}, dict(enumerate(CLASSES))),
+        (None, {}, dict(enumerate(CLASSES))),
     ],
 )
-def test_another_data_set_brings_its_own_classes(tmp_path, base, kind, model, names):
-    features = datasets.Features({"image": datasets.Image(), "label": kind})
-    pictures = datasets.load_dataset(str(tmp_path / "pictures"), split="train")
-    columns = {"image": pictures["image"][:4], "label": [0, 1, 0, 1]}
-    (tmp_path / "other").mkdir()
-    datasets.Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "other" / "train.parquet"))
+def test_another_data_set_brings_its_own_classes(tmp_path, base, classes, model, names):
+    other = write_table(tmp_path / "other", [(20, 18)] * 4, classes, label=[0, 1, 0, 1])
     changes = {"model": model, "init_from": str(base), "task": {"image_size": 8}, "max_steps": 1}
-    task, _ = run(make_arguments(tmp_path / "run", tmp_path / "other", **changes))
+    task, _ = run(make_arguments(tmp_path / "run", other, **changes))
     assert task.id2label == names and task.config["num_classes"] == len(names or "xy")
     assert len(losses(tmp_path / "run")) == 1
 
@@ -155,8 +151,23 @@ def test_what_does_not_fit_is_refused(tmp_path, base):
     DDIMScheduler(rescale_betas_zero_snr=True).save_pretrained(blind / "scheduler")
     with refused(DataError, "schedule", "blind"):
         start(init_from=str(blind))
-    with refused(SettingsError, "position", "task.transfer"):
-        start(task={"transfer": {"position": False}})
+    DDIMScheduler(beta_schedule="linear").save_pretrained(blind / "scheduler")
+    settings = blind / "scheduler" / "scheduler_config.json"
+    settings.write_text(settings.read_text().replace("linear", "unheard-of"))
+    with refused(DataError, "schedule", "blind", "unheard-of"):
+        open_pipeline(str(blind))
+    index = json.loads((base / "model_index.json").read_text())
+    for wrong in (None, [None, None], ["diffusers", "NoScheduler"], ["diffusers", "__version__"], 5):
+        (blind / "model_index.json").write_text(json.dumps(index | {"scheduler": wrong}))
+        with refused(DataError, "blind", "scheduler"):
+            open_pipeline(str(blind))
+    (blind / "model_index.json").write_text(json.dumps(index | {"id2label": ["a"]}))
+    with pytest.raises(ValueError):
+        open_pipeline(str(blind))
+    (blind / "model_index.json").write_text(json.dumps(index))
+    (blind / "transformer" / "config.json").write_text("{}")
+    with refused(DataError, "blind", "patch_size, sample_size"):
+        open_pipeline(str(blind))
 
 
 PLACES = torch.tensor([0.0, 0.02, 0.3, 0.7, 0.98])
@@ -213,17 +224,3 @@ def test_a_weight_is_that_of_the_picture_that_the_output_means(objective):
     if objective == "v_prediction":
         weights = timesteps(loss_weight="min_snr").weigh(objective, signal, rest)
         torch.testing.assert_close(weights, snr.clamp(max=5.0) / (snr + 1))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"distribution": "cosine"}, "distribution"),
-        ({"loss_weight": "snr"}, "loss_weight"),
-        ({"gamma": -1.0}, "timesteps.gamma must be more than 0, got -1.0"),
-        ({"shift": 3}, "unknown key 'shift' in section 'task.timesteps'"),
-    ],
-)
-def test_wrong_timesteps_are_refused(changes, words):
-    with pytest.raises(ValueError, match=words):
-        timesteps(**changes)

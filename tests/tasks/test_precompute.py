@@ -41,6 +41,7 @@ from .diffusion_testing import (
     settings,
     write_pictures,
 )
+from .test_precompute_campaign import BAD, png
 
 # Tall, square and wide, several of each.
 SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18)]
@@ -121,6 +122,18 @@ def killed(monkeypatch, owner, name, after):
         yield
 
 
+@contextlib.contextmanager
+def nothing_copied(monkeypatch):
+    """A block in which `datasets` must not copy what it reads."""
+
+    def refuse(*_, **__):
+        raise AssertionError("the pictures are copied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets.DatasetBuilder, "download_and_prepare", refuse)
+        yield
+
+
 @pytest.mark.parametrize("moment", [(module, "cut_view", 5), (module.os, "replace", 3)], ids=["shard", "rename"])
 def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictures, vae, monkeypatch, moment):
     whole = precompute(settings(pictures, vae), tmp_path / "whole")
@@ -186,8 +199,6 @@ def test_what_does_not_fit_is_refused(tmp_path, pictures, vae):
         precompute(settings(pictures, vae, image_size=15), tmp_path / "a")
     with refused(MissingColumn, "image", "label", column="photo"):
         precompute(settings(pictures, vae, image_column="photo"), tmp_path / "b")
-    with refused(SettingsError, "least 1"):
-        settings(pictures, vae, workers=0)
     with refused(DataError, "4 channels", "takes 3"):
         out = precompute(settings(pictures, vae), tmp_path / "c")
         run(make_arguments(tmp_path / "run", out, task={"image_size": 16}, model=MODEL))
@@ -234,22 +245,13 @@ def test_a_process_takes_the_next_part_that_no_other_has(tmp_path, pictures, vae
 def write_folder(folder, count=24, every=6):
     """Picture files, one of six of them bad, or of another number; the kinds of the bad ones by their names."""
     folder.mkdir(parents=True)
-    generator, bad = np.random.default_rng(0), {}
+    generator, bad = np.random.default_rng(0), {"ink.jpg": "CMYK"}
     for number in range(count):
-        path = folder / f"{number:03d}.png"
-        picture = Image.fromarray(generator.integers(256, size=(20, 16, 3), dtype=np.uint8))
-        picture.save(path)
+        pixels, name = generator.integers(256, size=(20, 16, 3), dtype=np.uint8), f"{number:03d}.png"
         if number % every == 3:
-            kind = ["truncated", "deep", "long", "small"][number // every % 4]
-            bad[path.name] = kind
-            if kind == "truncated":
-                path.write_bytes(path.read_bytes()[:200])
-            elif kind == "deep":
-                Image.fromarray(generator.integers(60000, size=(20, 16), dtype=np.uint16)).save(path)
-            else:
-                Image.new("RGB", (16, 200) if kind == "long" else (1, 1)).save(path)
-    Image.new("CMYK", (16, 16)).save(folder / "ink.jpg")
-    bad["ink.jpg"] = "ink"
+            bad[name] = ["truncated", "16 bits", "long", "small"][number // every % 4]
+        (folder / name).write_bytes((BAD[bad[name]] if name in bad else png)(pixels))
+    (folder / "ink.jpg").write_bytes(BAD["CMYK"](pixels))
     return bad
 
 
@@ -308,17 +310,12 @@ def test_an_autoencoder_in_bfloat16_gives_nearly_the_same(tmp_path, pictures, va
 
 def test_tar_files_are_streamed_and_their_latents_are_those_of_the_rows(tmp_path, pictures, vae, monkeypatch):
     """The same pictures, as tar files and as rows: nothing is copied, and the order is that of the tar files."""
-
-    def refuse(*_, **__):
-        raise AssertionError("the pictures are copied")
-
     tars = pack_tars(pictures, tmp_path / "tars", 3)
     middle = {"crops": {"random": False, "flip": 0.0}, "max_ratio": 2.0, "bucket_step": 4}
     rows = rows_of(precompute(settings(pictures, vae, **middle), tmp_path / "rows"))
     known = {tuple(row["original_size"]): row for row in rows}
     for place in (tars, tars / "*.tar"):
-        with monkeypatch.context() as patch:
-            patch.setattr(datasets.DatasetBuilder, "download_and_prepare", refuse)
+        with nothing_copied(monkeypatch):
             out = precompute(settings(place, vae, **middle), tmp_path / f"out-{place.name.strip('*.')}")
         assert len([*out.glob("train-*.parquet")]) == 3
         found = rows_of(out)

@@ -1,6 +1,5 @@
 """Twenty thousand small pictures in tar files, two hundred of them bad, and a command that is killed five times."""
 
-import io
 import json
 import os
 import signal
@@ -21,17 +20,15 @@ from hf_ext.tasks.diffusion_data import Crops, cut_view
 from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
 from hf_ext.tasks.tar_files import unpack_row, write_tar
 from tests.kit.models import assert_same_answers
+from tests.kit.pictures import encode
 
 COUNT, FILES, EVERY = 20_000, 40, 100
 # Finished files at which the process is killed.
 KILLS = (3, 11, 19, 28, 37)
 
 
-def encode(pixels: np.ndarray, kind: str, mode: str | None = None) -> bytes:
-    file = io.BytesIO()
-    picture = Image.fromarray(pixels)
-    (picture if mode is None else picture.convert(mode)).save(file, kind)
-    return file.getvalue()
+def png(pixels: np.ndarray) -> bytes:
+    return encode(Image.fromarray(pixels))
 
 
 def pixels_of(number: int) -> np.ndarray:
@@ -43,13 +40,13 @@ def pixels_of(number: int) -> np.ndarray:
 
 
 BAD = {
-    "truncated": lambda pixels: encode(pixels, "PNG")[:60],
+    "truncated": lambda pixels: png(pixels)[:60],
     "empty": lambda pixels: b"",
     "text": lambda pixels: b"no picture at all",
-    "16 bits": lambda pixels: encode(pixels[..., 0].astype(np.uint16) * 250, "PNG"),
-    "CMYK": lambda pixels: encode(pixels[..., :3], "JPEG", "CMYK"),
-    "small": lambda pixels: encode(pixels[:2, :2], "PNG"),
-    "long": lambda pixels: encode(pixels[:1, :40], "PNG"),
+    "16 bits": lambda pixels: png(pixels[..., 0].astype(np.uint16) * 250),
+    "CMYK": lambda pixels: encode(Image.fromarray(pixels[..., :3]).convert("CMYK"), "JPEG"),
+    "small": lambda pixels: png(pixels[:1, :1]),
+    "long": lambda pixels: png(pixels[:1, :40]),
     "absent": lambda pixels: None,
 }
 
@@ -62,7 +59,7 @@ def kind_of(number: int) -> str | None:
 def examples_of(file: int) -> Iterator[tuple[str, dict[str, bytes]]]:
     for number in range(file * COUNT // FILES, (file + 1) * COUNT // FILES):
         kind = kind_of(number)
-        content = encode(pixels_of(number), "PNG") if kind is None else BAD[kind](pixels_of(number))
+        content = (png if kind is None else BAD[kind])(pixels_of(number))
         parts = {} if content is None else {"png": content}
         yield f"{number:06d}", {**parts, "cls": str(number % 10).encode()}
 

@@ -16,7 +16,7 @@ from tests.kit.hub import run_python
 from tests.kit.models import assert_same_answers
 
 from .diffusion_testing import pack_tars, rows_of, settings
-from .test_precompute import Killed, write_folder
+from .test_precompute import killed, nothing_copied, write_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -38,26 +38,9 @@ def write_rows(photos: Path, folder: Path, files: int) -> Path:
     return folder
 
 
-def refuse(*_, **__):
-    raise AssertionError("the pictures are copied")
-
-
-def kill_after(count: int):
-    """A `cut_view` that ends the work as a kill does."""
-    plain, calls = module.cut_view, []
-
-    def cut_view(*arguments):
-        calls.append(1)
-        if len(calls) > count:
-            raise Killed
-        return plain(*arguments)
-
-    return cut_view
-
-
 def main() -> None:
     """In a process whose Hub is the embedded one: both kinds of files, whole, interrupted, and changed on the way."""
-    root, form, api = Path(sys.argv[1]), sys.argv[2], HfApi()
+    root, form, api, patch = Path(sys.argv[1]), sys.argv[2], HfApi(), pytest.MonkeyPatch()
     bad = write_folder(root / "photos")
     folder = root / form
     folder.mkdir()
@@ -67,19 +50,16 @@ def main() -> None:
     api.upload_folder(folder_path=folder, repo_id="me/photos", repo_type="dataset")
     options = {"max_bad_examples": 0.3, "workers": 1, "batch_size": 1}
     here = rows_of(precompute(settings(folder, root / "vae", **options), root / "here"))
-    datasets.DatasetBuilder.download_and_prepare = refuse
     there = settings(Path("me/photos"), root / "vae", **options)
-    whole = precompute(there, root / "whole")
-    plain, module.cut_view = module.cut_view, kill_after(12)
-    try:
-        precompute(there, root / "out")
-    except Killed:
-        module.cut_view = plain
-    kept = {path.name: path.stat().st_mtime_ns for path in (root / "out.partial").glob("*.parquet")}
-    assert 0 < len(kept) < 5
-    # Another commit, of the same files.
-    api.upload_file(repo_id="me/photos", path_or_fileobj=b"words", path_in_repo="README.md", repo_type="dataset")
-    out = precompute(there, root / "out")
+    with nothing_copied(patch):
+        whole = precompute(there, root / "whole")
+        with killed(patch, module, "cut_view", 12):
+            precompute(there, root / "out")
+        kept = {path.name: path.stat().st_mtime_ns for path in (root / "out.partial").glob("*.parquet")}
+        assert 0 < len(kept) < 5
+        # Another commit, of the same files.
+        api.upload_file(repo_id="me/photos", path_or_fileobj=b"words", path_in_repo="README.md", repo_type="dataset")
+        out = precompute(there, root / "out")
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
     assert all((out / name).stat().st_mtime_ns == time for name, time in kept.items())
     listed = (out / "bad_examples.jsonl").read_text()
@@ -88,15 +68,11 @@ def main() -> None:
     def places(rows):
         return sorted([*row["crop"], row["flip"]] for row in rows)
 
-    datasets.DatasetBuilder.download_and_prepare = PLAIN
     found, wanted = (rows_of(place) for place in (out, whole))
     for row, other in zip(found, wanted, strict=True):
         assert_same_answers(read_row(row)[0].half(), read_row(other)[0].half())
     # The place and the mirroring of a picture follow from its content, wherever it is.
     assert len(found) == 25 - len(bad) and places(found) == places(here)
-
-
-PLAIN = datasets.DatasetBuilder.download_and_prepare
 
 
 @pytest.mark.parametrize("form", ["tars", "rows"])

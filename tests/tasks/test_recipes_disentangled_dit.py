@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 from diffusers import DiffusionPipeline
@@ -20,7 +19,7 @@ from hf_ext.tasks.precompute import Precompute, precompute
 from hf_ext.training import TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, read_yaml
 
-from .diffusion_testing import CLASSES, make_arguments, run, write_pictures
+from .diffusion_testing import CLASSES, make_arguments, run, write_pictures, write_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "examples" / "disentangled_dit"
@@ -78,28 +77,20 @@ def base_run(folder: Path, data: Path, **task) -> str:
     return str(folder / "snapshot")
 
 
-def rename_columns(data: Path, out: Path, columns: tuple[str, str, str]) -> Path:
-    """The pictures under the names that a set of the Hub gives its columns; `short` and `long` are captions too."""
-    rows = datasets.load_dataset(str(data), split="train")
-    rows = rows.add_column("short", ["a hen"] * len(rows)).add_column("long", ["a red hen on grass"] * len(rows))
-    names = dict(zip(("image", "label", "text"), columns, strict=True))
-    rows = rows.rename_columns({name: new for name, new in names.items() if name != new})
-    out.mkdir()
-    rows.to_parquet(str(out / "train.parquet"))
-    return out
-
-
 def prepare(name: str, folder: Path, vae: Path, encoder: Path) -> tuple[Path, list[str]]:
     """What a recipe reads, as its first lines say, of tiny parts; and the words that name them."""
-    pictures = write_pictures(folder / "pictures", 4, side_column=[(12, 10), (16, 8), (8, 16), (12, 12)])
-    data = rename_columns(pictures, folder / "data", LATENTS.get(name, ("image", "label", "text")))
+    sizes, captions = [(12, 10), (16, 8), (8, 16), (12, 12)], ["a red hen", "green fish", "fish on grass", "a hen"]
+    pictures = write_pictures(folder / "pictures", 4, side_column=sizes)
+    image, label, text = LATENTS.get(name, ("image", "label", "text"))
+    columns = {label: [0, 1, 2, 0], text: captions, "short": ["a hen"] * 4, "long": ["a red hen on grass"] * 4}
+    data = write_table(folder / "data", sizes, CLASSES if label == "label" else None, image, **columns)
     more, texts, latents = [], {}, {}
     task = read_yaml(RECIPES / f"{name}.yaml")["task"]
     if "text_encoder" in task:
         texts = {"text_encoder": str(encoder), "max_text_length": 8}
         more += [f"--task.{option}={value}" for option, value in texts.items()]
     if name in LATENTS:
-        latents, (image, _, text) = {"vae": str(vae)}, LATENTS[name]
+        latents = {"vae": str(vae)}
         values = {"data": {"path": str(data)}, **latents, **texts, "text_column": [text]}
         values |= {"image_size": 16, "image_column": image, "posterior": task.get("posterior", False)}
         # The buckets of the recipe's own command.

@@ -13,7 +13,6 @@ from skimage import data
 from hf_ext.errors import DataError, UsageError
 from hf_ext.metrics.psnr import psnr
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
-from hf_ext.settings import SettingsError
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, build_task, evaluate_checkpoint, train
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
@@ -188,16 +187,3 @@ PAIRS = {"kind": "paired"}
 def test_models_must_fit_the_task(fields, model, facts):
     with refused(UsageError, *facts):
         SemanIRTask(**fields).build_model({**COLUMNAR, **model}, None)
-
-
-@pytest.mark.parametrize(
-    ("fields", "facts"),
-    [
-        ({"top_k": 0}, ["task", "top_k", "least 1"]),
-        ({"made_pictures": 1.5}, ["made_pictures"]),
-        ({"eval_degradation": [{"kind": "jpeg", "quality": 101}]}, ["got 101"]),
-    ],
-)
-def test_wrong_options_are_refused(fields, facts):
-    with refused(SettingsError, *facts):
-        build(SemanIRTask, fields, "task")

@@ -285,19 +285,6 @@ def test_bytes_are_masked_as_transformers_does():
                for seed in range(9))  # fmt: skip
 
 
-def test_windows_of_a_text_are_its_bytes_to_its_end():
-    task = MaskedLanguageModelTask(max_length=4)
-    starts = {task.choose_start({"text": "abcd"}, np.random.default_rng(seed)) for seed in range(20)}
-    assert starts == {0, 1}
-    assert task.read_window({"text": "abcd"}, 1)["input_ids"][-1] == task.tokenizer.eos_token_id
-    # What a text spells is no special token.
-    found = task.read_window({"text": "<mask>" * 3}, 15)["input_ids"]
-    assert task.tokenizer.decode(found) == "sk><eos>"
-    for value in (3, None):
-        with refused(DataError, "task.text_column"):
-            task.training_sample({"text": value}, np.random.default_rng(0))
-
-
 def test_a_masked_language_model_fills_masks_from_its_folder(tmp_path):
     data = datasets.Dataset.from_list([{"text": TEXT}] * 8)
     task = MaskedLanguageModelTask(max_length=64)
