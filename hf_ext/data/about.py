@@ -14,8 +14,7 @@ from ..errors import DataError
 from ..terminal import count_of
 from .labels import class_name
 from .source import DataSource
-from .split_words import SPLIT_WORDS
-from .splits import slice_split
+from .splits import SPLIT_WORDS, make_part
 from .tables import LABEL, option, read_table, read_text, shorten
 
 logger = logging.get_logger(__name__)
@@ -173,15 +172,16 @@ def open_described(
     # Read by `datasets` itself.
     if not files or (table is not None and table.name in METADATA):
         return None
-    if table is None and not files[0].with_suffix(".txt").is_file():
-        return None
     columns: dict[str, list[Any]] = {}
     if table is not None:
-        found = match_rows(table, files, source.column_of("label"))
-        if found is None:
+        if (found := match_rows(table, files, source.column_of("label"))) is None:
             return None
         files, frame = found
         columns = {str(name): [class_name(value) for value in frame[name]] for name in frame}
+        if column in columns:
+            raise DataError(f"{table} has a column {column!r}, as the files themselves are called: rename it.")
+    elif not files[0].with_suffix(".txt").is_file():
+        return None
     elif alone := [file for file in files if not file.with_suffix(".txt").is_file()]:
         raise DataError(
             f"{len(alone):,} of {count_of(len(files), 'file')} without a caption, a .txt file beside it, such as "
@@ -189,19 +189,13 @@ def open_described(
         )
     else:
         columns = {"text": [read_text(file.with_suffix(".txt")) for file in files]}
-    if not {"label", source.column_of("label")} & columns.keys() and all(file.parent != place for file in files):
+    labels = {"label", source.column_of("label")}
+    if not labels & columns.keys() and all(file.parent != place for file in files):
         columns["label"] = [file.parent.name for file in files]
     _require_train(folder, place, word)
-    kept = slice_split(source.split, len(files))
-    features: dict[str, Any] = dict.fromkeys(columns, datasets.Value("string"))
-    for name in {"label", source.column_of("label")} & columns.keys():
-        features[name] = datasets.ClassLabel(names=sorted({*columns[name]} - {None}))
-    columns = {name: [values[index] for index in kept] for name, values in columns.items()}
-    return datasets.Dataset.from_dict(
-        {column: [str(files[index].resolve()) for index in kept], **columns},
-        features=datasets.Features({column: kind, **features}),
-        split=datasets.NamedSplit(word),
-    )
+    classes = {name: datasets.ClassLabel(names=sorted({*columns[name]} - {None})) for name in labels & columns.keys()}
+    columns = {column: [str(file.resolve()) for file in files], **columns}
+    return make_part(columns, {**classes, column: kind}, source.split)
 
 
 def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | None:
@@ -222,17 +216,14 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     if place == folder and ({*names} & SPLIT_WORDS.keys()):
         return None
     _require_train(folder, place, word)
-    kept = [files[index] for index in slice_split(source.split, len(files))]
-    if word == "train" and len(files) == len(names) and any("\n" in read_text(file) for file in files):
+    texts = [read_text(file) for file in files]
+    if word == "train" and len(files) == len(names) and any("\n" in text for text in texts):
         raise DataError(
             f"{place} has one file in the folder of each class, such as {files[0].relative_to(place)}, and a file is "
             "an example: write each text into a file of its own, or all into a table with the columns text and label."
         )
-    return datasets.Dataset.from_dict(
-        {"text": [read_text(file) for file in kept], "label": [file.parent.name for file in kept]},
-        features=datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}),
-        split=datasets.NamedSplit(word),
-    )
+    columns = {"text": texts, "label": [file.parent.name for file in files]}
+    return make_part(columns, {"label": datasets.ClassLabel(names=names)}, source.split)
 
 
 def _folder_of(folder: Path, split: str) -> tuple[str, Path]:

@@ -33,7 +33,7 @@ class Survey:
     # Number of training examples, and of all examples.
     learned: int
     about: str
-    count: int = 0
+    count: int
     classes: list[str] = field(default_factory=list)
     # True if the data contain class names with their numbers, as folders do
     named: bool = False
@@ -63,8 +63,11 @@ class Survey:
     notes: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.count = self.count or self.learned
+    def leave_out(self, count: int, of: int, why: str) -> None:
+        """Counts examples that a training leaves out."""
+        if count:
+            self.left_out.append(f"{count:,} of {count_of(of, 'example')} {why}")
+            self.broken = max(self.broken, count / of)
 
     @property
     def lines(self) -> list[str]:
@@ -130,10 +133,8 @@ def compare_classes(learned: set[Any], measured: set[Any]) -> list[str]:
 
 
 def tell_unlabelled(survey: Survey, labels: list[Any]) -> None:
-    """Counts the examples without a label, which a training leaves out."""
-    if missing := sum(class_name(label) is None for label in labels):
-        survey.left_out.append(f"{missing:,} of {count_of(len(labels), 'example')} without a label")
-        survey.broken = max(survey.broken, missing / len(labels))
+    """Counts the examples without a label, and doubts words that may mean none."""
+    survey.leave_out(sum(class_name(label) is None for label in labels), len(labels), "without a label")
     if words := sorted(_MISSING & {label for label in labels if isinstance(label, str)}):
         survey.notes.append(f"WARNING: {shorten(words)} is read as a class: empty the cells if it means none")
 

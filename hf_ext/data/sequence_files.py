@@ -21,8 +21,7 @@ from .labels import class_name
 from .numbers import is_number
 from .roles import step_columns
 from .source import DataSource
-from .split_words import SPLIT_WORDS
-from .splits import slice_split
+from .splits import SPLIT_WORDS, make_part, slice_split
 from .tables import read_table
 from .times import seconds_of, to_seconds
 
@@ -118,14 +117,11 @@ def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
         classes = [value for _, found in parts for value in found]
     else:
         numbered, classes, named = _read_rows(files, label)
-    kept = slice_split(source.split, len(numbered))
-    columns: dict[str, Any] = {ARRAY_COLUMN: [numbered[index] for index in kept]}
-    features = {ARRAY_COLUMN: _feature(numbered[0])}
-    features[label], columns[label] = _column_of([classes[index] for index in kept])
-    for name, groups in named.items():
-        features[name] = datasets.Value("string")
-        columns[name] = [class_name(groups[index]) for index in kept]
-    return _from_columns(columns, features, source.split)
+    kind, labels = _column_of(classes)
+    texts = {name: list(map(class_name, groups)) for name, groups in named.items()}
+    features = {ARRAY_COLUMN: _feature(numbered[0]), label: kind}
+    data = make_part({ARRAY_COLUMN: numbered, label: labels, **texts}, features, source.split)
+    return data.with_format("numpy")
 
 
 def _read_rows(files: list[Path], label: str) -> tuple[list[np.ndarray], list[Any], dict[str, list[Any]]]:
@@ -136,12 +132,17 @@ def _read_rows(files: list[Path], label: str) -> tuple[list[np.ndarray], list[An
     groups = [str(name) for name in tables[0].frame if name != label and (name not in names or GROUPS.fullmatch(name))]
     names = [str(name) for name in names if name != label and name not in groups]
     names = step_columns(names) or names
-    for file, table in zip(files, tables, strict=True):
-        if absent := [name for name in [*names, label, *groups] if name not in table.frame.columns]:
-            raise DataError(f"{file} has no column {absent[0]!r}, as {files[0]} has.")
-    numbers = np.concatenate([table.frame[names].to_numpy(dtype=np.float64) for table in tables])
-    told = {name: [value for table in tables for value in table.frame[name].tolist()] for name in (label, *groups)}
-    return [trim(row) for row in numbers], told.pop(label), told
+    frame = _stack(files, [table.frame for table in tables], [*names, label, *groups])
+    told = {name: frame[name].tolist() for name in (label, *groups)}
+    return [trim(row) for row in frame[names].to_numpy(dtype=np.float64)], told.pop(label), told
+
+
+def _stack(files: list[Path], frames: list[pd.DataFrame], needed: list[str]) -> pd.DataFrame:
+    """The rows of all tables, each of which must have some columns."""
+    for file, frame in zip(files, frames, strict=True):
+        if absent := [name for name in needed if name not in frame.columns]:
+            raise DataError(f"{file} has no column {absent[0]!r}; it has {', '.join(map(str, frame.columns))!s:.200}.")
+    return pd.concat(frames, ignore_index=True)
 
 
 def read_ts(path: Path) -> tuple[list[np.ndarray], list[Any]]:
@@ -162,8 +163,7 @@ def read_ts(path: Path) -> tuple[list[np.ndarray], list[Any]]:
             labels.append(float(label) if values else label.strip() or None)
         except ValueError as error:
             raise DataError(f"{path}, series {number}: {error}.") from error
-        # Shorter series are filled up at the end.
-        found.append(series[: int(np.flatnonzero(~np.isnan(series).all(1)).max(initial=-1)) + 1])
+        found.append(trim(series))
     if not found or len({series.shape[1] for series in found}) > 1:
         raise DataError(f"{path} must hold series, all of as many channels.")
     return found, labels
@@ -173,10 +173,10 @@ def _number(cell: str) -> float:
     return np.nan if cell in ("?", "") else float(cell)
 
 
-def trim(row: np.ndarray) -> np.ndarray:
-    """A series of a row without its end: shorter ones are filled up there."""
-    given = np.flatnonzero(~np.isnan(row))
-    return row[: given[-1] + 1 if len(given) else 0]
+def trim(steps: np.ndarray) -> np.ndarray:
+    """A series without the end where all its channels are missing: shorter ones are filled up there."""
+    missing = np.atleast_2d(np.isnan(steps).T).all(0)
+    return steps[: int(np.flatnonzero(~missing).max(initial=-1)) + 1]
 
 
 def holds_lists(path: Path) -> bool:
@@ -193,17 +193,13 @@ def holds_lists(path: Path) -> bool:
 def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
     """Tables of several series, one under the other: each is an example, its columns lists of its rows."""
     series, label = str(source.series), source.column_of("label")
-    frames = [read_table(file).frame for file in files]
-    for file, part in zip(files, frames, strict=True):
-        if absent := [name for name in (series, source.time) if name is not None and name not in part.columns]:
-            raise DataError(f"{file} has no column {absent[0]!r}; it has {', '.join(map(str, part.columns))!s:.200}.")
-    frame = pd.concat(frames, ignore_index=True)
+    needed = [series] if source.time is None else [series, source.time]
+    frame = _stack(files, [read_table(file).frame for file in files], needed)
     groups = [np.asarray(rows) for rows in frame.groupby(series, sort=False).indices.values()]
     if source.time is not None:
         order = seconds_of(frame[source.time], groups)
         groups = [rows[np.argsort(order[rows], kind="stable")] for rows in groups]
-    groups = [groups[index] for index in slice_split(source.split, len(groups))]
-    features: dict[str, Any] = {series: datasets.Value("string")}
+    features: dict[str, Any] = {}
     columns: dict[str, list[Any]] = {series: [class_name(frame[series].iloc[rows[0]]) for rows in groups]}
     for name in (str(name) for name in frame.columns if name != series):
         values = plain_column(frame[name].rename("label" if name == label else name))
@@ -213,7 +209,7 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
             features[name], columns[name] = _column_of([part[0] for part in parts])
         else:
             features[name], columns[name] = _feature(values), parts
-    return _from_columns(columns, features, source.split)
+    return make_part(columns, features, source.split).with_format("numpy")
 
 
 def _is_of_the_whole(part: np.ndarray) -> bool:
@@ -228,12 +224,6 @@ def _column_of(labels: list[Any]) -> tuple[Any, list[Any]]:
     if given and all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in given):
         return datasets.Value("float64"), [None if value is None else float(value) for value in labels]
     return datasets.Value("string"), [class_name(value) for value in labels]
-
-
-def _from_columns(columns: dict[str, list[Any]], features: dict[str, Any], split: str) -> datasets.Dataset:
-    name = datasets.NamedSplit(split.partition("[")[0])
-    data = datasets.Dataset.from_dict(columns, features=datasets.Features(features), split=name)
-    return data.with_format("numpy")
 
 
 def open_arrays(path: Path, split: str) -> datasets.Dataset:

@@ -67,6 +67,7 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
                 f"{files[0]}: column {name!r}, row {int(infinite.argmax()) + 1}: contains an infinite number; leave "
                 "the cell empty if the value is unknown."
             )
+    roles.notes += table.notes
     if len(places) == 1 and places[0].is_dir() and split_files(files, "train"):
         files = files[:1]
     return _look_at_tables(path, files, table, roles, hints, named)
@@ -98,9 +99,7 @@ def _look_at_tables(
     elif table is not None and len(files) == 1:
         steps, how = len(table.frame), ""
     length = f" of {count_of(steps, 'step')}" if steps else ""
-    about = "; ".join(
-        [f"{count:,} series{length}{how}", *_columns(roles), *roles.notes, *(table.notes if table else [])]
-    )
+    about = "; ".join([f"{count:,} series{length}{how}", *_columns(roles), *roles.notes])
     if roles.label is None and how != ", a file each":
         _refuse_unlabelled(path, about, table, roles)
     if roles.problems:
@@ -205,17 +204,19 @@ def _span(lengths: list[int]) -> str:
 
 def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
     """Lengths of all series, and their classes or values."""
-    raw = data.with_format("arrow").select_columns([survey.columns[0], "label"])[:]
-    survey.lengths = raw[survey.columns[0]].combine_chunks().value_lengths().to_pylist()
-    for name in survey.columns[1:]:
-        others = data.with_format("arrow").select_columns([name])[:][name].combine_chunks().value_lengths().to_pylist()
-        odd = next((row for row, size in enumerate(others) if size != survey.lengths[row]), None)
-        if odd is not None:
+    path, kind = survey.train["path"], data.features["label"]
+    survey.rows_have_labels = not isinstance(kind, datasets.Value | datasets.ClassLabel)
+    if survey.rows_have_labels and not isinstance(getattr(kind, "feature", None), datasets.Value):
+        raise DataError(f"{path}: the column label must hold one text or number for each series, or for each step.")
+    raw = data.with_format("arrow").select_columns(list({*survey.columns, "label"}))[:]
+    sizes = {name: raw[name].combine_chunks().value_lengths().to_pylist() for name in survey.columns}
+    survey.lengths = sizes[survey.columns[0]]
+    for name, others in sizes.items():
+        if odd := [row for row, size in enumerate(others, 1) if size != survey.lengths[row - 1]]:
             raise DataError(
-                f"{survey.train['path']}, row {odd + 1}: {survey.columns[0]} and {name} differ in length, but a "
-                "series has the same steps in all channels."
+                f"{path}, row {odd[0]}: {survey.columns[0]} and {name} differ in length, but a series has the same "
+                "steps in all channels."
             )
-    survey.rows_have_labels = not isinstance(data.features["label"], datasets.Value | datasets.ClassLabel)
     labels = raw["label"].combine_chunks()
     found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()
     if not survey.rows_have_labels:
@@ -227,17 +228,15 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
         survey.notes.append("the whole numbers of label are {}; {}".format(*kinds[survey.values]))
     if survey.values:
         return
-    survey.classes = check_classes(survey.train["path"], found, wanted)
+    survey.classes = check_classes(path, found, wanted)
     if len(survey.classes) == len(found) > 2:
         raise DataError(
-            f"{survey.train['path']}: {survey.about}; the label has {len(found)} different values, one each: it names "
-            "the examples. A class occurs several times; --values predicts numbers."
+            f"{path}: {survey.about}; the label has {len(found)} different values, one each: it names the examples. A "
+            "class occurs several times; --values predicts numbers."
         )
     if len(survey.classes) < 2:
-        raise DataError(
-            f"{survey.train['path']}: {survey.about}; the only class is {survey.classes or 'missing'}; "
-            "a classifier needs at least two."
-        )
+        only = survey.classes or "missing"
+        raise DataError(f"{path}: {survey.about}; the only class is {only}; a classifier needs at least two.")
 
 
 def _refuse_unlabelled(path: str, about: str, table: Table | None, roles: Roles) -> None:
@@ -267,7 +266,7 @@ def _columns(roles: Roles) -> list[str]:
 
 def _tell(survey: Survey, table: Table | None, roles: Roles) -> None:
     survey.roles = _columns(roles)
-    survey.notes += [*roles.notes, *(table.notes if table else [])]
+    survey.notes += roles.notes
     survey.left_out += [f"{name} ({why})" for name, why in roles.left_out.items()]
     if table is not None and roles.layout != "series":
         missing = {name: int(table.frame[name].isna().sum()) for name in roles.inputs}

@@ -31,7 +31,7 @@ from .sequence_files import SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .sound_files import AUDIO_SUFFIXES, SoundAbout, describe_sound
 from .source import DataSource
-from .split_words import SPLIT_WORDS
+from .splits import SPLIT_WORDS
 from .tables import LABEL, option, read_table, shorten
 from .times import to_seconds
 
@@ -98,7 +98,6 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         # Folders a and b are classes as well: only a restorer takes them for pairs.
         if names and (restores or tuple(map(str.lower, names)) != ("a", "b")):
             return _look_at_pairs(place, names)
-    for place in (places[0] / "train", places[0]):
         _refuse_masks(place)
     if restores and not hints.pairs and places[0].is_dir():
         _refuse_mixed_pairs(places[0])
@@ -429,9 +428,7 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
 def _tell_broken(survey: Survey, broken: int, looked_at: int, read: int, what: str) -> None:
     if not read:
         raise DataError(f"{survey.train['path']}: none of {count_of(looked_at, what)} can be read.")
-    if broken:
-        survey.left_out.append(f"{broken} of {looked_at} that were looked at cannot be read")
-        survey.broken = broken / looked_at
+    survey.leave_out(broken, looked_at, "that were looked at cannot be read")
 
 
 def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[int], hints: Hints) -> None:
@@ -446,9 +443,8 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     lengths = {name: [len((row[name] or "").encode()) for row in rows] for name in columns}
     column = max(columns, key=lambda name: sum(lengths[name]))
     survey.kind, survey.columns, survey.lengths = "texts", [column], [max(1, length) for length in lengths[column]]
-    if missing := sum(text is None or not (text or survey.classes) for text in data.with_format(None)[column][:]):
-        survey.left_out.append(f"{missing:,} of {count_of(survey.count, 'example')} without a text")
-        survey.broken = max(survey.broken, missing / survey.count)
+    missing = sum(text is None or not (text or survey.classes) for text in data.with_format(None)[column][:])
+    survey.leave_out(missing, survey.count, "without a text")
     survey.about = f"{count_of(survey.count, 'text')} of {_span(lengths[column])} bytes"
     others = [name for name in data.features if name != column]
     if others and "label" not in others and not hints.inputs:
@@ -475,7 +471,7 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     other = place.parent / "validation"
     if place.name == "train" and find_pairs(other, names):
         train.pop("split")
-        survey = Survey("pairs", train, {**train, "path": str(other)}, len(data), about="")
+        survey = Survey("pairs", train, {**train, "path": str(other)}, len(data), about="", count=len(data))
     else:
         survey = Survey("pairs", **keep_back(train, data), about="", count=len(data))
     _tell_broken(survey, 0, len(rows), len(read), "pair")

@@ -1,6 +1,7 @@
 """Reading of tables with pandas: encodings, separators, decimal commas, units, indices."""
 
 import codecs
+import contextlib
 import csv
 import io
 import re
@@ -109,10 +110,8 @@ def read_text(path: Path) -> str:
 
 def _check_memory(path: Path, held: bytes | None) -> None:
     """Refuses a file that is read whole and does not fit: otherwise the system kills the process without a word."""
-    if held is None and not path.is_file():
-        return
-    needed = _MEMORY * (path.stat().st_size if held is None else len(held))
-    if needed > (free := psutil.virtual_memory().available):
+    size = path.stat().st_size if held is None and path.is_file() else len(held or b"")
+    if (needed := _MEMORY * size) > (free := psutil.virtual_memory().available):
         raise TableError(
             f"{path} would need about {needed / 1e9:.2g} GB of memory, and {free / 1e9:.2g} GB are free: split it "
             "into several files, or write it as parquet, which is read in pieces."
@@ -172,14 +171,11 @@ def _decode(held: bytes) -> tuple[str, list[str]]:
     if held[:200].count(0) > len(held[:200]) // 4:
         order = "le" if held[1:2] == b"\0" else "be"
         return held.decode(f"utf-16-{order}"), ["encoded as UTF-16"]
-    try:
+    with contextlib.suppress(UnicodeDecodeError):
         return held.decode("utf-8-sig"), []
-    except UnicodeDecodeError:
-        pass
-    try:
+    with contextlib.suppress(UnicodeDecodeError):
         return held.decode("cp1252"), ["encoded as Windows-1252 (latin-1)"]
-    except UnicodeDecodeError:
-        return held.decode("latin-1"), ["encoded as latin-1"]
+    return held.decode("latin-1"), ["encoded as latin-1"]
 
 
 def is_utf8(path: Path, megabytes: int = 64) -> bool:
