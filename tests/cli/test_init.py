@@ -21,7 +21,7 @@ from tests.cli.init_testing import SHORT, measured, train
 from tests.cli.init_testing import in_a_folder_of_its_own as in_a_folder_of_its_own
 from tests.emr.emr_testing import tiny_bert
 from tests.kit.command_line import run
-from tests.kit.own_data import write_pictures, write_sounds, write_tables
+from tests.kit.own_data import write_files, write_pictures, write_sounds, write_tables
 from tests.kit.refusals import refused
 
 
@@ -114,22 +114,6 @@ def test_texts_are_classified_or_continued(labels, method):
     assert recipe["task"].get("num_labels") == (None if labels is None else 2)
     said = look_at("texts.jsonl").about
     assert ("classes would be in a column `label`, not in id" in said) == (labels is None)
-
-
-def test_tables_in_folders_become_classes():
-    write_tables("machines/train", ["good/1", "good/2", "worn/1", "worn/2"], 30)
-    write_tables("machines/test", ["good/3", "worn/3"], 30)
-    recipe = train("mrconv", "machines")
-    assert recipe["method"] == "mrconv-series" and recipe["task"]["label_names"] == ["good", "worn"]
-    assert recipe["task"]["columns"] == ["x", "y"] and recipe["task"]["max_length"] == 30
-
-
-def test_a_pattern_of_tables_is_as_many_series():
-    write_tables("knocks", ["1", "2", "3"], 30, label=True)
-    survey = look_at("knocks/*.csv")
-    assert survey.count == 3 and survey.train["path"] == "knocks/*.csv" and survey.train["rows"] == "positions"
-    recipe = train("mrconv", "knocks")
-    assert recipe["method"] == "mrconv-positions" and recipe["task"]["label_names"] == ["down", "up"]
 
 
 @pytest.mark.parametrize("names", [["load"], ["parts/a", "parts/b"]])
@@ -255,6 +239,21 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
 GENERATOR = np.random.default_rng(0)
 
 
+def write_folders() -> str:
+    """A table is a series, the name of its folder the class."""
+    write_tables("machines/train", ["good/1", "good/2", "worn/1", "worn/2"], 30)
+    write_tables("machines/test", ["good/3", "worn/3"], 30)
+    return "machines"
+
+
+def write_steps() -> str:
+    """A row is a step with a class."""
+    write_tables("knocks", ["1", "2", "3"], 30, label=True)
+    survey = look_at("knocks/*.csv")
+    assert survey.count == 3 and survey.train["path"] == "knocks/*.csv" and survey.train["rows"] == "positions"
+    return "knocks"
+
+
 def write_wide() -> str:
     """A row is a series."""
     table = pd.DataFrame(GENERATOR.normal(size=(12, 20))).add_prefix("t").assign(label=["a", "b"] * 6)
@@ -278,16 +277,17 @@ def write_arrays() -> str:
 def write_ts() -> str:
     series = [":".join(",".join(f"{x:.2f}" for x in GENERATOR.normal(size=9 + n)) for _ in "xy") for n in range(12)]
     head = ["% made", "@problemName knocks", "@univariate false", "@classLabel true up down", "@data"]
-    for part in ("TRAIN", "TEST"):
-        Path("knocks").mkdir(exist_ok=True)
-        lines = [f"{values}:{('up', 'down')[number % 2]}" for number, values in enumerate(series)]
-        Path("knocks", f"knocks_{part}.ts").write_text("\n".join([*head, *lines]))
+    lines = [f"{values}:{('up', 'down')[number % 2]}" for number, values in enumerate(series)]
+    names = "knocks/knocks_TRAIN.ts", "knocks/knocks_TEST.ts"
+    write_files(".", dict.fromkeys(names, "\n".join([*head, *lines])))
     return "knocks"
 
 
 @pytest.mark.parametrize(
     ("write", "method", "expected"),
     [
+        (write_folders, "mrconv-series", {"columns": ["x", "y"], "max_length": 30, "label_names": ["good", "worn"]}),
+        (write_steps, "mrconv-positions", {"label_names": ["down", "up"]}),
         (write_wide, "mrconv-series", {"columns": ["values"], "label_names": ["a", "b"]}),
         (write_panel, "mrconv-regression", {"columns": ["pulse"], "target_columns": ["label"]}),
         (write_arrays, "mrconv-series", {"num_channels": 3, "label_names": ["1", "2", "3"]}),

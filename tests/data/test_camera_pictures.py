@@ -14,6 +14,7 @@ from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
 from tests.kit.camera_files import write_dng, write_heic
 from tests.kit.command_line import run
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
 pytest.importorskip("rawpy", reason="the extra `images` is not installed")
@@ -35,10 +36,6 @@ def write(path: str, number: int = 0) -> None:
         return
     picture = Image.new("RGB", (96, 64), (number * 10,) * 3)
     write_heic(place, picture) if ending in (".heic", ".heif") else picture.save(place)
-
-
-def write_words(path: str, *lines: str) -> None:
-    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def greys(data) -> list[int]:
@@ -86,8 +83,8 @@ def with_table(name: str, head: str, row: str, ending: str = "heic"):
     def make():
         for number in range(8):
             write(f"data/{number}.{ending}", number)
-        rows = (row.format(number=number, label="ab"[number % 2]) for number in range(8))
-        write_words(name, *([head] if head else []), *rows)
+        rows = [row.format(number=number, label="ab"[number % 2]) for number in range(8)]
+        write_files(".", {name: "\n".join([head, *rows] if head else rows)})
 
     return make
 
@@ -129,7 +126,7 @@ def test_classes_are_found_in_every_shape(make):
 def test_captions_and_pairs():
     for number in range(6):
         write(f"shots/{number}.heic", number)
-        write_words(f"shots/{number}.txt", f"a picture of number {number}")
+        write_files("shots", {f"{number}.txt": f"a picture of number {number}"})
         write(f"pairs/noisy/{number}.{'heic' if number % 2 else 'jp2'}", number)
         write(f"pairs/clean/{number}.png", number)
     assert look_at("shots").captions == "text"
@@ -157,8 +154,7 @@ def test_broken_ones_are_counted_and_left_out():
     Path("data/6.nef").write_bytes(b"no RAW file at all" * 9)
     survey = look_at("data")
     assert survey.count == 7 and "2 of 7" in "; ".join(survey.left_out)
-    Path("phone").mkdir()
-    Path("phone/a.HEIC").write_bytes(b"phone")
+    write_files("phone", {"a.HEIC": b"phone"})
     assert "none of 1 picture " in run("init", "semanir", "mine", "--data", "phone", code=2).stderr
 
 
