@@ -73,8 +73,8 @@ def init(
       hf-ext init emr merge-run --data models/
       hf-ext init dit drawings --data animals/
     """
-    names = {"inputs": tuple(split_names(inputs)), "pairs": tuple(split_names(pairs))}
-    if pairs and len(names["pairs"]) != 2:
+    columns, folders = (tuple(split_names(words)) for words in (inputs, pairs))
+    if pairs and len(folders) != 2:
         raise click.BadParameter("give two folders, such as noisy,clean.", param_hint="--pairs")
     if method == "emr" and (any(hints.values()) or inputs or pairs or values is not None):
         raise click.UsageError(
@@ -98,7 +98,7 @@ def init(
         from hf_ext.data.survey import look_at
         from hf_ext.data.writing import write_recipe
 
-        survey = look_at(data, Hints(**hints, **names, values=values), method == "semanir")
+        survey = look_at(data, Hints(**hints, inputs=columns, pairs=folders, values=values), method == "semanir")
         text = write_recipe(method, folder, survey, torch.cuda.is_available())
         following = ["hf-ext", "train", str(file)]
         for line in survey.lines:

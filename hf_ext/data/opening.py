@@ -54,8 +54,11 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
         # hold_out divides the training split; an existing split `validation` is ignored.
         whole = replace(source, split="train", hold_out=0.0) if source.hold_out else source
         data = _read_as_files(_load(whole, section))
-        if source.rename_columns:
-            data = data.rename_columns(source.new_names)
+        if names := source.new_names:
+            known = {*(data.column_names or ())}
+            if twice := {new for old, new in names.items() if old in known and new in known - names.keys()}:
+                raise DataError(f"rename_columns makes a second column {min(twice)!r}: rename the first one too.")
+            data = data.rename_columns(names)
         if source.hold_out:
             data = hold_out(data, source.hold_out, source.hold_out_seed, measures=source.split == "validation")
         return data
@@ -293,14 +296,11 @@ def _join(data: list[AnyDataset], parts: list[SourcePart]) -> AnyDataset:
                 f"the parts of the data have no column in common: {[part.column_names for part in data]}; rename "
                 "columns of a part with rename_columns"
             )
-        # `.txt` and `.csv` have types of their own for the same text: those of the first part count.
-        kinds = datasets.Features({name: data[0].features[name] for name in shared})
         data = [part.select_columns(shared) for part in data]
         for name in shared:
             data = _agree_on_classes(data, name)
-            if isinstance(kinds[name], datasets.ClassLabel):
-                kinds[name] = data[0].features[name]
-        data = [part.cast(kinds) for part in data]
+        # `.txt` and `.csv` have types of their own for the same text: those of the first part count.
+        data = [part.cast(data[0].features) for part in data]
     weights = [part.weight for part in parts]
     if all(weight is None for weight in weights):
         return datasets.concatenate_datasets(data)

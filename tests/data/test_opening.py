@@ -133,6 +133,10 @@ def test_parts_without_a_common_column_and_absent_parts_are_named(tmp_path):
         open_source(DataSource([one, str(tmp_path / "absent-*")]), "data.train")
     with refused(SourceError, "nothing", "read"):
         open_source(DataSource(one, rename_columns={"nothing": "text"}))
+    both = write_lines(tmp_path / "both.jsonl", [{"text": "a", "words": "b"}])
+    with refused(SourceError, "second", "'text'"):
+        open_source(DataSource(both, rename_columns={"words": "text"}))
+    assert open_source(DataSource(both, rename_columns={"words": "text", "text": "words"}))["text"] == ["b"]
 
 
 def write_sounds(folder):
