@@ -166,7 +166,7 @@ def open_described(
     Raises:
         DataError: If a table names files that are not there.
     """
-    word, place = _folder_of(folder, source.split)
+    place = find_folder(folder, source.split)
     files = sorted(file for file in place.rglob("*") if file.suffix.lower() in endings and file.name[0] != ".")
     table = find_about(place, files) if files else None
     # Read by `datasets` itself.
@@ -192,7 +192,7 @@ def open_described(
     labels = {"label", source.column_of("label")}
     if not labels & columns.keys() and all(file.parent != place for file in files):
         columns["label"] = [file.parent.name for file in files]
-    _require_train(folder, place, word)
+    require_train(folder, place, source.split)
     classes = {name: datasets.ClassLabel(names=sorted({*columns[name]} - {None})) for name in labels & columns.keys()}
     columns = {column: [str(file.resolve()) for file in files], **columns}
     return make_part(columns, {**classes, column: kind}, source.split)
@@ -208,16 +208,16 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     Raises:
         DataError: If a file is no text.
     """
-    word, place = _folder_of(folder, source.split)
+    place = find_folder(folder, source.split)
     files = sorted(file for file in place.rglob("*") if file.is_file() and file.name[0] != ".")
     names = sorted({file.parent.name for file in files})
     if len(names) < 2 or any(file.suffix.lower() != ".txt" or file.parent == place for file in files):
         return None
     if place == folder and ({*names} & SPLIT_WORDS.keys()):
         return None
-    _require_train(folder, place, word)
+    require_train(folder, place, source.split)
     texts = [read_text(file) for file in files]
-    if word == "train" and len(files) == len(names) and any("\n" in text for text in texts):
+    if source.split.partition("[")[0] == "train" and len(files) == len(names) and any("\n" in text for text in texts):
         raise DataError(
             f"{place} has one file in the folder of each class, such as {files[0].relative_to(place)}, and a file is "
             "an example: write each text into a file of its own, or all into a table with the columns text and label."
@@ -226,14 +226,15 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     return make_part(columns, {"label": datasets.ClassLabel(names=names)}, source.split)
 
 
-def _folder_of(folder: Path, split: str) -> tuple[str, Path]:
-    """Name of a split without its slice, and the folder that holds it: one of its own, or all."""
+def find_folder(folder: Path, split: str) -> Path:
+    """The folder that holds a split: one of its own, whose name `datasets` takes for it, or all."""
     word = split.partition("[")[0]
-    names = [name for name, kind in SPLIT_WORDS.items() if kind == SPLIT_WORDS.get(word)] or [word]
-    return word, next((folder / name for name in names if (folder / name).is_dir()), folder)
+    names = [word, *(name for name, kind in SPLIT_WORDS.items() if kind == SPLIT_WORDS.get(word))]
+    return next((folder / name for name in names if (folder / name).is_dir()), folder)
 
 
-def _require_train(folder: Path, place: Path, word: str) -> None:
+def require_train(folder: Path, place: Path, split: str) -> None:
     """Refuses a split that has no folder of its own."""
+    word = split.partition("[")[0]
     if place == folder and SPLIT_WORDS.get(word) != "train":
         raise DataError(f"{folder} has no folder {word!r}: create it, or give another split.")

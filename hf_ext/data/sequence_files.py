@@ -15,7 +15,7 @@ from hf_ext import __version__
 
 from ..errors import BROKEN_ARCHIVE, DataError
 from ..terminal import count_of
-from .about import METADATA, find_about, match_rows
+from .about import METADATA, find_about, find_folder, match_rows, require_train
 from .groups import GROUPS
 from .labels import class_name
 from .numbers import is_number
@@ -308,26 +308,24 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
         if strange := [file for file in files if file.suffix.lower() not in SUFFIXES]:
             raise DataError(f"{strange[0]} is not a sequence file; allowed: {', '.join(SUFFIXES)}.")
         return None, files
-    folder = (place / name if (place / name).is_dir() else place).resolve()
-    if folder == place.resolve() and name != "train" and not split_files(sorted(folder.iterdir()), name):
-        raise DataError(f"{place} has no folder {name!r}: create it, or give another split.")
-    if folder == place.resolve() and (
-        other := sorted(item.name for item in folder.iterdir() if item.name in SPLIT_WORDS)
-    ):
+    folder = find_folder(place, split)
+    held = sorted(place.iterdir()) if folder == place else []
+    if not split_files(held, name):
+        require_train(place, folder, split)
+    if other := [item.name for item in held if item.name in SPLIT_WORDS]:
         raise DataError(
             f"{place} has the folder {other[0]!r}, another split, and none of the name 'train': move the training "
             "files into a folder 'train'."
         )
     files = sorted(
         file
-        for file in folder.rglob("*")
+        for file in folder.resolve().rglob("*")
         if file.suffix.lower() in SUFFIXES and file.name not in METADATA and not file.name.startswith(".")
     )
-    if folder == place.resolve() and (named := split_files(files, name)):
-        files = named
+    files = (split_files(files, name) if held else []) or files
     if not files:
         raise DataError(f"{folder} contains no files of type {', '.join(SUFFIXES)}; each file is one sequence.")
-    return folder, files
+    return folder.resolve(), files
 
 
 def split_files(files: list[Path], name: str) -> list[Path]:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, find_about
+from .about import METADATA, find_about, find_folder
 from .found import Survey, compare_classes, keep_back, rename, tell_unlabelled
 from .labels import are_values, check_classes, class_name
 from .opening import open_source
@@ -77,7 +77,7 @@ def _split_about(places: list[Path], files: list[Path]) -> tuple[list[Path], lis
     """The files of series, and those of them that the table beside them may not name; None where there is none."""
     if len(places) > 1 or not places[0].is_dir():
         return files, None
-    folder = places[0] / "train" if (places[0] / "train").is_dir() else places[0]
+    folder = find_folder(places[0], "train")
     below = [file for file in files if folder in file.parents]
     about = find_about(folder, below) if below else None
     named = [file for file in below if file != about]

@@ -18,7 +18,7 @@ from PIL import Image
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA
+from .about import METADATA, find_folder
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
 from .found import Survey, keep_back, rename, tell_unlabelled
@@ -468,8 +468,8 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     raw = data.cast_column("lq", datasets.Image(decode=False)).cast_column("hq", datasets.Image(decode=False))
     rows = [[_read_header(raw[index][side]) for side in ("lq", "hq")] for index in _choose(len(data))]
     read = [(*lq, *hq) for lq, hq in rows if lq and hq]
-    other = place.parent / "validation"
-    if place.name == "train" and find_pairs(other, names):
+    other = find_folder(place.parent, "validation")
+    if place.name == "train" and other != place.parent and find_pairs(other, names):
         train.pop("split")
         survey = Survey("pairs", train, {**train, "path": str(other)}, len(data), about="", count=len(data))
     else:

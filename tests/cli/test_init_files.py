@@ -38,6 +38,8 @@ def test_pairs_are_enlarged_as_their_sizes_say():
     assert recipe["model"]["scale"] == 2 and recipe["task"]["degradation"] == {"kind": "paired"}
     # What is for the test is left for the end.
     assert recipe["data"]["eval"]["path"] == "pairs/train" and measured(recipe) == 1
+    Path("pairs/test").rename("pairs/val")
+    assert look_at("pairs").eval == {"path": "pairs/val"}
 
 
 @pytest.mark.parametrize("kind", ["txt", "csv"])

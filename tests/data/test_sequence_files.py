@@ -67,6 +67,9 @@ def test_other_splits_and_folders_of_a_pattern_are_not_taken(tmp_path):
     with refused(SourceError, "test", "train"):
         read(tmp_path / "data")
     assert len(read(tmp_path / "data", "test")) == 1
+    write_files(tmp_path, {"data/train/a.csv": "x\n1\n2\n"})
+    (tmp_path / "data" / "validation").rename(tmp_path / "data" / "val")
+    assert len(read(tmp_path / "data", "validation")) == len(read(tmp_path / "data", "val")) == 1
     with refused(SourceError, "patient1"):
         read(tmp_path / "sets" / "patient*")
     assert len(read(tmp_path / "sets" / "patient*" / "*.csv")) == 2
