@@ -68,37 +68,26 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
     # Of labels at every position, a column of the files, folders are something else: patients, machines.
     if not about and "label" not in first and folder is not None and all(file.parent != folder for file in files):
         about = {"label": [file.parent.name for file in files]}
-    kept = range(len(files))
-    part: tuple[int, int | None] = (0, None)
+    kept, rows = range(len(files)), range(1 << 60)
     if "[" in split and len(files) == 1:
         rows = slice_split(split, len(next(iter(first.values()))))
-        part = (rows.start, rows.stop)
     elif "[" in split:
         kept = slice_split(split, len(files))
-    if not kept or part[0] == part[1]:
+    if not kept or not rows:
         raise DataError(f"the split {split!r} of {found[0]} is empty: take a larger part.")
     # As pictures and recordings have it: what names a bad example, and hashes its file, looks for both.
     file = datasets.Features({"path": datasets.Value("string"), "bytes": datasets.Value("binary")})
-    known: dict[str, Any] = {"file": file, "first_row": datasets.Value("int64")}
-    known |= {
-        name: datasets.Value("string" if isinstance(values[0], str) else "float64") for name, values in about.items()
-    }
+    kinds = {name: "string" if isinstance(values[0], str) else "float64" for name, values in about.items()}
+    known = {"file": file, "first_row": datasets.Value("int64"), **{n: datasets.Value(k) for n, k in kinds.items()}}
     if both := sorted(known.keys() & first.keys()):
         raise DataError(
             f"{files[0]} has a column {both[0]!r}, the name of a property of the whole file: rename the column."
         )
-    # A tuple: `datasets` would make a shard of each item of a list, and forget the first file.
-    records = tuple(
-        {
-            "file": {"path": str(files[index]), "bytes": None},
-            "first_row": part[0],
-            **{name: values[index] for name, values in about.items()},
-        }
-        for index in kept
-    )
+    about |= {"file": [{"path": str(file), "bytes": None} for file in files], "first_row": [rows.start] * len(files)}
     options = {
-        "records": records,
-        "stop": part[1],
+        # A tuple: `datasets` would make a shard of each item of a list, and forget the first file.
+        "records": tuple({name: values[index] for name, values in about.items()} for index in kept),
+        "stop": rows.stop,
         "first": str(files[0]),
         "texts": {name: _is_text(values) for name, values in first.items()},
         "time": source.time,
@@ -127,10 +116,11 @@ def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
 def _read_rows(files: list[Path], label: str) -> tuple[list[np.ndarray], list[Any], dict[str, list[Any]]]:
     """The series in the rows of tables, their labels, and the columns that name groups of them."""
     tables = [read_table(file) for file in files]
-    names = [name for name, kind in tables[0].frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
+    numbers = {name for name, kind in tables[0].frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)}
+    rest = [str(name) for name in tables[0].frame if name != label]
     # Columns of texts may name groups, such as patients.
-    groups = [str(name) for name in tables[0].frame if name != label and (name not in names or GROUPS.fullmatch(name))]
-    names = [str(name) for name in names if name != label and name not in groups]
+    groups = [name for name in rest if (name not in numbers or GROUPS.fullmatch(name)) and name != ARRAY_COLUMN]
+    names = [name for name in rest if name in numbers and name not in groups]
     names = step_columns(names) or names
     frame = _stack(files, [table.frame for table in tables], [*names, label, *groups])
     told = {name: frame[name].tolist() for name in (label, *groups)}
@@ -368,12 +358,7 @@ def _feature(values: np.ndarray) -> Any:
 
 
 def _generate_files(
-    records: tuple[dict[str, Any], ...],
-    stop: int | None,
-    first: str,
-    texts: dict[str, bool],
-    time: str | None,
-    **_: Any,
+    records: tuple[dict[str, Any], ...], stop: int, first: str, texts: dict[str, bool], time: str | None, **_: Any
 ) -> Iterator[dict[str, Any]]:
     for record in records:
         path = Path(record["file"]["path"])

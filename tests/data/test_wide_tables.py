@@ -30,6 +30,8 @@ SERIES = [
 BESIDE = {
     "age": np.arange(ROWS) * 7 % 60,
     "sex": ["m", "f", "f"] * 8,
+    # The series themselves are called so.
+    "values": ["high", "low"] * 12,
     "clinic": [f"clinic {row}" for row in range(ROWS)],
 }
 # Columns beside them by which a row may be a step, the flag that decides.
