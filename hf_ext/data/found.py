@@ -118,16 +118,16 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
 def _compare_labels(learned: Any, measured: Any) -> list[str]:
     """Warnings of the classes that only one part of the data has."""
     kind = learned.features.get("label")
-    named = {*kind.names} if isinstance(kind, datasets.ClassLabel) else set()
-    known, other = ({*map(class_name, read_labels(data))} - {None} for data in (learned, measured))
-    return compare_classes(known, other | named)
+    named = kind.names if isinstance(kind, datasets.ClassLabel) else []
+    return compare_classes(read_labels(learned), [*read_labels(measured), *named])
 
 
-def compare_classes(learned: set[Any], measured: set[Any]) -> list[str]:
-    """Warnings of the classes that only the training or only the evaluation has."""
+def compare_classes(learned: list[Any], measured: list[Any]) -> list[str]:
+    """Warnings of the classes that only the labels of the training or only those of the evaluation have."""
+    known, other = ({*map(class_name, labels)} - {None} for labels in (learned, measured))
     told = {
-        "no training example is of": measured - learned,
-        "the evaluation contains no": learned - measured if measured else set(),
+        "no training example is of": other - known,
+        "the evaluation contains no": known - other if other else set(),
     }
     return [f"WARNING: {words} {shorten(sorted(names))}" for words, names in told.items() if names]
 

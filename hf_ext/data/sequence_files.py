@@ -149,7 +149,8 @@ def read_ts(path: Path) -> tuple[list[np.ndarray], list[Any]]:
         if len({part.count(",") for part in parts}) > 1:
             raise DataError(f"{path}, series {number}: its channels differ in length; fill short ones up with ?.")
         try:
-            series = np.array([[_number(cell.strip()) for cell in part.split(",")] for part in parts]).T
+            cells = ([cell.strip() for cell in part.split(",")] for part in parts)
+            series = np.array([[np.nan if cell in ("?", "") else float(cell) for cell in row] for row in cells]).T
             labels.append(float(label) if values else label.strip() or None)
         except ValueError as error:
             raise DataError(f"{path}, series {number}: {error}.") from error
@@ -157,10 +158,6 @@ def read_ts(path: Path) -> tuple[list[np.ndarray], list[Any]]:
     if not found or len({series.shape[1] for series in found}) > 1:
         raise DataError(f"{path} must hold series, all of as many channels.")
     return found, labels
-
-
-def _number(cell: str) -> float:
-    return np.nan if cell in ("?", "") else float(cell)
 
 
 def trim(steps: np.ndarray) -> np.ndarray:

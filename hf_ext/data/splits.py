@@ -147,7 +147,7 @@ def _draw_units(
     chosen, has_broken = np.zeros(len(keys), dtype=bool), _find_broken(data, labels)
 
     def draw(unit: int) -> bytes:
-        return _draw(seed, min(keys[index] for index in members[unit]))
+        return hashlib.sha256(f"{seed} ".encode() + b"".join(min(keys[index] for index in members[unit]))).digest()
 
     orders = [sorted(found, key=draw) for found in strata.values()]
     # One of each of more than a hundred small classes would be most of the data: then only some classes measure.
@@ -321,7 +321,3 @@ def read_labels(data: datasets.Dataset) -> list[Any]:
     if isinstance(kind, datasets.ClassLabel):
         return [None if number is None or number < 0 else kind.names[number] for number in found]
     return nothing if are_values(found) else found
-
-
-def _draw(seed: int, keys: tuple[bytes, ...]) -> bytes:
-    return hashlib.sha256(f"{seed} ".encode() + b"".join(keys)).digest()

@@ -8,7 +8,6 @@ import re
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ _CELLS: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_co
 # Characters of a file that tell its separator.
 _SAMPLE = 1 << 16
 _COMMENTS = ("#", "%", "//")
+_CODE = re.compile(r"0\d+|[-+]?\d{16,}")
 _SEPARATORS = (",", ";", "\t", "|")
 _INDEX = re.compile(r"(Unnamed: 0(\.\d+)?|index|row|rownames?|row_?id|id|)", re.IGNORECASE)
 # How pandas tells of a line that is longer than others.
@@ -313,7 +313,8 @@ def _convert_columns(table: Table) -> None:
     changed: dict[int, pd.Series[float]] = {}
     for place, values in columns.items():
         rows, cells = find_filled(values)
-        if LABEL.fullmatch(str(frame.columns[place])) and holds_codes(cells):
+        # Classes are written as 01 and 02, or with more digits than a number keeps.
+        if LABEL.fullmatch(str(frame.columns[place])) and any(map(_CODE.fullmatch, cells)):
             continue
         numbers, how = to_numbers(cells, decimal) if cells else (None, "")
         if numbers is None and (cells or not values.isna().all()):
@@ -332,11 +333,6 @@ def _convert_columns(table: Table) -> None:
         table.frame = pd.concat([changed.get(n, frame.iloc[:, n]) for n in range(len(frame.columns))], axis=1)
         table.frame.columns = frame.columns
     table.notes += [f"{how} in {shorten(names)}" for how, names in said.items() if how]
-
-
-def holds_codes(cells: Iterable[str]) -> bool:
-    """True if classes are written as 01 and 02, or with more digits than a number keeps."""
-    return any(re.fullmatch(r"0\d+|[-+]?\d{16,}", cell) for cell in cells)
 
 
 def _has_texts(values: "pd.Series[Any]") -> bool:
