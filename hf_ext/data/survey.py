@@ -288,15 +288,19 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
         return
     if survey.eval is not None and "hold_out" not in survey.eval:
         read += find_paths(open_source(DataSource(**survey.eval))) or []
-    files = {file.resolve() for file in folder.rglob("*") if file.suffix.lower() in endings and is_seen(file, folder)}
-    unread = sorted(files - {file.resolve() for file in read})
-    unread = [file for file in unread if file not in {*map(Path.resolve, find_camera_pictures(files)[1])}]
+    # Links may lead elsewhere, and a decoded picture lies in the cache.
+    files = {file.resolve(): file for file in folder.rglob("*") if file.suffix.lower() in endings}
+    files = {place: file for place, file in files.items() if is_seen(file, folder)}
+    known = {file.resolve() for file in [*read, *find_camera_pictures(files.values())[1]]}
+    unread = sorted(file for place, file in files.items() if place not in known)
     if unread and not any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread):
-        place = unread[0].relative_to(folder.resolve())
+        place = unread[0].relative_to(folder)
         survey.left_out.append(f"{count_of(len(unread), 'file')} such as {place}, which neither part reads")
     if not survey.named and len({len(file.parts) for file in read}) > 1:
-        loose = min(read, key=lambda file: len(file.parts)).relative_to(folder.resolve())
-        survey.advice = f"; the files lie at different depths, such as {loose}"
+        loose = min(read, key=lambda file: len(file.parts))
+        seen = files.get(loose.resolve())
+        told = loose.name if seen is None else seen.relative_to(folder)
+        survey.advice = f"; the files lie at different depths, such as {told}"
     outer = {path.parent.parent for path in read if path.parent.name in survey.classes}
     above = {place.name for place in outer if not SPLIT_WORDS.keys() & {*re.split(r"[\W_]", place.name.lower())}}
     places = (place for parent in outer for place in parent.iterdir() if place.is_dir() and is_seen(place))

@@ -220,8 +220,13 @@ def test_pictures_lie_as_people_put_them(folders, classes, told):
     write_pictures("animals", folders, 2)
     if "train/fox/x" in folders:
         shutil.rmtree("animals/train/fox/x")
-    survey = look_at("animals", restores=False)
-    assert survey.classes == classes and all(words in " ".join(survey.lines) for words in told)
+    for file in Path("animals").rglob("*.png"):
+        Path("links", file).parent.mkdir(parents=True, exist_ok=True)
+        Path("links", file).symlink_to(file.resolve())
+    for place in ("links/animals", "animals"):
+        survey = look_at(place, restores=False)
+        assert survey.classes == classes
+        assert all(words in " ".join(survey.lines) for words in (told[:1] if place != "animals" else told))
     if not classes:
         with pytest.raises(ValueError, match="different depths"):
             write_recipe("mrconv", Path("mine"), survey, gpu=False)

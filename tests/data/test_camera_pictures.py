@@ -123,6 +123,12 @@ def test_classes_are_found_in_every_shape(make):
     assert ("another of that name" in "; ".join(survey.left_out)) == (make is with_twins)
 
 
+def test_the_one_at_another_depth_is_named():
+    for name in ("0.heic", "a/1.heic", "a/2.heic"):
+        write(f"data/{name}")
+    assert look_at("data").advice.endswith("0.png")
+
+
 def test_captions_and_pairs():
     for number in range(6):
         write(f"shots/{number}.heic", number)
