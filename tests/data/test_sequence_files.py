@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from hf_ext.data.opening import SourceError, open_source
+from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
 from hf_ext.settings import SettingsError
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask
@@ -125,6 +126,11 @@ def test_a_changed_file_is_read_again(walks):
 def test_files_that_cannot_be_used_are_named_with_their_line(walks, name, text, words):
     with pytest.raises(ValueError, match=words):
         read(write_files(walks, {name: text}))
+
+
+def test_endings_may_be_capitals(tmp_path):
+    files = {f"{'ab'[number % 2]}/{number}.CSV": f"x,y\n{number},2\n3,4\n" for number in range(6)}
+    assert look_at(str(write_files(tmp_path, files))).classes == ["a", "b"]
 
 
 def test_places_without_sequences_are_named(tmp_path, walks):
