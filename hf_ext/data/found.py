@@ -1,7 +1,5 @@
 """Findings about data, and the choice of a split for evaluation."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Survey of series: one per file, one per row of a table, or several in one table; with their labels."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -280,7 +278,7 @@ def _tell(survey: Survey, table: Table | None, roles: Roles) -> None:
             survey.notes.append(f"{shorten(still)} never changes")
 
 
-def _find_mark(values: pd.Series[Any]) -> float | None:
+def _find_mark(values: "pd.Series[Any]") -> float | None:
     """A number such as -999 that several cells have, far from all others, as programs write what is missing."""
     given = np.unique(values.dropna().to_numpy(dtype=np.float64))
     for mark, rest in ((given[0], given[1:]), (given[-1], given[:-1])) if len(given) > 2 else ():

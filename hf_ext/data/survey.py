@@ -1,7 +1,5 @@
 """Survey of the user's data: kind, sizes, classes, and the held-out share."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tarfile
