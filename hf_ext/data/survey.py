@@ -195,7 +195,7 @@ def _refuse_folders_in(archive: Path) -> None:
             tool, members = "tarfile", [member.name for member in islice(opened, _NAMES) if member.isfile()]
     else:
         return
-    files = [name for name in members if name[-1] != "/" and "__MACOSX" not in name]
+    files = [name for name in members if not name.endswith("/") and "__MACOSX" not in name]
     unread = {Path(name).suffix.lower() for name in files} & (CAMERA_SUFFIXES | AUDIO_SUFFIXES)
     several = len({name.rpartition("/")[0] for name in files}) > 1
     if several or unread:

@@ -4,6 +4,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import datasets
@@ -94,6 +95,11 @@ def test_an_archive_of_pictures_is_read_one_of_folders_is_to_be_unpacked():
     command = str(caught.value).rpartition(": ")[2].removesuffix(".")
     subprocess.run(shlex.split(command.replace("python", sys.executable, 1)), check=True)
     assert look_at("archive").classes == ["cat", "dog"]
+    with zipfile.ZipFile("nameless.zip", "w") as nameless:
+        nameless.writestr("a", "words")
+        nameless.filelist[0].filename = ""
+    with refused(DataError, "nameless.zip"):
+        look_at("nameless.zip")
 
 
 # `datasets` leaves a truncated file open.
