@@ -14,7 +14,7 @@ from ..errors import DataError
 from ..terminal import count_of
 from .labels import class_name
 from .source import DataSource
-from .splits import SPLIT_WORDS, make_part
+from .splits import SPLIT_WORDS, make_part, slice_split
 from .tables import LABEL, option, read_table, read_text, shorten
 
 logger = logging.get_logger(__name__)
@@ -216,14 +216,15 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     if place == folder and ({*names} & SPLIT_WORDS.keys()):
         return None
     require_train(folder, place, source.split)
-    texts = [read_text(file) for file in files]
-    if source.split.partition("[")[0] == "train" and len(files) == len(names) and any("\n" in text for text in texts):
+    word = source.split.partition("[")[0]
+    kept = [files[index] for index in slice_split(source.split, len(files))]
+    if word == "train" and len(files) == len(names) and any("\n" in read_text(file) for file in files):
         raise DataError(
             f"{place} has one file in the folder of each class, such as {files[0].relative_to(place)}, and a file is "
             "an example: write each text into a file of its own, or all into a table with the columns text and label."
         )
-    columns = {"text": texts, "label": [file.parent.name for file in files]}
-    return make_part(columns, {"label": datasets.ClassLabel(names=names)}, source.split)
+    columns = {"text": [read_text(file) for file in kept], "label": [file.parent.name for file in kept]}
+    return make_part(columns, {"label": datasets.ClassLabel(names=names)}, word)
 
 
 def find_folder(folder: Path, split: str) -> Path:

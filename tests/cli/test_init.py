@@ -146,11 +146,6 @@ def test_a_folder_or_a_list_of_models_becomes_a_merge(tmp_path, as_list):
         assert "irony" in run("emr", "compare", "mine/merged").stdout
 
 
-def test_models_without_a_base_are_refused(tmp_path):
-    tiny_bert(tmp_path / "models" / "a")
-    assert "the base of a is unknown" in run("init", "emr", "mine", "--data", "models", code=2).stderr
-
-
 @pytest.mark.parametrize("method", ["semanir", "mrconv", "dit"])
 def test_a_recipe_for_a_gpu_is_valid_too(method, tmp_path):
     write_pictures("animals", ["cat", "dog"], 3)
@@ -217,7 +212,8 @@ def test_names_of_many_classes_are_left_out_only_where_data_give_numbers():
     assert "label_names" not in write_recipe("mrconv", Path("other"), look_at("many"), gpu=False)
 
 
-def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
+def test_what_cannot_be_learned_from_is_refused_with_what_to_do(tmp_path):
+    tiny_bert(tmp_path / "models" / "a")
     write_pictures("photos", [""], 3)
     write_sounds("sounds", [""], 2, 8000, 0.1)
     Path("empty").mkdir()
@@ -228,6 +224,7 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
         ("mrconv", "photos", "the pictures have no classes"),
         ("dit", "photos", "the pictures have neither classes nor captions"),
         ("emr", "empty", "no model in empty"),
+        ("emr", "models", "the base of a is unknown"),
         ("emr", "photos/0.png", "photos/0.png is not a text file with one model per line"),
     ):
         assert message in run("init", method, "mine", "--data", data, code=2).stderr
