@@ -2,7 +2,9 @@
 
 import json
 import shlex
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,6 +14,7 @@ from .library import import_without_models
 from .options import split_names
 from .terminal import note, say
 
+_quote = partial(json.dumps, ensure_ascii=False)
 _MERGE = """\
 # {about}. Written by `hf-ext init emr`. Show the plan, without reading weights: hf-ext merge {file} --dry-run
 # Merge: hf-ext merge {file} {out} Compare with the fine-tunes: hf-ext emr compare {out}
@@ -49,15 +52,7 @@ exclude: []
 )
 @click.option("--pairs", metavar="A,B", help="Two folders of pictures: inputs and targets.")
 def init(
-    method: str,
-    folder: Path,
-    data: str,
-    label: str | None,
-    time: str | None,
-    series: str | None,
-    inputs: str | None,
-    values: bool | None,
-    pairs: str | None,
+    method: str, folder: Path, data: str, inputs: str | None, pairs: str | None, values: bool | None, **hints: Any
 ) -> None:
     """Write a commented recipe for your own data into DIR.
 
@@ -78,10 +73,10 @@ def init(
       hf-ext init emr merge-run --data models/
       hf-ext init dit drawings --data animals/
     """
-    names = {"inputs": tuple(split_names(inputs)), "pairs": tuple(split_names(pairs))}
-    if pairs and len(names["pairs"]) != 2:
+    columns, folders = (tuple(split_names(words)) for words in (inputs, pairs))
+    if pairs and len(folders) != 2:
         raise click.BadParameter("give two folders, such as noisy,clean.", param_hint="--pairs")
-    if method == "emr" and (label or time or series or inputs or pairs or values is not None):
+    if method == "emr" and (any(hints.values()) or inputs or pairs or values is not None):
         raise click.UsageError(
             "--label, --time, --series, --inputs, --values, --classes and --pairs describe data of semanir, mrconv or "
             "dit: leave them out."
@@ -103,13 +98,11 @@ def init(
         from hf_ext.data.survey import look_at
         from hf_ext.data.writing import write_recipe
 
-        hints = Hints(label, time, series, **names, values=values)
-        survey = look_at(data, hints, method == "semanir")
+        survey = look_at(data, Hints(**hints, inputs=columns, pairs=folders, values=values), method == "semanir")
         text = write_recipe(method, folder, survey, torch.cuda.is_available())
         following = ["hf-ext", "train", str(file)]
         for line in survey.lines:
             note(line)
-    folder.mkdir(parents=True, exist_ok=True)
     with whole_file(file, "w", encoding="utf-8") as written:
         written.write(text)
     say(file)
@@ -155,10 +148,6 @@ def write_merge(folder: Path, data: str) -> str:
         base=_quote(base),
         tasks="\n".join(f"  {_quote(name)}: {_quote(source)}" for name, source in models.items()),
     )
-
-
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _find_models(place: Path) -> dict[str, str]:

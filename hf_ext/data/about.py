@@ -14,8 +14,7 @@ from ..errors import DataError
 from ..terminal import count_of
 from .labels import class_name
 from .source import DataSource
-from .split_words import SPLIT_WORDS
-from .splits import slice_split
+from .splits import SPLIT_WORDS, make_part, slice_split
 from .tables import LABEL, option, read_table, read_text, shorten
 
 logger = logging.get_logger(__name__)
@@ -167,21 +166,22 @@ def open_described(
     Raises:
         DataError: If a table names files that are not there.
     """
-    word, place = _folder_of(folder, source.split)
+    place = find_folder(folder, source.split)
     files = sorted(file for file in place.rglob("*") if file.suffix.lower() in endings and file.name[0] != ".")
     table = find_about(place, files) if files else None
     # Read by `datasets` itself.
     if not files or (table is not None and table.name in METADATA):
         return None
-    if table is None and not files[0].with_suffix(".txt").is_file():
-        return None
     columns: dict[str, list[Any]] = {}
     if table is not None:
-        found = match_rows(table, files, source.column_of("label"))
-        if found is None:
+        if (found := match_rows(table, files, source.column_of("label"))) is None:
             return None
         files, frame = found
         columns = {str(name): [class_name(value) for value in frame[name]] for name in frame}
+        if column in columns:
+            raise DataError(f"{table} has a column {column!r}, as the files themselves are called: rename it.")
+    elif not files[0].with_suffix(".txt").is_file():
+        return None
     elif alone := [file for file in files if not file.with_suffix(".txt").is_file()]:
         raise DataError(
             f"{len(alone):,} of {count_of(len(files), 'file')} without a caption, a .txt file beside it, such as "
@@ -189,19 +189,13 @@ def open_described(
         )
     else:
         columns = {"text": [read_text(file.with_suffix(".txt")) for file in files]}
-    if not {"label", source.column_of("label")} & columns.keys() and all(file.parent != place for file in files):
+    labels = {"label", source.column_of("label")}
+    if not labels & columns.keys() and all(file.parent != place for file in files):
         columns["label"] = [file.parent.name for file in files]
-    _require_train(folder, place, word)
-    kept = slice_split(source.split, len(files))
-    features: dict[str, Any] = dict.fromkeys(columns, datasets.Value("string"))
-    for name in {"label", source.column_of("label")} & columns.keys():
-        features[name] = datasets.ClassLabel(names=sorted({*columns[name]} - {None}))
-    columns = {name: [values[index] for index in kept] for name, values in columns.items()}
-    return datasets.Dataset.from_dict(
-        {column: [str(files[index].resolve()) for index in kept], **columns},
-        features=datasets.Features({column: kind, **features}),
-        split=datasets.NamedSplit(word),
-    )
+    require_train(folder, place, source.split)
+    classes = {name: datasets.ClassLabel(names=sorted({*columns[name]} - {None})) for name in labels & columns.keys()}
+    columns = {column: [str(file.resolve()) for file in files], **columns}
+    return make_part(columns, {**classes, column: kind}, source.split)
 
 
 def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | None:
@@ -214,35 +208,34 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     Raises:
         DataError: If a file is no text.
     """
-    word, place = _folder_of(folder, source.split)
+    place = find_folder(folder, source.split)
     files = sorted(file for file in place.rglob("*") if file.is_file() and file.name[0] != ".")
     names = sorted({file.parent.name for file in files})
     if len(names) < 2 or any(file.suffix.lower() != ".txt" or file.parent == place for file in files):
         return None
     if place == folder and ({*names} & SPLIT_WORDS.keys()):
         return None
-    _require_train(folder, place, word)
+    require_train(folder, place, source.split)
+    word = source.split.partition("[")[0]
     kept = [files[index] for index in slice_split(source.split, len(files))]
     if word == "train" and len(files) == len(names) and any("\n" in read_text(file) for file in files):
         raise DataError(
             f"{place} has one file in the folder of each class, such as {files[0].relative_to(place)}, and a file is "
             "an example: write each text into a file of its own, or all into a table with the columns text and label."
         )
-    return datasets.Dataset.from_dict(
-        {"text": [read_text(file) for file in kept], "label": [file.parent.name for file in kept]},
-        features=datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}),
-        split=datasets.NamedSplit(word),
-    )
+    columns = {"text": [read_text(file) for file in kept], "label": [file.parent.name for file in kept]}
+    return make_part(columns, {"label": datasets.ClassLabel(names=names)}, word)
 
 
-def _folder_of(folder: Path, split: str) -> tuple[str, Path]:
-    """Name of a split without its slice, and the folder that holds it: one of its own, or all."""
+def find_folder(folder: Path, split: str) -> Path:
+    """The folder that holds a split: one of its own, whose name `datasets` takes for it, or all."""
     word = split.partition("[")[0]
-    names = [name for name, kind in SPLIT_WORDS.items() if kind == SPLIT_WORDS.get(word)] or [word]
-    return word, next((folder / name for name in names if (folder / name).is_dir()), folder)
+    names = [word, *(name for name, kind in SPLIT_WORDS.items() if kind == SPLIT_WORDS.get(word))]
+    return next((folder / name for name in names if (folder / name).is_dir()), folder)
 
 
-def _require_train(folder: Path, place: Path, word: str) -> None:
+def require_train(folder: Path, place: Path, split: str) -> None:
     """Refuses a split that has no folder of its own."""
+    word = split.partition("[")[0]
     if place == folder and SPLIT_WORDS.get(word) != "train":
         raise DataError(f"{folder} has no folder {word!r}: create it, or give another split.")

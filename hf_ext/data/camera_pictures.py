@@ -138,18 +138,14 @@ def _fill(folder: Path, places: dict[Path, Path]) -> None:
             )
             place.write_bytes(named)
         else:
-            _link(file.resolve(), place)
+            try:
+                place.symlink_to(file.resolve())
+            except OSError:
+                # A system without links.
+                shutil.copy2(file, place)
     if broken:
         logger.warning(
             f"{len(broken):,} of {len(camera):,} HEIC, AVIF and RAW pictures cannot be decoded: {broken[0]}"
         )
     if twins:
         logger.warning(f"left out: {tell_twins(list(twins))}")
-
-
-def _link(file: Path, place: Path) -> None:
-    """A link to a file, or a copy where the system has none."""
-    try:
-        place.symlink_to(file)
-    except OSError:
-        shutil.copy2(file, place)

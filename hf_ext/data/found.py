@@ -1,7 +1,5 @@
 """Findings about data, and the choice of a split for evaluation."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +31,7 @@ class Survey:
     # Number of training examples, and of all examples.
     learned: int
     about: str
-    count: int = 0
+    count: int
     classes: list[str] = field(default_factory=list)
     # True if the data contain class names with their numbers, as folders do
     named: bool = False
@@ -63,8 +61,11 @@ class Survey:
     notes: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.count = self.count or self.learned
+    def leave_out(self, count: int, of: int, why: str) -> None:
+        """Counts examples that a training leaves out."""
+        if count:
+            self.left_out.append(f"{count:,} of {count_of(of, 'example')} {why}")
+            self.broken = max(self.broken, count / of)
 
     @property
     def lines(self) -> list[str]:
@@ -115,25 +116,23 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
 def _compare_labels(learned: Any, measured: Any) -> list[str]:
     """Warnings of the classes that only one part of the data has."""
     kind = learned.features.get("label")
-    named = {*kind.names} if isinstance(kind, datasets.ClassLabel) else set()
-    known, other = ({*map(class_name, read_labels(data))} - {None} for data in (learned, measured))
-    return compare_classes(known, other | named)
+    named = kind.names if isinstance(kind, datasets.ClassLabel) else []
+    return compare_classes(read_labels(learned), [*read_labels(measured), *named])
 
 
-def compare_classes(learned: set[Any], measured: set[Any]) -> list[str]:
-    """Warnings of the classes that only the training or only the evaluation has."""
+def compare_classes(learned: list[Any], measured: list[Any]) -> list[str]:
+    """Warnings of the classes that only the labels of the training or only those of the evaluation have."""
+    known, other = ({*map(class_name, labels)} - {None} for labels in (learned, measured))
     told = {
-        "no training example is of": measured - learned,
-        "the evaluation contains no": learned - measured if measured else set(),
+        "no training example is of": other - known,
+        "the evaluation contains no": known - other if other else set(),
     }
     return [f"WARNING: {words} {shorten(sorted(names))}" for words, names in told.items() if names]
 
 
 def tell_unlabelled(survey: Survey, labels: list[Any]) -> None:
-    """Counts the examples without a label, which a training leaves out."""
-    if missing := sum(class_name(label) is None for label in labels):
-        survey.left_out.append(f"{missing:,} of {count_of(len(labels), 'example')} without a label")
-        survey.broken = max(survey.broken, missing / len(labels))
+    """Counts the examples without a label, and doubts words that may mean none."""
+    survey.leave_out(sum(class_name(label) is None for label in labels), len(labels), "without a label")
     if words := sorted(_MISSING & {label for label in labels if isinstance(label, str)}):
         survey.notes.append(f"WARNING: {shorten(words)} is read as a class: empty the cells if it means none")
 

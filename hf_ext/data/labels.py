@@ -22,15 +22,6 @@ def class_name(value: Any) -> str | None:
     return str(value)
 
 
-def name_classes(labels: list[Any]) -> list[str]:
-    """The classes that occur, in order: of numbers by their size, of texts by the alphabet."""
-    found = {name for name in map(class_name, set(labels)) if name is not None}
-    if found and all(map(is_number, found)):
-        # Of many digits, two may be one as floats.
-        return sorted(found, key=lambda name: (float(name), name))
-    return sorted(found)
-
-
 def are_values(labels: list[Any], wanted: bool | None = None) -> bool:
     """
     True if labels are values to predict and no classes.
@@ -58,7 +49,7 @@ def are_values(labels: list[Any], wanted: bool | None = None) -> bool:
 
 
 def check_classes(path: str, labels: list[Any], wanted: bool | None = None) -> list[str]:
-    """The classes that occur in labels; refuses values, unless wanted as classes, and two spellings of one."""
+    """The classes that occur in labels, in order; refuses values that are not wanted as classes, and two spellings."""
     if wanted is not False and are_values(labels, wanted):
         values = {value for value in labels if class_name(value) is not None}
         raise DataError(
@@ -66,7 +57,10 @@ def check_classes(path: str, labels: list[Any], wanted: bool | None = None) -> l
             f"{min((value for value in values if value % 1), default=min(values))}, which are not classes but values: "
             "method mrconv-regression learns one for each series of numbers. To take each number as a class: --classes"
         )
-    names = name_classes(labels)
+    names = sorted({name for name in map(class_name, set(labels)) if name is not None})
+    if all(map(is_number, names)):
+        # Of many digits, two may be one as floats: those stay in the order of their names.
+        names.sort(key=float)
     spelled: dict[str, str] = {}
     for name in names:
         plain = unicodedata.normalize("NFC", name).strip().casefold()

@@ -25,8 +25,7 @@ from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pict
 from .sequence_files import ARRAYS, open_arrays, open_sequences
 from .sound_files import AUDIO_SUFFIXES, is_broken_sound
 from .source import DataSource, SourcePart
-from .split_words import SPLIT_WORDS
-from .splits import hold_out, slice_split
+from .splits import SPLIT_WORDS, hold_out, make_part, slice_split
 from .tables import is_utf8
 from .tars import find_tars, refuse_cut_tars
 
@@ -55,11 +54,14 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
         # hold_out divides the training split; an existing split `validation` is ignored.
         whole = replace(source, split="train", hold_out=0.0) if source.hold_out else source
         data = _read_as_files(_load(whole, section))
-        if source.rename_columns:
-            data = data.rename_columns(source.new_names)
+        if names := source.new_names:
+            known = {*(data.column_names or ())}
+            if twice := {new for old, new in names.items() if old in known and new in known - names.keys()}:
+                raise DataError(f"rename_columns makes a second column {min(twice)!r}: rename the first one too.")
+            data = data.rename_columns(names)
         if source.hold_out:
             data = hold_out(data, source.hold_out, source.hold_out_seed, measures=source.split == "validation")
-        return _keep_audio_files(data)
+        return data
     except SourceError:
         raise
     # datasets raises ConnectionError, an OSError, for an unreachable Hub, and RuntimeError for scripts.
@@ -267,8 +269,10 @@ def _is_on_hub(name: str) -> bool:
 
 
 def _read_as_files(data: AnyDataset) -> AnyDataset:
-    """Columns of bytes, as pandas writes files to parquet, as pictures, or as sounds that the tasks decode."""
+    """Columns of bytes, as pandas writes files to parquet, as pictures; sounds as files that the tasks decode."""
     for name, kind in (data.features or {}).items():
+        if isinstance(kind, datasets.Audio):
+            data = data.cast_column(name, datasets.Audio(decode=False))
         is_file = isinstance(kind, dict) and {*kind} == {"bytes", "path"}
         if isinstance(data, datasets.Dataset) and (
             is_file or getattr(kind, "dtype", "") in ("binary", "large_binary")
@@ -282,14 +286,6 @@ def _read_as_files(data: AnyDataset) -> AnyDataset:
     return data
 
 
-def _keep_audio_files(data: AnyDataset) -> AnyDataset:
-    """Recordings as their files' bytes, which the tasks decode."""
-    for name, kind in (data.features or {}).items():
-        if isinstance(kind, datasets.Audio):
-            data = data.cast_column(name, datasets.Audio(decode=False))
-    return data
-
-
 def _join(data: list[AnyDataset], parts: list[SourcePart]) -> AnyDataset:
     """One data set of several: one after the other, or mixed by their weights."""
     if all(part.column_names for part in data):
@@ -300,14 +296,11 @@ def _join(data: list[AnyDataset], parts: list[SourcePart]) -> AnyDataset:
                 f"the parts of the data have no column in common: {[part.column_names for part in data]}; rename "
                 "columns of a part with rename_columns"
             )
-        # `.txt` and `.csv` have types of their own for the same text: those of the first part count.
-        kinds = datasets.Features({name: data[0].features[name] for name in shared})
         data = [part.select_columns(shared) for part in data]
         for name in shared:
             data = _agree_on_classes(data, name)
-            if isinstance(kinds[name], datasets.ClassLabel):
-                kinds[name] = data[0].features[name]
-        data = [part.cast(kinds) for part in data]
+        # `.txt` and `.csv` have types of their own for the same text: those of the first part count.
+        data = [part.cast(data[0].features) for part in data]
     weights = [part.weight for part in parts]
     if all(weight is None for weight in weights):
         return datasets.concatenate_datasets(data)
@@ -422,9 +415,8 @@ def _paired_folder(path: Path, folders: tuple[str, ...], source: DataSource) -> 
             f"a folder of pairs has no split {name!r}: use a slice such as train[80%:], or hold_out: 0.1 with split: "
             "validation, or give the folder of the other pairs."
         )
-    kept = slice_split(source.split, len(names))
-    if not kept:
+    columns = {side: [str(pictures[name]) for name in names] for side, pictures in found.items()}
+    data = make_part(columns, dict.fromkeys(sides, datasets.Image()), source.split)
+    if not len(data):
         raise DataError(f"the split {source.split!r} of {count_of(len(names), 'pair')} is empty: take a larger part.")
-    columns = {side: [str(found[side][names[index]]) for index in kept] for side in sides}
-    features = datasets.Features({side: datasets.Image() for side in ("lq", "hq")})
-    return datasets.Dataset.from_dict(columns, features=features)
+    return data

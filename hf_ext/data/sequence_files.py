@@ -15,14 +15,13 @@ from hf_ext import __version__
 
 from ..errors import BROKEN_ARCHIVE, DataError
 from ..terminal import count_of
-from .about import METADATA, find_about, match_rows
+from .about import METADATA, find_about, find_folder, match_rows, require_train
 from .groups import GROUPS
 from .labels import class_name
 from .numbers import is_number
 from .roles import step_columns
 from .source import DataSource
-from .split_words import SPLIT_WORDS
-from .splits import slice_split
+from .splits import SPLIT_WORDS, make_part, slice_split
 from .tables import read_table
 from .times import seconds_of, to_seconds
 
@@ -69,37 +68,26 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
     # Of labels at every position, a column of the files, folders are something else: patients, machines.
     if not about and "label" not in first and folder is not None and all(file.parent != folder for file in files):
         about = {"label": [file.parent.name for file in files]}
-    kept = range(len(files))
-    part: tuple[int, int | None] = (0, None)
+    kept, rows = range(len(files)), range(1 << 60)
     if "[" in split and len(files) == 1:
         rows = slice_split(split, len(next(iter(first.values()))))
-        part = (rows.start, rows.stop)
     elif "[" in split:
         kept = slice_split(split, len(files))
-    if not kept or part[0] == part[1]:
+    if not kept or not rows:
         raise DataError(f"the split {split!r} of {found[0]} is empty: take a larger part.")
     # As pictures and recordings have it: what names a bad example, and hashes its file, looks for both.
     file = datasets.Features({"path": datasets.Value("string"), "bytes": datasets.Value("binary")})
-    known: dict[str, Any] = {"file": file, "first_row": datasets.Value("int64")}
-    known |= {
-        name: datasets.Value("string" if isinstance(values[0], str) else "float64") for name, values in about.items()
-    }
+    kinds = {name: "string" if isinstance(values[0], str) else "float64" for name, values in about.items()}
+    known = {"file": file, "first_row": datasets.Value("int64"), **{n: datasets.Value(k) for n, k in kinds.items()}}
     if both := sorted(known.keys() & first.keys()):
         raise DataError(
             f"{files[0]} has a column {both[0]!r}, the name of a property of the whole file: rename the column."
         )
-    # A tuple: `datasets` would make a shard of each item of a list, and forget the first file.
-    records = tuple(
-        {
-            "file": {"path": str(files[index]), "bytes": None},
-            "first_row": part[0],
-            **{name: values[index] for name, values in about.items()},
-        }
-        for index in kept
-    )
+    about |= {"file": [{"path": str(file), "bytes": None} for file in files], "first_row": [rows.start] * len(files)}
     options = {
-        "records": records,
-        "stop": part[1],
+        # A tuple: `datasets` would make a shard of each item of a list, and forget the first file.
+        "records": tuple({name: values[index] for name, values in about.items()} for index in kept),
+        "stop": rows.stop,
         "first": str(files[0]),
         "texts": {name: _is_text(values) for name, values in first.items()},
         "time": source.time,
@@ -118,30 +106,33 @@ def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
         classes = [value for _, found in parts for value in found]
     else:
         numbered, classes, named = _read_rows(files, label)
-    kept = slice_split(source.split, len(numbered))
-    columns: dict[str, Any] = {ARRAY_COLUMN: [numbered[index] for index in kept]}
-    features = {ARRAY_COLUMN: _feature(numbered[0])}
-    features[label], columns[label] = _column_of([classes[index] for index in kept])
-    for name, groups in named.items():
-        features[name] = datasets.Value("string")
-        columns[name] = [class_name(groups[index]) for index in kept]
-    return _from_columns(columns, features, source.split)
+    kind, labels = _column_of(classes)
+    texts = {name: list(map(class_name, groups)) for name, groups in named.items()}
+    features = {ARRAY_COLUMN: _feature(numbered[0]), label: kind}
+    data = make_part({ARRAY_COLUMN: numbered, label: labels, **texts}, features, source.split)
+    return data.with_format("numpy")
 
 
 def _read_rows(files: list[Path], label: str) -> tuple[list[np.ndarray], list[Any], dict[str, list[Any]]]:
     """The series in the rows of tables, their labels, and the columns that name groups of them."""
     tables = [read_table(file) for file in files]
-    names = [name for name, kind in tables[0].frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
+    numbers = {name for name, kind in tables[0].frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)}
+    rest = [str(name) for name in tables[0].frame if name != label]
     # Columns of texts may name groups, such as patients.
-    groups = [str(name) for name in tables[0].frame if name != label and (name not in names or GROUPS.fullmatch(name))]
-    names = [str(name) for name in names if name != label and name not in groups]
+    groups = [name for name in rest if (name not in numbers or GROUPS.fullmatch(name)) and name != ARRAY_COLUMN]
+    names = [name for name in rest if name in numbers and name not in groups]
     names = step_columns(names) or names
-    for file, table in zip(files, tables, strict=True):
-        if absent := [name for name in [*names, label, *groups] if name not in table.frame.columns]:
-            raise DataError(f"{file} has no column {absent[0]!r}, as {files[0]} has.")
-    numbers = np.concatenate([table.frame[names].to_numpy(dtype=np.float64) for table in tables])
-    told = {name: [value for table in tables for value in table.frame[name].tolist()] for name in (label, *groups)}
-    return [trim(row) for row in numbers], told.pop(label), told
+    frame = _stack(files, [table.frame for table in tables], [*names, label, *groups])
+    told = {name: frame[name].tolist() for name in (label, *groups)}
+    return [trim(row) for row in frame[names].to_numpy(dtype=np.float64)], told.pop(label), told
+
+
+def _stack(files: list[Path], frames: list[pd.DataFrame], needed: list[str]) -> pd.DataFrame:
+    """The rows of all tables, each of which must have some columns."""
+    for file, frame in zip(files, frames, strict=True):
+        if absent := [name for name in needed if name not in frame.columns]:
+            raise DataError(f"{file} has no column {absent[0]!r}; it has {', '.join(map(str, frame.columns))!s:.200}.")
+    return pd.concat(frames, ignore_index=True)
 
 
 def read_ts(path: Path) -> tuple[list[np.ndarray], list[Any]]:
@@ -158,25 +149,21 @@ def read_ts(path: Path) -> tuple[list[np.ndarray], list[Any]]:
         if len({part.count(",") for part in parts}) > 1:
             raise DataError(f"{path}, series {number}: its channels differ in length; fill short ones up with ?.")
         try:
-            series = np.array([[_number(cell.strip()) for cell in part.split(",")] for part in parts]).T
+            cells = ([cell.strip() for cell in part.split(",")] for part in parts)
+            series = np.array([[np.nan if cell in ("?", "") else float(cell) for cell in row] for row in cells]).T
             labels.append(float(label) if values else label.strip() or None)
         except ValueError as error:
             raise DataError(f"{path}, series {number}: {error}.") from error
-        # Shorter series are filled up at the end.
-        found.append(series[: int(np.flatnonzero(~np.isnan(series).all(1)).max(initial=-1)) + 1])
+        found.append(trim(series))
     if not found or len({series.shape[1] for series in found}) > 1:
         raise DataError(f"{path} must hold series, all of as many channels.")
     return found, labels
 
 
-def _number(cell: str) -> float:
-    return np.nan if cell in ("?", "") else float(cell)
-
-
-def trim(row: np.ndarray) -> np.ndarray:
-    """A series of a row without its end: shorter ones are filled up there."""
-    given = np.flatnonzero(~np.isnan(row))
-    return row[: given[-1] + 1 if len(given) else 0]
+def trim(steps: np.ndarray) -> np.ndarray:
+    """A series without the end where all its channels are missing: shorter ones are filled up there."""
+    missing = np.atleast_2d(np.isnan(steps).T).all(0)
+    return steps[: int(np.flatnonzero(~missing).max(initial=-1)) + 1]
 
 
 def holds_lists(path: Path) -> bool:
@@ -193,17 +180,13 @@ def holds_lists(path: Path) -> bool:
 def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
     """Tables of several series, one under the other: each is an example, its columns lists of its rows."""
     series, label = str(source.series), source.column_of("label")
-    frames = [read_table(file).frame for file in files]
-    for file, part in zip(files, frames, strict=True):
-        if absent := [name for name in (series, source.time) if name is not None and name not in part.columns]:
-            raise DataError(f"{file} has no column {absent[0]!r}; it has {', '.join(map(str, part.columns))!s:.200}.")
-    frame = pd.concat(frames, ignore_index=True)
+    needed = [series] if source.time is None else [series, source.time]
+    frame = _stack(files, [read_table(file).frame for file in files], needed)
     groups = [np.asarray(rows) for rows in frame.groupby(series, sort=False).indices.values()]
     if source.time is not None:
         order = seconds_of(frame[source.time], groups)
         groups = [rows[np.argsort(order[rows], kind="stable")] for rows in groups]
-    groups = [groups[index] for index in slice_split(source.split, len(groups))]
-    features: dict[str, Any] = {series: datasets.Value("string")}
+    features: dict[str, Any] = {}
     columns: dict[str, list[Any]] = {series: [class_name(frame[series].iloc[rows[0]]) for rows in groups]}
     for name in (str(name) for name in frame.columns if name != series):
         values = plain_column(frame[name].rename("label" if name == label else name))
@@ -213,7 +196,7 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
             features[name], columns[name] = _column_of([part[0] for part in parts])
         else:
             features[name], columns[name] = _feature(values), parts
-    return _from_columns(columns, features, source.split)
+    return make_part(columns, features, source.split).with_format("numpy")
 
 
 def _is_of_the_whole(part: np.ndarray) -> bool:
@@ -228,12 +211,6 @@ def _column_of(labels: list[Any]) -> tuple[Any, list[Any]]:
     if given and all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in given):
         return datasets.Value("float64"), [None if value is None else float(value) for value in labels]
     return datasets.Value("string"), [class_name(value) for value in labels]
-
-
-def _from_columns(columns: dict[str, list[Any]], features: dict[str, Any], split: str) -> datasets.Dataset:
-    name = datasets.NamedSplit(split.partition("[")[0])
-    data = datasets.Dataset.from_dict(columns, features=datasets.Features(features), split=name)
-    return data.with_format("numpy")
 
 
 def open_arrays(path: Path, split: str) -> datasets.Dataset:
@@ -318,26 +295,24 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
         if strange := [file for file in files if file.suffix.lower() not in SUFFIXES]:
             raise DataError(f"{strange[0]} is not a sequence file; allowed: {', '.join(SUFFIXES)}.")
         return None, files
-    folder = (place / name if (place / name).is_dir() else place).resolve()
-    if folder == place.resolve() and name != "train" and not split_files(sorted(folder.iterdir()), name):
-        raise DataError(f"{place} has no folder {name!r}: create it, or give another split.")
-    if folder == place.resolve() and (
-        other := sorted(item.name for item in folder.iterdir() if item.name in SPLIT_WORDS)
-    ):
+    folder = find_folder(place, split)
+    held = sorted(place.iterdir()) if folder == place else []
+    if not split_files(held, name):
+        require_train(place, folder, split)
+    if other := [item.name for item in held if item.name in SPLIT_WORDS]:
         raise DataError(
             f"{place} has the folder {other[0]!r}, another split, and none of the name 'train': move the training "
             "files into a folder 'train'."
         )
     files = sorted(
         file
-        for file in folder.rglob("*")
+        for file in folder.resolve().rglob("*")
         if file.suffix.lower() in SUFFIXES and file.name not in METADATA and not file.name.startswith(".")
     )
-    if folder == place.resolve() and (named := split_files(files, name)):
-        files = named
+    files = (split_files(files, name) if held else []) or files
     if not files:
         raise DataError(f"{folder} contains no files of type {', '.join(SUFFIXES)}; each file is one sequence.")
-    return folder, files
+    return folder.resolve(), files
 
 
 def split_files(files: list[Path], name: str) -> list[Path]:
@@ -380,12 +355,7 @@ def _feature(values: np.ndarray) -> Any:
 
 
 def _generate_files(
-    records: tuple[dict[str, Any], ...],
-    stop: int | None,
-    first: str,
-    texts: dict[str, bool],
-    time: str | None,
-    **_: Any,
+    records: tuple[dict[str, Any], ...], stop: int, first: str, texts: dict[str, bool], time: str | None, **_: Any
 ) -> Iterator[dict[str, Any]]:
     for record in records:
         path = Path(record["file"]["path"])

@@ -1,7 +1,5 @@
 """Survey of series: one per file, one per row of a table, or several in one table; with their labels."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pandas as pd
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, find_about
+from .about import METADATA, find_about, find_folder
 from .found import Survey, compare_classes, keep_back, rename, tell_unlabelled
 from .labels import are_values, check_classes, class_name
 from .opening import open_source
@@ -36,7 +34,7 @@ _LABELS = ("label", "labels", "y", "class", "classes", "target", "targets")
 
 def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> Survey | None:
     """Tables and arrays of numbers; None where rows are examples of something else."""
-    below = {file for place in places for file in ([place] if place.is_file() else place.rglob(f"*{ending}"))}
+    below = {file for place in places for file in ([place] if place.is_file() else place.rglob("*"))}
     files = sorted(file for file in below if file.suffix.lower() == ending and file.name not in METADATA)
     files, named = _split_about(places, files)
     if ending == TS:
@@ -67,6 +65,7 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
                 f"{files[0]}: column {name!r}, row {int(infinite.argmax()) + 1}: contains an infinite number; leave "
                 "the cell empty if the value is unknown."
             )
+    roles.notes += table.notes
     if len(places) == 1 and places[0].is_dir() and split_files(files, "train"):
         files = files[:1]
     return _look_at_tables(path, files, table, roles, hints, named)
@@ -76,7 +75,7 @@ def _split_about(places: list[Path], files: list[Path]) -> tuple[list[Path], lis
     """The files of series, and those of them that the table beside them may not name; None where there is none."""
     if len(places) > 1 or not places[0].is_dir():
         return files, None
-    folder = places[0] / "train" if (places[0] / "train").is_dir() else places[0]
+    folder = find_folder(places[0], "train")
     below = [file for file in files if folder in file.parents]
     about = find_about(folder, below) if below else None
     named = [file for file in below if file != about]
@@ -98,9 +97,7 @@ def _look_at_tables(
     elif table is not None and len(files) == 1:
         steps, how = len(table.frame), ""
     length = f" of {count_of(steps, 'step')}" if steps else ""
-    about = "; ".join(
-        [f"{count:,} series{length}{how}", *_columns(roles), *roles.notes, *(table.notes if table else [])]
-    )
+    about = "; ".join([f"{count:,} series{length}{how}", *_columns(roles), *roles.notes])
     if roles.label is None and how != ", a file each":
         _refuse_unlabelled(path, about, table, roles)
     if roles.problems:
@@ -123,9 +120,8 @@ def _look_at_tables(
 def _compare_parts(labels: list[Any]) -> list[str]:
     """Warnings of the classes that only one part of a recording has, where 80 % of its time is for training."""
     steps = len(slice_split("train[:80%]", len(labels)))
-    learned, measured = ({class_name(value) for value in part} - {None} for part in (labels[:steps], labels[steps:]))
     advice = "the evaluation is the last 20 %: record each class several times, or in several series"
-    told = compare_classes(learned, measured)
+    told = compare_classes(labels[:steps], labels[steps:])
     return [f"{'; '.join(told)}; {advice}"] if told else []
 
 
@@ -205,17 +201,19 @@ def _span(lengths: list[int]) -> str:
 
 def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
     """Lengths of all series, and their classes or values."""
-    raw = data.with_format("arrow").select_columns([survey.columns[0], "label"])[:]
-    survey.lengths = raw[survey.columns[0]].combine_chunks().value_lengths().to_pylist()
-    for name in survey.columns[1:]:
-        others = data.with_format("arrow").select_columns([name])[:][name].combine_chunks().value_lengths().to_pylist()
-        odd = next((row for row, size in enumerate(others) if size != survey.lengths[row]), None)
-        if odd is not None:
+    path, kind = survey.train["path"], data.features["label"]
+    survey.rows_have_labels = not isinstance(kind, datasets.Value | datasets.ClassLabel)
+    if survey.rows_have_labels and not isinstance(getattr(kind, "feature", None), datasets.Value):
+        raise DataError(f"{path}: the column label must hold one text or number for each series, or for each step.")
+    raw = data.with_format("arrow").select_columns(list({*survey.columns, "label"}))[:]
+    sizes = {name: raw[name].combine_chunks().value_lengths().to_pylist() for name in survey.columns}
+    survey.lengths = sizes[survey.columns[0]]
+    for name, others in sizes.items():
+        if odd := [row for row, size in enumerate(others, 1) if size != survey.lengths[row - 1]]:
             raise DataError(
-                f"{survey.train['path']}, row {odd + 1}: {survey.columns[0]} and {name} differ in length, but a "
-                "series has the same steps in all channels."
+                f"{path}, row {odd[0]}: {survey.columns[0]} and {name} differ in length, but a series has the same "
+                "steps in all channels."
             )
-    survey.rows_have_labels = not isinstance(data.features["label"], datasets.Value | datasets.ClassLabel)
     labels = raw["label"].combine_chunks()
     found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()
     if not survey.rows_have_labels:
@@ -227,17 +225,15 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
         survey.notes.append("the whole numbers of label are {}; {}".format(*kinds[survey.values]))
     if survey.values:
         return
-    survey.classes = check_classes(survey.train["path"], found, wanted)
+    survey.classes = check_classes(path, found, wanted)
     if len(survey.classes) == len(found) > 2:
         raise DataError(
-            f"{survey.train['path']}: {survey.about}; the label has {len(found)} different values, one each: it names "
-            "the examples. A class occurs several times; --values predicts numbers."
+            f"{path}: {survey.about}; the label has {len(found)} different values, one each: it names the examples. A "
+            "class occurs several times; --values predicts numbers."
         )
     if len(survey.classes) < 2:
-        raise DataError(
-            f"{survey.train['path']}: {survey.about}; the only class is {survey.classes or 'missing'}; "
-            "a classifier needs at least two."
-        )
+        only = survey.classes or "missing"
+        raise DataError(f"{path}: {survey.about}; the only class is {only}; a classifier needs at least two.")
 
 
 def _refuse_unlabelled(path: str, about: str, table: Table | None, roles: Roles) -> None:
@@ -267,7 +263,7 @@ def _columns(roles: Roles) -> list[str]:
 
 def _tell(survey: Survey, table: Table | None, roles: Roles) -> None:
     survey.roles = _columns(roles)
-    survey.notes += [*roles.notes, *(table.notes if table else [])]
+    survey.notes += roles.notes
     survey.left_out += [f"{name} ({why})" for name, why in roles.left_out.items()]
     if table is not None and roles.layout != "series":
         missing = {name: int(table.frame[name].isna().sum()) for name in roles.inputs}
@@ -282,7 +278,7 @@ def _tell(survey: Survey, table: Table | None, roles: Roles) -> None:
             survey.notes.append(f"{shorten(still)} never changes")
 
 
-def _find_mark(values: pd.Series[Any]) -> float | None:
+def _find_mark(values: "pd.Series[Any]") -> float | None:
     """A number such as -999 that several cells have, far from all others, as programs write what is missing."""
     given = np.unique(values.dropna().to_numpy(dtype=np.float64))
     for mark, rest in ((given[0], given[1:]), (given[-1], given[:-1])) if len(given) > 2 else ():

@@ -13,6 +13,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas as pd
+from datasets.data_files import SPLIT_KEYWORDS
 
 from ..errors import DataError
 from ..terminal import count_of
@@ -21,9 +22,10 @@ from .groups import find_groups, join_units, name_groups
 from .labels import are_values
 from .roles import TIME
 from .sound_files import is_broken_sound
-from .split_words import SPLIT_WORDS
 from .times import to_seconds
 
+# The split that a word means in folders, files and cells, as `datasets` has it.
+SPLIT_WORDS = {word: str(kind) for kind, words in SPLIT_KEYWORDS.items() for word in words}
 # Columns that may say which split an example is of.
 _SPLITS = ("split", "set", "subset", "partition")
 # Hashes of an example; two examples are equal where one hash of theirs is.
@@ -43,6 +45,14 @@ def slice_split(split: str, count: int) -> range:
     return range(found[0].from_ or 0, count if found[0].to is None else found[0].to)
 
 
+def make_part(columns: dict[str, list[Any]], features: dict[str, Any], split: str) -> datasets.Dataset:
+    """The part that a split takes of examples in memory; columns whose type is not given hold texts."""
+    kinds = datasets.Features({name: features.get(name, datasets.Value("string")) for name in columns})
+    name = datasets.NamedSplit(split.partition("[")[0])
+    data = datasets.Dataset.from_dict(columns, features=kinds, split=name)
+    return data.select(slice_split(split, len(data)))
+
+
 def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) -> datasets.Dataset:
     """
     The examples that measure, or the others, which are trained on.
@@ -55,18 +65,13 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
     Raises:
         DataError: If nothing would be left to measure on, or to train on.
     """
-    chosen = choose(data, share, seed)
+    chosen, _ = split_examples(data, share, seed)
     if chosen.all() or not chosen.any():
         raise DataError(
             f"{count_of(len(data), 'example')} cannot be split into training and evaluation: fewer than two, or "
             "all equal or of one group. Remove hold_out and data.eval, or give separate evaluation data."
         )
     return data.select(np.flatnonzero(chosen == measures))
-
-
-def choose(data: datasets.Dataset, share: float, seed: int) -> np.ndarray:
-    """Boolean array of the held-out examples."""
-    return split_examples(data, share, seed)[0]
 
 
 def split_examples(data: datasets.Dataset, share: float, seed: int) -> tuple[np.ndarray, list[str]]:
@@ -142,7 +147,7 @@ def _draw_units(
     chosen, has_broken = np.zeros(len(keys), dtype=bool), _find_broken(data, labels)
 
     def draw(unit: int) -> bytes:
-        return _draw(seed, min(keys[index] for index in members[unit]))
+        return hashlib.sha256(f"{seed} ".encode() + b"".join(min(keys[index] for index in members[unit]))).digest()
 
     orders = [sorted(found, key=draw) for found in strata.values()]
     # One of each of more than a hundred small classes would be most of the data: then only some classes measure.
@@ -316,7 +321,3 @@ def read_labels(data: datasets.Dataset) -> list[Any]:
     if isinstance(kind, datasets.ClassLabel):
         return [None if number is None or number < 0 else kind.names[number] for number in found]
     return nothing if are_values(found) else found
-
-
-def _draw(seed: int, keys: tuple[bytes, ...]) -> bytes:
-    return hashlib.sha256(f"{seed} ".encode() + b"".join(keys)).digest()

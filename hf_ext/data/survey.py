@@ -1,7 +1,5 @@
 """Survey of the user's data: kind, sizes, classes, and the held-out share."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tarfile
@@ -18,7 +16,7 @@ from PIL import Image
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA
+from .about import METADATA, find_folder
 from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
 from .found import Survey, keep_back, rename, tell_unlabelled
@@ -31,7 +29,7 @@ from .sequence_files import SUFFIXES
 from .series import is_list_of_numbers, look_at_lists, look_at_series
 from .sound_files import AUDIO_SUFFIXES, SoundAbout, describe_sound
 from .source import DataSource
-from .split_words import SPLIT_WORDS
+from .splits import SPLIT_WORDS
 from .tables import LABEL, option, read_table, shorten
 from .times import to_seconds
 
@@ -98,7 +96,6 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         # Folders a and b are classes as well: only a restorer takes them for pairs.
         if names and (restores or tuple(map(str.lower, names)) != ("a", "b")):
             return _look_at_pairs(place, names)
-    for place in (places[0] / "train", places[0]):
         _refuse_masks(place)
     if restores and not hints.pairs and places[0].is_dir():
         _refuse_mixed_pairs(places[0])
@@ -198,7 +195,7 @@ def _refuse_folders_in(archive: Path) -> None:
             tool, members = "tarfile", [member.name for member in islice(opened, _NAMES) if member.isfile()]
     else:
         return
-    files = [name for name in members if name[-1] != "/" and "__MACOSX" not in name]
+    files = [name for name in members if not name.endswith("/") and "__MACOSX" not in name]
     unread = {Path(name).suffix.lower() for name in files} & (CAMERA_SUFFIXES | AUDIO_SUFFIXES)
     several = len({name.rpartition("/")[0] for name in files}) > 1
     if several or unread:
@@ -289,15 +286,19 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
         return
     if survey.eval is not None and "hold_out" not in survey.eval:
         read += find_paths(open_source(DataSource(**survey.eval))) or []
-    files = {file.resolve() for file in folder.rglob("*") if file.suffix.lower() in endings and is_seen(file, folder)}
-    unread = sorted(files - {file.resolve() for file in read})
-    unread = [file for file in unread if file not in {*map(Path.resolve, find_camera_pictures(files)[1])}]
+    # Links may lead elsewhere, and a decoded picture lies in the cache.
+    files = {file.resolve(): file for file in folder.rglob("*") if file.suffix.lower() in endings}
+    files = {place: file for place, file in files.items() if is_seen(file, folder)}
+    known = {file.resolve() for file in [*read, *find_camera_pictures(files.values())[1]]}
+    unread = sorted(file for place, file in files.items() if place not in known)
     if unread and not any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread):
-        place = unread[0].relative_to(folder.resolve())
+        place = unread[0].relative_to(folder)
         survey.left_out.append(f"{count_of(len(unread), 'file')} such as {place}, which neither part reads")
     if not survey.named and len({len(file.parts) for file in read}) > 1:
-        loose = min(read, key=lambda file: len(file.parts)).relative_to(folder.resolve())
-        survey.advice = f"; the files lie at different depths, such as {loose}"
+        loose = min(read, key=lambda file: len(file.parts))
+        seen = files.get(loose.resolve())
+        told = loose.name if seen is None else seen.relative_to(folder)
+        survey.advice = f"; the files lie at different depths, such as {told}"
     outer = {path.parent.parent for path in read if path.parent.name in survey.classes}
     above = {place.name for place in outer if not SPLIT_WORDS.keys() & {*re.split(r"[\W_]", place.name.lower())}}
     places = (place for parent in outer for place in parent.iterdir() if place.is_dir() and is_seen(place))
@@ -429,9 +430,7 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
 def _tell_broken(survey: Survey, broken: int, looked_at: int, read: int, what: str) -> None:
     if not read:
         raise DataError(f"{survey.train['path']}: none of {count_of(looked_at, what)} can be read.")
-    if broken:
-        survey.left_out.append(f"{broken} of {looked_at} that were looked at cannot be read")
-        survey.broken = broken / looked_at
+    survey.leave_out(broken, looked_at, "that were looked at cannot be read")
 
 
 def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[int], hints: Hints) -> None:
@@ -446,9 +445,8 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     lengths = {name: [len((row[name] or "").encode()) for row in rows] for name in columns}
     column = max(columns, key=lambda name: sum(lengths[name]))
     survey.kind, survey.columns, survey.lengths = "texts", [column], [max(1, length) for length in lengths[column]]
-    if missing := sum(text is None or not (text or survey.classes) for text in data.with_format(None)[column][:]):
-        survey.left_out.append(f"{missing:,} of {count_of(survey.count, 'example')} without a text")
-        survey.broken = max(survey.broken, missing / survey.count)
+    missing = sum(text is None or not (text or survey.classes) for text in data.with_format(None)[column][:])
+    survey.leave_out(missing, survey.count, "without a text")
     survey.about = f"{count_of(survey.count, 'text')} of {_span(lengths[column])} bytes"
     others = [name for name in data.features if name != column]
     if others and "label" not in others and not hints.inputs:
@@ -472,10 +470,10 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     raw = data.cast_column("lq", datasets.Image(decode=False)).cast_column("hq", datasets.Image(decode=False))
     rows = [[_read_header(raw[index][side]) for side in ("lq", "hq")] for index in _choose(len(data))]
     read = [(*lq, *hq) for lq, hq in rows if lq and hq]
-    other = place.parent / "validation"
-    if place.name == "train" and find_pairs(other, names):
+    other = find_folder(place.parent, "validation")
+    if place.name == "train" and other != place.parent and find_pairs(other, names):
         train.pop("split")
-        survey = Survey("pairs", train, {**train, "path": str(other)}, len(data), about="")
+        survey = Survey("pairs", train, {**train, "path": str(other)}, len(data), about="", count=len(data))
     else:
         survey = Survey("pairs", **keep_back(train, data), about="", count=len(data))
     _tell_broken(survey, 0, len(rows), len(read), "pair")

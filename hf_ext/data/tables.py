@@ -1,13 +1,13 @@
 """Reading of tables with pandas: encodings, separators, decimal commas, units, indices."""
 
 import codecs
+import contextlib
 import csv
 import io
 import re
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ _CELLS: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_co
 # Characters of a file that tell its separator.
 _SAMPLE = 1 << 16
 _COMMENTS = ("#", "%", "//")
+_CODE = re.compile(r"0\d+|[-+]?\d{16,}")
 _SEPARATORS = (",", ";", "\t", "|")
 _INDEX = re.compile(r"(Unnamed: 0(\.\d+)?|index|row|rownames?|row_?id|id|)", re.IGNORECASE)
 # How pandas tells of a line that is longer than others.
@@ -109,10 +110,8 @@ def read_text(path: Path) -> str:
 
 def _check_memory(path: Path, held: bytes | None) -> None:
     """Refuses a file that is read whole and does not fit: otherwise the system kills the process without a word."""
-    if held is None and not path.is_file():
-        return
-    needed = _MEMORY * (path.stat().st_size if held is None else len(held))
-    if needed > (free := psutil.virtual_memory().available):
+    size = path.stat().st_size if held is None and path.is_file() else len(held or b"")
+    if (needed := _MEMORY * size) > (free := psutil.virtual_memory().available):
         raise TableError(
             f"{path} would need about {needed / 1e9:.2g} GB of memory, and {free / 1e9:.2g} GB are free: split it "
             "into several files, or write it as parquet, which is read in pieces."
@@ -172,14 +171,11 @@ def _decode(held: bytes) -> tuple[str, list[str]]:
     if held[:200].count(0) > len(held[:200]) // 4:
         order = "le" if held[1:2] == b"\0" else "be"
         return held.decode(f"utf-16-{order}"), ["encoded as UTF-16"]
-    try:
+    with contextlib.suppress(UnicodeDecodeError):
         return held.decode("utf-8-sig"), []
-    except UnicodeDecodeError:
-        pass
-    try:
+    with contextlib.suppress(UnicodeDecodeError):
         return held.decode("cp1252"), ["encoded as Windows-1252 (latin-1)"]
-    except UnicodeDecodeError:
-        return held.decode("latin-1"), ["encoded as latin-1"]
+    return held.decode("latin-1"), ["encoded as latin-1"]
 
 
 def is_utf8(path: Path, megabytes: int = 64) -> bool:
@@ -317,7 +313,8 @@ def _convert_columns(table: Table) -> None:
     changed: dict[int, pd.Series[float]] = {}
     for place, values in columns.items():
         rows, cells = find_filled(values)
-        if LABEL.fullmatch(str(frame.columns[place])) and holds_codes(cells):
+        # Classes are written as 01 and 02, or with more digits than a number keeps.
+        if LABEL.fullmatch(str(frame.columns[place])) and any(map(_CODE.fullmatch, cells)):
             continue
         numbers, how = to_numbers(cells, decimal) if cells else (None, "")
         if numbers is None and (cells or not values.isna().all()):
@@ -336,11 +333,6 @@ def _convert_columns(table: Table) -> None:
         table.frame = pd.concat([changed.get(n, frame.iloc[:, n]) for n in range(len(frame.columns))], axis=1)
         table.frame.columns = frame.columns
     table.notes += [f"{how} in {shorten(names)}" for how, names in said.items() if how]
-
-
-def holds_codes(cells: Iterable[str]) -> bool:
-    """True if classes are written as 01 and 02, or with more digits than a number keeps."""
-    return any(re.fullmatch(r"0\d+|[-+]?\d{16,}", cell) for cell in cells)
 
 
 def _has_texts(values: "pd.Series[Any]") -> bool:

@@ -1,7 +1,5 @@
 """Recipes for the user's data: commented YAML with sizes for the data and the machine."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

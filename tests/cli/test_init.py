@@ -21,7 +21,7 @@ from tests.cli.init_testing import SHORT, measured, train
 from tests.cli.init_testing import in_a_folder_of_its_own as in_a_folder_of_its_own
 from tests.emr.emr_testing import tiny_bert
 from tests.kit.command_line import run
-from tests.kit.own_data import write_pictures, write_sounds, write_tables
+from tests.kit.own_data import write_files, write_pictures, write_sounds, write_tables
 from tests.kit.refusals import refused
 
 
@@ -116,22 +116,6 @@ def test_texts_are_classified_or_continued(labels, method):
     assert ("classes would be in a column `label`, not in id" in said) == (labels is None)
 
 
-def test_tables_in_folders_become_classes():
-    write_tables("machines/train", ["good/1", "good/2", "worn/1", "worn/2"], 30)
-    write_tables("machines/test", ["good/3", "worn/3"], 30)
-    recipe = train("mrconv", "machines")
-    assert recipe["method"] == "mrconv-series" and recipe["task"]["label_names"] == ["good", "worn"]
-    assert recipe["task"]["columns"] == ["x", "y"] and recipe["task"]["max_length"] == 30
-
-
-def test_a_pattern_of_tables_is_as_many_series():
-    write_tables("knocks", ["1", "2", "3"], 30, label=True)
-    survey = look_at("knocks/*.csv")
-    assert survey.count == 3 and survey.train["path"] == "knocks/*.csv" and survey.train["rows"] == "positions"
-    recipe = train("mrconv", "knocks")
-    assert recipe["method"] == "mrconv-positions" and recipe["task"]["label_names"] == ["down", "up"]
-
-
 @pytest.mark.parametrize("names", [["load"], ["parts/a", "parts/b"]])
 def test_series_without_labels_are_refused_with_who_forecasts(names):
     write_tables(".", names, 40)
@@ -160,11 +144,6 @@ def test_a_folder_or_a_list_of_models_becomes_a_merge(tmp_path, as_list):
     if not as_list:
         run("merge", "mine/merge.yaml", "mine/merged")
         assert "irony" in run("emr", "compare", "mine/merged").stdout
-
-
-def test_models_without_a_base_are_refused(tmp_path):
-    tiny_bert(tmp_path / "models" / "a")
-    assert "the base of a is unknown" in run("init", "emr", "mine", "--data", "models", code=2).stderr
 
 
 @pytest.mark.parametrize("method", ["semanir", "mrconv", "dit"])
@@ -233,7 +212,8 @@ def test_names_of_many_classes_are_left_out_only_where_data_give_numbers():
     assert "label_names" not in write_recipe("mrconv", Path("other"), look_at("many"), gpu=False)
 
 
-def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
+def test_what_cannot_be_learned_from_is_refused_with_what_to_do(tmp_path):
+    tiny_bert(tmp_path / "models" / "a")
     write_pictures("photos", [""], 3)
     write_sounds("sounds", [""], 2, 8000, 0.1)
     Path("empty").mkdir()
@@ -244,6 +224,7 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
         ("mrconv", "photos", "the pictures have no classes"),
         ("dit", "photos", "the pictures have neither classes nor captions"),
         ("emr", "empty", "no model in empty"),
+        ("emr", "models", "the base of a is unknown"),
         ("emr", "photos/0.png", "photos/0.png is not a text file with one model per line"),
     ):
         assert message in run("init", method, "mine", "--data", data, code=2).stderr
@@ -253,6 +234,21 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
 
 
 GENERATOR = np.random.default_rng(0)
+
+
+def write_folders() -> str:
+    """A table is a series, the name of its folder the class."""
+    write_tables("machines/train", ["good/1", "good/2", "worn/1", "worn/2"], 30)
+    write_tables("machines/test", ["good/3", "worn/3"], 30)
+    return "machines"
+
+
+def write_steps() -> str:
+    """A row is a step with a class."""
+    write_tables("knocks", ["1", "2", "3"], 30, label=True)
+    survey = look_at("knocks/*.csv")
+    assert survey.count == 3 and survey.train["path"] == "knocks/*.csv" and survey.train["rows"] == "positions"
+    return "knocks"
 
 
 def write_wide() -> str:
@@ -278,16 +274,17 @@ def write_arrays() -> str:
 def write_ts() -> str:
     series = [":".join(",".join(f"{x:.2f}" for x in GENERATOR.normal(size=9 + n)) for _ in "xy") for n in range(12)]
     head = ["% made", "@problemName knocks", "@univariate false", "@classLabel true up down", "@data"]
-    for part in ("TRAIN", "TEST"):
-        Path("knocks").mkdir(exist_ok=True)
-        lines = [f"{values}:{('up', 'down')[number % 2]}" for number, values in enumerate(series)]
-        Path("knocks", f"knocks_{part}.ts").write_text("\n".join([*head, *lines]))
+    lines = [f"{values}:{('up', 'down')[number % 2]}" for number, values in enumerate(series)]
+    names = "knocks/knocks_TRAIN.ts", "knocks/knocks_TEST.ts"
+    write_files(".", dict.fromkeys(names, "\n".join([*head, *lines])))
     return "knocks"
 
 
 @pytest.mark.parametrize(
     ("write", "method", "expected"),
     [
+        (write_folders, "mrconv-series", {"columns": ["x", "y"], "max_length": 30, "label_names": ["good", "worn"]}),
+        (write_steps, "mrconv-positions", {"label_names": ["down", "up"]}),
         (write_wide, "mrconv-series", {"columns": ["values"], "label_names": ["a", "b"]}),
         (write_panel, "mrconv-regression", {"columns": ["pulse"], "target_columns": ["label"]}),
         (write_arrays, "mrconv-series", {"num_channels": 3, "label_names": ["1", "2", "3"]}),

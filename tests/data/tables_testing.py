@@ -1,6 +1,7 @@
 """Tables as people have them: of each of many small inputs, what must be understood, or refused."""
 
 import io
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,6 +74,12 @@ def alone(**columns) -> Case:
     return Case(rows({**columns, "y": Y}), ["y"], time=name, classes=None, refused=UNLABELLED)
 
 
+def beside(name: str, cells: Iterable, **told) -> Case:
+    """The labelled series with another column in front, or in the place of one of its own."""
+    first = {} if name in LABELLED else {name: cells}
+    return Case(rows(first | LABELLED | {name: cells}), **told)
+
+
 def shops() -> str:
     """Twelve series of six weeks, each named by two columns together."""
     keys = [(shop, product) for shop in "NSEW" for product in ("tea", "nut", "jam") for _ in range(6)]
@@ -88,7 +95,12 @@ def clock(start: float, step: float = 0.25, form: str = "%H:%M") -> str:
 
 STEPS = [f"t{step}" for step in range(20)]
 INDEXED = pd.read_csv(io.StringIO(wide(STEPS, ["a", "b"]))).to_csv()
+EVEN = [*range(0, 60, 2)]
 EUROPEAN = [f"{1200000.5 + step:,.1f}".translate({44: ".", 46: ","}) for step in range(24)]
+
+
+def with_comma(cell: float) -> str:
+    return str(cell).replace(".", ",")
 
 
 def without_some(cell: str, values: list) -> list:
@@ -100,36 +112,29 @@ def without_some(cell: str, values: list) -> list:
 CASES = {
     # the first column is an index or a time
     "plain": Case(rows(LABELLED)),
-    "row numbers from the middle": Case(rows({"": range(100, 124), **LABELLED}), notes="counts the rows"),
-    "id that counts": Case(rows({"id": range(24), **LABELLED}), notes="counts the rows"),
-    "unnamed dates": Case(rows({"": [*HOURS], **LABELLED}), time="index"),
+    "row numbers from the middle": beside("", range(100, 124), notes="counts the rows"),
+    "id that counts": beside("id", range(24), notes="counts the rows"),
+    "unnamed dates": beside("", HOURS, time="index"),
     "month of names": alone(Month=[f"{day:%b %Y}" for day in pd.date_range("1950-01-01", periods=24, freq="MS")]),
     "epoch in milliseconds": alone(timestamp=[1_700_000_000_000 + 60_000 * step for step in range(24)]),
     "first column of dates of any name": alone(jour=[*HOURS]),
     # Temperature is no time.
-    "t that is none": Case(rows({"t": NUMBERS[:, 2].tolist(), **LABELLED}), ["t", "y", "z"]),
-    "month as a season": Case(rows({"month": [step % 12 + 1 for step in range(24)], **LABELLED}), ["month", "y", "z"]),
+    "t that is none": beside("t", NUMBERS[:, 2].tolist(), inputs=["t", "y", "z"]),
+    "month as a season": beside("month", [*range(1, 13)] * 2, inputs=["month", "y", "z"]),
     "a time in parts": Case(
         rows({"year": [2000 + n // 12 for n in range(24)], "month": [n % 12 + 1 for n in range(24)], **LABELLED}),
         refused=("year, month", "join them"),
     ),
     "two times": Case(rows({"date": [*HOURS], "time": [*HOURS], **LABELLED}), refused=("--time",)),
     # order, repetition, gaps
-    "unsorted": Case(
-        rows({"time": [str(HOURS[place]) for place in MIXED], **LABELLED}), time="time", notes="are sorted"
-    ),
-    "repeated": Case(rows({"time": [str(HOURS[step % 20]) for step in range(24)], **LABELLED}), refused=("--series",)),
-    "gap": Case(rows({"time": GAP, **LABELLED}), time="time", notes="1 gap of up to 2.12 days"),
-    "irregular": Case(
-        rows({"time": np.cumsum(RNG.integers(1, 99, 24)).tolist(), **LABELLED}), refused=("irregular", "resample")
-    ),
-    "a time that is missing": Case(
-        rows({"time": [*map(str, HOURS[:23]), ""], **LABELLED}), hints=Hints(time="time"), refused=("time",)
-    ),
+    "unsorted": beside("time", HOURS[MIXED], time="time", notes="are sorted"),
+    "repeated": beside("time", HOURS[np.arange(24) % 20], refused=("--series",)),
+    "gap": beside("time", GAP, time="time", notes="1 gap of up to 2.12 days"),
+    "irregular": beside("time", np.cumsum(RNG.integers(1, 99, 24)).tolist(), refused=("irregular", "resample")),
+    "a time that is missing": beside("time", [*HOURS[:23], ""], hints=Hints(time="time"), refused=("time",)),
     # panels
     "panel of numbers": Case(panel([1, 2, 3, 4], ["a", "b", "a", "b"]), ["y"], "time", "series", classes=["a", "b"]),
-    "panel without a label": Case(panel([1, 2, 3]), ["y"],
-        refused=(*UNLABELLED, "3 series", "series named in series")),
+    "panel without a label": Case(panel([1, 2, 3]), ["y"], refused=(*UNLABELLED, "3 series", "named in series")),
     "panel with a label a row": Case(
         rows({"subject": [1] * 12 + [2] * 12, "y": Y, "label": STATES}), ["y"], None, "subject"
     ),
@@ -150,15 +155,9 @@ CASES = {
     ),
     "a name twice": Case(wide(STEPS, WORDS).replace("t2,", " t1 ,", 1), refused=("2 columns", "'t1'")),
     # how numbers are written
-    "semicolons and decimal commas": Case(
-        rows(GERMAN, ";", lambda cell: str(cell).replace(".", ",")), time="zeit", notes="decimal commas"
-    ),
-    "a line that names the separator": Case(
-        "sep=;\n" + rows(LABELLED, ";", lambda cell: str(cell).replace(".", ",")), notes="semicolons"
-    ),
-    "decimal commas in quotes": Case(
-        rows(LABELLED, ",", lambda cell: str(cell).replace(".", ","), '"'), notes="decimal commas"
-    ),
+    "semicolons and decimal commas": Case(rows(GERMAN, ";", with_comma), time="zeit", notes="decimal commas"),
+    "a line that names the separator": Case("sep=;\n" + rows(LABELLED, ";", with_comma), notes="semicolons"),
+    "decimal commas in quotes": Case(rows(LABELLED, ",", with_comma, '"'), notes="decimal commas"),
     "thousands and decimals": Case(
         rows({"y": [f"{1200000.5 + step:,.1f}" for step in range(24)], "label": STATES}, quote='"'), ["y"],
         notes="commas between thousands",
@@ -176,20 +175,16 @@ CASES = {
     "quoted newlines": Case(rows({"y": Y, "label": ['"calm\nair"' if w == "calm" else w for w in STATES]}), ["y"],
                             classes=["calm\nair", "storm"]),
     # what is missing
-    "empty cells": Case(rows({**LABELLED, "y": without_some("", Y)}), notes="by a mask: y 5"),
-    "a constant column": Case(rows({**LABELLED, "z": [7.0] * 24}), notes="z never changes"),
-    "a channel without a number": Case(rows({**LABELLED, "y": [""] * 24}), notes="y never changes"),
-    "a class called nan": Case(
-        rows({**LABELLED, "label": without_some("nan", STATES)}), classes=["calm", "nan", "storm"]
-    ),
-    "a class that is missing": Case(rows({**LABELLED, "label": without_some("", STATES)})),
+    "empty cells": beside("y", without_some("", Y), notes="by a mask: y 5"),
+    "a constant column": beside("z", [7.0] * 24, notes="z never changes"),
+    "a channel without a number": beside("y", [""] * 24, notes="y never changes"),
+    "a class called nan": beside("label", without_some("nan", STATES), classes=["calm", "nan", "storm"]),
+    "a class that is missing": beside("label", without_some("", STATES)),
     # classes
-    "a hole in 30 numbers": Case(
-        wide(STEPS, [2 * value for value in range(30)], count=60), 20, layout="series", values=True, notes="--classes"
-    ),
+    "a hole in 30 numbers": Case(wide(STEPS, EVEN, count=60), 20, layout="series", values=True, notes="--classes"),
     "numbers wanted as classes": Case(
-        wide(STEPS, [2 * value for value in range(30)], count=60), 20, layout="series",
-        classes=[str(2 * value) for value in range(30)], hints=Hints(values=False), notes="are classes",
+        wide(STEPS, EVEN, count=60), 20, layout="series", classes=[*map(str, EVEN)], hints=Hints(values=False),
+        notes="are classes",
     ),
     "classes wanted as values": Case(
         wide(STEPS, [1, 2, 3]), 20, layout="series", values=True, hints=Hints(values=True), notes="--classes"
@@ -204,27 +199,24 @@ CASES = {
     "true and false that nobody named": Case(
         rows({"y": Y, "z": Z, "ok": [w == "calm" for w in STATES]}), refused=("--label ok", "--inputs y,z")
     ),
-    "two labels": Case(rows({**LABELLED, "class": STATES}), refused=("--label",)),
-    "two spellings": Case(rows({**LABELLED, "label": ["good ", "Good", "bad"] * 8}), refused=("'Good'", "'good '")),
-    "-1 and 1": Case(rows({**LABELLED, "label": [step % 2 * 2 - 1 for step in range(24)]}), classes=["-1", "1"]),
-    "codes": Case(rows({**LABELLED, "label": [f"0{step // 6 % 2}" for step in range(24)]}), classes=["00", "01"]),
-    "one class": Case(rows({**LABELLED, "label": ["calm"] * 24}), refused=("calm",)),
-    "an input of texts": Case(rows(LABELLED | {"w": ["u", "v"] * 12}), hints=Hints(inputs=("y", "w")), refused=("w",)),
-    "values of steps": Case(rows({**LABELLED, "label": Z}), refused=("mrconv-regression",)),
-    "inputs that were named": Case(rows({"time": range(24), **LABELLED}), ["z"], "time", hints=Hints(inputs=("z",))),
+    "two labels": beside("class", STATES, refused=("--label",)),
+    "two spellings": beside("label", ["good ", "Good", "bad"] * 8, refused=("'Good'", "'good '")),
+    "-1 and 1": beside("label", [-1, 1] * 12, classes=["-1", "1"]),
+    "codes": beside("label", ["00", "01"] * 12, classes=["00", "01"]),
+    "one class": beside("label", ["calm"] * 24, refused=("calm",)),
+    "an input of texts": beside("w", ["u", "v"] * 12, hints=Hints(inputs=("y", "w")), refused=("w",)),
+    "values of steps": beside("label", Z, refused=("mrconv-regression",)),
+    "inputs that were named": beside("time", range(24), inputs=["z"], time="time", hints=Hints(inputs=("z",))),
     "a column that is not there": Case(rows(LABELLED), hints=Hints(label="nothing"), refused=("'nothing'",)),
-    "a class for each row": Case(rows({**LABELLED, "label": [f"L{step}" for step in range(24)]}), refused=("24",)),
+    "a class for each row": beside("label", [f"L{step}" for step in range(24)], refused=("24",)),
     # one order of day and month for all dates
-    "European days with times": Case(
-        rows({"date": [hour.strftime("%d/%m/%Y %H:%M") for hour in HOURS + pd.Timedelta(days=20)], **LABELLED}),
-        time="date", notes="a step of 1 hour",
+    "European days with times": beside(
+        "date", (HOURS + pd.Timedelta(days=20)).strftime("%d/%m/%Y %H:%M"), time="date", notes="a step of 1 hour"
     ),
-    "dates of two kinds": Case(
-        rows({"date": [f"{n + 1}/2/2024" if n % 2 else f"2024-02-{n + 1:02}" for n in range(24)], **LABELLED}),
-        refused=("2/2/2024", "2024-12-31"),
+    "dates of two kinds": beside("date", ["2024-02-01", "2/2/2024"] * 12, refused=("2/2/2024", "2024-12-31")),
+    "days or months": beside(
+        "date", [f"{n % 12 + 1}/3/{2000 + n}" for n in range(24)], refused=("1/3/2000", "2024-12-31")
     ),
-    "days or months": Case(rows({"date": [f"{step % 12 + 1}/3/{2000 + step}" for step in range(24)], **LABELLED}),
-        refused=("1/3/2000", "2024-12-31")),
     "hours of a panel, shuffled": Case(
         rows({"patient": [1] * 12 + [2] * 12, "hour": [*RNG.permutation(12), *RNG.permutation(12)],
               "y": Y, "label": STATES}),
@@ -248,12 +240,11 @@ CASES = {
         rows({"town": ["N"] * 8 + ["S"] * 8 + ["E"] * 8, "time": [f"{(20 + step % 8) % 24}:00" for step in range(24)],
               **LABELLED}), refused=("time begins again", "--series town"),
     ),
-    "a clock in no order": Case(
-        rows({"time": [f"{7 + place // 4:02}:{place % 4 * 15:02}" for place in MIXED], **LABELLED}),
-        refused=("'time'", "add the date"),
+    "a clock in no order": beside(
+        "time", [f"{7 + place // 4:02}:{place % 4 * 15:02}" for place in MIXED], refused=("'time'", "add the date")
     ),
     **{
-        f"times as {cells[0]}": Case(rows({"time": cells, **LABELLED}), time="time", notes=f"a step of {step}")
+        f"times as {cells[0]}": beside("time", cells, time="time", notes=f"a step of {step}")
         for cells, step in (
             ([f"Q{step % 4 + 1} {2000 + step // 4}" for step in range(24)], "3 months"),
             ([f"{hour:%Y%m%d%H%M}" for hour in HOURS], "1 hour"),
@@ -263,16 +254,15 @@ CASES = {
     },
     # cells that spoil a column: never left out in silence
     **{
-        f"{cell!r} among {kind}": Case(
-            rows({"time": [cell if step == 7 else value for step, value in enumerate(values)], **LABELLED}),
-            refused=("'time'", "row 8", "--inputs"),
+        f"{cell!r} among {kind}": beside(
+            "time", [*values[:7], cell, *values[8:]], refused=("'time'", "row 8", "--inputs")
         )
         for kind, values, cell in (
             ("dates", HOURS, ""), ("numbers", range(24), "Total"), ("numbers", range(24), "<5"),
         )
     },
-    "weeks": Case(rows({"time": [f"2024-W{n:02}" for n in range(1, 25)], **LABELLED}), refused=("'time'", "row 1")),
-    "a month in German": Case(rows({"time": ["7. Mai 2024"] * 24, **LABELLED}), refused=("'time'", "row 1")),
+    "weeks": beside("time", [f"2024-W{n:02}" for n in range(1, 25)], refused=("'time'", "row 1")),
+    "a month in German": beside("time", ["7. Mai 2024"] * 24, refused=("'time'", "row 1")),
     **{
         f"numbers with signs, {form}": Case(
             rows({"y": [form.format(step) for step in range(24)], "label": STATES}), refused=("'y'", form.format(0))
@@ -293,7 +283,7 @@ CASES = {
     ),
     "no names, few columns": Case(rows(LABELLED).partition("\n")[2], refused=("names of the columns",)),
     # what cannot be read
-    "an infinite number": Case(rows({**LABELLED, "y": [*Y[:5], "inf", *Y[6:]]}), refused=("'y'", "row 6")),
+    "an infinite number": beside("y", [*Y[:5], "inf", *Y[6:]], refused=("'y'", "row 6")),
     "stars and reviews without names": Case(
         "\n".join(f"{row % 5},a review of some words {row}" for row in range(24)), refused=("names of the columns",)
     ),

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import soundfile
 
@@ -13,7 +12,7 @@ from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
-from tests.kit.own_data import write_pictures
+from tests.kit.own_data import write_files, write_pictures
 from tests.kit.refusals import refused
 
 NAMES = [f"walk{index}" for index in range(12)]
@@ -23,13 +22,9 @@ CLASSES = {name: "ab"[index % 2] for index, name in enumerate(NAMES)}
 @pytest.fixture
 def walks(tmp_path):
     """A folder of twelve series; the first number of each is its number."""
-    folder = tmp_path / "walks"
-    folder.mkdir()
-    for index, name in enumerate(NAMES):
-        pd.DataFrame({"x": [float(index), *np.arange(5.0)], "y": np.ones(6)}).to_csv(
-            folder / f"{name}.csv", index=False
-        )
-    return folder
+    steps = "".join(f"{step}.0,1.0\n" for step in range(5))
+    files = {f"{name}.csv": f"x,y\n{index}.0,1.0\n{steps}" for index, name in enumerate(NAMES)}
+    return write_files(tmp_path / "walks", files)
 
 
 def as_table(names, header=("file_name", "label"), separator=",", ending=".csv") -> str:
@@ -57,9 +52,7 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_that_names_the_files_tells_their_classes(walks, name):
-    held = TABLES[name]
-    (walks / name).write_bytes(held if isinstance(held, bytes) else held.encode())
-    survey = look_at(str(walks))
+    survey = look_at(str(write_files(walks, {name: TABLES[name]})))
     assert survey.classes == ["a", "b"] and survey.columns == ["x", "y"] and survey.count == 12
     data = open_source(DataSource(**{**survey.train, "hold_out": 0.0}))
     assert {f"walk{row['x'][0]:.0f}": str(row["label"]) for row in data} == CLASSES
@@ -72,32 +65,27 @@ def test_a_table_that_names_the_files_tells_their_classes(walks, name):
         ("labels.csv", as_table(NAMES) + "\nWALK3.CSV,a", "walk3.csv"),
         ("labels.csv", "file_name,class,target\nwalk0.csv,a,b\nwalk1.csv,b,b", "--label"),
         ("labels.csv", "file_name,label,first_row\nwalk0.csv,a,1\nwalk1.csv,b,1", "first_row"),
+        ("labels.csv", as_table(NAMES) + "\nwalk0.csv,a", "walk0.csv"),
         ("metadata.csv", "file_name,label\nother1,a\nother2,b", "metadata.csv"),
         ("cut.jsonl", as_lines(NAMES) + '\n{"file_name": "wal', "cut.jsonl"),
         ("lists.jsonl", as_lines(NAMES).replace('"a"', '["a"]'), "lists.jsonl"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(walks, name, text, fact):
-    (walks / name).write_text(text)
     with refused(DataError, name, fact):
-        look_at(str(walks))
+        look_at(str(write_files(walks, {name: text})))
 
 
 def test_a_name_of_several_files_is_no_name(tmp_path):
-    for folder in ("one", "two"):
-        for index in range(4):
-            place = tmp_path / "data" / folder / f"r{index}.csv"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text("x,y\n1,2\n3,4\n")
-    table = tmp_path / "data" / "labels.csv"
-    table.write_text("name,label\n" + "".join(f"r{index}.csv,{'ab'[index % 2]}\n" for index in range(4)))
+    names = [f"{folder}/r{index}.csv" for folder in ("one", "two") for index in range(4)]
+    write_files(tmp_path / "data", dict.fromkeys(names, "x,y\n1,2\n3,4\n"))
+    rows = [f"{name},{'ab'[index % 2]}" for index, name in enumerate(names)]
+    table = "\n".join(["name,label", *(row.partition("/")[2] for row in rows[:4])])
     with refused(DataError, "labels.csv", "r0.csv"):
-        look_at(str(tmp_path / "data"))
-    lines = [f"{folder}/r{index}.csv,{'ab'[index % 2]}" for folder in ("one", "two") for index in range(4)]
+        look_at(str(write_files(tmp_path / "data", {"labels.csv": table})))
     # A file beside the table is meant by its name.
-    (tmp_path / "data" / "r0.csv").write_text("x,y\n1,2\n3,4\n")
-    table.write_text("\n".join(["name,label", *lines, "r0.csv,a"]))
-    assert look_at(str(tmp_path / "data")).count == 9
+    files = {"r0.csv": "x,y\n1,2\n3,4\n", "labels.csv": "\n".join(["name,label", *rows, "r0.csv,a"])}
+    assert look_at(str(write_files(tmp_path / "data", files))).count == 9
 
 
 COUNT = 12
@@ -119,9 +107,7 @@ def rows_of(count=COUNT, ending=".png", header="image,label") -> str:
 )
 def test_a_table_names_the_classes_of_pictures(tmp_path, name, text):
     write_pictures(tmp_path, [""], COUNT)
-    (tmp_path / name).write_text(text)
-    (tmp_path / "unrelated.csv").write_text("day,weather\nmonday,rain\n")
-    survey = look_at(str(tmp_path))
+    survey = look_at(str(write_files(tmp_path, {name: text, "unrelated.csv": "day,weather\nmonday,rain\n"})))
     assert survey.kind == "pictures" and survey.classes == ["a", "b"] and survey.count == COUNT
 
 
@@ -130,17 +116,23 @@ def test_a_table_names_the_classes_of_pictures(tmp_path, name, text):
 @pytest.mark.parametrize("name", ["labels.csv", "metadata.csv"])
 def test_pictures_without_a_row_are_said(tmp_path, name):
     write_pictures(tmp_path, [""], COUNT)
-    (tmp_path / name).write_text(rows_of(COUNT - 3, header="file_name,label"))
-    survey = look_at(str(tmp_path))
+    survey = look_at(str(write_files(tmp_path, {name: rows_of(COUNT - 3, header="file_name,label")})))
     assert survey.count == COUNT - 3 and any(line.startswith("3 files") for line in survey.left_out)
     gc.collect()
+
+
+def test_a_column_that_is_called_as_the_files_themselves_is_refused(tmp_path):
+    write_pictures(tmp_path, [""], COUNT)
+    rows = "".join(f"{index}.png,{'ab'[index % 2]},x\n" for index in range(COUNT))
+    write_files(tmp_path, {"labels.csv": f"file,label,image\n{rows}"})
+    with refused(DataError, "labels.csv", "'image'"):
+        look_at(str(tmp_path))
 
 
 def test_two_tables_of_the_same_files_are_refused(tmp_path, walks):
     write_pictures(tmp_path / "pictures", [""], COUNT)
     for folder, text in ((tmp_path / "pictures", rows_of()), (walks, as_table(NAMES))):
-        for name in ("labels.csv", "more.csv"):
-            (folder / name).write_text(text)
+        write_files(folder, dict.fromkeys(("labels.csv", "more.csv"), text))
         with refused(DataError, "labels.csv", "more.csv"):
             look_at(str(folder))
 
@@ -157,9 +149,8 @@ def test_masks_are_no_class(tmp_path, beside, split):
 
 def write_texts(folder, count=6, encoding="utf-8"):
     for name in ("neg", "pos"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for index in range(count):
-            (folder / name / f"{index}.txt").write_bytes(f"A café, number {index}.\nVery {name}.\n".encode(encoding))
+        texts = (f"A café, number {index}.\nVery {name}.\n" for index in range(count))
+        write_files(folder, {f"{name}/{index}.txt": text.encode(encoding) for index, text in enumerate(texts)})
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "cp1252"])
@@ -175,11 +166,8 @@ def test_texts_in_folders_of_classes_are_examples(tmp_path, encoding):
 
 def test_texts_without_folders_are_lines(tmp_path):
     write_texts(tmp_path / "one")
-    (tmp_path / "one" / "readme.txt").write_text("a line\nanother\n")
-    assert look_at(str(tmp_path / "one")).classes == []
-    (tmp_path / "books").mkdir()
-    (tmp_path / "books" / "a.txt").write_text("a line\n" * 5)
-    assert look_at(str(tmp_path / "books")).count == 5
+    write_files(tmp_path, {"one/readme.txt": "a line\nanother\n", "books/a.txt": "a line\n" * 5})
+    assert look_at(str(tmp_path / "one")).classes == [] and look_at(str(tmp_path / "books")).count == 5
 
 
 @pytest.mark.parametrize("labels", [[["a"], ["b"]], [["a", "b"], ["a"]], [{"x": 1}, {"x": 2}]])

@@ -14,6 +14,7 @@ from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
 from tests.kit.camera_files import write_dng, write_heic
 from tests.kit.command_line import run
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
 pytest.importorskip("rawpy", reason="the extra `images` is not installed")
@@ -35,10 +36,6 @@ def write(path: str, number: int = 0) -> None:
         return
     picture = Image.new("RGB", (96, 64), (number * 10,) * 3)
     write_heic(place, picture) if ending in (".heic", ".heif") else picture.save(place)
-
-
-def write_words(path: str, *lines: str) -> None:
-    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def greys(data) -> list[int]:
@@ -70,66 +67,54 @@ def test_changed_pictures_are_decoded_anew():
     assert greys(open_source(DataSource("photos"))) == [7, 9]
 
 
-def classes():
-    for number in range(8):
-        write(f"data/{'ab'[number % 2]}/{number}.heic", number)
+def with_table(name: str, head: list[str], row: str, ending: str = "heic") -> tuple[list[str], dict[str, str]]:
+    """Names of pictures in one folder, and a table of their classes."""
+    rows = [row.format(number=number, label="ab"[number % 2]) for number in range(8)]
+    return [f"{number}.{ending}" for number in range(8)], {name: "\n".join(head + rows)}
 
 
-def splits():
-    for number in range(8):
-        write(f"data/{'train' if number < 6 else 'validation'}/{'ab'[number % 2]}/{number}.heic", number)
-
-
-def with_table(name: str, head: str, row: str, ending: str = "heic"):
-    """Pictures in one folder, and a table of their classes."""
-
-    def make():
-        for number in range(8):
-            write(f"data/{number}.{ending}", number)
-        rows = (row.format(number=number, label="ab"[number % 2]) for number in range(8))
-        write_words(name, *([head] if head else []), *rows)
-
-    return make
-
-
-def with_twins():
-    classes()
-    for number in range(0, 8, 2):
-        write(f"data/a/{number}.jpg", number)
-        # RAW is taken last.
-        write(f"data/b/{number + 1}.dng")
+IN_CLASSES = [f"{'ab'[number % 2]}/{number}.heic" for number in range(8)]
+# RAW is taken last.
+TWINS = [f"a/{number}.jpg" for number in range(0, 8, 2)] + [f"b/{number}.dng" for number in range(1, 9, 2)]
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("names", "table"),
     [
-        classes,
-        splits,
-        with_twins,
-        with_table("data/labels.csv", "photo,label", "{number}.HEIC,{label}", "HEIC"),
-        with_table("data/about.tsv", "photo\tlabel", "{number}\t{label}"),
-        with_table("data/metadata.jsonl", "", '{{"file_name": "{number}.heic", "label": "{label}"}}'),
-        with_table("data/labels.csv", "photo,label", "{number}.avif,{label}", "avif"),
-        with_table("data/labels.csv", "file,label", "{number}.jfif,{label}", "jfif"),
+        (IN_CLASSES, {}),
+        ([f"train/{name}" for name in IN_CLASSES[:6]] + [f"validation/{name}" for name in IN_CLASSES[6:]], {}),
+        (IN_CLASSES + TWINS, {}),
+        with_table("labels.csv", ["photo,label"], "{number}.HEIC,{label}", "HEIC"),
+        with_table("about.tsv", ["photo\tlabel"], "{number}\t{label}"),
+        with_table("metadata.jsonl", [], '{{"file_name": "{number}.heic", "label": "{label}"}}'),
+        with_table("labels.csv", ["photo,label"], "{number}.avif,{label}", "avif"),
+        with_table("labels.csv", ["file,label"], "{number}.jfif,{label}", "jfif"),
     ],
 )
-def test_classes_are_found_in_every_shape(make):
-    make()
+def test_classes_are_found_in_every_shape(names, table):
+    for name in names:
+        write(f"data/{name}", int(Path(name).stem))
+    write_files("data", table)
     survey = look_at("data")
     assert survey.classes == ["a", "b"] and survey.kind == "pictures" and survey.broken == 0
     data = open_source(DataSource(**survey.train))
-    assert survey.count == (6 if make is splits else 8)
-    names = survey.classes if survey.named else None
+    assert survey.count == (6 if "train" in names[0] else 8)
     for row in data:
-        label = names[row["label"]] if names else row["label"]
+        label = survey.classes[row["label"]] if survey.named else row["label"]
         assert label == "ab"[greys([row])[0] % 2]
-    assert ("another of that name" in "; ".join(survey.left_out)) == (make is with_twins)
+    assert ("another of that name" in "; ".join(survey.left_out)) == (len(names) > 8)
+
+
+def test_the_one_at_another_depth_is_named():
+    for name in ("0.heic", "a/1.heic", "a/2.heic"):
+        write(f"data/{name}")
+    assert look_at("data").advice.endswith("0.png")
 
 
 def test_captions_and_pairs():
     for number in range(6):
         write(f"shots/{number}.heic", number)
-        write_words(f"shots/{number}.txt", f"a picture of number {number}")
+        write_files("shots", {f"{number}.txt": f"a picture of number {number}"})
         write(f"pairs/noisy/{number}.{'heic' if number % 2 else 'jp2'}", number)
         write(f"pairs/clean/{number}.png", number)
     assert look_at("shots").captions == "text"
@@ -157,8 +142,7 @@ def test_broken_ones_are_counted_and_left_out():
     Path("data/6.nef").write_bytes(b"no RAW file at all" * 9)
     survey = look_at("data")
     assert survey.count == 7 and "2 of 7" in "; ".join(survey.left_out)
-    Path("phone").mkdir()
-    Path("phone/a.HEIC").write_bytes(b"phone")
+    write_files("phone", {"a.HEIC": b"phone"})
     assert "none of 1 picture " in run("init", "semanir", "mine", "--data", "phone", code=2).stderr
 
 

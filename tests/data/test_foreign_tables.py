@@ -1,8 +1,7 @@
 """Tables in archives, of other encodings and separators, and arrays: understood, or refused."""
 
-import gzip
 import io
-import zipfile
+import json
 
 import numpy as np
 import pandas as pd
@@ -14,6 +13,7 @@ from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
 from tests.data.tables_testing import RNG, STATES, STEPS, WORDS, rows, wide
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
 
@@ -31,33 +31,25 @@ def test_texts_have_any_encoding_and_separator(tmp_path, encoding, separator, no
     """The recipe's own source reads the same texts that `init` looked at."""
     # The first letter that is no ASCII lies far down.
     texts = [f"{'x' * 4000} gehoeren ins Cafe Nummer {number}" for number in range(23)] + ["Füße gehören ins Café"]
-    place = tmp_path / name
-    place.parent.mkdir(exist_ok=True)
-    place.write_text(rows({"text": texts, "label": STATES}, separator), encoding=encoding)
-    survey = look_at(str(place.parent if "/" in name else place))
+    write_files(tmp_path, {name: rows({"text": texts, "label": STATES}, separator).encode(encoding)})
+    survey = look_at(str(tmp_path / name.partition("/")[0]))
     assert survey.kind == "texts" and survey.classes == WORDS
     assert any(note in text for text in survey.notes)
     parts = [open_source(DataSource(**part)) for part in (survey.train, survey.eval)]
     assert sorted(text for part in parts for text in part["text"]) == sorted(texts)
 
 
-@pytest.mark.parametrize("kind", ["zip", "gz", "jsonl", "txt"])
-def test_a_table_of_numbers_is_never_taken_for_texts(tmp_path, kind):
-    held = wide(STEPS, WORDS)
-    if kind == "zip":
-        place = tmp_path / "wide.zip"
-        with zipfile.ZipFile(place, "w") as archive:
-            archive.writestr("wide.csv", held)
-    elif kind == "gz":
-        place = tmp_path / "wide.csv.gz"
-        place.write_bytes(gzip.compress(held.encode()))
-    elif kind == "jsonl":
-        place = tmp_path / "wide.jsonl"
+@pytest.mark.parametrize("ending", ["zip", "csv.gz", "jsonl", "txt"])
+def test_a_table_of_numbers_is_never_taken_for_texts(tmp_path, ending):
+    held, place = wide(STEPS, WORDS), tmp_path / f"wide.{ending}"
+    if ending == "txt":
+        place.write_text(held.replace(",", " "))
+    elif ending == "jsonl":
         pd.read_csv(io.StringIO(held)).rename(columns={"label": "state"}).to_json(place, orient="records", lines=True)
     else:
-        place = tmp_path / "wide.txt"
-        place.write_text(held.replace(",", " "))
-    with refused(DataError, place.name):
+        packing = {"method": "zip", "archive_name": "wide.csv"} if ending == "zip" else "infer"
+        pd.read_csv(io.StringIO(held)).to_csv(place, index=False, compression=packing)
+    with refused(DataError, place.name, "numbers"):
         look_at(str(place))
 
 
@@ -69,12 +61,19 @@ def test_arrays_that_cannot_be_learned_from_are_refused(tmp_path, broken):
     elif broken == "one hot":
         np.savez(place, X=series, y=np.eye(3)[np.arange(12) % 3])
     else:
-        place = tmp_path / "arrays"
-        place.mkdir()
+        place = tmp_path
         np.save(place / "X_train.npy", series)
         np.save(place / "y_train.npy", np.arange(12) % 2)
     with refused(DataError, {"objects": "parquet", "one hot": "argmax", "apart": "savez"}[broken]):
         look_at(str(place), Hints(label="y" if broken == "one hot" else None))
+
+
+@pytest.mark.parametrize("labels", [["a", 1], [[["a"]], [["b"]]]])
+def test_lists_whose_labels_are_of_several_kinds_are_refused(tmp_path, labels):
+    given = [{"values": [1.5, 2.5, number], "label": labels[number % 2]} for number in range(12)]
+    write_files(tmp_path, {"lists.json": json.dumps(given)})
+    with refused(DataError, "lists.json", "label"):
+        look_at(str(tmp_path / "lists.json"))
 
 
 @pytest.mark.parametrize(
@@ -115,14 +114,12 @@ def test_bytes_of_any_ending_are_refused_in_a_line_or_texts(tmp_path, ending, he
 @pytest.mark.parametrize("place", ["texts.csv", "texts.tsv", "texts.csv.gz", "folder/train.csv"])
 @pytest.mark.parametrize("word", ["None", "NA", "null", "nan", "n/a", "#N/A", "NULL"])
 def test_words_for_nothing_are_texts_and_classes(tmp_path, place, word):
-    file = tmp_path / place
-    file.parent.mkdir(exist_ok=True)
+    (tmp_path / "folder").mkdir()
     frame = pd.DataFrame({"text": [word, "a b", "c d", "e f"] * 5, "label": [word, "other"] * 10})
     frame["stars"] = [1, None] * 10
-    frame.to_csv(file, index=False, sep="\t" if ".tsv" in place else ",", na_rep="NA")
-    path = str(file.parent if "/" in place else file)
+    frame.to_csv(tmp_path / place, index=False, sep="\t" if ".tsv" in place else ",", na_rep="NA")
     for streaming in (False, True):
-        rows = list(open_source(DataSource(path, streaming=streaming)))
+        rows = list(open_source(DataSource(str(tmp_path / place.partition("/")[0]), streaming=streaming)))
         assert [(row["text"], row["label"]) for row in rows] == [*zip(frame["text"], frame["label"], strict=True)]
         # A number that is missing stays missing.
         assert [row["stars"] for row in rows] == [1, None] * 10

@@ -5,6 +5,7 @@ import pytest
 from hf_ext.data.roles import Hints
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
 TEXTS = [f"this is the text of number {number}, of some words" for number in range(24)]
@@ -13,9 +14,9 @@ LABELS = [["good", "bad", "ugly"][number // 2 % 3] for number in range(24)]
 
 def write(place, line: str) -> str:
     """A file with a line for each text."""
-    values = zip(TEXTS, LABELS, range(24), strict=True)
-    lines = [line.format(text=text, label=label, number=number, bit=number % 2) for text, label, number in values]
-    place.write_text("\n".join(lines) + "\n\n")
+    values = enumerate(zip(TEXTS, LABELS, strict=True))
+    lines = [line.format(text=text, label=label, number=number, bit=number % 2) for number, (text, label) in values]
+    write_files(place.parent, {place.name: "\n".join([*lines, "", ""])})
     return str(place)
 
 
@@ -52,7 +53,6 @@ def test_plain_lines_stay_plain(tmp_path, line):
 
 def test_a_file_of_lines_for_each_class_is_refused_or_said(tmp_path):
     for label in ("good", "bad"):
-        (tmp_path / "in folders" / label).mkdir(parents=True)
         for place in (tmp_path / "in folders" / label / "all.txt", tmp_path / f"{label}.txt"):
             write(place, "{text} " + label)
     with refused(DataError, "bad/all.txt"):

@@ -23,6 +23,7 @@ from hf_ext.training import DataArguments, DataSource, evaluate
 from hf_ext.training.arguments import build
 from hf_ext.training.bad_examples import BadExamples
 from hf_ext.training.data import TrainingLoader
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 from tests.training.tiny import SIDE, TinyTask, make_arguments, run, write_images
 
@@ -31,9 +32,8 @@ soundfile = pytest.importorskip("soundfile")
 
 def write_lines(path, rows):
     """JSON lines, compressed where the name says so."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (gzip.open if path.suffix == ".gz" else open)(path, "wt") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    held = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    write_files(path.parent, {path.name: gzip.compress(held) if path.suffix == ".gz" else held})
     return str(path)
 
 
@@ -45,8 +45,7 @@ def texts(source):
 def test_patterns_lists_and_compressed_files_are_one_data_set(tmp_path, streaming):
     one = write_lines(tmp_path / "a" / "1.jsonl.gz", [{"text": "a"}, {"text": "b"}])
     two = write_lines(tmp_path / "a" / "2.jsonl.gz", [{"text": "c"}])
-    (tmp_path / "lines.txt").write_text("d\ne\n")
-    (tmp_path / "table.csv").write_text("words,more\nf,1\n")
+    write_files(tmp_path, {"lines.txt": "d\ne\n", "table.csv": "words,more\nf,1\n"})
     assert texts(DataSource(str(tmp_path / "a" / "*.gz"), streaming=streaming)) == ["a", "b", "c"]
     assert texts(DataSource([two, one], streaming=streaming)) == ["c", "a", "b"]
     table = {"path": str(tmp_path / "table.csv"), "rename_columns": {"words": "text"}}
@@ -85,24 +84,20 @@ def test_a_list_that_cannot_be_used_is_refused_in_words(path, said):
         build(DataSource, {"path": path})
 
 
-def packed(kind: str) -> bytes:
+def packed() -> bytes:
     """An archive with one text."""
     whole = io.BytesIO()
-    if kind == ".zip":
-        with zipfile.ZipFile(whole, "w") as archive:
-            archive.writestr("a.txt", "a" * 100)
-    else:
-        with tarfile.open(fileobj=whole, mode="w:gz" if kind == ".tar.gz" else "w") as archive:
-            archive.addfile(tarfile.TarInfo("a.txt"), io.BytesIO())
+    with zipfile.ZipFile(whole, "w") as archive:
+        archive.writestr("a.txt", "a" * 100)
     return whole.getvalue()
 
 
 BROKEN = {
-    "cut.zip": packed(".zip")[:-30],
-    "cut.tar.gz": packed(".tar.gz")[:40],
+    "cut.zip": packed()[:-30],
+    "cut.tar.gz": gzip.compress(tarfile.TarInfo("a.txt").tobuf() + bytes(1024))[:40],
     "cut.jsonl.gz": gzip.compress(b'{"a": 1}\n' * 1000)[:-12],
     "none.parquet": b"PAR1",
-    "text.npz": packed(".zip"),
+    "text.npz": packed(),
     # A header that says a petabyte.
     "large.npy": b"\x93NUMPY\x01\0v\0"
     + b"{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000000, 1000), }".ljust(117)
@@ -117,9 +112,9 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_broken_file_is_refused_by_name(tmp_path, name, streaming):
-    (tmp_path / name).write_bytes(BROKEN[name])
+    place = write_files(tmp_path, {name: BROKEN[name]}) / name
     with refused(DataError, name):
-        next(iter(open_source(DataSource(str(tmp_path / name), streaming=streaming))))
+        next(iter(open_source(DataSource(str(place), streaming=streaming))))
 
 
 def test_nulls_inside_of_rows_and_lists_are_read(tmp_path):
@@ -138,6 +133,10 @@ def test_parts_without_a_common_column_and_absent_parts_are_named(tmp_path):
         open_source(DataSource([one, str(tmp_path / "absent-*")]), "data.train")
     with refused(SourceError, "nothing", "read"):
         open_source(DataSource(one, rename_columns={"nothing": "text"}))
+    both = write_lines(tmp_path / "both.jsonl", [{"text": "a", "words": "b"}])
+    with refused(SourceError, "second", "'text'"):
+        open_source(DataSource(both, rename_columns={"words": "text"}))
+    assert open_source(DataSource(both, rename_columns={"words": "text", "text": "words"}))["text"] == ["b"]
 
 
 def write_sounds(folder):

@@ -7,18 +7,14 @@ import pandas as pd
 import pytest
 
 from hf_ext.data.opening import SourceError, open_source
+from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
 from hf_ext.settings import SettingsError
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask
 from hf_ext.training import DataSource
 from hf_ext.training.arguments import build
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
-
-
-def write(path, text: str):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
 
 
 def read(place, split: str = "train", **options):
@@ -31,8 +27,8 @@ def walks(tmp_path):
     for split, count in (("train", 2), ("test", 1)):
         for kind, start in (("walk", 0), ("run", 10)):
             for index in range(count):
-                lines = [f"{start + place},{place / 2}" for place in range(3 + index)]
-                write(tmp_path / "walks" / split / kind / f"{index}.csv", "x,y\n" + "\n".join(lines) + "\n")
+                lines = [f"{start + place},{place / 2}\n" for place in range(3 + index)]
+                write_files(tmp_path / "walks" / split / kind, {f"{index}.csv": "x,y\n" + "".join(lines)})
     return tmp_path / "walks"
 
 
@@ -49,18 +45,16 @@ def test_each_file_of_a_folder_is_an_example_named_by_its_folder(walks):
 
 
 def test_a_table_says_what_is_known_of_each_file(tmp_path):
-    for name in ("b/2.tsv", "a.tsv"):
-        write(tmp_path / "data" / name, "x\ty\n1\t2\n3\t4\n")
-    write(tmp_path / "data" / "metadata.csv", "file_name,rate,kind\na.tsv,61.5,one\nb/2.tsv,70,two\n")
-    data = read(tmp_path / "data")
+    files = dict.fromkeys(("b/2.tsv", "a.tsv"), "x\ty\n1\t2\n3\t4\n")
+    files["metadata.csv"] = "file_name,rate,kind\na.tsv,61.5,one\nb/2.tsv,70,two\n"
+    data = read(write_files(tmp_path / "data", files))
     assert list(data["rate"]) == [61.5, 70.0] and list(data["kind"]) == ["one", "two"]
     assert "label" not in data.column_names
 
 
 def test_columns_of_a_file_may_be_classes_and_times(tmp_path):
-    write(tmp_path / "data" / "one" / "1.csv", "time,x,label\n2024-01-01 10:00,1,\n2024-01-01 10:01,2,beat\n")
-    data = read(tmp_path / "data")
-    row = data[0]
+    text = "time,x,label\n2024-01-01 10:00,1,\n2024-01-01 10:01,2,beat\n"
+    row = read(write_files(tmp_path / "data", {"one/1.csv": text}))[0]
     # The folder is no class then.
     assert list(row["label"]) == ["", "beat"]
     assert np.diff(row["time"]).tolist() == pytest.approx([60], abs=128)
@@ -69,34 +63,28 @@ def test_columns_of_a_file_may_be_classes_and_times(tmp_path):
 
 
 def test_other_splits_and_folders_of_a_pattern_are_not_taken(tmp_path):
-    for name in (
-        "data/a.csv",
-        "data/test/b.csv",
-        "data/validation/c.csv",
-        "sets/patient1/a.csv",
-        "sets/patient2/b.csv",
-    ):
-        write(tmp_path / name, "x\n1\n2\n")
+    names = "data/a.csv", "data/test/b.csv", "data/validation/c.csv", "sets/patient1/a.csv", "sets/patient2/b.csv"
+    write_files(tmp_path, dict.fromkeys(names, "x\n1\n2\n"))
     with refused(SourceError, "test", "train"):
         read(tmp_path / "data")
     assert len(read(tmp_path / "data", "test")) == 1
+    write_files(tmp_path, {"data/train/a.csv": "x\n1\n2\n"})
+    (tmp_path / "data" / "validation").rename(tmp_path / "data" / "val")
+    assert len(read(tmp_path / "data", "validation")) == len(read(tmp_path / "data", "val")) == 1
     with refused(SourceError, "patient1"):
         read(tmp_path / "sets" / "patient*")
     assert len(read(tmp_path / "sets" / "patient*" / "*.csv")) == 2
 
 
 def test_a_part_of_a_long_table_keeps_its_lines(tmp_path):
-    table = write(tmp_path / "folder" / "long.csv", "x\n" + "\n".join(["1"] * 8 + ["", "1"]) + "\n")
-    frame = pd.DataFrame({"x": np.arange(10.0)})
-    frame.to_parquet(tmp_path / "long.parquet")
+    pd.DataFrame({"x": np.arange(10.0)}).to_parquet(tmp_path / "long.parquet")
     assert read(tmp_path / "long.parquet", "train[:80%]")[0]["x"].tolist() == list(range(8))
     assert read(tmp_path / "long.parquet", "train[80%:]")[0]["x"].tolist() == [8, 9]
-    # pandas leaves out lines without anything.
-    write(table, "x,y\n" + "1,2\n" * 8 + "inf,2\n1,2\n")
+    folder = write_files(tmp_path / "folder", {"long.csv": "x,y\n" + "1,2\n" * 8 + "inf,2\n1,2\n"})
     # In a folder alone, too.
-    assert len(read(tmp_path / "folder", "train[80%:]")[0]["x"]) == 2
+    assert len(read(folder, "train[80%:]")[0]["x"]) == 2
     with refused(DataError, "long.csv", "line 10"):
-        SeriesClassificationTask(columns=["x"]).encode(read(table, "train[50%:]")[0] | {"label": 0})
+        SeriesClassificationTask(columns=["x"]).encode(read(folder / "long.csv", "train[50%:]")[0] | {"label": 0})
 
 
 def test_arrays_are_examples_or_sequences(tmp_path):
@@ -119,12 +107,8 @@ def test_arrays_are_examples_or_sequences(tmp_path):
 
 def test_a_changed_file_is_read_again(walks):
     before = read(walks)[0]["x"].tolist()
-    file = write(walks / "train" / "run" / "0.csv", "x,y\n7,1\n")
-    os.utime(file, ns=(1, 1))
+    os.utime(write_files(walks, {"train/run/0.csv": "x,y\n7,1\n"}) / "train/run/0.csv", ns=(1, 1))
     assert before != [7.0] and read(walks)[0]["x"].tolist() == [7.0]
-
-
-ALL_ONE = "run/0.csv,1\nrun/1.csv,1\nwalk/0.csv,1\nwalk/1.csv,1\n"
 
 
 @pytest.mark.parametrize(
@@ -135,22 +119,18 @@ ALL_ONE = "run/0.csv,1\nrun/1.csv,1\nwalk/0.csv,1\nwalk/1.csv,1\n"
         ("train/run/1.csv", "", r"1\.csv cannot be read: No columns"),
         ("train/run/1.csv", "x,y\n1,2,3\n4,5,6\n", r"1\.csv cannot be read: .*more cells than the line of names"),
         ("train/run/1.npz", "PK\3\4 no archive", r"1\.npz cannot be read: "),
-        ("train/metadata.csv", f"file_name,file\n{ALL_ONE}", "has a column 'file', a reserved name: rename it"),
-        ("train/metadata.csv", f"file_name,label\n{ALL_ONE}walk/0.csv,2\n", "has 2 rows for 0.csv"),
         ("train/run/1.npy", "no array", r"1\.npy cannot be read: "),
-        ("train/metadata.csv", "name,label\n0.csv,1\n", r"names 1 file .* of several folders"),
-        (
-            "train/metadata.csv",
-            "file_name,label\nrun/0.csv,1\nno.csv,2\n",
-            r"names 1 file .* not found, such as 'no.csv'",
-        ),
-        ("train/metadata.csv", f"file_name,x\n{ALL_ONE}", "a column 'x', the name of a property of the whole file"),
+        ("train/labels.csv", "f,x\nrun/0.csv,1\nrun/1.csv,1\nwalk/0.csv,2\nwalk/1.csv,2\n", "a column 'x', the name"),
     ],
 )
 def test_files_that_cannot_be_used_are_named_with_their_line(walks, name, text, words):
-    write(walks / name, text)
     with pytest.raises(ValueError, match=words):
-        read(walks)
+        read(write_files(walks, {name: text}))
+
+
+def test_endings_may_be_capitals(tmp_path):
+    files = {f"{'ab'[number % 2]}/{number}.CSV": f"x,y\n{number},2\n3,4\n" for number in range(6)}
+    assert look_at(str(write_files(tmp_path, files))).classes == ["a", "b"]
 
 
 def test_places_without_sequences_are_named(tmp_path, walks):
@@ -162,7 +142,7 @@ def test_places_without_sequences_are_named(tmp_path, walks):
     with refused(SourceError, "train[:0]"):
         read(walks, "train[:0]")
     with refused(SourceError, "sequence", "csv"):
-        read(write(tmp_path / "words.txt", "a"))
+        read(write_files(tmp_path, {"words.txt": "a"}) / "words.txt")
     with refused(SettingsError, "lines", "examples", "positions", "series"):
         build(DataSource, {"path": "x", "rows": "lines"})
     with refused(SettingsError, "positions", "streaming"):

@@ -2,7 +2,7 @@
 
 import io
 import json
-import tarfile
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -16,56 +16,39 @@ from PIL import Image
 from hf_ext.data.opening import SourceError, open_source
 from hf_ext.data.roles import Hints, find_roles
 from hf_ext.data.source import DataSource
-from hf_ext.data.splits import choose, compare_splits, count_shared, hash_inputs, hold_out, split_examples
+from hf_ext.data.splits import compare_splits, count_shared, hash_inputs, hold_out, split_examples
 from hf_ext.data.survey import look_at
 from hf_ext.data.tables import read_table
 from hf_ext.settings import SettingsError, build
 from hf_ext.training import TrainingArguments
 from hf_ext.training.data_check import check_data, describe_check
-from tests.kit.own_data import write_pictures, write_sounds, write_tables
+from tests.kit.own_data import write_files, write_pictures, write_sounds, write_tables
 from tests.training.tiny import TinyTask, make_arguments, run
 
 RNG = np.random.default_rng(0)
 
 
-def write_tar(file: Path) -> Path:
-    with tarfile.open(file, "w") as archive:
-        for number in range(24):
-            held = io.BytesIO()
-            Image.effect_noise((9, 8), 10 + number).save(held, "png")
-            for name, content in ((f"{number}.png", held.getvalue()), (f"{number}.cls", b"%d" % (number % 2))):
-                entry = tarfile.TarInfo(name)
-                entry.size = len(content)
-                archive.addfile(entry, io.BytesIO(content))
-    return file
+def write_tar(file: Path) -> None:
+    write_pictures(file.parent / "held", [""], 24)
+    write_files(file.parent / "held", {f"{number}.cls": str(number % 2) for number in range(24)})
+    shutil.make_archive(str(file.with_suffix("")), "tar", file.parent / "held")
 
 
-def write_rows(file: Path) -> Path:
+def write_rows(file: Path) -> None:
     # Sorted by class, with numbers that tell nothing of it.
     rows = datasets.Dataset.from_dict(
         {"text": [f"note {n} of {n * n}" for n in range(24)], "label": [0] * 8 + [1] * 16}
     )
     getattr(rows, {".jsonl": "to_json", ".csv": "to_csv", ".parquet": "to_parquet"}[file.suffix])(file)
-    return file
-
-
-def write_texts(place: Path) -> Path:
-    place.write_text("".join(f"line {n}\n" for n in range(24)))
-    return place
-
-
-def write_npz(file: Path) -> Path:
-    np.savez(file, values=RNG.normal(size=(24, 5, 2)), label=np.arange(24) % 2)
-    return file
 
 
 KINDS = {
     "rows.jsonl": write_rows,
     "rows.csv": write_rows,
     "rows.parquet": write_rows,
-    "texts.txt": write_texts,
+    "texts.txt": lambda place: place.write_text("".join(f"line {n}\n" for n in range(24))),
     "shard.tar": write_tar,
-    "arrays.npz": write_npz,
+    "arrays.npz": lambda file: np.savez(file, values=RNG.normal(size=(24, 5, 2)), label=np.arange(24) % 2),
     "classes": lambda place: write_pictures(place, ["cat", "dog"], 12),
     "photos": lambda place: write_pictures(place, [""], 24),
     "sounds": lambda place: write_sounds(place, ["cat", "dog"], 12, 8000, 0.01),
@@ -141,7 +124,7 @@ def test_equal_pictures_stay_together(named):
     held = [{"bytes": make_picture(n // 2), "path": f"{n}.png" if named else None} for n in range(30)]
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     data = datasets.Dataset.from_dict({"image": held, "label": [n // 2 % 2 for n in range(30)]}, features=kinds)
-    require_apart([n // 2 for n in range(30)], choose(data, 0.2, 0))
+    require_apart([n // 2 for n in range(30)], split_examples(data, 0.2, 0)[0])
     # Of given parts, each copy is counted.
     assert count_shared(data.select(range(0, 30, 2)), data.select(range(1, 30, 2))) == 15
 
@@ -174,7 +157,7 @@ def test_files_whose_names_begin_alike_stay_together(name, kept):
 def test_texts_of_the_same_words_are_on_one_side(change):
     texts = [f'The "parcel" {n} wasn\'t late.' for n in range(60)]
     rows = {"text": [*texts, *map(change, texts)], "id": list(range(120)), "label": ["a", "b"] * 60}
-    require_apart([n % 60 for n in range(120)], choose(datasets.Dataset.from_dict(rows), 0.1, 0))
+    require_apart([n % 60 for n in range(120)], split_examples(datasets.Dataset.from_dict(rows), 0.1, 0)[0])
 
 
 def test_given_parts_that_share_examples_or_persons_are_told():
@@ -193,7 +176,7 @@ def test_many_small_classes_give_a_share_and_few_give_one_each():
             "label": [f"c{n % classes}" for n in range(400)],
         }
         data = datasets.Dataset.from_dict(rows).select(range(2 * classes))
-        chosen = choose(data, 0.05, 0)
+        chosen, _ = split_examples(data, 0.05, 0)
         assert chosen.sum() == held
         assert {*data.select(np.flatnonzero(~chosen))["label"]} == {*data["label"]}
 
@@ -204,7 +187,7 @@ def test_a_column_of_splits_decides():
         "split": ["train", "TEST"] * 10,
         "label": ["a", "b", "b", "a"] * 5,
     }
-    assert choose(datasets.Dataset.from_dict(rows), 0.1, 0).tolist() == [False, True] * 10
+    assert split_examples(datasets.Dataset.from_dict(rows), 0.1, 0)[0].tolist() == [False, True] * 10
 
 
 @pytest.mark.parametrize("split", ["test", "validation", "test[:50%]"])
@@ -267,7 +250,7 @@ LABELS = ["good", "bad"] * 80
 )
 def test_equal_texts_are_on_one_side_whatever_stands_beside_them(extra):
     data = datasets.Dataset.from_dict({"text": TEXTS, "label": LABELS, **extra})
-    require_apart(TEXTS, choose(data, 0.1, 0))
+    require_apart(TEXTS, split_examples(data, 0.1, 0)[0])
 
 
 @pytest.mark.parametrize("label", [None, "rare"])

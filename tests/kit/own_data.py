@@ -20,6 +20,14 @@ def open_apart(train: dict[str, Any], other: dict[str, Any]) -> tuple[Any, Any]:
     return learned, measured
 
 
+def write_files(folder: str | Path, files: dict[str, str | bytes]) -> Path:
+    """Texts, or bytes, under their names in a folder."""
+    for name, held in files.items():
+        Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+        Path(folder, name).write_bytes(held if isinstance(held, bytes) else held.encode())
+    return Path(folder)
+
+
 def write_pictures(folder: str | Path, classes: list[str], count: int, size=(40, 32), mode: str = "RGB") -> None:
     """Pictures of noise in a folder for each class; folders of other names have other pictures."""
     generator = np.random.default_rng(list(Path(folder).name.encode()))
@@ -42,8 +50,6 @@ def write_sounds(folder: str | Path, classes: list[str], count: int, rate: int, 
 def write_tables(folder: str | Path, names: list[str], rows: int, label: bool = False) -> None:
     generator = np.random.default_rng(0)
     for name in names:
-        path = Path(folder, f"{name}.csv")
-        path.parent.mkdir(parents=True, exist_ok=True)
         lines = [f"{a:.3f},{b:.3f}" + (f",{'up' if a > 0 else 'down'}" if label else "") for a, b in
                  generator.normal(size=(rows, 2))]  # fmt: skip
-        path.write_text("\n".join(["x,y" + (",label" if label else ""), *lines]))
+        write_files(folder, {f"{name}.csv": "\n".join(["x,y" + (",label" if label else ""), *lines])})
