@@ -15,7 +15,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 from ..errors import DataError, NotPublished
 from ..files import read_json_object
 from .checkpoints import PICKLES, open_checkpoint
-from .diffusers_folders import INDEX, is_pipeline, load_pipeline, read_index, save_pipeline
+from .diffusers_folders import INDEX, is_pipeline, read_index, save_again
 from .folder_kinds import known_kinds
 from .header_format import CheckpointError
 from .load_check import LOADER, code_references, refuse_kernels, room_code, room_of
@@ -76,7 +76,7 @@ def _write_pipeline(folder: Path, out: Path) -> None:
     refuse_links(folder, lambda name: name.partition("/")[0] in components)
     for path in folder.glob("*/config.json"):
         refuse_kernels(read_json_object(path), path)
-    save_pipeline(load_pipeline(folder), out)
+    save_again(folder, out)
     copy_files(folder, out, is_described)
 
 
