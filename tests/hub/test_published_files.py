@@ -219,6 +219,9 @@ def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, tmp_p
     shown = json.loads(CliRunner().invoke(main, [*arguments, "--dry-run", "--json"]).output)
     assert "notes.txt" in shown["stays_behind"] and "config.json" in shown["files"]
     assert shown["deleted"] == []
+    # What a push would refuse.
+    for wrong in (["--branch", "a..b"], ["--message", " "], ["--create-pr", "--branch", "dev"]):
+        assert CliRunner().invoke(main, [*arguments, "--dry-run", *wrong]).exit_code == 2
     HfApi(endpoint=hub.url, token=False).create_repo("org/bert")
     for name in ("vocab.txt", "mine.md"):
         HfApi(endpoint=hub.url, token=False).upload_file(path_or_fileobj=b"x", path_in_repo=name, repo_id="org/bert")
