@@ -38,7 +38,6 @@ from .front_matter import read_front_matter
 from .load_check import check_loads, verify_code
 from .published_files import Listing, copy_license, is_described, is_loaded, list_files
 from .ref_names import is_ref_name
-from .shipped import ROLES
 from .staging import MANIFEST, write_folder
 
 _CHECKPOINT = ("config.json", "adapter_config.json", INDEX)
@@ -46,8 +45,12 @@ _CHECKPOINT = ("config.json", "adapter_config.json", INDEX)
 _OF_ARTIFACTS = ("tasks/", "base/", "mask.safetensors", "extra.safetensors", "sums.safetensors")
 # The same, of a diffusers pipeline.
 _OF_PIPELINES = (INDEX, "pipeline.py", "transformer/", "scheduler/", "vae/", "text_encoder/", "tokenizer/")
-# What a push writes beside the files that loaders read and those that describe a model.
-_WRITTEN = re.compile(rf"({'|'.join(ROLES)})_\w+\.py|emr\.json|emr_loader\.py|\.eval_results/hf_ext\.yaml")
+# What a push writes beside the files that loaders read and those that describe a model: code, under the names that it
+# has in this version and had in earlier ones, and reports.
+_WRITTEN = re.compile(
+    r"(?:configuration|modeling|ops|kernels|streaming|processing|image_processing|feature_extraction|restoring"
+    r"|pipeline)_\w+\.py|emr\.json|emr_loader\.py|\.eval_results/hf_ext\.yaml"
+)
 
 
 def stage(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import json
 import os
 import random
 import signal
@@ -30,9 +29,8 @@ from tests.kit.hub import ask, commit_body, create_repository, find_damage, is_w
 from tests.kit.models import file_limit
 from tests.kit.refusals import refused
 
-from .conftest import hub_process, peak_memory
+from .conftest import COMMIT, hub_process, peak_memory
 
-COMMIT = "/api/models/me/model/commit/main"
 # A Hub needs none of our models, whose registration would import transformers.
 SERVE = """
 import os, sys
@@ -291,11 +289,8 @@ def test_large_files_stream_in_constant_memory(tmp_path: Path) -> None:
         path = request_lfs_upload(url, "me/model", digest.hexdigest(), size)
         assert path is not None
         assert ask(url, "PUT", path, (piece for _ in range(pieces)), {"Content-Length": str(size)}).status == 200
-        pointer = {
-            "key": "lfsFile",
-            "value": {"path": "zeros.bin", "algo": "sha256", "oid": digest.hexdigest(), "size": size},
-        }
-        assert ask(url, "POST", COMMIT, commit_body({}) + json.dumps(pointer).encode()).status == 200
+        pointer = {"path": "zeros.bin", "algo": "sha256", "oid": digest.hexdigest(), "size": size}
+        assert ask(url, "POST", COMMIT, commit_body({}, ("lfsFile", pointer))).status == 200
         # Regular files come in one request, and are stored one by one.
         many = commit_body({f"{i}.txt": bytes(5 << 20) for i in range(2)}).splitlines(keepends=True)
         assert ask(url, "POST", COMMIT, (line for line in many[:1] + many[1:] * 10)).status == 200

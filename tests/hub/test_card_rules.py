@@ -117,7 +117,7 @@ def test_the_check_and_the_hub_judge_a_card_alike(metadata, found, refused, url)
     assert [(each.line, each.field, each.refused) for each in problems] == [(*each, refused) for each in found]
     # Other kinds of repositories have other rules.
     for kind, told in (("model", found), ("dataset", [])):
-        answer = ask(url, "POST", "/api/validate-yaml", json.dumps({"content": card, "repoType": kind}).encode())
+        answer = ask(url, "POST", "/api/validate-yaml", {"content": card, "repoType": kind})
         counts = [len(answer.json()[name]) for name in ("errors", "warnings")]
         assert answer.status == (400 if refused and told else 200)
         assert counts == ([len(told), 0] if refused else [0, len(told) + (not metadata)])
@@ -151,14 +151,15 @@ def test_the_check_of_a_card_names_lines(bert):
 
 
 NO_METADATA = ["license: [mit", "license: mit\nlicense: mit", "- license", "license: &a mit\nbase_model: *a"]
+NO_METADATA += ["a: !!python/object:os.system x", "a: " + "[" * 100_000, "a: " + "x" * 2**21]
 
 
-@pytest.mark.parametrize("metadata", NO_METADATA)
+@pytest.mark.parametrize("metadata", NO_METADATA, ids=lambda text: text[:20])
 def test_metadata_that_no_reader_takes_is_refused_in_a_line(metadata, tmp_path, url):
     card = f"---\n{metadata}\n---\n# Mine\n"
     with pytest.raises(ValueError):
         check_card(card)
-    answer = ask(url, "POST", "/api/validate-yaml", json.dumps({"content": card, "repoType": "model"}).encode())
+    answer = ask(url, "POST", "/api/validate-yaml", {"content": card, "repoType": "model"})
     assert answer.status == 400
     bert = save_bert(tmp_path / "bert")
     (bert / "README.md").write_text(card)

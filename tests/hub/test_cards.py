@@ -273,7 +273,7 @@ def test_only_a_line_of_its_own_ends_the_metadata(line):
     last = "base_model: 3"
     assert front_matter(f"---\nlicense: mit\n{line}\n{last}\n---\n# Mine\n").endswith(last)
     assert front_matter(f"---\r\n{line}\r\n{last}\r\n--- \r\n---\r\n") == f"{line}\r\n{last}"
-    assert front_matter("---\n---\n# Mine\n---\n") == ""
+    assert front_matter("---\n---\n# Mine\n---\n") == "" == front_matter("no metadata\n---\na: 1\n---\n")
 
 
 def test_other_kinds_of_models(tmp_path):
