@@ -21,8 +21,9 @@ from hf_ext.hub.released import list_released
 from hf_ext.semanir import SemanIRImageProcessor
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
+from tests.kit.restorers import tiny_restorer
 
-from .published import EVALUATION, TRAINING, edit, save_bert, save_snapshot, tiny_adapter, tiny_model
+from .published import EVALUATION, TRAINING, edit, save_bert, save_snapshot, tiny_adapter
 
 
 def headings(text: str) -> list[str]:
@@ -103,7 +104,7 @@ def test_text_of_a_trained_model(snapshot):
     assert_finished(text)
     assert headings(text)[:5] == ["How to use it", "Intended use", "Data", "Training", "Results"]
     assert headings(text)[5:] == ["Model", "Limits", "What differs from the paper", "Citation"]
-    count = sum(value.numel() for value in tiny_model().state_dict().values())
+    count = sum(value.numel() for value in tiny_restorer().state_dict().values())
     for line in (
         *("| sigma | 25 |", "| learning_rate | 0.0002 |", "| commit | 1234abcd |", "| hardware | 2 CPU cores |"),
         *("| time | 1 h 2 min 3 s |", f"| parameters | {count:,} |", "| train.path | photographs |"),
@@ -298,7 +299,7 @@ def test_other_kinds_of_models(tmp_path):
 
 @pytest.mark.slow
 def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_path, run_client):
-    model = tiny_model()
+    model = tiny_restorer()
     with torch.no_grad():
         # as initialised, the model hardly changes a picture
         model.reconstruction[0].bias.fill_(0.1)

@@ -21,6 +21,7 @@ from hf_ext.hub.load_check import check_loads, verify_code
 from hf_ext.hub.publish import push, stage
 from hf_ext.merging import add_task, merge_checkpoints, remove_task
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir, tiny_unet
+from tests.emr.use_testing import merge_family
 from tests.kit.refusals import refused
 
 from .published import CODE, contents, save_bert
@@ -251,10 +252,7 @@ def test_a_card_of_a_plain_merge(models, tmp_path):
 
 @pytest.mark.slow
 def test_a_diffusers_model(tmp_path):
-    base = tiny_unet(tmp_path / "base")
-    for seed, name in enumerate("ab", start=1):
-        tiny_unet(tmp_path / name, seed, base=base)
-    artifact = merge(tmp_path, tmp_path / "merged", include_base=True)
+    artifact = merge_family(tmp_path, tiny_unet, given={"include_base": True})
     staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")
     check_loads(staged)
     text = (staged / "README.md").read_text()
@@ -285,10 +283,7 @@ def test_the_root_promises_no_task(models, artifact, tmp_path):
 
 @pytest.mark.slow
 def test_our_own_models_travel_with_their_code(tmp_path):
-    base = tiny_semanir(tmp_path / "base")
-    for seed, name in enumerate("ab", start=1):
-        tiny_semanir(tmp_path / name, seed, base=base)
-    artifact = merge(tmp_path, tmp_path / "merged", include_base=True)
+    artifact = merge_family(tmp_path, tiny_semanir, given={"include_base": True})
     staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")
     assert {name for name in contents(staged) if name.endswith(".py")} == {*CODE, "emr_loader.py"}
     configs = [json.loads((staged / name / "config.json").read_text()) for name in (".", "tasks/a", "base")]
