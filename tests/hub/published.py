@@ -81,9 +81,9 @@ def on_hub(api: HfApi, tmp_path: Path, revision: str = "main") -> dict[str, byte
     return {name: data for name, data in contents(folder).items() if not name.startswith((".cache/", ".git"))}
 
 
-def titles(api: HfApi, revision: str = "main") -> list[str]:
+def titles(api: HfApi) -> list[str]:
     """The commits of `org/model` on a Hub, the latest first."""
-    return [commit.title for commit in api.list_repo_commits("org/model", revision=revision)]
+    return [commit.title for commit in api.list_repo_commits("org/model")]
 
 
 def edit(path: Path, **fields: Any) -> None:

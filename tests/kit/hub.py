@@ -126,24 +126,23 @@ def lfs_pointer(path: str, content: bytes) -> tuple[str, dict[str, Any]]:
     return "lfsFile", {"path": path, "algo": "sha256", "oid": sha256, "size": len(content)}
 
 
-def request_lfs_upload(url: str, repository_id: str, sha256: str, size: int) -> str | None:
-    """Ask where to send a large file; the path and query of the URL, or None when it is there."""
+def request_lfs_upload(url: str, sha256: str, size: int) -> str | None:
+    """Ask where to send a large file of me/model; the path and query of the URL, or None when it is there."""
     batch = {"operation": "upload", "objects": [{"oid": sha256, "size": size}], "hash_algo": "sha256"}
-    path = f"/{repository_id}.git/info/lfs/objects/batch"
-    planned = ask(url, "POST", path, batch).json()["objects"][0]
+    planned = ask(url, "POST", "/me/model.git/info/lfs/objects/batch", batch).json()["objects"][0]
     if "actions" not in planned:
         return None
     split = urlsplit(planned["actions"]["upload"]["href"])
     return f"{split.path}?{split.query}"
 
 
-def commit_large(url: str, files: dict[str, bytes], revision: str = "main") -> str:
+def commit_large(url: str, files: dict[str, bytes]) -> str:
     """Commits files of me/model as LFS objects; the commit."""
     for content in files.values():
-        place = request_lfs_upload(url, "me/model", hashlib.sha256(content).hexdigest(), len(content))
+        place = request_lfs_upload(url, hashlib.sha256(content).hexdigest(), len(content))
         assert place is None or ask(url, "PUT", place, content).status == 200
     body = commit_body({}, *(lfs_pointer(path, content) for path, content in files.items()))
-    answer = ask(url, "POST", f"/api/models/me/model/commit/{revision}", body)
+    answer = ask(url, "POST", "/api/models/me/model/commit/main", body)
     assert answer.status == 200, answer.body
     return str(answer.json()["commitOid"])
 
