@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from huggingface_hub import HfApi, ModelCard
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.hub import released
 from hf_ext.hub.card_rules import CardRefused, check_card
 from hf_ext.hub.publish import push, rehearse
-from hf_ext_cli.main import main
+from tests.kit.command_line import run
 from tests.kit.hub import ask
 
 from .published import save_bert
@@ -144,9 +143,8 @@ def test_the_check_of_a_card_names_lines(bert):
     (bert / "README.md").write_text(
         "---\nlibrary_name: transformers\nlicense: my own\ndatasets: [null]\n---\n# Mine\n"
     )
-    result = CliRunner().invoke(main, ["card", str(bert), "--check", "--json"])
-    problems = json.loads(result.output)["problems"]
-    assert result.exit_code == 1 and len(problems) == 2
+    problems = json.loads(run("card", bert, "--check", "--json", code=1).output)["problems"]
+    assert len(problems) == 2
     assert [f"line {line}:" in problem for line, problem in zip((3, 4), problems, strict=True)] == [True, True]
 
 
@@ -163,8 +161,7 @@ def test_metadata_that_no_reader_takes_is_refused_in_a_line(metadata, tmp_path, 
     assert answer.status == 400
     bert = save_bert(tmp_path / "bert")
     (bert / "README.md").write_text(card)
-    result = CliRunner().invoke(main, ["card", str(bert), "--check"])
-    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+    assert isinstance(run("card", bert, "--check", code=2).exception, SystemExit)
 
 
 RELEASED = sorted(path.parent.name for path in Path(__file__).parents[2].glob("model_cards/released/*/README.md"))
