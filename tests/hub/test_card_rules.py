@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi, ModelCard
+from huggingface_hub import ModelCard
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.hub import released
@@ -127,16 +127,16 @@ def test_a_push_says_what_the_hub_only_warns_of(tmp_path, bert):
     assert len(rehearse(bert, tmp_path / "staged").notes) == 3
 
 
-def test_a_push_of_such_a_card_is_refused_before_anything_is_sent(hub, bert):
+def test_a_push_of_such_a_card_is_refused_before_anything_is_sent(options, api, bert):
     (bert / "README.md").write_text("---\ntags: [a]\nlicense: my own\nbase_model: 3\n---\n# Mine\n")
     problems = []
-    for options in ({}, {"license": "my own"}):
+    for license in ({}, {"license": "my own"}):
         with pytest.raises(CardRefused) as caught:
-            push(bert, "org/model", endpoint=hub.url, token=False, check=False, **options)
+            push(bert, "org/model", **options, **license)
         problems.append([(problem.line, problem.field) for problem in caught.value.problems])
         (bert / "README.md").unlink(missing_ok=True)
     assert problems[0] == [(3, "license"), (4, "base_model")] and [field for _, field in problems[1]] == ["license"]
-    assert not HfApi(endpoint=hub.url, token=False).repo_exists("org/model")
+    assert not api.repo_exists("org/model")
 
 
 def test_the_check_of_a_card_names_lines(bert):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard, ModelCardData, close_session, get_session, parse_eval_result_entries
+from huggingface_hub import ModelCard, ModelCardData, get_session, parse_eval_result_entries
 from PIL import Image, ImageChops
 
 from hf_ext.errors import DataError, UsageError
@@ -298,14 +298,14 @@ def test_other_kinds_of_models(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_path, run_client):
+def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, options, tmp_path, run_client):
     model = tiny_restorer()
     with torch.no_grad():
         # as initialised, the model hardly changes a picture
         model.reconstruction[0].bias.fill_(0.1)
     model.save_pretrained(tmp_path / "tiny")
     SemanIRImageProcessor().save_pretrained(tmp_path / "tiny")
-    push(tmp_path / "tiny", "org/tiny", endpoint=hub.url, token=False, check=False)
+    push(tmp_path / "tiny", "org/tiny", **options)
     url = f"{hub.url}/org/tiny/resolve/main/README.md"
     card = get_session().get(url).text
     snippet, by_pipeline = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
@@ -325,4 +325,3 @@ def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_pat
             # two copies of a network: their last bits may differ, and with them a rounding
             difference = ImageChops.difference(restored, expected)
             assert max(high for _, high in difference.getextrema()) <= 1 and restored.tobytes() != degraded.tobytes()
-    close_session()

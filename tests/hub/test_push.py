@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import pytest
 import torch
@@ -19,12 +18,6 @@ from tests.kit.refusals import refused
 from tests.kit.restorers import tiny_restorer
 
 from .published import STAGED, contents, on_hub, save_bert, titles
-
-
-@pytest.fixture
-def options(hub: EmbeddedHub) -> dict[str, Any]:
-    """Options of a push to the Hub of the test."""
-    return {"endpoint": hub.url, "token": False, "check": False}
 
 
 def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path, snapshot, caplog, warm_checks):
