@@ -18,18 +18,7 @@ from .terminal import show_lines
 
 DONE, FAILED, UNUSABLE = 0, 1, 2
 # Error numbers for a path that the user chose; others concern the disk or the machine.
-_OF_THE_PATH = {
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.ENOTEMPTY,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-}
+_OF_THE_PATH = "ENOENT ENOTDIR EISDIR EEXIST ENOTEMPTY EACCES EPERM EROFS ELOOP ENAMETOOLONG"
 # What Python's readers of archives raise for broken ones.
 BROKEN_ARCHIVE = (EOFError, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
 
@@ -196,7 +185,7 @@ def _blames_the_path(error: OSError) -> bool:
             return True
         found = found.__cause__
     if error.errno is not None:
-        return error.errno in _OF_THE_PATH
+        return errno.errorcode.get(error.errno) in _OF_THE_PATH.split()
     # Without a number and a cause it is the word of a library on what it was given: Pillow's of a file that is no
     # picture, transformers' of a folder without config.json. Ours, of what failed, tell the cause.
     return error.__cause__ is None and not isinstance(error, ConnectionError | TimeoutError | InterruptedError)

@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, TimeoutExpired
 from types import SimpleNamespace
@@ -137,7 +136,7 @@ def url(hub: EmbeddedHub) -> str:
 @pytest.fixture
 def run_client(hub: EmbeddedHub, tmp_path: Path) -> Callable[..., str]:
     """`run_client(script, *arguments)`: run a Python script in a process whose Hugging Face libraries use `hub`."""
-    return partial(_run, hub.url, tmp_path / "home")
+    return lambda script, *arguments: run_python(script, hub.url, tmp_path / "home", *arguments)
 
 
 @pytest.fixture
@@ -145,7 +144,3 @@ def warm_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The load check of what is published runs in processes that start with torch imported."""
     replaced = SimpleNamespace(run=warm_python.run, TimeoutExpired=TimeoutExpired, DEVNULL=DEVNULL)
     monkeypatch.setattr("hf_ext.hub.load_check.subprocess", replaced)
-
-
-def _run(url: str, home: Path, script: str, *arguments: str) -> str:
-    return run_python(script, url, home, *arguments)

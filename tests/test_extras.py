@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 
 from hf_ext.extras import EXTRAS, check_installed, explain_missing, import_extra
 from hf_ext.mrconv import MRConvConfig, MRConvModel
+from tests.kit.hub import run_python
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -62,6 +63,17 @@ def test_a_command_without_its_extra_says_what_to_install(module, words, tmp_pat
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert f"needs {module}, which is not installed: pip install 'hf-ext[{EXTRAS[module]}]'" in done.stderr
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn_where_a_notebook_names_a_backend_of_another_environment(tmp_path):
+    program = """
+    import os
+    os.environ["MPLBACKEND"] = "module://backend_of_a_notebook.inline"
+    from hf_ext.figures import new_figure, picture_of
+    print(picture_of(new_figure(2, 1)).size)
+    """
+    assert "(200, 100)" in run_python(program, "http://127.0.0.1:9", tmp_path)
 
 
 def test_the_lower_bounds_are_constraints_of_pip():

@@ -2,7 +2,6 @@
 
 import codecs
 import json
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,22 +11,13 @@ import click
 from hf_ext.terminal import escape, escape_line
 
 
-def finite(value: Any) -> Any:
-    """The value for JSON: null for infinities and NaN, text for keys and values of other types, such as dates."""
-    if isinstance(value, dict):
-        return {key if isinstance(key, str) else str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [finite(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, str | int | None) else str(value)
-
-
 def print_json(value: Any) -> None:
-    """Prints one JSON document on standard output."""
+    """Prints one JSON document on standard output: null for infinities and NaN, text for other types."""
+    from hf_ext.hub.front_matter import as_json
+
     # JSON can escape characters that the encoding lacks.
     escapes = codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
-    click.echo(json.dumps(finite(value), indent=2, ensure_ascii=escapes, allow_nan=False))
+    click.echo(json.dumps(as_json(value), indent=2, ensure_ascii=escapes, allow_nan=False))
 
 
 def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str | None = None) -> None:

@@ -1,11 +1,11 @@
 """hf-ext push and hf-ext card."""
 
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from hf_ext.hub.published_files import Listing
 from hf_ext.terminal import is_quiet
 
 from .information import read_results as read_evaluation
@@ -14,9 +14,6 @@ from .output import print_json, print_rows
 from .signals import ended_by_signals
 from .sources import ModelFolder
 from .terminal import say
-
-if TYPE_CHECKING:
-    from hf_ext.hub.published_files import Listing
 
 
 @click.command()
@@ -52,8 +49,10 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
     with ended_by_signals("the copy is removed. Push again.", own_folder=True):
         register_models()
         if dry_run:
-            listing = try_push(folder, repo_id, check, **options)
-            result: dict[str, Any] = {"repo_id": repo_id}
+            from hf_ext.hub.publish import preview
+
+            # The options have the names of the function's arguments.
+            listing, result = preview(folder, repo_id, check=check, **options), {"repo_id": repo_id}
         else:
             listing, result = upload(folder, repo_id, check, as_json, **options)
     if as_json:
@@ -65,49 +64,23 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
         print_rows([(name.replace("_", " "), value) for name, value in result.items() if value is not None])
 
 
-def upload(folder: Path, repo_id: str, check: bool, as_json: bool, **options: Any) -> tuple["Listing", dict[str, Any]]:
+def upload(folder: Path, repo_id: str, check: bool, as_json: bool, **options: Any) -> tuple[Listing, dict[str, Any]]:
     """Pushes a folder after its listing was printed, and returns the listing and the commit."""
     from hf_ext.hub.publish import push as run
 
     announced: list[Listing] = []
 
-    def announce(listing: "Listing") -> None:
+    def announce(listing: Listing) -> None:
         announced.append(listing)
         if not is_quiet():
             print_listing(listing, to_stderr=as_json)
 
-    # The options have the names of the function's arguments.
     commit = run(folder, repo_id, check=check, announce=announce, **options)
     where = {"commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url}
     return announced[0], {"repo_id": repo_id, **where}
 
 
-def try_push(
-    folder: Path,
-    repo_id: str,
-    check: bool,
-    *,
-    license: str | None,
-    revision: str | None,
-    endpoint: str | None,
-    **_: Any,
-) -> "Listing":
-    """Stages and checks a folder as a push would, and returns the listing."""
-    from huggingface_hub.utils import validate_repo_id
-
-    from hf_ext.hub.load_check import check_loads
-    from hf_ext.hub.publish import look_ahead, rehearse
-
-    validate_repo_id(repo_id)
-    with tempfile.TemporaryDirectory() as place:
-        staged = Path(place, repo_id.rpartition("/")[2])
-        listing = rehearse(folder, staged, repo_id=repo_id, license=license)
-        if check:
-            check_loads(staged, repo_id=repo_id)
-        return look_ahead(listing, repo_id, revision=revision, endpoint=endpoint)
-
-
-def print_listing(listing: "Listing", to_stderr: bool = False) -> None:
+def print_listing(listing: Listing, to_stderr: bool = False) -> None:
     """Prints the plan of an upload: files with sizes, excluded files with reasons, and warnings."""
     parts = {
         "files to upload": [(f"{size:,}", name) for name, size in listing.files.items()],

@@ -58,6 +58,8 @@ class Repository:
             remove_leftovers(place)
         self._lock = threading.RLock()
         self._state: dict[str, Any] = json.loads(inside(folder, _STATE).read_bytes())
+        # `model`, `dataset` or `space`, and the time of creation: they never change.
+        self.kind, self.created = str(self._state["kind"]), str(self._state["created"])
         self._deleted = False
         self._snapshot = lru_cache(maxsize=_SNAPSHOTS_IN_MEMORY)(
             lambda tree: Snapshot.load(inside(folder, "trees", f"{tree}.json").read_bytes())
@@ -86,19 +88,9 @@ class Repository:
         return f"{self.folder.parent.name}/{self.folder.name}"
 
     @property
-    def kind(self) -> str:
-        """`model`, `dataset` or `space`."""
-        return str(self._state["kind"])
-
-    @property
     def private(self) -> bool:
         """Reading needs a token."""
         return bool(self._state["private"])
-
-    @property
-    def created(self) -> str:
-        """Time of creation."""
-        return str(self._state["created"])
 
     @property
     def refs(self) -> dict[str, str]:

@@ -154,28 +154,29 @@ def _apply(metadata: dict[str, Any]) -> Iterator[_Broken]:
     if isinstance(metadata.get("tags"), str):
         yield ("tags",), f"must be a list, got {metadata['tags']!r:.60}", True
     if "model-index" in metadata:
-        yield from _check_results(metadata["model-index"])
+        yield from _compare(metadata["model-index"], _INDEX, ("model-index",))
 
 
-def _check_results(index: Any) -> Iterator[_Broken]:
-    """The rules of `model-index`: models with results, each with a task, a data set, and metrics with values."""
-    start: _Path = ("model-index",)
-    for path, model in _items(index, start):
-        yield from _require_text(model, path, "name")
-        for place, result in _items(_get(model, "results"), (*path, "results")):
-            yield from _require_text(_get(result, "task"), (*place, "task"), "type")
-            for name in ("type", "name"):
-                yield from _require_text(_get(result, "dataset"), (*place, "dataset"), name)
-            for spot, metric in _items(_get(result, "metrics"), (*place, "metrics")):
-                yield from _require_text(metric, spot, "type")
-                if _get(metric, "value") is None:
-                    yield (*spot, "value"), "is missing", True
-            if not isinstance(_get(result, "metrics"), list):
-                yield (*place, "metrics"), "must be a list", True
-        if not isinstance(_get(model, "results"), list):
-            yield (*path, "results"), "must be a list", True
-    if not isinstance(index, list):
-        yield start, "must be a list", True
+# `model-index`: models with results, each with a task, a data set, and metrics with values.
+_METRIC = {"type": str, "value": object}
+_RESULT = {"task": {"type": str}, "dataset": {"type": str, "name": str}, "metrics": [_METRIC]}
+_INDEX = [{"name": str, "results": [_RESULT]}]
+
+
+def _compare(value: Any, wanted: Any, path: _Path) -> Iterator[_Broken]:
+    """Compares a part of `model-index` with what it must be: lists, mappings, texts, and what is there at all."""
+    if isinstance(wanted, dict):
+        for name, part in wanted.items():
+            yield from _compare(_get(value, name), part, (*path, name))
+    elif isinstance(wanted, list):
+        if not isinstance(value, list):
+            yield path, "must be a list", True
+        for place, each in _items(value, path):
+            yield from _compare(each, wanted[0], place)
+    elif wanted is str and (not isinstance(value, str) or not value):
+        yield path, f"must be a text that is not empty, got {value!r:.60}", True
+    elif value is None:
+        yield path, "is missing", True
 
 
 def read_results(metadata: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
@@ -194,8 +195,3 @@ def _items(value: Any, path: _Path) -> list[tuple[_Path, Any]]:
 
 def _get(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else None
-
-
-def _require_text(value: Any, path: _Path, name: str) -> Iterator[_Broken]:
-    if not isinstance(found := _get(value, name), str) or not found:
-        yield (*path, name), f"must be a text that is not empty, got {found!r:.60}", True

@@ -252,15 +252,13 @@ def open_checkpoint(
 
 
 def _open_local(path: Path, commit: str | None = None) -> Checkpoint:
-    if path.is_dir():
-        entry = _find_entry([item.name for item in path.iterdir() if item.is_file()], str(path))
-        return Checkpoint(lambda name: LocalFile(_inside(path, name), str(path / name)), entry, commit)
-    if _INDEX.fullmatch(path.name):
-        return Checkpoint(
-            lambda name: LocalFile(_inside(path.parent, name), str(path.parent / name)), path.name, commit
-        )
-    entry = _find_entry([path.name], str(path))
-    return Checkpoint(lambda name: LocalFile(path, str(path)), entry, commit)
+    is_folder = path.is_dir()
+    entry = _find_entry([item.name for item in path.iterdir() if item.is_file()] if is_folder else [path.name], path)
+    if not is_folder and not _INDEX.fullmatch(entry):
+        # The file itself was named, be it a link.
+        return Checkpoint(lambda name: LocalFile(path, str(path)), entry, commit)
+    folder = path if is_folder else path.parent
+    return Checkpoint(lambda name: LocalFile(_inside(folder, name), str(folder / name)), entry, commit)
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -275,7 +273,7 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _find_entry(names: list[str], where: str) -> str:
+def _find_entry(names: list[str], where: object) -> str:
     """The file to start from: the weights themselves or the index of their shards."""
     for stem in _STEMS:
         for name in (stem + _SUFFIX, stem + _INDEX_SUFFIX):
@@ -307,7 +305,7 @@ def explain_hub(where: str, endpoint: str | None) -> Iterator[None]:
             f"{where}: no such repository or revision on {endpoint}, or no access to it; check the name, and pass "
             f"a token if it is private ({str(error).splitlines()[0]})"
         ) from error
-    except (RevisionResolutionError, LocalEntryNotFoundError, httpx2.TransportError) as error:
+    except (RevisionResolutionError, LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.TransportError) as error:
         raise CheckpointError(f"{where}: {endpoint} cannot be reached and this is not in the cache.") from error
     except HfHubHTTPError as error:
         raise CheckpointError(f"{where}: {str(error).splitlines()[0]}") from error
@@ -319,16 +317,22 @@ def _open_repository(repo_id: str, revision: str | None, token: str | bool | Non
     with explain_hub(where, api.endpoint):
         # falls back on the cache when the Hub cannot be reached
         commit = api.resolve_revision(repo_id, revision=revision).resolved
-        listing = _list_files(api, repo_id, commit)
-    if listing is None:
-        snapshot = Path(constants.HF_HUB_CACHE, f"models--{repo_id.replace('/', '--')}", "snapshots", commit)
-        if not snapshot.is_dir():
-            raise CheckpointError(f"{where}: {api.endpoint} cannot be reached and this is not in the cache.")
-        return _open_local(snapshot, commit)
+        try:
+            files = list_files(api, repo_id, commit)
+        except (OfflineModeIsEnabled, httpx2.TransportError):
+            snapshot = Path(constants.HF_HUB_CACHE, f"models--{repo_id.replace('/', '--')}", "snapshots", commit)
+            if not snapshot.is_dir():
+                raise
+            return _open_local(snapshot, commit)
+    return open_listed(api, repo_id, commit, files)
+
+
+def open_listed(api: HfApi, repo_id: str, commit: str, files: dict[str, RepoFile], folder: str = "") -> Checkpoint:
+    """Opens the checkpoint in a folder (`name/`) of a repository whose files are known."""
     where = f"{repo_id}@{commit[:12]}"
-    files = listing
 
     def open_file(name: str) -> RangeReader:
+        name = folder + name
         if name not in files:
             raise CheckpointError(f"{where}: {name} is missing; the checkpoint is incomplete, so ask its owner.")
         size, lfs = files[name].size, files[name].lfs
@@ -336,14 +340,13 @@ def _open_repository(repo_id: str, revision: str | None, token: str | bool | Non
         cached = try_to_load_from_cache(repo_id, name, revision=commit)
         if isinstance(cached, str) and Path(cached).stat().st_size == size:
             return LocalFile(Path(cached), f"{where}/{name} (cached)", sha256)
-        return RemoteFile(repo_id, name, commit, size, token, endpoint, sha256)
+        return RemoteFile(repo_id, name, commit, size, api.token, api.endpoint, sha256)
 
-    return Checkpoint(open_file, _find_entry(list(files), where), commit)
+    names = [name.removeprefix(folder) for name in files if name.rpartition("/")[0] == folder.rstrip("/")]
+    return Checkpoint(open_file, _find_entry(names, where), commit)
 
 
-def _list_files(api: HfApi, repo_id: str, commit: str) -> dict[str, RepoFile] | None:
-    """The files at the root of a repository, or `None` when the Hub cannot be reached."""
-    try:
-        return {item.path: item for item in api.list_repo_tree(repo_id, revision=commit) if isinstance(item, RepoFile)}
-    except (OfflineModeIsEnabled, httpx2.TransportError):
-        return None
+def list_files(api: HfApi, repo_id: str, commit: str, recursive: bool = False) -> dict[str, RepoFile]:
+    """The files of a repository, or those at its root."""
+    listed = api.list_repo_tree(repo_id, revision=commit, recursive=recursive)
+    return {item.path: item for item in listed if isinstance(item, RepoFile)}

@@ -31,6 +31,7 @@ from huggingface_hub.utils.sha import git_hash
 
 from ..errors import NotPublished, UsageError
 from ..progress import waiting
+from .checkpoints import list_files
 from .file_hashes import file_sha256
 
 # Number of retries after concurrent commits.
@@ -195,8 +196,7 @@ def _look(api: HfApi, repo_id: str, revision: str) -> tuple[str, Tree]:
     """The commit of a revision, and its files."""
     commit = api.repo_info(repo_id, revision=revision).sha
     assert commit is not None
-    present = api.list_repo_tree(repo_id, revision=commit, recursive=True)
-    return commit, {item.path: item for item in present if isinstance(item, RepoFile)}
+    return commit, list_files(api, repo_id, commit, recursive=True)
 
 
 def _is_conflict(error: Exception) -> bool:

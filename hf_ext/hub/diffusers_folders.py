@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import inspect
 import json
-from fnmatch import fnmatch
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 from huggingface_hub import HfApi
@@ -17,12 +20,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 
 from ..errors import DataError, NotPublished
 from ..files import read_json_object
-from .checkpoints import PICKLES, Checkpoint, open_checkpoint
-from .range_readers import RemoteFile
+from .checkpoints import PICKLES, Checkpoint, list_files, open_checkpoint, open_listed, split_revision
 from .safetensors_headers import TensorInfo
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 INDEX = "model_index.json"
 
@@ -32,16 +31,18 @@ def is_pipeline(folder: Path) -> bool:
     return (folder / INDEX).is_file()
 
 
+def _pipelines() -> Any:
+    return import_module("hf_ext.pipelines")
+
+
 def read_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]]]:
     """Reads what a pipeline consists of, and refuses what would make a loader run code."""
-    import hf_ext.pipelines
-
     path = folder / INDEX
     index = read_json_object(path)
     name = class_name(index)
-    if name is None or name not in hf_ext.pipelines.__all__:
-        written = index.get("_class_name")
-        raise DataError(f"{path}: _class_name is {written!r}; one of {hf_ext.pipelines.__all__} is allowed")
+    allowed = _pipelines().__all__
+    if name is None or name not in allowed:
+        raise DataError(f"{path}: _class_name is {index.get('_class_name')!r}; one of {allowed} is allowed")
     pairs: dict[str, Any] = {
         key: tuple(value)
         for key, value in index.items()
@@ -67,45 +68,31 @@ def class_name(index: dict[str, Any]) -> str | None:
 
 def room_name(pipeline: str) -> str:
     """The room of a pipeline's class, as diffusers and the card templates call it."""
-    import hf_ext.pipelines
-
-    return str(getattr(hf_ext.pipelines, pipeline).__module__.split(".")[-2])
+    return str(getattr(_pipelines(), pipeline).__module__.split(".")[-2])
 
 
 def pipeline_code(folder: Path) -> dict[str, Path]:
     """The code that travels with a pipeline."""
-    import hf_ext.pipelines
-
     name, pairs = read_index(folder)
-    room = getattr(hf_ext.pipelines, room_name(name))
+    room = getattr(_pipelines(), room_name(name))
     components = {
         f"{key}/{library}.py": Path(inspect.getfile(getattr(room, kind)))
         for key, (library, kind) in pairs.items()
         if library == room_name(name)
     }
-    return {"pipeline.py": Path(inspect.getfile(getattr(hf_ext.pipelines, name))), **components}
+    return {"pipeline.py": Path(inspect.getfile(getattr(_pipelines(), name))), **components}
 
 
-def load_pipeline(folder: Path) -> DiffusionPipeline:
-    """Loads a pipeline by the classes of the installed packages; code in the folder is not run."""
-    import hf_ext.pipelines
-
+def save_again(folder: Path, out: Path) -> None:
+    """Loads a pipeline by installed classes, runs no code of its folder, and saves it with code and without paths."""
     name, _ = read_index(folder)
     if found := sorted(path.name for path in folder.rglob("*") if path.suffix in PICKLES):
         raise NotPublished(f"{folder}: {found[0]} is a pickle, which is never published; remove it first")
     try:
-        pipeline: DiffusionPipeline = getattr(hf_ext.pipelines, name).from_pretrained(
-            folder, use_safetensors=True, local_files_only=True
-        )
+        pipeline = getattr(_pipelines(), name).from_pretrained(folder, use_safetensors=True, local_files_only=True)
     except (OSError, RuntimeError, TypeError) as error:
         raise ValueError(f"{folder}: does not load as a {name}: {error}; download or save the folder again") from error
-    return pipeline
-
-
-def save_pipeline(pipeline: DiffusionPipeline, out: Path) -> None:
-    """Saves a pipeline with its code, and without the paths that it was loaded from."""
-    saveable: Any = pipeline
-    saveable.save_pretrained(out)
+    pipeline.save_pretrained(out)
     for path in (out / INDEX, *out.glob("*/*config.json")):
         content = read_json_object(path)
         if content.pop("_name_or_path", None) is not None:
@@ -114,34 +101,31 @@ def save_pipeline(pipeline: DiffusionPipeline, out: Path) -> None:
 
 def read_headers(folder: Path) -> list[TensorInfo]:
     """Describes all tensors of a pipeline without reading them."""
-    tensors = []
-    for part in sorted({path.parent for path in folder.glob("*/*.safetensors")}):
-        with open_checkpoint(part) as checkpoint:
-            tensors += [checkpoint.info(name) for name in checkpoint]
-    return tensors
+    names = (path.relative_to(folder).as_posix() for path in folder.glob("*/*.safetensors"))
+    return _read_parts(names, lambda part: open_checkpoint(folder / part))
 
 
-def read_remote_headers(source: str) -> tuple[list[TensorInfo], str | None] | None:
+def read_remote_headers(source: str) -> tuple[list[TensorInfo], str] | None:
     """The same of a pipeline on a Hub, and its commit; `None` if there is no such pipeline."""
-    # Only headers are downloaded.
-    repo_id, _, revision = source.partition("@")
-    api = HfApi()
+    api, (repo_id, revision) = HfApi(), split_revision(source)
     try:
-        info = api.model_info(repo_id, revision=revision or None, files_metadata=True)
+        commit = str(api.model_info(repo_id, revision=revision).sha)
+        files = list_files(api, repo_id, commit, recursive=True)
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.TransportError):
         return None
-    if INDEX not in [item.rfilename for item in info.siblings or []]:
+    if INDEX not in files:
         return None
-    sizes = {item.rfilename: item.size or 0 for item in info.siblings or []}
-    tensors: list[TensorInfo] = []
+    return _read_parts(files, lambda part: open_listed(api, repo_id, commit, files, f"{part}/")), commit
 
-    def open_file(name: str) -> RemoteFile:
-        return RemoteFile(repo_id, name, str(info.sha), sizes[name], None, None)
 
-    for name in sorted(name for name in sizes if fnmatch(name, "*/*.safetensors")):
-        with Checkpoint(open_file, name, info.sha) as checkpoint:
-            tensors += [checkpoint.info(tensor) for tensor in checkpoint]
-    return tensors, info.sha
+def _read_parts(names: Iterable[str], open_part: Callable[[str], Checkpoint]) -> list[TensorInfo]:
+    """The tensors of the folders that hold safetensors files, each with its file by the path in the pipeline."""
+    tensors = []
+    for part in sorted({name.partition("/")[0] for name in names if re.fullmatch(r"[^/]+/[^/]+\.safetensors", name)}):
+        with open_part(part) as checkpoint:
+            found = map(checkpoint.info, checkpoint)
+            tensors += [replace(tensor, file=f"{part}/{tensor.file}") for tensor in found]
+    return tensors
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], str]:

@@ -110,7 +110,7 @@ def _check_cost(text: str) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """Values of YAML in the types of JSON: dates and binaries are text, keys too, other numbers floats or null."""
+    """Values in the types of JSON: keys, dates, binaries and the like are text, other numbers floats or null."""
     if isinstance(value, dict):
         return {_as_key(key): as_json(each) for key, each in value.items()}
     if isinstance(value, (list, tuple, set)):
@@ -124,7 +124,7 @@ def as_json(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    return value
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def _as_key(key: Any) -> str:

@@ -38,7 +38,6 @@ from .front_matter import read_front_matter
 from .load_check import check_loads, verify_code
 from .published_files import Listing, copy_license, is_described, is_loaded, list_files
 from .ref_names import is_ref_name
-from .shipped import ROLES
 from .staging import MANIFEST, write_folder
 
 _CHECKPOINT = ("config.json", "adapter_config.json", INDEX)
@@ -46,8 +45,12 @@ _CHECKPOINT = ("config.json", "adapter_config.json", INDEX)
 _OF_ARTIFACTS = ("tasks/", "base/", "mask.safetensors", "extra.safetensors", "sums.safetensors")
 # The same, of a diffusers pipeline.
 _OF_PIPELINES = (INDEX, "pipeline.py", "transformer/", "scheduler/", "vae/", "text_encoder/", "tokenizer/")
-# What a push writes beside the files that loaders read and those that describe a model.
-_WRITTEN = re.compile(rf"({'|'.join(ROLES)})_\w+\.py|emr\.json|emr_loader\.py|\.eval_results/hf_ext\.yaml")
+# What a push writes beside the files that loaders read and those that describe a model: code, under the names that it
+# has in this version and had in earlier ones, and reports.
+_WRITTEN = re.compile(
+    r"(?:configuration|modeling|ops|kernels|streaming|processing|image_processing|feature_extraction|restoring"
+    r"|pipeline)_\w+\.py|emr\.json|emr_loader\.py|\.eval_results/hf_ext\.yaml"
+)
 
 
 def stage(
@@ -163,14 +166,7 @@ def push(
         ...     push("mine", "org/model", endpoint=hub.url, check=False).repo_url.repo_id
         'org/model'
     """
-    validate_repo_id(repo_id)
-    branch = revision or constants.DEFAULT_REVISION
-    _check_options(branch, commit_message, token)
-    if create_pr and branch != constants.DEFAULT_REVISION:
-        raise UsageError(
-            f"create_pr opens a pull request against main, but revision={revision!r} names another branch; give one "
-            "of them"
-        )
+    branch = _check_options(repo_id, revision, create_pr, commit_message, token)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, repo_id.rpartition("/")[2])
         listing = rehearse(source, folder, repo_id=repo_id, license=license)
@@ -185,6 +181,28 @@ def push(
             return commit_folder(api, folder, repo_id, branch, find_stale=find_stale, tell=_tell, **options)
 
 
+def preview(
+    source: str | Path,
+    repo_id: str,
+    *,
+    license: str | None,
+    endpoint: str | None,
+    revision: str | None,
+    create_pr: bool,
+    commit_message: str,
+    check: bool,
+    **_: Any,
+) -> Listing:
+    """Does all that [`push`] does before the upload, and lists the files that it would upload, exclude and delete."""
+    _check_options(repo_id, revision, create_pr, commit_message, None)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, repo_id.rpartition("/")[2])
+        listing = rehearse(source, folder, repo_id=repo_id, license=license)
+        if check:
+            check_loads(folder, repo_id=repo_id, endpoint=endpoint)
+    return _look_ahead(listing, repo_id, revision, endpoint)
+
+
 def rehearse(source: str | Path, out: Path, *, repo_id: str | None = None, license: str | None = None) -> Listing:
     """Stages a folder, and lists the files that a push would upload and exclude."""
     stage(source, out, repo_id=repo_id, license=license)
@@ -195,7 +213,7 @@ def rehearse(source: str | Path, out: Path, *, repo_id: str | None = None, licen
     return list_files(Path(source), out, (*find_machine_paths(out), *notes))
 
 
-def look_ahead(listing: Listing, repo_id: str, *, revision: str | None, endpoint: str | None) -> Listing:
+def _look_ahead(listing: Listing, repo_id: str, revision: str | None, endpoint: str | None) -> Listing:
     """Adds the files of the repository that a push would delete."""
     api = HfApi(endpoint=endpoint)
     try:
@@ -214,8 +232,15 @@ def look_ahead(listing: Listing, repo_id: str, *, revision: str | None, endpoint
     return dataclasses.replace(listing, deleted=tuple(sorted(set(names) - listing.files.keys())))
 
 
-def _check_options(branch: str, message: str, token: str | bool | None) -> None:
-    """Refuses what a Hub would refuse after the work was done, and a secret that the history would show."""
+def _check_options(repo_id: str, revision: str | None, create_pr: bool, message: str, token: str | bool | None) -> str:
+    """The branch; refuses what a Hub would refuse after the work, and a secret that the history would show."""
+    validate_repo_id(repo_id)
+    branch = revision or constants.DEFAULT_REVISION
+    if create_pr and branch != constants.DEFAULT_REVISION:
+        raise UsageError(
+            f"create_pr opens a pull request against main, but revision={revision!r} names another branch; give one "
+            "of them"
+        )
     if not is_ref_name(branch):
         raise UsageError(f"revision={branch!r} is no name for a branch, by git's rules for names")
     if not message.strip() or message != message.encode(errors="ignore").decode():
@@ -224,6 +249,7 @@ def _check_options(branch: str, message: str, token: str | bool | None) -> None:
         raise SecretFound("the message of the commit", 1, kind)
     if isinstance(token, str) and not re.fullmatch(r"[!-~]+", token):
         raise UsageError("token has other characters than the letters, digits and signs of ASCII; copy it again")
+    return branch
 
 
 @contextmanager

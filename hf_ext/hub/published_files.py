@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import NotPublished
-from ..files import stays_inside
+from ..files import copy_into, stays_inside
 
 # fmt: off
 # Configurations of models, adapters and processors.
@@ -97,10 +96,8 @@ def walk(folder: Path) -> Iterator[tuple[str, Path]]:
 
 def copy_files(folder: Path, out: Path, chosen: Callable[[str], bool]) -> None:
     """Copies the chosen files of a model that `refuse_links` has seen, but for links that leave its folder."""
-    for name, path in walk(folder):
-        if chosen(name) and path.is_file() and stays_inside(folder, path):
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, out / name)
+    files = {name: path for name, path in walk(folder) if chosen(name) and path.is_file()}
+    copy_into({name: path for name, path in files.items() if stays_inside(folder, path)}, out)
 
 
 def copy_license(source: Path, out: Path, link: object) -> None:
@@ -117,8 +114,7 @@ def copy_license(source: Path, out: Path, link: object) -> None:
             f"README.md: license_link names {link!r}, which is not published: put a text of this name into the folder "
             "(.txt, .md, .rst, .html, .pdf or none of these endings), or give the address of the licence"
         )
-    (out / link).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(text, out / link)
+    copy_into({link: text}, out)
 
 
 def refuse_links(folder: Path, reads: Callable[[str], bool] = is_loaded) -> None:

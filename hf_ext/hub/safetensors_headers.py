@@ -13,27 +13,13 @@ from .header_format import CheckpointError as CheckpointError
 # Of an index of shards, whose entries are plain strings: that of a trillion parameters has 20 MB.
 MAX_INDEX_BYTES = 50_000_000
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F4": torch.float4_e2m1fn_x2,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+# In the order of the names in headers.
+_TYPES = """
+float64 float32 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu
+float4_e2m1fn_x2 complex64 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool
+"""
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, dtype) for name, dtype in zip(BITS, _TYPES.split(), strict=True)
 }
 # How a header names each type.
 DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}

@@ -4,19 +4,6 @@ from pathlib import Path
 
 # Rooms whose classes transformers loads as code beside a checkpoint.
 METHODS = ("mrconv", "semanir")
-# What the code of a checkpoint was called in this version and earlier ones: a push replaces such files.
-ROLES = (
-    "configuration",
-    "modeling",
-    "ops",
-    "kernels",
-    "streaming",
-    "processing",
-    "image_processing",
-    "feature_extraction",
-    "restoring",
-    "pipeline",
-)
 
 
 def shipped_files(room: Path) -> list[Path]:

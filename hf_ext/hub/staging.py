@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -13,9 +12,9 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.image_processing_base import ImageProcessingMixin
 
 from ..errors import DataError, NotPublished
-from ..files import read_json_object
+from ..files import copy_into, read_json_object
 from .checkpoints import PICKLES, open_checkpoint
-from .diffusers_folders import INDEX, is_pipeline, load_pipeline, read_index, save_pipeline
+from .diffusers_folders import INDEX, is_pipeline, read_index, save_again
 from .folder_kinds import known_kinds
 from .header_format import CheckpointError
 from .load_check import LOADER, code_references, refuse_kernels, room_code, room_of
@@ -34,8 +33,8 @@ def _add_code(out: Path, room: ModuleType) -> None:
         for reference in code_references(content):
             # what else is named is refused by the check of the folder
             first = code.get(f"{reference.partition('.')[0]}.py")
-            for file in () if first is None else (first, *map(Path, get_relative_import_files(first))):
-                shutil.copyfile(file, out / file.name)
+            files = () if first is None else (first, *map(Path, get_relative_import_files(first)))
+            copy_into({file.name: file for file in files}, out)
 
 
 def write_folder(folder: Path, out: Path) -> None:
@@ -76,7 +75,7 @@ def _write_pipeline(folder: Path, out: Path) -> None:
     refuse_links(folder, lambda name: name.partition("/")[0] in components)
     for path in folder.glob("*/config.json"):
         refuse_kernels(read_json_object(path), path)
-    save_pipeline(load_pipeline(folder), out)
+    save_again(folder, out)
     copy_files(folder, out, is_described)
 
 

@@ -19,8 +19,8 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 
+from hf_ext.hub.front_matter import as_json
 from hf_ext_cli.main import Commands, main
-from hf_ext_cli.output import finite
 from tests.kit import command_line
 
 run = partial(command_line.run, code=None)
@@ -191,4 +191,4 @@ def test_the_installed_program_ends_with_the_exit_code_and_one_message(tmp_path)
 
 def test_json_has_null_for_what_is_not_finite():
     value = {"a": float("inf"), "b": [float("nan"), 1.5, (2, "x")], "c": None}
-    assert json.dumps(finite(value), allow_nan=False) == '{"a": null, "b": [null, 1.5, [2, "x"]], "c": null}'
+    assert json.dumps(as_json(value), allow_nan=False) == '{"a": null, "b": [null, 1.5, [2, "x"]], "c": null}'

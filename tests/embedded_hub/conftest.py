@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,8 +22,7 @@ def locked(tmp_path: Path) -> Iterator[EmbeddedHub]:
     """A Hub with a token, a public and a private repository."""
     with EmbeddedHub(tmp_path / "locked", token="correct-horse") as hub:
         for name in ("public", "private"):
-            body = json.dumps({"organization": "me", "name": name, "visibility": name}).encode()
-            assert ask(hub.url, "POST", "/api/repos/create", body, BEARER).status == 200
+            assert create_repository(hub.url, f"me/{name}", BEARER, visibility=name).status == 200
             files = {"file.bin": CONTENT, "README.md": f"The card of what is {name}".encode()}
             path = f"/api/models/me/{name}/commit/main"
             assert ask(hub.url, "POST", path, commit_body(files), BEARER).status == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import socket
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from hf_ext.embedded_hub.routes import ROUTES
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.kit.hub import CONTENT, ask, commit_body, raw
+from tests.kit.hub import CONTENT, ask, commit_body, create_repository, raw
 from tests.kit.refusals import refused
 
 from .conftest import BEARER
@@ -137,12 +136,11 @@ def test_behind_a_proxy_all_links_are_public(tmp_path: Path) -> None:
     with EmbeddedHub(tmp_path, public_url="https://hub.lab/mirror/") as hub:
         for host in ("hub.lab", urlsplit(hub.url).netloc):
             name = {"Host": host}
-            body = json.dumps({"organization": "me", "name": f"m{len(host)}"}).encode()
-            url = ask(hub.url, "POST", "/api/repos/create", body, name).json()["url"]
+            url = create_repository(hub.url, f"me/m{len(host)}", name).json()["url"]
             assert url == f"https://hub.lab/mirror/me/m{len(host)}"
             batch = {"operation": "upload", "objects": [{"oid": "0" * 64, "size": 3}]}
             path = f"/me/m{len(host)}.git/info/lfs/objects/batch"
-            planned = ask(hub.url, "POST", path, json.dumps(batch).encode(), name).json()["objects"][0]
+            planned = ask(hub.url, "POST", path, batch, name).json()["objects"][0]
             assert planned["actions"]["upload"]["href"].startswith("https://hub.lab/mirror/lfs/upload/000")
             link = ask(hub.url, "GET", "/api/models?limit=0", headers=name).headers["Link"]
             assert link.startswith("<https://hub.lab/mirror/api/models?limit=0")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.kit.hub import find_damage, run_python
+from tests.hub.unfaithful_hub import UnfaithfulHub
+from tests.kit.hub import commit_large, create_repository, find_damage, run_python
 
 HUGGINGFACE_HUB = """
 import json, os, sys
@@ -322,3 +324,29 @@ def test_the_token(tmp_path: Path) -> None:
     with EmbeddedHub(tmp_path / "hub", token="hf_secret") as hub:
         assert run_python(TOKEN, hub.url, tmp_path / "home", token="hf_secret").endswith("passed\n")
         assert find_damage(hub.store) == []
+
+
+DOWNLOAD = """
+import huggingface_hub as hub
+print(hub.hf_hub_download("me/model", "weights.bin"))
+"""
+
+
+def test_a_download_that_is_cut_off_is_continued(hub: EmbeddedHub, tmp_path: Path) -> None:
+    """By a Range request of the client itself."""
+    weights, cuts = os.urandom(22 << 20), [15 << 20]
+    create_repository(hub.url, "me/model")
+    commit_large(hub.url, {"weights.bin": weights})
+    proxy = UnfaithfulHub(hub.url)
+
+    def rule(method, path, body, forward):
+        reply = forward(body)
+        return reply._replace(sent=cuts.pop()) if len(reply.body) > 15 << 20 and cuts else reply
+
+    proxy.rule = rule
+    path = run_python(DOWNLOAD, proxy.url, tmp_path / "home").strip()
+    proxy.stop()
+    assert Path(path).read_bytes() == weights
+    # The client keeps whole pieces of 10 MiB: of 15 received ones, 10.
+    ranges = [one.range for one in proxy.asked if one.method == "GET" and one.path.endswith("/weights.bin")]
+    assert len(ranges) == 2 and ranges[1].startswith(f"bytes={10 << 20}-")

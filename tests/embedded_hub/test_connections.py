@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import socket
 import time
@@ -18,7 +17,8 @@ from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.embedded_hub.store import HubStore
 from tests.kit.hub import CONTENT, ask, commit_body, create_repository, raw
 
-COMMIT = "/api/models/me/model/commit/main"
+from .conftest import BEARER, COMMIT
+
 PREUPLOAD = "/api/models/me/model/preupload/main"
 
 
@@ -157,17 +157,14 @@ def test_a_client_that_is_silent_does_not_keep_the_server_from_stopping(
 @pytest.fixture
 def crowded(tmp_path: Path) -> Iterator[EmbeddedHub]:
     """A Hub for eight connections, with a token and one public repository."""
-    bearer = {"Authorization": "Bearer secret"}
-    with EmbeddedHub(tmp_path / "crowded", token="secret", max_connections=8) as hub:
-        body = json.dumps({"organization": "me", "name": "model"}).encode()
-        assert ask(hub.url, "POST", "/api/repos/create", body, bearer).status == 200
-        assert ask(hub.url, "POST", COMMIT, commit_body({"file.bin": CONTENT}), bearer).status == 200
+    with EmbeddedHub(tmp_path / "crowded", token="correct-horse", max_connections=8) as hub:
+        assert create_repository(hub.url, "me/model", BEARER).status == 200
         yield hub
 
 
 def test_more_connections_than_allowed_are_refused_and_the_others_go_on(crowded: EmbeddedHub) -> None:
     body = commit_body({"slow.txt": b"x" * 1000})
-    head = f"POST {COMMIT} HTTP/1.1\r\nHost: {urlsplit(crowded.url).netloc}\r\nAuthorization: Bearer secret\r\n"
+    head = f"POST {COMMIT} HTTP/1.1\r\nHost: {urlsplit(crowded.url).netloc}\r\nAuthorization: Bearer correct-horse\r\n"
     with contextlib.ExitStack() as stack:
         uploads = [stack.enter_context(connect(crowded.url)) for _ in range(8)]
         for upload in uploads:
@@ -187,7 +184,7 @@ def test_more_connections_than_allowed_are_refused_and_the_others_go_on(crowded:
 
 def test_rules_without_end_are_refused(steady: str) -> None:
     question = {"files": [{"path": "a", "size": 1, "sample": ""}], "gitIgnore": "x\n" * 200_000}
-    answer = ask(steady, "POST", PREUPLOAD, json.dumps(question).encode())
+    answer = ask(steady, "POST", PREUPLOAD, question)
     assert answer.status == 400 and ".gitignore" in answer.json()["error"]
 
 
@@ -195,7 +192,7 @@ def test_rules_without_end_are_refused(steady: str) -> None:
 def test_rules_that_go_back_and_forth_take_no_longer(steady: str, rules: str) -> None:
     question = {"files": [{"path": "/".join(["a" * 200] * 5), "size": 1, "sample": ""}], "gitIgnore": rules}
     begun = time.process_time()
-    assert ask(steady, "POST", PREUPLOAD, json.dumps(question).encode()).status == 200
+    assert ask(steady, "POST", PREUPLOAD, question).status == 200
     assert time.process_time() - begun < 20
 
 
@@ -203,16 +200,15 @@ def test_many_stars_are_no_matter_where_they_have_few_places(steady: str) -> Non
     rules = "**/" * 10 + "x\n*-*-*-*-*-*.log\n/a/**/b/**/*foo*.t?t\n"
     wanted = {"run-1-2-3-4-5.log": True, "run-1-2.log": False, "deep/er/x": True, "a/b/c/afoob.txt": True}
     files = [{"path": path, "size": 1, "sample": ""} for path in wanted]
-    planned = ask(steady, "POST", PREUPLOAD, json.dumps({"files": files, "gitIgnore": rules}).encode()).json()["files"]
+    planned = ask(steady, "POST", PREUPLOAD, {"files": files, "gitIgnore": rules}).json()["files"]
     assert {plan["path"]: plan["shouldIgnore"] for plan in planned} == wanted
 
 
 def test_strangers_get_no_large_card_read(crowded: EmbeddedHub) -> None:
-    large = json.dumps({"content": "---\nx: [" + "1," * 50_000 + "\n---\n"}).encode()
+    large = {"content": "---\nx: [" + "1," * 50_000 + "\n---\n"}
     answer = ask(crowded.url, "POST", "/api/validate-yaml", large)
     assert answer.status == 200 and "checked only with the token" in answer.json()["warnings"][0]["message"]
-    answer = ask(crowded.url, "POST", "/api/validate-yaml", large, {"Authorization": "Bearer secret"})
+    answer = ask(crowded.url, "POST", "/api/validate-yaml", large, BEARER)
     assert answer.status == 400 and "not valid YAML" in answer.json()["errors"][0]["message"]
     assert ask(crowded.url, "POST", "/api/validate-yaml", bytes(5 << 20)).status == 413
-    create = create_repository(crowded.url, "me/other")
-    assert create.status == 401
+    assert create_repository(crowded.url, "me/other").status == 401

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import json
 import os
 import random
 import signal
@@ -30,9 +29,8 @@ from tests.kit.hub import ask, commit_body, create_repository, find_damage, is_w
 from tests.kit.models import file_limit
 from tests.kit.refusals import refused
 
-from .conftest import hub_process, peak_memory
+from .conftest import COMMIT, hub_process, peak_memory
 
-COMMIT = "/api/models/me/model/commit/main"
 # A Hub needs none of our models, whose registration would import transformers.
 SERVE = """
 import os, sys
@@ -50,7 +48,7 @@ def serving(root: Path) -> AbstractContextManager[tuple[str, subprocess.Popen[st
 def start_upload(url: str, size: int) -> tuple[http.client.HTTPConnection, str]:
     """Begin to send a large file of zeros: the connection, of which half of the body is sent, and the hash."""
     sha256 = hashlib.sha256(bytes(size)).hexdigest()
-    path = request_lfs_upload(url, "me/model", sha256, size)
+    path = request_lfs_upload(url, sha256, size)
     assert path is not None
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     connection.putrequest("PUT", path)
@@ -85,7 +83,7 @@ def test_killed_in_the_middle_of_an_upload(tmp_path: Path) -> None:
         assert find_damage(hub.store) == []
         assert ask(hub.url, "GET", f"/me/model/resolve/{commit}/kept.txt").body == b"kept"
         # The same upload can be made again.
-        path = request_lfs_upload(hub.url, "me/model", sha256, 20 << 20)
+        path = request_lfs_upload(hub.url, sha256, 20 << 20)
         assert path is not None and ask(hub.url, "PUT", path, bytes(20 << 20)).status == 200
 
 
@@ -288,14 +286,11 @@ def test_large_files_stream_in_constant_memory(tmp_path: Path) -> None:
     with serving(tmp_path / "hub") as (url, process):
         create_repository(url, "me/model")
         before = peak_memory(process)
-        path = request_lfs_upload(url, "me/model", digest.hexdigest(), size)
+        path = request_lfs_upload(url, digest.hexdigest(), size)
         assert path is not None
         assert ask(url, "PUT", path, (piece for _ in range(pieces)), {"Content-Length": str(size)}).status == 200
-        pointer = {
-            "key": "lfsFile",
-            "value": {"path": "zeros.bin", "algo": "sha256", "oid": digest.hexdigest(), "size": size},
-        }
-        assert ask(url, "POST", COMMIT, commit_body({}) + json.dumps(pointer).encode()).status == 200
+        pointer = {"path": "zeros.bin", "algo": "sha256", "oid": digest.hexdigest(), "size": size}
+        assert ask(url, "POST", COMMIT, commit_body({}, ("lfsFile", pointer))).status == 200
         # Regular files come in one request, and are stored one by one.
         many = commit_body({f"{i}.txt": bytes(5 << 20) for i in range(2)}).splitlines(keepends=True)
         assert ask(url, "POST", COMMIT, (line for line in many[:1] + many[1:] * 10)).status == 200

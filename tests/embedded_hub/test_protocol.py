@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,10 +11,20 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from tests.kit.hub import CONTENT, Answer, ask, commit_body, create_repository, find_damage, raw, request_lfs_upload
+from tests.kit.hub import (
+    CONTENT,
+    Answer,
+    ask,
+    commit_body,
+    create_repository,
+    find_damage,
+    lfs_pointer,
+    raw,
+    request_lfs_upload,
+)
 from tests.kit.refusals import refused
 
-COMMIT = "/api/models/me/model/commit/main"
+from .conftest import COMMIT
 
 
 def resolve(url: str, path: str = "file.bin", headers: dict[str, str] | None = None, method: str = "GET") -> Answer:
@@ -102,9 +111,8 @@ def test_bad_paths_are_not_stored(steady_hub: EmbeddedHub, path: str) -> None:
     before = ask(url, "GET", "/api/models/me/model").json()["sha"]
     assert ask(url, "POST", COMMIT, commit_body({path: b"x"})).status == 400
     for key in ("lfsFile", "deletedFile", "deletedFolder"):
-        lines = [{"key": "header", "value": {"summary": "s"}}, {"key": key, "value": {"path": path, "oid": "0" * 64}}]
-        assert ask(url, "POST", COMMIT, b"\n".join(json.dumps(line).encode() for line in lines)).status == 400
-    question = json.dumps({"files": [{"path": path, "size": 1, "sample": ""}]}).encode()
+        assert ask(url, "POST", COMMIT, commit_body({}, (key, {"path": path, "oid": "0" * 64}))).status == 400
+    question = {"files": [{"path": path, "size": 1, "sample": ""}]}
     assert ask(url, "POST", "/api/models/me/model/preupload/main", question).status == 400
     assert ask(url, "GET", "/api/models/me/model").json()["sha"] == before
     assert not list(steady_hub.root.parent.rglob("*escape*"))
@@ -127,7 +135,7 @@ BAD_NAMES = ["..", "a..b", ".hidden", "a--b", "x.git", "a/b", "a" * 97, "a\\b", 
     ("owner", "name"), [("..", "me"), ("datasets", "x"), ("api", "x"), *(("me", name) for name in BAD_NAMES)]
 )
 def test_bad_repository_names(steady_hub: EmbeddedHub, owner: str, name: str) -> None:
-    body = json.dumps({"organization": owner, "name": name}).encode()
+    body = {"organization": owner, "name": name}
     assert ask(steady_hub.url, "POST", "/api/repos/create", body).status == 400
     assert [repository.id for repository in steady_hub.store.repositories("models")] == ["me/model"]
 
@@ -139,7 +147,7 @@ def test_bad_repository_names(steady_hub: EmbeddedHub, owner: str, name: str) ->
 )
 def test_bad_branch_and_tag_names(steady: str, name: str) -> None:
     assert ask(steady, "POST", f"/api/models/me/model/branch/{quote(name, safe='')}", b"{}").status in (400, 404)
-    assert ask(steady, "POST", "/api/models/me/model/tag/main", json.dumps({"tag": name}).encode()).status == 400
+    assert ask(steady, "POST", "/api/models/me/model/tag/main", {"tag": name}).status == 400
     refs = ask(steady, "GET", "/api/models/me/model/refs").json()
     assert ([branch["name"] for branch in refs["branches"]], refs["tags"]) == (["main"], [])
 
@@ -169,7 +177,7 @@ def test_symbolic_links_are_not_followed(url: str, hub: EmbeddedHub, tmp_path: P
 def upload(url: str, data: bytes, announced: bytes | None = None, **changes: str) -> Answer:
     """Upload `data` where the announced content may go, with changes to the query of the URL."""
     announced = data if announced is None else announced
-    path = request_lfs_upload(url, "me/model", hashlib.sha256(announced).hexdigest(), len(announced))
+    path = request_lfs_upload(url, hashlib.sha256(announced).hexdigest(), len(announced))
     assert path is not None
     for key, value in changes.items():
         head, _, tail = path.partition(f"{key}=")
@@ -179,14 +187,13 @@ def upload(url: str, data: bytes, announced: bytes | None = None, **changes: str
 
 def test_lfs_upload(url: str, hub: EmbeddedHub) -> None:
     data = b"\0large" * 1000
-    sha256 = hashlib.sha256(data).hexdigest()
-    pointer = {"key": "lfsFile", "value": {"path": "w.bin", "algo": "sha256", "oid": sha256, "size": len(data)}}
-    body = commit_body({}) + json.dumps(pointer).encode()
+    pointer = lfs_pointer("w.bin", data)
+    sha256, body = pointer[1]["oid"], commit_body({}, pointer)
     assert ask(url, "POST", COMMIT, body).status == 400, "a pointer to nothing must be refused"
     assert upload(url, data).status == 200
-    assert request_lfs_upload(url, "me/model", sha256, len(data)) is None
-    pointer["value"] |= {"size": len(data) + 1}
-    assert ask(url, "POST", COMMIT, commit_body({}) + json.dumps(pointer).encode()).status == 400
+    assert request_lfs_upload(url, sha256, len(data)) is None
+    pointer[1]["size"] += 1
+    assert ask(url, "POST", COMMIT, commit_body({}, pointer)).status == 400
     assert ask(url, "POST", COMMIT, body).status == 200
     answer = resolve(url, "w.bin")
     assert (answer.body, answer.headers["ETag"]) == (data, f'"{sha256}"')
@@ -199,7 +206,7 @@ def test_lfs_content_that_differs_is_refused(url: str, hub: EmbeddedHub) -> None
     for data, status in ((b"y" * 5000, 400), (b"x" * 4999, 400), (b"x" * 5001, 413), (b"", 400)):
         answer = upload(url, data, announced)
         assert answer.status == status
-    assert request_lfs_upload(url, "me/model", hashlib.sha256(announced).hexdigest(), 5000) is not None
+    assert request_lfs_upload(url, hashlib.sha256(announced).hexdigest(), 5000) is not None
     assert list(hub.store.incoming.iterdir()) == []
 
 
@@ -258,7 +265,7 @@ def test_bodies_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         create_repository(hub.url, "me/model")
         batch = {"operation": "upload", "objects": [{"oid": "0" * 64, "size": 100_001}]}
         path = "/me/model.git/info/lfs/objects/batch"
-        assert ask(hub.url, "POST", path, json.dumps(batch).encode()).json()["objects"][0]["error"]["code"] == 413
+        assert ask(hub.url, "POST", path, batch).json()["objects"][0]["error"]["code"] == 413
         big = commit_body({f"{i}.txt": b"x" * 5000 for i in range(30)})
         assert ask(hub.url, "POST", COMMIT, big).status == 413
         assert ask(hub.url, "POST", COMMIT, iter([big[:50_000], big[50_000:]])).status == 413

@@ -12,12 +12,12 @@ import pytest
 from hf_ext.embedded_hub.server import EmbeddedHub
 from tests.kit.hub import CONTENT, Answer, ask, commit_body, commit_large, create_repository, find_damage
 
-COMMIT = "/api/models/me/model/commit/main"
+from .conftest import BEARER, COMMIT
 
 
 def post(url: str, path: str, **payload: Any) -> Answer:
     """Send a JSON object."""
-    return ask(url, "POST", path, json.dumps(payload).encode())
+    return ask(url, "POST", path, payload)
 
 
 def reject_constant(name: str) -> None:
@@ -147,17 +147,15 @@ def test_old_ids_lead_to_the_new_ones(url: str, hub: EmbeddedHub) -> None:
 
 
 def test_an_old_id_tells_nothing_of_what_is_private(tmp_path: Path) -> None:
-    bearer = {"Authorization": "Bearer secret"}
-    with EmbeddedHub(tmp_path, token="secret", public_url="https://hub.lab/mirror/") as hub:
-        body = json.dumps({"organization": "me", "name": "old", "private": True}).encode()
-        assert ask(hub.url, "POST", "/api/repos/create", body, bearer).status == 200
-        body = json.dumps({"fromRepo": "me/old", "toRepo": "me/new"}).encode()
-        assert ask(hub.url, "POST", "/api/repos/move", body, bearer).status == 200
+    with EmbeddedHub(tmp_path, token="correct-horse", public_url="https://hub.lab/mirror/") as hub:
+        assert create_repository(hub.url, "me/old", BEARER, private=True).status == 200
+        moved = ask(hub.url, "POST", "/api/repos/move", {"fromRepo": "me/old", "toRepo": "me/new"}, BEARER)
+        assert moved.status == 200
         refused, missing = (ask(hub.url, "GET", f"/api/models/me/{name}") for name in ("old", "none"))
         assert refused.status == missing.status == 401 and refused.headers["Location"] is None
         assert refused.body.replace(b"old", b"none") == missing.body
         # A proxy has a path of its own before that of the server.
-        seen = ask(hub.url, "GET", "/api/models/me/old", headers=bearer)
+        seen = ask(hub.url, "GET", "/api/models/me/old", headers=BEARER)
         assert (seen.status, seen.headers["Location"]) == (307, "/mirror/api/models/me/new")
 
 
@@ -191,10 +189,8 @@ def test_revisions_by_their_first_digits(url: str) -> None:
 
 def test_a_folder_may_be_deleted_after_its_files(url: str) -> None:
     assert ask(url, "POST", COMMIT, commit_body({"d/a": b"1", "d/b": b"2"})).status == 200
-    lines = [{"key": "header", "value": {"summary": "s"}}]
-    lines += [{"key": "deletedFile", "value": {"path": f"d/{name}"}} for name in "ab"]
-    lines += [{"key": "deletedFolder", "value": {"path": "d/"}}]
-    assert ask(url, "POST", COMMIT, b"\n".join(json.dumps(line).encode() for line in lines)).status == 200
+    files = [("deletedFile", {"path": f"d/{name}"}) for name in "ab"]
+    assert ask(url, "POST", COMMIT, commit_body({}, *files, ("deletedFolder", {"path": "d/"}))).status == 200
     names = [each["path"] for each in ask(url, "GET", "/api/models/me/model/tree/main?recursive=true").json()]
     assert names == [".gitattributes", "file.bin"]
 

@@ -23,7 +23,6 @@ from hf_ext.embedded_hub.repository import Change, Repository
 from hf_ext.embedded_hub.storage import Blob, lfs_pointer
 from hf_ext.embedded_hub.store import HubStore
 from hf_ext.embedded_hub.uploads import IgnoreRules, plan_uploads
-from hf_ext.hub.front_matter import read_front_matter
 from tests.kit.hub import store_now
 from tests.kit.refusals import refused
 
@@ -220,13 +219,6 @@ def test_parameters_are_counted_where_they_can_be(store: HubStore) -> None:
         assert count({"model.safetensors": broken}) == {} == count({**sharded, "two.safetensors": broken})
         assert count({"model.safetensors.index.json": broken}) == {}
     assert count({}) == {}
-
-
-def test_metadata_of_cards() -> None:
-    assert read_front_matter("no metadata\n---\na: 1\n---\n") == {} == read_front_matter("---\n---\n")
-    for bad in ("a: !!python/object:os.system x", "a: " + "[" * 100_000, "a: " + "x" * 2**21):
-        with refused(ValueError, "card"):
-            read_front_matter(f"---\n{bad}\n---\n")
 
 
 def test_merging_keeps_both_sides(store: HubStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import HfApi, close_session
@@ -25,6 +26,12 @@ def _quiet_clean_client(hub_cache: Path) -> Iterator[None]:
 @pytest.fixture
 def api(hub: EmbeddedHub) -> HfApi:
     return HfApi(endpoint=hub.url, token=False)
+
+
+@pytest.fixture
+def options(hub: EmbeddedHub) -> dict[str, Any]:
+    """Options of a push to the Hub of the test."""
+    return {"endpoint": hub.url, "token": False, "check": False}
 
 
 @pytest.fixture

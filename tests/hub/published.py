@@ -12,7 +12,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import BertConfig, BertModel
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor, image_processing_semanir
+from hf_ext.semanir import SemanIRImageProcessor, image_processing_semanir
+from tests.kit.restorers import tiny_restorer as tiny_model
 
 # What travels: model and image processor, and the files that they import.
 ROOM = Path(image_processing_semanir.__file__).parent
@@ -41,12 +42,6 @@ TRAINING: dict[str, Any] = {
     **{"commit": "1234abcd", "hardware": "2 CPU cores", "seconds": 3723.4, "steps": 10, "samples": 160},
     "versions": {"torch": "2.13.0"},
 }
-
-
-def tiny_model(**options: Any) -> SemanIRForImageRestoration:
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"embed_dim": 8, "depths": (1,), "num_heads": (2,), "window_size": 4, "top_k": 6}
-    return SemanIRForImageRestoration(SemanIRConfig(**sizes | options)).eval()
 
 
 def save_snapshot(folder: Path, reports: bool = True, **options: Any) -> Path:
@@ -84,6 +79,11 @@ def on_hub(api: HfApi, tmp_path: Path, revision: str = "main") -> dict[str, byte
     folder = tmp_path / f"there-{revision.replace('/', '-')}"
     api.snapshot_download("org/model", revision=revision, local_dir=folder)
     return {name: data for name, data in contents(folder).items() if not name.startswith((".cache/", ".git"))}
+
+
+def titles(api: HfApi) -> list[str]:
+    """The commits of `org/model` on a Hub, the latest first."""
+    return [commit.title for commit in api.list_repo_commits("org/model")]
 
 
 def edit(path: Path, **fields: Any) -> None:

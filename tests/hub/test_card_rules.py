@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from huggingface_hub import HfApi, ModelCard
+from huggingface_hub import ModelCard
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.hub import released
 from hf_ext.hub.card_rules import CardRefused, check_card
 from hf_ext.hub.publish import push, rehearse
-from hf_ext_cli.main import main
+from tests.kit.command_line import run
 from tests.kit.hub import ask
 
 from .published import save_bert
@@ -117,7 +116,7 @@ def test_the_check_and_the_hub_judge_a_card_alike(metadata, found, refused, url)
     assert [(each.line, each.field, each.refused) for each in problems] == [(*each, refused) for each in found]
     # Other kinds of repositories have other rules.
     for kind, told in (("model", found), ("dataset", [])):
-        answer = ask(url, "POST", "/api/validate-yaml", json.dumps({"content": card, "repoType": kind}).encode())
+        answer = ask(url, "POST", "/api/validate-yaml", {"content": card, "repoType": kind})
         counts = [len(answer.json()[name]) for name in ("errors", "warnings")]
         assert answer.status == (400 if refused and told else 200)
         assert counts == ([len(told), 0] if refused else [0, len(told) + (not metadata)])
@@ -128,42 +127,41 @@ def test_a_push_says_what_the_hub_only_warns_of(tmp_path, bert):
     assert len(rehearse(bert, tmp_path / "staged").notes) == 3
 
 
-def test_a_push_of_such_a_card_is_refused_before_anything_is_sent(hub, bert):
+def test_a_push_of_such_a_card_is_refused_before_anything_is_sent(options, api, bert):
     (bert / "README.md").write_text("---\ntags: [a]\nlicense: my own\nbase_model: 3\n---\n# Mine\n")
     problems = []
-    for options in ({}, {"license": "my own"}):
+    for license in ({}, {"license": "my own"}):
         with pytest.raises(CardRefused) as caught:
-            push(bert, "org/model", endpoint=hub.url, token=False, check=False, **options)
+            push(bert, "org/model", **options, **license)
         problems.append([(problem.line, problem.field) for problem in caught.value.problems])
         (bert / "README.md").unlink(missing_ok=True)
     assert problems[0] == [(3, "license"), (4, "base_model")] and [field for _, field in problems[1]] == ["license"]
-    assert not HfApi(endpoint=hub.url, token=False).repo_exists("org/model")
+    assert not api.repo_exists("org/model")
 
 
 def test_the_check_of_a_card_names_lines(bert):
     (bert / "README.md").write_text(
         "---\nlibrary_name: transformers\nlicense: my own\ndatasets: [null]\n---\n# Mine\n"
     )
-    result = CliRunner().invoke(main, ["card", str(bert), "--check", "--json"])
-    problems = json.loads(result.output)["problems"]
-    assert result.exit_code == 1 and len(problems) == 2
+    problems = json.loads(run("card", bert, "--check", "--json", code=1).output)["problems"]
+    assert len(problems) == 2
     assert [f"line {line}:" in problem for line, problem in zip((3, 4), problems, strict=True)] == [True, True]
 
 
 NO_METADATA = ["license: [mit", "license: mit\nlicense: mit", "- license", "license: &a mit\nbase_model: *a"]
+NO_METADATA += ["a: !!python/object:os.system x", "a: " + "[" * 100_000, "a: " + "x" * 2**21]
 
 
-@pytest.mark.parametrize("metadata", NO_METADATA)
+@pytest.mark.parametrize("metadata", NO_METADATA, ids=lambda text: text[:20])
 def test_metadata_that_no_reader_takes_is_refused_in_a_line(metadata, tmp_path, url):
     card = f"---\n{metadata}\n---\n# Mine\n"
     with pytest.raises(ValueError):
         check_card(card)
-    answer = ask(url, "POST", "/api/validate-yaml", json.dumps({"content": card, "repoType": "model"}).encode())
+    answer = ask(url, "POST", "/api/validate-yaml", {"content": card, "repoType": "model"})
     assert answer.status == 400
     bert = save_bert(tmp_path / "bert")
     (bert / "README.md").write_text(card)
-    result = CliRunner().invoke(main, ["card", str(bert), "--check"])
-    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+    assert isinstance(run("card", bert, "--check", code=2).exception, SystemExit)
 
 
 RELEASED = sorted(path.parent.name for path in Path(__file__).parents[2].glob("model_cards/released/*/README.md"))

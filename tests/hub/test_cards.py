@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard, ModelCardData, close_session, get_session, parse_eval_result_entries
+from huggingface_hub import ModelCard, ModelCardData, get_session, parse_eval_result_entries
 from PIL import Image, ImageChops
 
 from hf_ext.errors import DataError, UsageError
@@ -21,8 +21,9 @@ from hf_ext.hub.released import list_released
 from hf_ext.semanir import SemanIRImageProcessor
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
+from tests.kit.restorers import tiny_restorer
 
-from .published import EVALUATION, TRAINING, edit, save_bert, save_snapshot, tiny_adapter, tiny_model
+from .published import EVALUATION, TRAINING, edit, save_bert, save_snapshot, tiny_adapter
 
 
 def headings(text: str) -> list[str]:
@@ -103,7 +104,7 @@ def test_text_of_a_trained_model(snapshot):
     assert_finished(text)
     assert headings(text)[:5] == ["How to use it", "Intended use", "Data", "Training", "Results"]
     assert headings(text)[5:] == ["Model", "Limits", "What differs from the paper", "Citation"]
-    count = sum(value.numel() for value in tiny_model().state_dict().values())
+    count = sum(value.numel() for value in tiny_restorer().state_dict().values())
     for line in (
         *("| sigma | 25 |", "| learning_rate | 0.0002 |", "| commit | 1234abcd |", "| hardware | 2 CPU cores |"),
         *("| time | 1 h 2 min 3 s |", f"| parameters | {count:,} |", "| train.path | photographs |"),
@@ -273,7 +274,7 @@ def test_only_a_line_of_its_own_ends_the_metadata(line):
     last = "base_model: 3"
     assert front_matter(f"---\nlicense: mit\n{line}\n{last}\n---\n# Mine\n").endswith(last)
     assert front_matter(f"---\r\n{line}\r\n{last}\r\n--- \r\n---\r\n") == f"{line}\r\n{last}"
-    assert front_matter("---\n---\n# Mine\n---\n") == ""
+    assert front_matter("---\n---\n# Mine\n---\n") == "" == front_matter("no metadata\n---\na: 1\n---\n")
 
 
 def test_other_kinds_of_models(tmp_path):
@@ -297,14 +298,14 @@ def test_other_kinds_of_models(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_path, run_client):
-    model = tiny_model()
+def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, options, tmp_path, run_client):
+    model = tiny_restorer()
     with torch.no_grad():
         # as initialised, the model hardly changes a picture
         model.reconstruction[0].bias.fill_(0.1)
     model.save_pretrained(tmp_path / "tiny")
     SemanIRImageProcessor().save_pretrained(tmp_path / "tiny")
-    push(tmp_path / "tiny", "org/tiny", endpoint=hub.url, token=False, check=False)
+    push(tmp_path / "tiny", "org/tiny", **options)
     url = f"{hub.url}/org/tiny/resolve/main/README.md"
     card = get_session().get(url).text
     snippet, by_pipeline = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
@@ -324,4 +325,3 @@ def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_pat
             # two copies of a network: their last bits may differ, and with them a rounding
             difference = ImageChops.difference(restored, expected)
             assert max(high for _, high in difference.getextrema()) <= 1 and restored.tobytes() != degraded.tobytes()
-    close_session()

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import FAILED, classify
@@ -20,7 +19,7 @@ from hf_ext.hub.commits import NoHub, NotOnHub
 from hf_ext.hub.publish import push, stage
 from tests.kit.refusals import refused
 
-from .published import contents, on_hub, save_bert
+from .published import contents, on_hub, save_bert, titles
 from .unfaithful_hub import Reply, UnfaithfulHub
 
 COMMIT = "/api/models/org/model/commit/main"
@@ -50,19 +49,15 @@ def differences(source: Path, hub: EmbeddedHub | UnfaithfulHub, **options) -> li
     return list(caught.value.files)
 
 
-def heads(api: HfApi) -> list[str]:
-    return [commit.title for commit in api.list_repo_commits("org/model")]
-
-
 def test_what_the_hub_would_ignore_is_refused_before_anything_is_sent(hub, api, bert):
     api.create_repo("org/model")
     rules = b"/model*\n*.json\n"
     api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(rules), path_in_repo=".gitignore")
-    before = api.list_repo_files("org/model"), heads(api)
+    before = api.list_repo_files("org/model"), titles(api)
     with pytest.raises(NotOnHub) as caught:
         publish(bert, hub)
     assert set(caught.value.files) == {"model.safetensors", "config.json"} and caught.value.repo_id == "org/model"
-    assert (api.list_repo_files("org/model"), heads(api)) == before
+    assert (api.list_repo_files("org/model"), titles(api)) == before
     assert classify(caught.value).exit_code == FAILED
 
 
@@ -213,10 +208,10 @@ def test_whatever_happens_a_push_is_whole_or_refused_in_words(proxy, api, bert, 
         assert named or (asked, happens) not in (("modes", "a page"), ("modes", "an object")), error
         assert ending.exit_code == FAILED or happens in ("401", "404"), error
         # Where only the answer was lost, the commit may be there, and then it is whole.
-        if not api.repo_exists("org/model") or heads(api) == ["initial commit"]:
+        if not api.repo_exists("org/model") or titles(api) == ["initial commit"]:
             return
     assert met
-    assert heads(api) == ["Mine", "initial commit"]
+    assert titles(api) == ["Mine", "initial commit"]
     assert on_hub(api, tmp_path) == contents(stage(bert, tmp_path / "staged", repo_id="org/model"))
 
 
@@ -236,7 +231,7 @@ def interrupting(proxy, api, files):
 def test_other_files_that_somebody_commits_meanwhile_are_kept(proxy, api, bert, tmp_path):
     proxy.rule = interrupting(proxy, api, [("notes.md", b"mine"), ("more.md", b"mine too")])
     publish(bert, proxy, commit_message="Mine")
-    assert heads(api)[0] == "Mine"
+    assert titles(api)[0] == "Mine"
     staged = contents(stage(bert, tmp_path / "staged", repo_id="org/model"))
     assert on_hub(api, tmp_path) == staged | {"notes.md": b"mine", "more.md": b"mine too"}
 
@@ -245,7 +240,7 @@ def test_other_files_that_somebody_commits_meanwhile_are_kept(proxy, api, bert, 
 def test_the_same_files_that_somebody_commits_meanwhile_are_not_replaced(proxy, api, bert, name):
     proxy.rule = interrupting(proxy, api, [(name, b"---\nlicense: mit\n---\n")])
     assert differences(bert, proxy) == [name]
-    assert len(heads(api)) == 2
+    assert len(titles(api)) == 2
 
 
 def test_a_repository_that_is_never_quiet_is_given_up_in_words(proxy, api, bert):
@@ -278,14 +273,14 @@ def test_the_same_model_pushed_by_four_is_one_commit(hub, api, bert):
     with ThreadPoolExecutor(4) as threads:
         ends = list(threads.map(lambda _: publish(bert, hub, commit_message="Mine"), range(4)))
     assert {end.oid for end in ends} == {api.model_info("org/model").sha}
-    assert heads(api) == ["Mine", "initial commit"]
+    assert titles(api) == ["Mine", "initial commit"]
 
 
 def test_a_commit_that_is_refused_before_the_other_one_shows_is_tried_again(proxy, api, bert):
     left = [Reply(412, b"{}")]
     proxy.rule = lambda method, path, body, forward: left.pop() if COMMIT in path and left else forward(body)
     publish(bert, proxy, commit_message="Mine")
-    assert heads(api) == ["Mine", "initial commit"]
+    assert titles(api) == ["Mine", "initial commit"]
     proxy.rule = lambda method, path, body, forward: Reply(412, b"{}") if COMMIT in path else forward(body)
     (bert / "vocab.txt").write_text("a\n")
     assert differences(bert, proxy) == ["main"]
@@ -303,4 +298,4 @@ def test_a_pull_request_is_verified_too(proxy, api, bert, tmp_path):
     api.create_repo("org/model")
     proxy.rule = change_commit(without("README.md"))
     assert differences(bert, proxy, create_pr=True) == ["README.md"]
-    assert heads(api) == ["initial commit"]
+    assert titles(api) == ["initial commit"]

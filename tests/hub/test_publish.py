@@ -26,18 +26,14 @@ from hf_ext.hub.publish import rehearse, stage
 from hf_ext.semanir import SemanIRImageProcessor, SemanIRModel
 from tests.kit.models import assert_same_weights, file_limit
 from tests.kit.refusals import refused
+from tests.kit.restorers import tiny_restorer
 
-from .published import CODE, STAGED, TRAINING, contents, edit, save_bert, save_snapshot, tiny_adapter, tiny_model
+from .checkpoint_files import assert_same
+from .published import CODE, STAGED, TRAINING, contents, edit, save_bert, save_snapshot, tiny_adapter
 
 EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
 PROCESSOR = "image_processing_semanir.py"
 ROOM = Path(inspect.getfile(semanir)).parent
-
-
-def same_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return set(first) == set(second) and all(
-        first[name].dtype == second[name].dtype and first[name].equal(second[name]) for name in first
-    )
 
 
 @pytest.fixture
@@ -46,12 +42,12 @@ def snapshot(tmp_path) -> Path:
 
 
 def test_a_saved_model_becomes_a_complete_folder(tmp_path, bert):
-    for name, model in {"head": tiny_model(), "base": SemanIRModel(tiny_model().config)}.items():
+    for name, model in {"head": tiny_restorer(), "base": SemanIRModel(tiny_restorer().config)}.items():
         model.save_pretrained(tmp_path / name)
         SemanIRImageProcessor(do_convert_rgb=False).save_pretrained(tmp_path / name)
         folder = stage(tmp_path / name, tmp_path / f"staged-{name}")
         assert sorted(contents(folder)) == STAGED
-        assert same_weights(load_file(folder / "model.safetensors"), model.state_dict())
+        assert_same(load_file(folder / "model.safetensors"), model.state_dict())
         config = json.loads((folder / "config.json").read_text())
         assert set(config["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForImageToImage"}
         assert config["architectures"] == [type(model).__name__]
@@ -67,14 +63,15 @@ def test_a_saved_model_becomes_a_complete_folder(tmp_path, bert):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_folder_is_staged_bit_for_bit_and_again_from_its_own_result(tmp_path, dtype):
     snapshot = tmp_path / "snapshot"
-    tiny_model().to(dtype).save_pretrained(snapshot)
+    tiny_restorer().to(dtype).save_pretrained(snapshot)
     SemanIRImageProcessor().save_pretrained(snapshot)
     first = stage(snapshot, tmp_path / "first", repo_id="org/name")
     second = stage(first, tmp_path / "second", repo_id="org/name")
     assert contents(first) == contents(second)
-    assert same_weights(load_file(first / "model.safetensors"), load_file(snapshot / "model.safetensors"))
+    assert_same(load_file(first / "model.safetensors"), load_file(snapshot / "model.safetensors"))
     loaded = AutoModelForImageToImage.from_pretrained(first)
-    assert loaded.dtype == dtype and same_weights(loaded.state_dict(), load_file(snapshot / "model.safetensors"))
+    assert loaded.dtype == dtype
+    assert_same(loaded.state_dict(), load_file(snapshot / "model.safetensors"))
 
 
 def test_code_that_came_with_a_folder_is_neither_run_nor_staged(tmp_path, snapshot):
@@ -157,7 +154,7 @@ def test_an_adapter_is_staged_and_loads_with_peft(tmp_path):
     card = (folder / "README.md").read_text()
     assert "[More Information Needed]" not in card and 'PeftModel.from_pretrained(base, "org/adapter")' in card
     pixels = torch.rand(1, 3, 8, 8)
-    loaded = PeftModel.from_pretrained(tiny_model(), folder)
+    loaded = PeftModel.from_pretrained(tiny_restorer(), folder)
     assert_same_weights(loaded, adapter)
     with torch.no_grad():
         # Two copies: where their memory lies decides over the order of sums, and that over the last bits.
@@ -236,20 +233,19 @@ def test_a_failure_leaves_the_earlier_folder_and_no_other_trace(tmp_path, snapsh
 @pytest.mark.parametrize("shards", ["whole", "in shards"])
 @pytest.mark.parametrize("kind", ["ours", "another's"])
 def test_a_variant_is_published_under_the_names_that_loaders_look_for(tmp_path, kind, shards):
-    model = tiny_model() if kind == "ours" else BertModel.from_pretrained(save_bert(tmp_path / "bert"))
+    model = tiny_restorer() if kind == "ours" else BertModel.from_pretrained(save_bert(tmp_path / "bert"))
     source = tmp_path / "source"
     model.save_pretrained(source, variant="fp16", max_shard_size="50GB" if shards == "whole" else "1KB")
     if kind == "ours":
         SemanIRImageProcessor().save_pretrained(source)
     listing = rehearse(source, tmp_path / "out")
     assert all("variant" in reason for name, reason in listing.stays_behind.items() if "safetensors" in name)
-    assert type(model).from_pretrained(tmp_path / "out").state_dict().keys() == model.state_dict().keys()
-    assert same_weights(type(model).from_pretrained(tmp_path / "out").state_dict(), model.state_dict())
+    assert_same_weights(type(model).from_pretrained(tmp_path / "out"), model)
 
 
 @pytest.mark.parametrize("kind", ["ours", "another's"])
 def test_an_index_without_metadata_is_refused_in_words(tmp_path, kind):
-    model = tiny_model() if kind == "ours" else BertModel.from_pretrained(save_bert(tmp_path / "bert"))
+    model = tiny_restorer() if kind == "ours" else BertModel.from_pretrained(save_bert(tmp_path / "bert"))
     model.save_pretrained(tmp_path / "source", max_shard_size="1KB")
     index = tmp_path / "source" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"]}))

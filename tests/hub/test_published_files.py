@@ -11,16 +11,14 @@ import diffusers
 import peft
 import pytest
 import transformers
-from click.testing import CliRunner
-from huggingface_hub import HfApi
 from transformers import BertTokenizer
 
 from hf_ext.errors import DataError, NotPublished
 from hf_ext.hub.publish import rehearse, stage
 from hf_ext.hub.published_files import is_described, is_loaded, walk
-from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline
 from tests.emr.emr_testing import tiny_bert
+from tests.kit.command_line import run
 from tests.kit.refusals import refused
 
 from .published import contents, save_bert, save_snapshot
@@ -202,32 +200,33 @@ def test_a_snapshot_in_the_cache_of_a_hub_is_published_though_all_its_files_are_
     assert {"config.json", "model.safetensors"} < set(listing.files) and not listing.stays_behind
 
 
-def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, tmp_path, secret):
+def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, api, tmp_path, secret):
     bert = add(save_bert(tmp_path / "bert"), PRIVATE)
     (bert / "LICENSE").symlink_to(secret)
-    arguments = ["push", str(bert), "org/bert", "--endpoint", hub.url, "--no-check"]
-    unreachable = [*arguments[:-2], "http://127.0.0.1:9", "--no-check", "--dry-run"]
-    told = CliRunner().invoke(main, unreachable).output
+    arguments = ["push", bert, "org/bert", "--no-check", "--endpoint"]
+    told = run(*arguments, "http://127.0.0.1:9", "--dry-run").output
+    arguments.append(hub.url)
     assert "does not say what the push would delete" in told and "config.json" in told
-    dry = CliRunner().invoke(main, [*arguments, "--dry-run"])
-    assert dry.exit_code == 0, dry.output
-    up, _, behind = dry.output.partition("files left out:\n")
+    dry = run(*arguments, "--dry-run").output
+    up, _, behind = dry.partition("files left out:\n")
     assert up.startswith("files to upload:\n") and "model.safetensors" in up and "notes.txt" not in up
     for line in ("notes.txt", "credentials.json", "LICENSE"):
         assert line in behind
-    assert "a link that leaves the folder" in behind and "mine" not in dry.output
-    shown = json.loads(CliRunner().invoke(main, [*arguments, "--dry-run", "--json"]).output)
+    assert "a link that leaves the folder" in behind and "mine" not in dry
+    shown = json.loads(run(*arguments, "--dry-run", "--json").output)
     assert "notes.txt" in shown["stays_behind"] and "config.json" in shown["files"]
     assert shown["deleted"] == []
-    HfApi(endpoint=hub.url, token=False).create_repo("org/bert")
+    # What a push would refuse.
+    for wrong in (["--branch", "a..b"], ["--message", " "], ["--create-pr", "--branch", "dev"]):
+        run(*arguments, "--dry-run", *wrong, code=2)
+    api.create_repo("org/bert")
     for name in ("vocab.txt", "mine.md"):
-        HfApi(endpoint=hub.url, token=False).upload_file(path_or_fileobj=b"x", path_in_repo=name, repo_id="org/bert")
-    assert "files to delete:\nvocab.txt" in CliRunner().invoke(main, [*arguments, "--dry-run"]).output
-    pushed = CliRunner().invoke(main, [*arguments, "--json"])
-    assert pushed.exit_code == 0, pushed.output
+        api.upload_file(path_or_fileobj=b"x", path_in_repo=name, repo_id="org/bert")
+    assert "files to delete:\nvocab.txt" in run(*arguments, "--dry-run").output
+    pushed = run(*arguments, "--json")
     result = json.loads(pushed.stdout)
     assert "files left out:" in pushed.stderr and result["stays_behind"] == shown["stays_behind"]
-    files = set(HfApi(endpoint=hub.url, token=False).list_repo_files("org/bert")) - {".gitattributes"}
+    files = set(api.list_repo_files("org/bert")) - {".gitattributes"}
     assert files - {"mine.md"} == {"README.md", "config.json", "model.safetensors"} == set(result["files"])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import HfApi, close_session, snapshot_download
+from huggingface_hub import snapshot_download
 from PIL import Image
 
 from hf_ext.errors import DataError, NotPublished
@@ -59,18 +59,16 @@ def test_stage_writes_a_clean_copy_that_loads_anywhere(tmp_path, snapshot):
         check_loads(out)
 
 
-def test_a_pipeline_is_pushed_described_and_pulled(tmp_path, hub, snapshot):
+def test_a_pipeline_is_pushed_described_and_pulled(tmp_path, hub, options, api, snapshot):
     make_pipeline(vae=make_vae()).save_pretrained(tmp_path / "latents")
-    push(tmp_path / "latents", "org/pictures", endpoint=hub.url, token=False, check=False)
-    api = HfApi(endpoint=hub.url, token=False)
+    push(tmp_path / "latents", "org/pictures", **options)
     first = api.list_repo_files("org/pictures")
     assert {*STAGED, "vae/config.json", "vae/diffusion_pytorch_model.safetensors"} < set(first)
     # a later push without an autoencoder leaves no part of the earlier one behind
-    push(snapshot, "org/pictures", endpoint=hub.url, token=False, check=False)
+    push(snapshot, "org/pictures", **options)
     assert not [name for name in api.list_repo_files("org/pictures") if name.startswith("vae/")]
     pulled = snapshot_download("org/pictures", endpoint=hub.url, token=False, local_dir=tmp_path / "pulled")
     verify_code(Path(pulled))
-    close_session()
 
 
 PIPELINES = {

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import HfApi, close_session
 
 from hf_ext.errors import DataError
 from hf_ext.hub.publish import push, stage
@@ -67,7 +66,7 @@ json.dump([strange, run("hf_ext.mrconv.", trust_remote_code=False)], open(out, "
 
 
 @pytest.mark.slow
-def test_the_task_that_a_card_names_is_what_pipelines_run(hub, tmp_path):
+def test_the_task_that_a_card_names_is_what_pipelines_run(hub, options, api, tmp_path):
     made = {
         "org/pixels": (PixelTask(image_size=8), "image-classification"),
         "org/sounds": (AudioTask(sampling_rate=8000, max_length=64), "audio-classification"),
@@ -78,12 +77,11 @@ def test_the_task_that_a_card_names_is_what_pipelines_run(hub, tmp_path):
     tasks = {}
     for name, (task, expected) in made.items():
         folder = save_task(task, tmp_path / name.partition("/")[2])
-        push(folder, name, endpoint=hub.url, token=False, check=False)
-        tag = HfApi(endpoint=hub.url, token=False).model_info(name).pipeline_tag
+        push(folder, name, **options)
+        tag = api.model_info(name).pipeline_tag
         assert tag == expected, name
         if tag is not None:
             tasks[name] = tag
-    close_session()
     run_python(TASKS, hub.url, tmp_path / "home", json.dumps(tasks), str(tmp_path / "out.json"))
     strange, ours = json.loads((tmp_path / "out.json").read_text())
     assert strange.keys() == ours.keys() == {*tasks, *(f"{name}, merged" for name in tasks)}

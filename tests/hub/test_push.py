@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import CommitOperationAdd, HfApi, close_session, constants
+from huggingface_hub import CommitOperationAdd, close_session, constants
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from hf_ext.embedded_hub.server import EmbeddedHub
@@ -16,18 +15,9 @@ from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.hub.disclosure import SecretFound
 from hf_ext.hub.publish import push, stage
 from tests.kit.refusals import refused
+from tests.kit.restorers import tiny_restorer
 
-from .published import STAGED, contents, on_hub, save_bert, tiny_model
-
-
-@pytest.fixture
-def options(hub: EmbeddedHub) -> dict[str, Any]:
-    """Options of a push to the Hub of the test."""
-    return {"endpoint": hub.url, "token": False, "check": False}
-
-
-def commits(api: HfApi, revision: str = "main") -> list[str]:
-    return [commit.title for commit in api.list_repo_commits("org/model", revision=revision)]
+from .published import STAGED, contents, on_hub, save_bert, titles
 
 
 def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path, snapshot, caplog, warm_checks):
@@ -36,13 +26,13 @@ def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path,
     info = push(snapshot, "org/model", endpoint=hub.url, token=False, commit_message="First")
     # The same again makes no commit.
     assert push(snapshot, "org/model", endpoint=hub.url, token=False, check=False).oid == info.oid
-    assert commits(api) == ["First", "initial commit"] and "Xet" not in caplog.text
+    assert titles(api) == ["First", "initial commit"] and "Xet" not in caplog.text
     staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
     assert on_hub(api, tmp_path, info.oid) == contents(staged)
     assert sorted(contents(staged)) == sorted([*STAGED, "eval.json", "training.json", ".eval_results/hf_ext.yaml"])
     assert api.model_info("org/model").pipeline_tag == "image-restoration"
     with open_checkpoint(f"org/model@{info.oid}", endpoint=hub.url, token=False) as checkpoint:
-        weights = tiny_model().state_dict()
+        weights = tiny_restorer().state_dict()
         assert set(checkpoint) == set(weights) and all(checkpoint[name].equal(weights[name]) for name in weights)
 
 
@@ -81,12 +71,12 @@ def test_a_push_to_a_new_branch(options, api, tmp_path, snapshot):
     info = push(snapshot, "org/model", revision="dev", **options)
     assert set(STAGED) < set(on_hub(api, tmp_path, "dev"))
     assert api.model_info("org/model", revision="dev").sha == info.oid
-    assert commits(api) == ["initial commit"]
+    assert titles(api) == ["initial commit"]
 
 
 def test_a_pull_request_leaves_main_alone(options, api, tmp_path, snapshot):
     info = push(snapshot, "org/model", create_pr=True, **options)
-    assert info.pr_num == 1 and commits(api) == ["initial commit"]
+    assert info.pr_num == 1 and titles(api) == ["initial commit"]
     assert "model.safetensors" in on_hub(api, tmp_path, "refs/pr/1")
     with refused(UsageError, "create_pr"):
         push(snapshot, "org/model", create_pr=True, revision="dev", **options)
@@ -96,10 +86,10 @@ def test_visibility(options, api, snapshot):
     push(snapshot, "org/hidden", private=True, **options)
     assert api.model_info("org/hidden").private is True
     push(snapshot, "org/model", **options)
-    before = commits(api)
+    before = titles(api)
     with refused(NotPublished, "org/model", "private=True"):
         push(save_bert(snapshot.with_name("bert")), "org/model", private=True, **options)
-    assert commits(api) == before
+    assert titles(api) == before
 
 
 def test_what_does_not_load_never_reaches_the_hub(hub, api, warm_checks, bert):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from huggingface_hub import HfApi, ModelCard
+from huggingface_hub import ModelCard
 
 from hf_ext.emr import EMRModel
 from hf_ext.errors import DataError, NotPublished, UsageError
@@ -21,6 +21,7 @@ from hf_ext.hub.load_check import check_loads, verify_code
 from hf_ext.hub.publish import push, stage
 from hf_ext.merging import add_task, merge_checkpoints, remove_task
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir, tiny_unet
+from tests.emr.use_testing import merge_family
 from tests.kit.refusals import refused
 
 from .published import CODE, contents, save_bert
@@ -147,12 +148,11 @@ def on_hub(hub, models) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_from_the_hub_to_the_hub_and_back(hub, on_hub, models, tmp_path, run_client):
+def test_from_the_hub_to_the_hub_and_back(hub, api, on_hub, models, tmp_path, run_client):
     """Merged from a Hub, pushed with the load check, its two snippets run as they are in the card."""
     config = {"base": "org/base", "tasks": {name: f"org/{name}" for name in "ab"}}
     artifact = merge_checkpoints(config, tmp_path / "merged", endpoint=hub.url, progress=False).path
     push(artifact, "org/merged", endpoint=hub.url, token=False)
-    api = HfApi(endpoint=hub.url, token=False)
     card = ModelCard.load(api.hf_hub_download("org/merged", "README.md"))
     data = card.data.to_dict()
     assert (data["base_model"], data["base_model_relation"]) == (["org/base", "org/a", "org/b"], "merge")
@@ -183,9 +183,9 @@ print(model.config.id2label)
 
 
 @pytest.mark.slow
-def test_an_artifact_that_holds_its_base_is_pulled_by_hf_ext(hub, artifact, tmp_path, run_client):
+def test_an_artifact_that_holds_its_base_is_pulled_by_hf_ext(options, artifact, tmp_path, run_client):
     """The cache of a Hub keeps links: those of `base/` leave that folder, and not the repository's cache."""
-    push(artifact, "org/whole", endpoint=hub.url, token=False, check=False)
+    push(artifact, "org/whole", **options)
     expected = {}
     for task in "ab":
         weights = EMRModel.from_pretrained(artifact, task).model.state_dict()
@@ -215,10 +215,8 @@ def test_an_artifact_that_holds_its_base_is_pulled_by_hf_ext(hub, artifact, tmp_
 
 
 @pytest.mark.slow
-def test_a_second_push_removes_tasks_that_are_gone(hub, artifact, models, tmp_path):
-    options: dict[str, Any] = {"endpoint": hub.url, "token": False, "check": False}
+def test_a_second_push_removes_tasks_that_are_gone(options, api, artifact, models):
     push(artifact, "org/merged", **options)
-    api = HfApi(endpoint=hub.url, token=False)
     api.upload_file(repo_id="org/merged", path_or_fileobj=b"mine", path_in_repo="notes.md")
     remove_task(artifact, "a")
     add_task(artifact, "c", str(models / "c"), frozen=True)
@@ -251,10 +249,7 @@ def test_a_card_of_a_plain_merge(models, tmp_path):
 
 @pytest.mark.slow
 def test_a_diffusers_model(tmp_path):
-    base = tiny_unet(tmp_path / "base")
-    for seed, name in enumerate("ab", start=1):
-        tiny_unet(tmp_path / name, seed, base=base)
-    artifact = merge(tmp_path, tmp_path / "merged", include_base=True)
+    artifact = merge_family(tmp_path, tiny_unet, given={"include_base": True})
     staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")
     check_loads(staged)
     text = (staged / "README.md").read_text()
@@ -285,10 +280,7 @@ def test_the_root_promises_no_task(models, artifact, tmp_path):
 
 @pytest.mark.slow
 def test_our_own_models_travel_with_their_code(tmp_path):
-    base = tiny_semanir(tmp_path / "base")
-    for seed, name in enumerate("ab", start=1):
-        tiny_semanir(tmp_path / name, seed, base=base)
-    artifact = merge(tmp_path, tmp_path / "merged", include_base=True)
+    artifact = merge_family(tmp_path, tiny_semanir, given={"include_base": True})
     staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")
     assert {name for name in contents(staged) if name.endswith(".py")} == {*CODE, "emr_loader.py"}
     configs = [json.loads((staged / name / "config.json").read_text()) for name in (".", "tasks/a", "base")]

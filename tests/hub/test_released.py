@@ -5,13 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import hf_ext
 from hf_ext.hub.released import find_model, list_released
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
-from hf_ext_cli.main import main
 from tests.hub.published import edit
+from tests.kit.command_line import run
 
 # Megabytes of one, of the Disentangled DiT, and of all.
 LIMIT, LIMITS, LIMIT_OF_ALL = 3.0, {"cifar10": 8.0}, 20.0
@@ -67,18 +66,16 @@ def test_a_name_is_found_unless_a_folder_here_has_it(tiny, tmp_path):
 
 @pytest.mark.usefixtures("tiny")
 def test_models_are_listed_with_scores_and_licence():
-    result = CliRunner().invoke(main, ["models"])
-    assert result.exit_code == 0
-    assert all(text in result.output for text in ("denoise-tiny", *SUMMARY.values(), "0.5 hours of one core"))
-    (entry,) = json.loads(CliRunner().invoke(main, ["models", "--json"]).output)
+    told = run("models").output
+    assert all(text in told for text in ("denoise-tiny", *SUMMARY.values(), "0.5 hours of one core"))
+    (entry,) = json.loads(run("models", "--json").output)
     assert entry["name"] == "denoise-tiny" and "folder" not in entry
 
 
 @pytest.mark.usefixtures("released_models")
 def test_without_any_model_the_list_says_so():
-    assert "no released model" in CliRunner().invoke(main, ["models"]).output
+    assert "no released model" in run("models").output
     for command in ("info photo", "restore photo x.png --out out", "classify spoken-digits x"):
-        result = CliRunner().invoke(main, command.split())
-        assert result.exit_code == 2 and "HF_EXT_WITHOUT_MODELS" in result.output
+        assert "HF_EXT_WITHOUT_MODELS" in run(*command.split(), code=2).output
     with pytest.raises(ValueError):
         hf_ext.released("denoise-color")

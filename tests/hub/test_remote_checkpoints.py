@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 import httpx2
 import pytest
 import torch
-from huggingface_hub import close_session, constants, hf_hub_download, set_client_factory
+from huggingface_hub import HfApi, close_session, constants, hf_hub_download, set_client_factory
 from huggingface_hub.utils._http import default_client_factory
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
-from hf_ext.hub import range_readers
+from hf_ext.hub import diffusers_folders, range_readers
 from hf_ext.hub.checkpoints import Checkpoint, CheckpointError, open_checkpoint
+from hf_ext.hub.diffusers_folders import read_headers, read_remote_headers
 from hf_ext.hub.range_readers import RemoteFile
-from tests.kit.hub import commit_large, create_repository
+from tests.kit.hub import ask, commit_body, commit_large, create_repository
 from tests.kit.refusals import refused
 
 from .checkpoint_files import assert_same, sharded, some_tensors
@@ -112,6 +113,23 @@ def test_remote_pickles_and_unknown_repositories(served, hub, api):
     with refused(CheckpointError, "me/absent@main"):
         served.open("me/absent")
     assert not [one for one in served.proxy.asked if one.range]
+
+
+def test_the_parts_of_a_pipeline_are_counted_alike_in_a_folder_and_on_a_hub(hub, hub_cache, tmp_path, monkeypatch):
+    """Parts whose files have the same name are two files, and a variant beside the plain weights is left out."""
+    files = {"model_index.json": b"{}"}
+    for name in ("unet/diffusion_pytorch_model", "unet/diffusion_pytorch_model.fp16", "vae/diffusion_pytorch_model"):
+        files[f"{name}.safetensors"] = save({"w": torch.ones(2)})
+    for name, content in files.items():
+        (tmp_path / "pipeline" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pipeline" / name).write_bytes(content)
+    create_repository(hub.url, "me/pipeline")
+    assert ask(hub.url, "POST", "/api/models/me/pipeline/commit/main", commit_body(files)).status == 200
+    monkeypatch.setattr(diffusers_folders, "HfApi", lambda: HfApi(endpoint=hub.url, token=False))
+    tensors = read_headers(tmp_path / "pipeline")
+    assert [one.file for one in tensors] == [f"{part}/diffusion_pytorch_model.safetensors" for part in ("unet", "vae")]
+    assert read_remote_headers("me/pipeline")[0] == tensors
+    close_session()
 
 
 def test_a_cached_file_is_not_fetched_again_and_serves_offline(served, request):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import urlsplit
-
-from tests.kit.loopback import LoopbackHandler, LoopbackServer
 
 
 class Reply(NamedTuple):
@@ -32,8 +32,12 @@ class Asked(NamedTuple):
 Rule = Callable[[str, str, bytes, Callable[[bytes], Reply]], Reply | None]
 
 
-class Handler(LoopbackHandler):
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
     hub: UnfaithfulHub
+
+    def log_message(self, *arguments: object) -> None:
+        pass
 
     def answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -70,11 +74,19 @@ class Handler(LoopbackHandler):
         return Reply(answer.status, content, kept)
 
 
-class UnfaithfulHub(LoopbackServer):
+class UnfaithfulHub:
     """Serves what an embedded Hub does, but for what `rule` makes of it; `asked`: all requests."""
 
     def __init__(self, url: str) -> None:
         self.asked: list[Asked] = []
         self.address = urlsplit(url).netloc
         self.rule: Rule = lambda method, path, body, forward: forward(body)
-        super().__init__(Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"hub": self}))
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()

@@ -3,21 +3,22 @@
 Networks are tiny, and the recipes that the blocks name are cut down to two steps of such a network.
 """
 
-import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import soundfile
 import torch
 import yaml
-from diffusers import AutoencoderKL, DDIMScheduler
+from diffusers import DDIMScheduler
 from PIL import Image
 
 from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import make_transformer
+from tests.disentangled_dit.pipeline_testing import make_vae
 from tests.emr.emr_testing import WORDS, push_folder, tiny_bert, tiny_semanir, write_tokenizer
 from tests.emr.use_testing import merge
 
@@ -50,11 +51,7 @@ def draw_picture(seed: int, side: int = 40) -> Image.Image:
 def write_tone(path: Path, seconds: float) -> None:
     """A sound of 8 kHz."""
     time = np.arange(int(8000 * seconds)) / 8000
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(8000)
-        file.writeframes((8000 * np.sin(2 * np.pi * 440 * time)).astype("<i2").tobytes())
+    soundfile.write(path, 0.25 * np.sin(2 * np.pi * 440 * time), 8000)
 
 
 def make_files(stage: Path) -> None:
@@ -96,14 +93,6 @@ def make_dit(folder: Path) -> Path:
     return folder
 
 
-def make_vae(folder: Path) -> Path:
-    """An autoencoder of diffusers."""
-    torch.manual_seed(0)
-    blocks = {"down_block_types": ["DownEncoderBlock2D"] * 2, "up_block_types": ["UpDecoderBlock2D"] * 2}
-    AutoencoderKL(block_out_channels=[4, 8], norm_num_groups=2, **blocks).save_pretrained(folder)
-    return folder
-
-
 def make_language_model(folder: Path) -> Path:
     """An MRConv that continues texts."""
     torch.manual_seed(0)
@@ -116,12 +105,13 @@ def make_models(stage: Path, models: Path, push: Callable[[str, Path], Any]) -> 
     """`org/...` on the Hub, a snapshot of a run."""
     base = tiny_bert(models / "base")
     berts = {name: tiny_bert(models / name, seed, base=base) for seed, name in enumerate("abc", 1)}
+    make_vae().save_pretrained(models / "vae")
     emotions = {"emotion": berts["a"], "irony": berts["b"]}
     made = {
         "name": tiny_semanir(models / "name"),
         "mrconv": make_language_model(models / "mrconv"),
         "dit": make_dit(models / "dit"),
-        "vae": make_vae(models / "vae"),
+        "vae": models / "vae",
         "base": base,
         **berts,
         "merged": merge(base, emotions, models / "merged", include_base=True),

@@ -79,14 +79,15 @@ def ask(
     url: str,
     method: str,
     path: str,
-    body: bytes | Iterable[bytes] | None = None,
+    body: dict[str, Any] | bytes | Iterable[bytes] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Answer:
     """
     Sends one HTTP request exactly as given, its path and query already quoted, without the client library's checks. A
-    body that is an iterable is sent in chunks, unless `Content-Length` is among the headers.
+    mapping is sent as JSON, another iterable in chunks, unless `Content-Length` is among the headers.
     """
     split = urlsplit(url)
+    body = json.dumps(body).encode() if isinstance(body, dict) else body
     connection = http.client.HTTPConnection(str(split.hostname), split.port, timeout=60)
     headers = headers or {}
     chunked = body is not None and not isinstance(body, bytes) and "Content-Length" not in headers
@@ -97,12 +98,13 @@ def ask(
         return Answer(response.status, response.headers, response.read())
 
 
-def commit_body(files: dict[str, bytes], **header: str) -> bytes:
-    """The body of a commit request that stores regular files."""
+def commit_body(files: dict[str, bytes], *others: tuple[str, dict[str, Any]], **header: str) -> bytes:
+    """The body of a commit request that stores regular files; `others` are further operations, by name and value."""
     lines: list[dict[str, Any]] = [{"key": "header", "value": {"summary": "a commit", **header}}]
     for path, content in files.items():
         value = {"path": path, "content": base64.b64encode(content).decode(), "encoding": "base64"}
         lines.append({"key": "file", "value": value})
+    lines += [{"key": key, "value": value} for key, value in others]
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
@@ -112,33 +114,35 @@ def store_now(data: bytes, blobs: BlobStore) -> Entry:
         return store_regular(data, batch)
 
 
-def create_repository(url: str, repository_id: str, **fields: Any) -> Answer:
+def create_repository(url: str, repository_id: str, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
     """Create a model repository."""
     owner, name = repository_id.split("/")
-    return ask(url, "POST", "/api/repos/create", json.dumps({"organization": owner, "name": name, **fields}).encode())
+    return ask(url, "POST", "/api/repos/create", {"organization": owner, "name": name, **fields}, headers)
 
 
-def request_lfs_upload(url: str, repository_id: str, sha256: str, size: int) -> str | None:
-    """Ask where to send a large file; the path and query of the URL, or None when it is there."""
+def lfs_pointer(path: str, content: bytes) -> tuple[str, dict[str, Any]]:
+    """The line of a commit that stores a large file whose content was sent."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    return "lfsFile", {"path": path, "algo": "sha256", "oid": sha256, "size": len(content)}
+
+
+def request_lfs_upload(url: str, sha256: str, size: int) -> str | None:
+    """Ask where to send a large file of me/model; the path and query of the URL, or None when it is there."""
     batch = {"operation": "upload", "objects": [{"oid": sha256, "size": size}], "hash_algo": "sha256"}
-    path = f"/{repository_id}.git/info/lfs/objects/batch"
-    planned = ask(url, "POST", path, json.dumps(batch).encode()).json()["objects"][0]
+    planned = ask(url, "POST", "/me/model.git/info/lfs/objects/batch", batch).json()["objects"][0]
     if "actions" not in planned:
         return None
     split = urlsplit(planned["actions"]["upload"]["href"])
     return f"{split.path}?{split.query}"
 
 
-def commit_large(url: str, files: dict[str, bytes], revision: str = "main") -> str:
+def commit_large(url: str, files: dict[str, bytes]) -> str:
     """Commits files of me/model as LFS objects; the commit."""
-    lines = [commit_body({})]
-    for path, content in files.items():
-        sha256 = hashlib.sha256(content).hexdigest()
-        place = request_lfs_upload(url, "me/model", sha256, len(content))
+    for content in files.values():
+        place = request_lfs_upload(url, hashlib.sha256(content).hexdigest(), len(content))
         assert place is None or ask(url, "PUT", place, content).status == 200
-        pointer = {"path": path, "algo": "sha256", "oid": sha256, "size": len(content)}
-        lines.append(json.dumps({"key": "lfsFile", "value": pointer}).encode() + b"\n")
-    answer = ask(url, "POST", f"/api/models/me/model/commit/{revision}", b"".join(lines))
+    body = commit_body({}, *(lfs_pointer(path, content) for path, content in files.items()))
+    answer = ask(url, "POST", "/api/models/me/model/commit/main", body)
     assert answer.status == 200, answer.body
     return str(answer.json()["commitOid"])
 
