@@ -9,13 +9,13 @@ turns by itself, so its ratio shows what that costs beside turns by hand. Writes
 
 import argparse
 import copy
-import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import timing
 import torch
-from timing import Content, in_turns, markdown_table, median_ratio, run, time_of
+from timing import Content, markdown_table, run
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from hf_ext.emr import EMRModel
@@ -80,11 +80,12 @@ def forms(emr: EMRModel, rows: int, tokens: int, new: int) -> tuple[Callable[[],
 
 def compare(emr: EMRModel, rows: int, tokens: int, new: int, rounds: int) -> dict[str, Any]:
     """Medians of interleaved calls, after one in which both are compared."""
-    calls = dict(zip(("together", "turns"), forms(emr, rows, tokens, new), strict=True))
+    together, in_turn = forms(emr, rows, tokens, new)
+    calls = {"turns": in_turn, "together": together}
     torch.testing.assert_close(calls["together"](), calls["turns"](), atol=1e-3, rtol=0)
-    times = in_turns([*calls], rounds, lambda name: time_of(calls[name]))
-    found = {f"{name}_ms": 1e3 * statistics.median(taken) for name, taken in times.items()}
-    return {**found, "ratio": median_ratio(times["together"], times["turns"]), "rounds": rounds}
+    rows = timing.compare(calls, rounds)
+    found = {f"{name}_ms": 1e3 * row["seconds"] for name, row in rows.items()}
+    return {**found, "ratio": rows["together"]["ratio"], "rounds": rounds}
 
 
 def measure(words: argparse.Namespace) -> Iterator[Content]:

@@ -10,13 +10,13 @@ parameters, and how far the process grows in a step.
 
 import argparse
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from timing import Content, apart, in_turns, markdown_table, reset_peak, resident, run, time_of
+from timing import Content, apart, compare, markdown_table, reset_peak, resident, run
 from torch import Tensor, nn
 
 from hf_ext.mrconv.ops_mrconv import batch_norm_conv
@@ -55,14 +55,6 @@ class Layer(nn.Module):
         return y
 
 
-def median_seconds(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of each function, which take turns, after a first call."""
-    for function in functions.values():
-        function()
-    times = in_turns([*functions], rounds, lambda name: time_of(functions[name], time.perf_counter))
-    return {name: statistics.median(taken) for name, taken in times.items()}
-
-
 def draw(sizes: Sizes, seed: int) -> Tensor:
     return torch.randn(sizes[:3], generator=torch.Generator().manual_seed(seed))
 
@@ -91,7 +83,9 @@ def training_step(sizes: Sizes, rounds: int) -> dict[str, Any]:
         u.grad = None
         layer(u).backward(cotangent)
 
-    seconds = median_seconds({form: lambda layer=layer: step(layer) for form, layer in layers.items()}, rounds)
+    steps = {form: partial(step, layer) for form, layer in layers.items()}
+    rows = compare(steps, rounds, clock=time.perf_counter)
+    seconds = {form: row["seconds"] for form, row in rows.items()}
     differences = disagreement(layers, u, cotangent)
     del layers
     memory = {form: apart(memory_of_step, form, sizes) for form in FORMS}

@@ -13,7 +13,8 @@ import mrconv_latency
 import torch
 from mrconv_inference import make_blocks, make_layers
 from mrconv_layer import FORMS, Layer, disagreement, draw
-from parts import Case, Values, in_turns, read_words, run_part, training_step
+from parts import Case, Values, in_turns, read_words, run_part
+from timing import training_step
 from transformers import DynamicCache
 
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
