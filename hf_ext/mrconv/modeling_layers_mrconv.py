@@ -344,20 +344,29 @@ class MRConvLayer(MRConvPreciseBuffers):
             scale = scale / torch.stack([kernel.norm(dim=-1) for kernel in kernels]).clamp_min(_TINY)
         return scale, torch.zeros_like(scale)
 
-    def _batch_convolution(self, inputs: list[Tensor], spans: list[Span], packed: bool, *coefficients: Any) -> Any:
+    def _batch_convolution(
+        self,
+        inputs: list[Tensor],
+        spans: list[Span],
+        packed: bool,
+        alpha: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+    ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
         """The outputs with the statistics of the batch, and these: a [`BatchConvolution`], given the first three."""
         (kernels, ahead), group = self.branch_kernels(), statistics_group(self.config.sync_batch_norm)
         # Processes that share statistics have groups of their own, and must exchange the same sums.
         if len(inputs) > 1 or (packed and group is not None):
             mean, var, count, *outputs = grouped_batch_norm_conv(
-                inputs, spans, kernels, *coefficients, backward_kernels=ahead, group=group
+                inputs, spans, kernels, alpha, weight, bias, eps, ahead, group
             )
             return outputs, mean, var, count
         start, stop = spans[0]
-        output, *statistics = batch_norm_conv(
-            inputs[0], kernels, *coefficients, backward_kernels=ahead, start=start, stop=stop, group=group
+        output, mean, var, count = batch_norm_conv(
+            inputs[0], kernels, alpha, weight, bias, eps, backward_kernels=ahead, start=start, stop=stop, group=group
         )
-        return [output], *statistics
+        return [output], mean, var, count
 
     def _forward_layer_norm(self, u: Tensor) -> Tensor:
         """N convolutions: the statistics of a position are not linear in the kernels, so nothing can be merged."""
