@@ -108,11 +108,9 @@ def read_write(files: list[str], out: str, sizes: list[int], threads: int) -> Wo
 PROGRAMS: tuple[Callable[..., Work], ...] = (hf_ext_merge, in_memory, mergekit, read_write)
 
 
-def memory() -> dict[str, int]:
-    """Resident bytes now, and the most since the last reset."""
-    names = {"VmRSS": "resident", "VmHWM": "peak"}
-    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-    return {names[key[:-1]]: int(words[0]) * 1024 for key, *words in lines if key[:-1] in names}
+def memory(field: str) -> int:
+    """Bytes of this process: `VmRSS` now, `VmHWM` at most since the last reset."""
+    return 1024 * int(Path("/proc/self/status").read_text().split(field + ":")[1].split()[0])
 
 
 def counters() -> dict[str, float]:
@@ -132,11 +130,11 @@ def measure(program: str, words: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     # 5 resets the high-water mark to what is resident now.
     Path("/proc/self/clear_refs").write_text("5")
-    resident, before = memory()["resident"], counters()
+    resident, before = memory("VmRSS"), counters()
     work()
     after = counters()
     row: dict[str, Any] = {key: after[key] - before[key] for key in before}
-    row |= {"import_seconds": imports, "peak_above_imports": memory()["peak"] - resident}
+    row |= {"import_seconds": imports, "peak_above_imports": memory("VmHWM") - resident}
     return row
 
 
