@@ -12,9 +12,9 @@ import json
 import os
 import resource
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,9 @@ def read_write(files: list[str], out: str, sizes: list[int], threads: int) -> Wo
                 os.fsync(stream.fileno())
 
     def share(target: Callable[[list[Any]], None], items: list[Any]) -> None:
-        workers = [threading.Thread(target=target, args=(items[index::threads],)) for index in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        with ThreadPoolExecutor(threads) as pool:
+            # Taken out, so that an error of a thread is one of the program.
+            list(pool.map(target, (items[index::threads] for index in range(threads))))
 
     def work() -> None:
         os.makedirs(out)

@@ -56,17 +56,9 @@ def make_mamba2() -> Mamba2ForCausalLM:
 
 
 def make_attention(length: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=144,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        intermediate_size=252,
-        max_position_embeddings=2 * length,
-        tie_word_embeddings=True,
-        attn_implementation="sdpa",
-    )
-    return LlamaForCausalLM(config)
+    sizes = {"hidden_size": 144, "num_attention_heads": 4, "intermediate_size": 252, "num_hidden_layers": LAYERS}
+    sizes |= {"max_position_embeddings": 2 * length, "vocab_size": VOCABULARY}
+    return LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True, attn_implementation="sdpa"))
 
 
 def collect_tensors(value: Any, without: Any = None) -> dict[int, Tensor]:

@@ -89,14 +89,14 @@ def training_step(sizes: Sizes, rounds: int) -> dict[str, Any]:
     differences = disagreement(layers, u, cotangent)
     del layers
     memory = {form: apart(memory_of_step, form, sizes) for form in FORMS}
+    parts = {key: memory["exact"][f"{key}_bytes"] / memory["shared"][f"{key}_bytes"] for key in ("saved", "peak")}
     return {
         "batch_channels_length_taps": sizes,
         "branches": 1 + math.ceil(math.log2(sizes[2] / sizes[3])),
         "seconds": seconds,
         "memory": memory,
         "speedup_over_shared": seconds["shared"] / seconds["exact"],
-        "saved_part_of_shared": memory["exact"]["saved_bytes"] / memory["shared"]["saved_bytes"],
-        "peak_part_of_shared": memory["exact"]["peak_bytes"] / memory["shared"]["peak_bytes"],
+        **{f"{key}_part_of_shared": part for key, part in parts.items()},
         "relative_difference_from_shared": differences,
     }
 

@@ -45,17 +45,9 @@ def make_semanir(window: int, preset: str) -> SemanIRForImageRestoration:
 
 
 def make_swin2sr(window: int, side: int, preset: str) -> Swin2SRForImageSuperResolution:
-    fields = PRESETS[preset]
-    config = Swin2SRConfig(
-        image_size=side,
-        embed_dim=fields["embed_dim"],
-        depths=list(fields["depths"]),
-        num_heads=list(fields["num_heads"]),
-        mlp_ratio=fields["mlp_ratio"],
-        window_size=window,
-        upscale=SCALE,
-        upsampler="pixelshuffle",
-    )
+    fields = {name: PRESETS[preset][name] for name in ("embed_dim", "depths", "num_heads", "mlp_ratio")}
+    sizes = {"image_size": side, "window_size": window, "upscale": SCALE, "upsampler": "pixelshuffle"}
+    config = Swin2SRConfig(**fields, **sizes)
     torch.manual_seed(0)
     return Swin2SRForImageSuperResolution(config).eval()
 

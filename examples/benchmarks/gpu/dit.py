@@ -21,15 +21,9 @@ STEPS = 20
 
 def make_pixart(sizes: dict[str, int], side: int) -> PixArtTransformer2DModel:
     width = sizes["num_attention_heads"] * sizes["attention_head_dim"]
-    return PixArtTransformer2DModel(
-        sample_size=side,
-        in_channels=plain.CHANNELS,
-        out_channels=plain.CHANNELS,
-        cross_attention_dim=width,
-        caption_channels=width,
-        use_additional_conditions=False,
-        **sizes,
-    )
+    channels = dict.fromkeys(("in_channels", "out_channels"), plain.CHANNELS)
+    widths = dict.fromkeys(("cross_attention_dim", "caption_channels"), width)
+    return PixArtTransformer2DModel(sample_size=side, use_additional_conditions=False, **channels, **widths, **sizes)
 
 
 def make_network(name: str, side: int, words: Any, dtype: str, compiled: bool) -> ModelMixin:
