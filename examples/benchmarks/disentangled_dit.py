@@ -150,8 +150,8 @@ def make_entry(name: str, network: ModelMixin, batch: int, side: int, steps: int
     return torch.no_grad()(lambda: predict(torch.cat([noise, noise]), timestep))
 
 
-def measure_network(name: str, preset: str, sampling_steps: int) -> list[float]:
-    """The process of a contender: median processor seconds of each case."""
+def measure_network(name: str, preset: str, sampling_steps: int) -> tuple[list[float], int]:
+    """The process of a contender: median processor seconds of each case, and its parameters."""
     torch.set_num_threads(1)
     # Every `.to` of a model would say that it keeps nothing in float32.
     diffusers.utils.logging.set_verbosity_error()
@@ -165,12 +165,7 @@ def measure_network(name: str, preset: str, sampling_steps: int) -> list[float]:
         make_entry(name, networks[side], batch, side, min(steps, 1))()
         entry = make_entry(name, networks[side], batch, side, steps)
         seconds.append(statistics.median(time_of(entry) for _ in range(calls)))
-    return seconds
-
-
-def count_parameters(name: str, preset: str) -> int:
-    """Parameters of an entry."""
-    return sum(value.numel() for value in make_network(name, preset, 16).parameters())
+    return seconds, networks[side].num_parameters()
 
 
 def summarise(rounds: dict[str, list[list[float]]]) -> list[dict[str, Any]]:
@@ -180,12 +175,9 @@ def summarise(rounds: dict[str, list[list[float]]]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"kind": kind, "tokens": tokens, "batch": batch, "entries": {}}
         for name, taken in rounds.items():
             ratios = [one[index] / ours[index] for one, ours in zip(taken, rounds[OURS], strict=True)]
-            row["entries"][name] = {
-                "processor_seconds": statistics.median(one[index] for one in taken),
-                "times_ours": statistics.median(ratios),
-                "least": min(ratios),
-                "largest": max(ratios),
-            }
+            seconds = statistics.median(one[index] for one in taken)
+            spread = {"times_ours": statistics.median(ratios), "least": min(ratios), "largest": max(ratios)}
+            row["entries"][name] = {"processor_seconds": seconds, **spread}
         rows.append(row)
     return rows
 
@@ -208,9 +200,10 @@ def markdown(content: Content) -> str:
 
 def measure(words: argparse.Namespace) -> Iterator[Content]:
     """All rounds."""
-    rounds = in_turns(NETWORKS, words.rounds, lambda name: apart(measure_network, name, words.preset, words.steps))
+    found = in_turns(NETWORKS, words.rounds, lambda name: apart(measure_network, name, words.preset, words.steps))
+    rounds = {name: [seconds for seconds, _ in taken] for name, taken in found.items()}
     sizes = {"preset": words.preset, "steps": words.steps, "dtype": "float32"}
-    counts = {name: apart(count_parameters, name, words.preset) for name in NETWORKS}
+    counts = {name: taken[0][1] for name, taken in found.items()}
     yield {"results": summarise(rounds), "rounds": rounds, "parameters": counts, "sizes": sizes}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from timing import apart
+from timing import apart, in_turns
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
 
 HERE = Path(__file__).parent
@@ -118,13 +118,15 @@ def make_set(folder: Path, tasks: int, width: int, layers: int) -> list[Path]:
 
 
 def run_rounds(rows: dict[str, Callable[[], dict[str, Any]]], rounds: int, out: Path) -> dict[str, dict[str, Any]]:
-    """Medians of rows that take turns, forwards and backwards; each finds `out` free."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
-    for turn in range(rounds):
-        for name in rows if turn % 2 == 0 else reversed(rows):
-            remove(out)
-            found[name].append(rows[name]())
-            print(f"{name:24} {found[name][-1]['process_seconds']:8.2f} s", flush=True)
+    """Medians of rows that take turns; each finds `out` free."""
+
+    def measure(name: str) -> dict[str, Any]:
+        remove(out)
+        row = rows[name]()
+        print(f"{name:24} {row['process_seconds']:8.2f} s", flush=True)
+        return row
+
+    found = in_turns([*rows], rounds, measure)
     remove(out)
     return {
         name: {key: statistics.median(row[key] for row in taken) for key in taken[0]} for name, taken in found.items()

@@ -5,8 +5,9 @@ the result; emr_mergekit.py compares merges into one model.
 
 Eight fine-tunes of GPT-2 small (124 M, fp32) are written to SCRATCH and kept there (4.5 GB; the larger model of the
 memory curve, 15 GB, is removed). Every row is a process of its own on two cores, with its inputs in the page cache.
-Rows run in turns, forwards and backwards, and the median of three rounds counts. Needs Linux (/proc). `--quick` tries
-everything on a small model once, and writes its results to SCRATCH. before.py compares merges of two installations.
+Rows run in turns, in an order that turns too, and the median of three rounds counts. Needs Linux (/proc). `--quick`
+tries everything on a small model once, and writes its results to SCRATCH. before.py compares merges of two
+installations.
 """
 
 import argparse
@@ -69,12 +70,7 @@ class Benchmark:
     def measure_memory(self) -> list[dict[str, Any]]:
         """Peak of the same merge for 2, 8 and 30 tasks, and for two tasks of a model ten times as large."""
         rows, large = [], self.scratch / "large"
-        for folder, tasks, size in (
-            (self.set, 2, "full"),
-            (self.set, 8, "full"),
-            (self.set, 30, "full"),
-            (large, 2, "large"),
-        ):
+        for folder, tasks, size in (*((self.set, tasks, "full") for tasks in (2, 8, 30)), (large, 2, "large")):
             files = make_set(folder, min(tasks, TASKS), **self.models[size])
             remove(self.out)
             row = self.program("hf_ext_merge", config=self.config(folder, tasks))

@@ -21,7 +21,7 @@ import torch
 import yaml
 from emr_measuring import ENVIRONMENT, HERE, prepare, remove
 from safetensors.torch import load_file
-from timing import Content, in_turns, median_ratio, run
+from timing import Content, in_turns, markdown_table, median_ratio, run
 from transformers import LlamaConfig, LlamaForCausalLM
 
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
@@ -150,21 +150,21 @@ def compare_rounding(folder: Path, merge: Callable[[str, Path, Path], Any]) -> l
 
 
 def draw(found: dict[str, Any]) -> str:
-    lines = [
-        "| weights | method | processor s | mergekit's | median ratio | seconds | mergekit's |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
+    times = []
     for size, methods in found["times"].items():
         for method, tools in methods.items():
             ours, theirs = tools["hf-ext"], tools["mergekit"]
             pairs = {key: [statistics.median(row[key] for row in rows) for rows in (ours, theirs)] for key in ours[0]}
             ratio = median_ratio(*([row["processor_seconds"] for row in rows] for rows in (ours, theirs)))
             cells = [f"{value:.2f}" for value in (*pairs["processor_seconds"], ratio, *pairs["seconds"])]
-            lines.append(f"| {size} | {method} | {' | '.join(cells)} |")
-    lines += ["", "| method | tool | largest distance | share beyond one rounding |", "|---|---|---:|---:|"]
-    for row in found["rounding"]:
-        lines.append(f"| {row['method']} | {row['tool']} | {row['largest']:.1e} | {row['beyond_one_rounding']:.2%} |")
-    return "\n".join(lines) + "\n"
+            times.append([size, method, *cells])
+    rounding = [
+        [row["method"], row["tool"], f"{row['largest']:.1e}", f"{row['beyond_one_rounding']:.2%}"]
+        for row in found["rounding"]
+    ]
+    header = ["weights", "method", "processor s", "mergekit's", "median ratio", "seconds", "mergekit's"]
+    table = markdown_table(["method", "tool", "largest distance", "share beyond one rounding"], rounding)
+    return f"{markdown_table(header, times)}\n{table}"
 
 
 def measure(words: argparse.Namespace) -> Iterator[Content]:

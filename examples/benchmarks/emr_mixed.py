@@ -8,14 +8,13 @@ turns by itself, so its ratio shows what that costs beside turns by hand. Writes
 """
 
 import argparse
-import copy
-import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import Content, in_turns, markdown_table, median_ratio, run, time_of
+from emr_measuring import write_task
+from timing import Content, compare, markdown_table, run
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from hf_ext.emr import EMRModel
@@ -37,17 +36,12 @@ CASES: tuple[tuple[str, Any, Any, int, int, int, int], ...] = (
 
 
 def make_artifact(folder: Path, kind: Any, config: Any, count: int) -> Path:
-    """A merge of fine-tunes whose weights are moved by a uniform random number of ±0.01."""
+    """A merge of fine-tunes whose weights are moved by a uniform random number."""
     torch.manual_seed(0)
-    base = kind(config)
-    base.save_pretrained(folder / "base")
+    kind(config).save_pretrained(folder / "base")
     tasks = {f"task{index}": str(folder / f"task{index}") for index in range(count)}
     for seed, place in enumerate(tasks.values(), 1):
-        model, generator = copy.deepcopy(base), torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += torch.rand(parameter.shape, generator=generator) * 0.02 - 0.01
-        model.save_pretrained(place)
+        write_task(folder / "base", Path(place), seed)
     merge_checkpoints({"base": str(folder / "base"), "tasks": tasks}, folder / "merged", progress=False)
     return folder / "merged"
 
@@ -78,13 +72,14 @@ def forms(emr: EMRModel, rows: int, tokens: int, new: int) -> tuple[Callable[[],
     return together, in_turn
 
 
-def compare(emr: EMRModel, rows: int, tokens: int, new: int, rounds: int) -> dict[str, Any]:
+def compare_case(emr: EMRModel, rows: int, tokens: int, new: int, rounds: int) -> dict[str, Any]:
     """Medians of interleaved calls, after one in which both are compared."""
-    calls = dict(zip(("together", "turns"), forms(emr, rows, tokens, new), strict=True))
+    together, in_turn = forms(emr, rows, tokens, new)
+    calls = {"turns": in_turn, "together": together}
     torch.testing.assert_close(calls["together"](), calls["turns"](), atol=1e-3, rtol=0)
-    times = in_turns([*calls], rounds, lambda name: time_of(calls[name]))
-    found = {f"{name}_ms": 1e3 * statistics.median(taken) for name, taken in times.items()}
-    return {**found, "ratio": median_ratio(times["together"], times["turns"]), "rounds": rounds}
+    rows = compare(calls, rounds)
+    found = {f"{name}_ms": 1e3 * row["seconds"] for name, row in rows.items()}
+    return {**found, "ratio": rows["together"]["ratio"], "rounds": rounds}
 
 
 def measure(words: argparse.Namespace) -> Iterator[Content]:
@@ -94,7 +89,7 @@ def measure(words: argparse.Namespace) -> Iterator[Content]:
         artifact = Path(words.folder) / f"{kind.__name__}-{count}" / "merged"
         if not artifact.exists():
             make_artifact(artifact.parent, kind, config, count)
-        found = compare(EMRModel.from_pretrained(artifact), rows, tokens, new, words.rounds)
+        found = compare_case(EMRModel.from_pretrained(artifact), rows, tokens, new, words.rounds)
         results.append({"model": name, "tasks": count, "rows": rows, "tokens": tokens, "new_tokens": new, **found})
         yield {"results": results}
 

@@ -12,9 +12,9 @@ import json
 import os
 import resource
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,9 @@ def read_write(files: list[str], out: str, sizes: list[int], threads: int) -> Wo
                 os.fsync(stream.fileno())
 
     def share(target: Callable[[list[Any]], None], items: list[Any]) -> None:
-        workers = [threading.Thread(target=target, args=(items[index::threads],)) for index in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        with ThreadPoolExecutor(threads) as pool:
+            # Taken out, so that an error of a thread is one of the program.
+            list(pool.map(target, (items[index::threads] for index in range(threads))))
 
     def work() -> None:
         os.makedirs(out)
@@ -108,11 +106,9 @@ def read_write(files: list[str], out: str, sizes: list[int], threads: int) -> Wo
 PROGRAMS: tuple[Callable[..., Work], ...] = (hf_ext_merge, in_memory, mergekit, read_write)
 
 
-def memory() -> dict[str, int]:
-    """Resident bytes now, and the most since the last reset."""
-    names = {"VmRSS": "resident", "VmHWM": "peak"}
-    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-    return {names[key[:-1]]: int(words[0]) * 1024 for key, *words in lines if key[:-1] in names}
+def memory(field: str) -> int:
+    """Bytes of this process: `VmRSS` now, `VmHWM` at most since the last reset."""
+    return 1024 * int(Path("/proc/self/status").read_text().split(field + ":")[1].split()[0])
 
 
 def counters() -> dict[str, float]:
@@ -132,11 +128,11 @@ def measure(program: str, words: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     # 5 resets the high-water mark to what is resident now.
     Path("/proc/self/clear_refs").write_text("5")
-    resident, before = memory()["resident"], counters()
+    resident, before = memory("VmRSS"), counters()
     work()
     after = counters()
     row: dict[str, Any] = {key: after[key] - before[key] for key in before}
-    row |= {"import_seconds": imports, "peak_above_imports": memory()["peak"] - resident}
+    row |= {"import_seconds": imports, "peak_above_imports": memory("VmHWM") - resident}
     return row
 
 

@@ -10,11 +10,11 @@ them. examples/mrconv/README.md compares small models of both kinds that were tr
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from mrconv_inference import Entry, compare
-from timing import Content, markdown_table, run
+from timing import Content, compare, markdown_table, run, training_step
 from torch import nn
 from transformers import ConvNextConfig, ConvNextForImageClassification
 
@@ -43,18 +43,6 @@ def make_models(preset: str, image_size: int) -> dict[str, nn.Module]:
     return {name: model.eval() for name, model in zip(MODELS, (peer, merged, branches), strict=True)}
 
 
-def training_step(model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> Entry:
-    """Forward and backward; the optimizer's step is the same for both."""
-
-    def step() -> torch.Tensor:
-        model.zero_grad()
-        loss: torch.Tensor = model(pixel_values=pixels, labels=labels).loss
-        loss.backward()
-        return loss
-
-    return step
-
-
 def measure_preset(preset: str, words: argparse.Namespace) -> dict[str, Any]:
     """Rows of inference for each batch, of training, and parameters."""
     models = make_models(preset, words.image_size)
@@ -62,16 +50,15 @@ def measure_preset(preset: str, words: argparse.Namespace) -> dict[str, Any]:
     for batch in words.batches:
         pixels = torch.randn(batch, 3, words.image_size, words.image_size)
         with torch.no_grad():
-            entries: dict[str, Entry] = {
-                name: lambda model=model, pixels=pixels: model(pixel_values=pixels).logits
-                for name, model in models.items()
-            }
-            result["inference"][batch] = compare(entries, words.rounds, PATIENCE)
+            entries = {name: partial(model, pixel_values=pixels) for name, model in models.items()}
+            result["inference"][batch] = compare(entries, words.rounds, patience=PATIENCE)
     trained = [name for name in MODELS if name != "MRConvNeXt merged"]
     result["parameters"] = {name: sum(value.numel() for value in models[name].parameters()) for name in trained}
     pixels, labels = torch.randn(2, 3, words.image_size, words.image_size), torch.tensor([0, 1])
-    steps = {name: training_step(models[name].train(), pixels, labels) for name in trained}
-    result["training"] = compare(steps, words.rounds, PATIENCE)
+    losses = {name: partial(models[name].train(), pixel_values=pixels, labels=labels) for name in trained}
+    # The optimizer's step is the same for both.
+    steps = {name: training_step(models[name], lambda loss=loss: loss().loss) for name, loss in losses.items()}
+    result["training"] = compare(steps, words.rounds, patience=PATIENCE)
     return result
 
 

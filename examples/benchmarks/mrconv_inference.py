@@ -13,7 +13,6 @@ beyond weights and input; what libraries such as MKL take for themselves is not 
 """
 
 import argparse
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import Content, in_turns, markdown_table, median_ratio, run, time_of
+from timing import Content, compare, markdown_table, run
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
@@ -133,25 +132,6 @@ def peak_bytes(entry: Entry) -> int:
     return peak
 
 
-def compare(entries: dict[str, Entry], rounds: int, patience: float = PATIENCE) -> dict[str, dict[str, Any]]:
-    """Median seconds of each entry, the median ratio to the first within a round, and the memory of a call."""
-    # The first call warms caches; what is too slow to repeat is measured by it.
-    first = {name: time_of(entry) for name, entry in entries.items()}
-    times = in_turns(
-        [name for name in entries if first[name] <= patience], rounds, lambda name: time_of(entries[name])
-    )
-    base, results = times[next(iter(entries))], {}
-    for name in entries:
-        taken = times.get(name) or [first[name]]
-        results[name] = {
-            "seconds": statistics.median(taken),
-            "ratio": median_ratio(taken, base if name in times else [statistics.median(base)]),
-            "runs": len(taken),
-            "bytes": peak_bytes(entries[name]),
-        }
-    return results
-
-
 def measure(words: argparse.Namespace) -> Iterator[Content]:
     """All lengths."""
     results: dict[str, dict[int, dict[str, dict[str, Any]]]] = {group: {} for group in GROUPS}
@@ -166,7 +146,9 @@ def measure(words: argparse.Namespace) -> Iterator[Content]:
                     for name, entry in make(words.width, length, given).items()
                     if (group, name) not in dropped
                 }
-                rows = results[group][length] = compare(entries, words.rounds)
+                rows = results[group][length] = compare(entries, words.rounds, patience=PATIENCE)
+                for name, entry in entries.items():
+                    rows[name]["bytes"] = peak_bytes(entry)
             dropped |= {(group, name) for name, row in rows.items() if row["seconds"] > PATIENCE}
     sizes = {"width": words.width, "l_0": 16, "head": HEAD, "s4d_state": S4D_STATE}
     yield {"results": results, "sizes": sizes | {"mamba_state": MAMBA_STATE, "mamba_chunk": MAMBA_CHUNK}}

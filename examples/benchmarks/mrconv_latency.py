@@ -20,6 +20,7 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,17 +56,9 @@ def make_mamba2() -> Mamba2ForCausalLM:
 
 
 def make_attention(length: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=144,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        intermediate_size=252,
-        max_position_embeddings=2 * length,
-        tie_word_embeddings=True,
-        attn_implementation="sdpa",
-    )
-    return LlamaForCausalLM(config)
+    sizes = {"hidden_size": 144, "num_attention_heads": 4, "intermediate_size": 252, "num_hidden_layers": LAYERS}
+    sizes |= {"max_position_embeddings": 2 * length, "vocab_size": VOCABULARY}
+    return LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True, attn_implementation="sdpa"))
 
 
 def collect_tensors(value: Any, without: Any = None) -> dict[int, Tensor]:
@@ -74,12 +67,8 @@ def collect_tensors(value: Any, without: Any = None) -> dict[int, Tensor]:
         return {value.data_ptr(): value}
     if value is without:
         return {}
-    if isinstance(value, dict):
-        parts = list(value.values())
-    elif isinstance(value, (list, tuple)):
-        parts = list(value)
-    else:
-        parts = list(vars(value).values()) if type(value).__module__.startswith("hf_ext.") else []
+    value = vars(value) if type(value).__module__.startswith("hf_ext.") else value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
     return {address: tensor for part in parts for address, tensor in collect_tensors(part, without).items()}
 
 
@@ -115,10 +104,6 @@ def stream_mrconv(model: MRConvForCausalLM, prompt: Tensor) -> tuple[list[float]
     facts: dict[str, Any] = {"prompt_seconds": time.thread_time() - begin}
     seconds = seconds_of(lambda token: model(token, cache=cache).logits, prompt.shape[1])
     return seconds, facts | held_bytes(cache, model)
-
-
-def recompute_mrconv(model: MRConvForCausalLM, prompt: Tensor) -> list[float]:
-    return seconds_of(lambda token: model(prompt, logits_to_keep=1).logits, PASSES + 1)[1:]
 
 
 def state_name(model: PreTrainedModel) -> str:
@@ -160,9 +145,10 @@ def measure(words: argparse.Namespace) -> Iterator[Content]:
         mrconv, prompt = models["mrconv"].eval().reparameterize(), torch.randint(VOCABULARY, (1, length))
         with torch.inference_mode():
             times[length], facts = stream_mrconv(mrconv, prompt)
+            whole = partial(mrconv, prompt, logits_to_keep=1)
             found = {
                 "MRConv, streaming": times[length],
-                "MRConv, recomputing": recompute_mrconv(mrconv, prompt),
+                "MRConv, recomputing": seconds_of(lambda token, whole=whole: whole().logits, PASSES + 1)[1:],
                 "Mamba 2": step_mamba2(models["mamba2"].eval()),
                 "attention (SDPA)": step_attention(models["attention"].eval(), length),
             }

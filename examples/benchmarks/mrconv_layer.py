@@ -10,13 +10,13 @@ parameters, and how far the process grows in a step.
 
 import argparse
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from timing import Content, apart, in_turns, markdown_table, reset_peak, resident, run, time_of
+from timing import Content, apart, compare, markdown_table, reset_peak, resident, run
 from torch import Tensor, nn
 
 from hf_ext.mrconv.ops_mrconv import batch_norm_conv
@@ -55,14 +55,6 @@ class Layer(nn.Module):
         return y
 
 
-def median_seconds(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of each function, which take turns, after a first call."""
-    for function in functions.values():
-        function()
-    times = in_turns([*functions], rounds, lambda name: time_of(functions[name], time.perf_counter))
-    return {name: statistics.median(taken) for name, taken in times.items()}
-
-
 def draw(sizes: Sizes, seed: int) -> Tensor:
     return torch.randn(sizes[:3], generator=torch.Generator().manual_seed(seed))
 
@@ -91,18 +83,20 @@ def training_step(sizes: Sizes, rounds: int) -> dict[str, Any]:
         u.grad = None
         layer(u).backward(cotangent)
 
-    seconds = median_seconds({form: lambda layer=layer: step(layer) for form, layer in layers.items()}, rounds)
+    steps = {form: partial(step, layer) for form, layer in layers.items()}
+    rows = compare(steps, rounds, clock=time.perf_counter)
+    seconds = {form: row["seconds"] for form, row in rows.items()}
     differences = disagreement(layers, u, cotangent)
     del layers
     memory = {form: apart(memory_of_step, form, sizes) for form in FORMS}
+    parts = {key: memory["exact"][f"{key}_bytes"] / memory["shared"][f"{key}_bytes"] for key in ("saved", "peak")}
     return {
         "batch_channels_length_taps": sizes,
         "branches": 1 + math.ceil(math.log2(sizes[2] / sizes[3])),
         "seconds": seconds,
         "memory": memory,
         "speedup_over_shared": seconds["shared"] / seconds["exact"],
-        "saved_part_of_shared": memory["exact"]["saved_bytes"] / memory["shared"]["saved_bytes"],
-        "peak_part_of_shared": memory["exact"]["peak_bytes"] / memory["shared"]["peak_bytes"],
+        **{f"{key}_part_of_shared": part for key, part in parts.items()},
         "relative_difference_from_shared": differences,
     }
 

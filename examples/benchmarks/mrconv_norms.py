@@ -79,18 +79,15 @@ def measure(words: argparse.Namespace) -> Iterator[Content]:
     before = read_json(words.output)["rows"] if words.output.is_file() else []
     rows: list[dict[str, Any]] = [row for row in before if row["case"] not in words.cases]
     for case in words.cases:
-        steps, took = STEPS[case], {}
-        for norm in NORMS:
+        took: dict[str, float] = {}
+        for equal, norm in [*(("steps", norm) for norm in NORMS), *(("time", norm) for norm in NORMS[1:])]:
+            steps = STEPS[case] if equal == "steps" else round(STEPS[case] * took[NORMS[0]] / took[norm])
             for seed in range(words.seeds):
                 found = apart(score, case, places, norm, seed, steps)
-                rows.append({"case": case, "norm": norm, "seed": seed, "equal": "steps", **found})
+                rows.append({"case": case, "norm": norm, "seed": seed, "equal": equal, **found})
                 yield {"rows": rows}
-            took[norm] = median(row["seconds"] for row in rows[-words.seeds :])
-        for norm in NORMS[1:]:
-            for seed in range(words.seeds):
-                found = apart(score, case, places, norm, seed, round(steps * took[NORMS[0]] / took[norm]))
-                rows.append({"case": case, "norm": norm, "seed": seed, "equal": "time", **found})
-                yield {"rows": rows}
+            if equal == "steps":
+                took[norm] = median(row["seconds"] for row in rows[-words.seeds :])
 
 
 def draw(content: Content) -> str:

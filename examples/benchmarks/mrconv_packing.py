@@ -9,14 +9,13 @@ longest for the convolution. Losses are compared: all forms train on the same to
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from pydoc_data.topics import topics
 from typing import Any
 
 import torch
-from timing import Content, markdown_table, run
+from timing import Content, markdown_table, median_ratio, run
 from torch import Tensor
 from transformers import DataCollatorWithFlattening
 
@@ -83,15 +82,11 @@ def compare(branch_norm: str, batches: list[list[Tensor]]) -> dict[str, Any]:
             raise RuntimeError(f"The forms have the losses {losses}, which must be equal.")
     packing_mrconv.group_lengths = by_length
     tokens = [sum(map(len, documents)) for documents in batches]
-    speeds = {
-        name: statistics.median(count / taken for count, taken in zip(tokens, times, strict=True))
-        for name, times in seconds.items()
-    }
-    ratios = {
-        name: statistics.median(old / new for old, new in zip(seconds["padded"], times, strict=True))
-        for name, times in seconds.items()
-    }
-    return {name: {"tokens_per_second": round(speeds[name]), "times_padded": round(ratios[name], 2)} for name in forms}
+    rows = {}
+    for name, times in seconds.items():
+        speed, ratio = median_ratio(tokens, times), median_ratio(seconds["padded"], times)
+        rows[name] = {"tokens_per_second": round(speed), "times_padded": round(ratio, 2)}
+    return rows
 
 
 def measure(words: argparse.Namespace) -> Iterator[Content]:

@@ -10,6 +10,7 @@ of one length: shorter ones end in zeros.
 """
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +22,14 @@ from timing import Content, apart, markdown_table, run, time_of
 
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
-from hf_ext.tasks.series import SeriesClassificationTask
-from hf_ext.training import TrainingArguments, train
+from hf_ext.training import Task, TrainingArguments, build_task, train
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from experiments import read_arguments
 
 SETS = ["GunPoint", "ItalyPowerDemand", "OSULeaf", "ACSF1", "BasicMotions", "JapaneseVowels"]
-MODEL = {"hidden_size": 64, "num_hidden_layers": 3, "kernel_type": "dilated", "kernel_size": 8}
-MODEL |= {"norm": "batch", "dropout": 0.1, "bidirectional": True}
+RECIPE = Path(__file__).with_suffix(".yaml")
 
 
 def read(data: Path, name: str) -> dict[str, tuple[list[np.ndarray], list[str]]]:
@@ -39,43 +42,25 @@ def read(data: Path, name: str) -> dict[str, tuple[list[np.ndarray], list[str]]]
     return parts
 
 
-def make_run(
-    data: Path, name: str, folder: str, values: dict[str, Any]
-) -> tuple[SeriesClassificationTask, TrainingArguments]:
+def make_run(data: Path, name: str, folder: str, values: dict[str, Any]) -> tuple[Task, TrainingArguments]:
     """Task and arguments of one training; `values` may change fields, those of the model by `model.NAME`."""
-    parts = read(data, name)
+    parts, steps = read(data, name), values["max_steps"]
     classes = sorted({*parts["TRAIN"][1]})
-    task = SeriesClassificationTask(
-        columns=["values"],
-        num_channels=parts["TRAIN"][0][0].shape[1],
-        max_length=max(len(each) for series, _ in parts.values() for each in series),
-        num_labels=len(classes),
-        label_names=classes,
-        deltas=True,
-        crop=0.4,
-    )
-    steps = values["max_steps"]
-    sizes = {key.removeprefix("model."): value for key, value in values.items() if key.startswith("model.")}
-    arguments = TrainingArguments(
-        method="mrconv-series",
-        output_dir=folder,
-        data={
+    files = {"train": "TRAIN", "eval": "TEST"}
+    told = {
+        "data": {
             key: {"path": str(data / name / f"{name}_{part}.ts"), "split": "train", "rows": "series"}
-            for key, part in (("train", "TRAIN"), ("eval", "TEST"))
+            for key, part in files.items()
         },
-        model=MODEL | sizes,
-        max_steps=steps,
-        per_device_train_batch_size=16,
-        learning_rate=4e-3,
-        weight_decay=0.05,
-        warmup_steps=steps // 20,
-        eval_steps=steps,
-        save_steps=steps,
-        logging_steps=steps,
-        seed=values["seed"],
-        report_to="none",
-    )
-    return task, arguments
+        "task.num_channels": parts["TRAIN"][0][0].shape[1],
+        "task.max_length": max(len(each) for series, _ in parts.values() for each in series),
+        "task.num_labels": len(classes),
+        "task.label_names": classes,
+        "warmup_steps": steps // 20,
+        **dict.fromkeys(("eval_steps", "save_steps", "logging_steps"), steps),
+    }
+    arguments = read_arguments(RECIPE, {"output_dir": folder, **told, **values})
+    return build_task(arguments), arguments
 
 
 def score_mrconv(data: Path, name: str, seed: int, steps: int) -> dict[str, float]:

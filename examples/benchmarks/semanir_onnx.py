@@ -38,15 +38,9 @@ def time_one(name: str, size: int, rounds: int) -> Content:
     }
     found = in_turns(list(calls), rounds + 1, lambda key: time_of(calls[key]))
     times = {key: values[1:] for key, values in found.items()}
-    return {
-        "name": name,
-        "export_seconds": seconds,
-        "megabytes": written[0].bytes / 1e6,
-        "difference": written[0].difference,
-        "size": size,
-        "seconds": times,
-        "onnxruntime_of_torch": median_ratio(times["onnxruntime"], times["torch"]),
-    }
+    export = {"export_seconds": seconds, "megabytes": written[0].bytes / 1e6, "difference": written[0].difference}
+    ratio = median_ratio(times["onnxruntime"], times["torch"])
+    return {"name": name, **export, "size": size, "seconds": times, "onnxruntime_of_torch": ratio}
 
 
 def measure(words: argparse.Namespace) -> Iterator[Content]:
@@ -59,17 +53,8 @@ def measure(words: argparse.Namespace) -> Iterator[Content]:
 
 def draw(content: Content) -> str:
     header = ["model", "export, processor s", "MB", "largest difference", "picture in onnxruntime, of torch's time"]
-    rows = [
-        [
-            row["name"],
-            f"{row['export_seconds']:.0f}",
-            f"{row['megabytes']:.1f}",
-            f"{row['difference']:.1e}",
-            f"{row['onnxruntime_of_torch']:.2f} ×",
-        ]
-        for row in content["rows"]
-    ]
-    return markdown_table(header, rows)
+    line = "{name}|{export_seconds:.0f}|{megabytes:.1f}|{difference:.1e}|{onnxruntime_of_torch:.2f} ×"
+    return markdown_table(header, [line.format(**row).split("|") for row in content["rows"]])
 
 
 if __name__ == "__main__":

@@ -14,14 +14,14 @@ resident size of the loaded and warmed-up model. The file is written after each 
 import argparse
 import ctypes
 import gc
-import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import Content, apart, in_turns, markdown_table, median_ratio, reset_peak, resident, run, time_of
+from timing import Content, apart, compare, markdown_table, reset_peak, resident, run, time_of
 from torch import nn
 from transformers import Swin2SRConfig, Swin2SRForImageSuperResolution
 
@@ -45,17 +45,9 @@ def make_semanir(window: int, preset: str) -> SemanIRForImageRestoration:
 
 
 def make_swin2sr(window: int, side: int, preset: str) -> Swin2SRForImageSuperResolution:
-    fields = PRESETS[preset]
-    config = Swin2SRConfig(
-        image_size=side,
-        embed_dim=fields["embed_dim"],
-        depths=list(fields["depths"]),
-        num_heads=list(fields["num_heads"]),
-        mlp_ratio=fields["mlp_ratio"],
-        window_size=window,
-        upscale=SCALE,
-        upsampler="pixelshuffle",
-    )
+    fields = {name: PRESETS[preset][name] for name in ("embed_dim", "depths", "num_heads", "mlp_ratio")}
+    sizes = {"image_size": side, "window_size": window, "upscale": SCALE, "upsampler": "pixelshuffle"}
+    config = Swin2SRConfig(**fields, **sizes)
     torch.manual_seed(0)
     return Swin2SRForImageSuperResolution(config).eval()
 
@@ -83,42 +75,35 @@ def make_image(side: int) -> torch.Tensor:
     return (shapes + 0.05 * torch.rand(1, 3, side, side, generator=generator)).clamp(0, 1)
 
 
-def seconds_of(entry: Forward, image: torch.Tensor) -> float:
-    return time_of(torch.no_grad()(lambda: entry(image)), time.perf_counter)
-
-
-def warm(entries: dict[str, Forward], window: int) -> None:
-    """A first call on one window, which compiles."""
-    for entry in entries.values():
-        seconds_of(entry, make_image(window))
-
-
+@torch.no_grad()
 def memory_of(name: str, window: int, side: int) -> dict[str, float]:
     torch.set_num_threads(1)
-    entries, _ = make_entries(window, side, [name])
-    warm(entries, window)
+    entry = make_entries(window, side, [name])[0][name]
+    # A first call on one window, which compiles.
+    entry(make_image(window))
     image = make_image(side)
     # Memory that the first call has freed but still holds would hide what the next one needs.
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     reset_peak()
     before = resident("VmRSS")
-    seconds = seconds_of(entries[name], image)
+    seconds = time_of(lambda: entry(image), time.perf_counter)
     return {"bytes": resident("VmHWM") - before, "loaded_bytes": before, "seconds": seconds}
 
 
-def compare(window: int, words: argparse.Namespace) -> dict[str, dict[str, float]]:
+@torch.no_grad()
+def measure_window(window: int, words: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Of each entry: parameters, median seconds, memory in a process of its own, and their share of Swin2SR's."""
     entries, models = make_entries(window, words.side, entry_names())
-    warm(entries, window)
     image = make_image(words.side)
-    times = in_turns(entry_names(), words.rounds, lambda name: seconds_of(entries[name], image))
+    calls = {name: partial(entry, image) for name, entry in entries.items()}
+    times = compare(calls, words.rounds, clock=time.perf_counter)
     memory = {name: apart(memory_of, name, window, words.side)["bytes"] for name in entries}
     return {
         name: {
             "parameters": sum(weight.numel() for weight in models[name].parameters()),
-            "seconds": statistics.median(times[name]),
-            "time_ratio": median_ratio(times[name], times[PEER]),
+            "seconds": times[name]["seconds"],
+            "time_ratio": times[name]["ratio"],
             "mebibytes": memory[name] / 2**20,
             "memory_ratio": memory[name] / memory[PEER],
         }
@@ -130,7 +115,7 @@ def measure(words: argparse.Namespace) -> Iterator[Content]:
     """All windows."""
     windows: dict[str, Any] = {}
     for window in words.windows:
-        windows[str(window)] = compare(window, words)
+        windows[str(window)] = measure_window(window, words)
         # After each window: it is a long run.
         yield {"windows": windows, "setting": {"input": [words.side, words.side], "scale": SCALE, "dtype": "float32"}}
 

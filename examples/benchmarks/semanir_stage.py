@@ -12,7 +12,6 @@ an order that turns from round to round; a ratio is the median over the rounds.
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import Content, in_turns, markdown_table, median_ratio, run, time_of
+from timing import Content, compare, markdown_table, run
 
 from hf_ext.semanir import SemanIRConfig, SemanIRModel
 from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRStage
@@ -126,21 +125,6 @@ def make_groups(words: argparse.Namespace) -> dict[str, dict[str, Entry]]:
     return groups
 
 
-def compare(entries: dict[str, Entry], rounds: int) -> dict[str, dict[str, float]]:
-    """Median seconds of each entry, and the median ratio to the fastest dense one within a round."""
-    first = {name: time_of(entry, time.perf_counter) for name, entry in entries.items()}
-    times = in_turns([*entries], rounds, lambda name: time_of(entries[name], time.perf_counter))
-    base = min((times[name] for name in entries if name.startswith("dense")), key=statistics.median)
-    return {
-        name: {
-            "seconds": statistics.median(taken),
-            "ratio": median_ratio(taken, base),
-            "first_call_seconds": first[name],
-        }
-        for name, taken in times.items()
-    }
-
-
 def dictionary_bytes(side: int) -> float:
     """Bytes of one partition's dictionary for each token."""
     bits = build_dictionary(torch.randn(1, side, side, WIDTH), WINDOW, True, 512).bits
@@ -160,7 +144,10 @@ def markdown(content: Content) -> str:
 
 def measure(words: argparse.Namespace) -> Iterator[Content]:
     """All groups."""
-    results = {name: compare(entries, words.rounds) for name, entries in make_groups(words).items()}
+    results = {}
+    for name, entries in make_groups(words).items():
+        dense = sum(entry.startswith("dense") for entry in entries)
+        results[name] = compare(entries, words.rounds, dense, clock=time.perf_counter)
     sizes = {"side": words.side, "window": WINDOW, "width": WIDTH, "heads": HEADS, "layers": LAYERS}
     yield {"results": results, "dictionary_bytes_per_token": dictionary_bytes(words.side), "sizes": sizes}
 

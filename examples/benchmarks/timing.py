@@ -6,11 +6,12 @@ writes results/NAME.json, with the machine and the versions, and NAME.md beside 
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
@@ -112,9 +113,43 @@ def turn(names: list[str], number: int) -> list[str]:
     return names[shift:] + names[:shift]
 
 
-def median_ratio(times: list[float], base: list[float]) -> float:
+def median_ratio(times: Sequence[float], base: Sequence[float]) -> float:
     """The median over the rounds of a ratio within a round."""
     return statistics.median(one / other for one, other in zip(times, base, strict=True))
+
+
+def compare(
+    calls: dict[str, Callable[[], Any]],
+    rounds: int,
+    bases: int = 1,
+    patience: float = math.inf,
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, dict[str, float]]:
+    """
+    Median seconds of calls that take turns, and the median ratio within a round to the fastest of the first `bases`. A
+    first call of each warms caches and compiles; what takes longer than `patience` is measured by it.
+    """
+    first = {name: time_of(call, clock) for name, call in calls.items()}
+    again = [name for name in calls if first[name] <= patience]
+    times = in_turns(again, rounds, lambda name: time_of(calls[name], clock))
+    base = min((times[name] for name in [*calls][:bases]), key=statistics.median)
+    rows = {}
+    for name in calls:
+        taken = times.get(name) or [first[name]]
+        ratio = median_ratio(taken, base if name in times else [statistics.median(base)])
+        seconds = {"seconds": statistics.median(taken), "first_call_seconds": first[name]}
+        rows[name] = {**seconds, "ratio": ratio, "runs": len(taken)}
+    return rows
+
+
+def training_step(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], None]:
+    """Forward and backward pass; gradients are dropped before."""
+
+    def step() -> None:
+        module.zero_grad(set_to_none=True)
+        loss().backward()
+
+    return step
 
 
 def resident(field: str) -> int:

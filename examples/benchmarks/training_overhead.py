@@ -104,18 +104,9 @@ def bare_loop(task: Task, data: datasets.Dataset, model_section: dict[str, Any],
 def our_loop(task: Task, data: datasets.Dataset, model_section: dict[str, Any], steps: int) -> None:
     """The same through [`train`], which logs every ten steps."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            method="timed",
-            output_dir=folder,
-            model=model_section,
-            max_steps=steps,
-            per_device_train_batch_size=1,
-            ema_decay=DECAY,
-            save_steps=steps,
-            eval_steps=steps,
-            report_to="none",
-        )
-        train(task, arguments, data)
+        lengths = dict.fromkeys(("max_steps", "save_steps", "eval_steps"), steps)
+        told = {"method": "timed", "output_dir": folder, "per_device_train_batch_size": 1, "report_to": "none"}
+        train(task, TrainingArguments(**told, **lengths, model=model_section, ema_decay=DECAY), data)
 
 
 def step_seconds(times: list[float]) -> float:

@@ -55,21 +55,17 @@ def draw(sound: np.ndarray, rate: int, words: list[tuple[float, int]], times: li
     figure.savefig(path, dpi=110)
 
 
-def check_output(parser: argparse.ArgumentParser, path: Path) -> None:
-    if not path.parent.is_dir():
-        parser.error(f"--output {path}: there is no folder {path.parent}; make it first")
-    formats = sorted(Figure().canvas.get_supported_filetypes())
-    if path.suffix[1:].lower() not in formats:
-        parser.error(f"--output {path}: no format of pictures; give a name that ends with one of {', '.join(formats)}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recording")
     parser.add_argument("--model", default=hf_ext.released("spoken-digits"))
     parser.add_argument("--output", default="listen.png")
     words = parser.parse_args()
-    check_output(parser, Path(words.output))
+    path, formats = Path(words.output), sorted(Figure().canvas.get_supported_filetypes())
+    if not path.parent.is_dir():
+        parser.error(f"--output {path}: there is no folder {path.parent}; make it first")
+    if path.suffix[1:].lower() not in formats:
+        parser.error(f"--output {path}: no format of pictures; give a name that ends with one of {', '.join(formats)}")
     samples, found = read_wave(words.recording)
     torch.set_num_threads(1)
     try:

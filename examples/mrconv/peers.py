@@ -6,6 +6,7 @@ The section `model` then holds fields of [`PeerConfig`].
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -153,6 +154,8 @@ class PeerForSequenceClassification(PreTrainedModel):
     main_input_name = "input_values"
     # Encoders of both kinds bring their own initial values, which they set when they are built.
     _supports_sdpa = True
+    # Without an embedding of its own.
+    encoder_class: Callable[[PeerConfig], nn.Module]
 
     def __init__(self, config: PeerConfig):
         super().__init__(config)
@@ -160,13 +163,9 @@ class PeerForSequenceClassification(PreTrainedModel):
             self.embedding: nn.Module = nn.Linear(config.input_size, config.hidden_size)
         else:
             self.embedding = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.encoder = self.make_encoder(config)
+        self.encoder = self.encoder_class(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
-
-    def make_encoder(self, config: PeerConfig) -> nn.Module:
-        """The encoder, without an embedding of its own."""
-        raise NotImplementedError
 
     def _init_weights(self, module: nn.Module) -> None:
         """Everything has its initial value already."""
@@ -195,32 +194,31 @@ class PeerForSequenceClassification(PreTrainedModel):
 class S4DForSequenceClassification(PeerForSequenceClassification):
     """S4D. As published, dt, decay and frequency learn at a small rate of their own: [`use_peer`]."""
 
-    def make_encoder(self, config: PeerConfig) -> nn.Module:
-        return S4DEncoder(config)
+    encoder_class = S4DEncoder
+
+
+class TransformerEncoder(ModernBertModel):
+    """ModernBERT's layers (rotary positions, gated MLP), every one attending to all positions."""
+
+    def __init__(self, config: PeerConfig):
+        same = ("hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
+        own = ModernBertConfig(
+            vocab_size=1,
+            num_attention_heads=2,
+            mlp_dropout=config.dropout,
+            # Every layer global: the peer is full attention.
+            layer_types=["full_attention"] * config.num_hidden_layers,
+            **{name: getattr(config, name) for name in same},
+            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0),
+            attn_implementation="sdpa",
+        )
+        super().__init__(own)
+        # The only use of it would be tokens, which have their embedding outside.
+        self.embeddings.tok_embeddings.requires_grad_(False)
 
 
 class TransformerForSequenceClassification(PeerForSequenceClassification):
-    """ModernBERT's layers (rotary positions, gated MLP), every one attending to all positions."""
-
-    def make_encoder(self, config: PeerConfig) -> PreTrainedModel:
-        encoder = ModernBertModel(
-            ModernBertConfig(
-                vocab_size=1,
-                hidden_size=config.hidden_size,
-                intermediate_size=config.intermediate_size,
-                num_hidden_layers=config.num_hidden_layers,
-                num_attention_heads=2,
-                max_position_embeddings=config.max_position_embeddings,
-                mlp_dropout=config.dropout,
-                # Every layer global: the peer is full attention.
-                layer_types=["full_attention"] * config.num_hidden_layers,
-                **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0),
-                attn_implementation="sdpa",
-            )
-        )
-        # The only use of it would be tokens, which have their embedding outside.
-        encoder.embeddings.tok_embeddings.requires_grad_(False)
-        return encoder
+    encoder_class = TransformerEncoder
 
 
 PEERS = {

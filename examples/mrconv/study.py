@@ -80,20 +80,17 @@ def peer(name: str, rates: tuple[float, ...], **section: Any) -> Model:
     return Model(rates, name, {"model": section, "task.kernel_learning_rate": None})
 
 
+# Rates to choose from.
+OURS, MIDDLE, SLOW = (0.002, 0.004, 0.008), (0.001, 0.003, 0.01), (0.0003, 0.001, 0.003)
 COMPARISONS = {
     "digits": Comparison(
         "study-digits",
         RECORDINGS,
         {
-            "mrconv": Model((0.002, 0.004, 0.008), None, {}),
-            "s4d": peer("s4d", (0.001, 0.003, 0.01), hidden_size=68, num_hidden_layers=4, dropout=0.1),
+            "mrconv": Model(OURS, None, {}),
+            "s4d": peer("s4d", MIDDLE, hidden_size=68, num_hidden_layers=4, dropout=0.1),
             "transformer": peer(
-                "transformer",
-                (0.0003, 0.001, 0.003),
-                hidden_size=48,
-                intermediate_size=64,
-                num_hidden_layers=4,
-                dropout=0.1,
+                "transformer", SLOW, hidden_size=48, intermediate_size=64, num_hidden_layers=4, dropout=0.1
             ),
         },
     ),
@@ -101,29 +98,18 @@ COMPARISONS = {
         "study-scifar",
         IMAGES,
         {
-            "mrconv": Model((0.002, 0.004, 0.008), None, {}),
-            "s4d": peer("s4d", (0.001, 0.003, 0.01), hidden_size=72, num_hidden_layers=4, bidirectional=True),
-            "transformer": peer(
-                "transformer",
-                (0.0003, 0.001, 0.003),
-                hidden_size=48,
-                intermediate_size=104,
-                num_hidden_layers=4,
-            ),
+            "mrconv": Model(OURS, None, {}),
+            "s4d": peer("s4d", MIDDLE, hidden_size=72, num_hidden_layers=4, bidirectional=True),
+            "transformer": peer("transformer", SLOW, hidden_size=48, intermediate_size=104, num_hidden_layers=4),
         },
     ),
     "images": Comparison(
         "study-images",
         IMAGES,
         {
-            "mrconvnext": Model((0.001, 0.003, 0.01), None, {}),
+            "mrconvnext": Model(MIDDLE, None, {}),
             "convnext": peer(
-                "convnext",
-                (0.001, 0.003, 0.01),
-                hidden_sizes=[32, 64, 128],
-                depths=[2, 2, 2],
-                num_stages=3,
-                patch_size=2,
+                "convnext", MIDDLE, hidden_sizes=[32, 64, 128], depths=[2, 2, 2], num_stages=3, patch_size=2
             ),
         },
     ),

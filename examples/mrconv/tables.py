@@ -31,11 +31,6 @@ TITLES = {
 }
 
 
-def percent(value: float) -> str:
-    """A share in percent."""
-    return f"{100 * value:.1f}"
-
-
 def comparison_table(rows: dict[str, Any]) -> str:
     """Test accuracy at each mark that all models have reached, and the samples behind the last of them."""
     marks = [mark for mark in next(iter(rows.values()))["marks"] if all(mark in row["marks"] for row in rows.values())]
@@ -44,7 +39,7 @@ def comparison_table(rows: dict[str, Any]) -> str:
             NAMES[model],
             f"{row['parameters']:,}",
             f"{row['rate']:g}",
-            *(percent(row["marks"][mark]["accuracy"]) for mark in marks),
+            *(f"{100 * row['marks'][mark]['accuracy']:.1f}" for mark in marks),
             f"{row['marks'][marks[-1]]['samples']:,}",
         ]
         for model, row in rows.items()

@@ -80,10 +80,6 @@ class MergedKernels(torch.autograd.Function):
         return torch.stack(products).to(scales.dtype), *g_kernels
 
 
-def merge_kernels(kernels: list[Tensor], scales: Tensor) -> Tensor:
-    """[`MergedKernels`] with the arguments of `ops_mrconv.merge_kernels`."""
-    merged: Tensor = MergedKernels.apply(scales, *kernels)
-    return merged
-
-
-FAST.update(fourier_kernels=fourier_kernels, merge_kernels=merge_kernels)
+FAST.update(
+    fourier_kernels=fourier_kernels, merge_kernels=lambda kernels, scales: MergedKernels.apply(scales, *kernels)
+)

@@ -13,8 +13,6 @@ from numba import njit
 from . import semanir_native_vectors as vec
 from .semanir_native_vectors import LANES, TILE_ROWS
 
-_dots16, _dots32, _dots48, _dots64 = vec.dots
-_weighted16, _weighted32, _weighted48, _weighted64 = vec.weighted
 _NOTHING = np.float32(-np.inf)
 
 
@@ -41,13 +39,28 @@ def pack_row(row, out, vectors, dim, scale):
 
 
 @njit
+def pack_rows(source, rows, vectors, unit):
+    """Copy the rows of a matrix, filled up to vectors; of unit length if asked for."""
+    tokens, dim = source.shape
+    for j in range(tokens):
+        row = source[j].ctypes.data
+        scale = norm_scale(row, vectors, dim, np.float32(1)) if unit else vec.spread(np.float32(1))
+        pack_row(row, rows + 4 * LANES * vectors * j, vectors, dim, scale)
+
+
+@njit
+def _word(bits, b):
+    """The bits of 16 keys."""
+    word = np.int64(bits[2 * b])
+    return word | np.int64(bits[2 * b + 1]) << 8 if 2 * b + 1 < len(bits) else word
+
+
+@njit
 def _list_keys(bits, columns, numbers, backs, tokens, room):
     """Keys of a token and their offsets in the table, filled up with the last to whole vectors: how many there are."""
     count = 0
     for b in range((tokens + LANES - 1) // LANES):
-        word = np.int64(bits[2 * b])
-        if 2 * b + 1 < len(bits):
-            word |= np.int64(bits[2 * b + 1]) << 8
+        word = _word(bits, b)
         if word:
             vec.compress(numbers, count, vec.load_ints(columns, LANES * b), word)
             vec.compress(backs, count, vec.load_ints(columns, room + LANES * b), word)
@@ -61,15 +74,7 @@ def _attend_row(query, keys, values, numbers, backs, count, table, base, logits,
     vectors = len(parts)
     high = vec.spread(_NOTHING)
     for b in range(0, count, LANES):
-        listed = numbers + 4 * b
-        if vectors == 2:
-            logit = _dots32(query, keys, listed)
-        elif vectors == 1:
-            logit = _dots16(query, keys, listed)
-        elif vectors == 3:
-            logit = _dots48(query, keys, listed)
-        else:
-            logit = _dots64(query, keys, listed)
+        logit = vec.dots(query, keys, numbers + 4 * b, parts)
         logit = vec.add(logit, vec.look_up(table, base, vec.load_ints(backs, b)))
         if count - b < LANES:
             logit = vec.choose((1 << (count - b)) - 1, logit, vec.spread(_NOTHING))
@@ -80,18 +85,10 @@ def _attend_row(query, keys, values, numbers, backs, count, table, base, logits,
         vec.store(sums, LANES * v, vec.spread(np.float32(0)))
     weight = vec.spread(np.float32(0))
     for b in range(0, count, LANES):
-        listed, weights = numbers + 4 * b, logits + 4 * b
         part = vec.exp(vec.subtract(vec.load(logits, b), high))
         vec.store(logits, b, part)
         weight = vec.add(weight, part)
-        if vectors == 2:
-            _weighted32(sums, weights, values, listed)
-        elif vectors == 1:
-            _weighted16(sums, weights, values, listed)
-        elif vectors == 3:
-            _weighted48(sums, weights, values, listed)
-        else:
-            _weighted64(sums, weights, values, listed)
+        vec.weighted(sums, logits + 4 * b, values, numbers + 4 * b, parts)
     return vec.total(weight)
 
 
@@ -135,11 +132,8 @@ def gather(query, key, value, temperature, table, bits, width, window_size, part
                 _list_keys(
                     bits[w, i], columns.ctypes.data, lists[i, 0].ctypes.data, lists[i, 1].ctypes.data, tokens, room
                 )
-        for j in range(tokens):
-            row = key[w, head, j].ctypes.data
-            pack_row(row, keys + 4 * padded * j, vectors, dim, norm_scale(row, vectors, dim, np.float32(1)))
-            row = value[w, head, j].ctypes.data
-            pack_row(row, values + 4 * padded * j, vectors, dim, vec.spread(np.float32(1)))
+        pack_rows(key[w, head], keys, vectors, True)
+        pack_rows(value[w, head], values, vectors, False)
         biases = table[head].ctypes.data
         middle = (window_size - 1) * span + window_size - 1
         for i in range(tokens):
@@ -195,16 +189,6 @@ def turn_table(table, turned):
 
 
 @njit
-def pack_rows(source, rows, vectors, unit):
-    """Copy the rows of a matrix, filled up to vectors; of unit length if asked for."""
-    tokens, dim = source.shape
-    for j in range(tokens):
-        row = source[j].ctypes.data
-        scale = norm_scale(row, vectors, dim, np.float32(1)) if unit else vec.spread(np.float32(1))
-        pack_row(row, rows + 4 * LANES * vectors * j, vectors, dim, scale)
-
-
-@njit
 def pack_panels(rows, panels, tokens, dim, padded):
     """Turn rows into columns, 32 of them lying together."""
     for j in range(tokens):
@@ -224,10 +208,7 @@ def softmax_row(logits, bits, biases, places, first, width, window_size):
             bias = vec.load(biases, place)
         else:
             bias = vec.look_up(biases, first, vec.load_ints(places, LANES * b))
-        word = np.int64(bits[2 * b])
-        if 2 * b + 1 < len(bits):
-            word |= np.int64(bits[2 * b + 1]) << 8
-        logit = vec.choose(word, vec.add(vec.load(logits, LANES * b), bias), vec.spread(_NOTHING))
+        logit = vec.choose(_word(bits, b), vec.add(vec.load(logits, LANES * b), bias), vec.spread(_NOTHING))
         vec.store(logits, LANES * b, logit)
         high = vec.larger(high, logit)
     high = vec.spread(vec.largest(high))

@@ -20,6 +20,8 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 from collections.abc import Callable
+from functools import partial
+from inspect import Parameter, Signature
 from typing import Any
 
 from llvmlite import ir
@@ -52,26 +54,24 @@ class _VectorModel(models.PrimitiveModel):
 FLOATS, INTS = Vector("floats", _FLOATS), Vector("ints", _INTS)
 
 
-def _function(emit: Callable[..., Any], result: types.Type, *arguments: types.Type) -> Any:
-    """A function of numba that does what `emit(builder, *values)` writes."""
+def _function(
+    emit: Callable[..., Any], result: types.Type, *arguments: types.Type, widths: tuple[str, ...] = ()
+) -> Any:
+    """A function of numba that does what `emit(builder, *values)` writes. With `widths`, a name, it takes a tuple too,
+    as long as a row has vectors, and `emit` is given that number first: the code depends on it."""
+    count = len(arguments)
 
     def body(context, builder, signature, values):
-        emitted = emit(builder, *values)
+        emitted = emit(*map(len, signature.args[count:]), builder, *values[:count])
         return context.get_dummy_value() if result is types.void else emitted
 
-    def made():
-        return result(*arguments), body
+    def typing(context, *given):
+        return result(*arguments, *given[count:]), body
 
-    # Numba reads from the function how many arguments there are.
-    typings: dict[int, Callable[..., Any]] = {
-        1: lambda context, a: made(),
-        2: lambda context, a, b: made(),
-        3: lambda context, a, b, c: made(),
-        4: lambda context, a, b, c, d: made(),
-        6: lambda context, a, b, c, d, e, f: made(),
-        7: lambda context, a, b, c, d, e, f, g: made(),
-    }
-    return intrinsic(typings[len(arguments)])
+    # Numba reads from the signature how many arguments there are.
+    names = ("context", *(f"argument{index}" for index in range(count)), *widths)
+    typing.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])  # type: ignore[attr-defined]
+    return intrinsic(typing)
 
 
 def _lanes(numbers):
@@ -92,6 +92,10 @@ def _place(builder, kind, address, offset=0):
 def _in_every_lane(builder, number, kind):
     single = builder.insert_element(ir.Constant(kind, ir.Undefined), number, ir.Constant(_INT, 0))
     return builder.shuffle_vector(single, ir.Constant(kind, ir.Undefined), _lanes([0] * LANES))
+
+
+def _number_in_every_lane(builder, address, offset):
+    return _in_every_lane(builder, builder.load(_place(builder, _FLOAT, address, offset), align=4), _FLOATS)
 
 
 def _call(builder, name, result, values):
@@ -147,102 +151,83 @@ def _rows(builder, base, numbers, vectors):
         yield builder.add(base, builder.mul(builder.zext(number, _LONG), ir.Constant(_LONG, 64 * vectors)))
 
 
-def _dots(vectors):
-    def emit(builder, query, keys, numbers):
-        parts = [builder.load(_place(builder, _FLOATS, query, LANES * v), align=64) for v in range(vectors)]
-        sums = []
-        for row in _rows(builder, keys, numbers, vectors):
-            total = None
-            for v, part in enumerate(parts):
-                loaded = builder.load(_place(builder, _FLOATS, row, LANES * v), align=64)
-                total = builder.fmul(part, loaded) if total is None else _fused(builder, part, loaded, total)
-            sums.append(total)
-        # Halve the vectors and double the sums in each, until lane i of one vector has the sum of row i.
-        width = LANES // 2
-        while width:
-            half = len(sums) // 2
-            kept = [i if i % (2 * width) < width else LANES + i for i in range(LANES)]
-            moved = [i + width if i % (2 * width) < width else LANES + i - width for i in range(LANES)]
-            sums = [
-                builder.fadd(
-                    *(builder.shuffle_vector(sums[i], sums[i + half], _lanes(lanes)) for lanes in (kept, moved))
-                )
-                for i in range(half)
-            ]
-            width //= 2
-        return sums[0]
-
-    return _function(emit, FLOATS, types.int64, types.int64, types.int64)
+def _row_places(builder, row, vectors):
+    """Offsets of the vectors of a row that begins at an offset."""
+    return [builder.add(row, ir.Constant(_LONG, LANES * v)) for v in range(vectors)]
 
 
-def _weighted(vectors):
-    def emit(builder, sums, weights, values, numbers):
-        # Two sums each: one alone would wait for itself.
-        totals = [builder.load(_place(builder, _FLOATS, sums, LANES * i), align=64) for i in range(2 * vectors)]
-        for lane, row in enumerate(_rows(builder, values, numbers, vectors)):
-            weight = _in_every_lane(builder, builder.load(_place(builder, _FLOAT, weights, lane), align=4), _FLOATS)
-            for v in range(vectors):
-                loaded = builder.load(_place(builder, _FLOATS, row, LANES * v), align=64)
-                slot = 2 * v + lane % 2
-                totals[slot] = _fused(builder, weight, loaded, totals[slot])
-        for i, total in enumerate(totals):
-            builder.store(total, _place(builder, _FLOATS, sums, LANES * i), align=64)
-
-    return _function(emit, types.void, types.int64, types.int64, types.int64, types.int64)
+def _load_row(builder, address, places):
+    return [builder.load(_place(builder, _FLOATS, address, place), align=64) for place in places]
 
 
-def _tile(vectors):
-    def emit(builder, left, stride, right, width, depth, out, out_stride):
-        sums = [cgutils.alloca_once_value(builder, _constant(_FLOATS, 0.0)) for _ in range(TILE_ROWS * vectors)]
-        for slot in sums:
-            builder.store(_constant(_FLOATS, 0.0), slot)
-        with cgutils.for_range(builder, depth) as loop:
-            row = builder.mul(loop.index, width)
-            columns = [
-                builder.load(
-                    _place(builder, _FLOATS, right, builder.add(row, ir.Constant(_LONG, LANES * v))), align=64
-                )
-                for v in range(vectors)
-            ]
-            place = loop.index
-            for i in range(TILE_ROWS):
-                number = _in_every_lane(builder, builder.load(_place(builder, _FLOAT, left, place), align=4), _FLOATS)
-                place = builder.add(place, stride)
-                for v, column in enumerate(columns):
-                    slot = sums[vectors * i + v]
-                    builder.store(_fused(builder, number, column, builder.load(slot)), slot)
-        place = ir.Constant(_LONG, 0)
+def _dots(vectors, builder, query, keys, numbers):
+    parts = _load_row(builder, query, range(0, LANES * vectors, LANES))
+    sums = []
+    for row in _rows(builder, keys, numbers, vectors):
+        total = None
+        for v, part in enumerate(parts):
+            loaded = builder.load(_place(builder, _FLOATS, row, LANES * v), align=64)
+            total = builder.fmul(part, loaded) if total is None else _fused(builder, part, loaded, total)
+        sums.append(total)
+    # Halve the vectors and double the sums in each, until lane i of one vector has the sum of row i.
+    width = LANES // 2
+    while width:
+        half = len(sums) // 2
+        kept = [i if i % (2 * width) < width else LANES + i for i in range(LANES)]
+        moved = [i + width if i % (2 * width) < width else LANES + i - width for i in range(LANES)]
+        sums = [
+            builder.fadd(*(builder.shuffle_vector(sums[i], sums[i + half], _lanes(lanes)) for lanes in (kept, moved)))
+            for i in range(half)
+        ]
+        width //= 2
+    return sums[0]
+
+
+def _weighted(vectors, builder, sums, weights, values, numbers):
+    # Two sums each: one alone would wait for itself.
+    totals = _load_row(builder, sums, range(0, 2 * LANES * vectors, LANES))
+    for lane, row in enumerate(_rows(builder, values, numbers, vectors)):
+        weight = _number_in_every_lane(builder, weights, lane)
+        for v in range(vectors):
+            loaded = builder.load(_place(builder, _FLOATS, row, LANES * v), align=64)
+            slot = 2 * v + lane % 2
+            totals[slot] = _fused(builder, weight, loaded, totals[slot])
+    for i, total in enumerate(totals):
+        builder.store(total, _place(builder, _FLOATS, sums, LANES * i), align=64)
+
+
+def _tile(vectors, builder, left, stride, right, width, depth, out, out_stride):
+    sums = [cgutils.alloca_once_value(builder, _constant(_FLOATS, 0.0)) for _ in range(TILE_ROWS * vectors)]
+    for slot in sums:
+        builder.store(_constant(_FLOATS, 0.0), slot)
+    with cgutils.for_range(builder, depth) as loop:
+        columns = _load_row(builder, right, _row_places(builder, builder.mul(loop.index, width), vectors))
+        place = loop.index
         for i in range(TILE_ROWS):
-            for v in range(vectors):
-                offset = builder.add(place, ir.Constant(_LONG, LANES * v))
-                builder.store(builder.load(sums[vectors * i + v]), _place(builder, _FLOATS, out, offset), align=64)
-            place = builder.add(place, out_stride)
+            number = _number_in_every_lane(builder, left, place)
+            place = builder.add(place, stride)
+            for v, column in enumerate(columns):
+                slot = sums[vectors * i + v]
+                builder.store(_fused(builder, number, column, builder.load(slot)), slot)
+    place = ir.Constant(_LONG, 0)
+    for i in range(TILE_ROWS):
+        for v, offset in enumerate(_row_places(builder, place, vectors)):
+            builder.store(builder.load(sums[vectors * i + v]), _place(builder, _FLOATS, out, offset), align=64)
+        place = builder.add(place, out_stride)
 
-    return _function(emit, types.void, *[types.int64] * 7)
 
-
-def _update(vectors):
-    def emit(builder, left, stride, right, width, depth, out):
-        rows = []
-        for i in range(TILE_ROWS):
-            row = builder.mul(width, ir.Constant(_LONG, i))
-            places = [builder.add(row, ir.Constant(_LONG, LANES * v)) for v in range(vectors)]
-            rows.append([builder.load(_place(builder, _FLOATS, right, place), align=64) for place in places])
-        with cgutils.for_range(builder, depth) as loop:
-            row = builder.mul(loop.index, width)
-            slots = [
-                _place(builder, _FLOATS, out, builder.add(row, ir.Constant(_LONG, LANES * v))) for v in range(vectors)
-            ]
-            sums = [builder.load(slot, align=64) for slot in slots]
-            place = loop.index
-            for parts in rows:
-                number = _in_every_lane(builder, builder.load(_place(builder, _FLOAT, left, place), align=4), _FLOATS)
-                place = builder.add(place, stride)
-                sums = [_fused(builder, number, part, old) for part, old in zip(parts, sums, strict=True)]
-            for value, slot in zip(sums, slots, strict=True):
-                builder.store(value, slot, align=64)
-
-    return _function(emit, types.void, *[types.int64] * 6)
+def _update(vectors, builder, left, stride, right, width, depth, out):
+    begins = [builder.mul(width, ir.Constant(_LONG, i)) for i in range(TILE_ROWS)]
+    rows = [_load_row(builder, right, _row_places(builder, begin, vectors)) for begin in begins]
+    with cgutils.for_range(builder, depth) as loop:
+        places = _row_places(builder, builder.mul(loop.index, width), vectors)
+        sums, column = _load_row(builder, out, places), loop.index
+        for parts in rows:
+            number = _number_in_every_lane(builder, left, column)
+            column = builder.add(column, stride)
+            sums = [_fused(builder, number, part, old) for part, old in zip(parts, sums, strict=True)]
+        for value, place in zip(sums, places, strict=True):
+            builder.store(value, _place(builder, _FLOATS, out, place), align=64)
 
 
 def _compress(builder, address, offset, value, mask):
@@ -360,10 +345,10 @@ smallest_int = _function(_reduce("smin.v16i32", _INT), types.int32, INTS)
 largest_int = _function(_reduce("smax.v16i32", _INT), types.int32, INTS)
 ones = _function(lambda builder, word: _call(builder, "llvm.ctpop.i64", _LONG, [word]), types.int64, types.int64)
 
-# Products of one query with 16 keys, and sums of 16 weighted values, for rows of 16, 32, 48 and 64 floats.
-dots = tuple(_dots(vectors) for vectors in range(1, 5))
-weighted = tuple(_weighted(vectors) for vectors in range(1, 5))
+# Products of one query with 16 keys, and sums of 16 weighted values.
+dots = _function(_dots, FLOATS, *[types.int64] * 3, widths=("parts",))
+weighted = _function(_weighted, types.void, *[types.int64] * 4, widths=("parts",))
 # Product of 12 rows, `stride` floats apart, with a matrix of `depth` rows, `width` floats apart, of 16 or 32 columns.
-tile16, tile32 = _tile(1), _tile(2)
+tile16, tile32 = (_function(partial(_tile, vectors), types.void, *[types.int64] * 7) for vectors in (1, 2))
 # Adds to `depth` rows, of 16 or 32 columns, the product of 12 rows, turned, with 12 rows of the right matrix.
-update16, update32 = _update(1), _update(2)
+update16, update32 = (_function(partial(_update, vectors), types.void, *[types.int64] * 6) for vectors in (1, 2))

@@ -145,17 +145,14 @@ class MRConvSparseKernel(MRConvKernel):
         return tap_kernels(precise(self.weight), at_rate(self.positions, rate), changed_lengths(self.branches, rate))
 
 
-class MRConvFourierSparseKernel(nn.Module):
+class MRConvFourierSparseKernel(MRConvKernel):
     """beta_0 k_fourier + beta_1 k_sparse (eq. 3): kernels of one length are one convolution in training too."""
 
-    def __init__(self, config: MRConvConfig, seed: int = 0, ahead: bool = False):
-        super().__init__()
-        self.fourier = MRConvFourierKernel(config, seed, ahead)
-        self.sparse = MRConvSparseKernel(config, seed, ahead)
-        self.branches = self.fourier.branches
-        self.fourier_scale = nn.Parameter(torch.empty(len(self.branches), config.hidden_size))
-        self.sparse_scale = nn.Parameter(torch.empty(len(self.branches), config.hidden_size))
-        self.reset_parameters()
+    def make_parameters(self, config: MRConvConfig) -> None:
+        self.fourier = MRConvFourierKernel(config, self.seed, self.ahead)
+        self.sparse = MRConvSparseKernel(config, self.seed, self.ahead)
+        self.fourier_scale = nn.Parameter(torch.empty(len(self.branches), self.channels))
+        self.sparse_scale = nn.Parameter(torch.empty(len(self.branches), self.channels))
 
     def reset_parameters(self) -> None:
         """Set both scales to 1 / sqrt(2): the two kernels are nearly orthogonal, so their sum has norm 1 about."""
@@ -163,7 +160,6 @@ class MRConvFourierSparseKernel(nn.Module):
         init.constant_(self.sparse_scale, math.sqrt(0.5))
 
     def forward(self, rate: float = 1.0) -> list[Tensor]:
-        """As [`MRConvKernel`]."""
         scales = zip(precise(self.fourier_scale), precise(self.sparse_scale), strict=True)
         return [
             first[:, None] * fourier + second[:, None] * sparse
@@ -171,7 +167,7 @@ class MRConvFourierSparseKernel(nn.Module):
         ]
 
 
-KERNELS: dict[str, type[nn.Module]] = {
+KERNELS: dict[str, type[MRConvKernel]] = {
     "dilated": MRConvDilatedKernel,
     "fourier": MRConvFourierKernel,
     "sparse": MRConvSparseKernel,

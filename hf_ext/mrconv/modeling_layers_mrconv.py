@@ -10,6 +10,7 @@ Shapes: batch B, channels D, length L; hidden states [B, L, D], inside of a conv
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -24,15 +25,7 @@ from transformers.utils.generic import maybe_autocast
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_mrconv import AUTO_MAP, MRConvConfig, changed_lengths
-from .kernels_mrconv import (
-    KERNELS,
-    MergedKernel,
-    MRConvFourierSparseKernel,
-    MRConvKernel,
-    keeps_state,
-    precise,
-    whole_parameters,
-)
+from .kernels_mrconv import KERNELS, MergedKernel, MRConvKernel, keeps_state, precise, whole_parameters
 from .ops_mrconv import (
     FAST,
     Span,
@@ -304,9 +297,9 @@ class MRConvLayer(MRConvPreciseBuffers):
             return [self._forward_layer_norm(u) for u in inputs]
         if self.training and self.reparameterized:
             logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
-        elif self.training and self.config.branch_norm == "batch":
-            outputs = self._normalize_batch(inputs, spans, packed)
-            if outputs is not None:
+        elif self.training and self.norm is not None:
+            outputs = self.norm(self.alpha, partial(self._batch_convolution, inputs, spans, packed))
+            if isinstance(outputs, list):
                 return outputs
         return self._merged_forward(inputs)
 
@@ -351,27 +344,29 @@ class MRConvLayer(MRConvPreciseBuffers):
             scale = scale / torch.stack([kernel.norm(dim=-1) for kernel in kernels]).clamp_min(_TINY)
         return scale, torch.zeros_like(scale)
 
-    def _normalize_batch(self, inputs: list[Tensor], spans: list[Span], packed: bool) -> list[Tensor] | None:
-        """The outputs with the statistics of the batch; None where the norm does not take them."""
-
-        def convolve(alpha: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Any:
-            (kernels, ahead), group = self.branch_kernels(), statistics_group(self.config.sync_batch_norm)
-            # Processes that share statistics have groups of their own, and must exchange the same sums.
-            if len(inputs) > 1 or (packed and group is not None):
-                mean, var, count, *outputs = grouped_batch_norm_conv(
-                    inputs, spans, kernels, alpha, weight, bias, eps, ahead, group
-                )
-                return outputs, mean, var, count
-            start, stop = spans[0]
-            output, *statistics = batch_norm_conv(
-                inputs[0], kernels, alpha, weight, bias, eps, backward_kernels=ahead, start=start, stop=stop,
-                group=group,
-            )  # fmt: skip
-            return [output], *statistics
-
-        assert self.norm is not None
-        outputs = self.norm(self.alpha, convolve)
-        return outputs if isinstance(outputs, list) else None
+    def _batch_convolution(
+        self,
+        inputs: list[Tensor],
+        spans: list[Span],
+        packed: bool,
+        alpha: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+    ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+        """The outputs with the statistics of the batch, and these: a [`BatchConvolution`], given the first three."""
+        (kernels, ahead), group = self.branch_kernels(), statistics_group(self.config.sync_batch_norm)
+        # Processes that share statistics have groups of their own, and must exchange the same sums.
+        if len(inputs) > 1 or (packed and group is not None):
+            mean, var, count, *outputs = grouped_batch_norm_conv(
+                inputs, spans, kernels, alpha, weight, bias, eps, ahead, group
+            )
+            return outputs, mean, var, count
+        start, stop = spans[0]
+        output, mean, var, count = batch_norm_conv(
+            inputs[0], kernels, alpha, weight, bias, eps, backward_kernels=ahead, start=start, stop=stop, group=group
+        )
+        return [output], mean, var, count
 
     def _forward_layer_norm(self, u: Tensor) -> Tensor:
         """N convolutions: the statistics of a position are not linear in the kernels, so nothing can be merged."""
@@ -515,11 +510,6 @@ class MRConvPreTrainedModel(PreTrainedModel):
             init.kaiming_uniform_(module.weight, a=math.sqrt(5))
             if module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, std=self.config.initializer_range)
-            # A slice has no mark of having been loaded.
-            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
-                init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, MRConvUnits):
             for name, numbers in module.values.items():
                 init.copy_(getattr(module, name), torch.tensor(numbers))
@@ -527,14 +517,15 @@ class MRConvPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
             for merged in module.buffers(recurse=False):
                 init.zeros_(merged)
-        elif isinstance(module, (MRConvKernel, MRConvFourierSparseKernel)):
+        elif isinstance(module, MRConvKernel):
             module.reset_parameters()
-        elif isinstance(module, (MRConvBranchNorm, MRConvBatchNorm, MRConvBranchLayerNorm, nn.LayerNorm)):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-            if isinstance(module, MRConvPreciseBuffers):
-                init.zeros_(module.running_mean)
-                init.ones_(module.running_var)
+        elif isinstance(module, (MRConvBranchNorm, MRConvBatchNorm)):
+            for ones, zeros in ((module.weight, module.bias), (module.running_var, module.running_mean)):
+                init.ones_(ones)
+                init.zeros_(zeros)
+        else:
+            # Embeddings and layer normalisations, by their names.
+            super()._init_weights(module)
 
     def convolutions(self) -> list[MRConvLayer]:
         """The convolution layers, first to last."""
@@ -551,7 +542,7 @@ class MRConvPreTrainedModel(PreTrainedModel):
         return [
             f"{prefix}.{name}"
             for prefix, module in self.named_modules()
-            if isinstance(module, (MRConvKernel, MRConvFourierSparseKernel))
+            if isinstance(module, MRConvKernel)
             for name, _ in module.named_parameters(recurse=False)
         ]
 

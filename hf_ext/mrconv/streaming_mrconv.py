@@ -235,7 +235,14 @@ class StreamingConvolution(CacheLayerMixin):
             raise ValueError(f"A chunk needs a sample and a position at least; got inputs of shape {list(u.shape)}.")
         if not self.is_initialized:
             self.lazy_initialization(u, kernel())
-        self._check_owner(getattr(kernel, "__self__", None))
+        owner = getattr(kernel, "__self__", None)
+        if owner is not None:
+            self.owner = self.owner or weakref.ref(owner)
+            if self.owner() is not owner:
+                raise ValueError(
+                    "This cache belongs to another model and contains its kernels: start a new one, or `reset()` it. "
+                    "If both models are equal, use a `copy.deepcopy` of it."
+                )
         held = [self.tile.shape[0], self.tile.shape[2]]
         if list(u.shape[:2]) != held or u.device != self.tile.device:
             raise ValueError(
@@ -247,29 +254,16 @@ class StreamingConvolution(CacheLayerMixin):
                 "An earlier call was interrupted in the middle of its work, so this cache is invalid: start a new "
                 "one, or `reset()` it."
             )
-        self._leave_inference_mode()
+        if self.tile.is_inference():
+            # Of a copy that was made in inference mode, or a cache read in it: its tensors may not be written.
+            self._replace(torch.clone)
         self.interrupted = True
         outputs = self._advance(u.to(self.tile.dtype)).to(u.dtype)
         self.interrupted = False
         return outputs
 
-    def _check_owner(self, owner: Any | None) -> None:
-        if owner is None:
-            return
-        self.owner = self.owner or weakref.ref(owner)
-        if self.owner() is not owner:
-            raise ValueError(
-                "This cache belongs to another model and contains its kernels: start a new one, or `reset()` it. If "
-                "both models are equal, use a `copy.deepcopy` of it."
-            )
-
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "owner": None}
-
-    def _leave_inference_mode(self) -> None:
-        """Copy the tensors of a copy made in inference mode, or of a cache read in it: they may not be written."""
-        if self.tile.is_inference():
-            self._replace(torch.clone)
 
     def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
         self.tile = change(self.tile)

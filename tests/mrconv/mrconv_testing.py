@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 
-from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification, MRConvLayer
+from hf_ext.mrconv import (
+    MRConvConfig,
+    MRConvForSequenceClassification,
+    MRConvLayer,
+    MRConvNextConfig,
+    MRConvNextForImageClassification,
+)
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
 from tests.kit import warm_python
 from tests.kit.models import ModelTesterMixin
@@ -57,6 +63,22 @@ def make_model(model_class=MRConvForSequenceClassification, **fields):
     model = model_class(MRConvConfig(**(fields or TOKENS)))
     shake(model)
     return model.eval()
+
+
+# A scale as large as after training, so that a difference in a layer is seen in the output.
+IMAGES = {"image_size": 16, "patch_size": 2, "hidden_sizes": [6, 8], "depths": [1, 2], "kernel_size": 4}
+IMAGES |= {"num_labels": 3, "layer_scale_init_value": 0.5}
+
+
+def make_image_model(**fields) -> MRConvNextForImageClassification:
+    torch.manual_seed(0)
+    model = MRConvNextForImageClassification(MRConvNextConfig(**{**IMAGES, **fields}))
+    shake(model)
+    return model.eval()
+
+
+def make_images(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=generator(seed))
 
 
 def make_layer(layer_index: int = 0, **fields) -> MRConvLayer:

@@ -177,17 +177,3 @@ def grouped_batch_norm_conv(
 
 def _total(values: Tensor, group: torch.distributed.ProcessGroup | None) -> Tensor:
     return values if group is None else torch.distributed.nn.functional.all_reduce(values, group=group)
-
-
-__all__ = [
-    "batch_norm_conv",
-    "convolution_size",
-    "fft_size",
-    "fourier_kernel",
-    "grouped_batch_norm_conv",
-    "kernel_spectrum",
-    "long_conv",
-    "merge_kernels",
-    "tap_kernels",
-    "valid_positions",
-]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.export import Dim
 
-from hf_ext.mrconv import MRConvForSequenceClassification, MRConvNextConfig, MRConvNextForImageClassification
+from hf_ext.mrconv import MRConvForSequenceClassification, MRConvNextForImageClassification
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.refusals import refused
 from tests.mrconv import mrconv_testing
@@ -22,7 +22,7 @@ def make_tokens(batch: int = 2, length: int = 24, seed: int = 0) -> dict[str, to
 
 
 def make_images(batch: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.randn(batch, 3, 16, 16, generator=mrconv_testing.generator(seed))}
+    return {"pixel_values": mrconv_testing.make_images(batch, 3, 16, 16, seed=seed)}
 
 
 def make_token_model(merged=False, **fields) -> MRConvForSequenceClassification:
@@ -31,10 +31,7 @@ def make_token_model(merged=False, **fields) -> MRConvForSequenceClassification:
 
 
 def make_image_model(merged=False) -> MRConvNextForImageClassification:
-    sizes = {"image_size": 16, "patch_size": 2, "hidden_sizes": [6, 8], "depths": [1, 1], "kernel_size": 4}
-    torch.manual_seed(0)
-    model = MRConvNextForImageClassification(MRConvNextConfig(**sizes, num_labels=3)).eval()
-    mrconv_testing.shake(model)
+    model = mrconv_testing.make_image_model()
     return model.reparameterize() if merged else model
 
 

@@ -2,22 +2,19 @@
 
 import hashlib
 import re
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import datasets
-import make_listops
-import make_pathfinder
 import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_data import SPLITS, run
-from make_listops import ListOps, write_listops
-from make_pathfinder import DRAWINGS, UNIT, Pathfinder, write_pathfinder
+from made_data import SPLITS, Made, main
+from make_listops import ListOps
+from make_pathfinder import DRAWINGS, UNIT, Pathfinder
 
 from hf_ext.files import TakenError
 from hf_ext.settings import SettingsError, build
@@ -27,26 +24,18 @@ from tests.kit.studies import EXAMPLES
 
 
 class Maker(NamedTuple):
-    """A kind of made data: its settings, writer and script; small settings, as fields and as words for the script."""
+    """A kind of made data, and small settings, as fields and as words for the script."""
 
-    kind: type
-    write: Callable[..., Path]
-    module: Any
+    kind: type[Made]
     small: dict[str, int]
     words: list[str]
     column: str
 
 
+LIMITS = ["--seed", "7", "--min-length", "63", "--max-length", "200"]
 MAKERS = {
-    "listops": Maker(
-        ListOps,
-        write_listops,
-        make_listops,
-        {"seed": 7, "min_length": 63, "max_length": 200},
-        ["--seed", "7", "--min-length", "63", "--max-length", "200"],
-        "text",
-    ),
-    "pathfinder": Maker(Pathfinder, write_pathfinder, make_pathfinder, {"seed": 3}, ["--seed", "3"], "image"),
+    "listops": Maker(ListOps, {"seed": 7, "min_length": 63, "max_length": 200}, LIMITS, "text"),
+    "pathfinder": Maker(Pathfinder, {"seed": 3}, ["--seed", "3"], "image"),
 }
 COUNTS = {"train": 6, "validation": 2, "test": 3}
 
@@ -58,7 +47,7 @@ def maker(request) -> Maker:
 
 def call(maker: Maker, monkeypatch, *words: Any) -> None:
     monkeypatch.setattr("sys.argv", ["make.py", *map(str, words)])
-    run(maker.module.main)
+    main(maker.kind, "What is made.")
 
 
 @pytest.mark.parametrize("by_script", [False, True])
@@ -69,7 +58,7 @@ def test_a_folder_is_read_by_datasets(maker, by_script, tmp_path, monkeypatch, c
         call(maker, monkeypatch, folder, *counts, *maker.words)
         assert capsys.readouterr().out == f"{folder}\n"
     else:
-        assert maker.write(folder, COUNTS, task) == folder
+        assert task.write(folder, COUNTS) == folder
     data = datasets.load_dataset(str(folder))
     assert {name: len(part) for name, part in data.items()} == COUNTS
     for name, part in data.items():
@@ -84,9 +73,9 @@ def test_a_folder_is_read_by_datasets(maker, by_script, tmp_path, monkeypatch, c
 def test_nothing_is_overwritten_or_left_half_written(maker, tmp_path):
     (tmp_path / "there").mkdir()
     with refused(TakenError, "exists", "folder"):
-        maker.write(tmp_path / "there", {"train": 1}, maker.kind())
+        maker.kind().write(tmp_path / "there", {"train": 1})
     with refused(ValueError, "1 example"):
-        maker.write(tmp_path / "new", {"train": 0}, maker.kind())
+        maker.kind().write(tmp_path / "new", {"train": 0})
     with refused(ValueError, "example 0", "dev"):
         maker.kind().example(0, "dev")
     with refused(ValueError, "600000 tokens"):
@@ -99,7 +88,7 @@ def test_nothing_is_overwritten_or_left_half_written(maker, tmp_path):
             return super().example(index, split)
 
     with pytest.raises(KeyboardInterrupt):
-        maker.write(tmp_path / "half", {"train": 2, "validation": 2}, Interrupted(**maker.small))
+        Interrupted(**maker.small).write(tmp_path / "half", {"train": 2, "validation": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
@@ -131,12 +120,12 @@ def test_a_script_ends_with_one_line_that_says_what_is_wrong(name, words, tmp_pa
 
 def test_the_scripts_make_as_many_as_long_range_arena_has(monkeypatch):
     asked = []
-    for name, maker in MAKERS.items():
-        monkeypatch.setattr(maker.module, f"write_{name}", lambda *words, **options: asked.append(words))
+    monkeypatch.setattr(Made, "write", lambda *words: asked.append(words))
+    for maker in MAKERS.values():
         call(maker, monkeypatch, "new")
     assert asked == [
-        (Path("new"), {"train": 96000, "validation": 2000, "test": 2000}, ListOps()),
-        (Path("new"), {"train": 160000, "validation": 20000, "test": 20000}, Pathfinder()),
+        (ListOps(), Path("new"), {"train": 96000, "validation": 2000, "test": 2000}, 1),
+        (Pathfinder(), Path("new"), {"train": 160000, "validation": 20000, "test": 20000}, 1),
     ]
 
 
@@ -255,7 +244,7 @@ def test_pictures_are_the_same_on_any_machine(size, digest):
 def test_two_processes_write_what_one_does(tmp_path):
     for name, workers in (("one", 1), ("two", 2)):
         counts = {"train": 120, "validation": 2}
-        write_pathfinder(tmp_path / name, counts, Pathfinder(9), num_workers=workers)
+        Pathfinder(9).write(tmp_path / name, counts, workers)
     one, two = (datasets.load_dataset(str(tmp_path / name)) for name in ("one", "two"))
     for split in counts:
         assert one[split].data.table.equals(two[split].data.table)

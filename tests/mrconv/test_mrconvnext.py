@@ -20,25 +20,8 @@ from tests.kit.models import (
 )
 from tests.kit.pictures import noise
 from tests.kit.refusals import refused
+from tests.mrconv.mrconv_testing import IMAGES, make_image_model, make_images
 from tests.mrconv.reference_ops import long_conv
-
-SIZES = {"image_size": 16, "patch_size": 2, "hidden_sizes": [6, 8], "depths": [1, 2], "kernel_size": 4}
-# A scale as large as after training, so that a difference in a layer is seen in the output.
-FIELDS = {**SIZES, "num_labels": 3, "layer_scale_init_value": 0.5}
-
-
-def make_images(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def make_model(*, steps: int = 2, dtype: torch.dtype = torch.float32, **fields) -> MRConvNextForImageClassification:
-    """A model whose running statistics are those of some batches."""
-    torch.manual_seed(0)
-    model = MRConvNextForImageClassification(MRConvNextConfig(**{**FIELDS, **fields})).to(dtype).train()
-    with torch.no_grad():
-        for step in range(steps):
-            model(3 * make_images(2, 3, 16, 16, seed=step).to(dtype) + 1)
-    return model.eval()
 
 
 @torch.no_grad()
@@ -52,7 +35,7 @@ class TestMRConvNext(ModelTesterMixin, TrainerTesterMixin, LoraTesterMixin):
     lora_targets = ["expand", "project"]
 
     def make_config(self):
-        return MRConvNextConfig(**FIELDS)
+        return MRConvNextConfig(**IMAGES)
 
     def make_inputs(self):
         return {"pixel_values": make_images(6, 3, 16, 16), "labels": torch.arange(6) % 3}
@@ -96,7 +79,7 @@ def test_presets_have_the_documented_numbers_of_parameters(preset, parameters):
 
 @pytest.mark.parametrize("fields", [{}, {"kernel_type": "fourier_sparse"}, {"branch_norm": "kernel"}], ids=str)
 def test_merging_changes_no_result_and_is_saved(fields, tmp_path):
-    model = make_model(**fields, dtype=torch.float64)
+    model = make_image_model(**fields).double()
     sizes = [(16, 16), (4, 4), (7, 21), (32, 20)]
     images = [make_images(2, 3, *size).double() for size in sizes]
     expected = [classify(model, image) for image in images]
@@ -113,7 +96,7 @@ def test_merging_changes_no_result_and_is_saved(fields, tmp_path):
 
 def test_a_layer_is_what_the_paper_says_on_the_map_row_by_row():
     """x + s W_2 GELU(W_1 LN(k * x + b)), where a lag of one row is the width of the map."""
-    layer = make_model(dtype=torch.float64).model.stages[0].layers[0]
+    layer = make_image_model().double().model.stages[0].layers[0]
     features = make_images(2, 6, 8, 8).double()
     kernel, ahead, bias = layer.convolution.merged()
     assert kernel.shape == (6, 64) and ahead.shape == (6, 64)
@@ -130,7 +113,7 @@ def test_a_layer_is_what_the_paper_says_on_the_map_row_by_row():
 
 @pytest.mark.parametrize("size", [(4, 4), (5, 7), (16, 16), (33, 18), (64, 4)])
 def test_any_size_gives_maps_of_the_strides(size):
-    model = make_model()
+    model = make_image_model()
     outputs = model(make_images(1, 3, *size), output_hidden_states=True)
     maps = [(size[0] // 2, size[1] // 2), (size[0] // 2, size[1] // 2), (size[0] // 4, size[1] // 4)]
     shapes = [tuple(state.shape) for state in outputs.hidden_states]
@@ -142,7 +125,7 @@ def test_any_size_gives_maps_of_the_strides(size):
 
 
 def test_drop_path_grows_with_depth_and_keeps_the_mean():
-    model = make_model(depths=[2, 3], drop_path_rate=0.4)
+    model = make_image_model(depths=[2, 3], drop_path_rate=0.4)
     rates = [layer.drop_path.drop_prob for stage in model.model.stages for layer in stage.layers]
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
     drop = model.model.stages[1].layers[-1].drop_path.train()
@@ -166,7 +149,7 @@ def test_drop_path_grows_with_depth_and_keeps_the_mean():
     ids=["channels", "unbatched", "empty", "small", "integers"],
 )
 def test_wrong_images_are_refused_with_the_reason(images, error, words):
-    model = make_model(steps=0)
+    model = make_image_model()
     with pytest.raises(error, match=words):
         model(images)
     with refused(ValueError, "sampling", "images"):
@@ -174,7 +157,7 @@ def test_wrong_images_are_refused_with_the_reason(images, error, words):
 
 
 def test_auto_classes(tmp_path):
-    model, images = make_model(), make_images(1, 3, 16, 16)
+    model, images = make_image_model(), make_images(1, 3, 16, 16)
     model.save_pretrained(tmp_path)
     options = {"size": {"shortest_edge": 16}, "crop_pct": 1.0, "do_convert_rgb": False, "image_mean": [0.5]}
     MRConvNextImageProcessor(**options).save_pretrained(tmp_path)

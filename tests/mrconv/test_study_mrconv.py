@@ -14,6 +14,7 @@ from PIL import Image
 
 import hf_ext
 from hf_ext.mrconv import MRConvConfig, MRConvForAudioClassification
+from tests.kit.refusals import refused
 from tests.kit.studies import EXAMPLES, fill_readme, module_loader
 
 STUDY = EXAMPLES / "mrconv"
@@ -232,6 +233,12 @@ def test_two_installations_are_compared_number_by_number(load_benchmark, tmp_pat
     script.write_text("import json, sys; open(sys.argv[-1], 'w').write(json.dumps({'rows': [{'s': 2.5, 'k': 3}]}))")
     load_benchmark("before").main(sys.executable, str(script), [])
     assert "| /rows/0/s | 1.000 | 1.000 | 1.000 |" in capsys.readouterr().out
+
+
+def test_an_error_of_a_thread_that_reads_ends_the_program(load_benchmark, tmp_path):
+    work = load_benchmark("emr_programs").read_write([str(tmp_path / "missing")], str(tmp_path / "out"), [1], 2)
+    with refused(FileNotFoundError, "missing"):
+        work()
 
 
 def test_memory_is_what_a_call_holds_at_once(load_benchmark):

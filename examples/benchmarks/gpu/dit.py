@@ -12,7 +12,8 @@ import diffusers
 import disentangled_dit as plain
 import torch
 from diffusers import ModelMixin, PixArtTransformer2DModel
-from parts import Case, Values, autocast, in_turns, read_words, run_part, training_step
+from parts import Case, Values, in_turns, read_words, run_part
+from timing import training_step
 
 NAMES = ("ours", "SD3", "DiT, equal width", "PixArt")
 STEPS = 20
@@ -20,15 +21,9 @@ STEPS = 20
 
 def make_pixart(sizes: dict[str, int], side: int) -> PixArtTransformer2DModel:
     width = sizes["num_attention_heads"] * sizes["attention_head_dim"]
-    return PixArtTransformer2DModel(
-        sample_size=side,
-        in_channels=plain.CHANNELS,
-        out_channels=plain.CHANNELS,
-        cross_attention_dim=width,
-        caption_channels=width,
-        use_additional_conditions=False,
-        **sizes,
-    )
+    channels = dict.fromkeys(("in_channels", "out_channels"), plain.CHANNELS)
+    widths = dict.fromkeys(("cross_attention_dim", "caption_channels"), width)
+    return PixArtTransformer2DModel(sample_size=side, use_additional_conditions=False, **channels, **widths, **sizes)
 
 
 def make_network(name: str, side: int, words: Any, dtype: str, compiled: bool) -> ModelMixin:
@@ -99,7 +94,8 @@ def train(tokens: int, batch: int, dtype: str, compiled: bool, words: Any) -> di
     for name in NAMES:
         network = make_network(name, side, words, "float32", compiled).requires_grad_(True).train()
         forward = partial(network, **training_inputs(name, network, batch, side, words.device))
-        forward = autocast(words, dtype, forward)
+        if dtype != "float32":
+            forward = torch.autocast(words.device, getattr(torch, dtype))(forward)
         calls[name] = training_step(network, lambda forward=forward: forward().sample.float().square().mean())
     return in_turns(calls, words, dtype=dtype, sizes={"tokens": tokens, "batch": batch})
 

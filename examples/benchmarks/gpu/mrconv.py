@@ -13,7 +13,8 @@ import mrconv_latency
 import torch
 from mrconv_inference import make_blocks, make_layers
 from mrconv_layer import FORMS, Layer, disagreement, draw
-from parts import Case, Values, in_turns, read_words, run_part, training_step
+from parts import Case, Values, in_turns, read_words, run_part
+from timing import training_step
 from transformers import DynamicCache
 
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
@@ -79,28 +80,25 @@ def streaming(context: int, words: Any) -> dict[str, Values]:
     """Tokens after a prompt, each a call of the model with its state. A row's time is that of `tokens` tokens."""
     device, tokens = torch.device(words.device), 8 if words.tiny else 128
     models = {
-        "MRConv": mrconv_latency.make_mrconv(2 * context).eval().reparameterize(),
-        "Mamba 2": mrconv_latency.make_mamba2().eval(),
-        "attention": mrconv_latency.make_attention(2 * context).eval(),
+        "MRConv": mrconv_latency.make_mrconv(2 * context).eval().reparameterize().to(device),
+        "Mamba 2": mrconv_latency.make_mamba2().eval().to(device),
+        "attention": mrconv_latency.make_attention(2 * context).eval().to(device),
     }
     prompt = torch.randint(mrconv_latency.VOCABULARY, (1, context), device=device)
-    calls = {}
-    for name, model in models.items():
-        model.to(device)
 
-        @torch.no_grad()
-        def generate(name: str = name, model: torch.nn.Module = model) -> None:
-            state = mrconv_latency.state_name(model)
-            if name == "Mamba 2":
-                given = {state: model(prompt[:, :64], use_cache=True)[state]}
-            else:
-                given = {state: MRConvCache(model.config) if name == "MRConv" else DynamicCache(config=model.config)}
-                model(prompt, **given, logits_to_keep=1)
-            token = prompt[:, :1]
-            for _ in range(tokens):
-                token = model(token, use_cache=True, **given).logits[:, -1].argmax(-1, keepdim=True)
+    @torch.no_grad()
+    def generate(name: str) -> None:
+        model, state = models[name], mrconv_latency.state_name(models[name])
+        if name == "Mamba 2":
+            given = {state: model(prompt[:, :64], use_cache=True)[state]}
+        else:
+            given = {state: MRConvCache(model.config) if name == "MRConv" else DynamicCache(config=model.config)}
+            model(prompt, **given, logits_to_keep=1)
+        token = prompt[:, :1]
+        for _ in range(tokens):
+            token = model(token, use_cache=True, **given).logits[:, -1].argmax(-1, keepdim=True)
 
-        calls[name] = generate
+    calls = {name: partial(generate, name) for name in models}
     return in_turns(calls, words, dtype="float32", sizes={"context": context, "tokens": tokens})
 
 

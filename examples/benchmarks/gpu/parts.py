@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from timing import turn, write_json
+from torch import AcceleratorError
 
 # Rounds of a case, and seconds after which no further one starts.
 ROUNDS, SECONDS = 20, 1.5
@@ -36,47 +37,37 @@ def read_words() -> argparse.Namespace:
     return words
 
 
-class Rows:
-    """The rows of a part in its JSON file."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": []}
-
-    def begin(self, case: str) -> None:
-        """Notes what is measured now, for whoever finds the process dead."""
-        self.content["running"] = case
-        write_json(self.path, self.content)
-
-    def add(self, case: str, rows: dict[str, Values]) -> None:
-        """Puts a case's rows in place of earlier ones and writes the file."""
-        kept = [row for row in self.content["rows"] if row["case"] != case]
-        named = [{"key": f"{case} / {name}" if name else case, "case": case, **row} for name, row in rows.items()]
-        self.content["rows"] = kept + named
-        self.content.pop("running", None)
-        write_json(self.path, self.content)
-
-
 def run_part(words: argparse.Namespace, cases: dict[str, Case]) -> None:
     """The whole of a part: what has no row yet, then again what has failed, and last what hung or died before."""
-    rows = Rows(words.output)
-    states = {row["case"]: "error" in row for row in rows.content["rows"]}
+    path = words.output
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": []}
+    states = {row["case"]: "error" in row for row in content["rows"]}
     names = [name for name in cases if states.get(name, True)]
-    names.sort(key=lambda name: (name == rows.content.get("running"), name in states))
-    for name in names:
-        print(name, flush=True)
-        rows.begin(name)
+    names.sort(key=lambda name: (name == content.get("running"), name in states))
+    for case in names:
+        print(case, flush=True)
+        # For whoever finds the process dead.
+        write_json(path, {**content, "running": case})
+        lost = False
         try:
-            rows.add(name, cases[name]())
+            rows = cases[case]()
         except Exception as error:
             traceback.print_exc()
-            rows.add(name, {"": {"error": f"{type(error).__name__}: {error}"[:2000]}})
-            if isinstance(error, torch.AcceleratorError):
-                # Nothing works in this process any more: the same command goes on in another one.
-                sys.exit(1)
+            rows, lost = (
+                {"": {"error": f"{type(error).__name__}: {error}"[:2000]}},
+                isinstance(error, AcceleratorError),
+            )
+        kept = [row for row in content["rows"] if row["case"] != case]
+        named = [{"key": f"{case} / {name}" if name else case, "case": case, **row} for name, row in rows.items()]
+        content = {**content, "rows": kept + named}
+        content.pop("running", None)
+        write_json(path, content)
+        if lost:
+            # Nothing works in this process any more: the same command goes on in another one.
+            sys.exit(1)
         if words.device == "cuda":
             torch.cuda.empty_cache()
-    sys.exit(int(any("error" in row for row in rows.content["rows"])))
+    sys.exit(int(any("error" in row for row in content["rows"])))
 
 
 def seconds(call: Callable[[], Any], device: str) -> float:
@@ -132,25 +123,3 @@ def in_turns(calls: dict[str, Callable[[], Any]], words: argparse.Namespace, **f
     for name, times in taken.items():
         rows[name] |= {"median": statistics.median(times), "min": min(times), "max": max(times), "rounds": len(times)}
     return rows
-
-
-def training_step(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], None]:
-    """Forward and backward; gradients are dropped before."""
-
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        loss().backward()
-
-    return step
-
-
-def autocast(words: argparse.Namespace, dtype: str, call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call under autocast to a half type, or as it is for float32."""
-    if dtype == "float32":
-        return call
-
-    def wrapped() -> Any:
-        with torch.autocast(words.device, getattr(torch, dtype)):
-            return call()
-
-    return wrapped

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from timing import installed_versions, write_json
+from timing import installed_versions, markdown_table, write_json
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -129,14 +129,10 @@ def table(results: Path) -> str:
         versions = ", ".join(f"{library} {version}" for library, version in part["versions"].items())
         state = "failed" if "error" in part else "complete" if part["complete"] else "not complete"
         changed = " with changes" if part["dirty"] else ""
-        lines += [
-            f"## {path.stem}: {state}",
-            "",
-            f"{part['device']}; commit {part['commit'][:12]}{changed}; {versions}.",
-            "",
-        ]
-        lines += ["| case | type | ms, median (least to greatest) | MiB | more |", "|---|---|---|---|---|"]
-        lines += [f"| {' | '.join(row_cells(row))} |" for row in part["rows"]] + [""]
+        lines += [f"## {path.stem}: {state}", ""]
+        lines += [f"{part['device']}; commit {part['commit'][:12]}{changed}; {versions}.", ""]
+        header = ["case", "type", "ms, median (least to greatest)", "MiB", "more"]
+        lines.append(markdown_table(header, [row_cells(row) for row in part["rows"]]))
         if "error" in part:
             lines += ["```", part["error"], "```", ""]
     return "\n".join(lines)

@@ -24,8 +24,6 @@ from hf_ext.semanir.ops_semanir import (
 
 HEADS, HEAD_DIM = 6, 30
 FORMS = ("dense", "sdpa", "triton", "eager", "gather")
-# Triton has no kernels for a CPU.
-FORMS_CPU = ("dense", "sdpa", "eager", "gather")
 KEYS = {8: (16, 64), 16: (64, 128, 256), 32: (64, 256, 512, 1024)}
 
 
@@ -80,11 +78,6 @@ def attend(form: str, problem: Problem, tensors: list[torch.Tensor]) -> torch.Te
     return key_semantic_attention(*tensors, dictionary, form)
 
 
-def infer(form: str, problem: Problem) -> None:
-    with torch.no_grad():
-        attend(form, problem, problem.tensors)
-
-
 def train(form: str, problem: Problem) -> None:
     leaves = [x.requires_grad_() for x in (y.detach() for y in problem.tensors)]
     out = attend(form, problem, leaves)
@@ -103,7 +96,8 @@ def attention(form: str, window: int, top_k: int, dtype: str, words: Any) -> dic
     tokens = 2 * window**2 if words.tiny else 2**17
     problem = Problem(window, top_k, tokens, dtype, words.device)
     facts = {"dtype": dtype, "sizes": {"tokens": tokens, "heads": HEADS, "head_dim": HEAD_DIM}}
-    calls = {"inference": partial(infer, form, problem), "training": partial(train, form, problem)}
+    inference = torch.no_grad()(partial(attend, form, problem, problem.tensors))
+    calls = {"inference": inference, "training": partial(train, form, problem)}
     rows = in_turns(calls, words, **facts)
     if "out_of_memory" not in rows["inference"]:
         rows["inference"]["difference"] = difference(form, problem)
@@ -117,10 +111,10 @@ def dictionary(window: int, top_k: int, words: Any) -> dict[str, Values]:
 
 
 def make_cases(words: Any) -> dict[str, Case]:
-    cuda = words.device == "cuda"
-    windows, forms = ((8, 16, 32) if not words.tiny else (8,)), FORMS if cuda else FORMS_CPU
+    # Triton has no kernels for a CPU.
+    forms = [form for form in FORMS if form != "triton" or words.device == "cuda"]
     cases: dict[str, Case] = {}
-    for window in windows:
+    for window in (8,) if words.tiny else KEYS:
         for top_k in KEYS[window]:
             for form in forms:
                 name = f"window {window}, k {top_k}, {form}"

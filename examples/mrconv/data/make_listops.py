@@ -13,17 +13,13 @@ probability below 10^-40 (at each node a choice of at most 1 in 10 for a token o
 third of whose tokens are operators).
 """
 
-import argparse
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import datasets
 import numpy as np
 from huggingface_hub.dataclasses import strict
-from made_data import SPLITS, add_counts, run, write_made_data
-
-from hf_ext.settings import build
+from made_data import Made, main
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 END = "]"
@@ -39,24 +35,23 @@ _LONG = 64
 
 @strict
 @dataclass
-class ListOps:
+class ListOps(Made):
     """
     Examples of ListOps as functions of (seed, split, index).
 
     Args:
-        seed (`int`, defaults to 0): Another seed gives other examples.
         min_length, max_length (`int`, defaults to 500 and 2000):
             An expression has more than `min_length` and fewer than `max_length` tokens: digits, operators and `]`.
     """
 
-    seed: int = 0
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.Value("int64")})
+    # As many as Long Range Arena has.
+    usual = (96_000, 2_000, 2_000)
+
     min_length: int = 500
     max_length: int = 2000
 
-    def validate_ranges(self) -> None:
-        # A larger one is two words of the generator's seed, and would be another seed with another split.
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be 0 or more and less than 2**32, got {self.seed}.")
+    def validate_lengths(self) -> None:
         if not _LONG - 1 <= self.min_length <= self.max_length - 4:
             raise ValueError(
                 f"min_length must be at least {_LONG - 1}, as shorter texts would come twice, and at least 4 below "
@@ -65,9 +60,7 @@ class ListOps:
 
     def example(self, index: int, split: str = "train") -> tuple[str, int]:
         """One example, the expression and its value."""
-        if split not in SPLITS or index < 0:
-            raise ValueError(f"there is no example {index} of {split!r}; splits: {', '.join(SPLITS)}, from 0 on.")
-        generator = np.random.default_rng((self.seed, SPLITS.index(split), index))
+        generator = self.generator(index, split)
         for _ in range(_MOST_DRAWS):
             levels = self._draw(generator)
             if levels is not None:
@@ -75,6 +68,17 @@ class ListOps:
         raise ValueError(
             f"{_MOST_DRAWS:,} trees held none of more than {self.min_length} and fewer than {self.max_length} tokens: "
             "widen these limits."
+        )
+
+    def readme(self) -> str:
+        """The limits of the expressions."""
+        return (
+            f"# ListOps\n\n{{sizes}}; seed {self.seed}; more than {self.min_length} and fewer than {self.max_length} "
+            f"tokens, depth up to {MAX_DEPTH}, up to {MAX_ARGUMENTS} arguments.\n"
+            "No text comes twice, and none in two splits.\n"
+            "Written by `examples/mrconv/data/make_listops.py` with the grammar of Long Range Arena's ListOps; the "
+            "examples are its own, so scores compare with published ones only as far as two draws of one distribution "
+            "do.\n"
         )
 
     def _draw(self, generator: np.random.Generator) -> "list[_Level] | None":
@@ -161,34 +165,5 @@ def _write(levels: list[_Level]) -> np.ndarray:
     return tokens
 
 
-def write_listops(out: str | Path, counts: dict[str, int], settings: ListOps) -> Path:
-    """Writes a folder that `datasets` reads: for each split a parquet file of `text` and `label`; and a README."""
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.Value("int64")})
-    return write_made_data(out, counts, settings.example, features, _readme(settings))
-
-
-def _readme(settings: ListOps) -> str:
-    return (
-        f"# ListOps\n\n{{sizes}}; seed {settings.seed}; more than {settings.min_length} and fewer than "
-        f"{settings.max_length} tokens, depth up to {MAX_DEPTH}, up to {MAX_ARGUMENTS} arguments.\n"
-        "No text comes twice, and none in two splits.\n"
-        "Written by `examples/mrconv/data/make_listops.py` with the grammar of Long Range Arena's ListOps; the "
-        "examples are its own, so scores compare with published ones only as far as two draws of one distribution "
-        "do.\n"
-    )
-
-
-def main() -> Path:
-    """Writes what the command line asks for, by default as many as Long Range Arena has."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_counts(parser, 96_000, 2_000, 2_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--min-length", type=int, default=500, help="expressions have more tokens")
-    parser.add_argument("--max-length", type=int, default=2000, help="expressions have fewer tokens")
-    given = vars(parser.parse_args())
-    out, counts = given.pop("out"), {split: given.pop(split) for split in SPLITS}
-    return write_listops(out, counts, build(ListOps, given, "the command line"))
-
-
 if __name__ == "__main__":
-    run(main)
+    main(ListOps, __doc__)

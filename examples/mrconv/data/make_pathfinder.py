@@ -30,19 +30,15 @@ tables of whole numbers, places are counted in 1,024ths of a pixel, and whether 
 numbers too. Nothing is left to the last digit of a cosine.
 """
 
-import argparse
 import functools
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import datasets
 import numpy as np
 from huggingface_hub.dataclasses import strict
-from made_data import SPLITS, add_counts, run, write_made_data
-
-from hf_ext.settings import build
+from made_data import Made, main
 
 # Parts of a pixel in which places are counted, and directions of a full turn.
 UNIT = 1024
@@ -95,30 +91,27 @@ class Scene(NamedTuple):
 
 @strict
 @dataclass
-class Pathfinder:
+class Pathfinder(Made):
     """
     Pictures of Pathfinder as functions of (seed, split, index); odd ones show a joined pair of discs.
 
     Args:
-        seed (`int`, defaults to 0): Another seed gives other pictures.
         size (`int`, defaults to 32): Side in pixels: 32 is the benchmark's Pathfinder, 128 its Path-X.
     """
 
-    seed: int = 0
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    # As many as the benchmark has.
+    usual = (160_000, 20_000, 20_000)
+
     size: int = 32
 
-    def validate_values(self) -> None:
-        # A larger one is two words of the generator's seed, and would be another seed with another split.
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be 0 or more and less than 2**32, got {self.seed}.")
+    def validate_size(self) -> None:
         if self.size not in DRAWINGS:
             raise ValueError(f"size must be 32 (Pathfinder) or 128 (Path-X), got {self.size}.")
 
     def scene(self, index: int, split: str = "train") -> Scene:
         """The dashes and discs of a picture."""
-        if split not in SPLITS or index < 0:
-            raise ValueError(f"there is no example {index} of {split!r}; splits: {', '.join(SPLITS)}, from 0 on.")
-        generator = np.random.default_rng((self.seed, SPLITS.index(split), index))
+        generator = self.generator(index, split)
         for _ in range(_MOST_PICTURES):
             canvas = _Canvas(self.size, generator)
             if canvas.draw_pair():
@@ -136,6 +129,16 @@ class Pathfinder:
         """One example, the grey picture and its class."""
         scene = self.scene(index, split)
         return draw_scene(scene, self.size), scene.label
+
+    def readme(self) -> str:
+        """The classes of the pictures."""
+        name = {32: "Pathfinder", 128: "Path-X"}[self.size]
+        return (
+            f"# {name}\n\n{{sizes}}; seed {self.seed}; {self.size} x {self.size} grey pixels. Label 1: the discs are "
+            "the ends of one path of 14 dashes; 0: of two.\nWritten by `examples/mrconv/data/make_pathfinder.py` by "
+            f"the rules of Long Range Arena's {name} (curv_contour_length_14); the pictures are its own, so scores "
+            "compare with published ones only as far as two draws of nearly one distribution do.\n"
+        )
 
 
 class _Canvas:
@@ -312,35 +315,5 @@ def _cover_pixels(ends: np.ndarray, radius: int, size: int, samples: int) -> tup
     return slice(low[1], high[1]), slice(low[0], high[0]), covered
 
 
-def write_pathfinder(out: str | Path, counts: dict[str, int], settings: Pathfinder, num_workers: int = 1) -> Path:
-    """Writes a folder that `datasets` reads: for each split a parquet file of `image` and `label`; and a README."""
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    return write_made_data(out, counts, settings.example, features, _readme(settings), num_workers)
-
-
-def _readme(settings: Pathfinder) -> str:
-    name = {32: "Pathfinder", 128: "Path-X"}[settings.size]
-    return (
-        f"# {name}\n\n{{sizes}}; seed {settings.seed}; {settings.size} x {settings.size} grey pixels. Label 1: the "
-        "discs are the ends of one path of 14 dashes; 0: of two.\nWritten by "
-        f"`examples/mrconv/data/make_pathfinder.py` by the rules of Long Range Arena's {name} "
-        "(curv_contour_length_14); the pictures are its own, so scores compare with published ones only as far as two "
-        "draws of nearly one distribution do.\n"
-    )
-
-
-def main() -> Path:
-    """Draws what the command line asks for, by default as many as the benchmark has."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_counts(parser, 160_000, 20_000, 20_000)
-    parser.add_argument("--size", type=int, default=32, help="side in pixels: 32 is Pathfinder, 128 Path-X")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num-workers", type=int, default=1, help="processes that draw; the pictures are the same")
-    given = parser.parse_args()
-    counts = {split: getattr(given, split) for split in SPLITS}
-    settings = build(Pathfinder, {"seed": given.seed, "size": given.size}, "the command line")
-    return write_pathfinder(given.out, counts, settings, num_workers=max(1, given.num_workers))
-
-
 if __name__ == "__main__":
-    run(main)
+    main(Pathfinder, __doc__)
