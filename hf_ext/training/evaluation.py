@@ -135,9 +135,7 @@ def write_results(
     return content
 
 
-def provenance(
-    arguments: TrainingArguments, task: dict[str, Any], progress: Progress, processes: int
-) -> dict[str, Any]:
+def provenance(arguments: TrainingArguments, task: Task, progress: Progress, processes: int) -> dict[str, Any]:
     """The content of `training.json`."""
     libraries = ("hf-ext", "torch", "transformers", "diffusers", "peft", "accelerate", "datasets")
     cpu = f"CPU ({platform.machine()}), {torch.get_num_threads()} thread(s)"
@@ -145,7 +143,7 @@ def provenance(
     return {
         "arguments": public_arguments(arguments),
         "commit": source_commit(),
-        "task": task,
+        "task": task.describe(),
         "hardware": f"{processes} process(es) on {device}",
         "seconds": round(progress.seconds, 1),
         "steps": progress.step,

@@ -28,11 +28,7 @@ class RunStopped(KeyboardInterrupt):
 
 
 class EvaluationStopped(Exception):
-    """An evaluation ended before its last batch, for what `answer` says; a run that goes on does it anew."""
-
-    def __init__(self, answer: int) -> None:
-        super().__init__(answer)
-        self.answer = answer
+    """An evaluation ended before its last batch, for the answer that it has; a run that goes on does it anew."""
 
 
 class Stopping:

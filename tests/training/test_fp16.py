@@ -8,7 +8,7 @@ import torch
 
 from hf_ext.training import run as run_module
 from hf_ext.training.optimizing import build_optimizer
-from hf_ext.training.processes import make_accelerator
+from hf_ext.training.run import make_accelerator
 
 from .tiny import TinyConfig, TinyModel, TinyTask, evaluated, make_arguments, run
 

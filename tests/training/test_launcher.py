@@ -23,7 +23,7 @@ from hf_ext.training.launcher import (
     require_devices,
     require_own_device,
 )
-from hf_ext.training.processes import gather_weights, make_accelerator
+from hf_ext.training.run import gather_weights, make_accelerator
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
