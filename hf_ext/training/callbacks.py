@@ -5,7 +5,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from accelerate import Accelerator
 from PIL import Image
 from tqdm import tqdm
 
-from ..errors import UsageError
 from ..files import read_json, write_json
 from .arguments import TrainingArguments
 
@@ -55,14 +54,6 @@ class Callback:
 
     def on_end(self, step: int) -> None:
         """Called when the run is complete; not where a signal or a deadline ends it before."""
-
-
-def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Refuses what is no list of callbacks: those of other libraries have the same events, and never act here."""
-    if not (isinstance(callbacks, Sequence) and all(isinstance(callback, Callback) for callback in callbacks)):
-        raise UsageError(
-            f"callbacks is {callbacks!r}; allowed: a list of objects derived from hf_ext.training.Callback."
-        )
 
 
 class Onlookers:

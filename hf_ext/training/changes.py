@@ -205,13 +205,15 @@ def fingerprint(data: datasets.Dataset | datasets.IterableDataset, section: Any)
 
 def compare_fingerprints(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The differences, in words; a value that one side lacks counts as equal."""
-    then = {name: before[name] for name in ("rows", "shards", "columns")}
-    then |= {f"commit of {place}": commit for place, commit in before["commits"].items()}
-    found = {**now, **{f"commit of {place}": commit for place, commit in now["commits"].items()}}
+    then, found = (
+        {name: about[name] for name in ("rows", "shards", "columns")}
+        | {f"commit of {place}": commit for place, commit in about["commits"].items()}
+        for about in (before, now)
+    )
     differences = [
         f"{name}: {value} → {found[name]}"
         for name, value in then.items()
-        if value != found.get(name, value) and None not in (value, found[name])
+        if None not in (value, found.get(name)) and value != found[name]
     ]
     if before["sample"] != now["sample"] and not differences:
         differences.append("the compared rows have other contents")

@@ -55,13 +55,11 @@ def evaluate(
     """
     if len(data) == 0:
         raise ValueError("the evaluation data is empty: check data.eval.path and data.eval.split.")
-    if accelerator is None:
-        # A script may train after it, and the processes find each other once: here as for a training, on its devices.
-        state = PartialState()
-        if state.num_processes > 1:
-            # A process that ends with the group's threads alive is now and then aborted by them.
-            atexit.register(state.destroy_process_group)
-    ranks = Ranks(accelerator or state)
+    if accelerator is None and PartialState().num_processes > 1:
+        # A process that ends with the group's threads alive is now and then aborted by them.
+        atexit.register(PartialState().destroy_process_group)
+    # A script may train after it, and the processes find each other once: here as for a training, on its devices.
+    ranks = Ranks(accelerator or PartialState())
     was_training = model.training
     model.eval()
     scores: list[tuple[int, dict[str, float]]] = []

@@ -34,10 +34,10 @@ from ..files import read_json, write_json
 from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
-from .callbacks import Callback, Onlookers, check_callbacks
+from .callbacks import Callback, Onlookers
 from .changes import describe_run, fingerprint
 from .data import TrainingLoader, describe_small_groups
-from .launcher import check_processes, needs_processors, require_devices, require_own_device
+from .launcher import check_processes, needs_processors, require_devices
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
 from .optimizing import (
     WeightAverage,
@@ -52,19 +52,15 @@ from .state import Progress, RunFolder, load_state, use_plain_names
 from .task import Task
 
 
-def check_trackers(names: list[str]) -> None:
-    """Refuses a tracker that is not installed, for which accelerate would only warn."""
+def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
+    """Creates the accelerator, which connects the processes of this launch."""
+    # For one that is not installed accelerate would only warn.
     trackers = [str(tracker) for tracker in get_available_trackers()]
-    if missing := [name for name in names if name not in trackers]:
+    if missing := [name for name in arguments.trackers if name not in trackers]:
         raise UsageError(
             f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install it, or use these."
         )
-
-
-def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
-    """Creates the accelerator, which connects the processes of this launch."""
     require_devices()
-    require_own_device()
     # Each process makes the whole model from the seed or a file. With FSDP accelerate's launcher asks by default that
     # only the first one does, which fails for models with buffers.
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
@@ -140,18 +136,6 @@ def name_failures(ranks: Ranks, note: Path) -> Iterator[None]:
         ) from None
 
 
-def prepare_sharding(module: torch.nn.Module, accelerator: Accelerator) -> None:
-    """Lets a model whose weights FSDP2 will shard compute in the run's precision as a whole one does."""
-    # By itself accelerate has FSDP2 cast all weights and inputs to bf16, which keeps 8 bits: timesteps above 256 and
-    # sizes of pictures would be rounded, and what meets buffers in float32 fails. Here weights are gathered as they
-    # are, twice the bytes, and the forward pass runs under autocast, which chooses what is computed how.
-    accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy()
-    # What accelerate would wrap for it gets other names; the model does it in place.
-    accelerator.state.fsdp_plugin.activation_checkpointing = False
-    if accelerator.native_amp:
-        module.forward = convert_outputs_to_fp32(accelerator.autocast()(module.forward))  # type: ignore[method-assign]
-
-
 def gather_weights(
     model: torch.nn.Module, accelerator: Accelerator, names: Collection[str]
 ) -> dict[str, torch.Tensor]:
@@ -199,8 +183,11 @@ class Run:
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
         check_installed(*["tensorboard"] * ("tensorboard" in arguments.trackers), "matplotlib")
-        check_trackers(arguments.trackers)
-        check_callbacks(callbacks)
+        if not (isinstance(callbacks, Sequence) and all(isinstance(one, Callback) for one in callbacks)):
+            # Those of other libraries have the same events, and never act here.
+            raise UsageError(
+                f"callbacks is {callbacks!r}; allowed: a list of objects derived from hf_ext.training.Callback."
+            )
         read_optimizer(arguments)
         self.accelerator = make_accelerator(arguments, folder.path)
         publisher = [] if arguments.hub_model_id is None else [PushModels(arguments, folder)]
@@ -289,30 +276,37 @@ class Run:
             config = self.accelerator.state.deepspeed_plugin.deepspeed_config
             config["train_micro_batch_size_per_gpu"] = arguments.per_device_train_batch_size
             config["gradient_clipping"] = arguments.max_grad_norm
-        # Where the weights are sharded, every process saves its part of the average; else the main process saves it.
         self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if self.is_sharded:
-            prepare_sharding(module, self.accelerator)
+            # By itself accelerate has FSDP2 cast all weights and inputs to bf16, which keeps 8 bits: timesteps above
+            # 256 and sizes of pictures would be rounded, and what meets buffers in float32 fails. Here weights are
+            # gathered as they are, twice the bytes, and the forward pass runs under autocast.
+            plugin = self.accelerator.state.fsdp_plugin
+            plugin.mixed_precision_policy = MixedPrecisionPolicy()
+            # What accelerate would wrap for it gets other names; the model does it in place.
+            plugin.activation_checkpointing = False
+            if self.accelerator.native_amp:
+                autocast = self.accelerator.autocast()
+                module.forward = convert_outputs_to_fp32(autocast(module.forward))  # type: ignore[method-assign]
         self.model, self.optimizer = self.accelerator.prepare(module, optimizer)
         self.weights = list(self.model.parameters())
         self.module = self.accelerator.unwrap_model(self.model)
         self.average = WeightAverage(self.module, arguments.ema_decay) if arguments.ema_decay else None
         use_plain_names(self.accelerator)
-        self.accelerator.register_for_checkpointing(self.progress, self.scheduler)
-        self.sharded_average = self.average if self.is_sharded else None
-        if self.average is not None and not self.is_sharded:
-            self.accelerator.register_for_checkpointing(self.average)
+        # Where the weights are sharded, every process saves its part of the average; else the main process saves it.
+        whole_average = [] if self.average is None or self.is_sharded else [self.average]
+        self.sharded_average = None if whole_average else self.average
+        self.accelerator.register_for_checkpointing(self.progress, self.scheduler, *whole_average)
 
     def resume(self) -> None:
         """Continues from the state that the main process found, if there is one."""
         step, changes = self.ranks.of_first((self.folder.start, self.folder.changes))
         stream_states = None
         if step is not None:
-            stream_states = load_state(self.accelerator, self.folder, step, self.sharded_average)
+            found = load_state(self.accelerator, self.folder, step, self.sharded_average)
+            # A place in streams that are no longer read is none.
+            stream_states = None if changes.new_data else found
             self._say(f"continuing {self.folder.path} from step {self.progress.step}")
-        if changes.new_data:
-            # A place in streams that are no longer read.
-            stream_states = None
         if changes.new_evaluation:
             # Scores on other data cannot be compared.
             self.progress.best_step, self.progress.best_value, self.progress.stale = -1, float("nan"), 0

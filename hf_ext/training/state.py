@@ -126,8 +126,9 @@ class RunFolder:
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise UsageError(f"{self.path} is no folder, or a link to nothing: choose a folder as output_dir.")
         # Beside a new run may lie hidden files, and the files that its output goes to.
-        names = sorted(path.name for path in self.path.glob("*"))
-        others = [name for name in names if not name.startswith(".") and not name.endswith((".log", ".out", ".err"))]
+        others = sorted(
+            path.name for path in self.path.glob("[!.]*") if not path.name.endswith((".log", ".out", ".err"))
+        )
         if others:
             raise UsageError(
                 f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}) and no "
@@ -194,10 +195,12 @@ class RunFolder:
         remove_leftovers(self.path)
         for folder in (self.snapshot, self.best):
             recover_folder(folder)
+        # Kept until the run has saved another one.
         for step in self.damaged:
-            if os.path.lexists(self._aside(step)):
-                remove(self._aside(step))
-            os.replace(self.state(step), self._aside(step))
+            aside = self.states / f"damaged-step-{step}"
+            if os.path.lexists(aside):
+                remove(aside)
+            os.replace(self.state(step), aside)
 
     def saved_steps(self) -> list[int]:
         """Steps of the complete resume states, ascending."""
@@ -213,10 +216,6 @@ class RunFolder:
     def state(self, step: int) -> Path:
         """Folder of one resume state."""
         return self.states / f"step-{step}"
-
-    def _aside(self, step: int) -> Path:
-        """The folder that keeps an unusable state until the run has saved another one."""
-        return self.states / f"damaged-step-{step}"
 
     def prune(self, keep_last: int, best_step: int) -> None:
         """Deletes all resume states but the last `keep_last` and the best."""
@@ -297,8 +296,6 @@ def _hash_content(content: dict[str, Any]) -> str:
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
     """Writes the manifest of a state, with a hash of its text."""
-    # As it will be read: JSON knows no tuples, and no keys but text.
-    content = json.loads(json.dumps(content))
     write_json(folder / MANIFEST, {**content, "sha256": _hash_content(content)})
 
 

@@ -21,7 +21,6 @@ from hf_ext.training.launcher import (
     honour_launcher,
     needs_processors,
     require_devices,
-    require_own_device,
 )
 from hf_ext.training.run import gather_weights, make_accelerator
 from tests.kit.process_state import forget_accelerate
@@ -167,16 +166,16 @@ def test_odd_values_of_variables_are_named(tmp_path, variables):
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
     for told in ("quark", "", "meta", "cuda:99"):
         with refused(UsageError, "ACCELERATE_TORCH_DEVICE"):
-            require_own_device({"ACCELERATE_TORCH_DEVICE": told})
-    require_own_device({"ACCELERATE_TORCH_DEVICE": "cpu"})
-    require_own_device({})
+            require_devices({"ACCELERATE_TORCH_DEVICE": told})
+    require_devices({"ACCELERATE_TORCH_DEVICE": "cpu"})
+    require_devices({})
     monkeypatch.setattr(launcher, "has_devices", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    require_own_device({"ACCELERATE_TORCH_DEVICE": "cuda:1"})
+    require_devices({"ACCELERATE_TORCH_DEVICE": "cuda:1"})
     # All processes of a launch would take it.
     with refused(UsageError, "ACCELERATE_TORCH_DEVICE"):
-        require_own_device({"ACCELERATE_TORCH_DEVICE": "cuda:1", **read_words(f"{TORCHRUN} WORLD_SIZE=2")})
+        require_devices({"ACCELERATE_TORCH_DEVICE": "cuda:1", **read_words(f"{TORCHRUN} WORLD_SIZE=2")})
 
 
 def test_processes_that_mpi_or_a_cluster_starts_find_each_other_or_are_refused(monkeypatch):
