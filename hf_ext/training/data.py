@@ -140,13 +140,6 @@ def collate_samples(samples: list[tuple[dict[str, Any], BadRows]]) -> tuple[dict
     return default_collate([sample for sample, _ in samples]), [row for _, bad in samples for row in bad]
 
 
-def list_positions(batch_size: int, rank: int, world_size: int, first_batch: int) -> Iterator[list[int]]:
-    """Batches of positions of one rank, from `first_batch` on, without end."""
-    for batch in itertools.count(first_batch):
-        start = (batch * world_size + rank) * batch_size
-        yield list(range(start, start + batch_size))
-
-
 @dataclass(eq=False)
 class StreamBatches(IterableDataset):
     """Batches of a stream with the reading state after each; `states` holds one entry for each worker."""
@@ -276,8 +269,8 @@ class TrainingLoader:
         if num_workers > (most := 4 * (cores := os.cpu_count() or 1)):
             # They compete for cores and exhaust memory.
             raise ValueError(f"data.num_workers is {num_workers}; this machine has {cores} cores: use at most {most}.")
-        options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": torch.cuda.is_available()}
-        options["worker_init_fn"] = ignore_signals
+        pinned = torch.cuda.is_available()
+        options: Any = {"num_workers": num_workers, "pin_memory": pinned, "worker_init_fn": ignore_signals}
         self.stream_states: list[dict[str, Any] | None] = stream_states or [None] * max(1, num_workers)
         self.bad = bad or BadExamples()
         self.samples_read = first_batch * batch_size
@@ -287,12 +280,20 @@ class TrainingLoader:
             if source is not None and source.shuffle_buffer:
                 # Filling the buffer from several shards at once uses threads, which hang in forked loader processes.
                 data = data.shuffle(seed=seed, buffer_size=source.shuffle_buffer, max_buffer_input_shards=1)
-            stream = _split_stream(data, num_workers, rank, world_size)
+            shards = data.num_shards // world_size if data.num_shards % world_size == 0 else data.num_shards
+            if num_workers > shards:
+                raise UsageError(
+                    f"data.num_workers is {num_workers}, but a process has only {shards} shard(s) of the stream "
+                    f"({data.num_shards} in all, {world_size} process(es)): use at most {shards} workers, or more "
+                    "shards."
+                )
+            stream = split_dataset_by_node(data, rank=rank, world_size=world_size)
             replay, states = not _finds_place(stream, num_workers), list(self.stream_states)
             batches = StreamBatches(stream, transform, seed, batch_size, replay, rank, first_batch, states, self.bad)
             self.loader = _QuietLoader(batches, batch_size=None, **options)
         else:
-            positions = list_positions(batch_size, rank, world_size, first_batch)
+            starts = itertools.count((first_batch * world_size + rank) * batch_size, world_size * batch_size)
+            positions = ([*range(start, start + batch_size)] for start in starts)
             samples = IndexedSamples(data, transform, seed, groups, batch_size, self.bad.count_allowed(0))
             self.loader = _QuietLoader(samples, batch_sampler=positions, collate_fn=collate_samples, **options)
 
@@ -310,19 +311,6 @@ class TrainingLoader:
                 self.samples_read += self.batch_size
                 self.bad.add(bad, self.samples_read)
                 yield batch
-
-
-def _split_stream(
-    data: datasets.IterableDataset, num_workers: int, rank: int, world_size: int
-) -> datasets.IterableDataset:
-    """The part of a process; refused where it has fewer shards than the process has workers."""
-    shards = data.num_shards // world_size if data.num_shards % world_size == 0 else data.num_shards
-    if num_workers > shards:
-        raise UsageError(
-            f"data.num_workers is {num_workers}, but a process has only {shards} shard(s) of the stream "
-            f"({data.num_shards} in all, {world_size} process(es)): use at most {shards} workers, or more shards."
-        )
-    return split_dataset_by_node(data, rank=rank, world_size=world_size)
 
 
 class _QuietLoader(DataLoader):

@@ -7,6 +7,7 @@ run that was never interrupted.
 import contextlib
 import math
 import random
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ class _Training(Run):
                 progress.ended = answer == END
                 with self.clock.count("excluded"):
                     if self._checkpoint(save=bool(answer), evaluate=answer in (EVALUATE, END)):
-                        stopping.restart_clock()
+                        stopping.saved = time.monotonic()
                 if not self._is_over():
                     stopping.end(answer, progress.step, arguments.max_steps)
         self._tell("on_end", progress.step)
