@@ -17,6 +17,7 @@ from tests.kit import warm_python
 from tests.kit.hub import client_environment, run_python
 
 from .launching import ROOT, launch_two
+from .tiny import write_config
 
 SCRIPT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.training.on_a_hub import main; main()"
 
@@ -70,20 +71,10 @@ def recipe(tmp_path):
     (tmp_path / "photos").mkdir()
     for number, picture in enumerate(np.random.default_rng(0).integers(256, size=(6, 16, 16, 3))):
         Image.fromarray(np.uint8(picture)).save(tmp_path / "photos" / f"{number}.png")
-    values = {
-        "method": "semanir",
-        "data": {"train": {"path": str(tmp_path / "photos")}},
-        "task": {"patch_size": 8},
-        "model": {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 4, "mlp_ratio": 1.0},
-        "lr_scheduler_type": "constant",
-        "save_steps": 2,
-        "report_to": "none",
-        "hub_model_id": "me/run",
-        "hub_private_repo": True,
-        "hub_strategy": "checkpoint",
-    }
-    (tmp_path / "run.yaml").write_text(json.dumps(values))
-    return str(tmp_path / "run.yaml")
+    model = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 4, "mlp_ratio": 1.0}
+    values = {"method": "semanir", "task": {"patch_size": 8}, "model": model, "lr_scheduler_type": "constant"}
+    values |= {"hub_model_id": "me/run", "hub_private_repo": True, "hub_strategy": "checkpoint"}
+    return write_config(tmp_path, tmp_path / "photos", **values, per_device_train_batch_size=8)
 
 
 def list_push_errors(run):

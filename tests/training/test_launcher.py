@@ -27,7 +27,7 @@ from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
 from .launching import ROOT, environment, free_port
-from .tiny import TinyTask, make_arguments, run
+from .tiny import TinyTask, make_arguments, run, write_text_recipe
 
 # A YAML file of accelerate and flags of `accelerate launch`, fields of ours, and the fields that come of it; None
 # where it is refused. docs/training.md has them in words.
@@ -37,6 +37,7 @@ MUCH = {**ZERO2, "deepspeed_config": {"zero_stage": 2, "gradient_clipping": "muc
 CHECKPOINTING = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True}}
 SIZES = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}}
 OFFLOADING = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True}}
+COPIES = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_sharding_strategy": "NO_SHARD"}}
 ROWS = {
     "nothing": ({}, [], {}, {}),
     "precision": ({"mixed_precision": "bf16"}, [], {}, {"mixed_precision": "bf16"}),
@@ -54,12 +55,7 @@ ROWS = {
     "fsdp with offloading": (OFFLOADING, [], {}, None),
     "fsdp by sizes": (SIZES, [], {}, None),
     "fsdp of groups": (FSDP2, ["--fsdp_sharding_strategy", "HYBRID_SHARD"], {}, None),
-    "fsdp of copies": (
-        {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_sharding_strategy": "NO_SHARD"}},
-        [],
-        {},
-        None,
-    ),
+    "fsdp of copies": (COPIES, [], {}, None),
     "offloaded activations": (CHECKPOINTING, ["--fsdp_activation_checkpointing_offload", "true"], {}, None),
     "zero 2": (ZERO2, [], {}, {}),
     "zero 3": (ZERO2, ["--zero_stage", "3"], {}, None),
@@ -178,30 +174,29 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
         require_devices({"ACCELERATE_TORCH_DEVICE": "cuda:1", **read_words(f"{TORCHRUN} WORLD_SIZE=2")})
 
 
-def test_processes_that_mpi_or_a_cluster_starts_find_each_other_or_are_refused(monkeypatch):
-    for told in ({"OMPI_COMM_WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}):
-        for devices in (False, True):
-            monkeypatch.setattr(launcher, "has_devices", lambda found=devices: found)
-            # On processors accelerate finds them, once it is told to; on GPUs it knows nothing of them.
-            assert needs_processors(told) == (not devices)
+@pytest.mark.parametrize("devices", [False, True])
+def test_sharding_without_gpus_is_refused_and_processes_on_processors_are_found(monkeypatch, devices):
+    monkeypatch.setattr(launcher, "has_devices", lambda: devices)
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+        with pytest.raises(ValueError):
+            require_devices({name: "true", "ACCELERATE_USE_CPU": "true"})
+        if devices:
+            require_devices({name: "true"})
+    # Of MPI or a cluster. On processors accelerate finds them, once it is told to; on GPUs it knows nothing of them.
+    cluster = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    for told in ({"OMPI_COMM_WORLD_SIZE": "2"}, cluster, {"LOCAL_RANK": "0"}):
+        assert needs_processors(told) == (not devices)
+    for told in ({"OMPI_COMM_WORLD_SIZE": "2"}, cluster):
         check_processes(2, told)
         with refused(UsageError, "2"):
             check_processes(1, told)
-
-
-def test_sharding_without_gpus_is_refused_and_processes_on_processors_are_found(monkeypatch):
-    for devices in (False, True):
-        monkeypatch.setattr(launcher, "has_devices", lambda found=devices: found)
-        for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
-            with pytest.raises(ValueError):
-                require_devices({name: "true", "ACCELERATE_USE_CPU": "true"})
-            if devices:
-                require_devices({name: "true"})
-        assert needs_processors({"LOCAL_RANK": "0"}) == (not devices)
-        assert not needs_processors({})
+    assert not needs_processors({})
     check_processes(1, {"WORLD_SIZE": "2"})
+
+
+def test_deepspeed_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr(launcher, "find_spec", lambda name: None)
-    with pytest.raises(ValueError):
+    with refused(UsageError, "deepspeed"):
         honour_launcher(make_arguments(Path("run"), {}), {"ACCELERATE_USE_DEEPSPEED": "true"})
 
 
@@ -232,21 +227,9 @@ def test_weights_under_other_names_are_not_saved(tmp_path):
 
 def start(tmp_path: Path, settings: dict, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs `accelerate launch` on a small run, with no setting of ours but what is given."""
-    texts = tmp_path / "data.jsonl"
-    texts.write_text('{"text": "ab", "label": 0}\n{"text": "cd", "label": 1}\n' * 4)
-    values = {
-        "method": "mrconv-text",
-        "output_dir": str(tmp_path / "run"),
-        "data": {"train": {"path": str(texts)}},
-        "task": {"max_length": 16, "num_labels": 2},
-        "model": {"hidden_size": 8, "num_hidden_layers": 1},
-        "max_steps": 1,
-        "report_to": "none",
-    }
-    config = tmp_path / "run.yaml"
-    config.write_text(yaml.safe_dump(values))
+    config = write_text_recipe(tmp_path, max_steps=1)
     command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
-    command += ["--config_file", str(write_file(tmp_path, settings)), *words, "-m", "hf_ext.training", str(config)]
+    command += ["--config_file", str(write_file(tmp_path, settings)), *words, "-m", "hf_ext.training", config]
     hidden = {name: value for name, value in environment(**variables).items() if name not in INHERITED}
     if "ACCELERATE_USE_CPU" not in variables:
         del hidden["ACCELERATE_USE_CPU"]
@@ -261,9 +244,13 @@ def assert_refused(tmp_path: Path, done: subprocess.CompletedProcess[str]) -> No
     assert not (tmp_path / "run").exists()
 
 
-def test_a_real_launch_that_cannot_be_honoured_is_one_line(tmp_path):
-    done = start(tmp_path, {}, "--dynamo_backend", "eager")
-    assert_refused(tmp_path, done)
+# A real launch that cannot be honoured is one line.
+@pytest.mark.parametrize(
+    "row", ["eager", *(pytest.param(row, marks=pytest.mark.slow) for row in LAUNCHED if row != "eager")]
+)
+def test_every_refusal_in_a_real_launch(tmp_path, row):
+    settings, flags, _, _ = ROWS[row]
+    assert_refused(tmp_path, start(tmp_path, settings, *flags))
 
 
 def test_processes_that_do_not_find_each_other_say_so(tmp_path, monkeypatch):
@@ -275,13 +262,6 @@ def test_processes_that_do_not_find_each_other_say_so(tmp_path, monkeypatch):
     with refused(LostProcessError, "process 1 of 2", f"127.0.0.1:{port}"):
         make_accelerator(make_arguments(tmp_path, {}, timeout_minutes=0.01), tmp_path)
     forget_accelerate()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", LAUNCHED)
-def test_every_refusal_in_a_real_launch(tmp_path, row):
-    settings, flags, _, _ = ROWS[row]
-    assert_refused(tmp_path, start(tmp_path, settings, *flags))
 
 
 @pytest.mark.slow
