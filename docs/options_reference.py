@@ -17,6 +17,7 @@ def write_reference() -> str:
             lines += [f"As of: {same}.", ""]
             continue
         for entry in entries:
-            lines.append(f"- **{', '.join(entry.names)}** ({entry.kind}): {LINK.sub(r'`\2`', entry.meaning)}")
+            meaning = LINK.sub(r"`\2`", entry.meaning)
+            lines.append(f"- **{', '.join(entry.names)}** ({entry.kind}): {meaning}")
         lines.append("")
     return "\n".join(lines)
