@@ -163,8 +163,7 @@ class _Training(Run):
                 window_start, window_samples = progress.step, progress.samples
                 progress.ended = answer == END
                 with self.clock.count("excluded"):
-                    if self._checkpoint(save=bool(answer), evaluate=answer in (EVALUATE, END)):
-                        stopping.saved = time.monotonic()
+                    self._checkpoint(save=bool(answer), evaluate=answer in (EVALUATE, END))
                 if not self._is_over():
                     stopping.end(answer, progress.step, arguments.max_steps)
         self._tell("on_end", progress.step)
@@ -269,12 +268,12 @@ class _Training(Run):
             with self.onlookers.guard(type(callback).__name__):
                 self.stopping.take(getattr(callback, event)(*values))
 
-    def _checkpoint(self, save: bool, evaluate: bool = False) -> bool:
-        """Evaluation, resume state and snapshots where they are due, or asked for; whether a state was saved."""
+    def _checkpoint(self, save: bool, evaluate: bool = False) -> None:
+        """Evaluation, resume state and snapshots where they are due, or asked for."""
         arguments, improved = self.arguments, False
         save, evaluate = save or self._due(arguments.save_steps), evaluate or self._due(arguments.eval_steps)
         if not (save or evaluate):
-            return False
+            return
         # A gradient may overflow in a step whose loss was still finite.
         bad = torch.stack([(~own_part(weight).isfinite()).sum() for weight in self.weights]).sum()
         if self.accelerator.reduce(bad) > 0:
@@ -287,21 +286,19 @@ class _Training(Run):
                 self._save_state()
                 self.stopping.end(stopped.args[0], self.progress.step, arguments.max_steps)
             save = save or self._is_over()
-        if not (improved or save):
-            return False
-        if improved:
-            self._write_snapshot(self.folder.best)
-        if save:
-            self._write_snapshot(self.folder.snapshot)
+        written = [(self.folder.best, True)] * improved + [(self.folder.snapshot, False)] * save
+        if not written:
+            return
+        for model, _ in written:
+            self._write_snapshot(model)
         # Last: a state says that everything of its step is on disk.
         self.progress.owes_evaluation = False
         self._save_state()
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
-        written = [(self.folder.best, True)] * improved + [(self.folder.snapshot, False)] * save
+        self.stopping.saved = time.monotonic()
         for model, is_best in written:
             self._tell("on_save", self.progress.step, model, is_best)
-        return True
 
     def _save_state(self) -> None:
         states = self.loader.stream_states if self.loader.is_stream else None
