@@ -244,6 +244,21 @@ def describe_order(stream: datasets.IterableDataset) -> str:
     return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
 
+def check_workers(data: datasets.Dataset | datasets.IterableDataset, num_workers: int, world_size: int) -> None:
+    """Refuses more loader processes than this machine can run, or than a process has shards of a stream."""
+    if num_workers > (most := 4 * (cores := os.cpu_count() or 1)):
+        # They compete for cores and exhaust memory.
+        raise ValueError(f"data.num_workers is {num_workers}; this machine has {cores} cores: use at most {most}.")
+    if not isinstance(data, datasets.IterableDataset):
+        return
+    shards = data.num_shards // world_size if data.num_shards % world_size == 0 else data.num_shards
+    if num_workers > shards:
+        raise UsageError(
+            f"data.num_workers is {num_workers}, but a process has only {shards} shard(s) of the stream "
+            f"({data.num_shards} in all, {world_size} process(es)): use at most {shards} workers, or more shards."
+        )
+
+
 class TrainingLoader:
     """
     Endless training batches of one process, resumable at any batch: with the number of batches that this process
@@ -266,9 +281,6 @@ class TrainingLoader:
         groups: np.ndarray | None = None,
         bad: BadExamples | None = None,
     ):
-        if num_workers > (most := 4 * (cores := os.cpu_count() or 1)):
-            # They compete for cores and exhaust memory.
-            raise ValueError(f"data.num_workers is {num_workers}; this machine has {cores} cores: use at most {most}.")
         pinned = torch.cuda.is_available()
         options: Any = {"num_workers": num_workers, "pin_memory": pinned, "worker_init_fn": ignore_signals}
         self.stream_states: list[dict[str, Any] | None] = stream_states or [None] * max(1, num_workers)
@@ -280,13 +292,6 @@ class TrainingLoader:
             if source is not None and source.shuffle_buffer:
                 # Filling the buffer from several shards at once uses threads, which hang in forked loader processes.
                 data = data.shuffle(seed=seed, buffer_size=source.shuffle_buffer, max_buffer_input_shards=1)
-            shards = data.num_shards // world_size if data.num_shards % world_size == 0 else data.num_shards
-            if num_workers > shards:
-                raise UsageError(
-                    f"data.num_workers is {num_workers}, but a process has only {shards} shard(s) of the stream "
-                    f"({data.num_shards} in all, {world_size} process(es)): use at most {shards} workers, or more "
-                    "shards."
-                )
             stream = split_dataset_by_node(data, rank=rank, world_size=world_size)
             replay, states = not _finds_place(stream, num_workers), list(self.stream_states)
             batches = StreamBatches(stream, transform, seed, batch_size, replay, rank, first_batch, states, self.bad)

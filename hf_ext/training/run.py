@@ -36,7 +36,7 @@ from .arguments import TrainingArguments
 from .bad_examples import BadExamples
 from .callbacks import Callback, Onlookers
 from .changes import describe_run, fingerprint
-from .data import TrainingLoader, describe_small_groups
+from .data import TrainingLoader, check_workers, describe_small_groups
 from .launcher import check_processes, needs_processors, require_devices
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
 from .optimizing import (
@@ -253,6 +253,7 @@ class Run:
         arguments = self.arguments
         set_seed(arguments.seed)
         self.train_data = match_classes(self.train_data, self.task, training=True)
+        check_workers(self.train_data, arguments.data_arguments.num_workers, self.accelerator.num_processes)
         self.groups = self.task.read_data(self.train_data)
         if (epochs := arguments.num_train_epochs) is not None:
             steps = count_steps(arguments, epochs, self.train_data, self._batch_size, self.groups)

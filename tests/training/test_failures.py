@@ -74,6 +74,7 @@ def test_a_file_that_is_not_utf_8(tmp_path, capsys):
 )
 def test_what_this_machine_cannot_do(tmp_path, capsys, examples, words, message):
     assert message in fails(capsys, 2, write_config(tmp_path, examples), *words)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
