@@ -163,7 +163,10 @@ def _make_group(patience: timedelta) -> Any:
 def _join_processes() -> PartialState:
     """Makes the processes of a launch find each other, once."""
     if os.environ.get("RANK", "0") != "0":
-        _hide_bars()
+        # Of all processes one shows the bars of libraries, such as those of weights that are loaded.
+        os.environ |= {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        for name in _BARS.keys() & sys.modules.keys():
+            getattr(sys.modules[name], _BARS[name])()
     from accelerate import PartialState
 
     # They exchange words, not tensors, by gloo: none needs a GPU for it, and who waits does not compute.
@@ -171,11 +174,3 @@ def _join_processes() -> PartialState:
     # A process that ends with the group's threads alive is now and then aborted by them.
     atexit.register(state.destroy_process_group)
     return state
-
-
-def _hide_bars() -> None:
-    """Of all processes one shows the bars of libraries, such as those of weights that are loaded."""
-    os.environ |= {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    for name, function in _BARS.items():
-        if name in sys.modules:
-            getattr(sys.modules[name], function)()

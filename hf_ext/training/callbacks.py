@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from accelerate import Accelerator
-from PIL import Image
 from tqdm import tqdm
 
 from ..files import read_json, write_json
@@ -154,13 +152,3 @@ def list_tracker_settings(arguments: TrainingArguments, folder: Path, step: int)
         "wandb": {"name": name, "id": read_json(file)["id"], "resume": "allow", "dir": str(folder)},
         "trackio": {"name": name, "resume": "allow"},
     }
-
-
-def show_picture(accelerator: Accelerator, picture: Image.Image, step: int) -> None:
-    """Gives a picture to the trackers that take pictures."""
-    pixels = np.asarray(picture.convert("RGB"))[None]
-    for tracker in accelerator.trackers:
-        if tracker.name == "tensorboard":
-            tracker.log_images({"samples": pixels}, step=step, dataformats="NHWC")
-        elif hasattr(tracker, "log_images"):
-            tracker.log_images({"samples": [picture]}, step=step)

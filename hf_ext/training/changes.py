@@ -248,13 +248,11 @@ def _plain(value: Any) -> Any:
     """A value without the folder that a file lies in; texts and contents by their length and beginning."""
     if isinstance(value, dict) and {"path", "bytes"} == set(value):
         path, content = Path(value["path"] or ""), value["bytes"]
-        if content is not None:
-            return path.name, _plain(content)
+        if content is None and path.is_file():
+            with path.open("rb") as file:
+                return path.name, (path.stat().st_size, file.read(_BYTES))
         # Nothing of a place in an archive or on a Hub, whose commit is known.
-        if not path.is_file():
-            return path.name, None
-        with path.open("rb") as file:
-            return path.name, (path.stat().st_size, file.read(_BYTES))
+        return path.name, _plain(content)
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):

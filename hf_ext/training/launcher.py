@@ -59,7 +59,14 @@ def honour_launcher(
     The run with the launcher's settings, and a sentence for each. Raises `UsageError` if one contradicts the run's,
     or is none that the loop can honour.
     """
-    _check_words(environment)
+    # Without a version accelerate takes the first.
+    given = {"FSDP_VERSION": "1", **environment}
+    for switch, names, words in _ALLOWED:
+        for name in names.split() if not switch or _is_on(environment, switch) else ():
+            if (value := given.get(name, words[0])).lower() not in words:
+                # A file of accelerate has the same names, in small letters.
+                setting, known = name.removeprefix("ACCELERATE_").lower(), ", ".join(filter(None, words))
+                raise UsageError(f"accelerate is configured with {setting} {value!r} ({name}); allowed: {known}.")
     _refuse_lost_processes(environment)
     told: dict[str, Any] = {}
     # Without a setting of its own the launcher says "no".
@@ -141,18 +148,6 @@ def _read_number(environment: Mapping[str, str], name: str, default: int) -> int
     if not (value.isascii() and value.isdigit()):
         raise UsageError(f"{name} is {value!r} in the environment; allowed: a whole number.")
     return int(value)
-
-
-def _check_words(environment: Mapping[str, str]) -> None:
-    """Refuses values of variables that are not among the allowed ones."""
-    # Without a version accelerate takes the first.
-    given = {"FSDP_VERSION": "1", **environment}
-    for switch, names, words in _ALLOWED:
-        for name in names.split() if not switch or _is_on(environment, switch) else ():
-            if (value := given.get(name, words[0])).lower() not in words:
-                # A file of accelerate has the same names, in small letters.
-                setting, known = name.removeprefix("ACCELERATE_").lower(), ", ".join(filter(None, words))
-                raise UsageError(f"accelerate is configured with {setting} {value!r} ({name}); allowed: {known}.")
 
 
 def _refuse_lost_processes(environment: Mapping[str, str]) -> None:

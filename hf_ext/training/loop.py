@@ -20,7 +20,7 @@ from accelerate.utils import broadcast, send_to_device
 from ..files import whole_folder, write_json
 from ..progress import progress as show_progress
 from .arguments import TrainingArguments
-from .callbacks import Callback, Clock, show_picture, start_trackers
+from .callbacks import Callback, Clock, start_trackers
 from .evaluation import evaluate_sets, provenance, write_results
 from .launcher import honour_launcher
 from .optimizing import clear_gradients, clip_gradients, own_part
@@ -337,12 +337,17 @@ class _Training(Run):
         with self.onlookers.guard("samples/"), torch.no_grad():
             picture = self.task.sample_picture(self.module, [data[index] for index in range(min(3, len(data)))])
         self.module.train()
-        if picture is not None and self.accelerator.is_main_process:
-            with self.onlookers.guard("samples/"):
-                folder.mkdir(exist_ok=True)
-                picture.save(folder / f"step-{self.progress.step}.png")
+        if picture is None or not self.accelerator.is_main_process:
+            return
+        with self.onlookers.guard("samples/"):
+            folder.mkdir(exist_ok=True)
+            picture.save(folder / f"step-{self.progress.step}.png")
+        for tracker in (each for each in self.accelerator.trackers if hasattr(each, "log_images")):
             with self.onlookers.guard("a tracker's picture"):
-                show_picture(self.accelerator, picture, self.progress.step)
+                is_array = tracker.name == "tensorboard"
+                shown = np.asarray(picture.convert("RGB"))[None] if is_array else [picture]
+                form = {"dataformats": "NHWC"} if is_array else {}
+                tracker.log_images({"samples": shown}, step=self.progress.step, **form)
 
     def _published_weights(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.average is None else self.average.apply()

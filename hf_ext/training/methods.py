@@ -4,7 +4,6 @@ import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,20 +85,16 @@ def list_sections(method: str | None) -> dict[str, tuple[str, list[Entry]]]:
     if method is not None:
         task = find_task(method)
         found["task"] = (f"Task of {method}", read_entries(task))
-        found |= dict(_list_inner(method, found["task"][1]))
+        # The sections inside of a task's, such as a degradation: arguments that link to a class with arguments.
+        for entry in read_entries(task):
+            for module, name in LINK.findall(entry.meaning):
+                inner = getattr(importlib.import_module(module), name) if module else None
+                if is_dataclass(inner) and isinstance(inner, type):
+                    found[f"task.{entry.names[0]}"] = f"`{entry.names[0]}` of {method}", read_entries(inner)
         preset = Entry(["preset"], "`str`, *optional*", f"Where to start from: {', '.join(task.presets)}.")
         fields = [] if task.config_class is None else read_entries(task.config_class)
         found["model"] = (f"Model of {method}", [*([preset] if task.presets else []), *fields])
     return found
-
-
-def _list_inner(method: str, entries: list[Entry]) -> Iterator[tuple[str, tuple[str, list[Entry]]]]:
-    """The sections inside of a task's, such as a degradation: arguments that link to a class with arguments."""
-    for entry in entries:
-        for module, name in LINK.findall(entry.meaning):
-            inner = getattr(importlib.import_module(module), name) if module else None
-            if is_dataclass(inner) and isinstance(inner, type):
-                yield f"task.{entry.names[0]}", (f"`{entry.names[0]}` of {method}", read_entries(inner))
 
 
 def describe_fields(config: str | Path | None) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import accelerate.optimizer
-import datasets
 import numpy as np
 import torch
 from accelerate import Accelerator
@@ -26,7 +25,6 @@ from transformers import get_scheduler
 from ..errors import UsageError
 from ..settings import refuse_unknown
 from .arguments import TrainingArguments
-from .data import count_positions
 from .task import Task
 
 # These need a closure, another kind of gradients, or steps of their own.
@@ -93,20 +91,6 @@ def clear_gradients(optimizer: AcceleratedOptimizer) -> None:
     """Forgets the gradients of the step that was taken."""
     # To call torch's `zero_grad`, accelerate reads the signature of it each time; DeepSpeed's clears by itself.
     (optimizer.optimizer if type(optimizer) is AcceleratedOptimizer else optimizer).zero_grad()
-
-
-def count_steps(
-    arguments: TrainingArguments,
-    epochs: float,
-    data: datasets.Dataset | datasets.IterableDataset,
-    examples_a_step: int,
-    groups: np.ndarray | None,
-) -> int:
-    """The steps of a number of epochs."""
-    if isinstance(data, datasets.IterableDataset):
-        raise UsageError("num_train_epochs needs the number of examples, unknown for a stream: set max_steps.")
-    positions = count_positions(len(data), groups, arguments.per_device_train_batch_size)
-    return math.ceil(epochs * positions / examples_a_step)
 
 
 def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArguments) -> LRScheduler:

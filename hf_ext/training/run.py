@@ -1,6 +1,7 @@
 """Preparation of a run: processes, folder, data, model, optimizer and loader, from a state or from the seed."""
 
 import contextlib
+import math
 import os
 import re
 import sys
@@ -35,18 +36,11 @@ from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
 from .callbacks import Callback, Onlookers
-from .changes import describe_run, fingerprint
-from .data import TrainingLoader, check_workers, describe_small_groups
+from .changes import Changes, describe_run, fingerprint
+from .data import TrainingLoader, check_workers, count_positions, describe_small_groups
 from .launcher import check_processes, needs_processors, require_devices
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
-from .optimizing import (
-    WeightAverage,
-    build_optimizer,
-    build_schedule,
-    count_steps,
-    describe_warm_up,
-    read_optimizer,
-)
+from .optimizing import WeightAverage, build_optimizer, build_schedule, describe_warm_up, read_optimizer
 from .pushing import PushModels, fetch_run
 from .state import Progress, RunFolder, load_state, use_plain_names
 from .task import Task
@@ -199,8 +193,7 @@ class Run:
             self._open()
         self._build()
         # Only now: what cannot be trained leaves no folder behind.
-        with ranks.first_before_others():
-            self._prepare()
+        self.start, self.changes = ranks.ask_first(self._prepare)
         self._warn()
 
     def _open(self) -> None:
@@ -230,21 +223,21 @@ class Run:
         if accelerator.is_main_process:
             self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
 
-    def _prepare(self) -> None:
-        if not self.accelerator.is_main_process:
-            return
+    def _prepare(self) -> tuple[int | None, Changes]:
+        """Prepares the folder; the step from which the run continues, and how it has changed since then."""
         if self.groups is not None and self.folder.changes.new_batch_size:
             raise DataError(
                 f"{self.folder.path}: per_device_train_batch_size must stay, as each batch has pictures of one size."
             )
         self.folder.prepare()
+        return self.folder.start, self.folder.changes
 
     def _warn(self) -> None:
         """Warns of changes since the last state, and of settings that are probably unintended."""
         arguments, folder = self.arguments, self.folder
         small = describe_small_groups(self.groups, arguments.per_device_train_batch_size)
         warnings = [*small, *describe_warm_up(arguments), *arguments.data_arguments.overlaps]
-        changes = [f"changed since step {folder.start}: {text}" for text in folder.changes.notes]
+        changes = [f"changed since step {self.start}: {text}" for text in self.changes.notes]
         for text in [*(f"warning: {text}" for text in warnings), *folder.notes, *changes]:
             self._say(f"{text}.")
 
@@ -256,7 +249,10 @@ class Run:
         check_workers(self.train_data, arguments.data_arguments.num_workers, self.accelerator.num_processes)
         self.groups = self.task.read_data(self.train_data)
         if (epochs := arguments.num_train_epochs) is not None:
-            steps = count_steps(arguments, epochs, self.train_data, self._batch_size, self.groups)
+            if isinstance(self.train_data, datasets.IterableDataset):
+                raise UsageError("num_train_epochs needs the number of examples, unknown for a stream: set max_steps.")
+            positions = count_positions(len(self.train_data), self.groups, arguments.per_device_train_batch_size)
+            steps = math.ceil(epochs * positions / self._batch_size)
             arguments = self.arguments = replace(arguments, max_steps=steps)
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
         module = build_model(self.task, arguments.model, init_from)
@@ -301,14 +297,13 @@ class Run:
 
     def resume(self) -> None:
         """Continues from the state that the main process found, if there is one."""
-        step, changes = self.ranks.of_first((self.folder.start, self.folder.changes))
         stream_states = None
-        if step is not None:
-            found = load_state(self.accelerator, self.folder, step, self.sharded_average)
+        if self.start is not None:
+            found = load_state(self.accelerator, self.folder, self.start, self.sharded_average)
             # A place in streams that are no longer read is none.
-            stream_states = None if changes.new_data else found
+            stream_states = None if self.changes.new_data else found
             self._say(f"continuing {self.folder.path} from step {self.progress.step}")
-        if changes.new_evaluation:
+        if self.changes.new_evaluation:
             # Scores on other data cannot be compared.
             self.progress.best_step, self.progress.best_value, self.progress.stale = -1, float("nan"), 0
         if self.accelerator.is_main_process:

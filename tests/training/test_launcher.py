@@ -16,12 +16,7 @@ from safetensors.torch import load_file
 from hf_ext.distributed import LostProcessError
 from hf_ext.errors import UsageError
 from hf_ext.training import launcher
-from hf_ext.training.launcher import (
-    check_processes,
-    honour_launcher,
-    needs_processors,
-    require_devices,
-)
+from hf_ext.training.launcher import check_processes, honour_launcher, needs_processors, require_devices
 from hf_ext.training.run import gather_weights, make_accelerator
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
