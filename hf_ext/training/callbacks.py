@@ -1,10 +1,8 @@
 """Observers of a run: callbacks, the times between rows of metrics, and trackers."""
 
 import contextlib
-import sys
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import psutil
 import torch
 from accelerate import Accelerator
-from tqdm import tqdm
 
 from ..files import read_json, write_json
 from .arguments import TrainingArguments
@@ -52,38 +49,6 @@ class Callback:
 
     def on_end(self, step: int) -> None:
         """Called when the run is complete; not where a signal or a deadline ends it before."""
-
-
-class Onlookers:
-    """
-    Observers of a run: trackers, pictures, callbacks. An error of one is reported and counted, and the run continues,
-    unless it is strict.
-    """
-
-    def __init__(self, strict: bool) -> None:
-        self.strict = strict
-        self.failures: Counter[str] = Counter()
-
-    @contextlib.contextmanager
-    def guard(self, name: str) -> Iterator[None]:
-        """Catches errors of an observer inside a `with` block."""
-        try:
-            yield
-        except Exception as error:
-            if self.strict:
-                raise
-            self.failures[name] += 1
-            if self.failures[name] == 1:
-                self._warn(f"{name} failed ({type(error).__name__}: {error}); the run continues")
-
-    def sum_up(self) -> None:
-        """Reports the number of failures of each observer."""
-        for name, count in self.failures.items():
-            self._warn(f"{name} failed {count} time{'s' * (count > 1)}")
-
-    @staticmethod
-    def _warn(text: str) -> None:
-        tqdm.write(f"warning: {text}. --strict_callbacks true ends a run at the first one.", file=sys.stderr)
 
 
 class Clock:

@@ -173,7 +173,7 @@ class StreamBatches(IterableDataset):
                 "seed, so that the run can resume with the same examples; or start a new run in another output_dir."
             )
 
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], int, dict[str, Any], BadRows] | None]:
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], BadRows, int, dict[str, Any]] | None]:
         worker = get_worker_info()
         identity, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         # The DataLoader asks worker 0 first. A run that stopped after a number of batches that the workers do not
@@ -196,7 +196,7 @@ class StreamBatches(IterableDataset):
                     kind = OSError if isinstance(error, OSError) else ValueError
                     raise kind(describe_bad(bad[-1])) from error
             if len(batch) == self.batch_size:
-                yield default_collate(batch), identity, {**state, "dataset": stream.state_dict()}, bad
+                yield default_collate(batch), bad, identity, {**state, "dataset": stream.state_dict()}
                 batch, bad = [], []
 
     def _examples(
@@ -308,11 +308,9 @@ class TrainingLoader:
             for item in items:
                 if item is None:
                     continue
-                if self.is_stream:
-                    batch, worker, state, bad = item
-                    self.stream_states[worker] = state
-                else:
-                    batch, bad = item
+                batch, bad, *place = item
+                if place:
+                    self.stream_states[place[0]] = place[1]
                 self.samples_read += self.batch_size
                 self.bad.add(bad, self.samples_read)
                 yield batch

@@ -116,7 +116,7 @@ def write_results(
         {
             "metric": metric,
             "name": words,
-            "value": metrics[f"{name}_{metric}" if name else metric],
+            "value": metrics[told],
             "dataset": published_name(source.path),
             "split": source.split,
             **({"examples": counts[name]} if counts else {}),
@@ -125,7 +125,7 @@ def write_results(
         }
         for name, source in sources.items()
         for metric, words in task.metric_names.items()
-        if (f"{name}_{metric}" if name else metric) in metrics
+        if (told := f"{name}_{metric}" if name else metric) in metrics
     ]
     content = {"results": results, "revision": revision}
     if path is not None:

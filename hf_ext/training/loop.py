@@ -7,6 +7,7 @@ run that was never interrupted.
 import contextlib
 import math
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import datasets
 import numpy as np
 import torch
 from accelerate.utils import broadcast, send_to_device
+from tqdm import tqdm
 
 from ..files import whole_folder, write_json
 from ..progress import progress as show_progress
@@ -123,7 +125,7 @@ class _Training(Run):
                 publisher.wait(progress.step)
             self.accelerator.end_training()
             return
-        with self.onlookers.guard("the start of a tracker"):
+        with self._guard("the start of a tracker"):
             start_trackers(self.accelerator, arguments, self.folder.path, progress.step)
         self.model.train()
         self.clock, window, norm = Clock(), torch.zeros((), device=self.accelerator.device), None
@@ -167,9 +169,10 @@ class _Training(Run):
                 if not self._is_over():
                     stopping.end(answer, progress.step, arguments.max_steps)
         self._tell("on_end", progress.step)
-        with self.onlookers.guard("the tracker"):
+        with self._guard("the tracker"):
             self.accelerator.end_training()
-        self.onlookers.sum_up()
+        for name, count in self.failures.items():
+            self._report(f"{name} failed {count} time{'s' * (count > 1)}")
 
     def _is_over(self) -> bool:
         """True if all steps are done, the score did not improve for too many evaluations, or a callback said so."""
@@ -256,16 +259,31 @@ class _Training(Run):
 
     def _log(self, values: dict[str, float]) -> None:
         for tracker in self.accelerator.trackers:
-            with self.onlookers.guard(f"the tracker {tracker.name}"):
+            with self._guard(f"the tracker {tracker.name}"):
                 tracker.log(values, step=self.progress.step)
         if self.accelerator.is_main_process:
             row = {"step": self.progress.step, "samples": self.progress.samples, **values}
             self.folder.add_metrics(row)
             self._tell("on_log", self.progress.step, row)
 
+    @contextlib.contextmanager
+    def _guard(self, name: str) -> Iterator[None]:
+        """Reports and counts an error of who looks on: a tracker, a picture, a callback. A strict run ends with it."""
+        try:
+            yield
+        except Exception as error:
+            if self.arguments.strict_callbacks:
+                raise
+            self.failures[name] += 1
+            if self.failures[name] == 1:
+                self._report(f"{name} failed ({type(error).__name__}: {error}); the run continues")
+
+    def _report(self, text: str) -> None:
+        tqdm.write(f"warning: {text}. --strict_callbacks true ends a run at the first one.", file=sys.stderr)
+
     def _tell(self, event: str, *values: Any) -> None:
         for callback in self.callbacks:
-            with self.onlookers.guard(type(callback).__name__):
+            with self._guard(type(callback).__name__):
                 self.stopping.take(getattr(callback, event)(*values))
 
     def _checkpoint(self, save: bool, evaluate: bool = False) -> None:
@@ -334,16 +352,16 @@ class _Training(Run):
     def _draw_samples(self, data: datasets.Dataset) -> None:
         self.module.eval()
         picture, folder = None, self.folder.path / "samples"
-        with self.onlookers.guard("samples/"), torch.no_grad():
+        with self._guard("samples/"), torch.no_grad():
             picture = self.task.sample_picture(self.module, [data[index] for index in range(min(3, len(data)))])
         self.module.train()
         if picture is None or not self.accelerator.is_main_process:
             return
-        with self.onlookers.guard("samples/"):
+        with self._guard("samples/"):
             folder.mkdir(exist_ok=True)
             picture.save(folder / f"step-{self.progress.step}.png")
         for tracker in (each for each in self.accelerator.trackers if hasattr(each, "log_images")):
-            with self.onlookers.guard("a tracker's picture"):
+            with self._guard("a tracker's picture"):
                 is_array = tracker.name == "tensorboard"
                 shown = np.asarray(picture.convert("RGB"))[None] if is_array else [picture]
                 form = {"dataformats": "NHWC"} if is_array else {}

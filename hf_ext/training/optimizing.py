@@ -130,9 +130,7 @@ def describe_warm_up(arguments: TrainingArguments) -> list[str]:
 
 def own_part(tensor: Tensor) -> Tensor:
     """This process's part of a weight: all of it, or a part, where the weights are sharded."""
-    if isinstance(tensor, DTensor):
-        tensor = tensor.to_local()
-    return tensor.detach()
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 class WeightAverage:

@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -35,7 +36,7 @@ from ..files import read_json, write_json
 from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
-from .callbacks import Callback, Onlookers
+from .callbacks import Callback
 from .changes import Changes, describe_run, fingerprint
 from .data import TrainingLoader, check_workers, count_positions, describe_small_groups
 from .launcher import check_processes, needs_processors, require_devices
@@ -187,7 +188,7 @@ class Run:
         publisher = [] if arguments.hub_model_id is None else [PushModels(arguments, folder)]
         self.callbacks = [*callbacks, *publisher] if self.accelerator.is_main_process else []
         self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
-        self.onlookers = Onlookers(arguments.strict_callbacks)
+        self.failures: Counter[str] = Counter()
         ranks = self.ranks = Ranks(self.accelerator, timedelta(minutes=arguments.timeout_minutes))
         with ranks.first_before_others():
             self._open()

@@ -30,11 +30,7 @@ def weights_and_loss(folder: Path) -> tuple[dict[str, torch.Tensor], float]:
 
 @pytest.mark.parametrize(
     ("processes", "batch", "passes"),
-    [
-        (1, 3, 2),
-        (1, 1, 6),
-        *(pytest.param(2, *split, marks=pytest.mark.slow) for split in ((3, 1), (1, 3))),
-    ],
+    [(1, 3, 2), (1, 1, 6), *(pytest.param(2, *split, marks=pytest.mark.slow) for split in ((3, 1), (1, 3)))],
 )
 def test_the_split_of_a_step_changes_nothing(tmp_path, processes, batch, passes):
     for name in ("whole", "split"):
