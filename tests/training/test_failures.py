@@ -2,10 +2,7 @@
 
 import json
 import re
-import resource
 import shutil
-import signal
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from hf_ext.errors import DataError, UsageError
 from hf_ext.training import Callback
 from hf_ext.training.launch import main
 from hf_ext.training.state import RunFolder
+from tests.kit.models import file_limit
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
@@ -166,19 +164,6 @@ def test_a_cut_off_row_of_metrics_is_survived(tmp_path, halfway):
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
-@contextmanager
-def small_files(size):
-    """Files may not grow beyond a limit, which is what a full disk looks like to the writer."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -204,7 +189,8 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples):
     config = write_config(tmp_path, examples, lr_scheduler_type="constant")
     forget_accelerate()
     assert main([config, "--max_steps", "2"], make_task) == 0
-    with small_files(2000):
+    # A limit for files is what a full disk looks like to the writer.
+    with file_limit(2000):
         message = fails(capsys, 1, config)
     assert message.startswith("Error: cannot write") and "the last good state is step 2" in message
     assert RunFolder(tmp_path / "run").saved_steps() == [2]

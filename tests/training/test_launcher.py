@@ -231,21 +231,23 @@ def start(tmp_path: Path, settings: dict, *words: str, **variables: str) -> subp
     return subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=280)
 
 
-def assert_refused(tmp_path: Path, done: subprocess.CompletedProcess[str]) -> None:
+# A real launch that cannot be honoured is one line; the last row is sharding on processors.
+SHARDED = {"fsdp_config": {"fsdp_version": 2, "fsdp_cpu_ram_efficient_loading": True}, "mixed_precision": "fp16"}
+LAUNCHES = {row: ROWS[row][:2] for row in LAUNCHED}
+LAUNCHES["cpu"] = {**FSDP2, **SHARDED}, ["--fsdp_sync_module_states", "true"]
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=[] if row == "eager" else pytest.mark.slow) for row in LAUNCHES]
+)
+def test_every_refusal_in_a_real_launch(tmp_path, row):
+    settings, flags = LAUNCHES[row]
+    done = start(tmp_path, settings, *flags)
     assert done.returncode != 0
     assert len([line for line in done.stderr.splitlines() if line.startswith("Error: ")]) >= 1, done.stderr
     # The launcher's own traceback tells that a process failed; none of ours does.
     assert "hf_ext/training/" not in done.stderr.replace("\\", "/"), done.stderr
     assert not (tmp_path / "run").exists()
-
-
-# A real launch that cannot be honoured is one line.
-@pytest.mark.parametrize(
-    "row", ["eager", *(pytest.param(row, marks=pytest.mark.slow) for row in LAUNCHED if row != "eager")]
-)
-def test_every_refusal_in_a_real_launch(tmp_path, row):
-    settings, flags, _, _ = ROWS[row]
-    assert_refused(tmp_path, start(tmp_path, settings, *flags))
 
 
 def test_processes_that_do_not_find_each_other_say_so(tmp_path, monkeypatch):
@@ -257,12 +259,6 @@ def test_processes_that_do_not_find_each_other_say_so(tmp_path, monkeypatch):
     with refused(LostProcessError, "process 1 of 2", f"127.0.0.1:{port}"):
         make_accelerator(make_arguments(tmp_path, {}, timeout_minutes=0.01), tmp_path)
     forget_accelerate()
-
-
-@pytest.mark.slow
-def test_sharding_on_processors_is_refused_in_a_real_launch(tmp_path):
-    full = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_cpu_ram_efficient_loading": True}}
-    assert_refused(tmp_path, start(tmp_path, {**full, "mixed_precision": "fp16"}, "--fsdp_sync_module_states", "true"))
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """FSDP2 on two processes gives what DDP gives: weights, averages, scores, pictures, files; and goes on exactly."""
 
-import json
 from pathlib import Path
 
 import datasets
@@ -13,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_ext import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.training.callbacks import TIMINGS
+from hf_ext.training.state import RunFolder
 
 from .launching import fork_pairs, fork_two
 from .sharded import CASES, SEMANIR
@@ -41,7 +41,7 @@ def root(tmp_path: Path) -> Path:
 
 def read_rows(run: Path) -> list[dict]:
     """Rows of metrics without times."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = RunFolder(run).read_metrics()
     return [{name: value for name, value in row.items() if name not in TIMINGS} for row in rows]
 
 
