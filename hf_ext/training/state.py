@@ -94,11 +94,11 @@ class RunFolder:
         self.lock = FileLock(self.path / ".lock", timeout=0)
         # What the run is now (`changes.describe_run`), for the next state.
         self.about: dict[str, Any] = {}
-        # Found by `check`: the step to go on from, what its state says, how that differs, and damaged states after it.
+        # Found by `check`: the step to go on from, what its state says, and how that differs.
         self.start: int | None = None
         self.before: dict[str, Any] | None = None
         self.changes = Changes()
-        self.damaged: dict[int, DamagedState] = {}
+
         self.notes: list[str] = []
 
     def __enter__(self) -> "RunFolder":
@@ -157,19 +157,18 @@ class RunFolder:
         """Finds the newest state that is whole; where there are states and none is, nothing begins anew by itself."""
         for aside in self.states.glob(".step-*.old"):
             recover_folder(aside.with_name(aside.stem[1:]))
+        damaged = []
         for step in reversed(self.saved_steps()):
             try:
-                self.before = read_manifest(self.state(step))
+                self.before, self.start = read_manifest(self.state(step)), step
+                return
             except DamagedState as error:
-                self.damaged[step] = error
+                damaged.append(f"step {step}: {error}")
                 self.notes.append(f"warning: {self.state(step)} is damaged: {error}")
-                continue
-            self.start = step
-            return
-        if self.damaged:
-            told = "; ".join(f"step {step}: {error}" for step, error in self.damaged.items())
+        if damaged:
             raise DataError(
-                f"no state of {self.path} is whole ({told}). Restore one, or delete {self.states} to start again."
+                f"no state of {self.path} is whole ({'; '.join(damaged)}). Restore one, or delete {self.states} to "
+                "start again."
             )
 
     def check_data(self, fingerprint: dict[str, Any]) -> None:
@@ -195,8 +194,8 @@ class RunFolder:
         remove_leftovers(self.path)
         for folder in (self.snapshot, self.best):
             recover_folder(folder)
-        # Kept until the run has saved another one.
-        for step in self.damaged:
+        # States after the start are damaged: they are kept until the run has saved another one.
+        for step in (step for step in self.saved_steps() if step > (self.start or 0)):
             aside = self.states / f"damaged-step-{step}"
             if os.path.lexists(aside):
                 remove(aside)
