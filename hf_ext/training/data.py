@@ -283,16 +283,16 @@ class TrainingLoader:
     ):
         pinned = torch.cuda.is_available()
         options: Any = {"num_workers": num_workers, "pin_memory": pinned, "worker_init_fn": ignore_signals}
-        self.stream_states: list[dict[str, Any] | None] = stream_states or [None] * max(1, num_workers)
+        self.stream_states: list[dict[str, Any] | None] | None = None
         self.bad = bad or BadExamples()
         self.samples_read = first_batch * batch_size
         self.batch_size = batch_size
-        self.is_stream = isinstance(data, datasets.IterableDataset)
         if isinstance(data, datasets.IterableDataset):
             if source is not None and source.shuffle_buffer:
                 # Filling the buffer from several shards at once uses threads, which hang in forked loader processes.
                 data = data.shuffle(seed=seed, buffer_size=source.shuffle_buffer, max_buffer_input_shards=1)
             stream = split_dataset_by_node(data, rank=rank, world_size=world_size)
+            self.stream_states = stream_states or [None] * max(1, num_workers)
             replay, states = not _finds_place(stream, num_workers), list(self.stream_states)
             batches = StreamBatches(stream, transform, seed, batch_size, replay, rank, first_batch, states, self.bad)
             self.loader = _QuietLoader(batches, batch_size=None, **options)
@@ -309,7 +309,7 @@ class TrainingLoader:
                 if item is None:
                     continue
                 batch, bad, *place = item
-                if place:
+                if self.stream_states is not None:
                     self.stream_states[place[0]] = place[1]
                 self.samples_read += self.batch_size
                 self.bad.add(bad, self.samples_read)

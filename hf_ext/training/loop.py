@@ -319,8 +319,8 @@ class _Training(Run):
             self._tell("on_save", self.progress.step, model, is_best)
 
     def _save_state(self) -> None:
-        states = self.loader.stream_states if self.loader.is_stream else None
-        save_state(self.accelerator, self.folder, self.progress.step, states, self.sharded_average)
+        step, states = self.progress.step, self.loader.stream_states
+        save_state(self.accelerator, self.folder, step, states, self.sharded_average)
 
     def _evaluate(self) -> bool:
         """Evaluates the weights that are published; whether they are the best so far."""

@@ -114,7 +114,7 @@ def check(root: Path, kind: str, workers: int, world: int, cuts: list[int]) -> N
         again = Cut(root, kind, workers, rank, world)
         for place in cuts:
             before = states[place - 1]
-            found, _ = again.read(BATCHES - place, place, before if any(before) else None)
+            found, _ = again.read(BATCHES - place, place, before if before and any(before) else None)
             assert found == expected[place:], (rank, place)
 
 
