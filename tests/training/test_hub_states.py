@@ -11,12 +11,12 @@ from huggingface_hub import HfApi
 from PIL import Image
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext.training.state import RunFolder
 from tests.hub.unfaithful_hub import Reply, UnfaithfulHub
 from tests.kit import warm_python
 from tests.kit.hub import client_environment, run_python
 
 from .launching import ROOT, launch_two
+from .on_a_hub import list_errors
 from .tiny import write_config
 
 SCRIPT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.training.on_a_hub import main; main()"
@@ -77,10 +77,6 @@ def recipe(tmp_path):
     return write_config(tmp_path, tmp_path / "photos", **values, per_device_train_batch_size=8)
 
 
-def list_push_errors(run):
-    return [row for row in RunFolder(run).read_metrics() if "push_error" in row]
-
-
 @pytest.mark.slow
 def test_two_processes_train_one_of_our_models_on_from_a_hub(tmp_path, recipe, monkeypatch):
     """The first two steps, pushed and resumed in another folder, and two more equal four at once."""
@@ -92,7 +88,7 @@ def test_two_processes_train_one_of_our_models_on_from_a_hub(tmp_path, recipe, m
             launch_two(*command, str(tmp_path / name), "--max_steps", *words)
             if name == "half":
                 shutil.rmtree(tmp_path / name)
-        assert not list_push_errors(tmp_path / "moved")
+        assert not list_errors(tmp_path / "moved")
         api = HfApi(endpoint=hub.url, token="any")
         assert {"model.safetensors", "README.md"} <= {*api.list_repo_files("me/run")}
         assert api.model_info("me/run").private
@@ -128,7 +124,7 @@ def test_a_hub_that_fails_in_the_middle_of_a_push_ends_no_run_and_is_repaired_by
         proxy.stop()
         assert [each.returncode for each in done] == [0, 0], done[0].stderr
         there = Path(HfApi(endpoint=hub.url, token="any").snapshot_download("me/run", local_dir=tmp_path / "there"))
-    assert done[0].stderr.count("not pushed to me/run") == len(list_push_errors(tmp_path / "run")) == 1
+    assert done[0].stderr.count("not pushed to me/run") == len(list_errors(tmp_path / "run")) == 1
     assert len(commits) > place and not [*(tmp_path / "run" / ".push").iterdir()]
     sent = tmp_path / "run" / ("best" if strategy == "best" else "snapshot")
     assert (there / "model.safetensors").read_bytes() == (sent / "model.safetensors").read_bytes()
