@@ -57,15 +57,14 @@ def count_positions(examples: int, groups: np.ndarray | None, batch_size: int) -
     return int((-(-counts // batch_size) * batch_size).sum())
 
 
-def describe_small_groups(groups: np.ndarray | None, batch_size: int) -> list[str]:
+def describe_small_groups(groups: np.ndarray | None, batch_size: int) -> Iterator[str]:
     """A warning of groups that fill no batch, where there are any."""
     counts = np.unique([] if groups is None else groups, return_counts=True)[1]
-    small = counts[counts < batch_size]
-    text = (
-        f"{len(small)} of {len(counts)} groups of examples, such as sizes of pictures, have fewer than a batch of "
-        f"{batch_size}: their {small.sum()} examples are repeated in every epoch to fill a batch"
-    )
-    return [text] if small.size else []
+    if (small := counts[counts < batch_size]).size:
+        yield (
+            f"{len(small)} of {len(counts)} groups of examples, such as sizes of pictures, have fewer than a batch of "
+            f"{batch_size}: their {small.sum()} examples are repeated in every epoch to fill a batch"
+        )
 
 
 @dataclass(eq=False)

@@ -81,17 +81,13 @@ def evaluate(
 
 
 def evaluate_sets(
-    task: Task,
-    model: torch.nn.Module,
-    data: dict[str, datasets.Dataset],
-    accelerator: Accelerator | None = None,
-    **options: Any,
+    task: Task, model: torch.nn.Module, data: dict[str, datasets.Dataset], *where: Accelerator, **options: Any
 ) -> dict[str, float]:
     """Evaluates on each data set; the metrics of several sets have the set's name as a prefix."""
     return {
         f"{name}_{metric}" if name else metric: value
         for name, rows in data.items()
-        for metric, value in evaluate(task, model, rows, accelerator, **options).items()
+        for metric, value in evaluate(task, model, rows, *where, **options).items()
     }
 
 

@@ -117,15 +117,14 @@ def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArgument
     return schedule
 
 
-def describe_warm_up(arguments: TrainingArguments) -> list[str]:
+def describe_warm_up(arguments: TrainingArguments) -> Iterator[str]:
     """A warning if the warm-up ends after the run, which is right only for a short trial."""
-    if arguments.warmup_steps <= arguments.max_steps or arguments.lr_scheduler_type == "constant":
-        return []
-    peak = arguments.learning_rate * arguments.max_steps / arguments.warmup_steps
-    return [
-        f"warmup_steps is {arguments.warmup_steps}, max_steps {arguments.max_steps}: the learning rate rises to "
-        f"{peak:.3g} and never reaches {arguments.learning_rate:.3g}. For a short run, reduce warmup_steps as well"
-    ]
+    warm_up, steps, rate = arguments.warmup_steps, arguments.max_steps, arguments.learning_rate
+    if warm_up > steps and arguments.lr_scheduler_type != "constant":
+        yield (
+            f"warmup_steps is {warm_up}, max_steps {steps}: the learning rate rises to {rate * steps / warm_up:.3g} "
+            f"and never reaches {rate:.3g}. For a short run, reduce warmup_steps as well"
+        )
 
 
 def own_part(tensor: Tensor) -> Tensor:
