@@ -68,23 +68,34 @@ def honour_launcher(
                 setting, known = name.removeprefix("ACCELERATE_").lower(), ", ".join(filter(None, words))
                 raise UsageError(f"accelerate is configured with {setting} {value!r} ({name}); allowed: {known}.")
     _refuse_lost_processes(environment)
-    told: dict[str, Any] = {}
     # Without a setting of its own the launcher says "no".
-    if (precision := environment.get("ACCELERATE_MIXED_PRECISION", "").lower()) not in ("", "no"):
-        told["mixed_precision"] = precision
-        if arguments.mixed_precision != "no":
-            _require_same(arguments, "mixed_precision", precision, "ACCELERATE_MIXED_PRECISION")
-    if environment.get(_COMPILING, "").lower() == "inductor":
-        told["torch_compile"] = True
-    if _is_on(environment, _FSDP) and _is_on(environment, "FSDP_ACTIVATION_CHECKPOINTING"):
-        told["activation_checkpointing"] = True
-    changes = {name: value for name, value in told.items() if getattr(arguments, name) != value}
-    if _is_on(environment, _DEEPSPEED):
-        _check_deepspeed(replace(arguments, **changes), environment)
+    precision = environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
+    checkpoints = _is_on(environment, _FSDP) and _is_on(environment, "FSDP_ACTIVATION_CHECKPOINTING")
+    told: dict[str, Any] = {
+        "mixed_precision": arguments.mixed_precision if precision in ("", "no") else precision,
+        "torch_compile": arguments.torch_compile or environment.get(_COMPILING, "").lower() == "inductor",
+        "activation_checkpointing": arguments.activation_checkpointing or checkpoints,
+    }
     passes, name = arguments.gradient_accumulation_steps, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-    _require_same(arguments, "gradient_accumulation_steps", _read_number(environment, name, passes), name)
-    notes = [f"{name}: {value}, set by the launcher" for name, value in changes.items()]
-    return replace(arguments, **changes), notes
+    same: list[tuple[str, Any, str]] = [("gradient_accumulation_steps", _read_number(environment, name, passes), name)]
+    if arguments.mixed_precision != "no":
+        same.append(("mixed_precision", told["mixed_precision"], "ACCELERATE_MIXED_PRECISION"))
+    clipping: Any = environment.get("ACCELERATE_GRADIENT_CLIPPING", "auto").lower()
+    if _is_on(environment, _DEEPSPEED) and clipping != "auto":
+        with contextlib.suppress(ValueError):
+            clipping = float(clipping)
+        same.append(("max_grad_norm", clipping, "gradient_clipping"))
+    for field, value, name in same:
+        if (own := getattr(arguments, field)) != value:
+            raise UsageError(
+                f"{field} is {own} in the recipe and {value} in the configuration of accelerate ({name}): set the "
+                "same value in both, or remove it in the latter."
+            )
+    changed = replace(arguments, **told)
+    if _is_on(environment, _DEEPSPEED):
+        _check_deepspeed(changed)
+    differ = [name for name, value in told.items() if getattr(arguments, name) != value]
+    return changed, [f"{name}: {told[name]}, set by the launcher" for name in differ]
 
 
 def has_devices() -> bool:
@@ -164,23 +175,9 @@ def _refuse_lost_processes(environment: Mapping[str, str]) -> None:
         )
 
 
-def _require_same(arguments: TrainingArguments, field: str, told: Any, name: str) -> None:
-    """Refuses a launcher that was told another value than the recipe's."""
-    if (own := getattr(arguments, field)) != told:
-        raise UsageError(
-            f"{field} is {own} in the recipe and {told} in the configuration of accelerate ({name}): set the same "
-            "value in both, or remove it in the latter."
-        )
-
-
-def _check_deepspeed(arguments: TrainingArguments, environment: Mapping[str, str]) -> None:
+def _check_deepspeed(arguments: TrainingArguments) -> None:
     if find_spec("deepspeed") is None:
         raise UsageError("accelerate is configured for DeepSpeed, which is not installed: pip install deepspeed.")
-    clipping: Any = environment.get("ACCELERATE_GRADIENT_CLIPPING", "auto").lower()
-    with contextlib.suppress(ValueError):
-        clipping = float(clipping)
-    if clipping != "auto":
-        _require_same(arguments, "max_grad_norm", clipping, "gradient_clipping")
     if arguments.ema_decay and arguments.mixed_precision != "no":
         # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
         raise UsageError(
