@@ -79,21 +79,21 @@ class Ranks:
         import torch
 
         found: list[Any] = [None] * self.count
-        try:
+        with _explain_lost_process():
             torch.distributed.all_gather_object(found, value, group=self.group)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            # gloo's, where another process was killed.
-            reason = str(error).partition("\n")[0]
-            raise LostProcessError(
-                f"another process of this launch has ended ({reason}). Run the same command again."
-            ) from error
         return found
 
     def of_first(self, value: Value) -> Value:
         """The value of the first process; those of the others are ignored."""
-        return self.gather(value)[0]
+        if self.count == 1:
+            return value
+        import torch
+
+        # Not gathered: the first process goes on at once.
+        found = [value]
+        with _explain_lost_process():
+            torch.distributed.broadcast_object_list(found, src=0, group=self.group)
+        return found[0]
 
     def ask_first(self, function: Callable[[], Value]) -> Value:
         """Calls a function in the first process alone, and gives all processes its result."""
@@ -174,3 +174,17 @@ def _join_processes() -> PartialState:
     # A process that ends with the group's threads alive is now and then aborted by them.
     atexit.register(state.destroy_process_group)
     return state
+
+
+@contextlib.contextmanager
+def _explain_lost_process() -> Iterator[None]:
+    """Explains the error that gloo raises where another process was killed."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        reason = str(error).partition("\n")[0]
+        raise LostProcessError(
+            f"another process of this launch has ended ({reason}). Run the same command again."
+        ) from error
