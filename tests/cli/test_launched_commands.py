@@ -85,7 +85,8 @@ def launched(tmp_path_factory) -> Path:
         return {"words": words, **more} | ({"copy": [str(root / name) for name in copied]} if copied else {})
 
     restored = job(words("restore", root, "killed"), kill_at="f.png")
-    encoded = job(words("precompute", root, "latents-killed"), kill_at="train-00001-of-00006")
+    # Whichever part it has taken first.
+    encoded = job(words("precompute", root, "latents-killed"), kill_at="train-")
     # Its batches are of the numbers 2 and 3, 6 and 7, 10.
     drawn = job(words("sample", root, "drawn-killed"), kill_at="000007.png")
     listed = ["restore", str(root / "model"), "@-", "--out", str(root / "listed")]
@@ -209,7 +210,7 @@ def test_latents_of_two_processes_are_those_of_one_also_after_a_kill(launched):
     check_killed(launched, "precompute")
     # The second process died with its first file, and the first one took over all that it had not begun.
     left = sorted(path.name[6:11] for path in (launched / "latents-copy.partial").glob("*.parquet"))
-    assert left == ["00000", "00002", "00003", "00004", "00005"]
+    assert len(left) == 5 and {*left} < {f"{number:05d}" for number in range(6)}
     run(*words("precompute", launched, "latents-copy"))
     for name in ("latents-killed", "latents-copy"):
         check_latents(launched / name, launched / "latents-one")
