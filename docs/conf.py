@@ -9,8 +9,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import merge_reference as merge_methods  # noqa: E402
-
-from hf_ext.training import methods as options  # noqa: E402
+import options_reference as options  # noqa: E402
 
 project = "hf-ext"
 author = "The hf-ext authors"

@@ -89,6 +89,7 @@ class Ranks:
             return value
         import torch
 
+        # Not gathered: the first process goes on at once.
         found = [value]
         with _explain_lost_process():
             torch.distributed.broadcast_object_list(found, src=0, group=self.group)
@@ -162,7 +163,10 @@ def _make_group(patience: timedelta) -> Any:
 def _join_processes() -> PartialState:
     """Makes the processes of a launch find each other, once."""
     if os.environ.get("RANK", "0") != "0":
-        _hide_bars()
+        # Of all processes one shows the bars of libraries, such as those of weights that are loaded.
+        os.environ |= {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        for name in _BARS.keys() & sys.modules.keys():
+            getattr(sys.modules[name], _BARS[name])()
     from accelerate import PartialState
 
     # They exchange words, not tensors, by gloo: none needs a GPU for it, and who waits does not compute.
@@ -170,14 +174,6 @@ def _join_processes() -> PartialState:
     # A process that ends with the group's threads alive is now and then aborted by them.
     atexit.register(state.destroy_process_group)
     return state
-
-
-def _hide_bars() -> None:
-    """Of all processes one shows the bars of libraries, such as those of weights that are loaded."""
-    os.environ |= {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    for name, function in _BARS.items():
-        if name in sys.modules:
-            getattr(sys.modules[name], function)()
 
 
 @contextlib.contextmanager

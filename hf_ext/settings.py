@@ -124,13 +124,9 @@ def build(cls: type[T], mapping: dict[str, Any], where: str = "", *, also: Itera
         raise SettingsError(f"{where or 'the configuration'} must be a mapping of keys, got {mapping!r:.200}.")
     fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
     refuse_unknown(mapping, fields, section, also)
-    required = [
-        name
-        for name, item in fields.items()
-        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-    ]
-    missing = [name for name in required if name not in mapping]
-    if missing:
+    # Without a default and a factory of one.
+    required = [name for name, item in fields.items() if item.default is item.default_factory]
+    if missing := [name for name in required if name not in mapping]:
         raise SettingsError(f"missing key(s) {', '.join(missing)}{section}.")
     values = {key: _as_meant(value, fields[key].type) for key, value in mapping.items()}
     try:

@@ -3,6 +3,7 @@
 import doctest
 import inspect
 import re
+import runpy
 from importlib import import_module
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import hf_ext
 from hf_ext import EMRModel
-from hf_ext.training.methods import TASKS, write_reference
+from hf_ext.training.methods import TASKS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 # An entry of the page, and the members of a class that it shows.
@@ -48,7 +49,7 @@ def test_the_page_lists_all_public_names():
 
 
 def test_the_options_name_every_method_and_no_class():
-    text = write_reference()
+    text = runpy.run_path(str(PAGE.with_name("options_reference.py")))["write_reference"]()
     assert not [name for name in TASKS if f'`"{name}"`' not in text]
     classes = [name.rpartition(".")[2] for name in PUBLIC if inspect.isclass(find(name))]
     classes += ["DataArguments", "DataSource", "ParameterRule", "SourcePart"]

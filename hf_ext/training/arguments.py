@@ -320,7 +320,7 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
     """Applies `--field value`, `--field=value` and `--section.field value`; a flag without a value means `true`."""
     # `null` removes a key, so that its default applies: `--model.num_classes null`, `--data.eval null`.
     result = copy.deepcopy(mapping)
-    words, given = list(flags), set[tuple[str, ...]]()
+    words, given = list(flags), set[str]()
     while words:
         word = words.pop(0)
         if not word.startswith("--") or word == "--":
@@ -344,7 +344,7 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
             target[key] = _read_value(value.strip())
         except SettingsError as error:
             raise SettingsError(f"--{name} {value!r:.200} cannot be read as a YAML value: {error}") from error
-        given.add((*map(_to_key, sections), _to_key(key)))
+        given.add(name.replace("-", "_"))
         if target[key] is None:
             del target[key]
     _forget_parts(mapping.get("data"), result.get("data"), given)
@@ -357,17 +357,17 @@ def _read_value(word: str) -> Any:
     return word if is_text else parse_yaml(word)
 
 
-def _forget_parts(before: Any, after: Any, given: set[tuple[str, ...]]) -> None:
+def _forget_parts(before: Any, after: Any, given: set[str]) -> None:
     """Drops the share or slice of a source whose path a flag replaced: it was chosen for the path of the file."""
-    sources, earlier = (_list_sources(section, ("data",)) for section in (after, before))
+    sources, earlier = (_list_sources(section, "data") for section in (after, before))
     for place, source in sources.items():
         # Sources that share a path divide it, as in --data.train.path new --data.eval.path new.
         others = [other["path"] for key, other in sources.items() if key != place]
         others += [earlier[place]["path"]] if place in earlier else []
-        chosen = [key for key in _PARTS if (*place, key) in given]
-        shared = any(_resolve(source["path"]) == _resolve(other) for other in others)
+        chosen = [key for key in _PARTS if f"{place}.{key}" in given]
+        shared = _resolve(source["path"]) in map(_resolve, others)
         # A given split replaces the share as well.
-        if (*place, "path") not in given or shared or chosen not in ([], ["split"]):
+        if f"{place}.path" not in given or shared or chosen not in ([], ["split"]):
             continue
         earlier_part = {key: source[key] for key in _PARTS[:2] if key in source and key not in chosen}
         held, _ = source.pop("hold_out", 0), source.pop("hold_out_seed", None)
@@ -378,30 +378,25 @@ def _forget_parts(before: Any, after: Any, given: set[tuple[str, ...]]) -> None:
             words = re.sub(r"\[[^\]]*\]", "", str(source["split"])).split("+")
             source["split"] = "+".join(dict.fromkeys(words))
         if earlier_part not in ({}, {"split": source.get("split")}):
-            name = ".".join(place)
             logger.warning(
-                f"--{name}.path is another path than the file's, whose {earlier_part} is left out: "
-                f"{source.get('split', 'train')!r} of the new path is read. For a part of it give --{name}.split."
+                f"--{place}.path is another path than the file's, whose {earlier_part} is left out: "
+                f"{source.get('split', 'train')!r} of the new path is read. For a part of it give --{place}.split."
             )
 
 
-def _list_sources(section: Any, place: tuple[str, ...]) -> dict[tuple[str, ...], dict[str, Any]]:
-    """The mappings with a path in a section and below, by their place."""
+def _list_sources(section: Any, place: str) -> dict[str, dict[str, Any]]:
+    """The mappings with a path in a section and below, by their place, as flags name it."""
     if not isinstance(section, dict):
         return {}
     found = {place: section} if "path" in section else {}
     for name, below in section.items():
-        found |= _list_sources(below, (*place, _to_key(str(name))))
+        found |= _list_sources(below, f"{place}.{name}".replace("-", "_"))
     return found
 
 
 def _resolve(path: Any) -> Any:
     """A path in full, of which two spellings are one; anything else as it is."""
     return os.path.realpath(os.path.expanduser(path)) if isinstance(path, str) else path
-
-
-def _to_key(word: str) -> str:
-    return word.replace("-", "_")
 
 
 def _find_key(section: dict[str, Any], word: str) -> str:

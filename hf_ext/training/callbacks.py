@@ -1,22 +1,16 @@
 """Observers of a run: callbacks, the times between rows of metrics, and trackers."""
 
 import contextlib
-import sys
 import time
 import uuid
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from accelerate import Accelerator
-from PIL import Image
-from tqdm import tqdm
 
-from ..errors import UsageError
 from ..files import read_json, write_json
 from .arguments import TrainingArguments
 
@@ -55,46 +49,6 @@ class Callback:
 
     def on_end(self, step: int) -> None:
         """Called when the run is complete; not where a signal or a deadline ends it before."""
-
-
-def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Refuses what is no list of callbacks: those of other libraries have the same events, and never act here."""
-    if not (isinstance(callbacks, Sequence) and all(isinstance(callback, Callback) for callback in callbacks)):
-        raise UsageError(
-            f"callbacks is {callbacks!r}; allowed: a list of objects derived from hf_ext.training.Callback."
-        )
-
-
-class Onlookers:
-    """
-    Observers of a run: trackers, pictures, callbacks. An error of one is reported and counted, and the run continues,
-    unless it is strict.
-    """
-
-    def __init__(self, strict: bool) -> None:
-        self.strict = strict
-        self.failures: Counter[str] = Counter()
-
-    @contextlib.contextmanager
-    def guard(self, name: str) -> Iterator[None]:
-        """Catches errors of an observer inside a `with` block."""
-        try:
-            yield
-        except Exception as error:
-            if self.strict:
-                raise
-            self.failures[name] += 1
-            if self.failures[name] == 1:
-                self._warn(f"{name} failed ({type(error).__name__}: {error}); the run continues")
-
-    def sum_up(self) -> None:
-        """Reports the number of failures of each observer."""
-        for name, count in self.failures.items():
-            self._warn(f"{name} failed {count} time{'s' * (count > 1)}")
-
-    @staticmethod
-    def _warn(text: str) -> None:
-        tqdm.write(f"warning: {text}. --strict_callbacks true ends a run at the first one.", file=sys.stderr)
 
 
 class Clock:
@@ -163,13 +117,3 @@ def list_tracker_settings(arguments: TrainingArguments, folder: Path, step: int)
         "wandb": {"name": name, "id": read_json(file)["id"], "resume": "allow", "dir": str(folder)},
         "trackio": {"name": name, "resume": "allow"},
     }
-
-
-def show_picture(accelerator: Accelerator, picture: Image.Image, step: int) -> None:
-    """Gives a picture to the trackers that take pictures."""
-    pixels = np.asarray(picture.convert("RGB"))[None]
-    for tracker in accelerator.trackers:
-        if tracker.name == "tensorboard":
-            tracker.log_images({"samples": pixels}, step=step, dataformats="NHWC")
-        elif hasattr(tracker, "log_images"):
-            tracker.log_images({"samples": [picture]}, step=step)

@@ -205,13 +205,15 @@ def fingerprint(data: datasets.Dataset | datasets.IterableDataset, section: Any)
 
 def compare_fingerprints(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The differences, in words; a value that one side lacks counts as equal."""
-    then = {name: before[name] for name in ("rows", "shards", "columns")}
-    then |= {f"commit of {place}": commit for place, commit in before["commits"].items()}
-    found = {**now, **{f"commit of {place}": commit for place, commit in now["commits"].items()}}
+    then, found = (
+        {name: about[name] for name in ("rows", "shards", "columns")}
+        | {f"commit of {place}": commit for place, commit in about["commits"].items()}
+        for about in (before, now)
+    )
     differences = [
         f"{name}: {value} → {found[name]}"
         for name, value in then.items()
-        if value != found.get(name, value) and None not in (value, found[name])
+        if None not in (value, found.get(name)) and value != found[name]
     ]
     if before["sample"] != now["sample"] and not differences:
         differences.append("the compared rows have other contents")
@@ -246,13 +248,11 @@ def _plain(value: Any) -> Any:
     """A value without the folder that a file lies in; texts and contents by their length and beginning."""
     if isinstance(value, dict) and {"path", "bytes"} == set(value):
         path, content = Path(value["path"] or ""), value["bytes"]
-        if content is not None:
-            return path.name, _plain(content)
+        if content is None and path.is_file():
+            with path.open("rb") as file:
+                return path.name, (path.stat().st_size, file.read(_BYTES))
         # Nothing of a place in an archive or on a Hub, whose commit is known.
-        if not path.is_file():
-            return path.name, None
-        with path.open("rb") as file:
-            return path.name, (path.stat().st_size, file.read(_BYTES))
+        return path.name, _plain(content)
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):

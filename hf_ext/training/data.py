@@ -57,15 +57,14 @@ def count_positions(examples: int, groups: np.ndarray | None, batch_size: int) -
     return int((-(-counts // batch_size) * batch_size).sum())
 
 
-def describe_small_groups(groups: np.ndarray | None, batch_size: int) -> list[str]:
+def describe_small_groups(groups: np.ndarray | None, batch_size: int) -> Iterator[str]:
     """A warning of groups that fill no batch, where there are any."""
     counts = np.unique([] if groups is None else groups, return_counts=True)[1]
-    small = counts[counts < batch_size]
-    text = (
-        f"{len(small)} of {len(counts)} groups of examples, such as sizes of pictures, have fewer than a batch of "
-        f"{batch_size}: their {small.sum()} examples are repeated in every epoch to fill a batch"
-    )
-    return [text] if small.size else []
+    if (small := counts[counts < batch_size]).size:
+        yield (
+            f"{len(small)} of {len(counts)} groups of examples, such as sizes of pictures, have fewer than a batch of "
+            f"{batch_size}: their {small.sum()} examples are repeated in every epoch to fill a batch"
+        )
 
 
 @dataclass(eq=False)
@@ -140,13 +139,6 @@ def collate_samples(samples: list[tuple[dict[str, Any], BadRows]]) -> tuple[dict
     return default_collate([sample for sample, _ in samples]), [row for _, bad in samples for row in bad]
 
 
-def list_positions(batch_size: int, rank: int, world_size: int, first_batch: int) -> Iterator[list[int]]:
-    """Batches of positions of one rank, from `first_batch` on, without end."""
-    for batch in itertools.count(first_batch):
-        start = (batch * world_size + rank) * batch_size
-        yield list(range(start, start + batch_size))
-
-
 @dataclass(eq=False)
 class StreamBatches(IterableDataset):
     """Batches of a stream with the reading state after each; `states` holds one entry for each worker."""
@@ -180,7 +172,7 @@ class StreamBatches(IterableDataset):
                 "seed, so that the run can resume with the same examples; or start a new run in another output_dir."
             )
 
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], int, dict[str, Any], BadRows] | None]:
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], BadRows, int, dict[str, Any]] | None]:
         worker = get_worker_info()
         identity, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         # The DataLoader asks worker 0 first. A run that stopped after a number of batches that the workers do not
@@ -203,7 +195,7 @@ class StreamBatches(IterableDataset):
                     kind = OSError if isinstance(error, OSError) else ValueError
                     raise kind(describe_bad(bad[-1])) from error
             if len(batch) == self.batch_size:
-                yield default_collate(batch), identity, {**state, "dataset": stream.state_dict()}, bad
+                yield default_collate(batch), bad, identity, {**state, "dataset": stream.state_dict()}
                 batch, bad = [], []
 
     def _examples(
@@ -251,6 +243,21 @@ def describe_order(stream: datasets.IterableDataset) -> str:
     return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
 
+def check_workers(data: datasets.Dataset | datasets.IterableDataset, num_workers: int, world_size: int) -> None:
+    """Refuses more loader processes than this machine can run, or than a process has shards of a stream."""
+    if num_workers > (most := 4 * (cores := os.cpu_count() or 1)):
+        # They compete for cores and exhaust memory.
+        raise ValueError(f"data.num_workers is {num_workers}; this machine has {cores} cores: use at most {most}.")
+    if not isinstance(data, datasets.IterableDataset):
+        return
+    shards = data.num_shards // world_size if data.num_shards % world_size == 0 else data.num_shards
+    if num_workers > shards:
+        raise UsageError(
+            f"data.num_workers is {num_workers}, but a process has only {shards} shard(s) of the stream "
+            f"({data.num_shards} in all, {world_size} process(es)): use at most {shards} workers, or more shards."
+        )
+
+
 class TrainingLoader:
     """
     Endless training batches of one process, resumable at any batch: with the number of batches that this process
@@ -273,26 +280,24 @@ class TrainingLoader:
         groups: np.ndarray | None = None,
         bad: BadExamples | None = None,
     ):
-        if num_workers > (most := 4 * (cores := os.cpu_count() or 1)):
-            # They compete for cores and exhaust memory.
-            raise ValueError(f"data.num_workers is {num_workers}; this machine has {cores} cores: use at most {most}.")
-        options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": torch.cuda.is_available()}
-        options["worker_init_fn"] = ignore_signals
-        self.stream_states: list[dict[str, Any] | None] = stream_states or [None] * max(1, num_workers)
+        pinned = torch.cuda.is_available()
+        options: Any = {"num_workers": num_workers, "pin_memory": pinned, "worker_init_fn": ignore_signals}
+        self.stream_states: list[dict[str, Any] | None] | None = None
         self.bad = bad or BadExamples()
         self.samples_read = first_batch * batch_size
         self.batch_size = batch_size
-        self.is_stream = isinstance(data, datasets.IterableDataset)
         if isinstance(data, datasets.IterableDataset):
             if source is not None and source.shuffle_buffer:
                 # Filling the buffer from several shards at once uses threads, which hang in forked loader processes.
                 data = data.shuffle(seed=seed, buffer_size=source.shuffle_buffer, max_buffer_input_shards=1)
-            stream = _split_stream(data, num_workers, rank, world_size)
+            stream = split_dataset_by_node(data, rank=rank, world_size=world_size)
+            self.stream_states = stream_states or [None] * max(1, num_workers)
             replay, states = not _finds_place(stream, num_workers), list(self.stream_states)
             batches = StreamBatches(stream, transform, seed, batch_size, replay, rank, first_batch, states, self.bad)
             self.loader = _QuietLoader(batches, batch_size=None, **options)
         else:
-            positions = list_positions(batch_size, rank, world_size, first_batch)
+            starts = itertools.count((first_batch * world_size + rank) * batch_size, world_size * batch_size)
+            positions = ([*range(start, start + batch_size)] for start in starts)
             samples = IndexedSamples(data, transform, seed, groups, batch_size, self.bad.count_allowed(0))
             self.loader = _QuietLoader(samples, batch_sampler=positions, collate_fn=collate_samples, **options)
 
@@ -302,27 +307,12 @@ class TrainingLoader:
             for item in items:
                 if item is None:
                     continue
-                if self.is_stream:
-                    batch, worker, state, bad = item
-                    self.stream_states[worker] = state
-                else:
-                    batch, bad = item
+                batch, bad, *place = item
+                if self.stream_states is not None:
+                    self.stream_states[place[0]] = place[1]
                 self.samples_read += self.batch_size
                 self.bad.add(bad, self.samples_read)
                 yield batch
-
-
-def _split_stream(
-    data: datasets.IterableDataset, num_workers: int, rank: int, world_size: int
-) -> datasets.IterableDataset:
-    """The part of a process; refused where it has fewer shards than the process has workers."""
-    shards = data.num_shards // world_size if data.num_shards % world_size == 0 else data.num_shards
-    if num_workers > shards:
-        raise UsageError(
-            f"data.num_workers is {num_workers}, but a process has only {shards} shard(s) of the stream "
-            f"({data.num_shards} in all, {world_size} process(es)): use at most {shards} workers, or more shards."
-        )
-    return split_dataset_by_node(data, rank=rank, world_size=world_size)
 
 
 class _QuietLoader(DataLoader):

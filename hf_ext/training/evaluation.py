@@ -55,13 +55,11 @@ def evaluate(
     """
     if len(data) == 0:
         raise ValueError("the evaluation data is empty: check data.eval.path and data.eval.split.")
-    if accelerator is None:
-        # A script may train after it, and the processes find each other once: here as for a training, on its devices.
-        state = PartialState()
-        if state.num_processes > 1:
-            # A process that ends with the group's threads alive is now and then aborted by them.
-            atexit.register(state.destroy_process_group)
-    ranks = Ranks(accelerator or state)
+    if accelerator is None and PartialState().num_processes > 1:
+        # A process that ends with the group's threads alive is now and then aborted by them.
+        atexit.register(PartialState().destroy_process_group)
+    # A script may train after it, and the processes find each other once: here as for a training, on its devices.
+    ranks = Ranks(accelerator or PartialState())
     was_training = model.training
     model.eval()
     scores: list[tuple[int, dict[str, float]]] = []
@@ -83,17 +81,13 @@ def evaluate(
 
 
 def evaluate_sets(
-    task: Task,
-    model: torch.nn.Module,
-    data: dict[str, datasets.Dataset],
-    accelerator: Accelerator | None = None,
-    **options: Any,
+    task: Task, model: torch.nn.Module, data: dict[str, datasets.Dataset], *where: Accelerator, **options: Any
 ) -> dict[str, float]:
     """Evaluates on each data set; the metrics of several sets have the set's name as a prefix."""
     return {
         f"{name}_{metric}" if name else metric: value
         for name, rows in data.items()
-        for metric, value in evaluate(task, model, rows, accelerator, **options).items()
+        for metric, value in evaluate(task, model, rows, *where, **options).items()
     }
 
 
@@ -118,7 +112,7 @@ def write_results(
         {
             "metric": metric,
             "name": words,
-            "value": metrics[f"{name}_{metric}" if name else metric],
+            "value": metrics[told],
             "dataset": published_name(source.path),
             "split": source.split,
             **({"examples": counts[name]} if counts else {}),
@@ -127,7 +121,7 @@ def write_results(
         }
         for name, source in sources.items()
         for metric, words in task.metric_names.items()
-        if (f"{name}_{metric}" if name else metric) in metrics
+        if (told := f"{name}_{metric}" if name else metric) in metrics
     ]
     content = {"results": results, "revision": revision}
     if path is not None:
@@ -135,9 +129,7 @@ def write_results(
     return content
 
 
-def provenance(
-    arguments: TrainingArguments, task: dict[str, Any], progress: Progress, processes: int
-) -> dict[str, Any]:
+def provenance(arguments: TrainingArguments, task: Task, progress: Progress, processes: int) -> dict[str, Any]:
     """The content of `training.json`."""
     libraries = ("hf-ext", "torch", "transformers", "diffusers", "peft", "accelerate", "datasets")
     cpu = f"CPU ({platform.machine()}), {torch.get_num_threads()} thread(s)"
@@ -145,7 +137,7 @@ def provenance(
     return {
         "arguments": public_arguments(arguments),
         "commit": source_commit(),
-        "task": task,
+        "task": task.describe(),
         "hardware": f"{processes} process(es) on {device}",
         "seconds": round(progress.seconds, 1),
         "steps": progress.step,

@@ -122,15 +122,21 @@ def main(
             importlib.import_module(".loop", __package__)
         _run(task, arguments)
     except KeyboardInterrupt as stopped:
-        # Of a `RunStopped`, whose module is not imported for a Ctrl-C before the loop, or of the command line.
-        code = getattr(stopped, "exit_code", None)
-        text = str(stopped)
-        if code is None:
-            code, text = 130, "Error: interrupted by SIGINT; the same command continues from the last saved state."
+        # A `RunStopped` has a code; its module is not imported for a Ctrl-C before the loop, or of the command line.
+        text = "Error: interrupted by SIGINT; the same command continues from the last saved state."
+        text = str(stopped) if hasattr(stopped, "exit_code") else text
         sys.stderr.write(f"{text}\n" if text else "")
-        return int(code)
+        return getattr(stopped, "exit_code", 130)
     except Exception as error:
-        return _fail(error)
+        # One line for an expected error, and the traceback for a bug or on request.
+        shown = classify(error)
+        if shown is None:
+            raise
+        if is_verbose():
+            sys.stderr.write("".join(traceback.format_exception(error)))
+        if shown.exit_code != DONE:
+            sys.stderr.write(f"Error: {shown.message.strip()}\n")
+        return shown.exit_code
     return 0
 
 
@@ -156,15 +162,3 @@ def _run(task: "Task", arguments: TrainingArguments) -> None:
             "--activation_checkpointing true or --mixed_precision bf16, or train on smaller examples "
             "(--task.patch_size, --task.image_size, --task.max_length)."
         ) from error
-
-
-def _fail(error: Exception) -> int:
-    """Prints one line for an expected error, and the traceback for a bug or on request."""
-    shown = classify(error)
-    if shown is None:
-        raise error
-    if is_verbose():
-        sys.stderr.write("".join(traceback.format_exception(error)))
-    if shown.exit_code != DONE:
-        sys.stderr.write(f"Error: {shown.message.strip()}\n")
-    return shown.exit_code

@@ -8,7 +8,7 @@ refused."""
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -22,44 +22,34 @@ _RANKS = tuple(name.replace("SIZE", "RANK") for name in _SIZES)
 _NUMBERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", *_SIZES, *_RANKS)
 _ON, _OFF = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
 _FSDP, _DEEPSPEED, _COMPILING = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_DYNAMO_BACKEND"
-# Allowed values of each variable, the default first. accelerate fails on others, ignores them, or does with them what
-# the loop cannot: other kinds of sharding, other compilers.
-_WORDS = {
-    **dict.fromkeys(["ACCELERATE_USE_CPU", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY"], (*_OFF, *_ON)),
-    "FORK_LAUNCHED": (*_OFF, *_ON),
-    **dict.fromkeys(["ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"], _OFF),
-    **dict.fromkeys(["ACCELERATE_USE_SAGEMAKER", "ACCELERATE_IN_TPU_POD"], _OFF),
-    **dict.fromkeys([_FSDP, _DEEPSPEED], ("false", "true")),
-    "ACCELERATE_MIXED_PRECISION": ("no", "", "bf16", "fp16"),
-    "ACCELERATE_FP8_BACKEND": ("no",),
-    _COMPILING: ("no", "", "inductor"),
-    **dict.fromkeys([f"ACCELERATE_DYNAMO_USE_{name}" for name in ("FULLGRAPH", "DYNAMIC")], _OFF),
-    "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": _OFF,
-    "ACCELERATE_DYNAMO_MODE": ("default",),
-    "ACCELERATE_LOG_LEVEL": ("warning", "debug", "info", "error", "critical"),
-}
-# Those that count only where another one is on.
-_WORDS_WITH = {
-    _FSDP: {
-        "FSDP_VERSION": ("2",),
-        "FSDP_OFFLOAD_PARAMS": _OFF,
-        "FSDP_ACTIVATION_CHECKPOINTING": (*_OFF, *_ON),
-        "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": _OFF,
-        "FSDP_RESHARD_AFTER_FORWARD": (*_ON, *_OFF),
-        # Of the first version; the second shards everything, whatever it says.
-        "FSDP_SHARDING_STRATEGY": ("full_shard", "1"),
-        "FSDP_STATE_DICT_TYPE": ("sharded_state_dict", "full_state_dict"),
-        "FSDP_AUTO_WRAP_POLICY": ("transformer_based_wrap", "no_wrap"),
-        "FSDP_BACKWARD_PREFETCH": ("backward_pre", "backward_post", "no_prefetch"),
-        "FSDP_IGNORED_MODULES": ("none",),
-    },
-    _DEEPSPEED: {
-        "ACCELERATE_DEEPSPEED_ZERO_STAGE": ("2", "1"),
-        "ACCELERATE_DEEPSPEED_CONFIG_FILE": ("none",),
-        **dict.fromkeys([f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE" for part in ("OPTIMIZER", "PARAM")], ("none",)),
-        "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES": ("",),
-    },
-}
+# Allowed values of variables, the default first; with a switch before them they count only where that is on. On others
+# accelerate fails, ignores them, or does with them what the loop cannot: other kinds of sharding, other compilers.
+_ALLOWED: list[tuple[str, str, tuple[str, ...]]] = [
+    ("", "ACCELERATE_USE_CPU ACCELERATE_DEBUG_MODE ACCELERATE_CPU_AFFINITY FORK_LAUNCHED", (*_OFF, *_ON)),
+    ("", "ACCELERATE_USE_MEGATRON_LM ACCELERATE_USE_PARALLELISM_CONFIG ACCELERATE_USE_SAGEMAKER", _OFF),
+    ("", "ACCELERATE_IN_TPU_POD ACCELERATE_DYNAMO_USE_FULLGRAPH ACCELERATE_DYNAMO_USE_DYNAMIC", _OFF),
+    ("", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", _OFF),
+    ("", f"{_FSDP} {_DEEPSPEED}", ("false", "true")),
+    ("", "ACCELERATE_MIXED_PRECISION", ("no", "", "bf16", "fp16")),
+    ("", "ACCELERATE_FP8_BACKEND", ("no",)),
+    ("", _COMPILING, ("no", "", "inductor")),
+    ("", "ACCELERATE_DYNAMO_MODE", ("default",)),
+    ("", "ACCELERATE_LOG_LEVEL", ("warning", "debug", "info", "error", "critical")),
+    (_FSDP, "FSDP_VERSION", ("2",)),
+    (_FSDP, "FSDP_OFFLOAD_PARAMS FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", _OFF),
+    (_FSDP, "FSDP_ACTIVATION_CHECKPOINTING", (*_OFF, *_ON)),
+    (_FSDP, "FSDP_RESHARD_AFTER_FORWARD", (*_ON, *_OFF)),
+    # Of the first version; the second shards everything, whatever it says.
+    (_FSDP, "FSDP_SHARDING_STRATEGY", ("full_shard", "1")),
+    (_FSDP, "FSDP_STATE_DICT_TYPE", ("sharded_state_dict", "full_state_dict")),
+    (_FSDP, "FSDP_AUTO_WRAP_POLICY", ("transformer_based_wrap", "no_wrap")),
+    (_FSDP, "FSDP_BACKWARD_PREFETCH", ("backward_pre", "backward_post", "no_prefetch")),
+    (_FSDP, "FSDP_IGNORED_MODULES", ("none",)),
+    (_DEEPSPEED, "ACCELERATE_DEEPSPEED_ZERO_STAGE", ("2", "1")),
+    (_DEEPSPEED, "ACCELERATE_DEEPSPEED_CONFIG_FILE ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", ("none",)),
+    (_DEEPSPEED, "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", ("none",)),
+    (_DEEPSPEED, "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", ("",)),
+]
 
 
 def honour_launcher(
@@ -69,29 +59,43 @@ def honour_launcher(
     The run with the launcher's settings, and a sentence for each. Raises `UsageError` if one contradicts the run's,
     or is none that the loop can honour.
     """
-    _check_words(environment, _WORDS)
-    for name, words in _WORDS_WITH.items():
-        if _is_on(environment, name):
-            # Without a version accelerate takes the first.
-            _check_words({"FSDP_VERSION": "1", **environment}, words)
+    # Without a version accelerate takes the first.
+    given = {"FSDP_VERSION": "1", **environment}
+    for switch, names, words in _ALLOWED:
+        for name in names.split() if not switch or _is_on(environment, switch) else ():
+            if (value := given.get(name, words[0])).lower() not in words:
+                # A file of accelerate has the same names, in small letters.
+                setting, known = name.removeprefix("ACCELERATE_").lower(), ", ".join(filter(None, words))
+                raise UsageError(f"accelerate is configured with {setting} {value!r} ({name}); allowed: {known}.")
     _refuse_lost_processes(environment)
-    told: dict[str, Any] = {}
     # Without a setting of its own the launcher says "no".
-    if (precision := environment.get("ACCELERATE_MIXED_PRECISION", "").lower()) not in ("", "no"):
-        told["mixed_precision"] = precision
-        if arguments.mixed_precision != "no":
-            _require_same(arguments, "mixed_precision", precision, "ACCELERATE_MIXED_PRECISION")
-    if environment.get(_COMPILING, "").lower() == "inductor":
-        told["torch_compile"] = True
-    if _is_on(environment, _FSDP) and _is_on(environment, "FSDP_ACTIVATION_CHECKPOINTING"):
-        told["activation_checkpointing"] = True
-    changes = {name: value for name, value in told.items() if getattr(arguments, name) != value}
-    if _is_on(environment, _DEEPSPEED):
-        _check_deepspeed(replace(arguments, **changes), environment)
+    precision = environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
+    checkpoints = _is_on(environment, _FSDP) and _is_on(environment, "FSDP_ACTIVATION_CHECKPOINTING")
+    told: dict[str, Any] = {
+        "mixed_precision": arguments.mixed_precision if precision in ("", "no") else precision,
+        "torch_compile": arguments.torch_compile or environment.get(_COMPILING, "").lower() == "inductor",
+        "activation_checkpointing": arguments.activation_checkpointing or checkpoints,
+    }
     passes, name = arguments.gradient_accumulation_steps, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-    _require_same(arguments, "gradient_accumulation_steps", _read_number(environment, name, passes), name)
-    notes = [f"{name}: {value}, set by the launcher" for name, value in changes.items()]
-    return replace(arguments, **changes), notes
+    same: list[tuple[str, Any, str]] = [("gradient_accumulation_steps", _read_number(environment, name, passes), name)]
+    if arguments.mixed_precision != "no":
+        same.append(("mixed_precision", told["mixed_precision"], "ACCELERATE_MIXED_PRECISION"))
+    clipping: Any = environment.get("ACCELERATE_GRADIENT_CLIPPING", "auto").lower()
+    if _is_on(environment, _DEEPSPEED) and clipping != "auto":
+        with contextlib.suppress(ValueError):
+            clipping = float(clipping)
+        same.append(("max_grad_norm", clipping, "gradient_clipping"))
+    for field, value, name in same:
+        if (own := getattr(arguments, field)) != value:
+            raise UsageError(
+                f"{field} is {own} in the recipe and {value} in the configuration of accelerate ({name}): set the "
+                "same value in both, or remove it in the latter."
+            )
+    changed = replace(arguments, **told)
+    if _is_on(environment, _DEEPSPEED):
+        _check_deepspeed(changed)
+    differ = [name for name, value in told.items() if getattr(arguments, name) != value]
+    return changed, [f"{name}: {told[name]}, set by the launcher" for name in differ]
 
 
 def has_devices() -> bool:
@@ -108,26 +112,21 @@ def needs_processors(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def require_devices(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuses sharding where there is no GPU: accelerate would fall back to plain copies, or end with a traceback."""
+    """Refuses sharding without GPUs, a device that this machine lacks, and one that several processes would share."""
+    import torch
+
     is_sharded = _is_on(environment, _FSDP) or _is_on(environment, _DEEPSPEED)
     if is_sharded and (_is_on(environment, "ACCELERATE_USE_CPU") or not has_devices()):
+        # accelerate would fall back to plain copies, or end with a traceback.
         raise UsageError(
             "accelerate is configured for FSDP or DeepSpeed, which need GPUs, and this machine has none: give another "
             "file with --config_file, such as examples/accelerate/ddp_2_cpu.yaml, or use hf-ext train."
         )
-
-
-def require_own_device(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuses an ACCELERATE_TORCH_DEVICE that this machine does not have, or that several processes would share."""
-    import torch
-
-    if (told := environment.get("ACCELERATE_TORCH_DEVICE")) is None:
-        return
     allowed = ["cpu"]
     if has_devices() and (kind := torch.accelerator.current_accelerator()) is not None:
         numbered = [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())]
         allowed = ["cpu", kind.type, *numbered] if _count_started(environment) == 1 else []
-    if told not in allowed:
+    if (told := environment.get("ACCELERATE_TORCH_DEVICE")) is not None and told not in allowed:
         raise UsageError(
             f"ACCELERATE_TORCH_DEVICE is {told!r}; allowed here: {', '.join(allowed) or 'nothing'}. "
             "Unset it: each process selects its own device."
@@ -162,18 +161,6 @@ def _read_number(environment: Mapping[str, str], name: str, default: int) -> int
     return int(value)
 
 
-def _check_words(environment: Mapping[str, str], allowed: Mapping[str, Sequence[str]]) -> None:
-    """Refuses values of variables that are not among the allowed ones."""
-    for name, words in allowed.items():
-        if environment.get(name, words[0]).lower() not in words:
-            # A file of accelerate has the same names, in small letters.
-            setting = name.removeprefix("ACCELERATE_").lower()
-            known = ", ".join(filter(None, words))
-            raise UsageError(
-                f"accelerate is configured with {setting} {environment[name]!r} ({name}); allowed: {known}."
-            )
-
-
 def _refuse_lost_processes(environment: Mapping[str, str]) -> None:
     """Refuses `accelerate launch --cpu --num_processes 2`, which starts one process and says nothing."""
     numbers = {name: _read_number(environment, name, 0) for name in _NUMBERS if environment.get(name) != "-1"}
@@ -188,23 +175,9 @@ def _refuse_lost_processes(environment: Mapping[str, str]) -> None:
         )
 
 
-def _require_same(arguments: TrainingArguments, field: str, told: Any, name: str) -> None:
-    """Refuses a launcher that was told another value than the recipe's."""
-    if (own := getattr(arguments, field)) != told:
-        raise UsageError(
-            f"{field} is {own} in the recipe and {told} in the configuration of accelerate ({name}): set the same "
-            "value in both, or remove it in the latter."
-        )
-
-
-def _check_deepspeed(arguments: TrainingArguments, environment: Mapping[str, str]) -> None:
+def _check_deepspeed(arguments: TrainingArguments) -> None:
     if find_spec("deepspeed") is None:
         raise UsageError("accelerate is configured for DeepSpeed, which is not installed: pip install deepspeed.")
-    clipping: Any = environment.get("ACCELERATE_GRADIENT_CLIPPING", "auto").lower()
-    with contextlib.suppress(ValueError):
-        clipping = float(clipping)
-    if clipping != "auto":
-        _require_same(arguments, "max_grad_norm", clipping, "gradient_clipping")
     if arguments.ema_decay and arguments.mixed_precision != "no":
         # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
         raise UsageError(

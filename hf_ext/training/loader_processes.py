@@ -78,33 +78,16 @@ def start(loader: DataLoader, needs_models: bool) -> Iterator[Any]:
     # loader process, and with it a run that was about to save. So they are born with these signals held back; here
     # those that came meanwhile arrive afterwards. Of the models of this package only those processes need any that
     # make training samples.
-    if loader.num_workers and hasattr(signal, "pthread_sigmask") and multiprocessing.get_start_method() != "fork":
-        # Python starts its own helper with the first such process, and then lets SIGINT and SIGTERM through again.
-        resource_tracker.ensure_running()
-    with _held_signals(), contextlib.nullcontext() if needs_models else _unregistered_models():
+    with contextlib.ExitStack() as restored:
+        # Windows cannot hold them back.
+        if hasattr(signal, "pthread_sigmask"):
+            if loader.num_workers and multiprocessing.get_start_method() != "fork":
+                # Python starts its own helper with the first such process, and then lets SIGINT and SIGTERM through.
+                resource_tracker.ensure_running()
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            restored.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        # What the user has set stays.
+        if not needs_models and _SETTING not in os.environ:
+            os.environ[_SETTING] = "0"
+            restored.callback(os.environ.pop, _SETTING)
         return iter(loader)
-
-
-@contextlib.contextmanager
-def _held_signals() -> Iterator[None]:
-    """Signals wait; processes that are started inherit that. Windows cannot hold them back."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _unregistered_models() -> Iterator[None]:
-    """Processes that are started import hf_ext without its models, unless the user has set what is to be done."""
-    before = os.environ.get(_SETTING)
-    os.environ.setdefault(_SETTING, "0")
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_SETTING]

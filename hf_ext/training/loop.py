@@ -6,6 +6,9 @@ run that was never interrupted.
 
 import contextlib
 import math
+import random
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,25 +17,17 @@ import datasets
 import numpy as np
 import torch
 from accelerate.utils import broadcast, send_to_device
+from tqdm import tqdm
 
 from ..files import whole_folder, write_json
 from ..progress import progress as show_progress
 from .arguments import TrainingArguments
-from .callbacks import Callback, Clock, show_picture, start_trackers
+from .callbacks import Callback, Clock, start_trackers
 from .evaluation import evaluate_sets, provenance, write_results
 from .launcher import honour_launcher
 from .optimizing import clear_gradients, clip_gradients, own_part
-from .processes import (
-    check_weights,
-    describe_divergence,
-    gather_weights,
-    name_failures,
-    plain_class,
-    seed_step,
-    weigh_batches,
-)
 from .pushing import PushModels
-from .run import Run
+from .run import Run, gather_weights, name_failures, plain_class
 from .state import RunFolder, clear_write_errors, save_state
 from .stopping import END, EVALUATE, EvaluationStopped, Stopping
 from .task import Task
@@ -92,6 +87,17 @@ def train(
     return run.metrics
 
 
+def seed_step(seed: int, device: torch.device) -> None:
+    """Seeds what draws random numbers in a step: Python, numpy, torch, and torch on the training's own device."""
+    # To the same states as accelerate's `set_seed`, which takes up to a millisecond: for every kind of device that is
+    # not there, or not used yet, torch writes down who called, and keeps that for ever.
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
 class _Training(Run):
     """One process's steps of a run."""
 
@@ -119,7 +125,7 @@ class _Training(Run):
                 publisher.wait(progress.step)
             self.accelerator.end_training()
             return
-        with self.onlookers.guard("the start of a tracker"):
+        with self._guard("the start of a tracker"):
             start_trackers(self.accelerator, arguments, self.folder.path, progress.step)
         self.model.train()
         self.clock, window, norm = Clock(), torch.zeros((), device=self.accelerator.device), None
@@ -159,14 +165,14 @@ class _Training(Run):
                 window_start, window_samples = progress.step, progress.samples
                 progress.ended = answer == END
                 with self.clock.count("excluded"):
-                    if self._checkpoint(save=bool(answer), evaluate=answer in (EVALUATE, END)):
-                        stopping.restart_clock()
+                    self._checkpoint(save=bool(answer), evaluate=answer in (EVALUATE, END))
                 if not self._is_over():
                     stopping.end(answer, progress.step, arguments.max_steps)
         self._tell("on_end", progress.step)
-        with self.onlookers.guard("the tracker"):
+        with self._guard("the tracker"):
             self.accelerator.end_training()
-        self.onlookers.sum_up()
+        for name, count in self.failures.items():
+            self._report(f"{name} failed {count} time{'s' * (count > 1)}")
 
     def _is_over(self) -> bool:
         """True if all steps are done, the score did not improve for too many evaluations, or a callback said so."""
@@ -180,12 +186,13 @@ class _Training(Run):
         total = torch.zeros((), device=accelerator.device)
         with self.clock.count("data"):
             read = [next(batches) for _ in range(passes)]
-        shares = weigh_batches([self.task.count_targets(batch) for batch in read], accelerator)
+        shares = self._weigh(read)
         for index, batch in enumerate(read):
             with self.clock.count("data"):
                 # Batches for CUDA lie in pinned memory: the copy runs while the last step is computed.
                 batch = send_to_device(batch, accelerator.device, non_blocking=accelerator.device.type == "cuda")
-            self._seed(self.progress.step * passes + index)
+            sequence = (arguments.seed, 3, accelerator.process_index, self.progress.step * passes + index)
+            seed_step(int(np.random.SeedSequence(sequence).generate_state(1)[0]), accelerator.device)
             with self.clock.count("compute"), accelerator.accumulate(self.model):
                 loss = self.task.loss(self.model, batch, self.progress.step)
                 loss = loss if shares is None else loss * shares[index]
@@ -205,6 +212,18 @@ class _Training(Run):
         self.progress.samples += self._batch_size
         return total, norm
 
+    def _weigh(self, batches: list[dict[str, Any]]) -> torch.Tensor | None:
+        """The weight of each batch's mean loss in the mean of the step; None if all weigh the same."""
+        # Accelerate takes the mean over the passes, DDP that over the processes. A mean of means is the mean of all
+        # values only where each was taken of equally many: n_i values of N in all are worth n_i / N in place of 1 in
+        # passes · processes. All worths together are the number of batches.
+        counts = [count for batch in batches if (count := self.task.count_targets(batch)) is not None]
+        if len(counts) < len(batches):
+            return None
+        mine = torch.stack(counts).to(self.accelerator.device, torch.float32)
+        total = self.accelerator.reduce(mine.sum(), reduction="sum")
+        return mine * (len(batches) * self.accelerator.num_processes) / total.clamp_min(1)
+
     @contextlib.contextmanager
     def _explain_divergence(self) -> Iterator[None]:
         """Explains what a method's arithmetic raises once weights are infinite: a division by zero, a bad index."""
@@ -213,12 +232,13 @@ class _Training(Run):
         except (ArithmeticError, ValueError, IndexError, RuntimeError) as error:
             if all(own_part(weight).isfinite().all() for weight in self.weights):
                 raise
-            raise FloatingPointError(describe_divergence(self.folder, self.progress.step)) from error
+            raise self._diverged() from error
 
-    def _seed(self, batch: int) -> None:
-        """Dropout and the like as a function of (seed, rank, batch)."""
-        sequence = np.random.SeedSequence((self.arguments.seed, 3, self.accelerator.process_index, batch))
-        seed_step(int(sequence.generate_state(1)[0]), self.accelerator.device)
+    def _diverged(self, what: str = "weights are no longer finite after step") -> FloatingPointError:
+        return FloatingPointError(
+            f"{what} {self.progress.step}; {self.folder.last_good}. Lower learning_rate or max_grad_norm, lengthen "
+            "warmup_steps, use mixed_precision: bf16 or 'no', and check the data for NaN."
+        )
 
     def _due(self, *intervals: int) -> bool:
         step = self.progress.step
@@ -228,8 +248,7 @@ class _Training(Run):
         """Mean loss since the last row, over all processes. One check here finds a bad loss of any step in between."""
         mean = float(self.accelerator.reduce(window / steps, reduction="mean"))
         if not math.isfinite(mean):
-            what = f"the loss is {mean} between steps {self.progress.step - steps + 1} and"
-            raise FloatingPointError(describe_divergence(self.folder, self.progress.step, what))
+            raise self._diverged(f"the loss is {mean} between steps {self.progress.step - steps + 1} and")
         return mean
 
     def _rates(self, norm: torch.Tensor | None) -> dict[str, float]:
@@ -240,52 +259,68 @@ class _Training(Run):
 
     def _log(self, values: dict[str, float]) -> None:
         for tracker in self.accelerator.trackers:
-            with self.onlookers.guard(f"the tracker {tracker.name}"):
+            with self._guard(f"the tracker {tracker.name}"):
                 tracker.log(values, step=self.progress.step)
         if self.accelerator.is_main_process:
             row = {"step": self.progress.step, "samples": self.progress.samples, **values}
             self.folder.add_metrics(row)
             self._tell("on_log", self.progress.step, row)
 
+    @contextlib.contextmanager
+    def _guard(self, name: str) -> Iterator[None]:
+        """Reports and counts an error of who looks on: a tracker, a picture, a callback. A strict run ends with it."""
+        try:
+            yield
+        except Exception as error:
+            if self.arguments.strict_callbacks:
+                raise
+            self.failures[name] += 1
+            if self.failures[name] == 1:
+                self._report(f"{name} failed ({type(error).__name__}: {error}); the run continues")
+
+    def _report(self, text: str) -> None:
+        tqdm.write(f"warning: {text}. --strict_callbacks true ends a run at the first one.", file=sys.stderr)
+
     def _tell(self, event: str, *values: Any) -> None:
         for callback in self.callbacks:
-            with self.onlookers.guard(type(callback).__name__):
+            with self._guard(type(callback).__name__):
                 self.stopping.take(getattr(callback, event)(*values))
 
-    def _checkpoint(self, save: bool, evaluate: bool = False) -> bool:
-        """Evaluation, resume state and snapshots where they are due, or asked for; whether a state was saved."""
+    def _checkpoint(self, save: bool, evaluate: bool = False) -> None:
+        """Evaluation, resume state and snapshots where they are due, or asked for."""
         arguments, improved = self.arguments, False
         save, evaluate = save or self._due(arguments.save_steps), evaluate or self._due(arguments.eval_steps)
         if not (save or evaluate):
-            return False
-        check_weights(self.model, self.accelerator, self.folder, self.progress.step)
+            return
+        # A gradient may overflow in a step whose loss was still finite.
+        bad = torch.stack([(~own_part(weight).isfinite()).sum() for weight in self.weights]).sum()
+        if self.accelerator.reduce(bad) > 0:
+            raise self._diverged()
         if self.eval_data and evaluate:
             try:
                 improved = self._evaluate()
             except EvaluationStopped as stopped:
                 self.progress.owes_evaluation = True
                 self._save_state()
-                self.stopping.end(stopped.answer, self.progress.step, arguments.max_steps)
+                self.stopping.end(stopped.args[0], self.progress.step, arguments.max_steps)
             save = save or self._is_over()
-        if not (improved or save):
-            return False
-        if improved:
-            self._write_snapshot(self.folder.best)
-        if save:
-            self._write_snapshot(self.folder.snapshot)
+        written = [(self.folder.best, True)] * improved + [(self.folder.snapshot, False)] * save
+        if not written:
+            return
+        for model, _ in written:
+            self._write_snapshot(model)
         # Last: a state says that everything of its step is on disk.
         self.progress.owes_evaluation = False
         self._save_state()
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
-        written = [(self.folder.best, True)] * improved + [(self.folder.snapshot, False)] * save
+        self.stopping.saved = time.monotonic()
         for model, is_best in written:
             self._tell("on_save", self.progress.step, model, is_best)
-        return True
 
     def _save_state(self) -> None:
-        states = self.loader.stream_states if self.loader.is_stream else None
-        save_state(self.accelerator, self.folder, self.progress.step, states, self.sharded_average)
+        step, states = self.progress.step, self.loader.stream_states
+        save_state(self.accelerator, self.folder, step, states, self.sharded_average)
 
     def _evaluate(self) -> bool:
         """Evaluates the weights that are published; whether they are the best so far."""
@@ -317,15 +352,20 @@ class _Training(Run):
     def _draw_samples(self, data: datasets.Dataset) -> None:
         self.module.eval()
         picture, folder = None, self.folder.path / "samples"
-        with self.onlookers.guard("samples/"), torch.no_grad():
+        with self._guard("samples/"), torch.no_grad():
             picture = self.task.sample_picture(self.module, [data[index] for index in range(min(3, len(data)))])
         self.module.train()
-        if picture is not None and self.accelerator.is_main_process:
-            with self.onlookers.guard("samples/"):
-                folder.mkdir(exist_ok=True)
-                picture.save(folder / f"step-{self.progress.step}.png")
-            with self.onlookers.guard("a tracker's picture"):
-                show_picture(self.accelerator, picture, self.progress.step)
+        if picture is None or not self.accelerator.is_main_process:
+            return
+        with self._guard("samples/"):
+            folder.mkdir(exist_ok=True)
+            picture.save(folder / f"step-{self.progress.step}.png")
+        for tracker in (each for each in self.accelerator.trackers if hasattr(each, "log_images")):
+            with self._guard("a tracker's picture"):
+                is_array = tracker.name == "tensorboard"
+                shown = np.asarray(picture.convert("RGB"))[None] if is_array else [picture]
+                form = {"dataformats": "NHWC"} if is_array else {}
+                tracker.log_images({"samples": shown}, step=self.progress.step, **form)
 
     def _published_weights(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.average is None else self.average.apply()
@@ -335,18 +375,12 @@ class _Training(Run):
         with clear_write_errors(final.name, self.folder), self._published_weights():
             state_dict = gather_weights(self.model, self.accelerator, self.names)
             if self.accelerator.is_main_process:
-                with whole_folder(final) as folder:
-                    self._fill_snapshot(folder, state_dict)
+                with whole_folder(final) as folder, plain_class(self.module):
+                    self.task.save_model(self.module, state_dict, folder)
+                    # peft writes a card full of blanks; publishing writes a real one.
+                    (folder / "README.md").unlink(missing_ok=True)
+                    told = provenance(self.arguments, self.task, self.progress, self.accelerator.num_processes)
+                    write_json(folder / "training.json", told)
+                    if self.metrics:
+                        write_results(folder / "eval.json", self.task, self.metrics, self.eval_sources)
         self.ranks.wait()
-
-    def _fill_snapshot(self, folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
-        with plain_class(self.module):
-            self.task.save_model(self.module, state_dict, folder)
-        # peft writes a card full of blanks; publishing writes a real one.
-        (folder / "README.md").unlink(missing_ok=True)
-        write_json(
-            folder / "training.json",
-            provenance(self.arguments, self.task.describe(), self.progress, self.accelerator.num_processes),
-        )
-        if self.metrics:
-            write_results(folder / "eval.json", self.task, self.metrics, self.eval_sources)

@@ -100,7 +100,9 @@ def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...
             )
         free = tuple(f"{module}." for module in of_data)
         others = [name for name in found if name not in set(fitting) and not name.startswith(free)]
-        different = [name for name in others if not _is_of_head(model, name)]
+        prefix = getattr(model, "base_model_prefix", "")
+        has_head = bool(prefix) and hasattr(model, prefix)
+        different = [name for name in others if not has_head or name.startswith(f"{prefix}.")]
         if different:
             shapes = [f"{name} {list(found[name])} → {list(tensors[name].shape)}" for name in different[:4]]
             raise DataError(
@@ -116,12 +118,6 @@ def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...
     if missing:
         logger.warning("init_from %s: %d of %d tensors are new: %s", source, len(missing), len(tensors), missing[:8])
     return missing
-
-
-def _is_of_head(model: torch.nn.Module, name: str) -> bool:
-    """True if a tensor of a transformers model is outside the base model that all tasks share."""
-    prefix = getattr(model, "base_model_prefix", "")
-    return bool(prefix) and hasattr(model, prefix) and not name.startswith(f"{prefix}.")
 
 
 def refuse_lost_fields(model: torch.nn.Module, section: dict[str, Any], base: str) -> None:

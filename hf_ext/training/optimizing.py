@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import accelerate.optimizer
-import datasets
 import numpy as np
 import torch
 from accelerate import Accelerator
@@ -26,7 +25,6 @@ from transformers import get_scheduler
 from ..errors import UsageError
 from ..settings import refuse_unknown
 from .arguments import TrainingArguments
-from .data import count_positions
 from .task import Task
 
 # These need a closure, another kind of gradients, or steps of their own.
@@ -95,20 +93,6 @@ def clear_gradients(optimizer: AcceleratedOptimizer) -> None:
     (optimizer.optimizer if type(optimizer) is AcceleratedOptimizer else optimizer).zero_grad()
 
 
-def count_steps(
-    arguments: TrainingArguments,
-    epochs: float,
-    data: datasets.Dataset | datasets.IterableDataset,
-    examples_a_step: int,
-    groups: np.ndarray | None,
-) -> int:
-    """The steps of a number of epochs."""
-    if isinstance(data, datasets.IterableDataset):
-        raise UsageError("num_train_epochs needs the number of examples, unknown for a stream: set max_steps.")
-    positions = count_positions(len(data), groups, arguments.per_device_train_batch_size)
-    return math.ceil(epochs * positions / examples_a_step)
-
-
 def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArguments) -> LRScheduler:
     """The learning rate of each step; refused where it is less than 0, or more than `learning_rate`."""
     try:
@@ -133,22 +117,19 @@ def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArgument
     return schedule
 
 
-def describe_warm_up(arguments: TrainingArguments) -> list[str]:
+def describe_warm_up(arguments: TrainingArguments) -> Iterator[str]:
     """A warning if the warm-up ends after the run, which is right only for a short trial."""
-    if arguments.warmup_steps <= arguments.max_steps or arguments.lr_scheduler_type == "constant":
-        return []
-    peak = arguments.learning_rate * arguments.max_steps / arguments.warmup_steps
-    return [
-        f"warmup_steps is {arguments.warmup_steps}, max_steps {arguments.max_steps}: the learning rate rises to "
-        f"{peak:.3g} and never reaches {arguments.learning_rate:.3g}. For a short run, reduce warmup_steps as well"
-    ]
+    warm_up, steps, rate = arguments.warmup_steps, arguments.max_steps, arguments.learning_rate
+    if warm_up > steps and arguments.lr_scheduler_type != "constant":
+        yield (
+            f"warmup_steps is {warm_up}, max_steps {steps}: the learning rate rises to {rate * steps / warm_up:.3g} "
+            f"and never reaches {rate:.3g}. For a short run, reduce warmup_steps as well"
+        )
 
 
 def own_part(tensor: Tensor) -> Tensor:
     """This process's part of a weight: all of it, or a part, where the weights are sharded."""
-    if isinstance(tensor, DTensor):
-        tensor = tensor.to_local()
-    return tensor.detach()
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 class WeightAverage:

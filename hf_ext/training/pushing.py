@@ -14,7 +14,7 @@ from huggingface_hub import HfApi, snapshot_download
 from tqdm import tqdm
 
 from ..errors import DataError, UsageError
-from ..files import whole_folder
+from ..files import copy_into, whole_folder
 from ..hub.checkpoints import explain_hub, split_revision
 from .arguments import TrainingArguments
 from .callbacks import Callback
@@ -156,11 +156,12 @@ def _push_state(folder: Path, repo_id: str, step: int) -> None:
     for name in (f"{LAST}/args.json", f"{LAST}/metrics.jsonl"):
         refuse_secret(folder / name, name)
 
-    def find_stale(names: list[str]) -> list[str]:
-        return [name for name in names if name.startswith(f"{LAST}/")]
-
-    message = f"State, step {step}"
-    commit_folder(HfApi(), folder, repo_id, "main", create_pr=False, message=message, find_stale=find_stale)
+    commit_folder(
+        *(HfApi(), folder, repo_id, "main"),
+        create_pr=False,
+        message=f"State, step {step}",
+        find_stale=lambda names: [name for name in names if name.startswith(f"{LAST}/")],
+    )
 
 
 def fetch_run(source: str, run: RunFolder) -> None:
@@ -182,21 +183,16 @@ def fetch_run(source: str, run: RunFolder) -> None:
         files = {path.relative_to(place).as_posix(): path for path in place.rglob("*") if path.is_file()}
         if not {"args.json", "metrics.jsonl"} <= files.keys():
             raise DataError(f"{source} has no {LAST}/ of a run: push states with --hub_strategy checkpoint.")
+        if others := [inner for inner in files if not _FETCHED.fullmatch(inner)]:
+            raise DataError(f"{source}: {LAST}/{others[0]} is not a file of a state, so it is not used.")
         for inner, path in files.items():
-            if not _FETCHED.fullmatch(inner):
-                raise DataError(f"{source}: {LAST}/{inner} is not a file of a state, so it is not used.")
-            if inner.startswith("state/") and path.name.endswith((".bin", ".pkl", ".pt")):
-                refuse_code(path, f"{source}: {LAST}/{inner}")
-            (folder / inner).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, folder / inner)
-
-
-def refuse_code(path: Path, name: str) -> None:
-    """Refuses a file of a state, called `name`, with more than tensors and plain values."""
-    # A pickle may run any code when it is loaded, and accelerate loads some without looking: so each file from
-    # elsewhere is read here once, before, with `weights_only`.
-    try:
-        load(path, map_location="cpu", weights_only=True)
-    # A damaged pickle may raise anything.
-    except Exception as error:
-        raise DataError(f"{name} is damaged, or holds more than tensors and numbers: it is not loaded.") from error
+            # A pickle may run any code when it is loaded, and accelerate loads some without looking: so each file from
+            # elsewhere is read here once, before, with `weights_only`. A damaged one may raise anything.
+            try:
+                if inner.startswith("state/") and path.name.endswith((".bin", ".pkl", ".pt")):
+                    load(path, map_location="cpu", weights_only=True)
+            except Exception as error:
+                raise DataError(
+                    f"{source}: {LAST}/{inner} is damaged, or holds more than tensors and numbers: it is not loaded."
+                ) from error
+        copy_into(files, folder)

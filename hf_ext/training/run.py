@@ -1,38 +1,163 @@
-"""Preparation of a run: folder, data, model, optimizer and loader, from a state or from the seed."""
+"""Preparation of a run: processes, folder, data, model, optimizer and loader, from a state or from the seed."""
 
+import contextlib
+import math
+import os
+import re
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import datasets
-from accelerate.utils import DistributedType, set_seed
+import torch
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import (
+    DistributedType,
+    InitProcessGroupKwargs,
+    ProjectConfiguration,
+    convert_outputs_to_fp32,
+    set_seed,
+)
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from tqdm import tqdm
 
-from hf_ext.distributed import Ranks
 from hf_ext.extras import check_installed
 
 from ..data.opening import describe_memory, match_classes, name_sets, open_source
+from ..distributed import FailedElsewhereError, LostProcessError, Ranks
 from ..errors import DataError, UsageError
+from ..files import read_json, write_json
 from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
-from .callbacks import Callback, Onlookers, check_callbacks
-from .changes import describe_run, fingerprint
-from .data import TrainingLoader, describe_small_groups
+from .callbacks import Callback
+from .changes import Changes, describe_run, fingerprint
+from .data import TrainingLoader, check_workers, count_positions, describe_small_groups
+from .launcher import check_processes, needs_processors, require_devices
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
-from .optimizing import (
-    WeightAverage,
-    build_optimizer,
-    build_schedule,
-    count_steps,
-    describe_warm_up,
-    read_optimizer,
-)
-from .processes import check_trackers, make_accelerator, prepare_sharding
+from .optimizing import WeightAverage, build_optimizer, build_schedule, describe_warm_up, read_optimizer
 from .pushing import PushModels, fetch_run
 from .state import Progress, RunFolder, load_state, use_plain_names
 from .task import Task
+
+
+def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
+    """Creates the accelerator, which connects the processes of this launch."""
+    # For one that is not installed accelerate would only warn.
+    trackers = [str(tracker) for tracker in get_available_trackers()]
+    if missing := [name for name in arguments.trackers if name not in trackers]:
+        raise UsageError(
+            f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install it, or use these."
+        )
+    require_devices()
+    # Each process makes the whole model from the seed or a file. With FSDP accelerate's launcher asks by default that
+    # only the first one does, which fails for models with buffers.
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+    with _meeting():
+        accelerator = Accelerator(
+            cpu=needs_processors(),
+            mixed_precision=arguments.mixed_precision,
+            gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+            log_with=arguments.trackers or None,
+            project_config=ProjectConfiguration(str(folder), str(folder / "tensorboard")),
+            # It would wrap the model, which renames its weights: `torch_compile` compiles it in place.
+            dynamo_backend="no",
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=arguments.timeout_minutes))],
+        )
+    check_processes(accelerator.num_processes)
+    if arguments.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise ValueError("mixed_precision fp16 needs a GPU: use bf16 or 'no' on a CPU.")
+    return accelerator
+
+
+@contextlib.contextmanager
+def _meeting() -> Iterator[None]:
+    """The time in which the processes of a launch find each other: a long wait and a failure are named."""
+    address, port = (os.environ.get(f"MASTER_{name}", "?") for name in ("ADDR", "PORT"))
+    text = f"process {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE', '?')}, at {address}:{port},"
+    waiting = threading.Timer(60, lambda: sys.stderr.write(f"{text} waits for the others.\n"))
+    waiting.daemon = True
+    waiting.start()
+    try:
+        yield
+    except torch.distributed.DistError as error:
+        reason = str(error).partition("\n")[0]
+        raise LostProcessError(
+            f"{text} did not find the others ({reason:.200}): start all of them, with one address and a free port."
+        ) from error
+    finally:
+        waiting.cancel()
+
+
+# Errors of exchanges between processes, in the words of gloo, NCCL and torch.
+_LOST = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused)|pair closure|broken pipe|process group|timed out", re.IGNORECASE
+)
+
+
+@contextlib.contextmanager
+def name_failures(ranks: Ranks, note: Path) -> Iterator[None]:
+    """Reports a failure: the failed process prints its error, and the others name that process, in one line each."""
+    # The one that fails leaves a note in the run folder before it ends; the others meet the end of a connection, which
+    # tells nothing. A process that was killed leaves no note.
+    try:
+        yield
+    except Exception as error:
+        if ranks.count == 1:
+            raise
+        is_lost = isinstance(error, LostProcessError) or (isinstance(error, RuntimeError) and _LOST.search(str(error)))
+        if not is_lost:
+            with contextlib.suppress(OSError):
+                write_json(note, {"process": ranks.index, "error": f"{type(error).__name__}: {error}"})
+            raise
+        end = time.monotonic() + 5
+        while not note.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        if note.exists():
+            told = read_json(note)
+            text = f"process {told['process']} of {ranks.count} failed: {told['error']}"
+            sys.stderr.write(f"{text}\n")
+            raise FailedElsewhereError(text) from None
+        reason = str(error).partition("\n")[0]
+        raise LostProcessError(
+            f"another process of the {ranks.count} was killed, for instance for want of memory, or busy longer than "
+            f"timeout_minutes ({reason:.200}). The same command resumes from the last state."
+        ) from None
+
+
+def gather_weights(
+    model: torch.nn.Module, accelerator: Accelerator, names: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """All weights by the bare model's names, for the main process; what is tied is one tensor."""
+    # Gathered from several processes, a weight with two names comes as two tensors; a file holds it once.
+    weights: dict[str, torch.Tensor] = accelerator.get_state_dict(model)
+    first: dict[torch.Tensor, str] = {}
+    for name, parameter in accelerator.unwrap_model(model).named_parameters(remove_duplicate=False):
+        if name in weights:
+            weights[name] = weights[first.setdefault(parameter, name)]
+    if accelerator.is_main_process and (strange := sorted({*weights} ^ {*names})):
+        # A model that is loaded from such a file would begin at random, and nobody would be told.
+        raise RuntimeError(f"weights would be saved under other names than the model's own: {strange[:4]}.")
+    return weights
+
+
+@contextlib.contextmanager
+def plain_class(model: torch.nn.Module) -> Iterator[None]:
+    """Gives a model that FSDP2 shards its own class back for a `with` block."""
+    # FSDP2 puts a class of torch's over it, whose name and source files would be saved as the model's own.
+    kind: type[torch.nn.Module] = type(model)
+    if isinstance(model, FSDPModule):
+        model.__class__ = next(base for base in kind.__mro__ if not issubclass(base, FSDPModule))  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        model.__class__ = kind
 
 
 class Run:
@@ -53,21 +178,23 @@ class Run:
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
         check_installed(*["tensorboard"] * ("tensorboard" in arguments.trackers), "matplotlib")
-        check_trackers(arguments.trackers)
-        check_callbacks(callbacks)
+        if not (isinstance(callbacks, Sequence) and all(isinstance(one, Callback) for one in callbacks)):
+            # Those of other libraries have the same events, and never act here.
+            raise UsageError(
+                f"callbacks is {callbacks!r}; allowed: a list of objects derived from hf_ext.training.Callback."
+            )
         read_optimizer(arguments)
         self.accelerator = make_accelerator(arguments, folder.path)
         publisher = [] if arguments.hub_model_id is None else [PushModels(arguments, folder)]
         self.callbacks = [*callbacks, *publisher] if self.accelerator.is_main_process else []
         self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
-        self.onlookers = Onlookers(arguments.strict_callbacks)
+        self.failures: Counter[str] = Counter()
         ranks = self.ranks = Ranks(self.accelerator, timedelta(minutes=arguments.timeout_minutes))
         with ranks.first_before_others():
             self._open()
         self._build()
         # Only now: what cannot be trained leaves no folder behind.
-        with ranks.first_before_others():
-            self._prepare()
+        self.start, self.changes = ranks.ask_first(self._prepare)
         self._warn()
 
     def _open(self) -> None:
@@ -97,21 +224,21 @@ class Run:
         if accelerator.is_main_process:
             self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
 
-    def _prepare(self) -> None:
-        if not self.accelerator.is_main_process:
-            return
+    def _prepare(self) -> tuple[int | None, Changes]:
+        """Prepares the folder; the step from which the run continues, and how it has changed since then."""
         if self.groups is not None and self.folder.changes.new_batch_size:
             raise DataError(
                 f"{self.folder.path}: per_device_train_batch_size must stay, as each batch has pictures of one size."
             )
         self.folder.prepare()
+        return self.folder.start, self.folder.changes
 
     def _warn(self) -> None:
         """Warns of changes since the last state, and of settings that are probably unintended."""
         arguments, folder = self.arguments, self.folder
         small = describe_small_groups(self.groups, arguments.per_device_train_batch_size)
         warnings = [*small, *describe_warm_up(arguments), *arguments.data_arguments.overlaps]
-        changes = [f"changed since step {folder.start}: {text}" for text in folder.changes.notes]
+        changes = [f"changed since step {self.start}: {text}" for text in self.changes.notes]
         for text in [*(f"warning: {text}" for text in warnings), *folder.notes, *changes]:
             self._say(f"{text}.")
 
@@ -120,9 +247,13 @@ class Run:
         arguments = self.arguments
         set_seed(arguments.seed)
         self.train_data = match_classes(self.train_data, self.task, training=True)
+        check_workers(self.train_data, arguments.data_arguments.num_workers, self.accelerator.num_processes)
         self.groups = self.task.read_data(self.train_data)
         if (epochs := arguments.num_train_epochs) is not None:
-            steps = count_steps(arguments, epochs, self.train_data, self._batch_size, self.groups)
+            if isinstance(self.train_data, datasets.IterableDataset):
+                raise UsageError("num_train_epochs needs the number of examples, unknown for a stream: set max_steps.")
+            positions = count_positions(len(self.train_data), self.groups, arguments.per_device_train_batch_size)
+            steps = math.ceil(epochs * positions / self._batch_size)
             arguments = self.arguments = replace(arguments, max_steps=steps)
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
         module = build_model(self.task, arguments.model, init_from)
@@ -143,31 +274,37 @@ class Run:
             config = self.accelerator.state.deepspeed_plugin.deepspeed_config
             config["train_micro_batch_size_per_gpu"] = arguments.per_device_train_batch_size
             config["gradient_clipping"] = arguments.max_grad_norm
-        # Where the weights are sharded, every process saves its part of the average; else the main process saves it.
         self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if self.is_sharded:
-            prepare_sharding(module, self.accelerator)
+            # By itself accelerate has FSDP2 cast all weights and inputs to bf16, which keeps 8 bits: timesteps above
+            # 256 and sizes of pictures would be rounded, and what meets buffers in float32 fails. Here weights are
+            # gathered as they are, twice the bytes, and the forward pass runs under autocast.
+            plugin = self.accelerator.state.fsdp_plugin
+            plugin.mixed_precision_policy = MixedPrecisionPolicy()
+            # What accelerate would wrap for it gets other names; the model does it in place.
+            plugin.activation_checkpointing = False
+            if self.accelerator.native_amp:
+                autocast = self.accelerator.autocast()
+                module.forward = convert_outputs_to_fp32(autocast(module.forward))  # type: ignore[method-assign]
         self.model, self.optimizer = self.accelerator.prepare(module, optimizer)
         self.weights = list(self.model.parameters())
         self.module = self.accelerator.unwrap_model(self.model)
         self.average = WeightAverage(self.module, arguments.ema_decay) if arguments.ema_decay else None
         use_plain_names(self.accelerator)
-        self.accelerator.register_for_checkpointing(self.progress, self.scheduler)
-        self.sharded_average = self.average if self.is_sharded else None
-        if self.average is not None and not self.is_sharded:
-            self.accelerator.register_for_checkpointing(self.average)
+        # Where the weights are sharded, every process saves its part of the average; else the main process saves it.
+        whole_average = [] if self.average is None or self.is_sharded else [self.average]
+        self.sharded_average = None if whole_average else self.average
+        self.accelerator.register_for_checkpointing(self.progress, self.scheduler, *whole_average)
 
     def resume(self) -> None:
         """Continues from the state that the main process found, if there is one."""
-        step, changes = self.ranks.of_first((self.folder.start, self.folder.changes))
         stream_states = None
-        if step is not None:
-            stream_states = load_state(self.accelerator, self.folder, step, self.sharded_average)
+        if self.start is not None:
+            found = load_state(self.accelerator, self.folder, self.start, self.sharded_average)
+            # A place in streams that are no longer read is none.
+            stream_states = None if self.changes.new_data else found
             self._say(f"continuing {self.folder.path} from step {self.progress.step}")
-        if changes.new_data:
-            # A place in streams that are no longer read.
-            stream_states = None
-        if changes.new_evaluation:
+        if self.changes.new_evaluation:
             # Scores on other data cannot be compared.
             self.progress.best_step, self.progress.best_value, self.progress.stale = -1, float("nan"), 0
         if self.accelerator.is_main_process:

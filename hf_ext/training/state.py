@@ -94,11 +94,11 @@ class RunFolder:
         self.lock = FileLock(self.path / ".lock", timeout=0)
         # What the run is now (`changes.describe_run`), for the next state.
         self.about: dict[str, Any] = {}
-        # Found by `check`: the step to go on from, what its state says, how that differs, and damaged states after it.
+        # Found by `check`: the step to go on from, what its state says, and how that differs.
         self.start: int | None = None
         self.before: dict[str, Any] | None = None
         self.changes = Changes()
-        self.damaged: dict[int, DamagedState] = {}
+
         self.notes: list[str] = []
 
     def __enter__(self) -> "RunFolder":
@@ -126,8 +126,9 @@ class RunFolder:
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise UsageError(f"{self.path} is no folder, or a link to nothing: choose a folder as output_dir.")
         # Beside a new run may lie hidden files, and the files that its output goes to.
-        names = sorted(path.name for path in self.path.glob("*"))
-        others = [name for name in names if not name.startswith(".") and not name.endswith((".log", ".out", ".err"))]
+        others = sorted(
+            path.name for path in self.path.glob("[!.]*") if not path.name.endswith((".log", ".out", ".err"))
+        )
         if others:
             raise UsageError(
                 f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}) and no "
@@ -156,19 +157,18 @@ class RunFolder:
         """Finds the newest state that is whole; where there are states and none is, nothing begins anew by itself."""
         for aside in self.states.glob(".step-*.old"):
             recover_folder(aside.with_name(aside.stem[1:]))
+        damaged = []
         for step in reversed(self.saved_steps()):
             try:
-                self.before = read_manifest(self.state(step))
+                self.before, self.start = read_manifest(self.state(step)), step
+                return
             except DamagedState as error:
-                self.damaged[step] = error
+                damaged.append(f"step {step}: {error}")
                 self.notes.append(f"warning: {self.state(step)} is damaged: {error}")
-                continue
-            self.start = step
-            return
-        if self.damaged:
-            told = "; ".join(f"step {step}: {error}" for step, error in self.damaged.items())
+        if damaged:
             raise DataError(
-                f"no state of {self.path} is whole ({told}). Restore one, or delete {self.states} to start again."
+                f"no state of {self.path} is whole ({'; '.join(damaged)}). Restore one, or delete {self.states} to "
+                "start again."
             )
 
     def check_data(self, fingerprint: dict[str, Any]) -> None:
@@ -194,10 +194,12 @@ class RunFolder:
         remove_leftovers(self.path)
         for folder in (self.snapshot, self.best):
             recover_folder(folder)
-        for step in self.damaged:
-            if os.path.lexists(self._aside(step)):
-                remove(self._aside(step))
-            os.replace(self.state(step), self._aside(step))
+        # States after the start are damaged: they are kept until the run has saved another one.
+        for step in (step for step in self.saved_steps() if step > (self.start or 0)):
+            aside = self.states / f"damaged-step-{step}"
+            if os.path.lexists(aside):
+                remove(aside)
+            os.replace(self.state(step), aside)
 
     def saved_steps(self) -> list[int]:
         """Steps of the complete resume states, ascending."""
@@ -213,10 +215,6 @@ class RunFolder:
     def state(self, step: int) -> Path:
         """Folder of one resume state."""
         return self.states / f"step-{step}"
-
-    def _aside(self, step: int) -> Path:
-        """The folder that keeps an unusable state until the run has saved another one."""
-        return self.states / f"damaged-step-{step}"
 
     def prune(self, keep_last: int, best_step: int) -> None:
         """Deletes all resume states but the last `keep_last` and the best."""
@@ -297,8 +295,6 @@ def _hash_content(content: dict[str, Any]) -> str:
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
     """Writes the manifest of a state, with a hash of its text."""
-    # As it will be read: JSON knows no tuples, and no keys but text.
-    content = json.loads(json.dumps(content))
     write_json(folder / MANIFEST, {**content, "sha256": _hash_content(content)})
 
 

@@ -28,11 +28,7 @@ class RunStopped(KeyboardInterrupt):
 
 
 class EvaluationStopped(Exception):
-    """An evaluation ended before its last batch, for what `answer` says; a run that goes on does it anew."""
-
-    def __init__(self, answer: int) -> None:
-        super().__init__(answer)
-        self.answer = answer
+    """An evaluation ended before its last batch, for the answer that it has; a run that goes on does it anew."""
 
 
 class Stopping:
@@ -48,6 +44,7 @@ class Stopping:
         self.ranks = ranks
         self.save_minutes = save_minutes
         self.deadline_minutes = deadline_minutes
+        # `save_minutes` are counted from the latter.
         self.began = self.saved = time.monotonic()
         self._wish = self._asked = _GO_ON
         self._question: tuple[torch.Tensor, Any] | None = None
@@ -96,15 +93,11 @@ class Stopping:
             answer = int(wish)
         if answer == _SAVE:
             # It is saved now: nobody asks for it again in the next question, which is begun before.
-            self.restart_clock()
+            self.saved = time.monotonic()
         wish = torch.tensor(self._wish_now())
         most = torch.distributed.ReduceOp.MAX
         self._question = wish, torch.distributed.all_reduce(wish, most, group=self.ranks.group, async_op=True)
         return answer
-
-    def restart_clock(self) -> None:
-        """Counts `save_minutes` from now."""
-        self.saved = time.monotonic()
 
     def interrupt_evaluation(self) -> None:
         """Ends an evaluation between two batches, in all processes, where the run is to end."""

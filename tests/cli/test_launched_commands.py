@@ -59,27 +59,18 @@ def write_inputs(root: Path) -> None:
     (root / "run.yaml").write_text(yaml.safe_dump(config))
 
 
-def restore_words(root: Path, out: str, *more: str) -> list[str]:
-    return ["restore", str(root / "model"), str(root / "photos"), "--out", str(root / out), *more]
+COMMANDS = {
+    "restore": "restore {root}/model {root}/photos --out {root}/{out}",
+    "precompute": "dit precompute {root}/pictures {root}/{out} --vae {root}/vae --posterior --size 16 --shard-size 2",
+    "evaluate": "evaluate {root}/model --config {root}/run.yaml --output {root}/{out}",
+    "sample": "sample {root}/dit --out {root}/{out} --device cpu --class-labels hen,1,4 --count 11 --steps 2",
+    "score": "dit score {root}/scored {root}/pictures --network {root}/judge --device cpu --kernel --json",
+}
 
 
-def precompute_words(root: Path, out: str, *more: str) -> list[str]:
-    sizes = ["--size", "16", "--shard-size", "2", "--batch-size", "2", "--posterior"]
-    return ["dit", "precompute", str(root / "pictures"), str(root / out), "--vae", str(root / "vae"), *sizes, *more]
-
-
-def evaluate_words(root: Path, output: str) -> list[str]:
-    return ["evaluate", str(root / "model"), "--config", str(root / "run.yaml"), "--output", str(root / output)]
-
-
-def sample_words(root: Path, out: str) -> list[str]:
-    words = ["--count", "11", "--batch-size", "2", "--steps", "2", "--device", "cpu", "--class-labels", "hen,1,4"]
-    return ["sample", str(root / "dit"), "--out", str(root / out), *words]
-
-
-def score_words(root: Path) -> list[str]:
-    words = ["--network", str(root / "judge"), "--batch-size", "2", "--device", "cpu", "--kernel", "--json"]
-    return ["dit", "score", str(root / "scored"), str(root / "pictures"), *words]
+def words(command: str, root: Path, out: str = "", *more: str) -> list[str]:
+    batches = [] if command in ("restore", "evaluate") else ["--batch-size", "2"]
+    return [*COMMANDS[command].format(root=root, out=out).split(), *batches, *more]
 
 
 @pytest.fixture(scope="module")
@@ -93,26 +84,27 @@ def launched(tmp_path_factory) -> Path:
         """A command, before which a folder is copied."""
         return {"words": words, **more} | ({"copy": [str(root / name) for name in copied]} if copied else {})
 
-    restored = job(restore_words(root, "killed"), kill_at="f.png")
-    encoded = job(precompute_words(root, "latents-killed"), kill_at="train-00001-of-00006")
+    restored = job(words("restore", root, "killed"), kill_at="f.png")
+    # Whichever part it has taken first.
+    encoded = job(words("precompute", root, "latents-killed"), kill_at="train-")
     # Its batches are of the numbers 2 and 3, 6 and 7, 10.
-    drawn = job(sample_words(root, "drawn-killed"), kill_at="000007.png")
+    drawn = job(words("sample", root, "drawn-killed"), kill_at="000007.png")
     listed = ["restore", str(root / "model"), "@-", "--out", str(root / "listed")]
     no_model = ["restore", str(root / "photos"), str(root / "pictures"), "--out", str(root / "never")]
-    latents = precompute_words(root, "latents-killed")
+    latents = words("precompute", root, "latents-killed")
     jobs = {
-        "restore-goes-on": job(restore_words(root, "killed"), "killed", "killed-copy"),
-        "restore": job(restore_words(root, "two", "--compare")),
-        "restore-again": job(restore_words(root, "two")),
+        "restore-goes-on": job(words("restore", root, "killed"), "killed", "killed-copy"),
+        "restore": job(words("restore", root, "two", "--compare")),
+        "restore-again": job(words("restore", root, "two")),
         "restore-listed": job(listed, stdin=names),
         "no-model": job(no_model),
         "precompute-goes-on": job(latents, "latents-killed.partial", "latents-copy.partial"),
-        "precompute": job(precompute_words(root, "latents-two")),
-        "precompute-again": job(precompute_words(root, "latents-two")),
-        "sample-goes-on": job(sample_words(root, "drawn-killed"), "drawn-killed", "drawn-copy"),
-        "sample": job(sample_words(root, "drawn-two")),
-        "score": job(score_words(root)),
-        "evaluate": job(evaluate_words(root, "two.json")),
+        "precompute": job(words("precompute", root, "latents-two")),
+        "precompute-again": job(words("precompute", root, "latents-two")),
+        "sample-goes-on": job(words("sample", root, "drawn-killed"), "drawn-killed", "drawn-copy"),
+        "sample": job(words("sample", root, "drawn-two")),
+        "score": job(words("score", root)),
+        "evaluate": job(words("evaluate", root, "two.json")),
     }
     fork_pairs(
         "tests.cli.launched",
@@ -124,13 +116,18 @@ def launched(tmp_path_factory) -> Path:
     return root
 
 
-def said(root: Path, name: str) -> tuple[dict, dict]:
-    """Exit code and words of the first and the second process."""
+def said(root: Path, name: str, code: int = 0) -> dict:
+    """The words of the first process, which ended with this code; the second one printed nothing."""
     first, second = (json.loads((root / f"{name}-{rank}.json").read_text()) for rank in (0, 1))
-    return first, second
+    assert first["code"] == code and {**second, "stderr": ""} == {"code": 0, "stdout": "", "stderr": ""}
+    # These show a bar, or that weights are loaded.
+    assert not second["stderr"] or name in ("evaluate", "score")
+    return first
 
 
-QUIET = {"code": 0, "stdout": "", "stderr": ""}
+def check_killed(root: Path, name: str) -> None:
+    killed = json.loads((root / f"{name}-killed-0.json").read_text())
+    assert killed["code"] == 1 and "another process of this launch has ended" in killed["stderr"]
 
 
 def check_pictures(found: Path, expected: Path) -> None:
@@ -161,8 +158,8 @@ def without_speed(text: str) -> str:
 
 @pytest.mark.slow
 def test_two_processes_restore_what_one_does_and_say_it_once(launched, tmp_path):
-    alone = run(*restore_words(launched, "one", "--compare"), code=1)
-    first, second = said(launched, "restore")
+    alone = run(*words("restore", launched, "one", "--compare"), code=1)
+    first = said(launched, "restore", code=1)
     told, wanted = (
         [line for line in text.splitlines() if line and "Loading weights" not in line]
         for text in (first["stderr"], alone.stderr)
@@ -171,58 +168,50 @@ def test_two_processes_restore_what_one_does_and_say_it_once(launched, tmp_path)
     assert [f"{name}: is not a picture" in line for name, line in zip(BROKEN, told, strict=False)] == [True, True]
     assert without_speed(first["stdout"].replace("/two", "/one")) == without_speed(alone.stdout)
     assert first["stdout"].startswith(f"7 restored to {launched / 'two'}; 0.00 megapixels in ")
-    assert (first["code"], second) == (1, QUIET)
     # The page too.
     check_pictures(launched / "two", launched / "one")
 
 
 @pytest.mark.slow
 def test_what_is_there_is_skipped_and_the_rest_is_tried_again(launched):
-    first, second = said(launched, "restore-again")
+    first = said(launched, "restore-again", code=1)
     assert first["stdout"].startswith("0 restored") and "7 already restored" in first["stdout"]
-    assert (first["code"], second) == (1, QUIET)
     # Standard input is read by one of them.
-    first, second = said(launched, "restore-listed")
-    assert files(launched / "listed") == ["a.png", "c.png", "d.png"] and (first["code"], second) == (0, QUIET)
+    said(launched, "restore-listed")
+    assert files(launched / "listed") == ["a.png", "c.png", "d.png"]
 
 
 @pytest.mark.slow
 def test_what_stops_all_is_said_once(launched):
-    first, second = said(launched, "no-model")
-    assert first["code"] == 2 and first["stderr"].startswith("Error: ") and second == QUIET
+    assert said(launched, "no-model", code=2)["stderr"].startswith("Error: ")
     assert not (launched / "never").exists()
-    first, second = said(launched, "precompute-again")
-    assert first["code"] == 2 and "exists: give another folder" in first["stderr"] and second == QUIET
+    assert "exists: give another folder" in said(launched, "precompute-again", code=2)["stderr"]
 
 
 @pytest.mark.slow
 def test_a_restoration_whose_process_was_killed_goes_on_in_one_or_two(launched):
-    killed = json.loads((launched / "restore-killed-0.json").read_text())
-    assert killed["code"] == 1 and "another process of this launch has ended" in killed["stderr"]
+    check_killed(launched, "restore")
     left = files(launched / "killed-copy")
     assert {"a.png", "c.png", "d.png", "g.png", "more/i.png"} == {name for name in left if ".tmp-" not in name}
     assert [name[:11] for name in left if ".tmp-" in name] == [".f.png.tmp-"]
-    first, second = said(launched, "restore-goes-on")
+    first = said(launched, "restore-goes-on", code=1)
     assert first["stdout"].startswith("2 restored") and "5 already restored" in first["stdout"]
-    assert (first["code"], second) == (1, QUIET)
-    run(*restore_words(launched, "killed-copy"), code=1)
-    run(*restore_words(launched, "one-plain"), code=1)
+    run(*words("restore", launched, "killed-copy"), code=1)
+    run(*words("restore", launched, "one-plain"), code=1)
     for name in ("killed", "killed-copy"):
         check_pictures(launched / name, launched / "one-plain")
 
 
 @pytest.mark.slow
 def test_latents_of_two_processes_are_those_of_one_also_after_a_kill(launched):
-    run(*precompute_words(launched, "latents-one"))
-    first, second = said(launched, "precompute")
-    assert (first["code"], first["stdout"], second) == (0, f"{launched / 'latents-two'}\n", QUIET)
+    run(*words("precompute", launched, "latents-one"))
+    assert said(launched, "precompute")["stdout"] == f"{launched / 'latents-two'}\n"
     check_latents(launched / "latents-two", launched / "latents-one")
-    killed = json.loads((launched / "precompute-killed-0.json").read_text())
-    assert killed["code"] == 1 and "another process of this launch has ended" in killed["stderr"]
+    check_killed(launched, "precompute")
     # The second process died with its first file, and the first one took over all that it had not begun.
     left = sorted(path.name[6:11] for path in (launched / "latents-copy.partial").glob("*.parquet"))
-    assert left == ["00000", "00002", "00003", "00004", "00005"]
-    run(*precompute_words(launched, "latents-copy"))
+    assert len(left) == 5 and {*left} < {f"{number:05d}" for number in range(6)}
+    run(*words("precompute", launched, "latents-copy"))
     for name in ("latents-killed", "latents-copy"):
         check_latents(launched / name, launched / "latents-one")
         assert not (launched / f"{name}.partial").exists()
@@ -230,14 +219,12 @@ def test_latents_of_two_processes_are_those_of_one_also_after_a_kill(launched):
 
 @pytest.mark.slow
 def test_drawn_pictures_of_two_processes_are_those_of_one_also_after_a_kill(launched):
-    run(*sample_words(launched, "drawn-one"))
-    first, second = said(launched, "sample")
-    assert (first["code"], first["stdout"], second) == (0, f"{launched / 'drawn-two'}\n", QUIET)
-    killed = json.loads((launched / "sample-killed-0.json").read_text())
-    assert killed["code"] == 1 and "another process of this launch has ended" in killed["stderr"]
+    run(*words("sample", launched, "drawn-one"))
+    assert said(launched, "sample")["stdout"] == f"{launched / 'drawn-two'}\n"
+    check_killed(launched, "sample")
     left = [name for name in files(launched / "drawn-copy") if ".tmp-" not in name]
     assert left == [f"{number:06d}.png" for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)] + ["sampling.json"]
-    run(*sample_words(launched, "drawn-copy"))
+    run(*words("sample", launched, "drawn-copy"))
     names = [f"{number:06d}.png" for number in range(11)] + ["metadata.jsonl", "sampling.json"]
     for folder in (launched / name for name in ("drawn-one", "drawn-two", "drawn-killed", "drawn-copy")):
         assert [name for name in files(folder) if ".tmp-" not in name] == names
@@ -249,9 +236,8 @@ def test_drawn_pictures_of_two_processes_are_those_of_one_also_after_a_kill(laun
 
 @pytest.mark.slow
 def test_two_processes_score_every_example_once(launched):
-    alone = run(*evaluate_words(launched, "one.json"))
-    first, second = said(launched, "evaluate")
-    assert (first["code"], first["stdout"], second["stdout"]) == (0, alone.stdout, "")
+    alone = run(*words("evaluate", launched, "one.json"))
+    assert said(launched, "evaluate")["stdout"] == alone.stdout
     found, expected = (json.loads((launched / name).read_text())["results"] for name in ("two.json", "one.json"))
     for row, wanted in zip(found, expected, strict=True):
         assert row == wanted | {"value": pytest.approx(wanted["value"], rel=1e-6)}
@@ -259,9 +245,8 @@ def test_two_processes_score_every_example_once(launched):
 
 @pytest.mark.slow
 def test_distances_of_pictures_that_two_processes_read_are_those_of_one(launched):
-    first, second = said(launched, "score")
-    assert first["code"] == second["code"] == 0 and second["stdout"] == ""
-    found, alone = (json.loads(text) for text in (first["stdout"], run(*score_words(launched)).stdout))
+    texts = said(launched, "score")["stdout"], run(*words("score", launched)).stdout
+    found, alone = map(json.loads, texts)
     assert found == pytest.approx(alone, rel=1e-3) and found["pictures"] == 5 and found["reference_pictures"] == 11
 
 

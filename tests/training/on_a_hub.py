@@ -105,7 +105,6 @@ def main() -> None:
             resume(name, source)
         except ValueError as error:
             found["refused"][name] = [type(error).__name__, str(error)]
-    found["left"] = [name for name in sources if (root / name / "args.json").exists()] + ["ran"] * (
-        root / "ran"
-    ).exists()
+    left = [*(root / name / "args.json" for name in sources), root / "ran"]
+    found["left"] = [str(file) for file in left if file.exists()]
     print(json.dumps(found))

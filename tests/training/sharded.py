@@ -13,9 +13,10 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
 from hf_ext.training import TrainingArguments, build_task, launcher, train
-from hf_ext.training.arguments import build
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
+
+from . import tiny
 
 # What `examples/accelerate/fsdp2.yaml` says, as the launcher hands it on, and its efficient loading, which it asks for
 # where no file says otherwise.
@@ -78,23 +79,12 @@ def shard_on_processors() -> None:
 
 def make_arguments(root: Path, case: str, name: str, **changes: Any) -> TrainingArguments:
     """Three steps with an evaluation after each; the last one and those that are the best so far are saved."""
-    values: dict[str, Any] = {
-        "method": case,
-        "output_dir": str(root / case / name),
-        "data": {"train": {"path": str(root / "data")}, "eval": {"path": str(root / "data")}},
-        "max_steps": 3,
-        "per_device_train_batch_size": 2,
-        "learning_rate": 1e-2,
-        # Gradients that are zero but for their rounding, which differs, become no steps of full size.
-        "optim_args": {"eps": 1e-3},
-        "eval_steps": 1,
-        "save_steps": 3,
-        "ema_decay": 0.9,
-        "logging_steps": 1,
-        "report_to": "none",
-    }
+    values: dict[str, Any] = {"method": case, "max_steps": 3, "eval_steps": 1, "save_steps": 3, "logging_steps": 1}
+    # Gradients that are zero but for their rounding, which differs, become no steps of full size.
+    values |= {"optim_args": {"eps": 1e-3}, "weight_decay": 0.0, "warmup_steps": 0, "gradient_accumulation_steps": 1}
     base = {"init_from": str(root / "base")} if "peft" in CASES[case] else {}
-    return build(TrainingArguments, {**values, **CASES[case], **base, **changes})
+    data = tiny.evaluated(root / "data")
+    return tiny.make_arguments(root / case / name, data, **{**values, **CASES[case], **base, **changes})
 
 
 def run(arguments: TrainingArguments, killed_in: int = -1) -> None:

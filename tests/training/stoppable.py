@@ -37,6 +37,15 @@ def start(folder: Path, data: Path, processes: int = 1, **changes: Any) -> list[
     return started
 
 
+def finish(started: list[Any], *codes: int) -> int:
+    """Waits for processes, which all end with the same one of these codes, or 0; the code."""
+    for process in started:
+        process.join(300)
+    (code,) = {process.exitcode for process in started}
+    assert code in (codes or (0,))
+    return int(code)
+
+
 def main(output: str, data: str, changes: dict[str, Any], rank: int, port: str) -> None:
     """Trains, alone or as one of two processes that meet at a port."""
     # A shell's background and `nohup` hand ignored signals on to the tests.

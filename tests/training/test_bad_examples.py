@@ -16,16 +16,7 @@ from hf_ext.training.state import RunFolder
 from hf_ext_cli.main import main
 from tests.kit.refusals import refused
 
-from .tiny import (
-    TinyTask,
-    contents,
-    evaluated,
-    make_arguments,
-    run,
-    run_interrupted,
-    write_config,
-    write_images,
-)
+from .tiny import TinyTask, contents, evaluated, make_arguments, run, run_interrupted, write_config, write_images
 
 # datasets leaves the file of a picture that cannot be decoded to the garbage collector.
 pytestmark = [

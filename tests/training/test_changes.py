@@ -3,23 +3,26 @@
 import json
 import random
 import shutil
+import sys
+from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 from safetensors.torch import load_file
 
 from hf_ext.errors import DataError, OtherRun
 from hf_ext.training.changes import OTHER, SAME, compare_settings, describe_run
 from hf_ext.training.state import RunFolder, read_manifest, write_manifest
-from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
 from .launching import ROOT, fork_two
-from .splitting import read_samples, split_arguments, train_until
 from .test_damage import DAMAGES
-from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_images, write_shards
+from .tiny import Interrupted, TinyTask, contents, make_arguments, run, run_interrupted, write_images, write_shards
 
 
 def weights(folder):
@@ -142,21 +145,43 @@ def test_workers_of_a_stream_are_refused(tmp_path, shards):
     refuse(tmp_path / "run", {**train, "num_workers": 0}, words)
 
 
+class NotingTask(TinyTask):
+    """Writes down the samples of each step by a mark."""
+
+    folder: Path
+
+    def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
+        loss = super().loss(model, batch, step)
+        rank = PartialState().process_index
+        with (self.folder / f"samples-{rank}.txt").open("a") as file:
+            for noisy in batch["pixel_values"]:
+                # Example, flip and noise have all left their mark in the sum.
+                file.write(f"{step} {float(noisy.double().sum())}\n")
+        return loss
+
+
+def read_samples(folder: Path) -> list[list[str]]:
+    """Step and mark of every sample, in no particular order within a step."""
+    lines = [line for path in folder.glob("samples-*.txt") for line in path.read_text().splitlines()]
+    return sorted(line.split() for line in lines)
+
+
+def train_until(step: int, output: Path, data: Path, source: dict[str, Any] | None = None, **changes: Any) -> None:
+    """Trains as far as a step, without dropout and statistics of batches, which depend on how a batch is split."""
+    sources = {"train": {"path": str(data), **(source or {})}, "eval": {"path": str(data)}}
+    task = NotingTask(interrupt_at=step)
+    task.folder = output.parent
+    task.folder.mkdir(exist_ok=True)
+    with suppress(Interrupted):
+        run(task, make_arguments(output, sources, model={"dropout": 0.0, "batch_norm": False}, **changes))
+
+
 @pytest.mark.parametrize("source", [pytest.param({}, marks=pytest.mark.slow), {"streaming": True}])
 def test_batches_are_split_otherwise(tmp_path, capsys, shards, source):
     """1 × 4 × 1, 1 × 2 × 2, 1 × 1 × 4: the same samples in every step."""
-
-    def arguments(name, batch):
+    for name, batch, step in (("whole", 4, -1), ("parts", 2, 2), ("parts", 1, 4), ("parts", 4, -1)):
         sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 4 // batch}
-        return split_arguments(tmp_path / name / "run", str(shards), source, **sizes)
-
-    forget_accelerate()
-    (tmp_path / "whole").mkdir()
-    train_until(arguments("whole", 4), -1)
-    (tmp_path / "parts").mkdir()
-    for batch, step in ((2, 2), (1, 4), (4, -1)):
-        forget_accelerate()
-        train_until(arguments("parts", batch), step)
+        train_until(step, tmp_path / name / "run", shards, source, **sizes)
     said = capsys.readouterr().err
     assert "1 × 2 × 2 → 1 × 1 × 4: every step has the same examples, " in said and OTHER in said
     compare_parts(tmp_path)
@@ -176,21 +201,24 @@ def compare_parts(tmp_path):
 @pytest.mark.parametrize("parts", [[(2, 5)], [(2, 4), (1, 6)]])
 def test_processes_come_and_go(tmp_path, examples, parts):
     """One process with batches of 4, two with batches of 2, or of 1 in two passes, one again."""
-    (tmp_path / "whole").mkdir()
-    forget_accelerate()
     four = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "save_steps": 1}
-    train_until(split_arguments(tmp_path / "whole" / "run", str(examples), {}, **four), -1)
-    (tmp_path / "parts").mkdir()
+    train_until(-1, tmp_path / "whole" / "run", examples, **four)
     output = tmp_path / "parts" / "run"
-    forget_accelerate()
-    train_until(split_arguments(output, str(examples), {}, **four), 2)
+    train_until(2, output, examples, **four)
     for batch, step in parts:
         sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 2 // batch, "save_steps": 1}
-        fork_two("tests.training.splitting", str(output), str(examples), json.dumps(sizes), str(step))
+        fork_two("tests.training.test_changes", str(step), str(output), str(examples), json.dumps(sizes))
         assert read_manifest(RunFolder(output).state(step))["processes"] == 2
-    forget_accelerate()
-    train_until(split_arguments(output, str(examples), {}, **four), -1)
+    train_until(-1, output, examples, **four)
     compare_parts(tmp_path)
+
+
+def main() -> None:
+    """A part of a run in one of two processes, under `fork_two`."""
+    step, output, data, changes = sys.argv[1:]
+    PartialState.destroy_process_group = lambda self, group=None: None
+    train_until(int(step), Path(output), Path(data), **json.loads(changes))
+    torch.distributed.destroy_process_group()
 
 
 class GroupedTask(TinyTask):

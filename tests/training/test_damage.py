@@ -46,37 +46,36 @@ def remove(path: Path, rng: random.Random) -> None:
 DAMAGES = {"flip": flip_bit, "cut": cut, "remove": remove}
 
 
-def continue_damaged(runs: Path, output: Path, steps: dict[int, str], rng: random.Random, capsys) -> str:
-    """Damages a file of states, chosen by a name or at random, continues, and compares; what was said."""
-    shutil.copytree(runs / "interrupted", output)
-    for step, words in steps.items():
-        damage, _, name = words.partition(" ")
-        names = sorted(path.name for path in (output / "state" / f"step-{step}").iterdir())
-        DAMAGES[damage](output / "state" / f"step-{step}" / (name or rng.choice(names)), rng)
-    capsys.readouterr()
-    run(TinyTask(), arguments(runs, output))
-    assert contents(output) == contents(runs / "whole")
-    return capsys.readouterr().err
+# A damage, the file or one at random, and what is said of it.
+STEP_6 = {
+    "flip model.safetensors": "model.safetensors changed after being saved",
+    "flip optimizer.bin": "optimizer.bin changed after being saved",
+    "flip manifest.json": "manifest.json is damaged",
+    "cut custom_checkpoint_2.pkl": "custom_checkpoint_2.pkl changed after being saved",
+    "cut manifest.json": "manifest.json is damaged",
+    "remove model.safetensors": "model.safetensors is missing",
+    "remove manifest.json": "manifest.json is missing",
+}
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ("flip model.safetensors", "model.safetensors changed after being saved"),
-        ("flip optimizer.bin", "optimizer.bin changed after being saved"),
-        ("flip manifest.json", "manifest.json is damaged"),
-        ("cut custom_checkpoint_2.pkl", "custom_checkpoint_2.pkl changed after being saved"),
-        ("cut manifest.json", "manifest.json is damaged"),
-        ("remove model.safetensors", "model.safetensors is missing"),
-        ("remove manifest.json", "manifest.json is missing"),
-    ],
+    ("damages", "start"), [*(({6: words}, 4) for words in STEP_6), ({6: "cut", 4: "remove"}, 3)], ids=str
 )
-def test_the_run_goes_on_from_the_last_whole_state(runs, tmp_path, capsys, words, reason):
-    said = continue_damaged(runs, tmp_path / "run", {6: words}, random.Random(words), capsys)
-    assert f"state/step-6 is damaged: {reason}" in said
-    assert "from step 4" in said
+def test_the_run_goes_on_from_the_last_whole_state(runs, tmp_path, capsys, damages, start):
+    output, rng = tmp_path / "run", random.Random(str(damages))
+    shutil.copytree(runs / "interrupted", output)
+    for step, words in damages.items():
+        damage, _, name = words.partition(" ")
+        folder = output / "state" / f"step-{step}"
+        DAMAGES[damage](folder / (name or rng.choice(sorted(path.name for path in folder.iterdir()))), rng)
+    capsys.readouterr()
+    run(TinyTask(), arguments(runs, output))
+    assert contents(output) == contents(runs / "whole")
+    said = capsys.readouterr().err
+    assert f"from step {start}" in said
+    assert all(f"state/step-{step} is damaged: {STEP_6.get(words, '')}" in said for step, words in damages.items())
     # What was set aside is gone, now that there are later states.
-    assert not [*(tmp_path / "run" / "state").glob("damaged-*")]
+    assert not [*(output / "state").glob("damaged-*")]
 
 
 @pytest.mark.parametrize(
@@ -92,11 +91,6 @@ def test_what_is_no_state_is_in_nobodys_way(runs, tmp_path, name, taken):
     run(TinyTask(), arguments(runs, tmp_path / "run"))
     found, expected = contents(tmp_path / "run"), contents(runs / "whole")
     assert {file: found[file] for file in expected} == expected
-
-
-def test_of_two_damaged_states_both_are_named(runs, tmp_path, capsys):
-    said = continue_damaged(runs, tmp_path / "run", {6: "cut", 4: "remove"}, random.Random(0), capsys)
-    assert "step-6 is damaged" in said and "step-4 is damaged" in said and "from step 3" in said
 
 
 def test_without_a_whole_state_nothing_is_begun_anew(runs, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hf_ext.data.opening import open_source
 from hf_ext.errors import UsageError
 from hf_ext.training.arguments import DataSource, apply_overrides
-from hf_ext.training.data import TrainingLoader
+from hf_ext.training.data import TrainingLoader, check_workers
 from hf_ext.training.evaluation import share_batches
 from tests.kit.refusals import refused
 
@@ -76,7 +76,7 @@ def test_processes_share_a_stream(shards):
 
 def test_too_many_workers_for_the_shards_of_a_stream(shards):
     with refused(UsageError, "2 shard", "2 process"):
-        make_loader(shards, workers=3, world_size=2, streaming=True)
+        check_workers(open_source(DataSource(str(shards), streaming=True)), 3, 2)
 
 
 def test_loader_processes_end_with_the_reading(examples):

@@ -2,10 +2,7 @@
 
 import json
 import re
-import resource
 import shutil
-import signal
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from hf_ext.errors import DataError, UsageError
 from hf_ext.training import Callback
 from hf_ext.training.launch import main
 from hf_ext.training.state import RunFolder
+from tests.kit.models import file_limit
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
@@ -58,37 +56,35 @@ def test_wrong_words_exit_with_2_and_name_the_key(tmp_path, capsys, words, messa
     assert not (tmp_path / "run").exists()
 
 
-def test_unusable_files(tmp_path, capsys):
-    assert "no configuration file at" in fails(capsys, 2, str(tmp_path / "absent.yaml"))
-    (tmp_path / "twice.yaml").write_text("seed: 1\nseed: 2\n")
-    assert "repeated key 'seed' in line 2" in fails(capsys, 2, str(tmp_path / "twice.yaml"))
+def test_a_file_that_is_not_utf_8(tmp_path, capsys):
     (tmp_path / "latin.yaml").write_bytes("seed: 1\nmethod: Gr\xfc\xdfe\n".encode("latin-1"))
     assert "line 2 is not UTF-8" in fails(capsys, 2, str(tmp_path / "latin.yaml"))
 
 
-def test_what_this_machine_cannot_do(tmp_path, capsys, examples):
-    config = write_config(tmp_path, examples)
-    assert "mixed_precision fp16 needs a GPU" in fails(capsys, 2, config, "--mixed_precision", "fp16")
-    assert "report_to is 'wandb'; installed here are" in fails(capsys, 2, config, "--report_to", "wandb")
-    assert "data.num_workers is 999999" in fails(capsys, 2, config, "--data.num_workers", "999999")
-    stream = ["--data.train.streaming", "--data.num_workers", "3"]
-    assert "a process has only 2 shard(s)" in fails(capsys, 2, config, *stream)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mixed_precision", "fp16"], "mixed_precision fp16 needs a GPU"),
+        (["--report_to", "wandb"], "report_to is 'wandb'; installed here are"),
+        (["--data.num_workers", "999999"], "data.num_workers is 999999"),
+        (["--data.train.streaming", "--data.num_workers", "3"], "a process has only 2 shard(s)"),
+    ],
+)
+def test_what_this_machine_cannot_do(tmp_path, capsys, examples, words, message):
+    assert message in fails(capsys, 2, write_config(tmp_path, examples), *words)
+    assert not (tmp_path / "run").exists()
 
 
-def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path, capsys, examples):
-    config = write_config(tmp_path, examples)
-    message = fails(capsys, 1, config, "--task.nan_at", "2")
-    assert "the loss is nan between steps 3 and 4; the last good state is step 2" in message
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("nan_at=2", "the loss is nan between steps 3 and 4; the last good state is step 2"),
+        ("overflow_at=3", "weights are no longer finite after step 4; the last good state is step 2"),
+    ],
+)
+def test_what_is_not_finite_stops_before_anything_is_saved(tmp_path, capsys, examples, fault, message):
+    assert message in fails(capsys, 1, write_config(tmp_path, examples), f"--task.{fault}")
     assert RunFolder(tmp_path / "run").saved_steps() == [2]
-
-
-def test_weights_that_are_not_finite_are_not_saved(tmp_path, examples):
-    arguments = make_arguments(tmp_path / "run", examples)
-    with refused(FloatingPointError, "step 4", "step 2"):
-        run(TinyTask(overflow_at=3), arguments)
-    assert RunFolder(tmp_path / "run").saved_steps() == [2]
-    state = torch.load(tmp_path / "run" / "state" / "step-2" / "custom_checkpoint_0.pkl")
-    assert state["step"] == 2
 
 
 class VanishingTask(TinyTask):
@@ -168,19 +164,6 @@ def test_a_cut_off_row_of_metrics_is_survived(tmp_path, halfway):
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
-@contextmanager
-def small_files(size):
-    """Files may not grow beyond a limit, which is what a full disk looks like to the writer."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -206,7 +189,8 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples):
     config = write_config(tmp_path, examples, lr_scheduler_type="constant")
     forget_accelerate()
     assert main([config, "--max_steps", "2"], make_task) == 0
-    with small_files(2000):
+    # A limit for files is what a full disk looks like to the writer.
+    with file_limit(2000):
         message = fails(capsys, 1, config)
     assert message.startswith("Error: cannot write") and "the last good state is step 2" in message
     assert RunFolder(tmp_path / "run").saved_steps() == [2]

@@ -1,6 +1,5 @@
 """In fp16 a step whose gradients overflow is left out of everything, with a scaler that runs on processors."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,8 @@ import torch
 
 from hf_ext.training import run as run_module
 from hf_ext.training.optimizing import build_optimizer
-from hf_ext.training.processes import make_accelerator
+from hf_ext.training.run import make_accelerator
+from hf_ext.training.state import RunFolder
 
 from .tiny import TinyConfig, TinyModel, TinyTask, evaluated, make_arguments, run
 
@@ -30,9 +30,7 @@ def test_a_skipped_step_moves_neither_schedule_nor_average(tmp_path, examples, m
     states = [tmp_path / "run" / "state" / f"step-{step}" for step in range(1, 5)]
     averages = [torch.load(state / "custom_checkpoint_2.pkl")["optimization_step"] for state in states]
     assert averages == [1, 2, 2, 3]
-    rates = [
-        json.loads(line)["learning_rate"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
+    rates = [row["learning_rate"] for row in RunFolder(tmp_path / "run").read_metrics()]
     assert rates[2] == rates[1] < rates[3]
     weights = [(state / "model.safetensors").read_bytes() for state in states]
     assert weights[1] != weights[0] and weights[3] != weights[2]

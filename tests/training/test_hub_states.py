@@ -11,12 +11,13 @@ from huggingface_hub import HfApi
 from PIL import Image
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext.training.state import RunFolder
 from tests.hub.unfaithful_hub import Reply, UnfaithfulHub
 from tests.kit import warm_python
 from tests.kit.hub import client_environment, run_python
 
 from .launching import ROOT, launch_two
+from .on_a_hub import list_errors
+from .tiny import write_config
 
 SCRIPT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.training.on_a_hub import main; main()"
 
@@ -70,24 +71,10 @@ def recipe(tmp_path):
     (tmp_path / "photos").mkdir()
     for number, picture in enumerate(np.random.default_rng(0).integers(256, size=(6, 16, 16, 3))):
         Image.fromarray(np.uint8(picture)).save(tmp_path / "photos" / f"{number}.png")
-    values = {
-        "method": "semanir",
-        "data": {"train": {"path": str(tmp_path / "photos")}},
-        "task": {"patch_size": 8},
-        "model": {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 4, "mlp_ratio": 1.0},
-        "lr_scheduler_type": "constant",
-        "save_steps": 2,
-        "report_to": "none",
-        "hub_model_id": "me/run",
-        "hub_private_repo": True,
-        "hub_strategy": "checkpoint",
-    }
-    (tmp_path / "run.yaml").write_text(json.dumps(values))
-    return str(tmp_path / "run.yaml")
-
-
-def list_push_errors(run):
-    return [row for row in RunFolder(run).read_metrics() if "push_error" in row]
+    model = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 4, "mlp_ratio": 1.0}
+    values = {"method": "semanir", "task": {"patch_size": 8}, "model": model, "lr_scheduler_type": "constant"}
+    values |= {"hub_model_id": "me/run", "hub_private_repo": True, "hub_strategy": "checkpoint"}
+    return write_config(tmp_path, tmp_path / "photos", **values, per_device_train_batch_size=8)
 
 
 @pytest.mark.slow
@@ -101,7 +88,7 @@ def test_two_processes_train_one_of_our_models_on_from_a_hub(tmp_path, recipe, m
             launch_two(*command, str(tmp_path / name), "--max_steps", *words)
             if name == "half":
                 shutil.rmtree(tmp_path / name)
-        assert not list_push_errors(tmp_path / "moved")
+        assert not list_errors(tmp_path / "moved")
         api = HfApi(endpoint=hub.url, token="any")
         assert {"model.safetensors", "README.md"} <= {*api.list_repo_files("me/run")}
         assert api.model_info("me/run").private
@@ -137,7 +124,7 @@ def test_a_hub_that_fails_in_the_middle_of_a_push_ends_no_run_and_is_repaired_by
         proxy.stop()
         assert [each.returncode for each in done] == [0, 0], done[0].stderr
         there = Path(HfApi(endpoint=hub.url, token="any").snapshot_download("me/run", local_dir=tmp_path / "there"))
-    assert done[0].stderr.count("not pushed to me/run") == len(list_push_errors(tmp_path / "run")) == 1
+    assert done[0].stderr.count("not pushed to me/run") == len(list_errors(tmp_path / "run")) == 1
     assert len(commits) > place and not [*(tmp_path / "run" / ".push").iterdir()]
     sent = tmp_path / "run" / ("best" if strategy == "best" else "snapshot")
     assert (there / "model.safetensors").read_bytes() == (sent / "model.safetensors").read_bytes()

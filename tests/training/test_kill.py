@@ -1,5 +1,6 @@
 """Runs that are killed at any moment go on, and end as if nothing had happened; one run folder, one training."""
 
+import contextlib
 import errno
 import os
 import random
@@ -18,7 +19,7 @@ from hf_ext.training.state import RunFolder, read_manifest
 from tests.kit.refusals import refused
 
 from .launching import environment
-from .stoppable import start
+from .stoppable import finish, start
 from .tiny import TinyModel, TinyTask, contents, make_arguments, prepare, run
 
 SETTINGS = {"max_steps": 40, "save_steps": 2, "eval_steps": 3, "logging_steps": 3}
@@ -45,51 +46,41 @@ def leftovers(folder: Path) -> list[Path]:
     return [*folder.glob("**/*.tmp*"), *folder.glob(".*.old")]
 
 
-def kill_while(process, folder: Path, pattern: str, patience: float) -> bool:
-    """Kills the process as soon as a name of this pattern appears; whether it did."""
-    end = time.monotonic() + patience
-    while process.is_alive() and time.monotonic() < end:
-        if any(folder.glob(pattern)):
-            process.kill()
-            process.join()
-            return process.exitcode == -signal.SIGKILL
+def read_times(folder: Path, pattern: str) -> dict[Path, int]:
+    """When the files of this pattern were written."""
+    return {path: path.stat().st_mtime_ns for path in folder.glob(pattern)}
+
+
+def kill_when(process, folder: Path, pattern: str, pause: float) -> bool:
+    """Kills the process a pause after a file of this pattern appeared or changed; whether it did."""
+    before = read_times(folder, pattern)
+    while process.is_alive():
+        with contextlib.suppress(FileNotFoundError):
+            if read_times(folder, pattern).items() - before.items():
+                time.sleep(pause)
+                process.kill()
+                process.join()
+                return process.exitcode == -signal.SIGKILL
         time.sleep(0.0005)
     return False
 
 
-def kill_after_start(process, folder: Path, rng: random.Random) -> bool:
-    """Kills the process at a random moment after its training began."""
-    already = (folder / "metrics.jsonl").stat().st_mtime_ns if (folder / "metrics.jsonl").exists() else 0
-    while process.is_alive():
-        if (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_mtime_ns != already:
-            time.sleep(rng.random() * 0.6)
-            process.kill()
-            process.join()
-            return process.exitcode == -signal.SIGKILL
-        time.sleep(0.001)
-    return False
-
-
-def wait_for(process) -> None:
-    process.join(300)
-    assert process.exitcode == 0
-
-
-def kill_and_continue(tmp_path: Path, examples: Path, moments: list[str], monkeypatch) -> None:
+@pytest.mark.slow
+def test_killed_again_and_again(tmp_path, examples, monkeypatch):
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
+    moments = ["metrics.jsonl", "state/step-*.tmp", ".best.tmp-*", "metrics.jsonl", ".snapshot.tmp-*"]
     whole, killed, rng = tmp_path / "whole", tmp_path / "killed", random.Random(1)
-    wait_for(*start(whole, examples, **SETTINGS))
+    finish(start(whole, examples, **SETTINGS))
     kills = 0
     for moment in moments:
         while True:
             (process,) = start(killed, examples, **SETTINGS)
-            hit = (
-                kill_after_start(process, killed, rng) if moment == "any" else kill_while(process, killed, moment, 60)
-            )
+            # At a random moment after the training began, or while a file is being written.
+            hit = kill_when(process, killed, moment, rng.random() * 0.6 if moment == "metrics.jsonl" else 0)
             kills += hit
             if not hit:
-                wait_for(process)
+                finish([process])
             assert_states_complete(killed)
             assert_snapshots_load(killed)
             if kills:
@@ -97,15 +88,9 @@ def kill_and_continue(tmp_path: Path, examples: Path, moments: list[str], monkey
                 break
             # A machine that is busy elsewhere killed too late: anew, until there is something to continue.
             shutil.rmtree(killed)
-    wait_for(*start(killed, examples, **SETTINGS))
+    finish(start(killed, examples, **SETTINGS))
     assert contents(killed) == contents(whole)
     assert not leftovers(killed)
-
-
-@pytest.mark.slow
-def test_killed_again_and_again(tmp_path, examples, monkeypatch):
-    moments = ["any", "state/step-*.tmp", ".best.tmp-*", "any", ".snapshot.tmp-*"]
-    kill_and_continue(tmp_path, examples, moments, monkeypatch)
 
 
 class Killed(BaseException):

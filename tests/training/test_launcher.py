@@ -16,19 +16,13 @@ from safetensors.torch import load_file
 from hf_ext.distributed import LostProcessError
 from hf_ext.errors import UsageError
 from hf_ext.training import launcher
-from hf_ext.training.launcher import (
-    check_processes,
-    honour_launcher,
-    needs_processors,
-    require_devices,
-    require_own_device,
-)
-from hf_ext.training.processes import gather_weights, make_accelerator
+from hf_ext.training.launcher import check_processes, honour_launcher, needs_processors, require_devices
+from hf_ext.training.run import gather_weights, make_accelerator
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
 from .launching import ROOT, environment, free_port
-from .tiny import TinyTask, make_arguments, run
+from .tiny import TinyTask, make_arguments, run, write_text_recipe
 
 # A YAML file of accelerate and flags of `accelerate launch`, fields of ours, and the fields that come of it; None
 # where it is refused. docs/training.md has them in words.
@@ -38,6 +32,7 @@ MUCH = {**ZERO2, "deepspeed_config": {"zero_stage": 2, "gradient_clipping": "muc
 CHECKPOINTING = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True}}
 SIZES = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}}
 OFFLOADING = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True}}
+COPIES = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_sharding_strategy": "NO_SHARD"}}
 ROWS = {
     "nothing": ({}, [], {}, {}),
     "precision": ({"mixed_precision": "bf16"}, [], {}, {"mixed_precision": "bf16"}),
@@ -55,12 +50,7 @@ ROWS = {
     "fsdp with offloading": (OFFLOADING, [], {}, None),
     "fsdp by sizes": (SIZES, [], {}, None),
     "fsdp of groups": (FSDP2, ["--fsdp_sharding_strategy", "HYBRID_SHARD"], {}, None),
-    "fsdp of copies": (
-        {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_sharding_strategy": "NO_SHARD"}},
-        [],
-        {},
-        None,
-    ),
+    "fsdp of copies": (COPIES, [], {}, None),
     "offloaded activations": (CHECKPOINTING, ["--fsdp_activation_checkpointing_offload", "true"], {}, None),
     "zero 2": (ZERO2, [], {}, {}),
     "zero 3": (ZERO2, ["--zero_stage", "3"], {}, None),
@@ -167,42 +157,41 @@ def test_odd_values_of_variables_are_named(tmp_path, variables):
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
     for told in ("quark", "", "meta", "cuda:99"):
         with refused(UsageError, "ACCELERATE_TORCH_DEVICE"):
-            require_own_device({"ACCELERATE_TORCH_DEVICE": told})
-    require_own_device({"ACCELERATE_TORCH_DEVICE": "cpu"})
-    require_own_device({})
+            require_devices({"ACCELERATE_TORCH_DEVICE": told})
+    require_devices({"ACCELERATE_TORCH_DEVICE": "cpu"})
+    require_devices({})
     monkeypatch.setattr(launcher, "has_devices", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    require_own_device({"ACCELERATE_TORCH_DEVICE": "cuda:1"})
+    require_devices({"ACCELERATE_TORCH_DEVICE": "cuda:1"})
     # All processes of a launch would take it.
     with refused(UsageError, "ACCELERATE_TORCH_DEVICE"):
-        require_own_device({"ACCELERATE_TORCH_DEVICE": "cuda:1", **read_words(f"{TORCHRUN} WORLD_SIZE=2")})
+        require_devices({"ACCELERATE_TORCH_DEVICE": "cuda:1", **read_words(f"{TORCHRUN} WORLD_SIZE=2")})
 
 
-def test_processes_that_mpi_or_a_cluster_starts_find_each_other_or_are_refused(monkeypatch):
-    for told in ({"OMPI_COMM_WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}):
-        for devices in (False, True):
-            monkeypatch.setattr(launcher, "has_devices", lambda found=devices: found)
-            # On processors accelerate finds them, once it is told to; on GPUs it knows nothing of them.
-            assert needs_processors(told) == (not devices)
+@pytest.mark.parametrize("devices", [False, True])
+def test_sharding_without_gpus_is_refused_and_processes_on_processors_are_found(monkeypatch, devices):
+    monkeypatch.setattr(launcher, "has_devices", lambda: devices)
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+        with pytest.raises(ValueError):
+            require_devices({name: "true", "ACCELERATE_USE_CPU": "true"})
+        if devices:
+            require_devices({name: "true"})
+    # Of MPI or a cluster. On processors accelerate finds them, once it is told to; on GPUs it knows nothing of them.
+    cluster = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    for told in ({"OMPI_COMM_WORLD_SIZE": "2"}, cluster, {"LOCAL_RANK": "0"}):
+        assert needs_processors(told) == (not devices)
+    for told in ({"OMPI_COMM_WORLD_SIZE": "2"}, cluster):
         check_processes(2, told)
         with refused(UsageError, "2"):
             check_processes(1, told)
-
-
-def test_sharding_without_gpus_is_refused_and_processes_on_processors_are_found(monkeypatch):
-    for devices in (False, True):
-        monkeypatch.setattr(launcher, "has_devices", lambda found=devices: found)
-        for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
-            with pytest.raises(ValueError):
-                require_devices({name: "true", "ACCELERATE_USE_CPU": "true"})
-            if devices:
-                require_devices({name: "true"})
-        assert needs_processors({"LOCAL_RANK": "0"}) == (not devices)
-        assert not needs_processors({})
+    assert not needs_processors({})
     check_processes(1, {"WORLD_SIZE": "2"})
+
+
+def test_deepspeed_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr(launcher, "find_spec", lambda name: None)
-    with pytest.raises(ValueError):
+    with refused(UsageError, "deepspeed"):
         honour_launcher(make_arguments(Path("run"), {}), {"ACCELERATE_USE_DEEPSPEED": "true"})
 
 
@@ -233,38 +222,32 @@ def test_weights_under_other_names_are_not_saved(tmp_path):
 
 def start(tmp_path: Path, settings: dict, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs `accelerate launch` on a small run, with no setting of ours but what is given."""
-    texts = tmp_path / "data.jsonl"
-    texts.write_text('{"text": "ab", "label": 0}\n{"text": "cd", "label": 1}\n' * 4)
-    values = {
-        "method": "mrconv-text",
-        "output_dir": str(tmp_path / "run"),
-        "data": {"train": {"path": str(texts)}},
-        "task": {"max_length": 16, "num_labels": 2},
-        "model": {"hidden_size": 8, "num_hidden_layers": 1},
-        "max_steps": 1,
-        "report_to": "none",
-    }
-    config = tmp_path / "run.yaml"
-    config.write_text(yaml.safe_dump(values))
+    config = write_text_recipe(tmp_path, max_steps=1)
     command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
-    command += ["--config_file", str(write_file(tmp_path, settings)), *words, "-m", "hf_ext.training", str(config)]
+    command += ["--config_file", str(write_file(tmp_path, settings)), *words, "-m", "hf_ext.training", config]
     hidden = {name: value for name, value in environment(**variables).items() if name not in INHERITED}
     if "ACCELERATE_USE_CPU" not in variables:
         del hidden["ACCELERATE_USE_CPU"]
     return subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=280)
 
 
-def assert_refused(tmp_path: Path, done: subprocess.CompletedProcess[str]) -> None:
+# A real launch that cannot be honoured is one line; the last row is sharding on processors.
+SHARDED = {"fsdp_config": {"fsdp_version": 2, "fsdp_cpu_ram_efficient_loading": True}, "mixed_precision": "fp16"}
+LAUNCHES = {row: ROWS[row][:2] for row in LAUNCHED}
+LAUNCHES["cpu"] = {**FSDP2, **SHARDED}, ["--fsdp_sync_module_states", "true"]
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=[] if row == "eager" else pytest.mark.slow) for row in LAUNCHES]
+)
+def test_every_refusal_in_a_real_launch(tmp_path, row):
+    settings, flags = LAUNCHES[row]
+    done = start(tmp_path, settings, *flags)
     assert done.returncode != 0
     assert len([line for line in done.stderr.splitlines() if line.startswith("Error: ")]) >= 1, done.stderr
     # The launcher's own traceback tells that a process failed; none of ours does.
     assert "hf_ext/training/" not in done.stderr.replace("\\", "/"), done.stderr
     assert not (tmp_path / "run").exists()
-
-
-def test_a_real_launch_that_cannot_be_honoured_is_one_line(tmp_path):
-    done = start(tmp_path, {}, "--dynamo_backend", "eager")
-    assert_refused(tmp_path, done)
 
 
 def test_processes_that_do_not_find_each_other_say_so(tmp_path, monkeypatch):
@@ -276,19 +259,6 @@ def test_processes_that_do_not_find_each_other_say_so(tmp_path, monkeypatch):
     with refused(LostProcessError, "process 1 of 2", f"127.0.0.1:{port}"):
         make_accelerator(make_arguments(tmp_path, {}, timeout_minutes=0.01), tmp_path)
     forget_accelerate()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", LAUNCHED)
-def test_every_refusal_in_a_real_launch(tmp_path, row):
-    settings, flags, _, _ = ROWS[row]
-    assert_refused(tmp_path, start(tmp_path, settings, *flags))
-
-
-@pytest.mark.slow
-def test_sharding_on_processors_is_refused_in_a_real_launch(tmp_path):
-    full = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_cpu_ram_efficient_loading": True}}
-    assert_refused(tmp_path, start(tmp_path, {**full, "mixed_precision": "fp16"}, "--fsdp_sync_module_states", "true"))
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
 from .launching import ROOT, environment
-from .tiny import TinyConfig, TinyModel, TinyTask, fails, make_arguments, run, write_config
+from .tiny import TinyConfig, TinyModel, TinyTask, fails, make_arguments, run, write_config, write_text_recipe
 
 SEMANIR = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
 TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 4}
@@ -37,13 +37,10 @@ TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 4}
     ],
 )
 def test_a_wrong_value_of_a_model_is_said_and_leaves_no_folder(tmp_path, capsys, images, method, field, value, said):
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text('{"text": "a b", "label": 0}\n{"text": "c", "label": 1}\n' * 4)
-    data, model, task = {
-        "semanir": (images, SEMANIR, {}),
-        "mrconv-text": (texts, TEXT, {"max_length": 8, "num_labels": 2}),
-    }[method]
-    config = write_config(tmp_path, data, method=method, model=model, task=task)
+    if method == "semanir":
+        config = write_config(tmp_path, images, method=method, model=SEMANIR)
+    else:
+        config = write_text_recipe(tmp_path)
     found = fails(capsys, 2, config, f"--model.{field}", value)
     assert found.startswith("Error: bad value in section 'model': ") and said in found
     assert not (tmp_path / "run").exists()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from accelerate.utils import set_seed
 
-from hf_ext.training.processes import seed_step
+from hf_ext.training.loop import seed_step
 
 from .launching import fork_pairs, launch_two
 from .tiny import write_shards

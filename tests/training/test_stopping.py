@@ -28,8 +28,8 @@ from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
 from .launching import ROOT, environment
-from .stoppable import start
-from .tiny import TinyTask, contents, evaluated, make_arguments, make_task, run, write_config
+from .stoppable import finish, start
+from .tiny import TinyTask, contents, evaluated, make_arguments, make_task, run, write_config, write_text_recipe
 
 STEPS = 30
 
@@ -41,7 +41,7 @@ def steps_done(folder: Path) -> int:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    return sorted(int(path.name.partition("-")[2]) for path in (folder / "state").glob("step-*[0-9]"))
+    return RunFolder(folder).saved_steps()
 
 
 def outcome(found: dict, steps: int) -> dict:
@@ -73,32 +73,18 @@ def test_a_signal_saves_within_a_step_and_the_run_goes_on(tmp_path, examples, mo
         monkeypatch.setenv(name, value)
     whole, stopped, rng = tmp_path / "whole", tmp_path / "stopped", random.Random(int(number))
     words = (examples, processes)
-    for process in start(whole, *words, max_steps=STEPS):
-        process.join(300)
-        assert process.exitcode == 0
-    stops = 0
+    finish(start(whole, *words, max_steps=STEPS))
     for _ in range(20):
         started = start(stopped, *words, max_steps=STEPS)
         known = stop_at_a_random_moment(started, stopped, number, rng)
-        for process in started:
-            process.join(300)
-        codes = {process.exitcode for process in started}
-        if codes == {0}:
-            if stops:
-                break
-            # A machine that is busy elsewhere signalled too late: anew, until there is something to continue.
-            shutil.rmtree(stopped)
-            continue
-        assert codes == {EXIT_CODE}
-        stops += 1
-        # Every step that was known to be done is in the state.
-        assert saved_steps(stopped)[-1] >= known
-        assert saved_steps(stopped)[-1] == steps_done(stopped)
-        break
-    assert stops
-    for process in start(stopped, *words, max_steps=STEPS):
-        process.join(300)
-        assert process.exitcode == 0
+        if (code := finish(started, 0, EXIT_CODE)) == EXIT_CODE:
+            break
+        # A machine that is busy elsewhere signalled too late: anew, until there is something to continue.
+        shutil.rmtree(stopped)
+    assert code == EXIT_CODE
+    # Every step that was known to be done is in the state.
+    assert saved_steps(stopped)[-1] == steps_done(stopped) >= known
+    finish(start(stopped, *words, max_steps=STEPS))
     assert outcome(contents(stopped), STEPS) == outcome(contents(whole), STEPS)
 
 
@@ -222,14 +208,7 @@ def slurm(tmp_path):
     )
     for name in ("python", "srun", "scontrol"):
         (commands / name).chmod(0o755)
-    rows = [f'{{"text": "{letter}b", "label": {place % 2}}}\n' for place, letter in enumerate("abcdefgh")]
-    (tmp_path / "data.jsonl").write_text("".join(rows))
-    recipe = tmp_path / "run.yaml"
-    recipe.write_text(
-        "method: mrconv-text\noutput_dir: out\nmax_steps: 3\nreport_to: none\nper_device_train_batch_size: 2\n"
-        "data: {train: {path: data.jsonl}}\ntask: {max_length: 16, num_labels: 2}\n"
-        "model: {hidden_size: 8, num_hidden_layers: 1}\n"
-    )
+    recipe = write_text_recipe(tmp_path, max_steps=3)
 
     def job(tasks: int, a_node: int, *flags: str, **more: str) -> subprocess.CompletedProcess:
         variables = environment(
@@ -240,7 +219,7 @@ def slurm(tmp_path):
             SLURM_JOB_ID="7",
             **more,
         )
-        words = ["bash", str(ROOT / "examples/accelerate/slurm.sh"), str(recipe), *flags]
+        words = ["bash", str(ROOT / "examples/accelerate/slurm.sh"), recipe, *flags]
         return subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=280)
 
     return job
@@ -256,9 +235,9 @@ def test_a_job_of_slurm_that_was_stopped_is_queued_again(tmp_path, slurm, tasks,
     assert " of 3 is saved, and the same command resumes" in stopped.stderr
     assert (tmp_path / "said").read_text().splitlines()[-1] == "requeue 7"
     assert slurm(tasks, a_node).returncode == 0
-    assert saved_steps(tmp_path / "out")[-1] == 3
+    assert saved_steps(tmp_path / "run")[-1] == 3
     assert (tmp_path / "said").read_text().count("requeue") == 1
-    told = json.loads((tmp_path / "out" / "snapshot" / "training.json").read_text(encoding="utf-8"))
+    told = json.loads((tmp_path / "run" / "snapshot" / "training.json").read_text(encoding="utf-8"))
     assert told["samples"] == 3 * tasks * 2 and told["hardware"].startswith(f"{tasks} process")
 
 
@@ -267,7 +246,7 @@ def test_another_program_of_a_job_goes_on_after_the_signal(tmp_path, slurm):
     program = "import os, sys\nprint(os.environ['RANK'], *sys.argv[1:], flush=True)\n"
     (tmp_path / "program.py").write_text(program + "'last' in sys.argv or os.kill(os.getpid(), 10)")
     stopped = slurm(1, 1, "a  b", PROGRAM="python program.py")
-    assert stopped.returncode == 138 and stopped.stdout == f"0 {tmp_path / 'run.yaml'} a  b\n"
+    assert stopped.returncode == 138 and stopped.stdout == f"0 {tmp_path / 'config.yaml'} a  b\n"
     assert (tmp_path / "said").read_text().splitlines()[-1] == "requeue 7"
     done = slurm(2, 1, "last", PROGRAM="python program.py")
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
@@ -301,5 +280,4 @@ def test_loader_processes_leave_the_decision_to_the_training(tmp_path, examples,
     assert loaders
     for member in (*loaders, family):
         member.send_signal(signal.SIGTERM)
-    process.join(300)
-    assert process.exitcode == EXIT_CODE
+    finish([process], EXIT_CODE)

@@ -8,35 +8,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_ext.training import TrainingArguments, build_task
-from hf_ext.training.arguments import build
+from hf_ext.training import build_task
 
 from .launching import fork_two
-from .tiny import run
+from .tiny import make_arguments, run
 
 TEXTS = ["a", "the second text is long, and the third " * 3, "no", "yes, perhaps", "x" * 90, "last but one, " * 4]
 
 
-def make_arguments(folder: Path, batch: int, passes: int) -> TrainingArguments:
-    """One step of plain gradient descent, without what depends on a batch."""
-    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    model = {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 4, "branch_norm": "none", "norm": "layer"}
-    values = {
-        "method": "mrconv-lm",
-        "output_dir": str(folder / "run"),
-        "data": {"train": {"path": str(folder / "texts.jsonl")}},
-        "task": {"max_length": 128},
-        "model": model,
-        "max_steps": 1,
-        "per_device_train_batch_size": batch,
-        "gradient_accumulation_steps": passes,
-        "optim": "SGD",
-        "learning_rate": 1.0,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
-        "report_to": "none",
-    }
-    return build(TrainingArguments, values)
+SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 4, "branch_norm": "none", "norm": "layer"}
+STEP = {
+    **{"max_steps": 1, "optim": "SGD", "learning_rate": 1.0, "lr_scheduler_type": "constant"},
+    **{"max_grad_norm": 0.0, "weight_decay": 0.0, "ema_decay": 0.0},
+}
 
 
 def weights_and_loss(folder: Path) -> tuple[dict[str, torch.Tensor], float]:
@@ -46,11 +30,7 @@ def weights_and_loss(folder: Path) -> tuple[dict[str, torch.Tensor], float]:
 
 @pytest.mark.parametrize(
     ("processes", "batch", "passes"),
-    [
-        (1, 3, 2),
-        (1, 1, 6),
-        *(pytest.param(2, *split, marks=pytest.mark.slow) for split in ((3, 1), (1, 3))),
-    ],
+    [(1, 3, 2), (1, 1, 6), *(pytest.param(2, *split, marks=pytest.mark.slow) for split in ((3, 1), (1, 3)))],
 )
 def test_the_split_of_a_step_changes_nothing(tmp_path, processes, batch, passes):
     for name in ("whole", "split"):
@@ -67,7 +47,11 @@ def test_the_split_of_a_step_changes_nothing(tmp_path, processes, batch, passes)
 
 
 def train_here(folder: Path, batch: int, passes: int) -> None:
-    arguments = make_arguments(folder, batch, passes)
+    """One step of plain gradient descent, without what depends on a batch."""
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    values = {"method": "mrconv-lm", "task": {"max_length": 128}, "model": SIZES, **STEP}
+    sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": passes}
+    arguments = make_arguments(folder / "run", folder / "texts.jsonl", **values, **sizes)
     run(build_task(arguments), arguments)
 
 

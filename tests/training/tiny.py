@@ -222,6 +222,13 @@ def write_config(folder: Path, data: dict[str, Any] | Path, **changes: Any) -> s
     return str(path)
 
 
+def write_text_recipe(folder: Path, **changes: Any) -> str:
+    """The YAML file of a run of an MRConv that classifies texts."""
+    (folder / "data.jsonl").write_text('{"text": "ab", "label": 0}\n{"text": "cd", "label": 1}\n' * 4)
+    sizes = {"model": {"hidden_size": 8, "num_hidden_layers": 1}, "task": {"max_length": 16, "num_labels": 2}}
+    return write_config(folder, folder / "data.jsonl", **{"method": "mrconv-text", **sizes, **changes})
+
+
 def fails(capsys: Any, code: int, *words: str, make_task: Any = make_task) -> str:
     """The message of a training that ends with this exit code."""
     forget_accelerate()
@@ -257,13 +264,15 @@ def contents(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, line in enumerate((folder / "metrics.jsonl").read_text().splitlines()):
         found[f"metrics {number}"] = {name: value for name, value in json.loads(line).items() if name not in TIMINGS}
-    for path in sorted([*folder.glob("state/*/*"), *folder.glob("snapshot/*"), *folder.glob("best/*")]):
+    files = [path for part in ("state", "snapshot", "best") for path in (folder / part).glob("**/*") if path.is_file()]
+    for path in sorted(files):
         name = str(path.relative_to(folder))
         if path.suffix in (".bin", ".pkl"):
             state = torch.load(path, weights_only=False)
             # Seconds that the run took so far.
             found[name] = digest({key: value for key, value in state.items() if key != "seconds"})
-        elif path.name not in ("training.json", "manifest.json"):
+        # Names that torch gives its files are in the last.
+        elif path.name not in ("training.json", "manifest.json", ".metadata"):
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
