@@ -23,6 +23,7 @@ from runs import RECIPES
 from hf_ext.hub.released import find_model
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRForImageRestoration
+from hf_ext.semanir.image_processing_semanir import from_unit
 from hf_ext.tasks.degradation_settings import Degradation
 from hf_ext.tasks.degradations import gaussian_noise, jpeg, mosaic
 from hf_ext.training import evaluate_checkpoint
@@ -92,7 +93,7 @@ def check_harm(model: SemanIRForImageRestoration) -> list[tuple[str, float, floa
     damages = {
         "clean": lambda clean: clean,
         **{f"JPEG {quality}": lambda clean, quality=quality: jpeg(clean, quality) for quality in (85, 95)},
-        "noise of 2": lambda clean: _in_8_bits(gaussian_noise(clean, 2, np.random.default_rng(0))),
+        "noise of 2": lambda clean: from_unit(gaussian_noise(clean, 2, np.random.default_rng(0))),
     }
     rows = []
     for words, degrade in damages.items():
@@ -110,10 +111,6 @@ def _photographs(channels: int) -> Iterator[np.ndarray]:
         whole = Image.fromarray(getattr(skimage.data, name)()).convert("RGB" if channels == 3 else "L")
         half = whole.resize((whole.width // 2, whole.height // 2), Image.Resampling.LANCZOS)
         yield np.atleast_3d(np.asarray(half))
-
-
-def _in_8_bits(image: np.ndarray) -> np.ndarray:
-    return np.rint(255 * image.clip(0, 1)).astype(np.uint8)
 
 
 def _loss(model: SemanIRForImageRestoration, clean: np.ndarray, given: np.ndarray, strength: float | str) -> float:

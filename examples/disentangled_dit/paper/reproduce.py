@@ -140,22 +140,14 @@ def words_of(options: dict[str, Any]) -> list[str]:
     """Options of a command line; true is a flag, a list several."""
     words = []
     for name, value in options.items():
-        values = value if isinstance(value, list) else [value]
-        words += [
-            word for one in values if one is not False for word in [f"--{name}", *([] if one is True else [str(one)])]
-        ]
+        for one in value if isinstance(value, list) else [value]:
+            words += [] if one is False else [f"--{name}"] if one is True else [f"--{name}", str(one)]
     return words
 
 
 def digest(*values: Any) -> str:
     """Eight characters that stand for settings."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def is_trained(run: Path, steps: int) -> bool:
-    """Tells that a run has come to its end."""
-    report = run / "snapshot" / "training.json"
-    return report.is_file() and read_json(report)["steps"] >= steps
 
 
 def is_drawn(folder: Path, count: int) -> bool:
@@ -226,7 +218,8 @@ class Plan:
             settings["init_from"], needs = str(start), [*needs, *more]
         write_json(folder / "train.yaml", {**settings, "gradient_accumulation_steps": row.batch // share}, 1)
         program, words = (TRAINING, []) if row.peer == OURS else (PEERS, [row.peer])
-        done = is_trained(folder / "run", row.train["max_steps"])
+        report = folder / "run" / "snapshot" / "training.json"
+        done = report.is_file() and read_json(report)["steps"] >= row.train["max_steps"]
         step = self.add(f"train {name}", program, [*words, folder / "train.yaml"], done, needs, shared=True)
         return folder / "run" / "snapshot", [step]
 
