@@ -24,6 +24,8 @@ from hf_ext.semanir.image_processing_semanir import pixels_to_image
 
 from ..errors import UsageError
 from .camera import DECODER_ERRORS, XMP
+from .camera import Frames as Frames
+from .camera import Picture as Picture
 from .containers import has_other_light, has_texts, insert_chunks
 
 logger = logging.get_logger(__name__)
@@ -65,40 +67,6 @@ _OF_THE_PIXELS = re.compile(r'\{"shape": \[|ImageJ=|(<\?xml[^>]*>)?\s*(<!--.*-->
 # Bytes that one marker of a JPEG holds: of tags with the six that stand before them, of XMP without the 29.
 _LONGEST_EXIF, _LONGEST_XMP = 65533, 65504
 _PHOTOSHOP = b"Photoshop 3.0\0008BIM\x04\x04\0\0"
-
-
-class Picture(NamedTuple):
-    """A picture and what lay beside it in its file."""
-
-    # uint8 or uint16, upright; see [`image_to_pixels`].
-    pixels: np.ndarray
-    # Without the orientation. What describes the picture is written, nothing else.
-    exif: Image.Exif | None = None
-    icc_profile: bytes | None = None
-    dpi: tuple[float, float] | None = None
-    # Chunks of a PNG that say which light its values stand for, and texts; see [`colour_chunks`].
-    colour_chunks: bytes = b""
-
-
-class Frames(NamedTuple):
-    """Content of a file: one picture, the frames of an animation, or pages."""
-
-    # At least one. The frames of an animation have one size and the same channels.
-    pictures: list[Picture]
-    # How long each frame is shown, in milliseconds; None for pages.
-    durations: list[float] | None = None
-    # How often an animation runs; 0 is for ever.
-    plays: int = 1
-    # Whether the first picture of an animated PNG is none of the frames, but for programs that know no animation.
-    still: bool = False
-    # Whether it was a WebP without loss, and how a JPEG halved its colours, as Pillow numbers it: 0 is not at all, -1
-    # in a way without a number.
-    lossless: bool = False
-    subsampling: int = 0
-    # Lines about what was lost when the file was read.
-    lost: tuple[str, ...] = ()
-    # Of a JPEG or GIF.
-    comment: bytes = b""
 
 
 class Encoding(NamedTuple):
@@ -340,14 +308,12 @@ def _fitting_tags(exif: Image.Exif, say: Callable[[str], None]) -> Image.Exif | 
     size = len(exif.tobytes())
     if size <= _LONGEST_EXIF:
         return exif
-    folder = exif.get_ifd(_EXIF_FOLDER) if _EXIF_FOLDER in exif else {}
-    folder.pop(_MAKER_NOTE, None)
-    if len(exif.tobytes()) > _LONGEST_EXIF:
-        say(f"a JPEG can store {_LONGEST_EXIF:,} bytes of EXIF data, and the picture has {size:,}: all were left out")
-        return None
-    what = "the maker's note"
+    if _EXIF_FOLDER in exif:
+        exif.get_ifd(_EXIF_FOLDER).pop(_MAKER_NOTE, None)
+    fits = len(exif.tobytes()) <= _LONGEST_EXIF
+    what = "the maker's note" if fits else "all"
     say(f"a JPEG can store {_LONGEST_EXIF:,} bytes of EXIF data, and the picture has {size:,}: left out {what}")
-    return exif
+    return exif if fits else None
 
 
 def _tiff(pictures: list[Picture]) -> bytes:

@@ -78,8 +78,9 @@ def restore_files(
             report.failed[jobs[number].name] = texts[0]
         elif (place := jobs[number].out) is not None:
             report.restored.append(place)
-        for text in texts if say is not None and ranks.index == 0 and ranks.count > 1 else []:
-            say(text)
+        if say is not None and ranks.index == 0 and ranks.count > 1:
+            for text in texts:
+                say(text)
     return report
 
 

@@ -14,9 +14,9 @@ import tifffile
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
-from .camera import DECODER_ERRORS, Source, UnreadableError, read_bytes
+from .camera import DECODER_ERRORS, Frames, Picture, Source, UnreadableError, read_bytes
 from .deep import divide_by_alpha
-from .encoding import Frames, Picture, descriptive_tags
+from .encoding import descriptive_tags
 
 _SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # Tags, and what they say: RGB, planes, and alpha with and without which the colours were multiplied.
@@ -28,10 +28,7 @@ _UNITS = {2: 1.0, 3: 2.54}
 
 def is_tiff(source: Source) -> bool:
     """Tells a TIFF or BigTIFF by its signature."""
-    if isinstance(source, bytes):
-        return source.startswith(_SIGNATURES)
-    with open(source, "rb") as file:
-        return file.read(4) in _SIGNATURES
+    return read_bytes(source, 4) in _SIGNATURES
 
 
 def is_misread(image: Image.Image) -> bool:
