@@ -7,9 +7,8 @@ Shapes: batch B, images and feature maps [B, C, height, width], windows [W, N, C
 """
 
 import math
-from collections.abc import Callable
 from numbers import Integral
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -365,9 +364,6 @@ class SemanIRModel(SemanIRPreTrainedModel):
     """SemanIR without a reconstruction head: image in, features of the body out."""
 
     image_mean: Tensor
-    # Asked with a call's input and whether the stages' outputs are wanted, it gives what computes the call part by
-    # part, or None for all at once. hf_ext.fast.semanir_strips puts itself here; a checkpoint's copy has none.
-    find_runner: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self, config: SemanIRConfig):
         super().__init__(config)
@@ -395,9 +391,10 @@ class SemanIRModel(SemanIRPreTrainedModel):
             )
         return top_k
 
-    def runner(self, maps: Tensor, output_hidden_states: bool) -> Any:
-        """The runner that computes this call part by part; None if it is computed at once."""
-        return None if self.find_runner is None else self.find_runner(maps, output_hidden_states)
+    def find_runner(self, maps: Tensor, output_hidden_states: bool) -> Any:
+        """The runner that computes a call with this input part by part; None if it is computed at once."""
+        # hf_ext.fast.semanir_strips puts its own function here; a checkpoint's copy has none.
+        return None
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(self, pixel_values: Tensor, top_k: int | None = None, **kwargs: Any) -> BaseModelOutput:
@@ -445,7 +442,7 @@ class SemanIRModel(SemanIRPreTrainedModel):
         # Tokens are read channels last; convolutions keep that layout.
         images = images.contiguous(memory_format=torch.channels_last)
         states = bool(kwargs.get("output_hidden_states", config.output_hidden_states))
-        if (runner := self.runner(images, states)) is not None:
+        if (runner := self.find_runner(images, states)) is not None:
             return BaseModelOutput(last_hidden_state=runner.extract(self, images, top_k))
         return BaseModelOutput(last_hidden_state=self.body(self.extractor(images), top_k))
 
@@ -538,7 +535,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
         """
         outputs = self.model(pixel_values, top_k, **kwargs)
         features = outputs.last_hidden_state
-        runner = self.model.runner(features, outputs.hidden_states is not None)
+        runner = self.model.find_runner(features, outputs.hidden_states is not None)
         reconstruction = self.reconstruction(features) if runner is None else runner.reconstruct(self, features)
         height, width = (side * self.config.scale for side in pixel_values.shape[-2:])
         reconstruction = _cut(reconstruction, height, width)
