@@ -218,7 +218,7 @@ def test_a_pipe_is_read_once(photos, tmp_path):
             for colour in ("transparent", "#ff000080", "'rgb(300, 0, 0)'")
         ),
         *((f". --out new --max-megapixels {most}", "max-megapixels") for most in ("nan", "0")),
-        (". --out new --strength nan", "strength"),
+        *((f". --out new --strength {share}", "strength") for share in ("nan", "2", "much")),
         (". --out new --device meta", "device"),
         (". --out ''", "out"),
     ],
