@@ -69,18 +69,13 @@ def find_models(sources: Sequence[str] = ()) -> dict[str, dict[str, str]]:
             if source in sources:
                 raise
             continue
-        models, name = found[tab], released.get(source) or name_model(source)
+        models, name, folder = found[tab], released.get(source, source), Path(source).resolve()
+        if name == source and folder.is_dir():
+            # The last part only, so the path stays private.
+            name = f"{folder.parent.name}/{folder.name}" if folder.name == "snapshot" else folder.name
         possible = (name, *(f"{name} ({number})" for number in range(2, len(models) + 2)))
         models[next(each for each in possible if each not in models)] = source
     return found
-
-
-def name_model(source: str) -> str:
-    """The name of a model on the page; of a folder the last part only, so the path stays private."""
-    if not Path(source).is_dir():
-        return source
-    folder = Path(source).resolve()
-    return f"{folder.parent.name}/{folder.name}" if folder.name == "snapshot" else folder.name
 
 
 def find_tab(source: str) -> str:

@@ -140,14 +140,6 @@ GATES: dict[str, Callable[[SemanIRForImageRestoration], list[tuple[str, float, f
 }
 
 
-def measure_photographs(folder: str, name: str) -> None:
-    """PSNR of the test sets of a release, with the noise of its card."""
-    for title, overrides in RELEASES[name].tests.items():
-        for row in evaluate_checkpoint(folder, RECIPES / f"{name}.yaml", flags(overrides))["results"]:
-            if row["metric"].startswith("psnr"):
-                print(f"{title}, {row['name']}: {row['value']:.2f}", flush=True)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL")
@@ -163,8 +155,13 @@ def main() -> int:
             print(f"{words}: {value:.2f}, at most {limit}{' MISSED' if value > limit else ''}", flush=True)
     if options.work:
         with contextlib.chdir(options.work):
+            # PSNR of the test sets of a release, with the noise of its card.
             colours = "denoise-color" if count_colours(model) == 3 else "denoise-gray"
-            measure_photographs(folder, "demosaick" if model.config.demosaicks else colours)
+            name = "demosaick" if model.config.demosaicks else colours
+            for title, overrides in RELEASES[name].tests.items():
+                for row in evaluate_checkpoint(folder, RECIPES / f"{name}.yaml", flags(overrides))["results"]:
+                    if row["metric"].startswith("psnr"):
+                        print(f"{title}, {row['name']}: {row['value']:.2f}", flush=True)
     return int(missed > 0)
 
 

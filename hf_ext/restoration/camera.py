@@ -30,7 +30,7 @@ RAW_ENDINGS = frozenset((
 ))
 # fmt: on
 # Signatures of HEIF files, in bytes 5 to 12.
-_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _SUBFILE, _ORIENTATION, _SUBDIRECTORIES, _DNG_VERSION, XMP = 254, 274, 330, 50706, 700
 # Pillow's decoders raise nearly anything for broken files: NotImplementedError (DDS) is a RuntimeError, as AVIF's are.
 DECODER_ERRORS = (
@@ -83,12 +83,6 @@ class UnreadableError(DataError):
 
 class MissingLibraryError(UnreadableError):
     """A file needs a library that is not installed; the message names the extra that brings it."""
-
-
-def is_heif(source: Source) -> bool:
-    """Tells that a file is HEIC or another HEIF."""
-    head = read_bytes(source, 12)
-    return head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS
 
 
 def is_raw(image: Image.Image) -> bool:

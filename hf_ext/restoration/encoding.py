@@ -102,7 +102,12 @@ def encode_frames(
         raise UsageError(f"{format} cannot store an animation of {count} frames. Write a .gif, .png or .webp.")
     for line in [*frames.lost, *_not_stored(frames, format)]:
         say(line)
-    first = first._replace(icc_profile=_fitting_profile(first, format, say))
+    space = (first.icc_profile or b"")[16:20]
+    # A profile is written if it is one of the colours that are written. A WebP is always RGB.
+    grey = first.pixels.shape[-1] <= 2 and format != "WEBP"
+    if space in (b"CMYK", b"Lab ") or (space == b"GRAY" and not grey):
+        say(f"the colour profile is of {space.decode().strip()}, which {format} does not have here: it was dropped")
+        first = first._replace(icc_profile=None)
     deep = first.pixels.dtype == np.uint16
     if deep and ("16 bits" not in _KEEPS[format] or (count > 1 and format == "PNG")):
         say(f"{format} has 8 bits per channel: the 16 bits of the picture were rounded")
@@ -145,17 +150,6 @@ def _not_stored(frames: Frames, format: str) -> list[str]:
     if format == "JPEG" and frames.subsampling < 0:
         lines.append("the way in which the JPEG halved its colours cannot be written: they are no longer halved")
     return lines
-
-
-def _fitting_profile(picture: Picture, format: str, say: Callable[[str], None]) -> bytes | None:
-    """The colour profile, if it is one of the colours that are written."""
-    profile = picture.icc_profile
-    space = profile[16:20] if profile else b""
-    # A WebP is always RGB.
-    if space in (b"GRAY", b"CMYK", b"Lab ") and (space != b"GRAY" or picture.pixels.shape[-1] > 2 or format == "WEBP"):
-        say(f"the colour profile is of {space.decode().strip()}, which {format} does not have here: it was dropped")
-        return None
-    return profile
 
 
 def _coding_options(frames: Frames, format: str, encoding: Encoding) -> dict[str, Any]:

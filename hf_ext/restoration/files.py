@@ -111,7 +111,8 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
     """The frames or pages of a file, by the library that reads its kind."""
     if not isinstance(source, bytes) and Path(source).suffix.lower() in camera.RAW_ENDINGS:
         return camera.read_raw(source, limits.check)
-    if camera.is_heif(source):
+    head = read_bytes(source, 12)
+    if head[4:8] == b"ftyp" and head[8:] in camera.HEIF_BRANDS:
         return camera.read_heif(source, limits.check)
     try:
         with camera.open_picture(source, max(1, int(limits.megapixels * 1e6))) as image:

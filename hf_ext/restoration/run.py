@@ -59,8 +59,21 @@ def restore_files(
         assert model is not None
         done, texts = None, list[str]()
         try:
-            frames = read_frames(job.source, max_megapixels)
-            restored = _restore_frames(model, frames.pictures, progress, options, texts)
+            frames, restored = read_frames(job.source, max_megapixels), list[Picture]()
+            for picture in frames.pictures:
+                # To the bar all frames are as much as the first, whose size a file's header says.
+                share = _megapixels(frames.pictures[0]) / len(frames.pictures)
+                chosen = options
+                if check_options(model, **options) == "auto":
+                    damage = estimate_damage(picture.pixels)
+                    chosen = {**options, "strength": choose_strength(damage)}
+                    more = "" if chosen["strength"] == 1 else "; if it is blurred, give 1"
+                    texts.append(f"{damage}: strength {chosen['strength']:g}{more}")
+                counted = None if progress is None else _count(progress, share)
+                pixels = restore_image(model, picture.pixels, progress=counted, **chosen)
+                restored.append(picture._replace(pixels=pixels))
+            # Of many frames it is said once.
+            texts = list(dict.fromkeys(texts))
             _write(job, frames._replace(pictures=restored), encoding, records, texts.append)
             done = sum(map(_megapixels, frames.pictures))
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
@@ -82,29 +95,6 @@ def restore_files(
             for text in texts:
                 say(text)
     return report
-
-
-def _restore_frames(
-    model: SemanIRForImageRestoration,
-    pictures: list[Picture],
-    progress: Callable[[float], None] | None,
-    options: dict[str, Any],
-    texts: list[str],
-) -> list[Picture]:
-    """The restored frames; what was seen in them and chosen for them, once each, is added to the texts."""
-    restored = []
-    for picture in pictures:
-        # To the bar all frames are as much as the first, whose size a file's header says.
-        counted = None if progress is None else _count(progress, _megapixels(pictures[0]) / len(pictures))
-        chosen = options
-        if check_options(model, **options) == "auto":
-            damage = estimate_damage(picture.pixels)
-            chosen = {**options, "strength": choose_strength(damage)}
-            more = "" if chosen["strength"] == 1 else "; if it is blurred, give 1"
-            text = f"{damage}: strength {chosen['strength']:g}{more}"
-            texts += [] if text in texts else [text]
-        restored.append(picture._replace(pixels=restore_image(model, picture.pixels, progress=counted, **chosen)))
-    return restored
 
 
 def _megapixels(picture: Picture) -> float:

@@ -157,19 +157,6 @@ class SemanIRColumn(nn.Module):
         return self.convolution(self.last_norm(features)) + extracted
 
 
-def _downsample(dim: int, downsampling: str) -> nn.Module:
-    """Half the resolution, twice the channels."""
-    if downsampling == "strided":
-        return nn.Conv2d(dim, 2 * dim, 3, stride=2, padding=1)
-    return nn.Sequential(nn.Conv2d(dim, dim // 2, 3, padding=1, bias=False), nn.PixelUnshuffle(2))
-
-
-def _upsample(dim: int, downsampling: str) -> nn.Module:
-    """Twice the resolution, half the channels."""
-    convolution = nn.Conv2d(dim, 2 * dim, 3, padding=1, bias=downsampling == "strided")
-    return nn.Sequential(convolution, nn.PixelShuffle(2))
-
-
 class SemanIRUShape(nn.Module):
     """U-shaped body: stages down, a bottleneck, stages up with concatenated skips, and a refinement stage."""
 
@@ -185,13 +172,21 @@ class SemanIRUShape(nn.Module):
             SemanIRStage(config, level, widths[level], config.depths[level], config.num_heads[level])
             for level in range(levels)
         )
-        self.downsamples = nn.ModuleList(_downsample(width, config.downsampling) for width in widths[:-1])
+        # Half the resolution and twice the channels, and back.
+        strided = config.downsampling == "strided"
+        self.downsamples = nn.ModuleList(
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
+            if strided
+            else nn.Sequential(nn.Conv2d(width, width // 2, 3, padding=1, bias=False), nn.PixelUnshuffle(2))
+            for width in widths[:-1]
+        )
         self.upsamples = nn.ModuleList()
         self.reductions = nn.ModuleList()
         self.up_stages = nn.ModuleList()
         for level in reversed(range(levels - 1)):
             source = level if level else top
-            self.upsamples.append(_upsample(widths[level + 1], config.downsampling))
+            widen = nn.Conv2d(widths[level + 1], 2 * widths[level + 1], 3, padding=1, bias=strided)
+            self.upsamples.append(nn.Sequential(widen, nn.PixelShuffle(2)))
             reduced = nn.Conv2d(2 * widths[level], widths[level], 1, bias=False) if source == level else nn.Identity()
             self.reductions.append(reduced)
             order, heads = 2 * levels - 2 - level, config.num_heads[source]

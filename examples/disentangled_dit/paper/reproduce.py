@@ -150,12 +150,6 @@ def digest(*values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def is_drawn(folder: Path, count: int) -> bool:
-    """Tells that a folder has so many pictures."""
-    lines = folder / "metadata.jsonl"
-    return lines.is_file() and len(lines.read_text(encoding="utf-8").splitlines()) >= count
-
-
 class Plan:
     """The steps of rows, each once and after what it needs, with what is done already."""
 
@@ -239,8 +233,9 @@ class Plan:
                 texts, more = self.prompts(row, prompts, options["count"])
                 options, needs = {**options, "prompts": str(texts)}, [*needs, *more]
             out = folder / kind
-            program = COMMAND if self.peer(name) == OURS else PEERS
-            words, done = ["sample", snapshot, "--out", out, *words_of(options)], is_drawn(out, options["count"])
+            program, words = COMMAND if self.peer(name) == OURS else PEERS, words_of(options)
+            lines, words = out / "metadata.jsonl", ["sample", snapshot, "--out", out, *words]
+            done = lines.is_file() and len(lines.read_text(encoding="utf-8").splitlines()) >= options["count"]
             drawn[kind] = [self.add(f"sample {name} {kind}", program, words, done, needs, shared=True)]
             if measure:
                 self.score(row, f"{name} {kind}", out, measure, drawn[kind])
