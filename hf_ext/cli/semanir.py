@@ -19,24 +19,17 @@ from .terminal import say
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
 
 
-class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """
-    A value that a function reads from text.
+def parsed(name: str, read: Callable[[str], Any], wrong: str) -> Callable[[Any], Any]:
+    """A type of values that a function reads from text: its name in the help, and what an invalid text is called."""
 
-    Args:
-        name (`str`): Its kind, for the help.
-        read (`Callable[[str], Any]`): Raises a `ValueError` for other texts.
-        wrong (`str`): What another text is.
-    """
-
-    def __init__(self, name: str, read: Callable[[str], Any], wrong: str) -> None:
-        self.name, self.read, self.wrong = name, read, wrong
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(value: Any) -> Any:
         try:
-            return self.read(value) if isinstance(value, str) else value
-        except ValueError:
-            self.fail(f"{value!r} is {self.wrong}.", param, ctx)
+            return read(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise click.BadParameter(f"{value!r} is {wrong}.") from error
+
+    convert.__name__ = name
+    return convert
 
 
 def _read_strength(text: str) -> float | str:
@@ -61,12 +54,12 @@ def _read_megapixels(text: str) -> float:
     return float(text)
 
 
-TILE = Parsed(
+TILE = parsed(
     "PIXELS|auto", lambda text: text if text == "auto" else int(text), "neither a number of pixels nor 'auto'"
 )
-STRENGTH = Parsed("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
-COLOUR = Parsed("COLOUR", _read_colour, "not an opaque colour; give one such as white or #ffcc00")
-MEGAPIXELS = Parsed("MEGAPIXELS", _read_megapixels, "not a number above 0")
+STRENGTH = parsed("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
+COLOUR = parsed("COLOUR", _read_colour, "not an opaque colour; give one such as white or #ffcc00")
+MEGAPIXELS = parsed("MEGAPIXELS", _read_megapixels, "not a number above 0")
 
 
 @loads

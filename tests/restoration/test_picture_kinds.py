@@ -37,20 +37,15 @@ def picture_of(mode: str) -> Image.Image:
     if mode.startswith("I;16"):
         deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
         return deep if mode == "I;16" else deep.convert("I").convert("I;16B")
-    if mode == "PA":
-        return colours.convert("RGB").quantize(200).convert("PA")
-    if mode == "P":
-        return colours.convert("RGB").quantize(200)
+    if mode in ("P", "PA"):
+        return colours.convert("RGB").quantize(200).convert(mode)
     if mode == "RGBX":
         return Image.frombytes("RGBX", colours.size, colours.tobytes())
     if mode == "LAB":
         spaces = (ImageCms.createProfile(name) for name in ("sRGB", "LAB"))
         return ImageCms.profileToProfile(colours.convert("RGB"), *spaces, outputMode="LAB")
-    return (
-        colours.convert(mode)
-        if mode in ("LA", "RGBA", "RGBa", "1", "L", "F", "I")
-        else colours.convert("RGB").convert(mode)
-    )
+    direct = mode in ("LA", "RGBA", "RGBa", "1", "L", "F", "I")
+    return (colours if direct else colours.convert("RGB")).convert(mode)
 
 
 def colours_of(image: Image.Image) -> np.ndarray:
@@ -132,10 +127,8 @@ def test_every_mode_in_every_container(mode, tmp_path):
         with Image.open(io.BytesIO(data)) as opened:
             opened.load()
             inside = opened.mode
-            shallow = (mode in ("I", "F", "I;16", "I;16B") and container in SHALLOW) or what in (
-                "LA in GIF",
-                "RGBA in GIF",
-            )
+            deep, soft = mode in ("I", "F", "I;16", "I;16B"), what in ("LA in GIF", "RGBA in GIF")
+            shallow = (deep and container in SHALLOW) or soft
             wanted = colours_of(opened if shallow or opened.size != image.size else image)
         if inside in ("I", "F"):
             with refused(UnreadableError, inside, "PIL"):
