@@ -34,15 +34,7 @@ _HEADERS = {
 @click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def classify(
-    source: str,
-    inputs: tuple[str, ...],
-    task: str | None,
-    top_k: int,
-    columns: str | None,
-    series: str | None,
-    time: str | None,
-    device: str | None,
-    as_json: bool,
+    source: str, inputs: tuple[str, ...], task: str | None, top_k: int, device: str | None, as_json: bool, **roles: Any
 ) -> None:
     """Classify each INPUT with MODEL, a folder or org/name[@revision].
 
@@ -62,16 +54,16 @@ def classify(
       hf-ext classify runs/mrconv-positions/snapshot heart.csv --json
       hf-ext classify runs/sales/snapshot sales.csv --series shop
     """
-    names = split_names(columns) or None
+    names = split_names(roles.pop("columns")) or None
     register_models()
     classifier = load_classifier(source, device, task)
-    if (columns or series or time) and classifier.kind != "series":
+    if (names or any(roles.values())) and classifier.kind != "series":
         raise click.UsageError(
             f"--columns, --series and --time are for models of series; {source} classifies {classifier.kind}."
         )
     from hf_ext.data.roles import Hints
 
-    hints = Hints(time=time, series=series)
+    hints = Hints(**roles)
     found: list[dict[str, Any]] = []
     given = list(classifier.find_inputs(list(inputs)))
     if not given:

@@ -1,6 +1,7 @@
 """hf-ext generate: continuation of a text."""
 
 import sys
+from functools import partial
 from typing import Any
 
 import click
@@ -37,16 +38,7 @@ from .sources import Model
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sampling.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
-def generate(
-    source: str,
-    prompt: str,
-    task: str | None,
-    max_new_tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
-    device: str | None,
-) -> None:
+def generate(source: str, prompt: str, task: str | None, device: str | None, **sampling: Any) -> None:
     """Continue the text PROMPT with the language model MODEL, a folder or org/name[@revision].
 
     PROMPT and its continuation are printed as they are generated. If PROMPT is -, it is read from standard input. An
@@ -63,11 +55,7 @@ def generate(
     register_models()
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     model, tokenizer = load_writer(source, device, task)
-
-    def write(part: str) -> None:
-        click.echo(part, nl=False)
-
-    continue_text(model, tokenizer, text, write, max_new_tokens, temperature, top_p, seed)
+    continue_text(model, tokenizer, text, partial(click.echo, nl=False), **sampling)
     click.echo()
 
 
