@@ -119,16 +119,9 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         if hasattr(self.network, "pos_embed"):
             self.network.pos_embed = Patches(self.network.pos_embed.proj, self.config)
 
-    def make_network(self) -> ModelMixin:
-        """The network, and the adapter's own layers."""
-        raise NotImplementedError
-
-    def predict(self, sample: Tensor, timestep: Tensor, context: Tensor, controls: Tensor) -> Tensor:
-        """
-        [B, C, H, W] from timesteps [B], the context as it came and the scalars of the known controls [B, n]. A context
-        is labels [B, 1, 1] or a text encoder's tokens [B, L, joint_attention_dim].
-        """
-        raise NotImplementedError
+    # A subclass has `make_network`, which makes the network and the adapter's own layers, and `predict`: [B, C, H, W]
+    # from a sample, timesteps [B], the context as it came, which is labels [B, 1, 1] or a text encoder's tokens [B, L,
+    # joint_attention_dim], and the scalars of the known controls [B, n].
 
     def transformer_sizes(self) -> dict[str, Any]:
         """Sizes that all transformers are given."""

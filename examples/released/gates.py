@@ -73,9 +73,6 @@ def check_text(model: SemanIRForImageRestoration) -> list[tuple[str, float, floa
 
 def check_clipped(model: SemanIRForImageRestoration) -> list[tuple[str, float, float]]:
     """The mean of nearly black and nearly white flats under noise of 25 that was clipped, as in files."""
-    if model.config.demosaicks:
-        print("noise: not measured, a mosaic has none")
-        return []
     rows, noise = [], Degradation("gaussian_noise", sigma=25.0, clip=1.0)
     for level in (5, 250):
         clean = np.full((128, 128, model.config.num_channels), level, np.uint8)
@@ -87,9 +84,6 @@ def check_clipped(model: SemanIRForImageRestoration) -> list[tuple[str, float, f
 
 def check_harm(model: SemanIRForImageRestoration) -> list[tuple[str, float, float]]:
     """Photographs that are nearly clean, and have no grid of JPEG, as they are halved: the worst of three."""
-    if model.config.demosaicks:
-        print("harm: not measured, a mosaic is no picture")
-        return []
     damages = {
         "clean": lambda clean: clean,
         **{f"JPEG {quality}": lambda clean, quality=quality: jpeg(clean, quality) for quality in (85, 95)},
@@ -138,6 +132,7 @@ GATES: dict[str, Callable[[SemanIRForImageRestoration], list[tuple[str, float, f
     "harm": check_harm,
     "speed": check_speed,
 }
+OF_PICTURES = ("clipped", "harm")
 
 
 def main() -> int:
@@ -150,6 +145,9 @@ def main() -> int:
     model, missed = SemanIRForImageRestoration.from_pretrained(folder).eval(), 0
     torch.set_num_threads(1)
     for gate in options.only:
+        if model.config.demosaicks and gate in OF_PICTURES:
+            print(f"{gate}: not measured, a mosaic has no noise and is no picture")
+            continue
         for words, value, limit in GATES[gate](model):
             missed += value > limit
             print(f"{words}: {value:.2f}, at most {limit}{' MISSED' if value > limit else ''}", flush=True)

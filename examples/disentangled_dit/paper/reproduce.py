@@ -288,17 +288,6 @@ def rows_of(name: str) -> list[str]:
     return [f"{name}/{path.stem}" for path in sorted((PAPER / "rows" / name).glob("*.yaml"))]
 
 
-def job_lines(steps: list[Step]) -> list[str]:
-    """Jobs of SLURM, each after those that it needs; downloads run at once."""
-    jobs = {step.name: f"job_{number}" for number, step in enumerate(steps) if step.program != DOWNLOAD}
-    return [
-        f"{jobs[step.name]}=$({step.job([f'${jobs[need]}' for need in step.needs if need in jobs])})"
-        if step.name in jobs
-        else step.line(1)
-        for step in steps
-    ]
-
-
 def collect(plan: Plan, rows: list[str]) -> str:
     """The table of what has been measured so far."""
     scores: dict[str, dict[str, str]] = {}
@@ -364,8 +353,15 @@ def reproduce(words: list[str] | None = None) -> int:
                 return code
         look()
         print((work / f"{given.table}.md").read_text(encoding="utf-8"))
+    elif given.slurm:
+        # Each job after those that it needs; downloads run at once.
+        print("set -e")
+        jobs = {step.name: f"job_{number}" for number, step in enumerate(steps) if step.program != DOWNLOAD}
+        for step in steps:
+            job = step.job([f"${jobs[need]}" for need in step.needs if need in jobs])
+            print(f"{jobs[step.name]}=$({job})" if step.name in jobs else step.line(1))
     else:
-        print("\n".join(["set -e", *job_lines(steps)] if given.slurm else [step.line(processes) for step in steps]))
+        print("\n".join(step.line(processes) for step in steps))
     return 0
 
 
