@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageCms
 
 from hf_ext.restoration.encoding import Frames, Picture, encode_frames
 from hf_ext.restoration.jobs import FORMATS
 from hf_ext.semanir.image_processing_semanir import pixels_to_image
+
+PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
 def noise(*shape: int, dtype: type = np.uint8, seed: int = 0) -> np.ndarray:

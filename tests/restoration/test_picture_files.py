@@ -6,16 +6,14 @@ import warnings
 
 import numpy as np
 import pytest
-from PIL import Image, ImageCms
+from PIL import Image
 
 from hf_ext.errors import DataError, UsageError
 from hf_ext.restoration.encoding import descriptive_tags, encode_frames
 from hf_ext.restoration.files import Frames, Picture, read_frames, read_image
 from hf_ext.restoration.jobs import FORMATS
-from tests.kit.pictures import encode, make_exif, noise, write_image
+from tests.kit.pictures import PROFILE, encode, make_exif, noise, write_image
 from tests.kit.refusals import refused
-
-PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
 @pytest.mark.parametrize("ending", FORMATS)

@@ -14,11 +14,10 @@ from hf_ext.errors import DataError
 from hf_ext.restoration.camera import UnreadableError
 from hf_ext.restoration.files import Picture, read_frames, read_image
 from hf_ext.restoration.tiff import read_tiff
-from tests.kit.pictures import encode, noise, write_image
+from tests.kit.pictures import PROFILE, encode, noise, write_image
 from tests.kit.refusals import refused
 from tests.restoration.tiff_testing import grey_tiff, tiff
 
-PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 MODES = ["1", "L", "P", "PA", "LA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F"]
 MODES += ["I;16", "I;16B"]
 # Pillow writes these and reads them not, or (EPS) by another program.

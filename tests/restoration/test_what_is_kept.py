@@ -5,15 +5,14 @@ import struct
 
 import numpy as np
 import pytest
-from PIL import Image, ImageCms
+from PIL import Image
 
 from hf_ext.restoration.encoding import encode_frames
 from hf_ext.restoration.files import Frames, Picture, read_frames
-from tests.kit.pictures import chunk, encode, make_exif, noise
+from tests.kit.pictures import PROFILE, chunk, encode, make_exif, noise
 from tests.restoration.tiff_testing import tiff
 
 XMP = b"<x:xmpmeta><rdf:Description tiff:Orientation=%s6%s xmp:Rating='3'/></x:xmpmeta>"
-PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 # The header says of which colours it is; no reader here looks further.
 GREY_PROFILE = PROFILE[:16] + b"GRAY" + PROFILE[20:]
 
