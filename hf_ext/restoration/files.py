@@ -109,7 +109,8 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
 
 def _read_any(source: Source, limits: _Limits) -> Frames:
     """The frames or pages of a file, by the library that reads its kind."""
-    if not isinstance(source, bytes) and Path(source).suffix.lower() in camera.RAW_ENDINGS:
+    ending = "" if isinstance(source, bytes) else Path(source).suffix.lower()
+    if ending in camera.RAW_ENDINGS:
         return camera.read_raw(source, limits.check)
     head = read_bytes(source, 12)
     if head[4:8] == b"ftyp" and head[8:] in camera.HEIF_BRANDS:
@@ -125,8 +126,12 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
             else:
                 limits.check_pixels(pixels)
             frames = _frames(image, source, pages)
-            lost = (f"masks of pages were left out: {masks}",) if masks else ()
-            return frames._replace(lost=(*_tell_other_format(image, source), *frames.lost, *lost))
+            # The format of the result goes by the name, with loss or not.
+            found = "JPEG" if image.format == "MPO" else image.format
+            lost = [*frames.lost, *([f"masks of pages were left out: {masks}"] if masks else [])]
+            if FORMATS.get(ending, found) != found:
+                lost.insert(0, f"the file is a {found}, although its name ends with {ending}")
+            return frames._replace(lost=tuple(lost))
     except (UnidentifiedImageError, KeyError, SyntaxError):
         # Of a TIFF, colours of a page (a syntax error of Pillow) or a compression (a key) may be unknown.
         if not is_tiff(source):
@@ -134,14 +139,6 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
     frames = read_tiff(source, limits.check_pixels)
     limits.check_count(len(frames.pictures))
     return frames
-
-
-def _tell_other_format(image: ImageFile.ImageFile, source: Source) -> list[str]:
-    """A line about a file with the name of another format: that of the result goes by the name, with loss or not."""
-    if isinstance(source, bytes) or (ending := Path(source).suffix.lower()) not in FORMATS:
-        return []
-    found = "JPEG" if image.format == "MPO" else image.format
-    return [] if found == FORMATS[ending] else [f"the file is a {found}, although its name ends with {ending}"]
 
 
 def _list_pages(image: ImageFile.ImageFile) -> tuple[Sequence[int], int, int]:
