@@ -5,6 +5,7 @@ The functions of `app_work` take what a browser sends and give what it shows; th
 """
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -12,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +219,8 @@ def _draw_tab(tab: Tab) -> None:
 
     def choose(name: str) -> tuple[Any, ...]:
         names, takes = tab.ask(list_classes, name), list_controls(tab.sources[name])
-        sliders = [gr.Slider(visible=each in takes) for each in ("original_size", "crop", "crop")]
-        return gr.Dropdown(names, value=(names or [""])[0]), *sliders, gr.Checkbox(visible="flip" in takes)
+        shown = [gr.update(visible=each in takes) for each in ("original_size", "crop", "crop", "flip")]
+        return gr.Dropdown(names, value=(names or [""])[0]), *shown
 
     tab.model.input(choose, tab.model, [label, size, top, left, flip])
 
@@ -311,9 +311,8 @@ def _merge_tab(tab: Tab) -> None:
 
     def choose(name: str) -> tuple[Any, ...]:
         takes = tab.ask(list_inputs, name)
-        inputs = (gr.Image(visible="picture" in takes), gr.Audio(visible="sound" in takes))
-        tasks = gr.Radio(list(load_merge(tab.sources[name])[1]), value=None)
-        return {}, tasks, [], None, "", "", *inputs, gr.Textbox(visible="text" in takes)
+        inputs = [gr.update(visible=kind in takes) for kind in ("picture", "sound", "text")]
+        return {}, gr.Radio(list(load_merge(tab.sources[name])[1]), value=None), [], None, "", "", *inputs
 
     shown = [answers, task, every, slider, said, done]
     button.click(run, [tab.model, picture, sound, text], shown, show_progress_on=every, **ONE)
@@ -378,26 +377,18 @@ def draw_scene() -> Image.Image:
     return scene.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
 
 
-def damage(scene: np.ndarray, how: str) -> np.ndarray:
-    """Pixels with noise, as a strong JPEG, at half their size, or blurred with a little noise."""
-    if how == "jpeg":
-        return jpeg(scene, 12)
-    if how == "small":
-        return matlab_bicubic(scene, 0.5)
-    clean, sigma = (blur(scene, 1), 8) if how == "blurred" else (scene, 25)
-    return from_unit(gaussian_noise(clean, sigma, np.random.default_rng(0)))
-
-
 def write_examples(folder: Path) -> dict[str, str]:
     """Writes a picture of each damage and the sound `digits`; their paths by name."""
-    scene, found = np.asarray(draw_scene()), {}
-    for how in DAMAGES:
-        found[how] = str(folder / f"{how}.png")
-        Image.fromarray(damage(scene, how)).save(found[how])
-    found["digits"] = str(folder / "digits.flac")
-    sound = resources.files("hf_ext").joinpath("app_digits.flac")
-    Path(found["digits"]).write_bytes(sound.read_bytes())
-    return found
+    scene = np.asarray(draw_scene())
+    noisy, blurred = (
+        from_unit(gaussian_noise(clean, sigma, np.random.default_rng(0)))
+        for clean, sigma in ((scene, 25), (blur(scene, 1), 8))
+    )
+    damaged = (noisy, jpeg(scene, 12), matlab_bicubic(scene, 0.5), blurred)
+    for how, pixels in zip(DAMAGES, damaged, strict=True):
+        Image.fromarray(pixels).save(folder / f"{how}.png")
+    shutil.copy(Path(__file__).with_name("app_digits.flac"), folder / "digits.flac")
+    return {path.stem: str(path) for path in folder.iterdir()}
 
 
 def serve(

@@ -17,7 +17,7 @@ from gradio.context import LocalContext
 from PIL import Image
 from transformers import AutoConfig
 
-from hf_ext import EMRModel, SemanIRForImageRestoration, restore_image
+from hf_ext import EMRModel, restore_image
 from hf_ext.answers.limits import ClientLeft, Clock, Limits, open_sound, read_sound
 from hf_ext.answers.merged_task import AnsweringTask
 from hf_ext.audio_stream import Listener, Stream
@@ -27,6 +27,7 @@ from hf_ext.hub.checkpoints import split_revision
 from hf_ext.hub.disclosure import cut_folders
 from hf_ext.hub.released import list_released
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.restoration.restorer import load_model
 from hf_ext.semanir.image_processing_semanir import from_unit, to_unit
 from hf_ext.tasks.diffusion_grids import default_batch_size, draw_grid, sample_rows
 from hf_ext.training.models import pipeline_index
@@ -68,18 +69,13 @@ def find_models(sources: Sequence[str] = ()) -> dict[str, dict[str, str]]:
             if source in sources:
                 raise
             continue
-        models, name = found[tab], released.get(source) or name_model(source)
+        models, name, folder = found[tab], released.get(source, source), Path(source).resolve()
+        if name == source and folder.is_dir():
+            # The last part only, so the path stays private.
+            name = f"{folder.parent.name}/{folder.name}" if folder.name == "snapshot" else folder.name
         possible = (name, *(f"{name} ({number})" for number in range(2, len(models) + 2)))
         models[next(each for each in possible if each not in models)] = source
     return found
-
-
-def name_model(source: str) -> str:
-    """The name of a model on the page; of a folder the last part only, so the path stays private."""
-    if not Path(source).is_dir():
-        return source
-    folder = Path(source).resolve()
-    return f"{folder.parent.name}/{folder.name}" if folder.name == "snapshot" else folder.name
 
 
 def find_tab(source: str) -> str:
@@ -107,12 +103,7 @@ def place() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@functools.lru_cache(maxsize=8)
-def load_restorer(source: str) -> Any:
-    """A SemanIR model."""
-    name, revision = split_revision(source)
-    model: Any = SemanIRForImageRestoration.from_pretrained(name, revision=revision)
-    return model.eval().to(place())
+load_restorer = functools.lru_cache(maxsize=8)(load_model)
 
 
 @functools.lru_cache(maxsize=2)

@@ -134,14 +134,9 @@ class JudgeForImageClassification(JudgePreTrainedModel):
 
     def _views(self, pixel_values: Tensor) -> list[Tensor]:
         """Corners and middle, mirrored and not; the middle as it is comes last, as its features are those kept."""
-        side = self.config.middle
-        whole = [pixel_values[..., rows, columns] for rows, columns in itertools.product(_ends(side), repeat=2)]
+        ends = slice(0, self.config.middle), slice(-self.config.middle, None)
+        whole = [pixel_values[..., rows, columns] for rows, columns in itertools.product(ends, repeat=2)]
         return [part.flip(3) for part in [*whole, pixel_values]] + [*whole, pixel_values]
-
-
-def _ends(side: int) -> tuple[slice, slice]:
-    """The first and the last pixels of a line."""
-    return slice(0, side), slice(-side, None)
 
 
 AutoConfig.register(JudgeConfig.model_type, JudgeConfig, exist_ok=True)

@@ -44,11 +44,6 @@ def correlation(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.mean((one * other).sum(1) / np.maximum(norms, 1e-9)))
 
 
-def tell_growth(energies: Sequence[float]) -> dict[str, Any]:
-    """True where energies grow throughout, and the last over the first."""
-    return {"grows": bool((np.diff(energies) > 0).all()), "ratio": energies[-1] / max(energies[0], 1e-12)}
-
-
 def measure_shift(images: np.ndarray, places: Sequence[int], axis: int) -> dict[str, Any]:
     """Centres of [places, images, ...] along an axis, and their slope: -1 where the content moves with the crop."""
     found = centres(images)[..., axis]
@@ -78,7 +73,9 @@ def measure_controls(
     def measure(control: str) -> dict[str, Any]:
         if control == "original_size":
             found = evaluate_size_control(pipeline, judge, sizes, **options)
-            return {**found, **tell_growth(found["high_frequency_energy"])}
+            energies = found["high_frequency_energy"]
+            grows, ratio = bool((np.diff(energies) > 0).all()), energies[-1] / max(energies[0], 1e-12)
+            return {**found, "grows": grows, "ratio": ratio}
         if control == "flip":
             images, found = vary_controls(pipeline, judge, [{"flip": False}, {"flip": True}], **options)
             return {**found, **measure_mirror(*images)}

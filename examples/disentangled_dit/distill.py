@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
@@ -130,8 +129,7 @@ def make_task(arguments: TrainingArguments) -> DistillTask:
 
 def score(words: list[str]) -> None:
     """Measures both models with few steps, and the teacher with many."""
-    from generating import generate_images
-    from measuring import CLASSES, Judge, load
+    from measuring import Judge, measure_classes
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("teacher", type=find_model, help="folder, or name of a released model")
@@ -142,12 +140,11 @@ def score(words: list[str]) -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args(words)
     judge = Judge(asked.judge, asked.data, 0)
-    labels, rows = np.tile(np.arange(CLASSES), asked.per_class), {}
+    rows = {}
     for name, (model, steps, guidance) in ROWS.items():
-        pipeline = load(Path(getattr(asked, model)))
-        made = generate_images(pipeline, labels.tolist(), num_inference_steps=steps, guidance_scale=guidance)
-        calls = steps * (1 if guidance == 1 else 2)
-        rows[name] = {"network_calls": calls, **judge.measure(made, labels)}
+        sampling = {"num_inference_steps": steps, "guidance_scale": guidance}
+        measured = measure_classes(Path(getattr(asked, model)), judge, asked.per_class, **sampling)
+        rows[name] = {"network_calls": steps * (1 if guidance == 1 else 2), **measured}
         print(name, rows[name], flush=True)
     if asked.out is not None:
         write_json(asked.out, rows)

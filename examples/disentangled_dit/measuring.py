@@ -11,13 +11,13 @@ import numpy as np
 import peers  # noqa: F401  registers other networks than ours, too
 from diffusers import DiffusionPipeline
 from drift import high_frequency_energy
-from generating import evaluate_size_control, generate_images, measure_images
+from generating import evaluate_size_control, generate_images
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from sets import resized
 
 from hf_ext.files import whole_folder
-from hf_ext.metrics import ClassifierFeatures
+from hf_ext.metrics import ClassifierFeatures, frechet_distance, kernel_distance_of_subsets
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.tasks.diffusion_grids import GAP, LEAST
 
@@ -26,6 +26,8 @@ CLASSES = 10
 SAMPLING: dict[str, Any] = {"num_inference_steps": 20, "guidance_scale": 2.0}
 # Real test pictures whose features are compared with; as many images as are generated come from the others.
 REFERENCE = 2000
+# Samples of a kernel distance at once, and how often they are drawn.
+SUBSET, SUBSETS = 1000, 20
 
 
 class Judge:
@@ -45,8 +47,19 @@ class Judge:
         self.reference = self.classifier(images[others:])
 
     def measure(self, images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """Distances and the share of images that show their class."""
-        return measure_images(images, labels, self.classifier, self.reference)
+        """
+        Distances to real images in the features of the classifier (never FID), and the share of images in which it
+        sees the class that was asked for. The Fréchet distance depends on the number of images.
+        """
+        features, seen = self.classifier.classify(images)
+        subset = min(SUBSET, len(features), len(self.reference))
+        distance, _ = kernel_distance_of_subsets(features, self.reference, subset_size=subset, subsets=SUBSETS)
+        return {
+            "feature_distance": frechet_distance(features, self.reference),
+            "kernel_distance": distance,
+            "accuracy": float(np.mean(seen == labels)),
+            "images": len(images),
+        }
 
     def real(self) -> dict[str, float]:
         """The same of real images: what no model can do better than by chance."""
@@ -84,15 +97,10 @@ def load(snapshot: Path) -> DisentangledDiTPipeline:
     return pipeline
 
 
-def measure_classes(snapshot: Path, judge: Judge, per_class: int) -> dict[str, float]:
-    """Equally many images of each of CIFAR-10's classes, by the classifier's eyes."""
+def measure_classes(snapshot: Path, judge: Judge, per_class: int, **options: Any) -> dict[str, float]:
+    """Equally many images of each of CIFAR-10's classes, by the classifier's eyes; options of a call."""
     labels = np.tile(np.arange(CLASSES), per_class)
-    return judge.measure(generate_images(load(snapshot), labels.tolist(), **SAMPLING), labels)
-
-
-def smaller(images: np.ndarray, size: int) -> np.ndarray:
-    """Images made as small as that, and enlarged again."""
-    return as_arrays(resized(resized(Image.fromarray(image), size), images.shape[1]) for image in images)
+    return judge.measure(generate_images(load(snapshot), labels.tolist(), **{**SAMPLING, **options}), labels)
 
 
 def measure_control(snapshot: Path, judge: Judge, sizes: list[int], per_class: int) -> dict[str, Any]:
@@ -108,7 +116,8 @@ def real_sizes(judge: Judge, sizes: list[int]) -> dict[str, Any]:
     """Real test pictures made as small as that and enlarged again: energies, and what the classifier sees."""
     energies, accuracy = [], []
     for size in sizes:
-        images = smaller(judge.others, size)
+        side = judge.others.shape[1]
+        images = as_arrays(resized(resized(Image.fromarray(image), size), side) for image in judge.others)
         energies.append(float(high_frequency_energy(images).mean()))
         accuracy.append(float(np.mean(judge.classifier.classify(images)[1] == judge.labels)))
     return {"sizes": sizes, "high_frequency_energy": energies, "accuracy": accuracy}
@@ -125,10 +134,12 @@ def cut_grid(path: Path, side: int, columns: int) -> np.ndarray:
     return np.stack([np.stack([row[:, left : left + side * factor : factor] for left in lefts]) for row in rows])
 
 
-def measure_samples(run: Path, judge: Judge, side: int, columns: int, batch_size: int) -> list[dict[str, float]]:
+def measure_samples(snapshot: Path, judge: Judge, side: int, columns: int, batch_size: int) -> list[dict[str, float]]:
     """The pictures that a run drew of itself, always of the same noise: how near they were at each evaluation."""
     points = []
-    for path in sorted((run / "samples").glob("step-*.png"), key=lambda path: int(path.stem.partition("-")[2])):
+    for path in sorted(
+        (snapshot.parent / "samples").glob("step-*.png"), key=lambda path: int(path.stem.partition("-")[2])
+    ):
         made = cut_grid(path, side, columns)
         labels = np.repeat(np.arange(len(made)), columns)
         samples = batch_size * int(path.stem.partition("-")[2])

@@ -119,16 +119,9 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         if hasattr(self.network, "pos_embed"):
             self.network.pos_embed = Patches(self.network.pos_embed.proj, self.config)
 
-    def make_network(self) -> ModelMixin:
-        """The network, and the adapter's own layers."""
-        raise NotImplementedError
-
-    def predict(self, sample: Tensor, timestep: Tensor, context: Tensor, controls: Tensor) -> Tensor:
-        """
-        [B, C, H, W] from timesteps [B], the context as it came and the scalars of the known controls [B, n]. A context
-        is labels [B, 1, 1] or a text encoder's tokens [B, L, joint_attention_dim].
-        """
-        raise NotImplementedError
+    # A subclass has `make_network`, which makes the network and the adapter's own layers, and `predict`: [B, C, H, W]
+    # from a sample, timesteps [B], the context as it came, which is labels [B, 1, 1] or a text encoder's tokens [B, L,
+    # joint_attention_dim], and the scalars of the known controls [B, n].
 
     def transformer_sizes(self) -> dict[str, Any]:
         """Sizes that all transformers are given."""
@@ -172,24 +165,18 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         self,
         hidden_states: Tensor | None = None,
         timestep: Tensor | float | None = None,
-        class_labels: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        controls: dict[str, Tensor] | None = None,
-        control_mask: Tensor | None = None,
-        modulation: Tensor | None = None,
-        context: Tensor | None = None,
-        return_conditioning: bool = False,
-        attention_kwargs: dict[str, Any] | None = None,
         return_dict: bool = True,
+        **given: Any,
     ) -> Transformer2DModelOutput | tuple[Tensor | None, ...]:
         """As our network's. Context and modulation are what came: nothing is computed ahead."""
-        if class_labels is not None:
-            context = class_labels.float()[:, None, None]
-        if encoder_hidden_states is not None:
-            context = encoder_hidden_states
+        context, modulation = given.get("context"), given.get("modulation")
+        if given.get("class_labels") is not None:
+            context = given["class_labels"].float()[:, None, None]
+        if given.get("encoder_hidden_states") is not None:
+            context = given["encoder_hidden_states"]
         if timestep is not None:
-            modulation = self.pack(timestep, controls, control_mask)
-        if return_conditioning:
+            modulation = self.pack(timestep, given.get("controls"), given.get("control_mask"))
+        if given.get("return_conditioning"):
             return context, modulation
         count = len(hidden_states)
         numbers = modulation.expand(count, -1)
@@ -360,18 +347,13 @@ class MaskedTask(PeerTask):
     mask_ratio: float = 0.3
 
     def error(
-        self,
-        model: nn.Module,
-        noisy: tuple[Tensor, Tensor],
-        conditions: dict[str, Any],
-        target: Tensor,
-        weights: Tensor,
+        self, model: nn.Module, noisy: tuple[Tensor, Tensor], conditions: dict[str, Any], *rest: Tensor
     ) -> Tensor:
         """The mean of both losses."""
-        tokens = noisy[0][0, 0].numel() // self.config["patch_size"] ** 2
-        kept = variants.random_keep_indices(len(target), tokens, self.mask_ratio, target.device)
+        count, tokens = len(noisy[0]), noisy[0][0, 0].numel() // self.config["patch_size"] ** 2
+        kept = variants.random_keep_indices(count, tokens, self.mask_ratio, noisy[0].device)
         passes = (conditions, {**conditions, "keep_indices": kept})
-        return sum(super(MaskedTask, self).error(model, noisy, each, target, weights) for each in passes) / 2
+        return sum(super(MaskedTask, self).error(model, noisy, each, *rest) for each in passes) / 2
 
 
 def make_task(arguments: TrainingArguments, peer: str) -> DisentangledDiTTask:

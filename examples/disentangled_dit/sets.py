@@ -3,7 +3,8 @@
 Pictures are stored at the size that counts as their original, since that is where the task reads `original_size`.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,6 @@ SEED = 0
 PHOTOGRAPH = "photograph"
 # Pictures of CIFAR-10 are made so small at least, and crops of photographs are of at most so many pixels.
 SMALLEST, LARGEST = 6, 128
-
-
-def open_cifar10(folder: Path, split: str) -> datasets.Dataset:
-    """A split in an order drawn once."""
-    data = datasets.load_dataset(str(folder), split=split)
-    return data.select(np.random.default_rng(SEED).permutation(len(data)))
 
 
 def resized(image: Image.Image, side: int) -> Image.Image:
@@ -46,17 +41,9 @@ def write(path: Path, rows: list[dict[str, Any]], names: list[str]) -> None:
     temporary.rename(path)
 
 
-def plain_rows(data: datasets.Dataset, side: int) -> Iterator[dict[str, Any]]:
-    """Whole pictures of one size."""
-    for example in data:
-        yield row(resized(example["image"], side), example["label"])
-
-
-def varied_rows(data: datasets.Dataset) -> Iterator[dict[str, Any]]:
-    """Pictures made small, each to a side of its own: the smaller, the less detail."""
-    generator = np.random.default_rng(SEED + 2)
-    for example in data:
-        yield row(resized(example["image"], int(generator.integers(SMALLEST, 33))), example["label"])
+def resized_rows(data: datasets.Dataset, sides: Iterable[int]) -> list[dict[str, Any]]:
+    """Whole pictures, each made small to a side of its own: the smaller, the less detail."""
+    return [row(resized(example["image"], side), example["label"]) for example, side in zip(data, sides, strict=False)]
 
 
 def photograph_rows(folder: Path, count: int, label: int) -> Iterator[dict[str, Any]]:
@@ -88,13 +75,17 @@ def prepare(data: Path, work: Path) -> dict[str, Path]:
     for split in ("train", "test"):
         if all((folder / f"{split}.parquet").is_file() for folder in made.values()):
             continue
-        source = open_cifar10(data / "cifar10", split)
+        source = datasets.load_dataset(str(data / "cifar10"), split=split)
+        # An order drawn once.
+        source = source.select(np.random.default_rng(SEED).permutation(len(source)))
         names = source.features["label"].names
         photographs = photograph_rows(data / "bsds500", max(1, len(source) // len(names)), len(names))
         # Tests are of one size: what a model is asked to make.
-        varied = [*varied_rows(source), *photographs] if split == "train" else list(plain_rows(source, 16))
+        small, generator = resized_rows(source, itertools.repeat(16)), np.random.default_rng(SEED + 2)
+        sides = (int(generator.integers(SMALLEST, 33)) for _ in source)
+        varied = [*resized_rows(source, sides), *photographs] if split == "train" else small
         write(made["varied"] / f"{split}.parquet", varied, [*names, PHOTOGRAPH])
-        write(made["16"] / f"{split}.parquet", list(plain_rows(source, 16)), names)
+        write(made["16"] / f"{split}.parquet", small, names)
         # As it is, but mixed.
         unread = source.cast_column("image", datasets.Image(decode=False))
         write(made["32"] / f"{split}.parquet", list(unread), names)

@@ -122,6 +122,10 @@ class Study:
         self.trainings[name] = compute
         return dict(self.keep(f"run-{name}", compute))
 
+    def measure(self, name: str, judged: str, compute: Callable[..., Any], *given: Any, part: str = "") -> Any:
+        """A measurement of a run's model by the judge of a set."""
+        return self.keep(f"measure-{name}{part}", lambda: compute(self.model(name), self.judge(judged), *given))
+
     def model(self, name: str) -> Path:
         """The model of a run, which is trained again where another machine trained it."""
         snapshot = self.work / "runs" / name / "snapshot"
@@ -146,23 +150,19 @@ def judge(study: Study) -> dict[str, Any]:
     return dict(study.keep("judge", compute))
 
 
-def claim_row(study: Study, variant: str, changes: dict[str, Any], seed: int) -> dict[str, Any]:
-    """A run on pictures with originals of many sizes: its images, and what the size control does."""
-    name, kind = f"claim-{variant}-{seed}", KINDS.get(variant, OURS)
-    row = study.run(name, {**study.values("varied", **changes), "seed": seed}, CLAIM_STEPS, kind)
-    measured = study.keep(f"measure-{name}", lambda: measure_classes(study.model(name), study.judge("16"), MEASURED))
-    control = study.keep(
-        f"measure-{name}-control",
-        lambda: measure_control(study.model(name), study.judge("16"), SIZES, PER_SIZE),
-    )
-    return {**row, "measured": measured, "control": control}
+def claim_rows(study: Study, variants: dict[str, dict[str, Any]], seeds: tuple[int, ...]) -> dict[str, list[Any]]:
+    """Runs on pictures with originals of many sizes: the images of each, and what the size control does."""
 
+    def row(variant: str, seed: int) -> dict[str, Any]:
+        name, values = f"claim-{variant}-{seed}", {**study.values("varied", **variants[variant]), "seed": seed}
+        trained = study.run(name, values, CLAIM_STEPS, KINDS.get(variant, OURS))
+        measures = {
+            "measured": study.measure(name, "16", measure_classes, MEASURED),
+            "control": study.measure(name, "16", measure_control, SIZES, PER_SIZE, part="-control"),
+        }
+        return {**trained, **measures}
 
-def claim_rows(
-    study: Study, variants: dict[str, dict[str, Any]], seeds: tuple[int, ...]
-) -> dict[str, list[dict[str, Any]]]:
-    """Runs of all variants over the seeds."""
-    return {name: [claim_row(study, name, changes, seed) for seed in seeds] for name, changes in variants.items()}
+    return {variant: [row(variant, seed) for seed in seeds] for variant in variants}
 
 
 def claim(study: Study) -> dict[str, Any]:
@@ -182,26 +182,17 @@ def alpha(study: Study) -> dict[str, Any]:
     return {"constant": ends["token-constant"], **rows, "alpha-8": ends["token-weighted"]}
 
 
-def continued(study: Study, name: str, kind: str, **changes: Any) -> dict[str, Any]:
-    """A run that continues at 32 pixels, with the curve of what it drew on its way."""
-    drawn = {"task.samples_per_class": PER_POINT, "task.sample_steps": POINT_STEPS}
-    values = study.values("32", **{"task.image_size": 32, "learning_rate": 1e-3, **drawn, **changes})
-    row = study.run(name, values, TRANSFER_STEPS, kind)
-    batch_size = row["arguments"]["per_device_train_batch_size"]
-    curve = study.keep(
-        f"measure-{name}-curve",
-        lambda: measure_samples(study.model(name).parent, study.judge("32"), 32, PER_POINT, batch_size),
-    )
-    return {**row, "curve": curve}
-
-
 def transfer(study: Study) -> dict[str, Any]:
-    """From 16 to 32 pixels, with and without what should help."""
+    """From 16 to 32 pixels, with and without what should help: the curves of what the runs drew on their way."""
     rows = {}
-    for index, (name, how) in enumerate(TRANSFERS.items()):
-        kind = "bicubic" if name.startswith("bicubic") else OURS
-        changes = {"init_from": str(PRETRAINED), "task.transfer": how}
-        rows[name] = continued(study, f"transfer-{index}", kind, **changes)
+    drawn = {"task.samples_per_class": PER_POINT, "task.sample_steps": POINT_STEPS, "init_from": str(PRETRAINED)}
+    for index, (title, how) in enumerate(TRANSFERS.items()):
+        name, kind = f"transfer-{index}", "bicubic" if title.startswith("bicubic") else OURS
+        more = {"task.image_size": 32, "learning_rate": 1e-3, "task.transfer": how, **drawn}
+        row = study.run(name, study.values("32", **more), TRANSFER_STEPS, kind)
+        batch_size = row["arguments"]["per_device_train_batch_size"]
+        curve = study.measure(name, "32", measure_samples, 32, PER_POINT, batch_size, part="-curve")
+        rows[title] = {**row, "curve": curve}
     return rows
 
 

@@ -39,7 +39,7 @@ def judge_table(row: dict[str, Any]) -> str:
     return f"{table(header, lines)}\n\n{row['parameters']:,} parameters, {row['steps']:,} steps of 128 pictures."
 
 
-def control_rows(rows: dict[str, list[dict[str, Any]]], names: dict[str, str]) -> list[list[str]]:
+def control_table(first: str, rows: dict[str, list[dict[str, Any]]], names: dict[str, str]) -> str:
     """A line for each kind of run: its images, and what the size control changes."""
     lines = []
     for name, found in rows.items():
@@ -49,21 +49,10 @@ def control_rows(rows: dict[str, list[dict[str, Any]]], names: dict[str, str]) -
         for measure, digits in (("content_distance", 4), ("detail_distance", 4), ("agreement", 3)):
             line.append(spread([row["control"][measure] for row in found], digits))
         lines.append(line)
-    return lines
-
-
-def control_table(first: str, rows: dict[str, list[dict[str, Any]]], names: dict[str, str]) -> str:
-    """Runs whose size control was varied."""
-    header = [first, "seeds", "feature distance", "accuracy, %"]
-    text = table([*header, "content drift", "detail changed", "same class seen"], control_rows(rows, names))
+    header = [first, "seeds", "feature distance", "accuracy, %", "content drift", "detail changed", "same class seen"]
     row = next(iter(rows.values()))[0]
-    images = row["measured"]["images"]
-    return f"{text}\n\nMean ± standard deviation over the seeds; {row['steps']:,} steps, {images} images of each run."
-
-
-def claim_table(claim: dict[str, Any]) -> str:
-    """The four corners of the claim."""
-    return control_table("conditioning", claim["rows"], VARIANTS)
+    told = f"{row['steps']:,} steps, {row['measured']['images']} images of each run."
+    return f"{table(header, lines)}\n\nMean ± standard deviation over the seeds; {told}"
 
 
 def size_table(claim: dict[str, Any]) -> str:
@@ -96,7 +85,7 @@ def transfer_table(rows: dict[str, Any]) -> str:
 # The blocks of each part: its name in the README, and what writes it.
 BLOCKS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "judge": ("judge", judge_table),
-    "claim": ("claim", claim_table),
+    "claim": ("claim", lambda claim: control_table("conditioning", claim["rows"], VARIANTS)),
     "sizes": ("claim", size_table),
     "alpha": ("alpha", lambda rows: control_table("weight of the sizes", rows, ALPHAS)),
     "transfer": ("transfer", transfer_table),

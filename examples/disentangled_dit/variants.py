@@ -23,22 +23,17 @@ class ClassInAdaLN(DisentangledDiTTransformer2DModel):
         self,
         hidden_states: Tensor | None = None,
         timestep: Tensor | float | None = None,
-        class_labels: Tensor | None = None,
-        controls: dict[str, Tensor] | None = None,
-        control_mask: Tensor | None = None,
-        modulation: Tensor | None = None,
-        context: Tensor | None = None,
-        return_conditioning: bool = False,
-        attention_kwargs: dict[str, Any] | None = None,
         return_dict: bool = True,
+        **given: Any,
     ) -> Transformer2DModelOutput | tuple[Tensor | None, ...]:
         """As our network's. What is computed ahead: the labels as context, the vector without class as modulation."""
-        if class_labels is not None:
-            context = class_labels.float()[:, None, None]
+        context, modulation = given.get("context"), given.get("modulation")
+        if given.get("class_labels") is not None:
+            context = given["class_labels"].float()[:, None, None]
         if timestep is not None:
             times = torch.as_tensor(timestep, device=self.device).reshape(-1)
-            modulation = self._embed(times, controls, control_mask, self.dtype)
-        if return_conditioning:
+            modulation = self._embed(times, given.get("controls"), given.get("control_mask"), self.dtype)
+        if given.get("return_conditioning"):
             return context, modulation
         embedding = F.silu(modulation + self.class_embedder(context[:, 0, 0].long()))
         nothing = self.class_embedder.weight[-1].expand(len(hidden_states), self.null_tokens, -1)

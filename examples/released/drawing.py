@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import torch
 from PIL import Image
 
@@ -24,8 +23,7 @@ SAMPLING: dict[str, Any] = {"num_inference_steps": 20, "guidance_scale": 4.0}
 # Behind this folder, whose modules go first.
 sys.path.append(str(DIT))
 
-from generating import generate_images
-from measuring import CLASSES, Judge, load
+from measuring import CLASSES, Judge, load, measure_classes
 
 from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 
@@ -37,8 +35,7 @@ def judge_pictures(folder: Path, data: Path, per_class: int = PER_CLASS) -> tupl
         rows = datasets.load_dataset(str(data), split="test").shuffle(seed=0)
         rows.to_parquet(Path(shuffled) / "test.parquet")
         judge = Judge(JUDGE, Path(shuffled), 10 * per_class)
-    labels = np.tile(np.arange(CLASSES), per_class)
-    made, real = judge.measure(generate_images(load(folder), labels.tolist(), **SAMPLING), labels), judge.real()
+    made, real = measure_classes(folder, judge, per_class, **SAMPLING), judge.real()
     pictures = f"{10 * per_class} pictures, {per_class} of each class"
     names = {"accuracy": "class recognised by a classifier", "feature_distance": "feature distance (not FID)"}
     results = [

@@ -14,8 +14,8 @@ from gallery import ROWS, restore_row
 from PIL import Image
 
 import hf_ext
-from hf_ext.figures import new_figure, save_figure
-from hf_ext.files import read_json
+from hf_ext.figures import new_figure
+from hf_ext.files import read_json, whole_file
 from hf_ext.mrconv import MRConvForAudioClassification
 
 HERE = Path(__file__).resolve().parent
@@ -121,4 +121,5 @@ def draw() -> Any:
 
 
 if __name__ == "__main__":
-    save_figure(draw(), HERE / "front.png")
+    with whole_file(HERE / "front.png") as file:
+        draw().savefig(file, format="png", dpi=110)

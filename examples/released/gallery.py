@@ -18,6 +18,7 @@ from hf_ext.files import whole_file, write_json
 from hf_ext.metrics.psnr import psnr
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRForImageRestoration
+from hf_ext.semanir.image_processing_semanir import from_unit
 from hf_ext.tasks.degradations import gaussian_noise, jpeg, matlab_bicubic
 
 HERE = Path(__file__).resolve().parent
@@ -27,8 +28,7 @@ WEIGHTS = (0.03, 0.05, 0.07, 0.085, 0.1, 0.12, 0.15, 0.2)
 
 def compress(picture: np.ndarray, quality: int) -> np.ndarray:
     """A picture, of 8 bits or white at 1, as a JPEG file gives it back."""
-    eight = picture if picture.dtype == np.uint8 else np.uint8(np.clip(np.rint(255 * picture), 0, 255))
-    return jpeg(eight, quality).astype(np.float32) / 255
+    return jpeg(picture if picture.dtype == np.uint8 else from_unit(picture), quality).astype(np.float32) / 255
 
 
 def add_noise(picture: np.ndarray) -> np.ndarray:
@@ -57,28 +57,21 @@ def score(picture: np.ndarray, clean: np.ndarray) -> float:
     return round(psnr(255 * picture, clean, channel="rgb", data_range=255), 2)
 
 
-def best_total_variation(degraded: np.ndarray, clean: np.ndarray) -> float:
-    """PSNR of total variation with the weight that suits this picture best, which nobody would know."""
-    found = [denoise_tv_chambolle(degraded, weight, channel_axis=-1) for weight in WEIGHTS]
-    return max(score(picture, clean) for picture in found)
-
-
-def enlarge(picture: np.ndarray) -> np.ndarray:
-    """A picture at the size of the others, by bicubic interpolation."""
-    image = Image.fromarray(np.uint8(np.clip(np.rint(255 * picture), 0, 255)))
-    return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC), np.float32) / 255
-
-
 def restore_row(photo: str, top: int, left: int, degrade: Any, what: str, name: str) -> dict[str, Any]:
     """The pictures of a row, and their scores."""
     clean = getattr(skimage.data, photo)()[top : top + SIZE, left : left + SIZE]
     degraded = degrade(clean)
     model = SemanIRForImageRestoration.from_pretrained(hf_ext.released(name)).eval()
     restored = restore_image(model, degraded)
-    shown = degraded if degraded.shape == clean.shape else enlarge(degraded)
+    shown = degraded
+    if degraded.shape != clean.shape:
+        enlarged = Image.fromarray(from_unit(degraded)).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+        shown = np.asarray(enlarged, np.float32) / 255
     row = {"photo": photo, "what": what, "model": name, "input": score(shown, clean), "psnr": score(restored, clean)}
     if "noise" in what:
-        row["best_total_variation"] = best_total_variation(degraded, clean)
+        # With the weight that suits this picture best, which nobody would know.
+        smoothed = (denoise_tv_chambolle(degraded, weight, channel_axis=-1) for weight in WEIGHTS)
+        row["best_total_variation"] = max(score(picture, clean) for picture in smoothed)
     return {**row, "pictures": [shown, restored, clean / 255]}
 
 
@@ -94,8 +87,7 @@ def draw(rows: list[dict[str, Any]]) -> Image.Image:
             words += f"; best total variation: {row['best_total_variation']:.2f} dB"
         pen.text((2, top + 4), words, fill="black", font=font)
         for column, picture in enumerate(row["pictures"]):
-            pixels = np.uint8(np.clip(np.rint(255 * picture), 0, 255))
-            sheet.paste(Image.fromarray(pixels), (column * (SIZE + GAP), top + LINE))
+            sheet.paste(Image.fromarray(from_unit(picture)), (column * (SIZE + GAP), top + LINE))
     return sheet
 
 

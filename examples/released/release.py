@@ -199,16 +199,6 @@ def tell(release: Release, scores: str) -> dict[str, Any]:
     return {**told, "card_license": CARD_LICENSES[release.license], "scores": scores}
 
 
-def stack_pictures(pictures: list[Image.Image]) -> Image.Image:
-    """Pictures below one another."""
-    sheet = Image.new("RGB", (max(picture.width for picture in pictures), sum(picture.height for picture in pictures)))
-    top = 0
-    for picture in pictures:
-        sheet.paste(picture, (0, top))
-        top += picture.height
-    return sheet
-
-
 def make(name: str, work: Path) -> Path:
     """Measures and writes one released model."""
     if name == "restore-tasks":
@@ -258,7 +248,9 @@ def write_release(folder: Path, training: dict[str, Any], results: list[dict[str
     write_card(folder, repo_id=folder.name)
     if (folder / "emr.json").is_file():
         dataclasses.replace(Manifest.read(folder), files=hash_files(folder)).write(folder)
-    return replace(folder, RELEASED / folder.name)
+    with whole_folder(RELEASED / folder.name) as place:
+        shutil.copytree(folder, place, dirs_exist_ok=True)
+    return RELEASED / folder.name
 
 
 def make_merge(work: Path) -> Path:
@@ -311,17 +303,9 @@ def make_merge(work: Path) -> Path:
             "core_hours": round(hours, 2),
         }
         training["check"] = {"psnr": round(restore_cat(folder, "noise"), 3), "task": "noise"}
-        return write_release(folder, training, results, stack_pictures(pictures))
-
-
-def replace(folder: Path, final: Path) -> Path:
-    """Puts a finished folder in the place of an older one."""
-    with whole_folder(final) as place:
-        shutil.copytree(folder, place, dirs_exist_ok=True)
-        # safetensors writes files that only their owner reads.
-        for file in place.rglob("*.safetensors"):
-            file.chmod(0o644)
-    return final
+        # Rows of the same photograph: of one size.
+        stacked = Image.fromarray(np.concatenate([np.asarray(picture.convert("RGB")) for picture in pictures]))
+        return write_release(folder, training, results, stacked)
 
 
 def main() -> None:

@@ -42,8 +42,8 @@ class Release:
     """
 
     task: str
-    data: str
-    license: str
+    data: str = MIXED
+    license: str = RESEARCH
     tests: dict[str, dict[str, Any]] = field(default_factory=dict)
     shown: tuple[str, ...] = ("psnr",)
     shown_examples: Sequence[int] = (0, 20, 40)
@@ -70,41 +70,34 @@ def on(path: str, **task: Any) -> dict[str, Any]:
 RELEASES = {
     "denoise-color": Release(
         "removes Gaussian noise of unknown strength, σ = 0 to 55, from colour photographs",
-        MIXED,
-        RESEARCH,
-        {"68 photographs of BSDS500's test set": on("data/photos/test", eval_degradation=noise(15, 25, 50))},
-        ("psnr_gaussian_noise_15", "psnr_gaussian_noise_25", "psnr_gaussian_noise_50"),
+        tests={"68 photographs of BSDS500's test set": on("data/photos/test", eval_degradation=noise(15, 25, 50))},
+        shown=("psnr_gaussian_noise_15", "psnr_gaussian_noise_25", "psnr_gaussian_noise_50"),
     ),
     "denoise-gray": Release(
         "removes Gaussian noise of unknown strength, σ = 0 to 55, from grey photographs",
-        MIXED,
-        RESEARCH,
-        {
+        tests={
             "Set12": on("data/set12", eval_degradation=noise(15, 25, 50)),
             # Its files are called test*, which datasets takes for the name of a split.
             "BSD68": on("data/bsd68", eval_degradation=noise(15, 25, 50)) | {"data.eval.split": "test"},
         },
-        ("psnr_gaussian_noise_25",),
-        (0, 4, 8),
+        shown=("psnr_gaussian_noise_25",),
+        shown_examples=(0, 4, 8),
     ),
     "jpeg-color": Release(
         "removes JPEG artefacts of any quality, 5 to 95, from colour photographs",
-        MIXED,
-        RESEARCH,
-        {
+        tests={
             "68 photographs of BSDS500's test set": on(
                 "data/photos/test", eval_degradation=[{"kind": "jpeg", "quality": quality} for quality in (10, 20, 40)]
             )
         },
-        ("psnr_jpeg_10", "psnr_jpeg_20", "psnr_jpeg_40"),
+        shown=("psnr_jpeg_10", "psnr_jpeg_20", "psnr_jpeg_40"),
         # The run alone gains 0.01 to 0.03 dB more, and misses two gates: text (37.9 dB), clipped blacks (3.3 levels).
         share=0.65,
     ),
     "super-resolution-x2": Release(
         "doubles the height and width of photographs, whatever filter shrank them, also from JPEG of quality 75",
         BSDS,
-        RESEARCH,
-        {
+        tests={
             "Set5": on("data/set5", degradation={"kind": "bicubic"}, eval_degradation={"kind": "bicubic"}),
             "68 photographs of BSDS500's test set, halved by averages, Lanczos or bicubic, half of the halves JPEG": {
                 "data.eval.path": "data/halves/test",
@@ -116,9 +109,7 @@ RELEASES = {
     "photo": Release(
         "restores photographs with blur, resizing, noise and JPEG artefacts, in any order and strength; one that is "
         "only blurred needs `--strength 1`",
-        MIXED,
-        RESEARCH,
-        {
+        tests={
             "20 photographs of BSDS500's test set": on(
                 "data/photos/test",
                 eval_degradation=[
@@ -136,11 +127,9 @@ RELEASES = {
             )
             | {"data.eval.split": "train[:20]"}
         },
-        (
-            "psnr_chain_blur_1_gaussian_noise_10_jpeg_60",
-            "psnr_gaussian_noise_1",
-            "psnr_gaussian_noise_15",
-            "psnr_jpeg_40",
+        shown=(
+            *("psnr_chain_blur_1_gaussian_noise_10_jpeg_60", "psnr_gaussian_noise_1"),
+            *("psnr_gaussian_noise_15", "psnr_jpeg_40"),
         ),
         shown_examples=(0, 7, 14),
         # The run alone makes 0.2 dB worse what has noise of 2, the first one turns pure colours grey: 20 levels.
@@ -150,10 +139,8 @@ RELEASES = {
     "restore-tasks": Release(
         "restores pictures with strong noise, JPEG artefacts, blur or low resolution; merged from four fine-tunes of "
         "denoise-color, with one bit per weight for each",
-        MIXED,
-        RESEARCH,
         # Each task is measured on its own degradation.
-        {
+        tests={
             task: on("data/photos/test", degradation=RESTORE_TASKS[task], eval_degradation=degradation)
             | {"data.eval.split": "train[:20]"}
             for task, degradation in {
@@ -163,11 +150,10 @@ RELEASES = {
                 "resize": {"kind": "resize", "factor": 0.5},
             }.items()
         },
-        ("psnr",),
-        (0,),
+        shown_examples=(0,),
     ),
     **{
-        name: Release(task, f"{PAIRS}, and made pictures", RESEARCH, {DAMAGED: on(f"data/{name}/test")})
+        name: Release(task, f"{PAIRS}, and made pictures", tests={DAMAGED: on(f"data/{name}/test")})
         for name, task in {
             "deblur": "sharpens photographs with motion blur of up to 14 pixels; trained on synthetic blur alone",
             "derain": "removes rain streaks and mist from colour photographs; trained on synthetic rain alone",
@@ -175,9 +161,7 @@ RELEASES = {
     },
     "demosaick": Release(
         "reconstructs a colour picture from an RGGB Bayer mosaic without noise",
-        MIXED,
-        RESEARCH,
-        {"68 photographs of BSDS500's test set": on("data/photos/test")},
+        tests={"68 photographs of BSDS500's test set": on("data/photos/test")},
         caption="Mosaic, demosaicked, clean: photographs chosen by their index, before any result was seen",
         baseline="bilinear",
     ),

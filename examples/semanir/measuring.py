@@ -15,7 +15,7 @@ from hf_ext.data.opening import open_source
 from hf_ext.metrics.psnr import psnr
 from hf_ext.semanir import SemanIRForImageRestoration
 from hf_ext.tasks.restoration import SemanIRTask
-from hf_ext.training import TrainingArguments, build_task, evaluate
+from hf_ext.training import build_task, evaluate
 from hf_ext.training.arguments import DataSource
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -32,9 +32,7 @@ WEIGHTS = np.geomspace(0.04, 0.4, 12).round(4).tolist()
 TUNING_PHOTOS, TUNING_SIDE = 20, 180
 
 
-def run_arguments(values: dict[str, Any]) -> TrainingArguments:
-    """The recipe of the study with these values."""
-    return read_arguments(RECIPE, values)
+run_arguments = partial(read_arguments, RECIPE)
 
 
 def load(snapshot: Path, values: dict[str, Any]) -> tuple[SemanIRTask, SemanIRForImageRestoration]:
@@ -76,10 +74,8 @@ def pairs(values: dict[str, Any], source: dict[str, Any], side: int | None = Non
     task, data = build_task(run_arguments(values)), open_source(DataSource(**source))
     # The number of channels is the model's to say.
     task.build_model(run_arguments(values).model, None)
-    return [
-        [picture[:side, :side] for picture in task.degraded_example(example, index)]
-        for index, example in enumerate(data)
-    ]
+    made = (task.degraded_example(example, index) for index, example in enumerate(data))
+    return [[picture[:side, :side] for picture in pair] for pair in made]
 
 
 def gray_psnr(restored: np.ndarray, clean: np.ndarray) -> float:
@@ -104,33 +100,21 @@ def input_psnr(values: dict[str, Any]) -> float:
 
 
 def draw_pictures(snapshot: Path, values: dict[str, Any], weight: float, indices: list[int], path: Path) -> None:
-    """Rows of noisy, total variation, SemanIR and clean test pictures, with the PSNR of the whole."""
-    task, model = load(snapshot, values)
-    data = open_source(run_arguments(values).data_arguments.eval_sources[""])
-    rows = []
-    for index in (index for index in indices if index < len(data)):
-        noisy, clean = task.degraded_example(data[index], index)
-        pictures = {
-            "noisy": noisy,
-            "total variation": smooth(noisy, weight),
-            "SemanIR": task.restore(model, noisy),
-        }
-        titled = {f"{name}, {gray_psnr(picture, clean):.2f} dB": picture for name, picture in pictures.items()}
-        rows.append({**titled, "clean": clean})
-    draw_middles(rows, path)
-
-
-def draw_middles(rows: list[dict[str, np.ndarray]], path: Path) -> None:
-    """Rows of pictures [height, width, channels] with their titles: the middle 200 pixels of each."""
+    """The middle 200 pixels of noisy, smoothed, restored and clean test pictures, with the PSNR of the whole."""
     from matplotlib import pyplot
 
-    columns = len(rows[0])
-    figure, axes = pyplot.subplots(len(rows), columns, figsize=(3.3 * columns, 3.4 * len(rows)), squeeze=False)
-    for line, pictures in zip(axes, rows, strict=True):
-        for axis, (title, picture) in zip(line, pictures.items(), strict=True):
+    task, model = load(snapshot, values)
+    data = open_source(run_arguments(values).data_arguments.eval_sources[""])
+    shown = [index for index in indices if index < len(data)]
+    figure, axes = pyplot.subplots(len(shown), 4, figsize=(13.2, 3.4 * len(shown)), squeeze=False)
+    for line, index in zip(axes, shown, strict=True):
+        noisy, clean = task.degraded_example(data[index], index)
+        made = {"noisy": noisy, "total variation": smooth(noisy, weight), "SemanIR": task.restore(model, noisy)}
+        for axis, (name, picture) in zip(line, {**made, "clean": clean}.items(), strict=True):
             top, left = ((side - 200) // 2 for side in picture.shape[:2])
             # The map of colours is for pictures of one channel.
             axis.imshow(np.clip(picture[top : top + 200, left : left + 200], 0, 1), cmap="gray", vmin=0, vmax=1)
-            axis.set_title(title, fontsize=10)
+            psnr_of_it = f", {gray_psnr(picture, clean):.2f} dB" if name in made else ""
+            axis.set_title(f"{name}{psnr_of_it}", fontsize=10)
             axis.axis("off")
     save_figure(figure, path, dpi=80)

@@ -10,9 +10,7 @@ from .library import import_without_models
 
 
 class Failed(click.ClickException):
-    """A failure outside the program: disk, network, or refusal by a Hub."""
-
-    exit_code: ClassVar[int] = 1
+    """A failure outside the program: disk, network, or refusal by a Hub. The exit code is click's own, 1."""
 
 
 class Unusable(click.ClickException):

@@ -20,24 +20,18 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         # click refuses options itself, and shell completion passes unfinished names.
-        known = name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name) is not None
-        if not known:
-            raise click.UsageError(unknown_command(ctx, name), ctx)
-        return super().resolve_command(ctx, args)
-
-
-def unknown_command(ctx: click.Context, name: str) -> str:
-    """The error message for a name that the group of the context does not have."""
-    root, group = ctx.find_root(), ctx.command
-    assert isinstance(root.command, click.Group) and isinstance(group, click.Group)
-    commands = ", ".join(group.list_commands(ctx))
-    within = " ".join(["hf-ext", *ctx.command_path.split()[1:]])
-    # The same name in another group is the closest: `dit sample` suggests `sample`.
-    places = {" ".join(path): path[-1] for path in _paths(root, root.command)}
-    close = difflib.get_close_matches(name, [*places.values()], n=1)
-    meant = [repr(f"hf-ext {place}") for place, last in places.items() if last in close]
-    hint = f"did you mean {' or '.join(meant)}?"
-    return f"no command {f'{within} {name}'!r}; {hint if meant else f'the commands are {commands}.'}"
+        if name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name) is not None:
+            return super().resolve_command(ctx, args)
+        root = ctx.find_root()
+        assert isinstance(root.command, click.Group)
+        # The same name in another group is the closest: `dit sample` suggests `sample`.
+        places = {" ".join(path): path[-1] for path in _paths(root, root.command)}
+        close = difflib.get_close_matches(name, [*places.values()], n=1)
+        meant = [repr(f"hf-ext {place}") for place, last in places.items() if last in close]
+        known = f"the commands are {', '.join(self.list_commands(ctx))}."
+        within = " ".join(["hf-ext", *ctx.command_path.split()[1:], name])
+        hint = f"did you mean {' or '.join(meant)}?" if meant else known
+        raise click.UsageError(f"no command {within!r}; {hint}", ctx)
 
 
 def _paths(ctx: click.Context, group: click.Group) -> Iterator[tuple[str, ...]]:

@@ -69,16 +69,15 @@ def _make_option(flag: str, field: "dataclasses.Field[Any]", hint: Any, told: st
     elif origin is dict:
         told, more = f"{told} Repeatable.", {"metavar": "NAME=VALUE", "multiple": True, "callback": _as_mapping}
     elif origin is list:
-        told, more = f"{told} Repeatable.", {"multiple": True, "callback": _as_list}
+        told, more = (
+            f"{told} Repeatable.",
+            {"multiple": True, "callback": lambda ctx, param, texts: list(texts) or None},
+        )
     elif hint is bool:
         more, flag = {}, f"{flag}/--no-{flag[2:]}"
         shown = None if shown is None else flag.split("/")[not shown][2:]
     default = "" if shown in (None, dataclasses.MISSING) else f"  [default: {shown}]"
     return click.Option([flag, field.name], default=None, help=told + default, **more)
-
-
-def _as_list(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> list[str] | None:
-    return list(texts) or None
 
 
 def _as_mapping(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, str] | None:

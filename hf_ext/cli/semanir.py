@@ -19,24 +19,17 @@ from .terminal import say
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
 
 
-class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """
-    A value that a function reads from text.
+def parsed(name: str, read: Callable[[str], Any], wrong: str) -> Callable[[Any], Any]:
+    """A type of values that a function reads from text: its name in the help, and what an invalid text is called."""
 
-    Args:
-        name (`str`): Its kind, for the help.
-        read (`Callable[[str], Any]`): Raises a `ValueError` for other texts.
-        wrong (`str`): What another text is.
-    """
-
-    def __init__(self, name: str, read: Callable[[str], Any], wrong: str) -> None:
-        self.name, self.read, self.wrong = name, read, wrong
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(value: Any) -> Any:
         try:
-            return self.read(value) if isinstance(value, str) else value
-        except ValueError:
-            self.fail(f"{value!r} is {self.wrong}.", param, ctx)
+            return read(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise click.BadParameter(f"{value!r} is {wrong}.") from error
+
+    convert.__name__ = name
+    return convert
 
 
 def _read_strength(text: str) -> float | str:
@@ -61,12 +54,12 @@ def _read_megapixels(text: str) -> float:
     return float(text)
 
 
-TILE = Parsed(
+TILE = parsed(
     "PIXELS|auto", lambda text: text if text == "auto" else int(text), "neither a number of pixels nor 'auto'"
 )
-STRENGTH = Parsed("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
-COLOUR = Parsed("COLOUR", _read_colour, "not an opaque colour; give one such as white or #ffcc00")
-MEGAPIXELS = Parsed("MEGAPIXELS", _read_megapixels, "not a number above 0")
+STRENGTH = parsed("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
+COLOUR = parsed("COLOUR", _read_colour, "not an opaque colour; give one such as white or #ffcc00")
+MEGAPIXELS = parsed("MEGAPIXELS", _read_megapixels, "not a number above 0")
 
 
 @loads
@@ -130,9 +123,6 @@ def restore(
     out: str,
     compare: bool,
     kind: str | None,
-    quality: int | None,
-    lossless: bool,
-    background: tuple[int, int, int],
     template: str,
     overwrite: bool,
     max_megapixels: float,
@@ -167,14 +157,15 @@ def restore(
     # The model is loaded later, and only if there is work to do.
     import_without_models()
     from hf_ext.distributed import Ranks
+    from hf_ext.restoration.comparison import write_page
     from hf_ext.restoration.jobs import plan_jobs
 
-    if quality is not None and lossless:
+    # The others are those of `restore_image`.
+    encoding = {name: options.pop(name) for name in ("quality", "lossless", "background")}
+    if encoding["quality"] is not None and encoding["lossless"]:
         raise click.UsageError("--quality applies to lossy compression and contradicts --lossless; give one of them.")
     place, folder = _place_of_results(out, compare, kind is not None or template != "{stem}")
     page = folder / "comparison.html" if folder is not None and compare else None
-    encoding = {"quality": quality, "lossless": lossless, "background": background}
-    # The others are those of `restore_image`.
     ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": dtype}
     # One process plans: the others would see results of processes that started earlier, and standard input is read
     # once.
@@ -201,8 +192,9 @@ def restore(
     if ranks.index > 0:
         # Only the first process prints.
         return
-    if page is not None and (to_do or not page.exists()):
-        _write_page(page, [job for job in plan.jobs if job.name not in failed])
+    done = [job for job in plan.jobs if job.name not in failed and isinstance(job.source, Path)]
+    if page is not None and done and (to_do or not page.exists()):
+        write_page(page, [(job.name, job.source, job.out) for job in done])
     if folder is not None:
         say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, len(to_do), replaced)]))
     if failed:
@@ -212,14 +204,6 @@ def restore(
 def _count_all(plan: Any) -> str:
     """The number of pictures that were given, with their noun."""
     return count_of(len(plan.jobs) + len(plan.refused), "picture")
-
-
-def _write_page(page: Path, done: list[Any]) -> None:
-    """Writes the page of pictures that lie in files, before and after."""
-    from hf_ext.restoration.comparison import write_page
-
-    if pairs := [(job.name, job.source, job.out) for job in done if isinstance(job.source, Path)]:
-        write_page(page, pairs)
 
 
 def _count_others(plan: Any, to_do: int, replaced: int) -> list[str]:

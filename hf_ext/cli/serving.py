@@ -14,11 +14,6 @@ from .terminal import note
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def read_token(context: click.Context, option: click.Parameter, path: Path | None) -> str | None:
-    """The token in a file."""
-    return path.read_text(encoding="utf-8").strip() if path else None
-
-
 @click.group(cls=Group)
 def hub() -> None:
     """Run a Hub on this machine, for tests and for work without internet."""
@@ -38,7 +33,7 @@ def hub() -> None:
     "--token-file",
     "token",
     type=FILE,
-    callback=read_token,
+    callback=lambda context, option, path: path.read_text(encoding="utf-8").strip() if path else None,
     help="File with the token that clients need for writing, and for private repositories.",
 )
 @click.option(

@@ -238,4 +238,4 @@ def find_runner(model: SemanIRModel, maps: Tensor, output_hidden_states: bool) -
     return None if memory is None else Strips(memory)
 
 
-SemanIRModel.find_runner = find_runner
+SemanIRModel.find_runner = find_runner  # type: ignore[method-assign, assignment]

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -30,8 +30,8 @@ RAW_ENDINGS = frozenset((
 ))
 # fmt: on
 # Signatures of HEIF files, in bytes 5 to 12.
-_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-_SUBFILE, _SUBDIRECTORIES, _DNG_VERSION, XMP = 254, 330, 50706, 700
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_SUBFILE, _ORIENTATION, _SUBDIRECTORIES, _DNG_VERSION, XMP = 254, 274, 330, 50706, 700
 # Pillow's decoders raise nearly anything for broken files: NotImplementedError (DDS) is a RuntimeError, as AVIF's are.
 DECODER_ERRORS = (
     OSError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError, SyntaxError, EOFError,
@@ -43,9 +43,38 @@ FURTHER = "further pictures, sizes or layers in the file were left out: {}"
 EXTRA = 'pip install "hf-ext[images]"'
 
 
-# Pixels, tags, colour profile, and lines about what was not read. The pixels stand upright: the orientation among the
-# tags is applied already.
-CameraPicture = tuple[np.ndarray, Image.Exif | None, bytes | None, tuple[str, ...]]
+class Picture(NamedTuple):
+    """A picture and what lay beside it in its file."""
+
+    # uint8 or uint16, upright; see [`image_to_pixels`].
+    pixels: np.ndarray
+    # Without the orientation. What describes the picture is written, nothing else.
+    exif: Image.Exif | None = None
+    icc_profile: bytes | None = None
+    dpi: tuple[float, float] | None = None
+    # Chunks of a PNG that say which light its values stand for, and texts; see [`colour_chunks`].
+    colour_chunks: bytes = b""
+
+
+class Frames(NamedTuple):
+    """Content of a file: one picture, the frames of an animation, or pages."""
+
+    # At least one. The frames of an animation have one size and the same channels.
+    pictures: list[Picture]
+    # How long each frame is shown, in milliseconds; None for pages.
+    durations: list[float] | None = None
+    # How often an animation runs; 0 is for ever.
+    plays: int = 1
+    # Whether the first picture of an animated PNG is none of the frames, but for programs that know no animation.
+    still: bool = False
+    # Whether it was a WebP without loss, and how a JPEG halved its colours, as Pillow numbers it: 0 is not at all, -1
+    # in a way without a number.
+    lossless: bool = False
+    subsampling: int = 0
+    # Lines about what was lost when the file was read.
+    lost: tuple[str, ...] = ()
+    # Of a JPEG or GIF.
+    comment: bytes = b""
 
 
 class UnreadableError(DataError):
@@ -54,16 +83,6 @@ class UnreadableError(DataError):
 
 class MissingLibraryError(UnreadableError):
     """A file needs a library that is not installed; the message names the extra that brings it."""
-
-
-def is_heif(source: Source) -> bool:
-    """Tells that a file is HEIC or another HEIF."""
-    if isinstance(source, bytes):
-        head = source[:12]
-    else:
-        with open(source, "rb") as file:
-            head = file.read(12)
-    return head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS
 
 
 def is_raw(image: Image.Image) -> bool:
@@ -75,7 +94,7 @@ def is_raw(image: Image.Image) -> bool:
     return _DNG_VERSION in tags or bool(small and _SUBDIRECTORIES in tags)
 
 
-def read_heif(source: Source, check: Callable[[int, int], None]) -> CameraPicture:
+def read_heif(source: Source, check: Callable[[int, int], None]) -> Frames:
     """The main picture of a HEIF file, with 16 bits where it has more than 8."""
     try:
         import pillow_heif
@@ -96,10 +115,10 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> CameraPictur
         exif = Image.Exif() if exif is None else exif
         exif[XMP] = xmp
     lost = (FURTHER.format(len(file) - 1),) if len(file) > 1 else ()
-    return np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"), lost
+    return Frames([Picture(np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"))], lost=lost)
 
 
-def read_raw(source: Source, check: Callable[[int, int], None]) -> CameraPicture:
+def read_raw(source: Source, check: Callable[[int, int], None]) -> Frames:
     """
     A camera's RAW file, developed to sRGB of 16 bits with the camera's white balance and LibRaw's own brightness.
     """
@@ -116,13 +135,15 @@ def read_raw(source: Source, check: Callable[[int, int], None]) -> CameraPicture
         said = error.args[0] if error.args else ""
         reason = said.decode(errors="replace") if isinstance(said, bytes) else said
         raise UnreadableError(f"is not a RAW file that LibRaw can read: {reason}") from error
-    data = read_bytes(source)
-    return pixels, _exif_of(data), None, ()
+    return Frames([Picture(pixels, _exif_of(read_bytes(source)))])
 
 
-def read_bytes(source: Source) -> bytes:
-    """The content of a picture file."""
-    return source if isinstance(source, bytes) else Path(source).read_bytes()
+def read_bytes(source: Source, count: int | None = None) -> bytes:
+    """The content of a picture file, or so many bytes of its beginning."""
+    if isinstance(source, bytes):
+        return source[:count]
+    with open(source, "rb") as file:
+        return file.read(count)
 
 
 def seekable(source: Source) -> Any:
@@ -147,10 +168,11 @@ def open_picture(source: Source, max_pixels: int | None = None) -> Iterator[Imag
 
 
 def _exif_of(data: bytes | None) -> Image.Exif | None:
-    """The tags in EXIF data or in a file that is built like a TIFF, if there are any to be read."""
+    """The tags in EXIF data or in a file that is built like a TIFF, if there are any; not the orientation."""
     exif = Image.Exif()
     try:
         exif.load(data or b"")
     except DECODER_ERRORS:
         return None
+    exif.pop(_ORIENTATION, None)
     return exif if len(exif) else None

@@ -41,9 +41,16 @@ def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarr
     made_up = image.format == "PNG" and (getattr(image, "is_animated", False) or "transparency" in image.info)
     if kind[1] in _READ and not made_up:
         return _both_halves(source, page)
-    if kind[1] == "LA" and not made_up:
-        return _grey_and_alpha(source)
-    return None
+    if kind[1] != "LA" or made_up:
+        return None
+    # Grey with alpha. A pixel has four bytes, as one of RGBA of 8 bits has, and filters and interlacing go by bytes:
+    # the same file with another depth and kind of colours in its header is such a picture. The tests read what was
+    # written.
+    data = bytearray(read_bytes(source))
+    data[24:26] = 8, 6
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4)
+    with Image.open(io.BytesIO(data)) as image:
+        return np.ascontiguousarray(image_to_pixels(image)).view(">u2").astype(np.uint16)
 
 
 def lost_bits(image: ImageFile.ImageFile, source: Source) -> list[str]:
@@ -102,17 +109,6 @@ def _both_halves(source: Source, page: int) -> np.ndarray:
             halves.append(image_to_pixels(image))
     pixels = halves[0].astype(np.uint16) * 256 + halves[1]
     return divide_by_alpha(pixels) if "RGBa" in raw else pixels
-
-
-def _grey_and_alpha(source: Source) -> np.ndarray:
-    """All 16 bits of a PNG in grey with alpha, of which Pillow reads the upper byte of each value."""
-    # A pixel has four bytes, as one of RGBA of 8 bits has, and filters and interlacing go by bytes: the same file with
-    # another depth and kind of colours in its header is such a picture. The tests read what was written.
-    data = bytearray(read_bytes(source))
-    data[24:26] = 8, 6
-    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4)
-    with Image.open(io.BytesIO(data)) as image:
-        return np.ascontiguousarray(image_to_pixels(image)).view(">u2").astype(np.uint16)
 
 
 def divide_by_alpha(pixels: np.ndarray) -> np.ndarray:

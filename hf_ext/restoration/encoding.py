@@ -24,6 +24,8 @@ from hf_ext.semanir.image_processing_semanir import pixels_to_image
 
 from ..errors import UsageError
 from .camera import DECODER_ERRORS, XMP
+from .camera import Frames as Frames
+from .camera import Picture as Picture
 from .containers import has_other_light, has_texts, insert_chunks
 
 logger = logging.get_logger(__name__)
@@ -67,40 +69,6 @@ _LONGEST_EXIF, _LONGEST_XMP = 65533, 65504
 _PHOTOSHOP = b"Photoshop 3.0\0008BIM\x04\x04\0\0"
 
 
-class Picture(NamedTuple):
-    """A picture and what lay beside it in its file."""
-
-    # uint8 or uint16, upright; see [`image_to_pixels`].
-    pixels: np.ndarray
-    # Without the orientation. What describes the picture is written, nothing else.
-    exif: Image.Exif | None = None
-    icc_profile: bytes | None = None
-    dpi: tuple[float, float] | None = None
-    # Chunks of a PNG that say which light its values stand for, and texts; see [`colour_chunks`].
-    colour_chunks: bytes = b""
-
-
-class Frames(NamedTuple):
-    """Content of a file: one picture, the frames of an animation, or pages."""
-
-    # At least one. The frames of an animation have one size and the same channels.
-    pictures: list[Picture]
-    # How long each frame is shown, in milliseconds; None for pages.
-    durations: list[float] | None = None
-    # How often an animation runs; 0 is for ever.
-    plays: int = 1
-    # Whether the first picture of an animated PNG is none of the frames, but for programs that know no animation.
-    still: bool = False
-    # Whether it was a WebP without loss, and how a JPEG halved its colours, as Pillow numbers it: 0 is not at all, -1
-    # in a way without a number.
-    lossless: bool = False
-    subsampling: int = 0
-    # Lines about what was lost when the file was read.
-    lost: tuple[str, ...] = ()
-    # Of a JPEG or GIF.
-    comment: bytes = b""
-
-
 class Encoding(NamedTuple):
     """Choices of writing that a format leaves open."""
 
@@ -134,7 +102,12 @@ def encode_frames(
         raise UsageError(f"{format} cannot store an animation of {count} frames. Write a .gif, .png or .webp.")
     for line in [*frames.lost, *_not_stored(frames, format)]:
         say(line)
-    first = first._replace(icc_profile=_fitting_profile(first, format, say))
+    space = (first.icc_profile or b"")[16:20]
+    # A profile is written if it is one of the colours that are written. A WebP is always RGB.
+    grey = first.pixels.shape[-1] <= 2 and format != "WEBP"
+    if space in (b"CMYK", b"Lab ") or (space == b"GRAY" and not grey):
+        say(f"the colour profile is of {space.decode().strip()}, which {format} does not have here: it was dropped")
+        first = first._replace(icc_profile=None)
     deep = first.pixels.dtype == np.uint16
     if deep and ("16 bits" not in _KEEPS[format] or (count > 1 and format == "PNG")):
         say(f"{format} has 8 bits per channel: the 16 bits of the picture were rounded")
@@ -177,17 +150,6 @@ def _not_stored(frames: Frames, format: str) -> list[str]:
     if format == "JPEG" and frames.subsampling < 0:
         lines.append("the way in which the JPEG halved its colours cannot be written: they are no longer halved")
     return lines
-
-
-def _fitting_profile(picture: Picture, format: str, say: Callable[[str], None]) -> bytes | None:
-    """The colour profile, if it is one of the colours that are written."""
-    profile = picture.icc_profile
-    space = profile[16:20] if profile else b""
-    # A WebP is always RGB.
-    if space in (b"GRAY", b"CMYK", b"Lab ") and (space != b"GRAY" or picture.pixels.shape[-1] > 2 or format == "WEBP"):
-        say(f"the colour profile is of {space.decode().strip()}, which {format} does not have here: it was dropped")
-        return None
-    return profile
 
 
 def _coding_options(frames: Frames, format: str, encoding: Encoding) -> dict[str, Any]:
@@ -340,14 +302,12 @@ def _fitting_tags(exif: Image.Exif, say: Callable[[str], None]) -> Image.Exif | 
     size = len(exif.tobytes())
     if size <= _LONGEST_EXIF:
         return exif
-    folder = exif.get_ifd(_EXIF_FOLDER) if _EXIF_FOLDER in exif else {}
-    folder.pop(_MAKER_NOTE, None)
-    if len(exif.tobytes()) > _LONGEST_EXIF:
-        say(f"a JPEG can store {_LONGEST_EXIF:,} bytes of EXIF data, and the picture has {size:,}: all were left out")
-        return None
-    what = "the maker's note"
+    if _EXIF_FOLDER in exif:
+        exif.get_ifd(_EXIF_FOLDER).pop(_MAKER_NOTE, None)
+    fits = len(exif.tobytes()) <= _LONGEST_EXIF
+    what = "the maker's note" if fits else "all"
     say(f"a JPEG can store {_LONGEST_EXIF:,} bytes of EXIF data, and the picture has {size:,}: left out {what}")
-    return exif
+    return exif if fits else None
 
 
 def _tiff(pictures: list[Picture]) -> bytes:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hf_ext.extras import check_installed
 from hf_ext.files import require_new, whole_file
 from hf_ext.semanir import ops_semanir
-from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRForImageRestoration, SemanIRPositionBias
+from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRForImageRestoration
 
 # Of a picture in [0, 1]: the largest difference is below a level of 8 bits, the mean below a fortieth of one. Rounding
 # alone is a thousand times smaller; but where two keys are equally similar up to rounding, one program may take the
@@ -153,19 +153,6 @@ class _Network(nn.Module):
         return restored
 
 
-class _Table(nn.Module):
-    """A position bias that is known."""
-
-    table: Tensor
-
-    def __init__(self, table: Tensor):
-        super().__init__()
-        self.register_buffer("table", table)
-
-    def forward(self, windows: Tensor) -> Tensor:
-        return self.table
-
-
 def _in_float32(model: SemanIRForImageRestoration) -> SemanIRForImageRestoration:
     return cast(SemanIRForImageRestoration, cast(nn.Module, copy.deepcopy(model)).cpu().float().eval())
 
@@ -179,7 +166,8 @@ def _prepare(model: SemanIRForImageRestoration) -> _Network:
             if isinstance(layer, SemanIRAttention):
                 # Its network of two layers has one result. Left in, half of it would be stored beside the weights.
                 table = layer.position_bias(torch.zeros(1)).contiguous()
-                layer.position_bias = cast(SemanIRPositionBias, _Table(table))
+                del layer.position_bias
+                vars(layer)["position_bias"] = lambda windows, table=table: table
     return cast(_Network, _Network(model).eval())
 
 

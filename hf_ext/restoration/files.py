@@ -2,7 +2,7 @@
 """Pictures in files, read with a bound before anything is decoded, with their metadata."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -15,14 +15,13 @@ from hf_ext.semanir.image_processing_semanir import image_to_pixels, pixels_to_i
 
 from ..errors import DataError
 from . import camera
-from .camera import DECODER_ERRORS, XMP, Source, UnreadableError, read_bytes
+from .camera import DECODER_ERRORS, XMP, Frames, Picture, Source, UnreadableError, read_bytes
 from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
 from .deep import lost_bits, read_deep, spread_grey
-from .encoding import FOLDERS, IPTC, Frames, Picture, descriptive_tags, to_8_bits
+from .encoding import FOLDERS, IPTC, descriptive_tags, to_8_bits
 from .jobs import FORMATS
 from .tiff import is_misread, is_tiff, read_tiff
 
-_ORIENTATION = 0x0112
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
 # phone's JPEG of several, the layers of a drawing). Several pictures in any other format are pages.
 _MOVING, _FIRST = ("GIF", "PNG", "WEBP", "AVIF", "FLI"), ("MPO", "JPEG", "PSD")
@@ -110,14 +109,16 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
 
 def _read_any(source: Source, limits: _Limits) -> Frames:
     """The frames or pages of a file, by the library that reads its kind."""
-    if not isinstance(source, bytes) and Path(source).suffix.lower() in camera.RAW_ENDINGS:
-        return _from_camera(camera.read_raw, source, limits.check)
-    if camera.is_heif(source):
-        return _from_camera(camera.read_heif, source, limits.check)
+    ending = "" if isinstance(source, bytes) else Path(source).suffix.lower()
+    if ending in camera.RAW_ENDINGS:
+        return camera.read_raw(source, limits.check)
+    head = read_bytes(source, 12)
+    if head[4:8] == b"ftyp" and head[8:] in camera.HEIF_BRANDS:
+        return camera.read_heif(source, limits.check)
     try:
         with camera.open_picture(source, max(1, int(limits.megapixels * 1e6))) as image:
             if camera.is_raw(image):
-                return _from_camera(camera.read_raw, source, limits.check)
+                return camera.read_raw(source, limits.check)
             pages, masks, pixels = _list_pages(image)
             limits.check_count(len(pages))
             if len(pages) == 1 or image.format in _MOVING:
@@ -125,8 +126,12 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
             else:
                 limits.check_pixels(pixels)
             frames = _frames(image, source, pages)
-            lost = (f"masks of pages were left out: {masks}",) if masks else ()
-            return frames._replace(lost=(*_tell_other_format(image, source), *frames.lost, *lost))
+            # The format of the result goes by the name, with loss or not.
+            found = "JPEG" if image.format == "MPO" else image.format
+            lost = [*frames.lost, *([f"masks of pages were left out: {masks}"] if masks else [])]
+            if FORMATS.get(ending, found) != found:
+                lost.insert(0, f"the file is a {found}, although its name ends with {ending}")
+            return frames._replace(lost=tuple(lost))
     except (UnidentifiedImageError, KeyError, SyntaxError):
         # Of a TIFF, colours of a page (a syntax error of Pillow) or a compression (a key) may be unknown.
         if not is_tiff(source):
@@ -134,25 +139,6 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
     frames = read_tiff(source, limits.check_pixels)
     limits.check_count(len(frames.pictures))
     return frames
-
-
-def _tell_other_format(image: ImageFile.ImageFile, source: Source) -> list[str]:
-    """A line about a file with the name of another format: that of the result goes by the name, with loss or not."""
-    if isinstance(source, bytes) or (ending := Path(source).suffix.lower()) not in FORMATS:
-        return []
-    found = "JPEG" if image.format == "MPO" else image.format
-    return [] if found == FORMATS[ending] else [f"the file is a {found}, although its name ends with {ending}"]
-
-
-def _from_camera(
-    read: Callable[[Source, Callable[[int, int], None]], camera.CameraPicture],
-    source: Source,
-    check: Callable[[int, int], None],
-) -> Frames:
-    pixels, exif, icc_profile, lost = read(source, check)
-    if exif is not None:
-        exif.pop(_ORIENTATION, None)
-    return Frames([Picture(pixels, exif, icc_profile)], lost=lost)
 
 
 def _list_pages(image: ImageFile.ImageFile) -> tuple[Sequence[int], int, int]:

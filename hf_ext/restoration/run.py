@@ -2,7 +2,7 @@
 """Restores many picture files; a failure does not stop the others."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +24,6 @@ class Report(NamedTuple):
     restored: list[Path]
     failed: dict[str, str]
     megapixels: float
-
-
-class _Outcome(NamedTuple):
-    """Outcome of one picture: the megapixels of its frames, or what was wrong."""
-
-    megapixels: float = 0.0
-    wrong: str | None = None
-    notes: Sequence[str] = ()
 
 
 def restore_files(
@@ -58,90 +50,78 @@ def restore_files(
     what its format cannot hold: when it happens, and of several processes in the end, by the first. The options are
     those of [`~tiles.restore_image`].
     """
-    ranks, outcomes = Ranks(), dict[int, _Outcome]()
-    say_now = say if say is not None and ranks.count == 1 else None
+    # By the number of a job: the megapixels of its frames, or None where it failed, and what is to be said of it.
+    ranks, outcomes = Ranks(), dict[int, tuple[float | None, list[str]]]()
     if model is not None:
         # Once, not for each picture.
         check_options(model, **options)
     for number, job in ranks.share(list(enumerate(jobs))):
         assert model is not None
+        done, texts = None, list[str]()
         try:
-            frames = read_frames(job.source, max_megapixels)
-            pictures, strengths = _restore_frames(model, frames.pictures, progress, options)
-            notes = [f"{job.name}: {words}" for words in strengths]
-            notes += _write(job, frames._replace(pictures=pictures), encoding, records)
+            frames, restored = read_frames(job.source, max_megapixels), list[Picture]()
+            for picture in frames.pictures:
+                # To the bar all frames are as much as the first, whose size a file's header says.
+                share = _megapixels(frames.pictures[0]) / len(frames.pictures)
+                chosen = options
+                if check_options(model, **options) == "auto":
+                    damage = estimate_damage(picture.pixels)
+                    chosen = {**options, "strength": choose_strength(damage)}
+                    more = "" if chosen["strength"] == 1 else "; if it is blurred, give 1"
+                    texts.append(f"{damage}: strength {chosen['strength']:g}{more}")
+                counted = None if progress is None else _count(progress, share)
+                pixels = restore_image(model, picture.pixels, progress=counted, **chosen)
+                restored.append(picture._replace(pixels=pixels))
+            # Of many frames it is said once.
+            texts = list(dict.fromkeys(texts))
+            _write(job, frames._replace(pictures=restored), encoding, records, texts.append)
+            done = sum(map(_megapixels, frames.pictures))
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not lacks_memory(error):
                 raise
-            outcomes[number] = _Outcome(wrong=_message(job, error))
-            if say_now is not None:
-                say_now(_message(job, error))
-            continue
-        if say_now is not None:
-            for note in notes:
-                say_now(note)
-        outcomes[number] = _Outcome(sum(map(_megapixels, frames.pictures)), notes=notes)
-    joined = sorted((item for part in ranks.gather(outcomes) for item in part.items()), key=lambda item: item[0])
-    report = Report(
-        [place for number, outcome in joined if outcome.wrong is None and (place := jobs[number].out) is not None],
-        {jobs[number].name: outcome.wrong for number, outcome in joined if outcome.wrong is not None},
-        sum(outcome.megapixels for _, outcome in joined),
-    )
-    if ranks.index == 0 and say is not None and ranks.count > 1:
-        for text in [*report.failed.values(), *(note for _, outcome in joined for note in outcome.notes)]:
-            say(text)
+            texts = [_describe(job, error)]
+        outcomes[number] = done, [f"{job.name}: {text}" for text in texts]
+        if say is not None and ranks.count == 1:
+            for text in outcomes[number][1]:
+                say(text)
+    joined = sorted(item for part in ranks.gather(outcomes) for item in part.items())
+    report = Report([], {}, sum(done or 0.0 for _, (done, _) in joined))
+    for number, (done, texts) in joined:
+        if done is None:
+            report.failed[jobs[number].name] = texts[0]
+        elif (place := jobs[number].out) is not None:
+            report.restored.append(place)
+        if say is not None and ranks.index == 0 and ranks.count > 1:
+            for text in texts:
+                say(text)
     return report
-
-
-def _restore_frames(
-    model: SemanIRForImageRestoration,
-    pictures: list[Picture],
-    progress: Callable[[float], None] | None,
-    options: dict[str, Any],
-) -> tuple[list[Picture], list[str]]:
-    """The restored frames; what was seen in them and chosen for them."""
-    restored, strengths = [], dict[str, None]()
-    for picture in pictures:
-        # To the bar all frames are as much as the first, whose size a file's header says.
-        counted = None if progress is None else _count(progress, _megapixels(pictures[0]) / len(pictures))
-        chosen = options
-        if check_options(model, **options) == "auto":
-            damage = estimate_damage(picture.pixels)
-            chosen = {**options, "strength": choose_strength(damage)}
-            more = "" if chosen["strength"] == 1 else "; if it is blurred, give 1"
-            strengths[f"{damage}: strength {chosen['strength']:g}{more}"] = None
-        restored.append(picture._replace(pixels=restore_image(model, picture.pixels, progress=counted, **chosen)))
-    return restored, list(strengths)
 
 
 def _megapixels(picture: Picture) -> float:
     return picture.pixels.shape[0] * picture.pixels.shape[1] / 1e6
 
 
-def _write(job: Job, frames: Frames, encoding: Encoding, records: Records | None) -> list[str]:
-    """Writes a result; what its format cannot hold is returned."""
-    notes: list[str] = []
-    data = encode_frames(frames, FORMATS[job.ending.lower()], encoding, notes.append)
+def _write(job: Job, frames: Frames, encoding: Encoding, records: Records | None, say: Callable[[str], None]) -> None:
+    """Writes a result; `say` is called with what its format cannot hold."""
+    data = encode_frames(frames, FORMATS[job.ending.lower()], encoding, say)
     if job.out is None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
-    else:
-        if records is not None:
-            records.add(job, data)
-        if job.out.exists() and not job.replace:
-            raise FileExistsError(f"{job.out} exists; it is replaced only if overwriting is allowed.")
-        with whole_file(job.out) as file:
-            file.write(data)
-    return [f"{job.name}: {note}" for note in notes]
+        return
+    if records is not None:
+        records.add(job, data)
+    if job.out.exists() and not job.replace:
+        raise FileExistsError(f"{job.out} exists; it is replaced only if overwriting is allowed.")
+    with whole_file(job.out) as file:
+        file.write(data)
 
 
-def _message(job: Job, error: Exception) -> str:
-    """The error, with the picture's name in front."""
-    text = str(error) or type(error).__name__
+def _describe(job: Job, error: Exception) -> str:
+    """The error without the picture's name in front."""
     if lacks_memory(error):
-        text = "not enough memory; try --tile auto"
+        return "not enough memory; try --tile auto"
     name = "the picture" if isinstance(job.source, bytes) else str(job.source)
-    return f"{job.name}: {text.removeprefix(name).strip()}"
+    return (str(error) or type(error).__name__).removeprefix(name).strip()
 
 
 def _count(progress: Callable[[float], None], megapixels: float) -> Callable[[int, int], None]:

@@ -14,9 +14,9 @@ import tifffile
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
-from .camera import DECODER_ERRORS, Source, UnreadableError, read_bytes
+from .camera import DECODER_ERRORS, Frames, Picture, Source, UnreadableError, read_bytes
 from .deep import divide_by_alpha
-from .encoding import Frames, Picture, descriptive_tags
+from .encoding import descriptive_tags
 
 _SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # Tags, and what they say: RGB, planes, and alpha with and without which the colours were multiplied.
@@ -28,10 +28,7 @@ _UNITS = {2: 1.0, 3: 2.54}
 
 def is_tiff(source: Source) -> bool:
     """Tells a TIFF or BigTIFF by its signature."""
-    if isinstance(source, bytes):
-        return source.startswith(_SIGNATURES)
-    with open(source, "rb") as file:
-        return file.read(4) in _SIGNATURES
+    return read_bytes(source, 4) in _SIGNATURES
 
 
 def is_misread(image: Image.Image) -> bool:
@@ -51,29 +48,27 @@ def is_misread(image: Image.Image) -> bool:
 
 def read_tiff(source: Source, check: Callable[[int], None]) -> Frames:
     """All pages of a TIFF; `check` is called with their pixels before one is decoded."""
-    data = io.BytesIO(read_bytes(source))
+    data, pictures, lost = io.BytesIO(read_bytes(source)), list[Picture](), list[str]()
     try:
         with _quiet(), tifffile.TiffFile(data) as file:
             # Where a page leads back to an earlier one, they have no end.
-            found: dict[int, tifffile.TiffPage] = {}
+            pages: dict[int, tifffile.TiffPage] = {}
             for page in file.pages:
-                if page.offset in found:
+                if page.offset in pages:
                     break
-                found[page.offset] = page.aspage()
-            pages = list(found.values())
-            pictures = [page for page in pages if not page.is_mask]
-            check(sum(page.imagewidth * page.imagelength for page in pictures))
-            read = [_read_page(page, data) for page in pictures]
+                pages[page.offset] = page.aspage()
+            shown = [page for page in pages.values() if not page.is_mask]
+            check(sum(page.imagewidth * page.imagelength for page in shown))
+            pictures += [_read_page(page, data, lost.append) for page in shown]
     except UnreadableError:
         raise
     except (tifffile.TiffFileError, *DECODER_ERRORS) as error:
         raise UnreadableError(f"is a TIFF that neither Pillow nor tifffile can read: {error}") from error
-    if not read:
+    if not pictures:
         raise UnreadableError("is a TIFF without a picture")
-    losses = dict.fromkeys(line for _, lines in read for line in lines)
     if masks := len(pages) - len(pictures):
-        losses[f"masks of pages were left out: {masks}"] = None
-    return Frames([picture for picture, _ in read], lost=tuple(losses))
+        lost.append(f"masks of pages were left out: {masks}")
+    return Frames(pictures, lost=tuple(dict.fromkeys(lost)))
 
 
 @contextmanager
@@ -89,20 +84,20 @@ def _quiet() -> Iterator[None]:
         logger.disabled = before
 
 
-def _read_page(page: tifffile.TiffPage, data: io.BytesIO) -> tuple[Picture, list[str]]:
-    """A page, and lines about what was lost of it."""
-    (pixels, others), exif, lost = _upright_pixels(page), Image.Exif(), []
+def _read_page(page: tifffile.TiffPage, data: io.BytesIO, say: Callable[[str], None]) -> Picture:
+    """A page; `say` is called with lines about what was lost of it."""
+    (pixels, others), exif = _upright_pixels(page), Image.Exif()
     if others:
-        lost.append(f"channels beside colour and alpha were left out: {others}")
+        say(f"channels beside colour and alpha were left out: {others}")
     if page.parent.byteorder == "<" or not page.parent.is_bigtiff:
         exif.endian, exif.bigtiff = page.parent.byteorder, page.parent.is_bigtiff
         exif.load_from_fp(data, page.offset)
     else:
-        lost.append("EXIF data were not read: Pillow knows none of a BigTIFF whose high bytes come first")
+        say("EXIF data were not read: Pillow knows none of a BigTIFF whose high bytes come first")
     inches = _UNITS.get(page.resolutionunit, 0)
     dpi = page.resolution[0] * inches, page.resolution[1] * inches
     picture = Picture(pixels, exif, page.iccprofile, dpi if min(dpi) > 1 else None)
-    return picture._replace(exif=descriptive_tags(picture, lost.append)), lost
+    return picture._replace(exif=descriptive_tags(picture, say))
 
 
 def _upright_pixels(page: tifffile.TiffPage) -> tuple[np.ndarray, int]:

@@ -8,6 +8,7 @@ works on is moved to its device.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, NamedTuple, cast
 
@@ -220,24 +221,23 @@ def _in_float32(model: SemanIRForImageRestoration) -> Iterator[None]:
         cast(torch.nn.Module, model).to(dtype)
 
 
+@dataclass
 class _Work:
     """The passes over one image."""
 
-    def __init__(
-        self,
-        model: SemanIRForImageRestoration,
-        tile: int | str | None,
-        self_ensemble: bool,
-        top_k: int | None,
-        progress: Progress | None,
-        pixels: int,
-    ):
-        self.model = model
-        self.config = model.config
-        self.tile, self.top_k, self.progress, self.pixels = tile, top_k, progress, pixels
-        self.overlap = tile_overlap(model)
-        self.turns = 8 if self_ensemble else 1
-        self.done, self.precise = 0.0, False
+    model: SemanIRForImageRestoration
+    tile: int | str | None
+    self_ensemble: bool
+    top_k: int | None
+    progress: Progress | None
+    # Of the whole image, all and those that are done.
+    pixels: int
+    done: float = 0.0
+    precise: bool = False
+
+    def __post_init__(self) -> None:
+        self.config, self.overlap = self.model.config, tile_overlap(self.model)
+        self.turns = 8 if self.self_ensemble else 1
 
     def restore(self, images: np.ndarray) -> np.ndarray:
         """All passes over each image [n, height, width, channels]."""

@@ -189,14 +189,12 @@ class SemanIRConfig(PreTrainedConfig):
 
     def validate_sizes(self) -> None:
         """Check that every size is positive."""
-        for name in ("num_channels", "num_channels_out", "embed_dim", "window_size", "top_k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be at least 1.")
-        for name in ("depths", "num_heads", "train_top_k"):
-            if any(value < 1 for value in getattr(self, name)):
-                raise ValueError(f"`{name}` is {getattr(self, name)}; each value must be at least 1.")
-        if self.refinement_depth < 0:
-            raise ValueError(f"`refinement_depth` is {self.refinement_depth}; it must be 0 or more.")
+        least = dict.fromkeys(("num_channels", "num_channels_out", "embed_dim", "window_size", "top_k"), 1)
+        least |= dict.fromkeys(("depths", "num_heads", "train_top_k"), 1) | {"refinement_depth": 0}
+        for name, allowed in least.items():
+            values = getattr(self, name)
+            if any(value < allowed for value in (values if isinstance(values, (list, tuple)) else [values])):
+                raise ValueError(f"`{name}` is {values}; each value must be at least {allowed}.")
         for name in ("mlp_ratio", "initializer_range"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"`{name}` is {getattr(self, name)}; it must be positive.")

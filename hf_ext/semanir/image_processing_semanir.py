@@ -307,34 +307,7 @@ class SemanIRImageProcessor(PilBackend):
             raise ValueError("`outputs` has no `reconstruction`; give what SemanIRForImageRestoration returned.")
         batch = outputs.reconstruction.detach().float().permute(0, 2, 3, 1).cpu().numpy()
         pictures = None if images is None else self._pictures(images)
-        sizes = self._restored_sizes(batch, target_sizes, pictures)
-        results = [image[:height, :width] for image, (height, width) in zip(batch, sizes, strict=True)]
-        dtypes: list[Any] = [np.uint8] * len(results)
-        if pictures is not None:
-            results = [match_picture(image, to_unit(own)) for image, own in zip(results, pictures, strict=True)]
-            dtypes = [np.uint16 if picture.dtype == np.uint16 else np.uint8 for picture in pictures]
-        results = [from_unit(image, dtype) for image, dtype in zip(results, dtypes, strict=True)]
-        if output_type == "pil":
-            return [pixels_to_image(image) for image in results]
-        return [image[..., 0] if image.shape[-1] == 1 else image for image in results]
-
-    def _pictures(self, images: ImageInput) -> list[np.ndarray]:
-        """The given images as pixels, alpha and all."""
-        listed = images if isinstance(images, (list, tuple)) else [images]
-        flat: Any = self._prepare_images_structure([_with_channels(image) for image in listed])
-        process = super().process_image
-        return [
-            image_to_pixels(image) if isinstance(image, Image.Image) else np.moveaxis(process(image, False), 0, -1)
-            for image in flat
-        ]
-
-    def _restored_sizes(
-        self,
-        batch: np.ndarray,
-        target_sizes: list[tuple[int, int]] | torch.Tensor | None,
-        pictures: list[np.ndarray] | None,
-    ) -> list[tuple[int, int]]:
-        """Height and width of each image of the batch without its padding."""
+        # Height and width of each image of the batch without its padding.
         height, width = batch.shape[1:3]
         for name, what, given in (("target_sizes", "sizes", target_sizes), ("images", "images", pictures)):
             if given is not None and len(given) != len(batch):
@@ -356,4 +329,22 @@ class SemanIRImageProcessor(PilBackend):
                 f"`target_sizes` is {sizes}; each must be from 1 x 1 to the restored size {height} x {width}. Give "
                 "the input's height and width times the scale of the model."
             )
-        return sizes
+        results = [image[:h, :w] for image, (h, w) in zip(batch, sizes, strict=True)]
+        dtypes: list[Any] = [np.uint8] * len(results)
+        if pictures is not None:
+            results = [match_picture(image, to_unit(own)) for image, own in zip(results, pictures, strict=True)]
+            dtypes = [np.uint16 if picture.dtype == np.uint16 else np.uint8 for picture in pictures]
+        results = [from_unit(image, dtype) for image, dtype in zip(results, dtypes, strict=True)]
+        if output_type == "pil":
+            return [pixels_to_image(image) for image in results]
+        return [image[..., 0] if image.shape[-1] == 1 else image for image in results]
+
+    def _pictures(self, images: ImageInput) -> list[np.ndarray]:
+        """The given images as pixels, alpha and all."""
+        listed = images if isinstance(images, (list, tuple)) else [images]
+        flat: Any = self._prepare_images_structure([_with_channels(image) for image in listed])
+        process = super().process_image
+        return [
+            image_to_pixels(image) if isinstance(image, Image.Image) else np.moveaxis(process(image, False), 0, -1)
+            for image in flat
+        ]

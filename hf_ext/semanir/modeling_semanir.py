@@ -7,9 +7,8 @@ Shapes: batch B, images and feature maps [B, C, height, width], windows [W, N, C
 """
 
 import math
-from collections.abc import Callable
 from numbers import Integral
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -158,19 +157,6 @@ class SemanIRColumn(nn.Module):
         return self.convolution(self.last_norm(features)) + extracted
 
 
-def _downsample(dim: int, downsampling: str) -> nn.Module:
-    """Half the resolution, twice the channels."""
-    if downsampling == "strided":
-        return nn.Conv2d(dim, 2 * dim, 3, stride=2, padding=1)
-    return nn.Sequential(nn.Conv2d(dim, dim // 2, 3, padding=1, bias=False), nn.PixelUnshuffle(2))
-
-
-def _upsample(dim: int, downsampling: str) -> nn.Module:
-    """Twice the resolution, half the channels."""
-    convolution = nn.Conv2d(dim, 2 * dim, 3, padding=1, bias=downsampling == "strided")
-    return nn.Sequential(convolution, nn.PixelShuffle(2))
-
-
 class SemanIRUShape(nn.Module):
     """U-shaped body: stages down, a bottleneck, stages up with concatenated skips, and a refinement stage."""
 
@@ -186,13 +172,21 @@ class SemanIRUShape(nn.Module):
             SemanIRStage(config, level, widths[level], config.depths[level], config.num_heads[level])
             for level in range(levels)
         )
-        self.downsamples = nn.ModuleList(_downsample(width, config.downsampling) for width in widths[:-1])
+        # Half the resolution and twice the channels, and back.
+        strided = config.downsampling == "strided"
+        self.downsamples = nn.ModuleList(
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
+            if strided
+            else nn.Sequential(nn.Conv2d(width, width // 2, 3, padding=1, bias=False), nn.PixelUnshuffle(2))
+            for width in widths[:-1]
+        )
         self.upsamples = nn.ModuleList()
         self.reductions = nn.ModuleList()
         self.up_stages = nn.ModuleList()
         for level in reversed(range(levels - 1)):
             source = level if level else top
-            self.upsamples.append(_upsample(widths[level + 1], config.downsampling))
+            widen = nn.Conv2d(widths[level + 1], 2 * widths[level + 1], 3, padding=1, bias=strided)
+            self.upsamples.append(nn.Sequential(widen, nn.PixelShuffle(2)))
             reduced = nn.Conv2d(2 * widths[level], widths[level], 1, bias=False) if source == level else nn.Identity()
             self.reductions.append(reduced)
             order, heads = 2 * levels - 2 - level, config.num_heads[source]
@@ -365,9 +359,6 @@ class SemanIRModel(SemanIRPreTrainedModel):
     """SemanIR without a reconstruction head: image in, features of the body out."""
 
     image_mean: Tensor
-    # Asked with a call's input and whether the stages' outputs are wanted, it gives what computes the call part by
-    # part, or None for all at once. hf_ext.fast.semanir_strips puts itself here; a checkpoint's copy has none.
-    find_runner: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self, config: SemanIRConfig):
         super().__init__(config)
@@ -395,9 +386,10 @@ class SemanIRModel(SemanIRPreTrainedModel):
             )
         return top_k
 
-    def runner(self, maps: Tensor, output_hidden_states: bool) -> Any:
-        """The runner that computes this call part by part; None if it is computed at once."""
-        return None if self.find_runner is None else self.find_runner(maps, output_hidden_states)
+    def find_runner(self, maps: Tensor, output_hidden_states: bool) -> Any:
+        """The runner that computes a call with this input part by part; None if it is computed at once."""
+        # hf_ext.fast.semanir_strips puts its own function here; a checkpoint's copy has none.
+        return None
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(self, pixel_values: Tensor, top_k: int | None = None, **kwargs: Any) -> BaseModelOutput:
@@ -445,7 +437,7 @@ class SemanIRModel(SemanIRPreTrainedModel):
         # Tokens are read channels last; convolutions keep that layout.
         images = images.contiguous(memory_format=torch.channels_last)
         states = bool(kwargs.get("output_hidden_states", config.output_hidden_states))
-        if (runner := self.runner(images, states)) is not None:
+        if (runner := self.find_runner(images, states)) is not None:
             return BaseModelOutput(last_hidden_state=runner.extract(self, images, top_k))
         return BaseModelOutput(last_hidden_state=self.body(self.extractor(images), top_k))
 
@@ -538,7 +530,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
         """
         outputs = self.model(pixel_values, top_k, **kwargs)
         features = outputs.last_hidden_state
-        runner = self.model.runner(features, outputs.hidden_states is not None)
+        runner = self.model.find_runner(features, outputs.hidden_states is not None)
         reconstruction = self.reconstruction(features) if runner is None else runner.reconstruct(self, features)
         height, width = (side * self.config.scale for side in pixel_values.shape[-2:])
         reconstruction = _cut(reconstruction, height, width)

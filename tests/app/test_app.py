@@ -35,6 +35,7 @@ from tests.kit import command_line
 from tests.kit.refusals import refused
 
 run = partial(command_line.run, "app")
+DIGITS, DENOISER, TASKS = (str(hf_ext.released(name)) for name in ("spoken-digits", "denoise-color", "restore-tasks"))
 
 
 def make_dit(folder: Path, **more) -> str:
@@ -75,7 +76,7 @@ def test_each_model_has_its_tab(dit, tmp_path):
     # Others need not know where a folder lies.
     draw = {"cifar10": str(hf_ext.released("cifar10")), "dit": dit, "dit (2)": str(tmp_path / "snapshot")}
     assert models["draw"] == draw and list(models["merge"]) == ["restore-tasks"]
-    assert models["listen"] == {"spoken-digits": str(hf_ext.released("spoken-digits"))}
+    assert models["listen"] == {"spoken-digits": DIGITS}
     Path(tmp_path, "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     with refused(work.NoTab, "BertModel"):
         work.find_models([str(tmp_path)])
@@ -131,10 +132,9 @@ def test_drawing_varies_the_controls_that_a_model_knows_and_nothing_else(known, 
 
 
 def test_a_file_is_heard_while_it_comes_and_as_the_listener_hears_it(tmp_path):
-    source = str(hf_ext.released("spoken-digits"))
     sound = write_sound(tmp_path / "a.wav")
-    heard = [list(words) for words in work.hear_file(source, str(tmp_path / "a.wav"))]
-    listener, expected = Listener(source), []
+    heard = [list(words) for words in work.hear_file(DIGITS, str(tmp_path / "a.wav"))]
+    listener, expected = Listener(DIGITS), []
     padded = np.concatenate([(32767 * sound).astype("<i2") / np.float32(32768), np.zeros(2400)]).astype(np.float32)
     for place in range(0, len(padded) // 80 * 80, 80):
         if (word := listener.hear(padded[place : place + 80])) is not None:
@@ -145,14 +145,13 @@ def test_a_file_is_heard_while_it_comes_and_as_the_listener_hears_it(tmp_path):
 
 
 def test_a_microphone_of_another_rate_is_heard_in_pieces(tmp_path):
-    source = str(hf_ext.released("spoken-digits"))
     sound = np.concatenate([write_sound(tmp_path / "a.wav", 48000), np.zeros(24000)])
-    state, words = work.hear_piece(source, None, None)
+    state, words = work.hear_piece(DIGITS, None, None)
     assert (state, words) == (None, [])
     pieces = [(32767 * part).astype(np.int16) for part in np.array_split(sound, 13)]
     for piece in pieces:
-        state, words = work.hear_piece(source, state, (48000, np.stack([piece, piece], 1)))
-    whole = Stream(Listener(source), 48000).hear(np.concatenate(pieces) / np.float32(32768))
+        state, words = work.hear_piece(DIGITS, state, (48000, np.stack([piece, piece], 1)))
+    whole = Stream(Listener(DIGITS), 48000).hear(np.concatenate(pieces) / np.float32(32768))
     assert len(words) == 2 and words == whole
     # At 0.9 and 1.8 s they end, and a pause of 0.2 s says so.
     assert [second for second, _ in words] == pytest.approx([1.1, 2.0], abs=0.1)
@@ -161,11 +160,10 @@ def test_a_microphone_of_another_rate_is_heard_in_pieces(tmp_path):
 
 
 def test_the_last_word_is_heard_when_the_microphone_stops(tmp_path):
-    source = str(hf_ext.released("spoken-digits"))
     # It stops with the sound: no pause says that the second word has ended.
     sound = write_sound(tmp_path / "a.wav")
     samples = (32767 * sound[: int(1.8 * 8000)]).astype(np.int16)
-    state, words = work.hear_piece(source, None, (8000, samples))
+    state, words = work.hear_piece(DIGITS, None, (8000, samples))
     assert len(words) == 1
     state, words = work.end_sound(state)
     assert state is None and len(words) == 2
@@ -173,11 +171,10 @@ def test_the_last_word_is_heard_when_the_microphone_stops(tmp_path):
 
 
 def test_every_task_of_a_merge_answers_as_its_model_does(photo):
-    source = str(hf_ext.released("restore-tasks"))
-    answers = work.answer_all(source, str(photo), None, None)
-    merged, pixels = EMRModel.from_pretrained(source), np.asarray(Image.open(photo))
+    answers = work.answer_all(TASKS, str(photo), None, None)
+    merged, pixels = EMRModel.from_pretrained(TASKS), np.asarray(Image.open(photo))
     assert list(answers) == merged.tasks == ["noise", "jpeg", "blur", "resize"]
-    assert work.list_inputs(source) == {"picture"}
+    assert work.list_inputs(TASKS) == {"picture"}
     for name, (before, after) in answers.items():
         merged.set_task(name)
         assert np.array_equal(np.asarray(before), pixels)
@@ -189,27 +186,25 @@ def test_what_is_wrong_is_said_on_the_page(dit, tmp_path):
     page = app.build_app({tab: {} for tab in work.TABS})
     texts = [block.value for block in page.blocks.values() if isinstance(block, gr.Markdown)]
     assert sum("There is no model for this tab. Give one: `hf-ext app MODEL`" in text for text in texts) == 4
-    source = str(hf_ext.released("denoise-color"))
     (tmp_path / "a.png").write_bytes(b"no picture")
     with refused(gr.Error, "no picture yet"):
-        work.told(work.restore, source, None, 1.0)
+        work.told(work.restore, DENOISER, None, 1.0)
     with refused(gr.Error, "class or text"):
         work.told(work.draw, dit, "", 1, 0, 0, False, 2, 3.0, 0)
     with refused(gr.Error, "Pillow"):
-        work.told(work.restore, source, str(tmp_path / "a.png"), 1.0)
+        work.told(work.restore, DENOISER, str(tmp_path / "a.png"), 1.0)
     with pytest.raises(gr.Error, match="cannot be read|not a readable sound file"):
-        work.told(next, work.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "a.png")), None)
+        work.told(next, work.hear_file(DIGITS, str(tmp_path / "a.png")), None)
 
 
 def test_a_request_has_limits(photo):
-    source = str(hf_ext.released("denoise-color"))
     for limits in (Limits(megapixels=5e-4), Limits(gigabytes=1e-3)):
         with refused(ValueError, limits.megapixels if limits.megapixels < 1 else "40 x 24"):
-            work.restore(source, str(photo), 1.0, limits=limits)
+            work.restore(DENOISER, str(photo), 1.0, limits=limits)
         with refused(ValueError):
-            work.answer_all(str(hf_ext.released("restore-tasks")), str(photo), None, None, limits=limits)
+            work.answer_all(TASKS, str(photo), None, None, limits=limits)
     with refused(gr.Error, "1e-06 s"):
-        work.told(work.restore, source, str(photo), 1.0, clock=Limits(seconds=1e-6).clock())
+        work.told(work.restore, DENOISER, str(photo), 1.0, clock=Limits(seconds=1e-6).clock())
 
 
 @contextlib.contextmanager
@@ -276,7 +271,7 @@ def test_a_program_gets_its_result_and_no_folder_is_told(served, dit, photo):
     done = call(served, "denoise-color", picture, 1.0)
     file = json.loads(done.partition(b"data: ")[2])[0][1]["url"]
     status, after = ask(file)
-    expected = work.restore(str(hf_ext.released("denoise-color")), str(photo), 1.0)[1]
+    expected = work.restore(DENOISER, str(photo), 1.0)[1]
     assert status == 200 and np.array_equal(np.asarray(Image.open(io.BytesIO(after))), expected)
     Image.new("RGB", (300, 200)).save(photo)
     large = call(served, "denoise-color", {**picture, "path": upload(served, photo)}, 1.0)

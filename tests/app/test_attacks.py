@@ -18,11 +18,10 @@ from gradio.context import LocalContext
 from gradio.utils import get_upload_folder
 from PIL import Image
 
-import hf_ext
 from hf_ext import app_work as work
 from hf_ext.answers.limits import ClientLeft, Limits, read_piece, read_sound
 from hf_ext.app import describe_sound
-from tests.app.test_app import ask, call, join, make_dit, serve, upload
+from tests.app.test_app import DIGITS, ask, call, join, make_dit, serve, upload
 from tests.kit.pictures import SENT
 from tests.kit.refusals import refused
 
@@ -181,9 +180,8 @@ def test_headers_of_sounds(tmp_path, rate, channels, samples, said):
     data = b"\0\0" * channels * samples
     body = b"WAVEfmt " + head + b"data" + struct.pack("<I", len(data)) + data
     (tmp_path / "a.wav").write_bytes(b"RIFF" + struct.pack("<I", len(body)) + body)
-    source = str(hf_ext.released("spoken-digits"))
     with refused(ValueError, said):
-        list(work.hear_file(source, str(tmp_path / "a.wav")))
+        list(work.hear_file(DIGITS, str(tmp_path / "a.wav")))
     with refused(ValueError, said):
         read_piece(str(tmp_path / "a.wav"), Limits())
 
@@ -194,15 +192,14 @@ def test_a_sound_that_is_long_when_unpacked_is_measured_first(tmp_path):
     assert (tmp_path / "a.flac").stat().st_size < 100_000
     with refused(ValueError, "0.02 GB"):
         read_sound(str(tmp_path / "a.flac"), 8000, Limits(gigabytes=0.02))
-    source = str(hf_ext.released("spoken-digits"))
-    assert list(work.hear_file(source, str(tmp_path / "a.flac"), Limits(gigabytes=0.02)))[-1] == []
+    assert list(work.hear_file(DIGITS, str(tmp_path / "a.flac"), Limits(gigabytes=0.02)))[-1] == []
 
 
 def test_numbers_that_are_none_are_silence(tmp_path):
     sound = np.full(8000, np.nan, np.float32)
     sound[::7] = np.inf
     soundfile.write(tmp_path / "a.wav", sound, 8000, subtype="FLOAT")
-    *_, words = work.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "a.wav"))
+    *_, words = work.hear_file(DIGITS, str(tmp_path / "a.wav"))
     assert words == [] and "no word" in describe_sound("x", len(words), 1.0, 0.1)
 
 

@@ -46,14 +46,12 @@ def run_failing(error: BaseException) -> Result:
 
 
 def all_commands() -> dict[str, click.Command]:
+    """Every group and command by its words."""
     context = click.Context(main)
-    found: dict[str, click.Command] = {}
-    for name in main.list_commands(context):
-        command = main.get_command(context, name)
-        assert command is not None
-        found[name] = command
-        if isinstance(command, click.Group):
-            found |= {f"{name} {inner}": item for inner, item in command.commands.items()}
+    found = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    for name, group in list(found.items()):
+        if isinstance(group, click.Group):
+            found |= {f"{name} {inner}": group.get_command(context, inner) for inner in group.list_commands(context)}
     return found
 
 

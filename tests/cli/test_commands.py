@@ -14,6 +14,7 @@ from skimage import data
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext_cli.doctor import hide_login
+from tests.cli.fuzzing import ALIASES
 from tests.emr.emr_testing import push_folder
 from tests.hub.published import EVALUATION, save_snapshot
 from tests.kit.command_line import run
@@ -76,11 +77,6 @@ def test_info_reads_every_type_that_safetensors_writes(tmp_path):
     found = json.loads(run("info", tmp_path, "--json").stdout)
     assert found["dtypes"] == {"float8_e8m0fnu": 6, "float4_e2m1fn_x2": 24}
     assert (found["parameters"], found["bytes"]) == (30, 18)
-
-
-ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
-)
 
 
 @pytest.mark.parametrize(

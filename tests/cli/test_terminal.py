@@ -18,6 +18,7 @@ from PIL import Image
 from hf_ext.terminal import escape, guarded_streams
 from hf_ext_cli.main import MODULES, main
 from hf_ext_cli.output import print_rows, print_table
+from tests.cli.test_command_line import all_commands
 from tests.kit import command_line
 from tests.kit.own_data import write_pictures
 
@@ -155,17 +156,12 @@ def test_bars_move_and_words_between_do_not():
     assert stream.getvalue() == "\r 50%|\x1b[A\x1b[A\r\\u001b[A and morea\tb\n"
 
 
-def leaves(group, path=()):
-    """Every command, with its words."""
-    for name in group.list_commands(click.Context(group)):
-        command = group.get_command(click.Context(main), name)
-        yield from leaves(command, (*path, name)) if isinstance(command, click.Group) else [((*path, name), command)]
-
-
 def test_every_command_has_both_options():
-    found = dict(leaves(main))
+    found = all_commands()
     assert len(found) > len(MODULES)
     for path, command in found.items():
+        if isinstance(command, click.Group):
+            continue
         words = [word for option in command.params for word in option.opts]
         assert all(words.count(word) == 1 for word in ("-q", "--quiet", "-v", "--verbose")), path
         assert len(set(words)) == len(words), path

@@ -3,14 +3,18 @@
 import io
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageCms
 
 from hf_ext.restoration.encoding import Frames, Picture, encode_frames
 from hf_ext.restoration.jobs import FORMATS
+from hf_ext.semanir.image_processing_semanir import pixels_to_image
+
+PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
 def noise(*shape: int, dtype: type = np.uint8, seed: int = 0) -> np.ndarray:
@@ -18,10 +22,16 @@ def noise(*shape: int, dtype: type = np.uint8, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
 
 
-def encode(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:
-    """The bytes of a picture file."""
+def encode(
+    picture: Image.Image | np.ndarray,
+    format: str = "PNG",
+    more: Sequence[Image.Image | np.ndarray] = (),
+    **options: Any,
+) -> bytes:
+    """The bytes of a picture file that Pillow writes; of several frames or pages where there are more."""
+    first, *others = (one if isinstance(one, Image.Image) else pixels_to_image(one) for one in (picture, *more))
     file = io.BytesIO()
-    picture.save(file, format, **options)
+    first.save(file, format, **({"save_all": True, "append_images": others, "duration": 40} if more else {}) | options)
     return file.getvalue()
 
 

@@ -1,29 +1,23 @@
 """Files that were cut off, wherever that is: refused in words, never replaced if they are somebody's."""
 
-import io
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from hf_ext.errors import DataError
 from hf_ext.restoration.files import read_frames
-from hf_ext.restoration.jobs import Job, megapixels_of, plan_jobs
+from hf_ext.restoration.jobs import Job, Plan, megapixels_of, plan_jobs
 from hf_ext.restoration.records import Records, choose_jobs
+from tests.kit.pictures import encode, noise
 from tests.kit.refusals import refused
 
 
 def container(ending: str, **options) -> bytes:
     """Three frames or pages where there may be several."""
-    noise = np.random.default_rng(0).integers(0, 256, (3, 12, 14, 3), dtype=np.uint8)
-    images = [Image.fromarray(part) for part in noise]
-    options |= (
-        {"save_all": True, "append_images": images[1:]} if ending in ("gif", "tif", "webp", "png", "mpo") else {}
-    )
-    file = io.BytesIO()
-    images[0].save(file, {"jpg": "JPEG", "tif": "TIFF"}.get(ending, ending.upper()), **options)
-    return file.getvalue()
+    first, *more = noise(3, 12, 14, 3)
+    more = more if ending in ("gif", "tif", "webp", "png", "mpo") else []
+    return encode(first, {"jpg": "JPEG", "tif": "TIFF"}.get(ending, ending.upper()), more, **options)
 
 
 KINDS = {
@@ -81,10 +75,9 @@ def test_only_results_of_our_own_are_damaged(content, recorded, state, tmp_path,
         records.add(job, b"a result")
         records = Records(tmp_path, "model", {})
     assert records.state(job) == state
-    plan, to_do = choose_jobs(plan_jobs([str(there)], tmp_path / "new")._replace(jobs=[job]), records, overwrite=False)
-    assert (list(plan.refused), [job.replace for job in to_do]) == (
-        (["b"], []) if state == "foreign" else ([], [True])
-    )
+    plan, to_do = choose_jobs(Plan([job], {}), records, overwrite=False)
+    foreign = state == "foreign"
+    assert (list(plan.refused), [job.replace for job in to_do]) == (["b"] * foreign, [True] * (not foreign))
     assert Image.MAX_IMAGE_PIXELS == 40
 
 

@@ -6,16 +6,14 @@ import warnings
 
 import numpy as np
 import pytest
-from PIL import Image, ImageCms
+from PIL import Image
 
 from hf_ext.errors import DataError, UsageError
 from hf_ext.restoration.encoding import descriptive_tags, encode_frames
 from hf_ext.restoration.files import Frames, Picture, read_frames, read_image
 from hf_ext.restoration.jobs import FORMATS
-from tests.kit.pictures import encode, make_exif, noise, write_image
+from tests.kit.pictures import PROFILE, encode, make_exif, noise, write_image
 from tests.kit.refusals import refused
-
-PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
 @pytest.mark.parametrize("ending", FORMATS)
@@ -105,9 +103,7 @@ def test_a_jpeg_is_filled_with_tags_to_the_last_byte(caplog):
 
 def broken_files() -> dict[str, tuple[bytes, str]]:
     png, jpeg = (encode_frames(Frames([Picture(noise(64, 64, 3))]), kind) for kind in ("PNG", "JPEG"))
-    moving = io.BytesIO()
-    frames = [Image.new("L", (8, 8), shade) for shade in (0, 255)]
-    frames[0].save(moving, "GIF", save_all=True, append_images=frames[1:])
+    black, white = (Image.new("L", (8, 8), shade) for shade in (0, 255))
     avif = bytearray(encode(Image.fromarray(noise(64, 64, 3)), "AVIF"))
     # The pictures begin behind this mark.
     start = avif.index(b"mdat") + 4
@@ -121,7 +117,7 @@ def broken_files() -> dict[str, tuple[bytes, str]]:
         "half a PNG": (png[: len(png) // 2], "is damaged or incomplete"),
         "half a JPEG": (jpeg[: len(jpeg) // 2], "is damaged or incomplete"),
         "damaged PNG": (png[:60] + b"\0" * 40 + png[100:], "is damaged or incomplete"),
-        "moving": (moving.getvalue(), "has 2 frames or pages"),
+        "moving": (encode(black, "GIF", [white]), "has 2 frames or pages"),
     }
 
 
@@ -163,10 +159,7 @@ def test_a_file_that_is_not_there_or_readable_says_so(tmp_path):
 
 @pytest.mark.parametrize(("tag", "kind", "message"), [(256, 4, "broken: Missing dim"), (259, 3, "a TIFF.* 11 is")])
 def test_a_tiff_whose_second_page_is_broken_is_named(tag, kind, message):
-    file = io.BytesIO()
-    pages = [Image.new("L", (8, 8), shade) for shade in (0, 255)]
-    pages[0].save(file, "TIFF", save_all=True, append_images=pages[1:])
-    data = bytearray(file.getvalue())
+    data = bytearray(encode(Image.new("L", (8, 8)), "TIFF", [Image.new("L", (8, 8), 255)]))
     place = data.rindex(struct.pack("<HHI", tag, kind, 1))
     # No width; an unknown compression.
     data[place : place + 10] = struct.pack("<HHIH", 60000 if tag == 256 else tag, kind, 1, 11)

@@ -14,11 +14,10 @@ from hf_ext.errors import DataError
 from hf_ext.restoration.camera import UnreadableError
 from hf_ext.restoration.files import Picture, read_frames, read_image
 from hf_ext.restoration.tiff import read_tiff
-from tests.kit.pictures import encode, noise, write_image
+from tests.kit.pictures import PROFILE, encode, noise, write_image
 from tests.kit.refusals import refused
-from tests.restoration.tiff_testing import grey_tiff
+from tests.restoration.tiff_testing import grey_tiff, tiff
 
-PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 MODES = ["1", "L", "P", "PA", "LA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F"]
 MODES += ["I;16", "I;16B"]
 # Pillow writes these and reads them not, or (EPS) by another program.
@@ -37,20 +36,15 @@ def picture_of(mode: str) -> Image.Image:
     if mode.startswith("I;16"):
         deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
         return deep if mode == "I;16" else deep.convert("I").convert("I;16B")
-    if mode == "PA":
-        return colours.convert("RGB").quantize(200).convert("PA")
-    if mode == "P":
-        return colours.convert("RGB").quantize(200)
+    if mode in ("P", "PA"):
+        return colours.convert("RGB").quantize(200).convert(mode)
     if mode == "RGBX":
         return Image.frombytes("RGBX", colours.size, colours.tobytes())
     if mode == "LAB":
         spaces = (ImageCms.createProfile(name) for name in ("sRGB", "LAB"))
         return ImageCms.profileToProfile(colours.convert("RGB"), *spaces, outputMode="LAB")
-    return (
-        colours.convert(mode)
-        if mode in ("LA", "RGBA", "RGBa", "1", "L", "F", "I")
-        else colours.convert("RGB").convert(mode)
-    )
+    direct = mode in ("LA", "RGBA", "RGBa", "1", "L", "F", "I")
+    return (colours if direct else colours.convert("RGB")).convert(mode)
 
 
 def colours_of(image: Image.Image) -> np.ndarray:
@@ -132,10 +126,8 @@ def test_every_mode_in_every_container(mode, tmp_path):
         with Image.open(io.BytesIO(data)) as opened:
             opened.load()
             inside = opened.mode
-            shallow = (mode in ("I", "F", "I;16", "I;16B") and container in SHALLOW) or what in (
-                "LA in GIF",
-                "RGBA in GIF",
-            )
+            deep, soft = mode in ("I", "F", "I;16", "I;16B"), what in ("LA in GIF", "RGBA in GIF")
+            shallow = (deep and container in SHALLOW) or soft
             wanted = colours_of(opened if shallow or opened.size != image.size else image)
         if inside in ("I", "F"):
             with refused(UnreadableError, inside, "PIL"):
@@ -166,29 +158,13 @@ LAYOUTS = [
 ]
 
 
-def tiff(pixels: np.ndarray, planar: bool = False, **layout) -> bytes:
-    file, channels = io.BytesIO(), pixels.shape[-1]
-    extra = ["unassalpha"] if channels % 2 == 0 else None
-    pixels = pixels if channels > 1 else pixels[..., 0]
-    tifffile.imwrite(
-        file,
-        pixels.transpose(2, 0, 1) if planar and channels > 1 else pixels,
-        photometric="rgb" if channels >= 3 else "minisblack",
-        planarconfig=None if channels == 1 else "separate" if planar else "contig",
-        **{"extrasamples": extra, **layout},
-        # Packing quickly and badly.
-        compressionargs={"level": 0} if layout.get("compression") == "lzma" else None,
-    )
-    return file.getvalue()
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("planar", [False, True])
 def test_a_tiff_is_read_however_it_lies(planar, channels, dtype):
     pixels = noise(17, 19, channels, dtype=dtype)
     for layout in LAYOUTS:
-        read = read_image(tiff(pixels, planar, **layout)).pixels
+        read = read_image(tiff(pixels, planar=planar, **layout)).pixels
         assert read.dtype == dtype, layout
         np.testing.assert_array_equal(read, pixels, err_msg=str(layout))
 
@@ -198,12 +174,12 @@ def test_a_tiff_is_read_however_it_lies(planar, channels, dtype):
 def test_premultiplied_colours_of_16_bits_are_divided_by_their_alpha(channels, planar):
     pixels = noise(9, 7, channels, dtype=np.uint16)
     pixels[..., :-1] = pixels[..., :-1] % (pixels[..., -1:].astype(np.int64) + 1)
-    read = read_image(tiff(pixels, planar, extrasamples=["assocalpha"])).pixels
+    read = read_image(tiff(pixels, planar=planar, extrasamples=["assocalpha"])).pixels
     wanted = np.rint(pixels[..., :-1] * (65535 / np.maximum(pixels[..., -1:], 1)))
     np.testing.assert_array_equal(read[..., :-1], wanted)
     np.testing.assert_array_equal(read[..., -1], pixels[..., -1])
     # Of what is beside colour and not alpha nothing is kept, and it is said.
-    frames = read_frames(tiff(pixels, planar, extrasamples=["unspecified"]))
+    frames = read_frames(tiff(pixels, planar=planar, extrasamples=["unspecified"]))
     np.testing.assert_array_equal(frames.pictures[0].pixels, pixels[..., :-1])
     assert len(frames.lost) == 1
 
@@ -216,7 +192,7 @@ def test_pixels_of_16_bits_are_turned_upright(orientation):
     small = Image.open(io.BytesIO(tiff((pixels >> 8).astype(np.uint8), extratags=tag)))
     wanted = np.asarray(ImageOps.exif_transpose(small))
     for planar in (False, True):
-        picture = read_image(tiff(pixels, planar, extratags=tag))
+        picture = read_image(tiff(pixels, planar=planar, extratags=tag))
         np.testing.assert_array_equal(picture.pixels >> 8, wanted)
         assert 0x0112 not in picture.exif
 
@@ -244,29 +220,22 @@ def test_a_tiff_of_other_colours_is_refused(shape, dtype, layout):
 
 def test_a_page_that_pillow_does_not_know_is_read_with_the_others():
     pages = [noise(9, 7, channels, dtype=dtype) for channels, dtype in [(3, np.uint8), (2, np.uint16), (1, np.uint8)]]
-    file = io.BytesIO()
-    with tifffile.TiffWriter(file) as writer:
-        for page in pages:
-            alpha = ["unassalpha"] if page.shape[-1] == 2 else None
-            colours = "rgb" if page.shape[-1] == 3 else "minisblack"
-            values = page if page.shape[-1] > 1 else page[..., 0]
-            writer.write(values, photometric=colours, extrasamples=alpha, planarconfig="contig" if alpha else None)
-    for read, page in zip(read_frames(file.getvalue()).pictures, pages, strict=True):
+    data = tiff(*pages)
+    for read, page in zip(read_frames(data).pictures, pages, strict=True):
         np.testing.assert_array_equal(read.pixels, page)
     with refused(DataError, "3"):
-        read_image(file.getvalue())
+        read_image(data)
     with refused(DataError, "189"):
-        read_frames(file.getvalue(), max_megapixels=1e-4)
+        read_frames(data, max_megapixels=1e-4)
 
 
 def deep_files() -> dict[str, tuple[bytes, int]]:
     """Files of more than 8 bits of which Pillow gives 8, and of 8, with their bits."""
-    cmyk, deep, values = io.BytesIO(), noise(9, 7, 4, dtype=np.uint16), noise(9, 7, 3, dtype=np.uint16).astype(">u2")
-    tifffile.imwrite(cmyk, deep, photometric="separated")
+    values = noise(9, 7, 3, dtype=np.uint16).astype(">u2")
     bmp = b"BM" + struct.pack("<IIIIiiHHIIiiII", 62, 0, 54, 40, 2, 1, 1, 16, 0, 8, 0, 0, 0, 0) + b"\0" * 8
     shallow = Image.fromarray(noise(9, 7, 3))
     return {
-        "CMYK in TIFF": (cmyk.getvalue(), 16),
+        "CMYK in TIFF": (tiff(noise(9, 7, 4, dtype=np.uint16), photometric="separated", extrasamples=None), 16),
         # That many for all three colours.
         "BMP of 16 bits": (bmp, 8),
         "PPM": (b"P6 7 9 65535\n" + values.tobytes(), 16),

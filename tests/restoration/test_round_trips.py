@@ -5,20 +5,20 @@ import zlib
 import numpngw
 import numpy as np
 import pytest
-import tifffile
 import torch
 from PIL import Image, ImageOps, JpegImagePlugin
 
 from hf_ext.restoration.containers import is_lossless_webp
 from hf_ext.restoration.encoding import DEFAULT, Encoding, encode_frames
 from hf_ext.restoration.files import Frames, Picture, read_frames, read_image
-from hf_ext.restoration.jobs import Job
+from hf_ext.restoration.jobs import FORMATS, Job
 from hf_ext.restoration.run import restore_files
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
 from hf_ext.semanir.image_processing_semanir import pixels_to_image
-from tests.kit.pictures import chunk
+from tests.kit.pictures import chunk, encode
 from tests.kit.restorers import tiny_restorer
+from tests.restoration.tiff_testing import tiff
 
 CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 # LA of 16 bits is read with 8, which is said; BMP as Pillow reads it has no alpha; a WebP is always RGB.
@@ -60,20 +60,13 @@ def pixels_of(mode: str, bits: int, seed: int = 0) -> np.ndarray:
 
 def write(path, parts: list[np.ndarray]) -> None:
     """By the libraries, not by ours."""
-    ending = path.suffix[1:]
-    if ending == "tif":
-        for number, pixels in enumerate(parts):
-            channels = pixels.shape[-1]
-            options = {"photometric": "minisblack" if channels < 3 else "rgb", "append": number > 0}
-            options |= {"extrasamples": ["unassalpha"]} if channels % 2 == 0 else {}
-            tifffile.imwrite(path, pixels if channels > 1 else pixels[..., 0], planarconfig="contig", **options)
+    if path.suffix == ".tif":
+        path.write_bytes(tiff(*parts))
     elif parts[0].dtype == np.uint16:
         numpngw.write_png(str(path), parts[0])
     else:
-        images = [Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels) for pixels in parts]
-        options = {"lossless": True, "exact": True} if ending == "webp" else {}
-        options |= {"save_all": True, "append_images": images[1:], "duration": 40} if len(parts) > 1 else {}
-        images[0].save(path, **options)
+        exact = {"lossless": True, "exact": True} if path.suffix == ".webp" else {}
+        path.write_bytes(encode(parts[0], FORMATS[path.suffix], parts[1:], **exact))
 
 
 def restored(model, source, out, encoding=DEFAULT, **options):
@@ -147,8 +140,7 @@ def other_kinds() -> dict[str, tuple[str, list[Image.Image], dict, int]]:
 def test_other_kinds_come_back_as_pillow_shows_them(kind, models, tmp_path):
     ending, images, options, said_of_it = other_kinds()[kind]
     source, out = tmp_path / f"a.{ending}", tmp_path / f"b.{ending}"
-    options |= {"save_all": True, "append_images": images[1:], "duration": 40} if len(images) > 1 else {}
-    images[0].save(source, **options)
+    source.write_bytes(encode(images[0], FORMATS[source.suffix], images[1:], **options))
     frames, said = restored(models[3], source, out)
     assert len(said) == said_of_it and len(frames.pictures) == len(images)
     with Image.open(source) as shown:
@@ -163,9 +155,9 @@ def test_other_kinds_come_back_as_pillow_shows_them(kind, models, tmp_path):
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
 def test_jpegs_of_all_modes_and_phones_come_back_nearly(mode, models, tmp_path):
     """The first of a phone's several pictures is the picture."""
-    images = [Image.fromarray(np.full((24, 17, 3), shade, np.uint8)).convert(mode) for shade in (90, 200)]
-    for format, options in (("JPEG", {}), ("MPO", {"save_all": True, "append_images": images[1:]})):
-        images[0].save(tmp_path / "a.jpg", format, **options)
+    first, second = (Image.fromarray(np.full((24, 17, 3), shade, np.uint8)).convert(mode) for shade in (90, 200))
+    for format, more in (("JPEG", []), ("MPO", [second])):
+        (tmp_path / "a.jpg").write_bytes(encode(first, format, more))
         frames, said = restored(models[3], tmp_path / "a.jpg", tmp_path / f"{format}.jpg")
         assert len(frames.pictures) == 1
         # Pillow sees no second picture behind one of CMYK.

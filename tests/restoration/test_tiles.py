@@ -205,24 +205,19 @@ def test_pictures_of_whole_numbers_keep_their_depth(dtype):
     np.testing.assert_allclose(restored, wanted, atol=0.51)
 
 
-def overflow_in_half_precision(model: SemanIRForImageRestoration) -> None:
-    """As an activation beyond 65504 would do: half precision gives what is no number, a black image."""
-
-    def half_fails(module, inputs, outputs):
-        if model.dtype != torch.float32:
-            return ImageSuperResolutionOutput(reconstruction=outputs.reconstruction * torch.nan)
-        return outputs
-
-    model.register_forward_hook(half_fails)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_that_overflows_is_restored_again_in_float32(dtype, caplog):
     model = make_model()
     image = make_image(40, 14, 3)
     wanted = restore_image(model.to(dtype).float(), image, tile=32)
     model.to(dtype)
-    overflow_in_half_precision(model)
+
+    def half_fails(module, inputs, outputs):
+        """As an activation beyond 65504 would do: half precision gives what is no number, a black image."""
+        broken = outputs.reconstruction * torch.nan
+        return outputs if model.dtype == torch.float32 else ImageSuperResolutionOutput(reconstruction=broken)
+
+    model.register_forward_hook(half_fails)
     restored = restore_image(model, image, tile=32)
     np.testing.assert_allclose(restored, wanted, atol=1e-6)
     assert model.dtype == dtype

@@ -5,24 +5,16 @@ import struct
 
 import numpy as np
 import pytest
-import tifffile
-from PIL import Image, ImageCms
+from PIL import Image
 
 from hf_ext.restoration.encoding import encode_frames
 from hf_ext.restoration.files import Frames, Picture, read_frames
-from tests.kit.pictures import chunk, make_exif, noise
+from tests.kit.pictures import PROFILE, chunk, encode, make_exif, noise
+from tests.restoration.tiff_testing import tiff
 
 XMP = b"<x:xmpmeta><rdf:Description tiff:Orientation=%s6%s xmp:Rating='3'/></x:xmpmeta>"
-PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 # The header says of which colours it is; no reader here looks further.
 GREY_PROFILE = PROFILE[:16] + b"GRAY" + PROFILE[20:]
-
-
-def saved(pixels: np.ndarray, format: str, more: tuple[np.ndarray, ...] = (), **options) -> bytes:
-    options |= {"save_all": True, "append_images": [*map(Image.fromarray, more)], "duration": 40} if more else {}
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format, **options)
-    return file.getvalue()
 
 
 def written(data: bytes, format: str) -> tuple[Frames, Image.Image, list[str]]:
@@ -55,8 +47,8 @@ def test_a_png_is_turned_once(keyword, dtype):
 @pytest.mark.parametrize("format", ["PNG", "WEBP"])
 def test_every_frame_of_an_animation_is_turned(format, angle):
     parts = tuple(noise(5, 9, 3, seed=seed) for seed in range(3))
-    data = saved(parts[0], format, parts[1:], exif=make_exif({0x0112: angle}), lossless=True)
-    still = saved(parts[2], format, exif=make_exif({0x0112: angle}), lossless=True)
+    data = encode(parts[0], format, parts[1:], exif=make_exif({0x0112: angle}), lossless=True)
+    still = encode(parts[2], format, exif=make_exif({0x0112: angle}), lossless=True)
     frames = read_frames(data)
     np.testing.assert_array_equal(frames.pictures[2].pixels, read_frames(still).pictures[0].pixels)
     assert all(0x0112 not in picture.exif and picture.exif[0x010F] == "maker" for picture in frames.pictures)
@@ -94,7 +86,7 @@ def test_captions_travel(source, format):
     iptc = b"\x1c\x02\x78\0\x07a title"
     block = b"Photoshop 3.0\08BIM\x04\x04\0\0" + struct.pack(">I", len(iptc)) + iptc
     beside = {"extra": b"\xff\xed" + struct.pack(">H", len(block) + 2) + block}
-    data = saved(noise(5, 9, 3), source, **({"tiffinfo": {33723: iptc}} if source == "TIFF" else beside))
+    data = encode(noise(5, 9, 3), source, **({"tiffinfo": {33723: iptc}} if source == "TIFF" else beside))
     frames, image, said = written(data, format)
     assert frames.pictures[0].exif[33723] == iptc and not said
     if format == "JPEG":
@@ -105,7 +97,7 @@ def test_captions_travel(source, format):
 def test_further_pictures_of_a_file_are_said(format, left_out):
     more = tuple(noise(32, 32, 3, seed=seed) for seed in (1, 2)) if format == "MPO" else ()
     options = {"sizes": [(16, 16), (32, 32)]} if format == "ICO" else {}
-    frames = read_frames(saved(noise(32, 32, 3), format, more, **options))
+    frames = read_frames(encode(noise(32, 32, 3), format, more, **options))
     assert len(frames.pictures) == 1 and [str(left_out) in line for line in frames.lost] == [True] * bool(left_out)
 
 
@@ -119,7 +111,7 @@ DESCRIPTIONS = {
 
 @pytest.mark.parametrize("description", DESCRIPTIONS)
 def test_descriptions_of_how_pixels_lie_do_not_travel_and_are_said(description):
-    frames = read_frames(saved(noise(5, 9, 3), "TIFF", tiffinfo={270: description}))
+    frames = read_frames(encode(noise(5, 9, 3), "TIFF", tiffinfo={270: description}))
     assert len(frames.lost) == DESCRIPTIONS[description]
     assert ((frames.pictures[0].exif or {}).get(270) == description) == (description == "a cat")
 
@@ -127,7 +119,7 @@ def test_descriptions_of_how_pixels_lie_do_not_travel_and_are_said(description):
 @pytest.mark.parametrize("format", ["PNG", "JPEG"])
 @pytest.mark.parametrize("down", [1, 2])
 def test_pixels_that_are_not_square_are_said(format, down):
-    data = saved(noise(5, 9, 3), format)
+    data = encode(noise(5, 9, 3), format)
     if format == "PNG":
         data = data[:33] + chunk(b"pHYs", struct.pack(">IIB", 1, down, 0)) + data[33:]
     else:
@@ -141,7 +133,7 @@ def test_pixels_that_are_not_square_are_said(format, down):
     [("PNG", "a.jpg", 1), ("JPEG", "a.PNG", 1), ("TIFF", "a.webp", 1), ("MPO", "a.jpg", 0), ("PPM", "a.ppm", 0)],
 )
 def test_a_file_with_the_name_of_another_format_is_said(format, name, said, tmp_path):
-    (tmp_path / name).write_bytes(saved(noise(5, 9, 3), format))
+    (tmp_path / name).write_bytes(encode(noise(5, 9, 3), format))
     assert len(read_frames(tmp_path / name).lost) == said
 
 
@@ -160,9 +152,7 @@ TIFFS = {
 @pytest.mark.parametrize("kind", TIFFS)
 def test_channels_that_are_not_read_are_said(kind):
     count, photometric, extra, channels, lines = TIFFS[kind]
-    file = io.BytesIO()
-    tifffile.imwrite(file, noise(6, 7, count), photometric=photometric, extrasamples=extra, planarconfig="contig")
-    frames, _, said = written(file.getvalue(), "PNG")
+    frames, _, said = written(tiff(noise(6, 7, count), photometric=photometric, extrasamples=extra), "PNG")
     assert frames.pictures[0].pixels.shape == (6, 7, channels)
     assert len(said) == lines and ("left out" in "".join(said)) == (("one" in kind) or ("two" in kind))
 
@@ -187,12 +177,12 @@ def test_a_transparent_value_of_16_bit_grey_is_alpha(value):
 def test_xmp_travels_upright(source, format, quote):
     xmp = XMP % (quote, quote)
     if source == "TIFF":
-        data = saved(noise(5, 9, 3), source, tiffinfo={700: xmp})
+        data = encode(noise(5, 9, 3), source, tiffinfo={700: xmp})
     elif source == "PNG":
-        png = saved(noise(5, 9, 3), source)
+        png = encode(noise(5, 9, 3), source)
         data = png[:33] + chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp) + png[33:]
     else:
-        data = saved(noise(5, 9, 3), source, xmp=xmp)
+        data = encode(noise(5, 9, 3), source, xmp=xmp)
     frames, image, said = written(data, format)
     assert frames.pictures[0].exif[700] == xmp.replace(b"6", b"1") and not said
     if format in ("JPEG", "WEBP"):
@@ -202,7 +192,7 @@ def test_xmp_travels_upright(source, format, quote):
 @pytest.mark.parametrize("source", ["JPEG", "GIF"])
 @pytest.mark.parametrize("format", ["JPEG", "GIF", "PNG", "WEBP", "TIFF", "BMP"])
 def test_a_comment_travels_or_is_said(source, format):
-    _, image, said = written(saved(noise(5, 9), source, comment=b"hello"), format)
+    _, image, said = written(encode(noise(5, 9, 1), source, comment=b"hello"), format)
     assert (image.info.get("comment") == b"hello", len(said)) == (
         (True, 0) if format in ("JPEG", "GIF") else (False, 1)
     )

@@ -1,9 +1,30 @@
-"""TIFFs in grey of 12 and 16 bits, made by hand: Pillow writes neither 12 bits nor white as 0."""
+"""TIFFs that Pillow does not write: by tifffile, and in grey of 12 bits or with white as 0 by hand."""
 
+import io
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
+import tifffile
+
+
+def tiff(*pages: np.ndarray, planar: bool = False, **layout: Any) -> bytes:
+    """Pages of grey or RGB, with alpha where the number of channels is even, as tifffile writes them."""
+    file, how = io.BytesIO(), {name: layout.pop(name) for name in ("byteorder", "bigtiff") if name in layout}
+    with tifffile.TiffWriter(file, **how) as writer:
+        for pixels in pages:
+            channels = pixels.shape[-1]
+            usual = {
+                "photometric": "rgb" if channels >= 3 else "minisblack",
+                "planarconfig": None if channels == 1 else "separate" if planar else "contig",
+                "extrasamples": ["unassalpha"] if channels % 2 == 0 else None,
+                # Packing quickly and badly.
+                "compressionargs": {"level": 0} if layout.get("compression") == "lzma" else None,
+            }
+            values = pixels[..., 0] if channels == 1 else pixels.transpose(2, 0, 1) if planar else pixels
+            writer.write(values, **usual | layout)
+    return file.getvalue()
 
 
 def grey_tiff(*pages: np.ndarray, bits: int, photometric: int, order: str = "<", compression: int = 1) -> bytes:

@@ -158,17 +158,3 @@ def key_semantic_attention(
                 weights = (temperature[head] * cosines + table[head, offsets[i, allowed]]).exp()
                 outputs.append(weights / weights.sum() @ values)
     return torch.stack(outputs).view_as(value)
-
-
-__all__ = [
-    "build_dictionary",
-    "key_regions",
-    "key_semantic_attention",
-    "merge_windows",
-    "pack_keys",
-    "partition_windows",
-    "relative_coordinates",
-    "relative_offsets",
-    "semantic_keys",
-    "unpack_keys",
-]

@@ -15,15 +15,17 @@ from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, modeling_s
 from hf_ext.semanir.modeling_semanir import bilinear_demosaick
 from hf_ext.semanir.ops_semanir import partition_windows, unpack_keys
 from tests.kit.refusals import refused
-from tests.semanir.test_whole_image_semanir import COLUMNAR, DEMOSAICKING, UNSHUFFLED, make_images, make_model
+from tests.semanir.test_whole_image_semanir import (
+    COLUMNAR,
+    DEMOSAICKING,
+    UNSHUFFLED,
+    make_images,
+    make_model,
+    restore,
+)
 
 WITH_MEAN = {**COLUMNAR, "scale": 2, "image_mean": [0.4, 0.5, 0.6]}
 INTERPOLATED = {**WITH_MEAN, "interpolated_base": True}
-
-
-@torch.no_grad()
-def restore(model, images, **options) -> torch.Tensor:
-    return model(images, **options).reconstruction
 
 
 def test_attention_is_chosen_by_the_switch_of_transformers(tmp_path):

@@ -125,10 +125,8 @@ def test_post_processing_undoes_processing():
         assert all(np.array_equal(np.asarray(a), b) for a, b in zip(pictures, images, strict=True))
 
 
-def transparent_palette() -> Image.Image:
-    picture = RGB.quantize(8)
-    picture.info["transparency"] = 3
-    return picture
+PALETTE = RGB.quantize(8)
+PALETTE.info["transparency"] = 3
 
 
 @pytest.mark.parametrize(
@@ -140,7 +138,7 @@ def transparent_palette() -> Image.Image:
         (Image.fromarray(noise(6, 9, 2), "LA"), "LA"),
         (Image.fromarray(COLOUR[..., 0].astype(np.uint16) * 255), "I;16"),
         (RGB.quantize(8), "RGB"),
-        (transparent_palette(), "RGBA"),
+        (PALETTE, "RGBA"),
         (Image.fromarray(COLOUR[..., 0] > 99), "L"),
     ],
     ids=["RGB", "RGBA", "L", "LA", "I;16", "P", "P-transparent", "1"],

@@ -66,12 +66,8 @@ def expected():
     return look_up
 
 
-IMPLEMENTATIONS = {
-    "eager": (torch.float64, torch.float32, torch.bfloat16),
-    "sdpa": (torch.float64, torch.float32, torch.bfloat16),
-    "native": (torch.float32, torch.bfloat16),
-    "auto": (torch.float64, torch.float32, torch.bfloat16),
-}
+IMPLEMENTATIONS = dict.fromkeys(("eager", "sdpa", "auto"), tuple(TOLERANCES))
+IMPLEMENTATIONS |= {"native": (torch.float32, torch.bfloat16)}
 
 
 # Layouts and numbers of keys.

@@ -16,16 +16,11 @@ from tests.kit.models import (
 )
 from tests.kit.refusals import refused
 from tests.semanir import test_whole_image_semanir as whole
-from tests.semanir.test_whole_image_semanir import make_images, make_model
+from tests.semanir.test_whole_image_semanir import make_images, make_model, restore
 
 COLUMNAR = {**whole.COLUMNAR, "image_mean": [0.4, 0.5, 0.6]}
 U_SHAPED = {**whole.STRIDED, "depths": [1, 2, 1], "reduce_top_skip": True}
 HALF = {**COLUMNAR, "stem_scale": 2}
-
-
-@torch.no_grad()
-def restore(model, images, **kwargs) -> torch.Tensor:
-    return model(images, **kwargs).reconstruction
 
 
 class SemanIRTester(ModelTesterMixin):

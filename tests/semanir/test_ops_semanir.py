@@ -1,6 +1,7 @@
 """Fast SemanIR operators against the textbook ones, and what the method promises about its dictionary."""
 
 import itertools
+import math
 import runpy
 
 import pytest
@@ -29,105 +30,73 @@ def random(*shape: int, seed: int = 0, gradient: bool = True) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(gradient)
 
 
-def partition_cases():
-    for size, window, shift in LAYOUTS:
-        yield {"features": random(2, *size, 5), "window": window, "shift": shift}
-
-
-def merge_cases():
-    for size, window, shift in LAYOUTS:
-        tokens = window[0] * window[1]
-        windows = 2 * size[0] * size[1] // tokens
-        yield {"windows": random(windows, tokens, 5), "size": size, "window": window, "shift": shift}
-
-
-def region_cases():
-    for size, window, shift in LAYOUTS:
-        yield {"size": size, "window": window, "shift": shift}
-
-
-def chosen_cases():
-    generator = torch.Generator().manual_seed(0)
-    for tokens in (1, 7, 8, 9, 24):
-        yield {"chosen": torch.rand(2, 3, tokens, generator=generator) < 0.5}
-
-
-def bit_cases():
-    for case in chosen_cases():
-        yield {"bits": ops.pack_keys(case["chosen"]), "tokens": case["chosen"].shape[-1]}
-
-
-def key_cases():
-    regions = ops.key_regions((6, 6), (3, 3), (1, 1))
-    for top_k, similarity, include_self, given in itertools.product(
-        (1, 5, 20), ("dot", "cosine"), (True, False), (None, regions)
-    ):
-        options = {"top_k": top_k, "similarity": similarity, "include_self": include_self}
-        yield {"tokens": random(8, 9, 7, gradient=False), "regions": given, **options}
-
-
-def coordinate_cases():
-    for window_size in (1, 2, 5, 8):
-        yield {"window_size": window_size, "dtype": torch.float64}
-
-
-def offset_cases():
-    for window, window_size in (((3, 3), 3), ((2, 5), 5), ((1, 1), 4), ((4, 3), 8)):
-        yield {"window": window, "window_size": window_size}
-
-
-def dictionary_cases():
-    for size, shifted, top_k in itertools.product(((6, 9), (2, 9), (9, 3)), (False, True), (1, 4, 5)):
-        options = {"window_size": 3, "shifted": shifted, "top_k": top_k, "similarity": "dot", "include_self": True}
-        yield {"features": random(2, *size, 7, gradient=False), **options}
-    # Dense, in shifted windows.
-    yield {"features": random(2, 6, 6, 7, gradient=False), "window_size": 3, "shifted": True, "top_k": 9}
-
-
-def attention_cases():
-    regions = ops.key_regions((6, 6), (3, 3), (1, 1))
-    tokens = random(8, 9, 7, gradient=False)
-    chosen = [None] + [ops.semantic_keys(tokens, given, k) for given, k in ((None, 4), (regions, 1), (regions, 20))]
-    for bits in chosen:
-        yield {
-            "query": random(8, 3, 9, 5, seed=1),
-            "key": random(8, 3, 9, 5, seed=2),
-            "value": random(8, 3, 9, 5, seed=3),
+REGIONS = ops.key_regions((6, 6), (3, 3), (1, 1))
+CHOSEN = [
+    torch.rand(2, 3, tokens, generator=torch.Generator().manual_seed(tokens)) < 0.5 for tokens in (1, 7, 8, 9, 24)
+]
+# Of the operator, the arguments of each case.
+CASES = {
+    "partition_windows": [
+        {"features": random(2, *size, 5), "window": window, "shift": shift} for size, window, shift in LAYOUTS
+    ],
+    "merge_windows": [
+        {
+            "windows": random(2 * math.prod(size) // math.prod(window), math.prod(window), 5),
+            **{"size": size, "window": window, "shift": shift},
+        }
+        for size, window, shift in LAYOUTS
+    ],
+    "key_regions": [{"size": size, "window": window, "shift": shift} for size, window, shift in LAYOUTS],
+    "pack_keys": [{"chosen": chosen} for chosen in CHOSEN],
+    "unpack_keys": [{"bits": ops.pack_keys(chosen), "tokens": chosen.shape[-1]} for chosen in CHOSEN],
+    "semantic_keys": [
+        {
+            "tokens": random(8, 9, 7, gradient=False),
+            **{"regions": regions, "top_k": top_k, "similarity": similarity, "include_self": include_self},
+        }
+        for top_k, similarity, include_self, regions in itertools.product(
+            (1, 5, 20), ("dot", "cosine"), (True, False), (None, REGIONS)
+        )
+    ],
+    "relative_coordinates": [{"window_size": size, "dtype": torch.float64} for size in (1, 2, 5, 8)],
+    "relative_offsets": [
+        {"window": window, "window_size": size}
+        for window, size in (((3, 3), 3), ((2, 5), 5), ((1, 1), 4), ((4, 3), 8))
+    ],
+    # The last is dense, in shifted windows.
+    "build_dictionary": [
+        {"features": random(2, *size, 7, gradient=False), "window_size": 3, "shifted": shifted, "top_k": top_k}
+        for size, shifted, top_k in (
+            *itertools.product(((6, 9), (2, 9), (9, 3)), (False, True), (1, 4, 5)),
+            ((6, 6), True, 9),
+        )
+    ],
+    "key_semantic_attention": [
+        {
+            **{name: random(8, 3, 9, 5, seed=seed) for seed, name in enumerate(("query", "key", "value"), 1)},
             "temperature": (1 + random(3, seed=4, gradient=False).abs()).requires_grad_(),
             "table": random(3, 49, seed=5),
             "dictionary": ops.Dictionary((3, 3), (0, 0), 4, bits),
         }
-
-
-CASES = {
-    "partition_windows": partition_cases,
-    "merge_windows": merge_cases,
-    "key_regions": region_cases,
-    "pack_keys": chosen_cases,
-    "unpack_keys": bit_cases,
-    "semantic_keys": key_cases,
-    "relative_coordinates": coordinate_cases,
-    "relative_offsets": offset_cases,
-    "build_dictionary": dictionary_cases,
-    "key_semantic_attention": attention_cases,
+        for bits in (
+            None,
+            *(
+                ops.semantic_keys(random(8, 9, 7, gradient=False), regions, top_k)
+                for regions, top_k in ((None, 4), (REGIONS, 1), (REGIONS, 20))
+            ),
+        )
+    ],
 }
 
 
-def legal_keys(*layout):
-    regions = ops.key_regions(*layout)
-    return regions[:, :, None] == regions[:, None]
-
-
 def test_every_operator_has_cases():
-    assert CASES.keys() == PAIRS.keys()
+    assert CASES.keys() == PAIRS.keys() and all(CASES.values())
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_operator_equals_its_reference(name, dtype):
-    cases = list(CASES[name]())
-    assert cases
-    for arguments in cases:
+    for arguments in CASES[name]:
         assert_operators_agree(*PAIRS[name], arguments, dtype, TOLERANCES[dtype])
 
 
@@ -161,7 +130,7 @@ def test_dictionary_of_a_large_map_is_built_band_by_band(shifted, monkeypatch):
 
 
 def test_a_dictionary_has_geometry_bits_where_it_is_not_dense_and_parts():
-    for arguments in dictionary_cases():
+    for arguments in CASES["build_dictionary"]:
         fast, plain = (build(**arguments) for build in PAIRS["build_dictionary"])
         assert (fast.window, fast.shift) == (plain.window, plain.shift)
     features = random(1, 6, 6, 4)
@@ -208,7 +177,8 @@ def test_k_from_the_window_up_is_dense_window_attention(shift):
     bias = table[:, ops.relative_offsets((window, window), window)]
     logits = 10 * F.cosine_similarity(query[..., :, None, :], key[..., None, :, :], dim=-1) + bias
     if shift:
-        logits = logits.masked_fill(~legal_keys((16, 16), (window, window), dictionary.shift)[:, None], -torch.inf)
+        regions = ops.key_regions((16, 16), (window, window), dictionary.shift)
+        logits = logits.masked_fill((regions[:, :, None] != regions[:, None])[:, None], -torch.inf)
     torch.testing.assert_close(attended, logits.softmax(-1) @ value, atol=1e-12, rtol=0)
 
 

@@ -35,9 +35,13 @@ def make_images(*shape: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def restore(model, images, memory_budget, **options) -> torch.Tensor:
-    model.memory_budget = memory_budget
+def restore(model, images, **options) -> torch.Tensor:
     return model(images, **options).reconstruction
+
+
+def restore_within(memory_budget, model, images) -> torch.Tensor:
+    model.memory_budget = memory_budget
+    return restore(model, images)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +63,10 @@ def test_parts_of_an_image_make_the_same_image(fields):
     model = make_model(**fields)
     images = make_images(2, model.config.num_channels, 11, 18)
     given = images.clone()
-    expected = restore(model, images, None)
+    expected = restore_within(None, model, images)
     # Smallest parts, and parts that do not divide the image.
     for memory_budget in (1, 30_000):
-        torch.testing.assert_close(restore(model, images, memory_budget), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(restore_within(memory_budget, model, images), expected, atol=1e-5, rtol=0)
     assert torch.equal(images, given)
 
 
@@ -78,9 +82,9 @@ def test_parts_of_images_of_any_size(size, memory_budget, u_shaped):
     fields = {**UNSHUFFLED, "depths": [1, 1], "num_heads": [1, 2], "refinement_depth": 0} if u_shaped else COLUMNAR
     model = make_model(**fields)
     images = make_images(1, 3, *size)
-    restored = restore(model, images, memory_budget)
+    restored = restore_within(memory_budget, model, images)
     assert restored.shape == images.shape and restored.isfinite().all()
-    torch.testing.assert_close(restored, restore(model, images, None), atol=1e-5, rtol=0)
+    torch.testing.assert_close(restored, restore_within(None, model, images), atol=1e-5, rtol=0)
 
 
 def test_parts_in_half_precision():
@@ -88,9 +92,13 @@ def test_parts_in_half_precision():
     images = make_images(1, 3, 8, 12)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         # Autocast computes some operators in float32: maps change their precision on the way.
-        torch.testing.assert_close(restore(model, images, 1), restore(model, images, None), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            restore_within(1, model, images), restore_within(None, model, images), atol=1e-5, rtol=0
+        )
     model.half()
-    torch.testing.assert_close(restore(model, images, 1), restore(model, images, None), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        restore_within(1, model, images), restore_within(None, model, images), atol=1e-5, rtol=0
+    )
 
 
 def calls_of_the_extractor(model, **options) -> int:

@@ -140,28 +140,14 @@ def words_of(options: dict[str, Any]) -> list[str]:
     """Options of a command line; true is a flag, a list several."""
     words = []
     for name, value in options.items():
-        values = value if isinstance(value, list) else [value]
-        words += [
-            word for one in values if one is not False for word in [f"--{name}", *([] if one is True else [str(one)])]
-        ]
+        for one in value if isinstance(value, list) else [value]:
+            words += [] if one is False else [f"--{name}"] if one is True else [f"--{name}", str(one)]
     return words
 
 
 def digest(*values: Any) -> str:
     """Eight characters that stand for settings."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def is_trained(run: Path, steps: int) -> bool:
-    """Tells that a run has come to its end."""
-    report = run / "snapshot" / "training.json"
-    return report.is_file() and read_json(report)["steps"] >= steps
-
-
-def is_drawn(folder: Path, count: int) -> bool:
-    """Tells that a folder has so many pictures."""
-    lines = folder / "metadata.jsonl"
-    return lines.is_file() and len(lines.read_text(encoding="utf-8").splitlines()) >= count
 
 
 class Plan:
@@ -226,7 +212,8 @@ class Plan:
             settings["init_from"], needs = str(start), [*needs, *more]
         write_json(folder / "train.yaml", {**settings, "gradient_accumulation_steps": row.batch // share}, 1)
         program, words = (TRAINING, []) if row.peer == OURS else (PEERS, [row.peer])
-        done = is_trained(folder / "run", row.train["max_steps"])
+        report = folder / "run" / "snapshot" / "training.json"
+        done = report.is_file() and read_json(report)["steps"] >= row.train["max_steps"]
         step = self.add(f"train {name}", program, [*words, folder / "train.yaml"], done, needs, shared=True)
         return folder / "run" / "snapshot", [step]
 
@@ -246,8 +233,9 @@ class Plan:
                 texts, more = self.prompts(row, prompts, options["count"])
                 options, needs = {**options, "prompts": str(texts)}, [*needs, *more]
             out = folder / kind
-            program = COMMAND if self.peer(name) == OURS else PEERS
-            words, done = ["sample", snapshot, "--out", out, *words_of(options)], is_drawn(out, options["count"])
+            program, words = COMMAND if self.peer(name) == OURS else PEERS, words_of(options)
+            lines, words = out / "metadata.jsonl", ["sample", snapshot, "--out", out, *words]
+            done = lines.is_file() and len(lines.read_text(encoding="utf-8").splitlines()) >= options["count"]
             drawn[kind] = [self.add(f"sample {name} {kind}", program, words, done, needs, shared=True)]
             if measure:
                 self.score(row, f"{name} {kind}", out, measure, drawn[kind])
@@ -298,17 +286,6 @@ def rows_of(name: str) -> list[str]:
     if name not in TABLES:
         raise UsageError(f"there is no table {name!r}; allowed: {', '.join(TABLES)}.")
     return [f"{name}/{path.stem}" for path in sorted((PAPER / "rows" / name).glob("*.yaml"))]
-
-
-def job_lines(steps: list[Step]) -> list[str]:
-    """Jobs of SLURM, each after those that it needs; downloads run at once."""
-    jobs = {step.name: f"job_{number}" for number, step in enumerate(steps) if step.program != DOWNLOAD}
-    return [
-        f"{jobs[step.name]}=$({step.job([f'${jobs[need]}' for need in step.needs if need in jobs])})"
-        if step.name in jobs
-        else step.line(1)
-        for step in steps
-    ]
 
 
 def collect(plan: Plan, rows: list[str]) -> str:
@@ -376,8 +353,15 @@ def reproduce(words: list[str] | None = None) -> int:
                 return code
         look()
         print((work / f"{given.table}.md").read_text(encoding="utf-8"))
+    elif given.slurm:
+        # Each job after those that it needs; downloads run at once.
+        print("set -e")
+        jobs = {step.name: f"job_{number}" for number, step in enumerate(steps) if step.program != DOWNLOAD}
+        for step in steps:
+            job = step.job([f"${jobs[need]}" for need in step.needs if need in jobs])
+            print(f"{jobs[step.name]}=$({job})" if step.name in jobs else step.line(1))
     else:
-        print("\n".join(["set -e", *job_lines(steps)] if given.slurm else [step.line(processes) for step in steps]))
+        print("\n".join(step.line(processes) for step in steps))
     return 0
 
 
