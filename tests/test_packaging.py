@@ -159,7 +159,7 @@ def test_the_wheel_has_every_module_the_templates_and_the_licence(distributions)
         metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
         scripts = archive.read(next(name for name in names if name.endswith(".dist-info/entry_points.txt"))).decode()
     recipes = {f"hf_ext/recipes/{path.parent.name}/{path.name}" for path in ROOT.glob("examples/*/*.yaml")}
-    recipes = {name for name in recipes if "/accelerate/" not in name and "/study" not in name}
+    recipes = {name for name in recipes if not re.search("/accelerate/|/benchmarks/|/study", name)}
     assert {f"hf_ext/recipes/{recipe.name}.yaml" for recipe in list_recipes()} <= recipes
     others = {"hf_ext/py.typed", "hf_ext/app_digits.flac"}
     expected = set().union(*(files_of(package) for package in PACKAGES)) | others | recipes
