@@ -24,6 +24,7 @@ from releases import CARD_LICENSES, RELEASES, Release
 from runs import RECIPES, RELEASED, RESTORE_TASKS, RUNS, committed_weights, count_core_hours, read_report
 from safetensors.torch import load_file, save_file
 
+from hf_ext.data.bad_examples import read_example
 from hf_ext.data.opening import open_source
 from hf_ext.emr.artifact import hash_files
 from hf_ext.emr.manifest import Manifest
@@ -40,7 +41,6 @@ from hf_ext.tasks.degradations import gaussian_noise, matlab_bicubic, mosaic
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import build_task, evaluate_checkpoint
 from hf_ext.training.arguments import build
-from hf_ext.training.bad_examples import read_example
 from hf_ext.training.evaluation import evaluate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from hf_ext.data.about import METADATA
+from hf_ext.data.broken import UNREADABLE
 from hf_ext.data.roles import Hints
 from hf_ext.data.sound_files import AUDIO_SUFFIXES, read_recording
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
 from hf_ext.tasks.pictures import in_colours
-from hf_ext.training.bad_examples import UNREADABLE
 from hf_ext.training.models import adapter_base, load_adapter
 
 from ..errors import DataError, UsageError

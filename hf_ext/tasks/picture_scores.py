@@ -12,6 +12,7 @@ from typing import Any
 import datasets
 import numpy as np
 
+from hf_ext.data.bad_examples import read_example
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.distributed import Ranks, require_device
@@ -25,7 +26,6 @@ from hf_ext.metrics import (
     kernel_distance_of_subsets,
 )
 from hf_ext.progress import progress
-from hf_ext.training.bad_examples import read_example
 
 from ..errors import DataError, MissingColumn, UsageError
 from .diffusion_data import Crops, cut_view

@@ -22,11 +22,12 @@ import torch
 from diffusers import ModelMixin
 from PIL import Image
 
+from hf_ext.data.bad_examples import describe_bad, name_bad
+from hf_ext.data.broken import UNUSABLE
 from hf_ext.distributed import Ranks, require_device
 from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, write_json
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
-from hf_ext.training.bad_examples import UNUSABLE, describe_bad, name_bad
 
 from ..errors import MissingColumn, OtherRun, UsageError
 from .diffusion_data import Size, View, cut_view, nearest_bucket

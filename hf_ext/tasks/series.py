@@ -13,11 +13,11 @@ from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import PreTrainedModel
 
+from hf_ext.data.broken import UNUSABLE
 from hf_ext.data.numbers import is_number
 from hf_ext.data.sequence_files import UNLABELLED
 from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification
 from hf_ext.mrconv.modeling_positions_mrconv import MRConvForTokenClassification
-from hf_ext.training.bad_examples import UNUSABLE
 
 from ..errors import DataError
 from .checks import Scores, column, require

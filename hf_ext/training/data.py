@@ -23,10 +23,7 @@ import torch
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
-from ..errors import DataError, MissingColumn, UsageError
-from .arguments import DataSource
-from .bad_examples import (
-    UNUSABLE,
+from ..data.bad_examples import (
     BadExamples,
     decode_row,
     describe_bad,
@@ -35,6 +32,9 @@ from .bad_examples import (
     name_bad,
     read_example,
 )
+from ..data.broken import UNUSABLE
+from ..errors import DataError, MissingColumn, UsageError
+from .arguments import DataSource
 from .loader_processes import ignore_signals, read_all
 
 # (example, generator) → tensors of one training sample.

@@ -5,12 +5,13 @@ from typing import Any
 import datasets
 import numpy as np
 
+from ..data.bad_examples import decode_row, describe_bad, find_row_file, name_bad
+from ..data.broken import UNUSABLE
 from ..data.opening import match_classes, open_source
 from ..data.splits import count_shared
 from ..progress import progress
 from ..terminal import count_of
 from .arguments import TrainingArguments
-from .bad_examples import UNUSABLE, decode_row, describe_bad, find_row_file, name_bad
 from .models import build_model, pin_revision
 from .task import Task
 

@@ -13,7 +13,7 @@ from typing import Any
 import datasets
 from torch.utils.data import DataLoader, Dataset
 
-from .bad_examples import read_example
+from ..data.bad_examples import read_example
 
 # A laboratory's scheduler, a terminal that closes, Ctrl-C; SLURM's `--signal=USR1@120`. Windows has the first two.
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]

@@ -29,13 +29,13 @@ from tqdm import tqdm
 
 from hf_ext.extras import check_installed
 
+from ..data.bad_examples import BadExamples
 from ..data.opening import describe_memory, match_classes, name_sets, open_source
 from ..distributed import FailedElsewhereError, LostProcessError, Ranks
 from ..errors import DataError, UsageError
 from ..files import read_json, write_json
 from ..terminal import is_quiet
 from .arguments import TrainingArguments
-from .bad_examples import BadExamples
 from .callbacks import Callback
 from .changes import Changes, describe_run, fingerprint
 from .data import TrainingLoader, check_workers, count_positions, describe_small_groups

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hf_ext.data.bad_examples import BadExamples
 from hf_ext.data.opening import SourceError, open_source
 from hf_ext.data.sound_files import read_recording
 from hf_ext.errors import DataError
@@ -21,7 +22,6 @@ from hf_ext.settings import SettingsError
 from hf_ext.tasks.signals import AudioTask, PixelTask
 from hf_ext.training import DataArguments, DataSource, evaluate
 from hf_ext.training.arguments import build
-from hf_ext.training.bad_examples import BadExamples
 from hf_ext.training.data import TrainingLoader
 from tests.kit.own_data import write_files
 from tests.kit.refusals import refused

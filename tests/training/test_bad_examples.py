@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from hf_ext.data.bad_examples import BadExamples, name_bad, read_example
 from hf_ext.data.opening import open_source
 from hf_ext.errors import DataError, UsageError
 from hf_ext.training import DataSource
-from hf_ext.training.bad_examples import BadExamples, name_bad, read_example
 from hf_ext.training.data import IndexedSamples
 from hf_ext.training.state import RunFolder
 from hf_ext_cli.main import main

@@ -8,11 +8,9 @@ from typing import Any
 import datasets
 from tqdm import tqdm
 
-from ..data.broken import UNDECODABLE as UNDECODABLE
-from ..data.broken import UNREADABLE as UNREADABLE
-from ..data.broken import UNUSABLE as UNUSABLE
 from ..errors import DataError
 from ..files import read_rows, whole_file
+from .broken import UNDECODABLE, UNUSABLE
 
 # The length of a stream is unknown: the share refers to the examples read so far, and at least to this number.
 _LEAST_COUNT = 1000
