@@ -190,6 +190,8 @@ def test_wrong_words_are_refused(words, said, load, monkeypatch, tmp_path, capsy
     (tmp_path / "text.wav").write_text("no sound at all, but words")
     config = MRConvConfig(hidden_size=4, num_hidden_layers=1, kernel_size=4, max_position_embeddings=64)
     MRConvForAudioClassification(config).save_pretrained(tmp_path / "model")
+    # A model that is nowhere is looked for on no Hub.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(sys, "argv", ["listen.py", *words])
     with pytest.raises(SystemExit) as ended:
         load("listen").main()
