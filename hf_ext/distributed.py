@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -155,6 +156,8 @@ def _make_group(patience: timedelta) -> Any:
     import torch
 
     world = torch.distributed.group.WORLD
+    if not _groups:
+        atexit.register(_leave_groups)
     if not _groups or _groups[0] is not world:
         _groups[:] = [world, torch.distributed.new_group(timeout=patience, backend="gloo")]
     return _groups[1]
@@ -171,9 +174,18 @@ def _join_processes() -> PartialState:
 
     # They exchange words, not tensors, by gloo: none needs a GPU for it, and who waits does not compute.
     state = PartialState(cpu=True, timeout=_PATIENCE)
-    # A process that ends with the group's threads alive is now and then aborted by them.
-    atexit.register(state.destroy_process_group)
     return state
+
+
+def _leave_groups() -> None:
+    # A process that ends with a group's threads alive is now and then aborted by them (exit code -6 after its work is
+    # done), and whoever holds a group keeps them alive: our list, and what has not been collected yet.
+    import torch
+
+    _groups.clear()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    gc.collect()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """Evaluation over all processes, and the files beside a model that tell of it: eval.json and training.json."""
 
-import atexit
 import contextlib
 import functools
 import platform
@@ -55,9 +54,6 @@ def evaluate(
     """
     if len(data) == 0:
         raise ValueError("the evaluation data is empty: check data.eval.path and data.eval.split.")
-    if accelerator is None and PartialState().num_processes > 1:
-        # A process that ends with the group's threads alive is now and then aborted by them.
-        atexit.register(PartialState().destroy_process_group)
     # A script may train after it, and the processes find each other once: here as for a training, on its devices.
     ranks = Ranks(accelerator or PartialState())
     was_training = model.training
