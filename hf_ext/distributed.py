@@ -156,8 +156,6 @@ def _make_group(patience: timedelta) -> Any:
     import torch
 
     world = torch.distributed.group.WORLD
-    if not _groups:
-        atexit.register(_leave_groups)
     if not _groups or _groups[0] is not world:
         _groups[:] = [world, torch.distributed.new_group(timeout=patience, backend="gloo")]
     return _groups[1]
@@ -174,10 +172,12 @@ def _join_processes() -> PartialState:
 
     # They exchange words, not tensors, by gloo: none needs a GPU for it, and who waits does not compute.
     state = PartialState(cpu=True, timeout=_PATIENCE)
+    atexit.register(leave_groups)
     return state
 
 
-def _leave_groups() -> None:
+def leave_groups() -> None:
+    """Ends the groups of this process, at its exit; nothing may be waiting in them."""
     # A process that ends with a group's threads alive is now and then aborted by them (exit code -6 after its work is
     # done), and whoever holds a group keeps them alive: our list, and what has not been collected yet.
     import torch

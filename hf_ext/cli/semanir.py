@@ -19,7 +19,7 @@ from .terminal import say
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
 
 
-def parsed(name: str, read: Callable[[str], Any], wrong: str) -> Callable[[Any], Any]:
+def value_type(name: str, read: Callable[[str], Any], wrong: str) -> Callable[[Any], Any]:
     """A type of values that a function reads from text: its name in the help, and what an invalid text is called."""
 
     def convert(value: Any) -> Any:
@@ -54,12 +54,12 @@ def _read_megapixels(text: str) -> float:
     return float(text)
 
 
-TILE = parsed(
+TILE = value_type(
     "PIXELS|auto", lambda text: text if text == "auto" else int(text), "neither a number of pixels nor 'auto'"
 )
-STRENGTH = parsed("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
-COLOUR = parsed("COLOUR", _read_colour, "not an opaque colour; give one such as white or #ffcc00")
-MEGAPIXELS = parsed("MEGAPIXELS", _read_megapixels, "not a number above 0")
+STRENGTH = value_type("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
+COLOUR = value_type("COLOUR", _read_colour, "not an opaque colour; give one such as white or #ffcc00")
+MEGAPIXELS = value_type("MEGAPIXELS", _read_megapixels, "not a number above 0")
 
 
 @loads

@@ -183,7 +183,7 @@ def _dots(vectors, builder, query, keys, numbers):
     return sums[0]
 
 
-def _weighted(vectors, builder, sums, weights, values, numbers):
+def _weighted_sum(vectors, builder, sums, weights, values, numbers):
     # Two sums each: one alone would wait for itself.
     totals = _load_row(builder, sums, range(0, 2 * LANES * vectors, LANES))
     for lane, row in enumerate(_rows(builder, values, numbers, vectors)):
@@ -347,7 +347,7 @@ ones = _function(lambda builder, word: _call(builder, "llvm.ctpop.i64", _LONG, [
 
 # Products of one query with 16 keys, and sums of 16 weighted values.
 dots = _function(_dots, FLOATS, *[types.int64] * 3, widths=("parts",))
-weighted = _function(_weighted, types.void, *[types.int64] * 4, widths=("parts",))
+weighted = _function(_weighted_sum, types.void, *[types.int64] * 4, widths=("parts",))
 # Product of 12 rows, `stride` floats apart, with a matrix of `depth` rows, `width` floats apart, of 16 or 32 columns.
 tile16, tile32 = (_function(partial(_tile, vectors), types.void, *[types.int64] * 7) for vectors in (1, 2))
 # Adds to `depth` rows, of 16 or 32 columns, the product of 12 rows, turned, with 12 rows of the right matrix.

@@ -1,5 +1,6 @@
 """Evaluation over all processes, and the files beside a model that tell of it: eval.json and training.json."""
 
+import atexit
 import contextlib
 import functools
 import platform
@@ -14,7 +15,7 @@ import datasets
 import torch
 from accelerate import Accelerator, PartialState
 
-from ..distributed import Ranks
+from ..distributed import Ranks, leave_groups
 from ..files import write_json
 from ..progress import progress
 from .arguments import DataSource, TrainingArguments, map_paths
@@ -54,6 +55,8 @@ def evaluate(
     """
     if len(data) == 0:
         raise ValueError("the evaluation data is empty: check data.eval.path and data.eval.split.")
+    if accelerator is None and PartialState().num_processes > 1:
+        atexit.register(leave_groups)
     # A script may train after it, and the processes find each other once: here as for a training, on its devices.
     ranks = Ranks(accelerator or PartialState())
     was_training = model.training

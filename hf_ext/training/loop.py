@@ -232,9 +232,9 @@ class _Training(Run):
         except (ArithmeticError, ValueError, IndexError, RuntimeError) as error:
             if all(own_part(weight).isfinite().all() for weight in self.weights):
                 raise
-            raise self._diverged() from error
+            raise self._divergence() from error
 
-    def _diverged(self, what: str = "weights are no longer finite after step") -> FloatingPointError:
+    def _divergence(self, what: str = "weights are no longer finite after step") -> FloatingPointError:
         return FloatingPointError(
             f"{what} {self.progress.step}; {self.folder.last_good}. Lower learning_rate or max_grad_norm, lengthen "
             "warmup_steps, use mixed_precision: bf16 or 'no', and check the data for NaN."
@@ -248,7 +248,7 @@ class _Training(Run):
         """Mean loss since the last row, over all processes. One check here finds a bad loss of any step in between."""
         mean = float(self.accelerator.reduce(window / steps, reduction="mean"))
         if not math.isfinite(mean):
-            raise self._diverged(f"the loss is {mean} between steps {self.progress.step - steps + 1} and")
+            raise self._divergence(f"the loss is {mean} between steps {self.progress.step - steps + 1} and")
         return mean
 
     def _rates(self, norm: torch.Tensor | None) -> dict[str, float]:
@@ -295,7 +295,7 @@ class _Training(Run):
         # A gradient may overflow in a step whose loss was still finite.
         bad = torch.stack([(~own_part(weight).isfinite()).sum() for weight in self.weights]).sum()
         if self.accelerator.reduce(bad) > 0:
-            raise self._diverged()
+            raise self._divergence()
         if self.eval_data and evaluate:
             try:
                 improved = self._evaluate()

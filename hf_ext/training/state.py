@@ -98,7 +98,6 @@ class RunFolder:
         self.start: int | None = None
         self.before: dict[str, Any] | None = None
         self.changes = Changes()
-
         self.notes: list[str] = []
 
     def __enter__(self) -> "RunFolder":
