@@ -40,6 +40,7 @@ def ended_by_signals(advice: str = "", *, own_folder: bool = False) -> Iterator[
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if is_main and "LOCAL_RANK" not in os.environ else ()
     before: dict[signal.Signals, Any] = {}
+    met: list[int] = []
     owner, outside = os.getpid(), tempfile.tempdir
     folder: AbstractContextManager[str | None] = nullcontext()
     if own_folder:
@@ -55,6 +56,7 @@ def ended_by_signals(advice: str = "", *, own_folder: bool = False) -> Iterator[
                 return
             for each in before:
                 signal.signal(each, signal.SIG_IGN)
+            met.append(number)
             os.write(2, f"{_describe(signal.Signals(number).name, advice)}\n".encode())
             # It is not cancelled, since Python waits for threads after the last line too.
             seconds = _IMPORT_SECONDS if _is_importing(frame) else _GRACE_SECONDS
@@ -67,9 +69,12 @@ def ended_by_signals(advice: str = "", *, own_folder: bool = False) -> Iterator[
                 if (handler := signal.getsignal(each)) not in (None, signal.SIG_IGN):
                     before[each] = handler
                     signal.signal(each, stop)
-            yield
-        except Interrupted as stopped:
-            raise click.exceptions.Exit(stopped.exit_code) from None
+            try:
+                yield
+            finally:
+                # Also where the command came to its own end before the signal came again.
+                if met:
+                    raise click.exceptions.Exit(128 + met[0]) from None
         except KeyboardInterrupt:
             # Not from here: of a launched process, or of a library.
             if os.environ.get("RANK", "0") == "0":
@@ -94,6 +99,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _signal_main_thread(number: int) -> None:
+    if signal.getsignal(number) is not _leave:
+        # The command has come to its own end meanwhile.
+        return
     # Sent to another thread, a signal would not end what the main thread waits for. Windows cannot choose.
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, number)
