@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 # Images of these PIL modes have no colours.
 GRAY_MODES = ("1", "L", "LA")
+# Steps after which a model that still returns its input is told of.
+_LEARNED = 500
 
 
 @strict
@@ -86,6 +88,7 @@ class SemanIRTask(Task):
 
     def __post_init__(self) -> None:
         self.config, self.feature_loss = SemanIRConfig(), cast(FeatureLoss | None, None)
+        self._step = 0  # of the last loss
         self.trained = read_degradations(self.degradation, "task.degradation")
         own = self.eval_degradation is None
         self.evaluated = self.trained if own else read_degradations(self.eval_degradation, "task.eval_degradation")
@@ -217,6 +220,7 @@ class SemanIRTask(Task):
         """The model's own loss, and the perceptual one; with `train_top_k`, one k for all stages and processes."""
         # A strength that the first model had is not that of what it becomes.
         vars(self.config).pop("restoration_strength", None)
+        self._step = step
         choices = self.config.train_top_k
         top_k = int(np.random.default_rng((4, step)).choice(choices)) if choices else None
         output = model(pixel_values=batch["pixel_values"], labels=batch["labels"], top_k=top_k)
@@ -238,6 +242,12 @@ class SemanIRTask(Task):
             for degradation in self.evaluated:
                 degraded, clean = self.degraded_example(example, index, degradation)
                 restored = self.restore(model, degraded)
+                if index == 0 and self._step >= _LEARNED and _is_unchanged(degraded, restored, clean):
+                    logger.warning(
+                        "%s: the model returns its input nearly unchanged. If this stays, set a lower learning_rate, "
+                        "or begin with a trained model (init_from).",
+                        degradation.title,
+                    )
                 for name in self._names(degradation, None):
                     options: dict[str, Any] = {} if name == "psnr_b" else {"border": self._border}
                     score = scores[name](restored, clean, channel=self._channel, data_range=1.0, **options)
@@ -348,6 +358,14 @@ class SemanIRTask(Task):
         """Grey images for a colour model: degraded as grey ones, with one noise, then the same in all channels."""
         channels = self.config.num_channels_out or self.config.num_channels
         return [image.repeat(channels, axis=-1) if image.shape[-1] == 1 else image for image in images]
+
+
+def _is_unchanged(degraded: np.ndarray, restored: np.ndarray, clean: np.ndarray) -> bool:
+    """True where the model changes its input by less than a tenth of what is wrong with it. A U that trains at too
+    high a rate ends there: its features grow, and the norm behind them hands back no gradient."""
+    if not degraded.shape == restored.shape == clean.shape:
+        return False
+    return bool(np.abs(restored - degraded).mean() < 0.1 * np.abs(clean - degraded).mean())
 
 
 def _tensor(image: np.ndarray) -> torch.Tensor:

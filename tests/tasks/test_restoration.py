@@ -243,6 +243,21 @@ def test_grey_models_see_colour_as_matlab_does_where_that_is_asked_for():
     assert "gray_from" not in plain.describe()
 
 
+@pytest.mark.parametrize(("step", "scale", "told"), [(1000, 0, True), (1000, 1, False), (100, 0, False)])
+def test_a_training_that_learned_nothing_says_so(step, scale, told, caplog):
+    """A correction of zero, after steps enough; the correction of a random model is no improvement, and is one."""
+    task = SemanIRTask(patch_size=8)
+    model = task.build_model(MODEL, None)
+    batch = {name: torch.rand(1, 3, 8, 8) for name in ("pixel_values", "labels")}
+    task.loss(model, batch, step)
+    with torch.no_grad():
+        model.reconstruction[0].weight.mul_(30 * scale)
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    with caplog.at_level(logging.WARNING):
+        task.evaluate_batch(model.eval(), [{"image": picture}], [0])
+    assert [record.name for record in caplog.records] == ["hf_ext.tasks.restoration"] * told
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_evaluation_compiles_nothing():
     calls = []
