@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from .average import add_up
+from .average import add_up, inner_products
 from .options import Option
 from .registry import Block, Tensor, merge_method
 
@@ -13,11 +13,18 @@ Away = Annotated[bool, Option("Move away from the average where the mean cosine 
 @merge_method("model_stock", "model stock", whole=True)
 def model_stock(tensor: Block, *, filter_wise: Rows = False, away: Away = False) -> Tensor:
     """W_0 + t/N Σ_i τ_i with t = N c / (1 + (N - 1) c), c the mean cosine of two task vectors, at least 0."""
+    import torch
+
     vectors, count = tensor.vectors, len(tensor.vectors)
     by_row = filter_wise and tensor.base.ndim > 1
-    norms = [(vector.flatten(1).norm(dim=1) if by_row else vector.norm().view(1)).double() for vector in vectors]
+    if by_row:
+        rows = [vector.flatten(1) for vector in vectors]
+        products = [[(row * other).sum(1).double() for other in rows[: place + 1]] for place, row in enumerate(rows)]
+    else:
+        products = [[torch.tensor([value], dtype=torch.float64) for value in row] for row in inner_products(vectors)]
+    norms = [row[-1].sqrt() for row in products]
     cosines = [
-        _add_up_rows(vectors[i] * vectors[j], by_row) / (norms[i] * norms[j]).where(norms[i] * norms[j] > 0, 1)
+        products[i][j] / (norms[i] * norms[j]).where(norms[i] * norms[j] > 0, 1)
         for i in range(count)
         for j in range(i)
     ]
@@ -30,8 +37,3 @@ def model_stock(tensor: Block, *, filter_wise: Rows = False, away: Away = False)
     merged = add_up(vectors)
     (merged.flatten(1) if by_row else merged.view(1, -1)).mul_(share.float()[:, None])
     return merged.add_(tensor.base)
-
-
-def _add_up_rows(values: Tensor, by_row: bool) -> Tensor:
-    """The sum of each row, or of all, in float64."""
-    return values.flatten(1).sum(1).double() if by_row else values.sum().double().view(1)

@@ -3,6 +3,7 @@
 import math
 from typing import Annotated
 
+from .average import inner_products
 from .options import Option
 from .registry import Block, Tensor, merge_method
 
@@ -21,10 +22,10 @@ def slerp(tensor: Block, *, t: Place = 0.5) -> Tensor:
     if len(tensor.vectors) == 1 and tensor.count == 2:
         return tensor.vectors[0].add_(base)
     first, second = [base, *(vector.add_(base) for vector in tensor.vectors)][-2:]
-    norms = [float(weights.norm()) or 1.0 for weights in (first, second)]
-    cosine = min(max(float((first * second).sum()) / (norms[0] * norms[1]), -1.0), 1.0)
+    (square,), (product, other) = inner_products([first, second])
+    cosine = min(max(product / (math.sqrt(square * other) or 1.0), -1.0), 1.0)
     shares = 1 - t, t
     if abs(cosine) <= _STRAIGHT:
         angle = math.acos(cosine)
         shares = math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)
-    return second.mul_(shares[1]).add_(first * shares[0])
+    return second.mul_(shares[1]).add_(first, alpha=shares[0])

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from .average import add_up, weigh
+from .average import add_up
 from .options import Option
 from .registry import Block, Tensor, merge_method
 
@@ -14,4 +14,4 @@ def task_arithmetic(tensor: Block, *, weight: Weight) -> Tensor:
     """W_0 + Σ_t w_t τ_t."""
     if len(set(weight)) == 1:
         return add_up(tensor.vectors).mul_(weight[0]).add_(tensor.base)
-    return add_up(weigh(tensor.vectors, weight)).add_(tensor.base)
+    return add_up(tensor.vectors, weight).add_(tensor.base)
