@@ -5,6 +5,7 @@ A section for which the folder holds no data is left out; an undefined name in a
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -155,8 +156,7 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     # Weights have the licence of their data, where a run of ours says so.
     fields |= (training.get("released") or {}).get("card_license") or {}
     front = _metadata(fields, repo_id, license, config, arguments, evaluation["results"])
-    body = _environment().from_string(source)
-    text = body.render(
+    text = _compile(source).render(
         title=repo_id.rpartition("/")[2],
         # A model that travels with the package has no repository.
         released=None if "/" in repo_id else training.get("released"),
@@ -207,7 +207,9 @@ def _read_resource(name: str) -> str:
     return resources.files("hf_ext.model_cards").joinpath(name).read_text(encoding="utf-8")
 
 
-def _environment() -> jinja2.Environment:
+@functools.cache
+def _compile(source: str) -> jinja2.Template:
+    """The text of a card as a template, which a process that writes several cards compiles once."""
     # the result is Markdown, not HTML
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_read_resource),
@@ -219,7 +221,7 @@ def _environment() -> jinja2.Environment:
     environment.globals["table"] = lambda rows: "\n".join(
         ["| | |", "|---|---|", *(f"| {_cell(key)} | {_cell(value)} |" for key, value in rows.items())]
     )
-    return environment
+    return environment.from_string(source)
 
 
 def _read_config(folder: Path, part: CardPart | None) -> tuple[dict[str, Any], str]:
