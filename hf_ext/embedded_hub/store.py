@@ -156,7 +156,9 @@ class HubStore:
 
     def identifiers(self, kind: str) -> list[str]:
         """The ids of all repositories of a kind, sorted."""
-        return sorted(f"{folder.parent.name}/{folder.name}" for folder in (self.root / kind).glob("*/*"))
+        # File managers leave files and folders (.DS_Store, @eaDir), which are none.
+        found = (state.parent for state in (self.root / kind).glob("*/*/repository.json"))
+        return sorted(f"{folder.parent.name}/{folder.name}" for folder in found)
 
     def repositories(self, kind: str) -> list[Repository]:
         """All repositories of a kind, by their ids."""

@@ -55,7 +55,7 @@ _CUT = {
     ".json": "without folders of this machine, and users, passwords and queries of addresses",
 }
 # Folders of version control and the like; nobody means to publish them, so they are not listed either.
-_UNLISTED = frozenset((".git", ".cache", "__pycache__"))
+UNLISTED = frozenset((".git", ".cache", "__pycache__"))
 
 
 def is_loaded(name: str) -> bool:
@@ -84,10 +84,10 @@ def is_described(name: str) -> bool:
     return name in ("README.md", PICTURE) or name in LICENCES or name in REPORTS
 
 
-def walk(folder: Path) -> Iterator[tuple[str, Path]]:
+def walk(folder: Path, skipped: frozenset[str] = UNLISTED) -> Iterator[tuple[str, Path]]:
     """All files of a folder, and links to other folders, which are not followed."""
     for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in _UNLISTED)
+        folders[:] = sorted(name for name in folders if name not in skipped)
         linked = [name for name in folders if Path(place, name).is_symlink()]
         for name in sorted([*files, *linked]):
             path = Path(place, name)
