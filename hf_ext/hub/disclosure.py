@@ -62,7 +62,6 @@ _TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "sam
 def clean(folder: Path, source: Path) -> None:
     """Removes private information about this machine from a staged folder, which was copied from `source`."""
     for name, path in walk(folder):
-        file = name.rpartition("/")[2]
         if path.suffix == ".png":
             strip_picture(path)
         if name in ("training.json", "eval.json"):
@@ -74,8 +73,8 @@ def clean(folder: Path, source: Path) -> None:
                     # where a run was written says nothing to others
                     kept["arguments"] = {key: value for key, value in arguments.items() if key != "output_dir"}
             _rewrite(path, content, cut_paths(kept, near=source))
-        elif file in CONFIGURATIONS or file in ("tokenizer_config.json", "model_index.json"):
-            if file == "adapter_config.json":
+        elif path.name in (*CONFIGURATIONS, "tokenizer_config.json", "model_index.json"):
+            if path.name == "adapter_config.json":
                 _require_public_base(path, source)
             content = read_json_object(path)
             _rewrite(path, content, _cut_configuration(content, near=source))

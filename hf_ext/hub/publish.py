@@ -173,7 +173,8 @@ def push(
         listing = rehearse(source, folder, repo_id=repo_id, license=license)
         if announce is not None:
             announce(listing)
-        api = _open(endpoint, token)
+        # As `HF_ENDPOINT`, it may end in a slash.
+        api = HfApi(endpoint=endpoint and endpoint.rstrip("/"), token=token)
         if check:
             check_loads(folder, repo_id=repo_id, endpoint=api.endpoint, token=token)
         with read_answers(api):
@@ -201,7 +202,7 @@ def preview(
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, repo_id.rpartition("/")[2])
         listing = rehearse(source, folder, repo_id=repo_id, license=license)
-        api = _open(endpoint)
+        api = HfApi(endpoint=endpoint and endpoint.rstrip("/"))
         if check:
             check_loads(folder, repo_id=repo_id, endpoint=api.endpoint)
     return _look_ahead(api, listing, repo_id, revision)
@@ -215,11 +216,6 @@ def rehearse(source: str | Path, out: Path, *, repo_id: str | None = None, licen
     if PLACEHOLDER in card:
         notes.append(f"README.md: {PLACEHOLDER} is left in the text")
     return list_files(Path(source), out, (*find_machine_paths(out), *notes))
-
-
-def _open(endpoint: str | None, token: str | bool | None = None) -> HfApi:
-    # `HF_ENDPOINT` may end in a slash too.
-    return HfApi(endpoint=endpoint and endpoint.rstrip("/"), token=token)
 
 
 def _look_ahead(api: HfApi, listing: Listing, repo_id: str, revision: str | None) -> Listing:

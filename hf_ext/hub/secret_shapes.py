@@ -54,8 +54,7 @@ a key of ElevenLabs | sk_ | <NAME>sk_[0-9a-f]{48}
 a key of Weights & Biases | wandb_v1_ | <NAME>wandb_v1_[\w\-]{20,}
 a key of Weights & Biases | login |
     wandb\.?\s?login[\s(]{1,3}(?:--relogin\s+)?(?:key\s{0,3}=\s{0,3})?["']?[0-9a-f]{40}(?![0-9a-f])
-a key of Kaggle | username | "key"\s{0,3}:\s{0,3}"[0-9a-f]{32}"
-a token of Kaggle | kgat_ | <NAME>KGAT_[A-Za-z0-9]{20,}
+a key of Kaggle | username kgat_ | "key"\s{0,3}:\s{0,3}"[0-9a-f]{32}"|<NAME>KGAT_[A-Za-z0-9]{20,}
 # Clouds.
 a key of AWS | akia asia | <START>(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])
 a secret key of AWS | secret | (?i:secret_?access_?key|["']secret(?=["']))<IS>[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])
@@ -142,8 +141,7 @@ a webhook | /api/webhooks/ | discord(?:app)?\.com/api/webhooks/\d+/[\w\-]{30,}
 a webhook | webhook.office.com | webhook\.office\.com/webhookb2/[\w@\-]{30,}
 a token of Discord | . | <START>[MNO][A-Za-z0-9_\-]{23,27}\.[\w\-]{6}\.[\w\-]{27,40}
 a token of Telegram | :aa | (?:<START>|(?<=/bot))\d{8,10}:AA[\w\-]{33}
-a key of Stripe | _live_ _test_ | <START>[srp]k_(?:live|test)_[A-Za-z0-9]{16,}
-a secret of Stripe | whsec_ | <NAME>whsec_[A-Za-z0-9+/=]{24,}
+a key of Stripe | _live_ _test_ whsec_ | <START>[srp]k_(?:live|test)_[A-Za-z0-9]{16,}|<NAME>whsec_[A-Za-z0-9+/=]{24,}
 a token of Square | sq0 eaaa | <NAME>(?:sq0[a-z]{3}-[\w\-]{22,}|EAAA[\w\-]{60})
 a token of Shopify | shp | <NAME>shp(?:at|ca|pa|ss)_[0-9A-Fa-f]{32}
 a key of SendGrid | sg. | <NAME>SG\.[\w\-]{16,32}\.[\w\-]{16,64}
