@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 from urllib.parse import quote
 
 import httpx2
@@ -109,7 +109,7 @@ def commit_folder(
                 for name, path in paths.items():
                     # huggingface_hub sends open files by LFS even where hf_xet is installed.
                     opened = as_files and path.suffix == ".safetensors"
-                    content = stack.enter_context(open(path, "rb")) if opened else path
+                    content: BinaryIO | Path = stack.enter_context(open(path, "rb")) if opened else path
                     operations.append(CommitOperationAdd(name, content))
                 commit = api.create_commit(
                     repo_id,

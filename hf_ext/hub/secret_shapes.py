@@ -19,8 +19,8 @@ _IS = (
     r"(?:[ \t]{0,40}\n?(?::=?|=>?|->|\|)\s{0,3}[ \t]{0,40}|[ \t\xa0]{1,7}|>"
     r"|\s{0,3}\{[^{}]{0,200}?default\s{0,9}=\s{0,3})"
     r"|[\"'`]\s{0,3},\s{0,3}(?=[\"'`])(?!.(?:[A-Za-z]+\d{0,2}[_\-]|\d{1,4}[_\-])+(?:[A-Za-z]+\d{0,2}|\d{1,4}).[,\]]))"
-    r"(?:[|>][\-+]?\s{1,40}|!!\w{1,9} |&\w{1,20} |str\s?=\s?|[A-Za-z][\w.\[\]| ]{0,30}=\s?(?=[\"'])|- )?"
-    r"(?:\*\* )?[\"'`\[]{0,3}"
+    r"(?:[|>][\-+]?\s{1,40}|!!\w{1,9} |&\w{1,20} |str\s?=\s?|(?:(?<=:)|(?<=: ))[A-Za-z][\w.\[\]| ]{0,30}=\s?(?=[\"'])"
+    r"|- )?(?:\*\* )?[\"'`\[]{0,3}"
 )
 # Letters of a password, which may hold a comma, semicolon or bar where letters and digits stand before it.
 _PASS = r"[^\s\"'`<>{}()\[\],;|]"
@@ -51,9 +51,8 @@ a key of Pinecone | pcsk_ | <NAME>pcsk_[A-Za-z0-9_]{40,}
 a key of LangSmith | lsv2_ | <NAME>lsv2_(?:pt|sk)_[0-9a-f]{32}
 a key of Jina | jina_ | <NAME>jina_[\w\-]{40,}
 a key of ElevenLabs | sk_ | <NAME>sk_[0-9a-f]{48}
-a key of Weights & Biases | wandb_v1_ | <NAME>wandb_v1_[\w\-]{20,}
-a key of Weights & Biases | login |
-    wandb\.?\s?login[\s(]{1,3}(?:--relogin\s+)?(?:key\s{0,3}=\s{0,3})?["']?[0-9a-f]{40}(?![0-9a-f])
+a key of Weights & Biases | wandb_v1_ login | <NAME>wandb_v1_[\w\-]{20,}
+    |wandb\.?\s?login[\s(]{1,3}(?:--relogin\s+)?(?:key\s{0,3}=\s{0,3})?["']?[0-9a-f]{40}(?![0-9a-f])
 a key of Kaggle | username kgat_ | "key"\s{0,3}:\s{0,3}"[0-9a-f]{32}"|<NAME>KGAT_[A-Za-z0-9]{20,}
 # Clouds.
 a key of AWS | akia asia | <START>(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])
@@ -96,7 +95,8 @@ a token of PyPI | pypi- | <START>pypi-[\w\-]{50,}
 a key of RubyGems | rubygems_ | <NAME>rubygems_[0-9a-f]{48}
 a token of crates.io | cio | <NAME>cio[A-Za-z0-9]{32}(?![A-Za-z0-9])
 a token of Docker | dckr_ | <NAME>dckr_(?:pat|oat)_[\w\-]{20,}
-a password of a registry | auth | (?:"auth"\s{0,3}:\s{0,3}"|<NAME>_auth\s{0,3}=\s{0,3}"?)[A-Za-z0-9+/]{12,}={0,2}
+a password of a registry | auth | "auth"\s{0,3}:\s{0,3}"[A-Za-z0-9+/]{12,}={0,2}"
+    |<NAME>_auth\s{0,3}=\s{0,3}"?<CASED>[A-Za-z0-9+/]{12,}={0,2}(?![\w(.])
 a token of Artifactory | akc | <NAME>AKCp[A-Za-z0-9]{60,}
 a token of Postman | pmak- | <START>PMAK-[0-9a-f]{24}-[0-9a-f]{34}
 a token of Figma | figd_ | <NAME>figd_[\w\-]{36,}
