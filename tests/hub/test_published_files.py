@@ -135,7 +135,6 @@ def test_descriptions_that_are_links_out_of_the_folder_stay_behind(kind, tmp_pat
 LICENSED = {
     **dict.fromkeys(("LICENSE", "LICENCE", "COPYING.txt", "LICENSE.rst", "ACME-terms.pdf", "legal/terms.html"), True),
     **dict.fromkeys((".env", "train.py", "terms.json", "../terms.txt", "legal", "absent.txt", "/etc/hostname"), False),
-    # Nothing in them is searched for secrets.
     **dict.fromkeys(("linked.txt", "__pycache__/terms.txt", "legal/__pycache__/terms.txt"), False),
 }
 

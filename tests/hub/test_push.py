@@ -137,7 +137,6 @@ UNUSABLE = {
     "a commit": {"revision": "0123456789" * 4},
     "no message": {"commit_message": ""},
     "None": {"commit_message": None},
-    "a number": {"commit_message": 3},
     "an empty line": {"commit_message": "\n \n"},
     "half a letter": {"commit_message": "a\ud800"},
     "a token of two lines": {"token": f"{TOKEN[:20]}\n{TOKEN[20:]}"},
