@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -405,7 +406,12 @@ def serve(
     # `kill` ends it as Ctrl-C does, so that the folder of its files goes.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with tempfile.TemporaryDirectory(prefix="hf-ext-app-", dir=os.environ.get("GRADIO_TEMP_DIR")) as folder:
+    # As gradio does. The next app of this process finds it again.
+    given = os.environ.get("GRADIO_TEMP_DIR") or tempfile.gettempdir()
+    os.makedirs(given, exist_ok=True)
+    with ExitStack() as stack:
+        stack.callback(os.environ.__setitem__, "GRADIO_TEMP_DIR", given)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hf-ext-app-", dir=given))
         os.environ["GRADIO_TEMP_DIR"] = str(Path(folder).resolve())
         # Not shared, whatever the environment says: a tunnel would make the page public.
         launched: tuple[Any, str, str | None] = build_app(models, limits).launch(

@@ -86,9 +86,10 @@ def move_repository(request: Request) -> Response:
 
 
 def list_repositories(request: Request, kind: str) -> Response:
-    """The repositories that the client may see, filtered by author and a part of the id, by pages."""
+    """The repositories that the client may see, filtered by author, a part of the id and tags, by pages."""
     author, part = request.parameter("author"), request.parameter("search").lower()
     limit, after = request.number("limit", _REPOSITORIES_PAGE, _REPOSITORIES_PAGE), request.parameter("cursor")
+    tags = {*request.query.get("filter", ()), *request.query.get("pipeline_tag", ())}
     page: list[dict[str, Any]] = []
     headers = {}
     for identifier in request.store.identifiers(kind):
@@ -96,15 +97,20 @@ def list_repositories(request: Request, kind: str) -> Response:
         if identifier <= after or part not in identifier.lower() or author not in ("", owner):
             continue
         repository = _see(request, kind, identifier)
-        if repository is None:
+        if repository is None or (tags and tags - set(_describe(request, repository)["tags"])):
             continue
         if len(page) == limit:
             # One more than requested exists.
             query = {"limit": limit, "cursor": page[-1]["id"] if page else after, "author": author, "search": part}
-            headers["Link"] = f'<{request.base_url}/api/{kind}?{urlencode(query)}>; rel="next"'
+            asked = urlencode({**query, "filter": sorted(tags)}, doseq=True)
+            headers["Link"] = f'<{request.base_url}/api/{kind}?{asked}>; rel="next"'
             break
         page.append({"id": repository.id, "private": repository.private, "createdAt": repository.created})
     return json_response(page, headers=headers)
+
+
+def _describe(request: Request, repository: Repository) -> dict[str, Any]:
+    return descriptions.describe_repository(repository, repository.resolve("main"), request.store.blobs, False)
 
 
 def update_settings(request: Request, repository: Repository) -> Response:

@@ -69,6 +69,8 @@ class HubApplication:
             raise HubError(505, "this server speaks HTTP/1.1", headers={"Connection": "close"})
         base_url = self._access.base_url(headers, scope["server"])
         path, query = scope["raw_path"].decode("ascii"), scope["query_string"].decode("ascii")
+        # Clients that were given an address with a slash at its end send two.
+        path = re.sub("^//+", "/", path)
         if not path.startswith("/"):
             raise HubError(400, "the request target must be an absolute path")
         try:

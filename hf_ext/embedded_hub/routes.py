@@ -233,11 +233,12 @@ _TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
     ("GET", f"(?!/(?:api|lfs)/){_WEB}", pages.show_repository, False),
 ]
 # An id of one part is tried last: `/api/models/me/refs` is a model if there is one, else the refs of `me`.
-_EXPANDED = [(m, path.replace(_ID, _TWO_PARTS), function, guarded) for m, path, function, guarded in _TABLE]
-_EXPANDED += [
-    (m, path.replace(_ID, _ONE_PART), function, guarded) for m, path, function, guarded in _TABLE if _ID in path
+ROUTES = [
+    (method, re.compile(path.replace(_ID, parts)), function, guarded)
+    for parts in (_TWO_PARTS, _ONE_PART)
+    for method, path, function, guarded in _TABLE
+    if parts == _TWO_PARTS or _ID in path
 ]
-ROUTES = [(method, re.compile(path), function, guarded) for method, path, function, guarded in _EXPANDED]
 
 
 def dispatch(request: Request) -> Response:

@@ -135,28 +135,25 @@ class HubStore:
 
     def _record_move(self, kind: str, old_id: str, new_id: str | None) -> None:
         """Note where a repository goes, or that its id is free for another one."""
-        old = f"{kind}/{old_id}"
         # No repository has the new id, or no longer the old one: what leads there leads to one that was deleted.
-        gone = old_id if new_id is None else new_id
-        moved = {
-            key: value
-            for key, value in self._moved.items()
-            if key not in (old, f"{kind}/{gone}") and not (key.startswith(f"{kind}/") and value == gone)
-        }
+        gone, moved = old_id if new_id is None else new_id, dict(self._moved)
+        for key, value in self._moved.items():
+            of_kind, _, identifier = key.partition("/")
+            if of_kind == kind and gone in (identifier, value):
+                del moved[key]
+            elif of_kind == kind and value == old_id and new_id is not None:
+                # Of a repository that moves again, each earlier id leads to the last one.
+                moved[key] = new_id
         if new_id is not None:
-            # Of a repository that moves again, each earlier id leads to the last one.
-            moved = {
-                key: new_id if key.startswith(f"{kind}/") and value == old_id else value
-                for key, value in moved.items()
-            }
-            moved[old] = new_id
+            moved[f"{kind}/{old_id}"] = new_id
         if moved != self._moved:
             write_atomically(inside(self.root, _MOVED), json.dumps(moved).encode())
             self._moved = moved
 
     def identifiers(self, kind: str) -> list[str]:
         """The ids of all repositories of a kind, sorted."""
-        return sorted(f"{folder.parent.name}/{folder.name}" for folder in (self.root / kind).glob("*/*"))
+        # File managers leave files and folders (.DS_Store, @eaDir), which are none.
+        return sorted("/".join(state.parts[-3:-1]) for state in (self.root / kind).glob("*/*/repository.json"))
 
     def repositories(self, kind: str) -> list[Repository]:
         """All repositories of a kind, by their ids."""

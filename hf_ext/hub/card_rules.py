@@ -126,12 +126,10 @@ _RULES = {
         (TASKS | {_OWN_TASK}).__contains__, "must be a task of the Hub, or searches do not find the model"
     ),
     "base_model": _ORG_NAME._replace(refused=True),
-    "datasets": _ORG_NAME,
-    "new_version": _ORG_NAME,
+    **dict.fromkeys(("datasets", "new_version"), _ORG_NAME),
     "base_model_relation": _Rule(_RELATIONS.__contains__, f"must be {', '.join(_RELATIONS)}"),
     "license_link": _Rule(_LINK.fullmatch, "must be an address or the name of a file"),
-    "tags": _ANY._replace(many=True),
-    "metrics": _ANY._replace(many=True),
+    **dict.fromkeys(("tags", "metrics"), _ANY._replace(many=True)),
     **dict.fromkeys(("license_name", "library_name", "thumbnail"), _ANY),
 }
 

@@ -41,16 +41,13 @@ _ADDED = re.compile(
 )
 _HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*")
 # What `datasets` reads files of a task with.
+_OF_PICTURES = """
+image-classification image-to-image text-to-image unconditional-image-generation zero-shot-image-classification
+"""
 _BUILDERS = {
     "audio-classification": "audiofolder",
-    "image-classification": "imagefolder",
-    "image-to-image": "imagefolder",
-    "text-classification": "text",
-    "text-generation": "text",
-    "text-to-image": "imagefolder",
-    "unconditional-image-generation": "imagefolder",
-    "zero-shot-image-classification": "imagefolder",
-    "fill-mask": "text",
+    **dict.fromkeys(_OF_PICTURES.split(), "imagefolder"),
+    **dict.fromkeys(("text-classification", "text-generation", "fill-mask"), "text"),
 }
 # Arguments that say where and how often to write, not how the model was trained.
 _NOT_SHOWN = """

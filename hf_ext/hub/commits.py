@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 from urllib.parse import quote
 
 import httpx2
@@ -105,15 +105,12 @@ def commit_folder(
         try:
             sending = f"sending {len(paths)} files, {size / 1e6:,.1f} MB"
             with ExitStack() as stack, waiting(sending), read_answers(api), _without_fallback_warning():
-                operations: list[CommitOperationAdd | CommitOperationDelete] = [
-                    CommitOperationDelete(name) for name in stale
-                ]
+                operations: list[CommitOperationAdd | CommitOperationDelete] = [*map(CommitOperationDelete, stale)]
                 for name, path in paths.items():
                     # huggingface_hub sends open files by LFS even where hf_xet is installed.
                     opened = as_files and path.suffix == ".safetensors"
-                    operations.append(
-                        CommitOperationAdd(name, stack.enter_context(open(path, "rb")) if opened else path)
-                    )
+                    content: BinaryIO | Path = stack.enter_context(open(path, "rb")) if opened else path
+                    operations.append(CommitOperationAdd(name, content))
                 commit = api.create_commit(
                     repo_id,
                     operations,

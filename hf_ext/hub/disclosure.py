@@ -16,11 +16,12 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from huggingface_hub.utils import HFValidationError, validate_repo_id
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from ..data.broken import UNREADABLE
 from ..errors import DataError, NotPublished
 from ..files import read_json_object
-from .published_files import CONFIGURATIONS, walk
+from .published_files import CONFIGURATIONS, UNLISTED, walk
 from .readings import read_text, readings
 from .secret_shapes import find_secrets
 
@@ -61,7 +62,6 @@ _TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "sam
 def clean(folder: Path, source: Path) -> None:
     """Removes private information about this machine from a staged folder, which was copied from `source`."""
     for name, path in walk(folder):
-        file = name.rpartition("/")[2]
         if path.suffix == ".png":
             strip_picture(path)
         if name in ("training.json", "eval.json"):
@@ -73,8 +73,8 @@ def clean(folder: Path, source: Path) -> None:
                     # where a run was written says nothing to others
                     kept["arguments"] = {key: value for key, value in arguments.items() if key != "output_dir"}
             _rewrite(path, content, cut_paths(kept, near=source))
-        elif file in CONFIGURATIONS or file in ("tokenizer_config.json", "model_index.json"):
-            if file == "adapter_config.json":
+        elif path.name in (*CONFIGURATIONS, "tokenizer_config.json", "model_index.json"):
+            if path.name == "adapter_config.json":
                 _require_public_base(path, source)
             content = read_json_object(path)
             _rewrite(path, content, _cut_configuration(content, near=source))
@@ -93,7 +93,9 @@ class SecretFound(NotPublished):
 
 def refuse_secrets(folder: Path) -> None:
     """Refuses a staged folder that holds a token, a key or a password."""
-    for name, path in walk(folder):
+    for name, path in walk(folder, frozenset()):
+        if hidden := [part for part in name.split("/") if part in UNLISTED]:
+            raise NotPublished(f"{name}: no folder called {hidden[0]} is published; give it another name")
         if (kind := find_kind(name)) is not None:
             raise SecretFound("the name of a file", 1, kind)
         refuse_secret(path, name)
@@ -101,9 +103,9 @@ def refuse_secrets(folder: Path) -> None:
 
 def refuse_secret(path: Path, name: str) -> None:
     """Refuses a file, called `name`, that holds a token, a key or a password."""
-    if (kind := find_secret(path)) is not None:
-        line = None if name.endswith(".safetensors") else _find_line(read_text(path), kind)
-        raise SecretFound(name, line, kind)
+    text = read_text(path)
+    if (kind := find_kind(text)) is not None:
+        raise SecretFound(name, None if name.endswith(".safetensors") else _find_line(text, kind), kind)
 
 
 def find_kind(text: str) -> str | None:
@@ -254,7 +256,7 @@ def strip_picture(path: Path) -> None:
     try:
         with Image.open(path) as picture:
             turned = picture.getexif().get(_ORIENTATION, 1) != 1
-    except (UnidentifiedImageError, OSError, ValueError) as error:
+    except (*UNREADABLE, ValueError) as error:
         raise ValueError(f"{path.name}: not a readable PNG ({error}); save the picture again") from error
     if turned:
         raise ValueError(f"{path.name}: its metadata contain a rotation and are not published; save it upright")

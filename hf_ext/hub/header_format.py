@@ -16,9 +16,7 @@ from ..files import parse_json_object
 # over a gigabyte of memory. A checkpoint of this world has thousands of tensors in a file, and 100 bytes for each.
 MAX_HEADER_BYTES = 25_000_000
 
-_TYPES = """
-F64 F32 F16 BF16 F8_E4M3 F8_E4M3FNUZ F8_E5M2 F8_E5M2FNUZ F8_E8M0 F4 C64 I64 I32 I16 I8 U64 U32 U16 U8 BOOL
-"""
+_TYPES = "F64 F32 F16 BF16 F8_E4M3 F8_E4M3FNUZ F8_E5M2 F8_E5M2FNUZ F8_E8M0 F4 C64 I64 I32 I16 I8 U64 U32 U16 U8 BOOL"
 # Bits of a number of each type, which its name says.
 BITS = {name: 8 if name == "BOOL" else int(re.findall(r"\d+", name)[0]) for name in _TYPES.split()}
 # Sizes in a shape: torch and NumPy have no more, and the product of very many takes minutes.

@@ -10,14 +10,7 @@ from ..files import read_json_object
 from .load_check import installed_room
 
 # The tasks of our methods. A bare model runs some of transformers' too, but nobody means these.
-_OWN = (
-    "image-restoration",
-    "image-classification",
-    "audio-classification",
-    "text-generation",
-    "text-classification",
-    "fill-mask",
-)
+_OWN = "image-restoration image-classification audio-classification text-generation text-classification fill-mask"
 # What a kind of pipeline reads its input with, as the files beside the weights name it.
 _READERS = {"audio": "feature_extractor_type", "image": "image_processor_type"}
 
@@ -28,7 +21,7 @@ def runnable_task(folder: Path, config: dict[str, Any], named: Iterable[str | No
 
     tasks = [task for task in named if task is not None]
     if installed_room(str(config.get("model_type"))) is not None:
-        tasks += _OWN
+        tasks += _OWN.split()
     for task in tasks:
         about = PIPELINE_REGISTRY.supported_tasks.get(task)
         if about is not None and _loads(about["pt"], config) and _reads(folder, str(about.get("type"))):

@@ -103,9 +103,10 @@ def stage(
     # licence that it names, and last of all secrets in every file. A step that refuses raises.
     with whole_folder(out) as folder, _name_source(source, folder):
         write_folder(source, folder)
+        clean(folder, source)
+        # Their records name the hashes of what is published.
         for kind in known_kinds():
             kind.hide_paths(folder)
-        clean(folder, source)
         verify_code(folder)
         card = write_card(folder, repo_id=repo_id or out.name, license=license).read_text(encoding="utf-8")
         refuse_card(card)
@@ -138,7 +139,7 @@ def push(
 
     Args:
         source (`str` or `Path`): As in [`stage`].
-        repo_id (`str`): `org/name`.
+        repo_id (`str`): `org/name`, or `name` in the namespace of the token's owner.
         license (`str`, *optional*): As in [`stage`].
         token (`str` or `bool`, *optional*): Token of the Hub; `None` uses the one that was logged in with.
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
@@ -172,13 +173,16 @@ def push(
         listing = rehearse(source, folder, repo_id=repo_id, license=license)
         if announce is not None:
             announce(listing)
+        # As `HF_ENDPOINT`, it may end in a slash.
+        api = HfApi(endpoint=endpoint and endpoint.rstrip("/"), token=token)
         if check:
-            check_loads(folder, repo_id=repo_id, endpoint=endpoint, token=token)
-        api = HfApi(endpoint=endpoint, token=token)
+            check_loads(folder, repo_id=repo_id, endpoint=api.endpoint, token=token)
         with read_answers(api):
-            _create(api, repo_id, branch, private)
+            whole_id = _create(api, repo_id, branch, private)
+            if whole_id != repo_id:
+                write_card(folder, repo_id=whole_id, license=license)
             options: dict[str, Any] = {"create_pr": create_pr, "message": commit_message}
-            return commit_folder(api, folder, repo_id, branch, find_stale=find_stale, tell=_tell, **options)
+            return commit_folder(api, folder, whole_id, branch, find_stale=find_stale, tell=_tell, **options)
 
 
 def preview(
@@ -198,9 +202,10 @@ def preview(
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, repo_id.rpartition("/")[2])
         listing = rehearse(source, folder, repo_id=repo_id, license=license)
+        api = HfApi(endpoint=endpoint and endpoint.rstrip("/"))
         if check:
-            check_loads(folder, repo_id=repo_id, endpoint=endpoint)
-    return _look_ahead(listing, repo_id, revision, endpoint)
+            check_loads(folder, repo_id=repo_id, endpoint=api.endpoint)
+    return _look_ahead(api, listing, repo_id, revision)
 
 
 def rehearse(source: str | Path, out: Path, *, repo_id: str | None = None, license: str | None = None) -> Listing:
@@ -213,9 +218,8 @@ def rehearse(source: str | Path, out: Path, *, repo_id: str | None = None, licen
     return list_files(Path(source), out, (*find_machine_paths(out), *notes))
 
 
-def _look_ahead(listing: Listing, repo_id: str, revision: str | None, endpoint: str | None) -> Listing:
+def _look_ahead(api: HfApi, listing: Listing, repo_id: str, revision: str | None) -> Listing:
     """Adds the files of the repository that a push would delete."""
-    api = HfApi(endpoint=endpoint)
     try:
         with read_answers(api):
             # A new branch begins with the files of main.
@@ -234,7 +238,7 @@ def _look_ahead(listing: Listing, repo_id: str, revision: str | None, endpoint: 
 
 def _check_options(repo_id: str, revision: str | None, create_pr: bool, message: str, token: str | bool | None) -> str:
     """The branch; refuses what a Hub would refuse after the work, and a secret that the history would show."""
-    validate_repo_id(repo_id)
+    validate_repo_id(repo_id or "")
     branch = revision or constants.DEFAULT_REVISION
     if create_pr and branch != constants.DEFAULT_REVISION:
         raise UsageError(
@@ -243,7 +247,7 @@ def _check_options(repo_id: str, revision: str | None, create_pr: bool, message:
         )
     if not is_ref_name(branch):
         raise UsageError(f"revision={branch!r} is no name for a branch, by git's rules for names")
-    if not message.strip() or message != message.encode(errors="ignore").decode():
+    if not isinstance(message, str) or not message.strip() or message != message.encode(errors="ignore").decode():
         raise UsageError(f"commit_message={message!r} must be a text that is not empty")
     if (kind := find_kind(message)) is not None:
         raise SecretFound("the message of the commit", 1, kind)
@@ -266,8 +270,10 @@ def _name_source(source: Path, folder: Path) -> Iterator[None]:
         raise DataError(f"{source}: one of its JSON files is nested too deeply; save the model again") from error
 
 
-def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> None:
-    api.create_repo(repo_id, private=private, exist_ok=True)
+def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> str:
+    """Creates repository and branch where they do not exist; returns the id with the owner."""
+    made = api.create_repo(repo_id, private=private, exist_ok=True)
+    repo_id = repo_id if "/" in repo_id else made.repo_id
     if private is not None and bool(api.repo_info(repo_id).private) != private:
         state = "public" if private else "private"
         raise NotPublished(f"{repo_id} exists and is {state}, got private={private}; nothing was uploaded")
@@ -277,6 +283,7 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> None
                 f"revision={branch!r} is a tag of {repo_id}, which a branch would hide; choose another name"
             )
         api.create_branch(repo_id, branch=branch, exist_ok=True)
+    return repo_id
 
 
 def find_stale(files: list[str]) -> list[str]:

@@ -16,23 +16,20 @@ from pathlib import Path
 from ..errors import NotPublished
 from ..files import copy_into, stays_inside
 
-# fmt: off
 # Configurations of models, adapters and processors.
-CONFIGURATIONS = frozenset((
-    "adapter_config.json", "audio_tokenizer_config.json", "config.json", "generation_config.json",
-    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
-))
+_CONFIGURATIONS = """
+adapter_config.json audio_tokenizer_config.json config.json generation_config.json preprocessor_config.json
+processor_config.json video_preprocessor_config.json
+"""
 # What tokenizers of transformers write or have written, in all of its families.
-_TOKENIZERS = frozenset((
-    "added_tokens.json", "chat_template.jinja", "chat_template.json", "special_tokens_map.json", "tokenizer.json",
-    "tokenizer_config.json",
-    "bpe.codes", "byte_maps.json", "dict.txt", "emoji.json", "encoder.json", "entity_vocab.json", "merges.txt",
-    "normalizer.json", "prophetnet.tokenizer", "qwen.tiktoken", "sentencepiece.bpe.model", "sentencepiece.model",
-    "source.spm", "spiece.model", "spm.model", "spm_char.model", "target.spm", "target_vocab.json", "tekken.json",
-    "tiktoken.model", "tokenizer.model", "tokenizer.model.v3", "vocab-src.json", "vocab-tgt.json", "vocab.bpe",
-    "vocab.json", "vocab.tiktoken", "vocab.txt", "word_pronunciation.json", "word_shape.json",
-))
-# fmt: on
+_OF_TOKENIZERS = """
+added_tokens.json chat_template.jinja chat_template.json special_tokens_map.json tokenizer.json tokenizer_config.json
+bpe.codes byte_maps.json dict.txt emoji.json encoder.json entity_vocab.json merges.txt normalizer.json
+prophetnet.tokenizer qwen.tiktoken sentencepiece.bpe.model sentencepiece.model source.spm spiece.model spm.model
+spm_char.model target.spm target_vocab.json tekken.json tiktoken.model tokenizer.model tokenizer.model.v3
+vocab-src.json vocab-tgt.json vocab.bpe vocab.json vocab.tiktoken vocab.txt word_pronunciation.json word_shape.json
+"""
+CONFIGURATIONS, _TOKENIZERS = frozenset(_CONFIGURATIONS.split()), frozenset(_OF_TOKENIZERS.split())
 # Of every place that such files lie in: more chat templates, and further tokenizers and processors of one processor.
 _TEMPLATE = re.compile(r"additional_chat_templates/[\w\-]+\.jinja")
 _PART = re.compile(r"\w+_(?:tokenizer|image_processor|video_processor|feature_extractor)/([\w.\-]+)")
@@ -55,7 +52,7 @@ _CUT = {
     ".json": "without folders of this machine, and users, passwords and queries of addresses",
 }
 # Folders of version control and the like; nobody means to publish them, so they are not listed either.
-_UNLISTED = frozenset((".git", ".cache", "__pycache__"))
+UNLISTED = frozenset((".git", ".cache", "__pycache__"))
 
 
 def is_loaded(name: str) -> bool:
@@ -84,10 +81,10 @@ def is_described(name: str) -> bool:
     return name in ("README.md", PICTURE) or name in LICENCES or name in REPORTS
 
 
-def walk(folder: Path) -> Iterator[tuple[str, Path]]:
+def walk(folder: Path, skipped: frozenset[str] = UNLISTED) -> Iterator[tuple[str, Path]]:
     """All files of a folder, and links to other folders, which are not followed."""
     for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in _UNLISTED)
+        folders[:] = sorted(name for name in folders if name not in skipped)
         linked = [name for name in folders if Path(place, name).is_symlink()]
         for name in sorted([*files, *linked]):
             path = Path(place, name)

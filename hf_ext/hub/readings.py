@@ -21,12 +21,8 @@ from .header_format import CheckpointError, header_length, parse_entries
 
 # An escape may stand in an escape: a notebook in a string of JSON.
 _ROUNDS = 4
-_MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
+_MARKS = dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32")
+_MARKS |= dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16")
 _ESCAPE = re.compile(
     r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|U000([0-9A-Fa-f]{5})|([nrtbf])|([!-/:-@\[-`{-~])|([01][0-7]{2})"
     r"|\r?\n[ \t]*)"
@@ -51,7 +47,7 @@ def read_text(path: Path) -> str:
         content = path.read_bytes()
     # A binary file may begin with such a mark too; its letters are then not two bytes each.
     wide = content.count(0) * 4 > len(content)
-    encoding = next((name for mark, name in _MARKS if wide and content.startswith(mark)), "utf-8")
+    encoding = next((name for mark, name in _MARKS.items() if wide and content.startswith(mark)), "utf-8")
     try:
         return content.decode(encoding)
     except UnicodeDecodeError:

@@ -12,12 +12,15 @@ from typing import NamedTuple
 # Comes before a prefix: `task-…` is no `sk-…`. And a name may not go on: `self_hf_…` is none of `hf_…`.
 _START, _NAME = r"(?<![A-Za-z0-9])", r"(?<![A-Za-z0-9_])"
 # Comes between a name and its value, in JSON, YAML, Python, shells, tables and XML. The first line is of lists of
-# names and values ("name": "API_KEY", "value": …), the third of arguments, the last of blocks and tags of YAML.
+# names and values ("name": "API_KEY", "value": …), the third of arguments (a list of labels goes on with words such
+# as "ipv4_address"), the last of blocks and tags of YAML and of types.
 _IS = (
     r"(?:[\"'`\])*]{0,3}(?:\s{0,40}(?:,\s{0,40})?[\"']?(?i:value)[\"']?)?"
-    r"(?:[ \t]{0,40}\n?(?::=?|=>?|->|\|)\s{0,3}[ \t]{0,40}|\s{1,7}|>|\s{0,3}\{[^{}]{0,200}?default\s{0,9}=\s{0,3})"
-    r"|[\"'`]\s{0,3},\s{0,3}(?=[\"'`]))"
-    r"(?:[|>][\-+]?\s{1,40}|!!\w{1,9} |&\w{1,20} |str\s?=\s?|- )?(?:\*\* )?[\"'`\[]{0,3}"
+    r"(?:[ \t]{0,40}\n?(?::=?|=>?|->|\|)\s{0,3}[ \t]{0,40}|[ \t\xa0]{1,7}|>"
+    r"|\s{0,3}\{[^{}]{0,200}?default\s{0,9}=\s{0,3})"
+    r"|[\"'`]\s{0,3},\s{0,3}(?=[\"'`])(?!.(?:[A-Za-z]+\d{0,2}[_\-]|\d{1,4}[_\-])+(?:[A-Za-z]+\d{0,2}|\d{1,4}).[,\]]))"
+    r"(?:[|>][\-+]?\s{1,40}|!!\w{1,9} |&\w{1,20} |str\s?=\s?|(?:(?<=:)|(?<=: ))[A-Za-z][\w.\[\]| ]{0,30}=\s?(?=[\"'])"
+    r"|- )?(?:\*\* )?[\"'`\[]{0,3}"
 )
 # Letters of a password, which may hold a comma, semicolon or bar where letters and digits stand before it.
 _PASS = r"[^\s\"'`<>{}()\[\],;|]"
@@ -48,11 +51,9 @@ a key of Pinecone | pcsk_ | <NAME>pcsk_[A-Za-z0-9_]{40,}
 a key of LangSmith | lsv2_ | <NAME>lsv2_(?:pt|sk)_[0-9a-f]{32}
 a key of Jina | jina_ | <NAME>jina_[\w\-]{40,}
 a key of ElevenLabs | sk_ | <NAME>sk_[0-9a-f]{48}
-a key of Weights & Biases | wandb_v1_ | <NAME>wandb_v1_[\w\-]{20,}
-a key of Weights & Biases | login |
-    wandb\.?\s?login[\s(]{1,3}(?:--relogin\s+)?(?:key\s{0,3}=\s{0,3})?["']?[0-9a-f]{40}(?![0-9a-f])
-a key of Kaggle | username | "key"\s{0,3}:\s{0,3}"[0-9a-f]{32}"
-a token of Kaggle | kgat_ | <NAME>KGAT_[A-Za-z0-9]{20,}
+a key of Weights & Biases | wandb_v1_ login | <NAME>wandb_v1_[\w\-]{20,}
+    |wandb\.?\s?login[\s(]{1,3}(?:--relogin\s+)?(?:key\s{0,3}=\s{0,3})?["']?[0-9a-f]{40}(?![0-9a-f])
+a key of Kaggle | username kgat_ | "key"\s{0,3}:\s{0,3}"[0-9a-f]{32}"|<NAME>KGAT_[A-Za-z0-9]{20,}
 # Clouds.
 a key of AWS | akia asia | <START>(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])
 a secret key of AWS | secret | (?i:secret_?access_?key|["']secret(?=["']))<IS>[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])
@@ -95,6 +96,7 @@ a key of RubyGems | rubygems_ | <NAME>rubygems_[0-9a-f]{48}
 a token of crates.io | cio | <NAME>cio[A-Za-z0-9]{32}(?![A-Za-z0-9])
 a token of Docker | dckr_ | <NAME>dckr_(?:pat|oat)_[\w\-]{20,}
 a password of a registry | auth | "auth"\s{0,3}:\s{0,3}"[A-Za-z0-9+/]{12,}={0,2}"
+    |<NAME>_auth\s{0,3}=\s{0,3}"?<CASED>[A-Za-z0-9+/]{12,}={0,2}(?![\w(.])
 a token of Artifactory | akc | <NAME>AKCp[A-Za-z0-9]{60,}
 a token of Postman | pmak- | <START>PMAK-[0-9a-f]{24}-[0-9a-f]{34}
 a token of Figma | figd_ | <NAME>figd_[\w\-]{36,}
@@ -139,8 +141,7 @@ a webhook | /api/webhooks/ | discord(?:app)?\.com/api/webhooks/\d+/[\w\-]{30,}
 a webhook | webhook.office.com | webhook\.office\.com/webhookb2/[\w@\-]{30,}
 a token of Discord | . | <START>[MNO][A-Za-z0-9_\-]{23,27}\.[\w\-]{6}\.[\w\-]{27,40}
 a token of Telegram | :aa | (?:<START>|(?<=/bot))\d{8,10}:AA[\w\-]{33}
-a key of Stripe | _live_ _test_ | <START>[srp]k_(?:live|test)_[A-Za-z0-9]{16,}
-a secret of Stripe | whsec_ | <NAME>whsec_[A-Za-z0-9+/=]{24,}
+a key of Stripe | _live_ _test_ whsec_ | <START>[srp]k_(?:live|test)_[A-Za-z0-9]{16,}|<NAME>whsec_[A-Za-z0-9+/=]{24,}
 a token of Square | sq0 eaaa | <NAME>(?:sq0[a-z]{3}-[\w\-]{22,}|EAAA[\w\-]{60})
 a token of Shopify | shp | <NAME>shp(?:at|ca|pa|ss)_[0-9A-Fa-f]{32}
 a key of SendGrid | sg. | <NAME>SG\.[\w\-]{16,32}\.[\w\-]{16,64}
@@ -151,17 +152,18 @@ a token of Meta | eaa | <NAME>EAA[A-Za-z0-9]{80,}
 a token of X | aaaaaaaaaaaaaaaa | <START>A{16,}[A-Za-z0-9%]{60,}
 a key of Dropbox | sl. | <NAME>sl\.(?:u\.)?[\w\-]{100,}
 # Keys and tokens of no one house.
-a private key | -----b | -----BEGIN (?:(?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?|OpenVPN Static key V1)-----
-a private key | putty | PuTTY-User-Key-File-\d
-a private key | age-secret-key- | <START>AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{50,}
+a private key | begin | -{4,5} ?BEGIN (?:(?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?|OpenVPN Static key V1) ?-{4,5}
+a private key | putty age-secret-key- | PuTTY-User-Key-File-\d|<START>AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{50,}
 a private key | kty | "[dk]"\s{0,3}:\s{0,3}"[\w\-]{40,}"
 a JSON web token | eyj | <START>eyJ[\w\-]{10,}\.eyJ[\w\-]{10,}\.[\w\-]{16,}
-a password in an address | :// | [A-Za-z][A-Za-z0-9+.\-]{1,20}://[^\s/:@"'<>]{0,200}:(?P<value>[^\s/@"'<>]{1,200})@
-    # Of the names that are for documents alone.
+a password in an address | :// | [A-Za-z][A-Za-z0-9+.\-]{1,20}://(?P<user>[^\s/:@"'<>]{0,200}):(?!(?P=user)@)
+    # Not guest:guest of a new server, and nothing of the names that are for documents alone.
+    (?P<value>[^\s/@"'<>]{1,200})@
     (?![\w.\-]{0,100}\bexample\b)
 a password | machine | machine\s+\S{1,200}\s+login\s+\S{1,200}\s+password\s+(?P<value>[^\s"'}]{6,})
-a password | pass pwd contrase masterauth |
+a password | pass pwd contrase masterauth senha hasło wachtwoord пароль 密码 パスワード 비밀번호 |
     (?:(?i:password|passwd|passphrase|(?<!\$)(?<!\${)pwd|passwort|contrase(?:ñ|n)a|mot\s+de\s+passe
+    |senha|hasło|wachtwoord|пароль|密码|パスワード|비밀번호
     |(?:admin|become|db|ftp|key|mail|require|root|smtp|sql|ssh|sudo|store|user)_?pass|masterauth)
     |[A-Z0-9]_PASS)<IS>(?P<value>(?=<PASS>*[A-Za-z])(?=<PASS>*[0-9])<PASS>{6,}
     |(?=\w{0,40}[A-Za-z])(?=\w{0,40}[0-9])<PASS>{4,}[,;|]<PASS>{3,})
@@ -251,7 +253,8 @@ _PLACEHOLDER = re.compile(
     r"(?i:[x*]{6}|\.{3}|your|example|placeholder|change_?me|os\.environ|getenv|getpass|\benv:|redacted|dummy"
     r"|0123456789abcdef|(?:^|[_\-])x{3,}$)"
     r"|^(?:\$(?:[A-Z_][A-Z0-9_]*|[a-z_]+\d?|\d|[{(].*)|[%\ufffd]\w+%|%(?:\w|\(.*)|<.*>|\{.*\}"
-    r"|(?i:user|pass(?:word|wd)?\d{0,3}|pwd|secret|token|key|api_?key|(?:hf_|access_?|my_?)token))$"
+    r"|(?i:user|pass(?:word|wd)?\d{0,3}|pwd|secret|token|key|api_?key|(?:hf_|access_?|my_?)token|label_\d+"
+    r"|[\-+]?[\d.]+(?:e[\-+]?\d+)?))$"
 )
 
 

@@ -207,6 +207,14 @@ def test_a_request_has_limits(photo):
         work.told(work.restore, DENOISER, str(photo), 1.0, clock=Limits(seconds=1e-6).clock())
 
 
+def test_a_process_may_serve_one_app_after_the_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "new"))
+    monkeypatch.setattr(app, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=0))
+    page = SimpleNamespace(launch=lambda **_: list((tmp_path / "new").iterdir()))
+    monkeypatch.setattr(app, "build_app", lambda *_: page)
+    assert [len(app.serve({})) for _ in range(2)] == [1, 1] and page.launch() == []
+
+
 @contextlib.contextmanager
 def serve(*words: str | Path) -> Iterator[str]:
     """The address of the app as its command serves it with these words and the further name `lab`."""

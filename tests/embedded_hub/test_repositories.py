@@ -100,6 +100,21 @@ def test_listings_obey_their_limit(url: str, hub: EmbeddedHub) -> None:
     assert [each["id"] for each in ask(url, "GET", link[len(url) + 1 :].partition(">")[0]).json()] == ["other/m4"]
 
 
+def test_files_of_file_managers_are_no_repositories_and_tags_filter(url: str, hub: EmbeddedHub) -> None:
+    (hub.root / "models" / "me" / ".DS_Store").touch()
+    (hub.root / "models" / "me" / "@eaDir").mkdir()
+    for number, card in enumerate((b"---\nlicense: mit\ntags: [a]\n---\n", b"---\ntags: [a]\n---\n", b"")):
+        assert create_repository(url, f"me/model{number}").status == 200
+        body = commit_body({"README.md": card})
+        assert ask(url, "POST", f"/api/models/me/model{number}/commit/main", body).status == 200
+    for query, found in {"": 4, "filter=a": 2, "filter=license:mit&filter=a": 1, "filter=b": 0}.items():
+        assert len(ask(url, "GET", f"/api/models?{query}").json()) == found
+    first = ask(url, "GET", "//api/models?filter=a&limit=1")
+    rest = ask(url, "GET", first.headers["Link"].partition(url)[2].partition(">")[0])
+    assert [each["id"] for each in first.json() + rest.json()] == ["me/model0", "me/model1"]
+    assert ask(url, "GET", "/").status == 200
+
+
 def test_moving(url: str, hub: EmbeddedHub) -> None:
     head = ask(url, "GET", "/api/models/me/model").json()["sha"]
     assert create_repository(url, "me/taken").status == 200

@@ -124,6 +124,8 @@ xkey·sib-·<HEX 64>·-·<WORD 16>
 <HEX 32>·-u·s14
 -----BEGIN ·{,RSA ,EC ,DSA ,OPENSSH ,ENCRYPTED }·PRIV·ATE KEY-----⏎MIIEvQIBADANBg
 -----BEGIN PGP PRIV·ATE KEY BLOCK-----⏎⏎lQdGB
+---- BEGIN SSH2 ENCRYPTED PRIV·ATE KEY ----⏎P2/56wAAAi0AAAA
+_au·th=·<BASE64 32>
 PuTTY-User-·Key-File-3: ssh-ed25519
 {"kty": "EC", "crv": "P-256", "·d": "·<NAME 43>·"}
 ey·JhbGciOiJIUzI1NiJ9.ey·J·<WORD 40>·.·<NAME 43>

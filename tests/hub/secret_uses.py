@@ -148,6 +148,11 @@ smtp.login('alice', '«P»')
 requests.get(u, auth=('alice', '«P»'))
 headers={'X-API-Key': '«K»'}
 PRIVATE-TOKEN: «K»
+const apiKey: string = "«K»";
+password: SecretStr | None = "«P»"
+密码：«P»
+Пароль: «P»
+senha: «P»
 Cookie: session=«K»«K»
 cookies={"sessionid": "«K»«K»"}
 notebook_login(token='«K»')

@@ -179,7 +179,11 @@ def test_pictures_go_up_without_notes_and_with_all_pixels(tmp_path, kind, name, 
 
 def test_a_picture_that_would_change_without_its_notes_is_refused(tmp_path, bert):
     turned = encode(Image.new("RGB", (4, 2)), exif=exif_notes("", orientation=6))
-    for content in (turned, encode(Image.new("RGB", (4, 2)), "JPEG"), b"\x89PNG\r\n\x1a\n" + b"\0\0\0\xffIHDR"):
+    plain = encode(Image.new("RGB", (4, 2)), exif=exif_notes(""))
+    # Notes that no reader takes, and 400 million pixels.
+    spoilt = plain.replace(b"MM\0*", b"no!?"), plain.replace(b"\0\0\0\4\0\0\0\2", b"\0\0\x4e\x20\0\0\x4e\x20")
+    for content in (turned, *spoilt, encode(Image.new("RGB", (4, 2)), "JPEG"), plain[:8] + b"\0\0\0\xffIHDR"):
+        assert content != plain
         (bert / "before_after.png").write_bytes(content)
         with pytest.raises(ValueError):
             stage(bert, tmp_path / "staged")

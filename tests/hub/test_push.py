@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
+from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import CommitOperationAdd, close_session, constants
+from huggingface_hub import CommitOperationAdd, HfApi, close_session, constants, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from hf_ext.embedded_hub.server import EmbeddedHub
@@ -18,6 +20,7 @@ from tests.kit.refusals import refused
 from tests.kit.restorers import tiny_restorer
 
 from .published import STAGED, contents, on_hub, save_bert, titles
+from .unfaithful_hub import Reply, UnfaithfulHub
 
 
 def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path, snapshot, caplog, warm_checks):
@@ -74,6 +77,20 @@ def test_a_push_to_a_new_branch(options, api, tmp_path, snapshot):
     assert titles(api) == ["initial commit"]
 
 
+def test_a_name_alone_is_one_of_the_owner_and_an_address_may_end_in_a_slash(hub, options, bert):
+    proxy = UnfaithfulHub(hub.url)
+    # As the Hub does, where a model without an owner is another one.
+    short = re.compile(r"/api/models/model(/|$)")
+    proxy.rule = lambda method, path, body, forward: Reply(404, b"{}") if short.match(path) else forward(body)
+    try:
+        info = push(bert, "model", **options | {"endpoint": f"{proxy.url}/"})
+    finally:
+        proxy.stop()
+    assert info.oid == HfApi(endpoint=f"{hub.url}/", token=False).model_info("local/model").sha
+    card = hf_hub_download("local/model", "README.md", endpoint=hub.url, token=False)
+    assert '("local/model")' in Path(card).read_text()
+
+
 def test_a_pull_request_leaves_main_alone(options, api, tmp_path, snapshot):
     info = push(snapshot, "org/model", create_pr=True, **options)
     assert info.pr_num == 1 and titles(api) == ["initial commit"]
@@ -119,6 +136,7 @@ UNUSABLE = {
     "a pull request": {"revision": "refs/pr/1"},
     "a commit": {"revision": "0123456789" * 4},
     "no message": {"commit_message": ""},
+    "None": {"commit_message": None},
     "an empty line": {"commit_message": "\n \n"},
     "half a letter": {"commit_message": "a\ud800"},
     "a token of two lines": {"token": f"{TOKEN[:20]}\n{TOKEN[20:]}"},

@@ -14,6 +14,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from hf_ext.emr import EMRModel
+from hf_ext.emr.artifact import verify_artifact
 from hf_ext.errors import DataError, NotPublished, UsageError
 from hf_ext.hub import load_check
 from hf_ext.hub.header_format import CheckpointError
@@ -24,7 +25,7 @@ from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir, tiny_une
 from tests.emr.use_testing import merge_family
 from tests.kit.refusals import refused
 
-from .published import CODE, contents, save_bert
+from .published import CODE, contents, edit, save_bert
 
 pytestmark = pytest.mark.usefixtures("warm_checks")
 SHARED = {"config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -37,6 +38,7 @@ def models(tmp_path_factory) -> Path:
     base = tiny_bert(place / "base")
     for seed, name in enumerate("abc", start=1):
         tiny_bert(place / name, seed, base=base, num_labels=seed + 1)
+        edit(place / name / "tokenizer_config.json", name_or_path=str(place / name))
     return place
 
 
@@ -83,6 +85,8 @@ def test_no_path_of_this_machine_is_published(artifact, models, tmp_path):
         assert not [name for name, data in contents(staged).items() if str(models).encode() in data]
     manifest = json.loads((tmp_path / f"staged-{artifact.name}" / "emr.json").read_text())
     assert [task["source"] for task in manifest["tasks"].values()] == ["a", "b"]
+    # The manifest has the hashes of the files that were changed for it.
+    assert verify_artifact(tmp_path / f"staged-{artifact.name}").wrong == []
 
 
 def test_a_base_that_nobody_else_has_is_refused(models, tmp_path):

@@ -97,6 +97,10 @@ InferenceSession("model-v2.onnx", "CUDAExecutionProvider2") sqlite3.connect('run
 https://discuss.example/t/how-to-fine-tune-a-model-on-a-single-card/12345 exp_Denoise24Sigma25Channels64Blocks8Lr3e4
 cacheKey: linux-Py311-9f86d081884c7d659a2feaa0c55ad015 PublicKey = wJalrXUtnFEMI9K7MDENGbPxRfiCYzq8LmT4vB2nxyz0=
 "image_key": "pixel_values", "dataset_key": "HuggingFaceM4/COCO2017v1" cifar_test_9f86d081884c7d659a2feaa0c55ad015
+passwd⏎password⏎password_hash1⏎password2vec⏎token⏎token_type_ids_2d_tensor⏎api_key⏎access_token_of_version_2
+["password", "credit_card_1", "ipv4_address"] {"PASSWORD": "LABEL_12"}⏎▁password	-12.3⏎passwd	-7.5e1
+postgresql://postgres:postgres@localhost:5432/x amqp://guest:guest@mq mysql://root:root@127.0.0.1
+<input type="password" id="field2a"> self._auth = HTTPBasicAuth2("x") _auth=httpx2.BasicAuth(a) ---- BEGIN SSH2 PUBLIC
 mnemonic: the twelve words of a wallet. cookies = {"theme": "dark"} APP_KEY=base64:... {"key": "k", "secret": "none"}
 """
 
