@@ -147,6 +147,13 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], columns: Sequence[str])
     path.write_bytes(save(exact, metadata={"columns": ",".join(columns)}))
 
 
+def find_code(config: Mapping[str, Any]) -> set[str]:
+    """The files of code beside the weights that `auto_map` of a configuration names, perhaps several for a part."""
+    parts = (config.get("auto_map") or {}).values()
+    named = [name for part in parts for name in (part if isinstance(part, list) else [part])]
+    return {f"{name.partition('.')[0]}.py" for name in named if isinstance(name, str) and "--" not in name}
+
+
 _NOT_NAMED = (MANIFEST, "README.md", "report.json", "report.png")
 
 

@@ -199,7 +199,8 @@ def _configuration(merge: Merge) -> str:
     if method in METHODS:
         defaults |= {name: option.default for name, option in METHODS[method].options.items()}
     chosen = {
-        key: value
+        # of tasks that were removed the values are gone too
+        key: {task: own for task, own in value.items() if task in merge.tasks} if isinstance(value, dict) else value
         for key, value in merge.method.items()
         if key in defaults and value is not None and value != defaults[key]
     }

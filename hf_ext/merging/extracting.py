@@ -29,7 +29,7 @@ from hf_ext.files import copy_into, read_json_object, require_free, whole_folder
 from hf_ext.hub.disclosure import cut_paths
 
 from ..errors import DataError, UsageError
-from .loading import compare_settings, find_loaded_names
+from .loading import compare_settings, find_loaded_names, find_part
 from .name_matching import match_fine_tune
 from .sources import open_weights, size_text
 
@@ -385,9 +385,7 @@ def _build_outline(pair: Pair) -> nn.Module:
 def _warn_of_settings(pair: Pair) -> list[str]:
     """Tells of settings in which a fine-tune is another model than its base, so that its weights are not all of it."""
     own = read_json_object(pair.files["config.json"])
-    # Of a base of several parts, such as CLIP, one may have been fine-tuned.
-    parts = [pair.base_config, *(part for part in pair.base_config.values() if isinstance(part, Mapping))]
-    base = next((part for part in parts if part.get("model_type") == own.get("model_type")), {})
+    base = find_part(pair.base_config, own)
     different = {key for key, _, _ in compare_settings(base, own)} if base else set()
     different |= {key for key in ("vocab_size", "tie_word_embeddings") if own.get(key, base.get(key)) != base.get(key)}
     if not base or not different:

@@ -28,7 +28,7 @@ from hf_ext.emr.report import COSINE, NORM_TO_BASE, make_bare_report, make_repor
 
 from ..files import copy_into, read_json, read_json_object, write_json
 from ..hub.cards import write_card
-from .companions import same_content
+from .companions import find_absent, same_content
 from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
 from .engine import TensorSums
@@ -155,12 +155,6 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
     free = {name: path for name, path in base.items() if not name.startswith(("tasks/", "base/"))}
     root = free if plan.config.with_masks else plan.companions
     copy_into(root, folder)
-    dtype = plan.config.dtype
-    if dtype and plan.base.library == "transformers" and "config.json" in root:
-        # Weights are loaded in the type that the configuration tells: the one that they were written in.
-        config = read_json(folder / "config.json")
-        config |= {"dtype": dtype} | ({"torch_dtype": dtype} if "torch_dtype" in config else {})
-        write_json(folder / "config.json", config)
     if plan.config.include_base:
         copy_into(base, folder / "base")
     for task in plan.tasks if plan.config.with_masks else ():
@@ -170,8 +164,15 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
             if name in CONFIGURATION_FILES or name not in root or not same_content(path, root[name])
         }
         copy_into(own, folder / "tasks" / task.label)
-    if plan.config.with_masks:
-        mark_root(folder, [task.label for task in plan.tasks])
+    dtype, tasks = plan.config.dtype, [task.label for task in plan.tasks if plan.config.with_masks]
+    for place in (folder, *(folder / "tasks" / task for task in tasks)):
+        path = place / "config.json"
+        if dtype and plan.base.library == "transformers" and path.is_file():
+            # Weights are loaded in the type that the configuration tells: the one that they were written in.
+            config = read_json(path)
+            write_json(path, config | dict.fromkeys(["dtype", *({"torch_dtype"} & config.keys())], dtype))
+    if tasks:
+        mark_root(folder, tasks)
 
 
 def _make_manifest(
@@ -225,6 +226,7 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
         density=float(sums[:, SUMS.index("mask")].sum() / merged) if merged else 0.0,
         scales={name: float(scales[places[row.name], index]) for name, row in masked.items()} if by_tensor else {},
         shared=tuple(item.name for item in plan.own_tensors(SHARED, task=index)),
+        absent=find_absent(plan.base.companions.all, task.companions),
     )
 
 

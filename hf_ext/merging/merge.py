@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..distributed import Ranks
-from ..errors import DataError, OtherRun
+from ..errors import DataError, OtherRun, UsageError
 from ..files import copy_into, follow_link, read_json, remove_leftovers, replace_folder, sync, write_json
 from ..progress import progress
 from ..system import count_cores, free_bytes
@@ -103,6 +103,7 @@ def merge_checkpoints(
             if ranks.index == 0:
                 require_target(out, overwrite)
             plan = stack.enter_context(make_plan(config, token=token, endpoint=endpoint))
+            _require_outside(plan, out)
             if ranks.index == 0 and show is not None:
                 show(plan)
             plan = resolve_plan(plan)
@@ -125,6 +126,17 @@ def merge_checkpoints(
         with run.step():
             report = run.complete() if ranks.index == 0 else {}
     return MergeResult(out, ranks.of_first(report))
+
+
+def _require_outside(plan: Plan, out: Path) -> None:
+    """Refuses to replace a folder that holds a source; a base that is copied into the result is there again."""
+    for source in plan.sources:
+        place, copied = Path(source.spec).expanduser().resolve(), plan.config.include_base and source is plan.base
+        if source.repo_id is None and not copied and place.is_relative_to(out.resolve()):
+            raise UsageError(
+                f"{source.title} lies in {out}, which this merge would replace: copy it elsewhere first, or choose "
+                "another folder for the result."
+            )
 
 
 class _Run:

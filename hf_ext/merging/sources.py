@@ -15,6 +15,7 @@ import torch
 from huggingface_hub import snapshot_download
 from tqdm.auto import tqdm
 
+from hf_ext.emr.artifact import find_code
 from hf_ext.emr.manifest import MANIFEST
 from hf_ext.files import read_json_object, stays_inside
 from hf_ext.hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
@@ -52,6 +53,9 @@ class Source:
 
     Tensors of type float64 are given as float32: no arithmetic of a merge is wider.
     """
+
+    # of a copy the original and its commit, which are told in its place
+    origin: tuple[str, str | None] | None = None
 
     def __init__(self, label: str, spec: str, checkpoint: Checkpoint, place: Path | RepositoryFiles) -> None:
         self.label = label
@@ -95,9 +99,8 @@ class Source:
         if self.companions.left_out:
             found.append(f"{self.title}: not copied: {', '.join(self.companions.left_out)}")
         # this package has the code of its own models
-        named = {} if self.config.get("model_type") in OWN_KINDS else self.config.get("auto_map") or {}
-        own = [name for name in named.values() if isinstance(name, str) and "--" not in name]
-        absent = sorted({f"{name.partition('.')[0]}.py" for name in own} - self.companions.files.keys())
+        named = set() if self.config.get("model_type") in OWN_KINDS else find_code(self.config)
+        absent = sorted(named - self.companions.files.keys())
         if absent:
             found.append(f"{self.title}: {', '.join(absent)} is not there, which auto_map of its config.json names")
         return found
@@ -169,7 +172,8 @@ class Source:
             }
             for name, file in self.checkpoint.files.items()
         }
-        return {"source": self.repo_id or self.spec, "revision": self.commit, "files": files}
+        source, revision = self.origin or (self.repo_id or self.spec, self.commit)
+        return {"source": source, "revision": revision, "files": files}
 
     def fingerprint(self) -> dict[str, Any]:
         """The values that must not change while a merge is interrupted: the identity; for a local folder also the

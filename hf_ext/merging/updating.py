@@ -89,6 +89,8 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
         _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {base}")
         for opened in plan.tasks[:-1]:
             _require_same(manifest.tasks[opened.label].origin, opened.identity(), f"task {opened.label!r}")
+        if (first := manifest.base).folder is not None:
+            plan.base.origin = (first.source if first.revision else source_spec(first, place), first.revision)
 
     try:
         merge_checkpoints(config, place, **options, overwrite=True, progress=False, show=require_same_checkpoints)
