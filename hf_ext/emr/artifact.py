@@ -51,9 +51,8 @@ def open_masks(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint:
     record, merged = manifest.tasks[task], manifest.merged
     with _close_on_error(path) as masks:
         for name in masks:
-            base, info = merged.get(record.base_name(name)), masks.info(name)
-            _require(base is not None, path, f"{name!r} is the mask of no merged tensor")
-            assert base is not None
+            _require(record.base_name(name) in merged, path, f"{name!r} is the mask of no merged tensor")
+            base, info = merged[record.base_name(name)], masks.info(name)
             found, expected = info.shape, ((manifest.deltas or 1) * mask_bytes(base.elements),)
             fits = found == expected and info.dtype == torch.uint8
             needed = f"{base.elements} elements need {expected} of uint8"
@@ -70,10 +69,10 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
     path = _own_file(folder, manifest, f"tasks/{task}/extra.safetensors")
     with _close_on_error(path) as extras:
         for name, shape in record.tails.items():
-            base = merged.get(record.base_name(name))
-            _require(name in extras and base is not None, path, f"no tail of {name!r}, of which the manifest tells")
-            assert base is not None
-            found, expected = extras.info(name).shape, (math.prod(shape) - base.elements,)
+            fits = name in extras and record.base_name(name) in merged
+            _require(fits, path, f"no tail of {name!r}, of which the manifest tells")
+            length = math.prod(shape) - merged[record.base_name(name)].elements
+            found, expected = extras.info(name).shape, (length,)
             _require(found == expected, path, f"the tail of {name!r} has shape {found}, expected {expected}")
     return extras
 

@@ -303,6 +303,7 @@ class TaskWeights:
                 f"the base of this merge, {named}, is not at {place}, and the tasks are restored from it: pass its "
                 "folder or Hub id as `base`."
             )
+        self.base_folder = place
         # What came at its commit from a Hub need not be read to be believed.
         return [_open_verified(place, file, base, named, not hub) for file in base.files]
 

@@ -126,8 +126,7 @@ def _is(name: str, patterns: Sequence[str]) -> bool:
 def find_absent(root: Collection[str], task: Companions) -> tuple[str, ...]:
     """The files of the root that a task must not get, as it lacks them: those of a tokenizer beside another form of
     one, and how to generate beside a configuration of its own."""
-    spoken = any(name in task.files for name in TOKENIZERS)
-    tuned = "config.json" in task.files
+    spoken, tuned = any(name in task.files for name in TOKENIZERS), "config.json" in task.files
     lacking = [name for name in root if name not in task.files]
     return tuple(name for name in lacking if (spoken and is_tokenizer(name)) or (tuned and name == _SPOKEN[0]))
 
@@ -190,13 +189,13 @@ def _keep_modules_together(
     if MODULES in ours or MODULES not in joined:
         return
     places = read_modules(joined[MODULES].parent)
-    units = {
-        title: [MODULES, *(name for name in own.all if str(PurePosixPath(name).parent) in places)]
-        for title, own in tasks.items()
-    }
-    if all(name in joined for names in units.values() for name in names):
+    files = [name for own in tasks.values() for name in own.all if PurePosixPath(name).parent.as_posix() in places]
+    unit = {MODULES, *files}
+    if unit <= joined.keys():
         return
-    for title, names in units.items():
-        differing[title] = list(dict.fromkeys([*differing.get(title, []), *names]))
-        for name in names:
-            joined.pop(name, None)
+    for title, own in tasks.items():
+        differing[title] = list(
+            dict.fromkeys([*differing.get(title, []), *(name for name in own.all if name in unit)])
+        )
+    for name in unit:
+        joined.pop(name, None)

@@ -23,7 +23,6 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.pytorch_utils import Conv1D
 
 from hf_ext.emr.building import model_class
-from hf_ext.emr.manifest import find_folder
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.files import copy_into, read_json_object, require_free, whole_folder, write_json
 from hf_ext.hub.disclosure import cut_paths
@@ -68,13 +67,8 @@ def open_task(artifact: str, task: str, base: str | None = None, endpoint: str |
         raise DataError(f"{artifact} is a merge of {weights.manifest.library}; a LoRA needs a model of transformers")
     names = tuple(weights.entries(task))
     record, origin, held = weights.manifest.tasks[task], weights.manifest.base, weights.base_tensors()
-    place, revision = base or origin.source, None
-    if base is None and origin.folder is not None:
-        place = str((weights.folder / origin.folder).resolve())
-    elif base is None and origin.revision is None:
-        place = str(find_folder(origin.source, weights.folder).resolve())
-    elif base is None:
-        revision = origin.revision
+    revision = origin.revision if base is None and origin.folder is None else None
+    place = base or (origin.source if revision else str(weights.base_folder.resolve()))
     in_base = {name: record.base_name(name) for name in names if record.base_name(name) in held}
     yield Pair(
         f"task {task!r} of {artifact}",

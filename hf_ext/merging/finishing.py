@@ -23,8 +23,8 @@ from hf_ext.emr.artifact import (
     write_totals,
 )
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
-from hf_ext.emr.ops import SUMS, TOTALS
-from hf_ext.emr.report import COSINE, NORM_TO_BASE, make_bare_report, make_report
+from hf_ext.emr.ops import SUMS
+from hf_ext.emr.report import make_report
 
 from ..files import copy_into, read_json, read_json_object, write_json
 from ..hub.cards import write_card
@@ -59,11 +59,9 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             "base": _record_identity(base, out),
             "tasks": {task.label: _record_identity(task.identity(), out) for task in plan.tasks},
         }
-        participates = np.zeros((len(rows), len(plan.tasks)), bool)
-        for place, row in enumerate(rows):
-            participates[place, [*row.members]] = True
+        participates = np.array([[name is not None for name in row.task_names] for row in rows])
         elements = np.array([row.elements for row in rows], np.int64)
-        method = method_record(config, plan.merged_model, out)
+        method = method_record(config, out)
         if config.with_masks:
             for index, task in enumerate(plan.tasks):
                 write_sums(folder, task.label, sums.sums[:, index])
@@ -73,8 +71,6 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
         kept = written.result() if written is not None else None
         # the sizes that came out are warned of, not those of the plan
         warnings = [_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings]
-        if not config.is_measured:
-            warnings += warn_of_sample([*config.tasks], participates, sums)
         report = write_report(
             folder,
             sources=sources,
@@ -97,29 +93,6 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
     return report
 
 
-def warn_of_sample(tasks: Sequence[str], participates: np.ndarray, sums: TensorSums) -> list[str]:
-    """Warnings of a merge that was not measured, by the sums of its sample: a task that is no fine-tune of this base,
-    and tasks that are nearly the same."""
-    norms, total = np.sqrt(sums.gram.diagonal()), sums.totals[:, TOTALS.index("base_square")]
-    shares = norms / np.sqrt(np.maximum(total @ participates, np.finfo(float).tiny))
-    warnings = [
-        f"{task} is farther from the base than the base is from zero (‖τ‖/‖W0‖ {share:.2f} in a sample): it was "
-        "probably fine-tuned from another model."
-        for task, share in zip(tasks, shares, strict=True)
-        if share > NORM_TO_BASE
-    ]
-    pairs = [(i, j) for j in range(len(tasks)) for i in range(j)]
-    products = {(i, j): sums.gram[i, j] / (norms[i] * norms[j]) for i, j in pairs if norms[i] * norms[j] > 0}
-    close = [f"{tasks[i]} and {tasks[j]} ({value:.2f})" for (i, j), value in products.items() if value > COSINE]
-    if close:
-        warnings.append(
-            f"task vectors nearly coincide in a sample: {', '.join(close[:5])}{', …' if len(close) > 5 else ''}. They "
-            "may be one checkpoint, one fine-tuned from the other, or both fine-tuned from another model than this "
-            "base."
-        )
-    return warnings
-
-
 def _without_places(text: str, sources: Iterable[Source]) -> str:
     """A warning as it is kept: sources are named by what they are of the merge, not by where they lay."""
     for source in sources:
@@ -128,14 +101,14 @@ def _without_places(text: str, sources: Iterable[Source]) -> str:
     return text
 
 
-def method_record(config: MergeConfig, given: Source | None, out: Path) -> dict[str, Any]:
+def method_record(config: MergeConfig, out: Path) -> dict[str, Any]:
     """The options that decided the numbers."""
     record = {key: value for key, value in config.to_dict().items() if key not in _NOT_METHOD}
     record |= config.arguments | {"rescale": config.scaling}
     if config.merge_method.deltas:
         record["deltas"] = config.merge_method.deltas
     record["statistics"] = {task: _record_place(spec, out) for task, spec in config.statistics.items()}
-    return record if given is None or given.repo_id else record | {"merged": recorded_path(given.spec, out)}
+    return record | {"merged": config.merged and _record_place(config.merged, out)}
 
 
 def _record_place(source: str, out: Path) -> str:
@@ -267,8 +240,8 @@ def write_report(
         "masks": total("tasks/*/mask.safetensors"),
         "extras": total("tasks/*/extra.safetensors"),
     }
-    about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method}
-    report = make_report(**about, masks=masks, **numbers) if measured else make_bare_report(**about)
+    about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method, "masks": masks}
+    report = make_report(**about, measured=measured, **numbers)
     compared = ("artifact_and_base", "checkpoints", "one_bit_and_base")
     large = warn_of_size(*(report["sizes"][key] for key in compared)) if masks else []
     report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"], *large]))

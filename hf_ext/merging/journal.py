@@ -63,9 +63,8 @@ class Journal:
     @staticmethod
     def has_begun(folder: Path) -> bool:
         """True if a folder holds a journal with at least one finished unit or pass."""
-        if read_passes(folder) is not None:
-            return True
-        return any("unit" in _parse(line) for file in folder.glob("*.jsonl") for _, line in _lines(file))
+        units = ("unit" in _parse(line) for file in folder.glob("*.jsonl") for _, line in _lines(file))
+        return read_passes(folder) is not None or any(units)
 
     def add(self, unit: int, sums: np.ndarray) -> None:
         """Notes a unit whose results have been written. Thread-safe."""

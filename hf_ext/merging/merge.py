@@ -103,7 +103,7 @@ def merge_checkpoints(
             if ranks.index == 0:
                 require_target(out, overwrite)
             plan = stack.enter_context(make_plan(config, token=token, endpoint=endpoint))
-            _require_outside(plan, out)
+            _require_base(plan, out)
             if ranks.index == 0 and show is not None:
                 show(plan)
             plan = resolve_plan(plan)
@@ -128,15 +128,14 @@ def merge_checkpoints(
     return MergeResult(out, ranks.of_first(report))
 
 
-def _require_outside(plan: Plan, out: Path) -> None:
-    """Refuses to replace a folder that holds a source; a base that is copied into the result is there again."""
-    for source in plan.sources:
-        place, copied = Path(source.spec).expanduser().resolve(), plan.config.include_base and source is plan.base
-        if source.repo_id is None and not copied and place.is_relative_to(out.resolve()):
-            raise UsageError(
-                f"{source.title} lies in {out}, which this merge would replace: copy it elsewhere first, or choose "
-                "another folder for the result."
-            )
+def _require_base(plan: Plan, out: Path) -> None:
+    """Refuses to replace a folder with the base that the tasks are restored from, if it is not in the result again."""
+    base, needed = plan.base, plan.config.with_masks and not plan.config.include_base
+    if needed and base.repo_id is None and Path(base.spec).expanduser().resolve().is_relative_to(out.resolve()):
+        raise UsageError(
+            f"{base.title} lies in {out}, which would be replaced, and the tasks are restored from it: copy it to "
+            "another place, or set include_base (--include-base)."
+        )
 
 
 class _Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -46,7 +46,7 @@ _QUANTISED_PARTS = re.compile(
 )
 
 
-class Source:
+class Source(AbstractContextManager["Source", None]):
     """
     One opened checkpoint of a merge: the base or a task's fine-tune. Made by [`open_weights`]. Only its header and its
     configuration have been read.
@@ -189,9 +189,6 @@ class Source:
     def close(self) -> None:
         """Closes the files."""
         self.checkpoint.close()
-
-    def __enter__(self) -> Source:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -25,7 +25,7 @@ from ..errors import DataError, UsageError
 from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from ..hub.safetensors_headers import CheckpointError
-from .card import VOTED, find_voters
+from .card import VOTED, find_voters, keep_tasks
 from .compare import REPORT
 from .configuration import MergeConfig
 from .finishing import rewrite_report
@@ -107,11 +107,7 @@ def _own_options(manifest: Manifest, tasks: Collection[str]) -> dict[str, Any]:
     """The method and its options, of these tasks: others may have been removed since."""
     name = str(manifest.method.get("method"))
     options = METHODS[name].options if name in METHODS else {}
-    found = {
-        key: {task: own for task, own in value.items() if task in tasks} if isinstance(value, dict) else value
-        for key, value in manifest.method.items()
-        if key in options
-    }
+    found = {key: keep_tasks(value, tasks) for key, value in manifest.method.items() if key in options}
     return found | ({"method": name} if name in METHODS else {})
 
 

@@ -193,13 +193,13 @@ def test_nothing_is_overwritten_unless_asked_and_only_a_merge(config, tmp_path):
     assert not (out / "emr.json").exists()
     merge_checkpoints(config, out, overwrite=True, progress=False)
     assert contents(out) == before
-    # what would be replaced is not read from, but for a base that is in the result again
+    # tasks are restored from the base, which must not be replaced but by a copy of it
     own = merge_checkpoints(config | {"include_base": True}, out, overwrite=True, progress=False).path
     moved = config | {"base": str(own / "base")}
-    for given in (moved, config | {"tasks": {"t": str(own / "base")}}):
-        with refused(UsageError, own, "base"):
-            merge_checkpoints(given, out, overwrite=True, progress=False)
-    merge_checkpoints(moved | {"include_base": True}, out, overwrite=True, progress=False)
+    with refused(UsageError, own / "base", "include_base"):
+        merge_checkpoints(moved, out, overwrite=True, progress=False)
+    for options in ({"include_base": True}, {"method": "average"}):
+        merge_checkpoints(moved | options, out, overwrite=True, progress=False)
     mine = tmp_path / "mine"
     mine.mkdir()
     for name, text in (("config.json", "{}"), ("emr.json", "no json"), ("report.json", "[]")):
