@@ -196,8 +196,7 @@ def verify_artifact(folder: str | Path) -> Verification:
         told |= {f"{inside or at}/{name}": (at / name, about) for name, about in base.files.items()}
     wrong, count, size = [], 0, 0
     for name, (path, about) in told.items():
-        fault = find_fault(path, about, fresh=True)
-        if fault is not None:
+        if (fault := find_fault(path, about, fresh=True)) is not None:
             wrong.append(f"{name}: {fault}")
         elif about.get("sha256"):
             count, size = count + 1, size + about["bytes"]

@@ -146,8 +146,7 @@ def _one_bit_warnings(report: Mapping[str, Any]) -> list[str]:
     if not better:
         return []
     mean = {key: _mean([entry["error"][key] for entry in better]) for key in ("one_bit", "rescaled", *RESCALES[:-1])}
-    known = [mode for mode in RESCALES[:-1] if mean[mode] is not None]
-    best = min(known, key=mean.__getitem__)
+    best = min((mode for mode in RESCALES[:-1] if mean[mode] is not None), key=mean.__getitem__)
     advice = f" Rescale {best} would come to {mean[best]:.3f}." if mean[best] < 0.99 * mean["rescaled"] else ""
     names = ", ".join(entry["task"] for entry in better)
     return [

@@ -69,11 +69,8 @@ class Companions:
 def find_companions(folder: Path, *, own: Collection[str] = (), alone: bool = False) -> Companions:
     """Lists what belongs to a model whose weights are the files `own`. If these were given as a file, `alone`, only
     what loaders read beside it is the model's."""
-    inner = read_modules(folder)
-    files: dict[str, Path] = {}
-    modules: dict[str, Path] = {}
-    others: set[str] = set()
-    left_out: list[str] = []
+    inner, files, modules = read_modules(folder), dict[str, Path](), dict[str, Path]()
+    others, left_out = set[str](), list[str]()
     for name, path in walk(folder):
         place = PurePosixPath(name).parent.as_posix()
         needed = is_loaded(name) or _is(name, (MODULES, CODE)) or name in inner or place in inner

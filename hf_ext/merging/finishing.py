@@ -49,8 +49,9 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
     with ThreadPoolExecutor(1) as beside:
         # The weights are complete, and reading them through for their hashes needs no interpreter.
         # But for sums, which are written below, nothing writes such a file any more.
-        names = [name for name in list_files(folder) if name.endswith(".safetensors")]
-        weights = [name for name in names if not name.endswith(SUMS_FILE)]
+        weights = [
+            name for name in list_files(folder) if name.endswith(".safetensors") and not name.endswith(SUMS_FILE)
+        ]
         hashing = beside.submit(hash_files, folder, weights) if config.with_masks else None
         _copy_companions(folder, plan)
         # After the other files: it reads the copy's configuration.
@@ -240,8 +241,7 @@ def write_report(
         "masks": total("tasks/*/mask.safetensors"),
         "extras": total("tasks/*/extra.safetensors"),
     }
-    about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method, "masks": masks}
-    report = make_report(**about, measured=measured, **numbers)
+    report = make_report(tasks=[*tasks], sizes=sizes, method=method, masks=masks, measured=measured, **numbers)
     compared = ("artifact_and_base", "checkpoints", "one_bit_and_base")
     large = warn_of_size(*(report["sizes"][key] for key in compared)) if masks else []
     report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"], *large]))

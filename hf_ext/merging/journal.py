@@ -80,8 +80,7 @@ class Journal:
     def read(self, units: int) -> Iterator[np.ndarray]:
         """Reads the sums of all units, of all processes, in the order of the units."""
         places = self._find()
-        missing = [unit for unit in range(units) if unit not in places]
-        if missing:
+        if missing := [unit for unit in range(units) if unit not in places]:
             raise UsageError(f"{self._folder}: {len(missing)} of {units} units are not finished; run the merge again")
         for unit in range(units):
             file, start, length = places[unit]

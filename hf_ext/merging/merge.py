@@ -193,8 +193,7 @@ class _Run:
 
     def open(self, stack: contextlib.ExitStack) -> None:
         """Opens the files and the journal in every process."""
-        changed = _differences(read_json(self.partial / "merge.json"), self.identity)
-        if changed:
+        if changed := _differences(read_json(self.partial / "merge.json"), self.identity):
             raise ValueError(f"the processes do not see the same checkpoints: {'; '.join(changed[:5])}; run it again.")
         config = self.plan.config
         self.outputs = Outputs(self.partial / "result", self.plan, resume=True)
@@ -247,8 +246,7 @@ class _Run:
     # deleted: were it deleted after, a kill between the two would leave a journal without its result.
     def complete(self) -> dict[str, Any]:
         """Writes scales, manifest, report and card when all units are finished, then renames the folder."""
-        changed = _differences(self.identity, _identity(self.plan))
-        if changed:
+        if changed := _differences(self.identity, _identity(self.plan)):
             shutil.rmtree(self.partial)
             raise DataError(f"a checkpoint changed while it was merged: {'; '.join(changed[:5])}; merge again.")
         config, folder = self.plan.config, self.partial / "result"

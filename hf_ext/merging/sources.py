@@ -54,8 +54,7 @@ class Source(AbstractContextManager["Source", None]):
     Tensors of type float64 are given as float32: no arithmetic of a merge is wider.
     """
 
-    # of a copy the original and its commit, which are told in its place
-    origin: tuple[str, str | None] | None = None
+    origin: tuple[str, str | None] | None = None  # of a copy the original and its commit, which are told in its place
 
     def __init__(self, label: str, spec: str, checkpoint: Checkpoint, place: Path | RepositoryFiles) -> None:
         self.label = label

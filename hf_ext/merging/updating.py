@@ -237,6 +237,8 @@ def _link(source: str, target: str) -> None:
 def _replace_tasks(manifest: Manifest, tasks: dict[str, TaskRecord]) -> Manifest:
     """The manifest with other tasks; those that voted stay the same."""
     voters = find_voters(manifest.method, manifest.tasks)
+    # a removed one, whose name another has now
+    voters = [f"{name} (removed)" if name in tasks.keys() - manifest.tasks.keys() else name for name in voters]
     method = {key: value for key, value in manifest.method.items() if key != VOTED}
     if voters != list(tasks) and not manifest.deltas:
         method[VOTED] = voters

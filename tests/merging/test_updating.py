@@ -51,6 +51,11 @@ def test_of_tasks_that_were_frozen_or_removed_only_those_that_are_there_vote(sou
     assert "elected_from" not in Manifest.read(artifact).method
     expected = merge(sources, "acb", artifact.with_name("expected"))
     assert weights_of(artifact) == weights_of(expected)
+    # another one under the name of one that voted
+    remove_task(artifact, "b")
+    add_task(artifact, "b", str(sources / "c"), frozen=True)
+    assert Manifest.read(artifact).method["elected_from"] == ["a", "c", "b (removed)"]
+    assert "without influence on the unified model: b." in (artifact / "README.md").read_text()
 
 
 def restored(folder: Path, task: str) -> dict[str, torch.Tensor]:
