@@ -103,8 +103,8 @@ def find_loaded_names(names: Mapping[str, object], config: Mapping[str, Any]) ->
 def read_labels(config: Mapping[str, Any]) -> dict[str, str]:
     """Class names of a configuration, also of timm, by their numbers, without the default names of transformers."""
     told = config.get("id2label") or config.get("label_names")
-    pairs = told.items() if isinstance(told, dict) else enumerate(told if isinstance(told, list) else ())
-    names = {str(key): str(name) for key, name in pairs}
+    told = dict(enumerate(told)) if isinstance(told, list) else told if isinstance(told, dict) else {}
+    names = {str(key): str(name) for key, name in told.items()}
     return {} if any(name in ("", f"LABEL_{key}") for key, name in names.items()) else names
 
 

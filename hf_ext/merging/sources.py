@@ -98,7 +98,7 @@ class Source(AbstractContextManager["Source", None]):
         if self.companions.left_out:
             found.append(f"{self.title}: not copied: {', '.join(self.companions.left_out)}")
         # this package has the code of its own models
-        named = set() if self.config.get("model_type") in OWN_KINDS else find_code(self.config)
+        named = set[str]() if self.config.get("model_type") in OWN_KINDS else find_code(self.config)
         absent = sorted(named - self.companions.files.keys())
         if absent:
             found.append(f"{self.title}: {', '.join(absent)} is not there, which auto_map of its config.json names")
