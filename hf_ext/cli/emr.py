@@ -180,8 +180,7 @@ def show_report(path: Path, report: dict[str, Any]) -> None:
     if not measured:
         note(report_legend(report))
     show_warnings(report)
-    masks = (path / "emr.json").is_file()
-    shown = [("masks", path / "tasks")] if masks else []
+    shown = [("masks", path / "tasks")] if (path / "emr.json").is_file() else []
     print_rows([("model", path), *shown, ("report", path / "report.json"), ("card", path / "README.md")])
 
 
@@ -231,8 +230,7 @@ def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str
     from hf_ext.merging.updating import add_task
 
     name, source = name_and_value(task)
-    done = add_task(artifact, name, find_released(source), frozen=frozen, base=base, endpoint=endpoint)
-    show_result(done, as_json)
+    show_result(add_task(artifact, name, find_released(source), frozen=frozen, base=base, endpoint=endpoint), as_json)
 
 
 @emr.command()
@@ -248,8 +246,7 @@ def remove(artifact: Path, name: str, as_json: bool) -> None:
     """
     from hf_ext.merging.updating import remove_task
 
-    done = remove_task(artifact, name)
-    show_result(done, as_json)
+    show_result(remove_task(artifact, name), as_json)
 
 
 @emr.command()

@@ -51,9 +51,8 @@ def open_masks(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint:
     record, merged = manifest.tasks[task], manifest.merged
     with _close_on_error(path) as masks:
         for name in masks:
-            base, info = merged.get(record.base_name(name)), masks.info(name)
-            _require(base is not None, path, f"{name!r} is the mask of no merged tensor")
-            assert base is not None
+            _require(record.base_name(name) in merged, path, f"{name!r} is the mask of no merged tensor")
+            base, info = merged[record.base_name(name)], masks.info(name)
             found, expected = info.shape, ((manifest.deltas or 1) * mask_bytes(base.elements),)
             fits = found == expected and info.dtype == torch.uint8
             needed = f"{base.elements} elements need {expected} of uint8"
@@ -70,10 +69,10 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
     path = _own_file(folder, manifest, f"tasks/{task}/extra.safetensors")
     with _close_on_error(path) as extras:
         for name, shape in record.tails.items():
-            base = merged.get(record.base_name(name))
-            _require(name in extras and base is not None, path, f"no tail of {name!r}, of which the manifest tells")
-            assert base is not None
-            found, expected = extras.info(name).shape, (math.prod(shape) - base.elements,)
+            fits = name in extras and record.base_name(name) in merged
+            _require(fits, path, f"no tail of {name!r}, of which the manifest tells")
+            length = math.prod(shape) - merged[record.base_name(name)].elements
+            found, expected = extras.info(name).shape, (length,)
             _require(found == expected, path, f"the tail of {name!r} has shape {found}, expected {expected}")
     return extras
 
@@ -147,6 +146,13 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], columns: Sequence[str])
     path.write_bytes(save(exact, metadata={"columns": ",".join(columns)}))
 
 
+def find_code(config: Mapping[str, Any]) -> set[str]:
+    """The files of code beside the weights that `auto_map` of a configuration names, perhaps several for a part."""
+    parts = (config.get("auto_map") or {}).values()
+    named = [name for part in parts for name in (part if isinstance(part, list) else [part])]
+    return {f"{name.partition('.')[0]}.py" for name in named if isinstance(name, str) and "--" not in name}
+
+
 _NOT_NAMED = (MANIFEST, "README.md", "report.json", "report.png")
 
 
@@ -190,8 +196,7 @@ def verify_artifact(folder: str | Path) -> Verification:
         told |= {f"{inside or at}/{name}": (at / name, about) for name, about in base.files.items()}
     wrong, count, size = [], 0, 0
     for name, (path, about) in told.items():
-        fault = find_fault(path, about, fresh=True)
-        if fault is not None:
+        if (fault := find_fault(path, about, fresh=True)) is not None:
             wrong.append(f"{name}: {fault}")
         elif about.get("sha256"):
             count, size = count + 1, size + about["bytes"]

@@ -21,7 +21,7 @@ _HALF_TOLERANCE = 1e-2
 
 def rows_of(task_ids: Sequence[str], known: Sequence[str], given: Any) -> dict[str, Tensor]:
     """The samples of each task; refuses unknown tasks, other numbers of samples, and a cache for several tasks."""
-    if isinstance(task_ids, str) or not task_ids or not set(task_ids) <= set(known):
+    if isinstance(task_ids, str) or not len(task_ids) or not set(task_ids) <= set(known):
         raise UsageError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {list(known)}")
     leaves, tasks = leaves_of(given)[0], list(dict.fromkeys(task_ids))
     if len(tasks) > 1 and any(isinstance(leaf, Cache) for leaf in leaves):

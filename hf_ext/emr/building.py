@@ -19,6 +19,7 @@ from transformers.models.auto import modeling_auto
 
 from ..errors import UsageError
 from ..files import copy_into, read_json
+from .artifact import find_code
 from .weights import TaskWeights
 
 # Keys that may differ between tasks of one network: none that its construction reads, except the width of a head.
@@ -144,8 +145,7 @@ def _build_transformers(
     trust_remote_code: bool,
 ) -> BuiltModel:
     told = read_json(folder / "config.json")
-    named = [str(name) for name in (told.get("auto_map") or {}).values() if "--" not in str(name)]
-    absent = sorted({file for name in named if not (folder / (file := name.split(".")[0] + ".py")).is_file()})
+    absent = sorted(file for file in find_code(told) if not (folder / file).is_file())
     if trust_remote_code and absent and told.get("model_type") not in CONFIG_MAPPING:
         raise UsageError(f"the model's code is not in the artifact; add {', '.join(absent)} to the folder of emr.json")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)

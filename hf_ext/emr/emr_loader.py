@@ -192,6 +192,7 @@ _TEXT = ("a text", lambda value: isinstance(value, str))
 _OBJECT = ("an object", lambda value: isinstance(value, dict))
 _DIGEST = ("64 hexadecimal digits, or null", lambda value: value is None or _is_hexadecimal(value, 64))
 _SHAPE = ("a list of sizes", lambda value: _is_list(value, _is_size))
+_NAMES = ("a list of names", lambda value: value is None or _is_list(value, lambda name: isinstance(name, str)))
 _VERSIONS = "1 or 2 (a newer hf-ext, or the loader of that folder, may read others)"
 _MANIFEST: _Rules = {
     "format": ('"emr-merging"', lambda value: value == "emr-merging"),
@@ -221,7 +222,8 @@ _TASK: _Rules = _SOURCE | {
     "base_prefix": _TEXT,
     "task_prefix": _TEXT,
     "density": ("a finite number, not negative", _is_number),
-    "shared": ("a list of names", lambda value: value is None or _is_list(value, lambda name: isinstance(name, str))),
+    "shared": _NAMES,
+    "absent": _NAMES,
     "tails": _OBJECT,
 }
 _SCALE = ("a finite hexadecimal number in quotes, not negative", _is_exact)

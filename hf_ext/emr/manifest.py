@@ -61,6 +61,7 @@ class TaskRecord:
     # λ by the task's tensor names, for the rescale modes by tensor
     scales: dict[str, float] = field(default_factory=dict)
     shared: tuple[str, ...] = ()  # the task's tensors that equal the base's
+    absent: tuple[str, ...] = ()  # files of the root that are none of the task's
     # full shapes of tensors whose leading elements are merged and whose others are in `extra.safetensors`
     tails: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -145,7 +146,8 @@ def _task_dict(task: TaskRecord) -> dict[str, Any]:
     else:
         scale = {"scale": task.scale, "scale_hex": task.scale.hex()}
     tails = {name: {"shape": shape} for name, shape in task.tails.items()}
-    return {**origin, **named, **scale, "density": task.density, "shared": task.shared, "tails": tails}
+    lists = {"shared": task.shared} | ({"absent": task.absent} if task.absent else {})
+    return {**origin, **named, **scale, "density": task.density, **lists, "tails": tails}
 
 
 def _parse(record: dict[str, Any], path: Path) -> Manifest:
@@ -193,6 +195,7 @@ def _task(record: Mapping[str, Any]) -> TaskRecord:
         density=float(record["density"]),
         scales={name: float.fromhex(scale) for name, scale in record.get("scales", {}).items()},
         shared=tuple(record.get("shared") or ()),
+        absent=tuple(record.get("absent") or ()),
         tails={name: tuple(tail["shape"]) for name, tail in record["tails"].items()},
     )
 

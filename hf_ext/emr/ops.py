@@ -107,8 +107,7 @@ def _check_block(
     _check_weights("base", base, n, device)
     _check_weights("unified", unified, n, device)
     for index, task in enumerate(tasks):
-        if task.dtype not in DTYPES or task.numel() != n or not task.is_contiguous() or task.device != device:
-            _check_weights(f"task {index}", task, n, device)
+        _check_weights(f"task {index}", task, n, device)
     if masks is not None:
         if masks.ndim != 2 or len(masks) != count:
             raise UsageError(f"masks have shape {tuple(masks.shape)}: one row of packed bits for each task is needed")

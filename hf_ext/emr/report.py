@@ -24,6 +24,7 @@ Array = np.ndarray
 NORM_RATIO = 3.0
 NORM_TO_BASE = 1.0
 COSINE = 0.9
+_SAMPLE = " in a sample"
 
 
 def make_report(
@@ -37,40 +38,30 @@ def make_report(
     method: Mapping[str, Any],
     masks: bool,
     sizes: Mapping[str, int],
+    measured: bool = True,
 ) -> dict[str, Any]:
     r"""Makes the report of a merge. Numbers that do not exist, such as the cosine of a zero vector, are null, as are
-    cosines of a task that was added frozen, whose inner products with the others are NaN in `gram`."""
+    cosines of a task that was added frozen, whose inner products with the others are NaN in `gram`. If not `measured`,
+    the sums are those of a sample, of which only warnings are made."""
     sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
     elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
+    norms, products = np.sqrt(np.diag(gram)), np.triu(gram) + np.triu(gram, 1).T
+    cosines = _plain(_ratio(products, np.outer(norms, norms)).tolist())
+    about = {"format_version": 1, "measured": measured, "method": {**method, "masks": masks}}
+    stored = _sizes(sizes, masks, method.get("deltas") or 1)
+    if not measured:
+        squares = totals[:, TOTALS.index("base_square")] @ participates
+        shares = dict(zip(tasks, _plain(_ratio(norms, np.sqrt(squares)).tolist()), strict=True))
+        warnings = _warn_of_far(shares, _SAMPLE) + _cosine_warnings(tasks, cosines, _SAMPLE)
+        return {**about, "tasks": [{"task": name} for name in tasks], "sizes": stored, "warnings": warnings}
     scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
     measures = _measure(elements, participates, sums, totals, scales, method)
     entries = [
         {"task": name, "elements": int(elements @ participates[:, task]), **_of_task(measures, task, participates)}
         for task, name in enumerate(tasks)
     ]
-    norms, products = np.sqrt(np.diag(gram)), np.triu(gram) + np.triu(gram, 1).T
-    report = {
-        "format_version": 1,
-        "measured": True,
-        "method": {**method, "masks": masks},
-        "tasks": entries,
-        "mean": _mean(entries),
-        "cosines": _plain(_ratio(products, np.outer(norms, norms)).tolist()),
-        "sizes": _sizes(sizes, masks, method.get("deltas") or 1),
-    }
+    report = {**about, "tasks": entries, "mean": _mean(entries), "cosines": cosines, "sizes": stored}
     return {**report, "warnings": _warnings(report)}
-
-
-def make_bare_report(*, tasks: Sequence[str], method: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Makes the report of a merge into one model that was not measured: its options and sizes."""
-    return {
-        "format_version": 1,
-        "measured": False,
-        "method": {**method, "masks": False},
-        "tasks": [{"task": name} for name in tasks],
-        "sizes": _sizes(sizes, False, 1),
-        "warnings": [],
-    }
 
 
 def is_measured(report: Mapping[str, Any]) -> bool:
@@ -130,11 +121,7 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
                 f"{task} is restored with a larger error than the base has (error {error['rescaled']:.2f}): rescale "
                 f"l2 gives {error['l2']:.2f}."
             )
-        if (entry["norm_to_base"] or 0) > NORM_TO_BASE:
-            warnings.append(
-                f"{task} is farther from the base than the base is from zero (‖τ‖/‖W0‖ {entry['norm_to_base']:.2f}): "
-                "it was probably fine-tuned from another model."
-            )
+        warnings += _warn_of_far({task: entry["norm_to_base"]})
     norms = {entry["task"]: entry["norm"] for entry in report["tasks"] if entry["norm"]}
     if norms and not report["method"].get("deltas") and max(norms.values()) > NORM_RATIO * min(norms.values()):
         longest, shortest = max(norms, key=norms.__getitem__), min(norms, key=norms.__getitem__)
@@ -159,8 +146,7 @@ def _one_bit_warnings(report: Mapping[str, Any]) -> list[str]:
     if not better:
         return []
     mean = {key: _mean([entry["error"][key] for entry in better]) for key in ("one_bit", "rescaled", *RESCALES[:-1])}
-    known = [mode for mode in RESCALES[:-1] if mean[mode] is not None]
-    best = min(known, key=mean.__getitem__)
+    best = min((mode for mode in RESCALES[:-1] if mean[mode] is not None), key=mean.__getitem__)
     advice = f" Rescale {best} would come to {mean[best]:.3f}." if mean[best] < 0.99 * mean["rescaled"] else ""
     names = ", ".join(entry["task"] for entry in better)
     return [
@@ -170,7 +156,17 @@ def _one_bit_warnings(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | None]]) -> list[str]:
+def _warn_of_far(shares: Mapping[str, float | None], where: str = "") -> list[str]:
+    """Warnings of tasks that are no fine-tunes of this base, by their distance from it."""
+    return [
+        f"{task} is farther from the base than the base is from zero (‖τ‖/‖W0‖ {share:.2f}{where}): it was probably "
+        "fine-tuned from another model."
+        for task, share in shares.items()
+        if share is not None and share > NORM_TO_BASE
+    ]
+
+
+def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | None]], where: str = "") -> list[str]:
     """Warnings about pairs of nearly equal task vectors, which share more than the base."""
     pairs = [
         f"{names[i]} and {names[j]} ({cosine:.2f})"
@@ -182,13 +178,13 @@ def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | No
         return []
     if len(pairs) == len(names) * (len(names) - 1) // 2 > 1:
         return [
-            f"all task vectors nearly coincide (cosines above {COSINE}): the tasks were probably fine-tuned from "
-            "another model than this base, such as a later version of it."
+            f"all task vectors nearly coincide{where} (cosines above {COSINE}): the tasks were probably fine-tuned "
+            "from another model than this base, such as a later version of it."
         ]
     more = f" and {len(pairs) - 5} pairs more" if len(pairs) > 5 else ""
     return [
-        f"task vectors nearly coincide: {', '.join(pairs[:5])}{more}. They may be one checkpoint, one fine-tuned from "
-        "the other, or both fine-tuned from another model than this base."
+        f"task vectors nearly coincide{where}: {', '.join(pairs[:5])}{more}. They may be one checkpoint, one "
+        "fine-tuned from the other, or both fine-tuned from another model than this base."
     ]
 
 

@@ -186,13 +186,13 @@ class TaskWeights:
 
     def small_files(self, task: str) -> dict[str, Path]:
         """Lists what a plain checkpoint of a task has beside its weights."""
-        self._open(task)
-        files: dict[str, Path] = {}
+        absent, files = self._open(task).record.absent, dict[str, Path]()
         for place in (self.folder, self.folder / "tasks" / task):
             for name, path in walk(place):
                 top, nested, _ = name.partition("/")
                 weights = not nested and name.endswith((".safetensors", ".safetensors.index.json"))
-                own = name in _OWN_FILES or (bool(nested) and place == self.folder and top in ("tasks", "base"))
+                of_root = name in absent or (bool(nested) and top in ("tasks", "base"))
+                own = name in _OWN_FILES or (place == self.folder and of_root)
                 if path.is_file() and not weights and not own and not any(part[0] == "." for part in name.split("/")):
                     files[name] = artifact_file(self.folder, path.relative_to(self.folder).as_posix())
         return files
@@ -303,6 +303,7 @@ class TaskWeights:
                 f"the base of this merge, {named}, is not at {place}, and the tasks are restored from it: pass its "
                 "folder or Hub id as `base`."
             )
+        self.base_folder = place
         # What came at its commit from a Hub need not be read to be believed.
         return [_open_verified(place, file, base, named, not hub) for file in base.files]
 

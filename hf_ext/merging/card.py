@@ -186,6 +186,11 @@ def _notes(merge: Merge) -> list[str]:
     return notes
 
 
+def keep_tasks(value: Any, tasks: Collection[str]) -> Any:
+    """A value of an option; of one for each task, those of tasks that were not removed."""
+    return {task: own for task, own in value.items() if task in tasks} if isinstance(value, dict) else value
+
+
 def _configuration(merge: Merge) -> str:
     """The YAML file that merges again."""
 
@@ -199,7 +204,7 @@ def _configuration(merge: Merge) -> str:
     if method in METHODS:
         defaults |= {name: option.default for name, option in METHODS[method].options.items()}
     chosen = {
-        key: value
+        key: keep_tasks(value, merge.tasks)
         for key, value in merge.method.items()
         if key in defaults and value is not None and value != defaults[key]
     }

@@ -14,7 +14,8 @@ from pathlib import Path, PurePosixPath
 from ..errors import DataError
 from ..files import read_json, same_bytes, stays_inside
 from ..hub.disclosure import find_secret
-from ..hub.published_files import LICENCES, REPORTS, is_loaded, walk
+from ..hub.published_files import LICENCES, REPORTS, is_loaded, is_tokenizer, walk
+from .tokens import TOKENIZERS
 
 _WEIGHTS = (
     *("*.safetensors", "*.safetensors.index*.json", "*.bin", "*.bin.index*.json", "*.pt", "*.pth", "*.ckpt", "*.pkl"),
@@ -46,6 +47,7 @@ LEFT_OUT = (*_WEIGHTS, *_STATES, *_SHOWN, *_SECRETS, *_OWN)
 _UNSAID = (*_OWN, ".git*", ".DS_Store")
 CODE = "*.py"
 MODULES = "modules.json"
+_MODULE = "model.safetensors"
 # Chat templates and generation settings. A single model gets those of its tasks if all tasks agree.
 _SPOKEN = ("generation_config.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*")
 
@@ -67,15 +69,14 @@ class Companions:
 def find_companions(folder: Path, *, own: Collection[str] = (), alone: bool = False) -> Companions:
     """Lists what belongs to a model whose weights are the files `own`. If these were given as a file, `alone`, only
     what loaders read beside it is the model's."""
-    inner = read_modules(folder)
-    files: dict[str, Path] = {}
-    modules: dict[str, Path] = {}
-    others: set[str] = set()
-    left_out: list[str] = []
+    inner, files, modules = read_modules(folder), dict[str, Path](), dict[str, Path]()
+    others, left_out = set[str](), list[str]()
     for name, path in walk(folder):
         place = PurePosixPath(name).parent.as_posix()
         needed = is_loaded(name) or _is(name, (MODULES, CODE)) or name in inner or place in inner
-        if name in own or _is(name, _UNSAID) or (_is(name, _WEIGHTS) and _SAME.fullmatch(name)):
+        # a module that has the weights of our form may have them in others too
+        again = path.name if place in inner and (path.parent / _MODULE).is_file() and path.name != _MODULE else name
+        if name in own or _is(name, _UNSAID) or (_is(name, _WEIGHTS) and _SAME.fullmatch(again)):
             continue
         if not path.is_file() or not stays_inside(folder, path):
             if needed:
@@ -111,11 +112,20 @@ def read_modules(folder: Path) -> list[str]:
     """Sub-folders of the modules of a sentence-transformers model."""
     told = read_json(folder / MODULES) if (folder / MODULES).is_file() else []
     paths = [item.get("path") for item in told if isinstance(item, dict)] if isinstance(told, list) else []
-    return [path for path in paths if isinstance(path, str) and path and ".." not in path.split("/")]
+    named = [path for path in paths if isinstance(path, str) and ".." not in path.split("/")]
+    return [place for path in named if (place := PurePosixPath(path).as_posix()) != "."]
 
 
 def _is(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def find_absent(root: Collection[str], task: Companions) -> tuple[str, ...]:
+    """The files of the root that a task must not get, as it lacks them: those of a tokenizer beside another form of
+    one, and how to generate beside a configuration of its own."""
+    spoken, tuned = any(name in task.files for name in TOKENIZERS), "config.json" in task.files
+    lacking = [name for name in root if name not in task.files]
+    return tuple(name for name in lacking if (spoken and is_tokenizer(name)) or (tuned and name == _SPOKEN[0]))
 
 
 def same_content(first: Path, second: Path) -> bool:
@@ -151,7 +161,7 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[
                 continue
             if name not in tasks[title].modules:
                 differing.setdefault(title, []).append(name)
-            elif all(name in own.modules for own in (base, *tasks.values())) and name.endswith("/model.safetensors"):
+            elif all(name in own.modules for own in (base, *tasks.values())) and name.endswith(f"/{_MODULE}"):
                 modules += [name] if name not in modules else []
                 joined.pop(name, None)
             else:
@@ -176,13 +186,13 @@ def _keep_modules_together(
     if MODULES in ours or MODULES not in joined:
         return
     places = read_modules(joined[MODULES].parent)
-    units = {
-        title: [MODULES, *(name for name in own.all if str(PurePosixPath(name).parent) in places)]
-        for title, own in tasks.items()
-    }
-    if all(name in joined for names in units.values() for name in names):
+    files = [name for own in tasks.values() for name in own.all if PurePosixPath(name).parent.as_posix() in places]
+    unit = {MODULES, *files}
+    if unit <= joined.keys():
         return
-    for title, names in units.items():
-        differing[title] = list(dict.fromkeys([*differing.get(title, []), *names]))
-        for name in names:
-            joined.pop(name, None)
+    for title, own in tasks.items():
+        differing[title] = list(
+            dict.fromkeys([*differing.get(title, []), *(name for name in own.all if name in unit)])
+        )
+    for name in unit:
+        joined.pop(name, None)

@@ -292,6 +292,7 @@ _RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
     ("rescale", lambda c, m: c.rescale != "global" and not c.with_masks, "it scales masks, which masks: true writes"),
     ("include_base", lambda c, m: c.include_base and not c.with_masks, "only masks, of masks: true, need the base"),
     ("allow_missing", lambda c, m: c.allow_missing and c.with_masks, "with masks each task keeps its own"),
+    ("allow_missing", lambda c, m: c.allow_missing and c.adapters != "refuse", "peft loads the first's parts"),
 )
 
 

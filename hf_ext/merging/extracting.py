@@ -23,13 +23,12 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.pytorch_utils import Conv1D
 
 from hf_ext.emr.building import model_class
-from hf_ext.emr.manifest import find_folder
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.files import copy_into, read_json_object, require_free, whole_folder, write_json
 from hf_ext.hub.disclosure import cut_paths
 
 from ..errors import DataError, UsageError
-from .loading import compare_settings, find_loaded_names
+from .loading import compare_settings, find_loaded_names, find_part
 from .name_matching import match_fine_tune
 from .sources import open_weights, size_text
 
@@ -68,13 +67,8 @@ def open_task(artifact: str, task: str, base: str | None = None, endpoint: str |
         raise DataError(f"{artifact} is a merge of {weights.manifest.library}; a LoRA needs a model of transformers")
     names = tuple(weights.entries(task))
     record, origin, held = weights.manifest.tasks[task], weights.manifest.base, weights.base_tensors()
-    place, revision = base or origin.source, None
-    if base is None and origin.folder is not None:
-        place = str((weights.folder / origin.folder).resolve())
-    elif base is None and origin.revision is None:
-        place = str(find_folder(origin.source, weights.folder).resolve())
-    elif base is None:
-        revision = origin.revision
+    revision = origin.revision if base is None and origin.folder is None else None
+    place = base or (origin.source if revision else str(weights.base_folder.resolve()))
     in_base = {name: record.base_name(name) for name in names if record.base_name(name) in held}
     yield Pair(
         f"task {task!r} of {artifact}",
@@ -385,9 +379,7 @@ def _build_outline(pair: Pair) -> nn.Module:
 def _warn_of_settings(pair: Pair) -> list[str]:
     """Tells of settings in which a fine-tune is another model than its base, so that its weights are not all of it."""
     own = read_json_object(pair.files["config.json"])
-    # Of a base of several parts, such as CLIP, one may have been fine-tuned.
-    parts = [pair.base_config, *(part for part in pair.base_config.values() if isinstance(part, Mapping))]
-    base = next((part for part in parts if part.get("model_type") == own.get("model_type")), {})
+    base = find_part(pair.base_config, own)
     different = {key for key, _, _ in compare_settings(base, own)} if base else set()
     different |= {key for key in ("vocab_size", "tie_word_embeddings") if own.get(key, base.get(key)) != base.get(key)}
     if not base or not different:

@@ -23,12 +23,12 @@ from hf_ext.emr.artifact import (
     write_totals,
 )
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
-from hf_ext.emr.ops import SUMS, TOTALS
-from hf_ext.emr.report import COSINE, NORM_TO_BASE, make_bare_report, make_report
+from hf_ext.emr.ops import SUMS
+from hf_ext.emr.report import make_report
 
 from ..files import copy_into, read_json, read_json_object, write_json
 from ..hub.cards import write_card
-from .companions import same_content
+from .companions import find_absent, same_content
 from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
 from .engine import TensorSums
@@ -49,8 +49,9 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
     with ThreadPoolExecutor(1) as beside:
         # The weights are complete, and reading them through for their hashes needs no interpreter.
         # But for sums, which are written below, nothing writes such a file any more.
-        names = [name for name in list_files(folder) if name.endswith(".safetensors")]
-        weights = [name for name in names if not name.endswith(SUMS_FILE)]
+        weights = [
+            name for name in list_files(folder) if name.endswith(".safetensors") and not name.endswith(SUMS_FILE)
+        ]
         hashing = beside.submit(hash_files, folder, weights) if config.with_masks else None
         _copy_companions(folder, plan)
         # After the other files: it reads the copy's configuration.
@@ -59,11 +60,9 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             "base": _record_identity(base, out),
             "tasks": {task.label: _record_identity(task.identity(), out) for task in plan.tasks},
         }
-        participates = np.zeros((len(rows), len(plan.tasks)), bool)
-        for place, row in enumerate(rows):
-            participates[place, [*row.members]] = True
+        participates = np.array([[name is not None for name in row.task_names] for row in rows])
         elements = np.array([row.elements for row in rows], np.int64)
-        method = method_record(config, plan.merged_model, out)
+        method = method_record(config, out)
         if config.with_masks:
             for index, task in enumerate(plan.tasks):
                 write_sums(folder, task.label, sums.sums[:, index])
@@ -73,8 +72,6 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
         kept = written.result() if written is not None else None
         # the sizes that came out are warned of, not those of the plan
         warnings = [_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings]
-        if not config.is_measured:
-            warnings += warn_of_sample([*config.tasks], participates, sums)
         report = write_report(
             folder,
             sources=sources,
@@ -97,29 +94,6 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
     return report
 
 
-def warn_of_sample(tasks: Sequence[str], participates: np.ndarray, sums: TensorSums) -> list[str]:
-    """Warnings of a merge that was not measured, by the sums of its sample: a task that is no fine-tune of this base,
-    and tasks that are nearly the same."""
-    norms, total = np.sqrt(sums.gram.diagonal()), sums.totals[:, TOTALS.index("base_square")]
-    shares = norms / np.sqrt(np.maximum(total @ participates, np.finfo(float).tiny))
-    warnings = [
-        f"{task} is farther from the base than the base is from zero (‖τ‖/‖W0‖ {share:.2f} in a sample): it was "
-        "probably fine-tuned from another model."
-        for task, share in zip(tasks, shares, strict=True)
-        if share > NORM_TO_BASE
-    ]
-    pairs = [(i, j) for j in range(len(tasks)) for i in range(j)]
-    products = {(i, j): sums.gram[i, j] / (norms[i] * norms[j]) for i, j in pairs if norms[i] * norms[j] > 0}
-    close = [f"{tasks[i]} and {tasks[j]} ({value:.2f})" for (i, j), value in products.items() if value > COSINE]
-    if close:
-        warnings.append(
-            f"task vectors nearly coincide in a sample: {', '.join(close[:5])}{', …' if len(close) > 5 else ''}. They "
-            "may be one checkpoint, one fine-tuned from the other, or both fine-tuned from another model than this "
-            "base."
-        )
-    return warnings
-
-
 def _without_places(text: str, sources: Iterable[Source]) -> str:
     """A warning as it is kept: sources are named by what they are of the merge, not by where they lay."""
     for source in sources:
@@ -128,14 +102,14 @@ def _without_places(text: str, sources: Iterable[Source]) -> str:
     return text
 
 
-def method_record(config: MergeConfig, given: Source | None, out: Path) -> dict[str, Any]:
+def method_record(config: MergeConfig, out: Path) -> dict[str, Any]:
     """The options that decided the numbers."""
     record = {key: value for key, value in config.to_dict().items() if key not in _NOT_METHOD}
     record |= config.arguments | {"rescale": config.scaling}
     if config.merge_method.deltas:
         record["deltas"] = config.merge_method.deltas
     record["statistics"] = {task: _record_place(spec, out) for task, spec in config.statistics.items()}
-    return record if given is None or given.repo_id else record | {"merged": recorded_path(given.spec, out)}
+    return record | {"merged": config.merged and _record_place(config.merged, out)}
 
 
 def _record_place(source: str, out: Path) -> str:
@@ -155,12 +129,6 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
     free = {name: path for name, path in base.items() if not name.startswith(("tasks/", "base/"))}
     root = free if plan.config.with_masks else plan.companions
     copy_into(root, folder)
-    dtype = plan.config.dtype
-    if dtype and plan.base.library == "transformers" and "config.json" in root:
-        # Weights are loaded in the type that the configuration tells: the one that they were written in.
-        config = read_json(folder / "config.json")
-        config |= {"dtype": dtype} | ({"torch_dtype": dtype} if "torch_dtype" in config else {})
-        write_json(folder / "config.json", config)
     if plan.config.include_base:
         copy_into(base, folder / "base")
     for task in plan.tasks if plan.config.with_masks else ():
@@ -170,8 +138,15 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
             if name in CONFIGURATION_FILES or name not in root or not same_content(path, root[name])
         }
         copy_into(own, folder / "tasks" / task.label)
-    if plan.config.with_masks:
-        mark_root(folder, [task.label for task in plan.tasks])
+    dtype, tasks = plan.config.dtype, [task.label for task in plan.tasks if plan.config.with_masks]
+    for place in (folder, *(folder / "tasks" / task for task in tasks)):
+        path = place / "config.json"
+        if dtype and plan.base.library == "transformers" and path.is_file():
+            # Weights are loaded in the type that the configuration tells: the one that they were written in.
+            config = read_json(path)
+            write_json(path, config | dict.fromkeys(["dtype", *({"torch_dtype"} & config.keys())], dtype))
+    if tasks:
+        mark_root(folder, tasks)
 
 
 def _make_manifest(
@@ -225,6 +200,7 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
         density=float(sums[:, SUMS.index("mask")].sum() / merged) if merged else 0.0,
         scales={name: float(scales[places[row.name], index]) for name, row in masked.items()} if by_tensor else {},
         shared=tuple(item.name for item in plan.own_tensors(SHARED, task=index)),
+        absent=find_absent(plan.base.companions.all, task.companions),
     )
 
 
@@ -265,8 +241,7 @@ def write_report(
         "masks": total("tasks/*/mask.safetensors"),
         "extras": total("tasks/*/extra.safetensors"),
     }
-    about: dict[str, Any] = {"tasks": list(tasks), "sizes": sizes, "method": method}
-    report = make_report(**about, masks=masks, **numbers) if measured else make_bare_report(**about)
+    report = make_report(tasks=[*tasks], sizes=sizes, method=method, masks=masks, measured=measured, **numbers)
     compared = ("artifact_and_base", "checkpoints", "one_bit_and_base")
     large = warn_of_size(*(report["sizes"][key] for key in compared)) if masks else []
     report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"], *large]))

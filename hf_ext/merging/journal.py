@@ -63,9 +63,8 @@ class Journal:
     @staticmethod
     def has_begun(folder: Path) -> bool:
         """True if a folder holds a journal with at least one finished unit or pass."""
-        if read_passes(folder) is not None:
-            return True
-        return any("unit" in _parse(line) for file in folder.glob("*.jsonl") for _, line in _lines(file))
+        units = ("unit" in _parse(line) for file in folder.glob("*.jsonl") for _, line in _lines(file))
+        return read_passes(folder) is not None or any(units)
 
     def add(self, unit: int, sums: np.ndarray) -> None:
         """Notes a unit whose results have been written. Thread-safe."""
@@ -81,8 +80,7 @@ class Journal:
     def read(self, units: int) -> Iterator[np.ndarray]:
         """Reads the sums of all units, of all processes, in the order of the units."""
         places = self._find()
-        missing = [unit for unit in range(units) if unit not in places]
-        if missing:
+        if missing := [unit for unit in range(units) if unit not in places]:
             raise UsageError(f"{self._folder}: {len(missing)} of {units} units are not finished; run the merge again")
         for unit in range(units):
             file, start, length = places[unit]

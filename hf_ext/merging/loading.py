@@ -20,16 +20,18 @@ import torch
 MEANINGS = re.compile(
     r"\w*heads|(n|num)_head|\w*head_(dim|size)|\w*(d_head|dim_head)|\w*groups"
     r"|(\w+_)?(num|n)_(hidden_)?layers?|(en|de)coder_layers|layers_per_block"
-    r"|\w*theta|\w*rotary\w*|axes_dims?_rope"
+    r"|\w*theta|\w*rotary\w*|axes_dims?_rope|rope_interleaved?|alibi"
 )
 # Labels, origin, tokens and how a model is trained or run. Sizes of tensors are compared with the tensors.
 _NO_SETTINGS = re.compile(
     r"_.*|id2label|label2id|num_labels|problem_type|finetuning_task|architectures|auto_map|(torch_)?dtype"
     r"|transformers_version|task_specific_params|\w*_token(_id|_index)?|\w*vocab_size|use_cache|output_\w+|return_dict"
     r"|\w*dropout\w*|\w*_pdrop|\w*drop_path\w*|layerdrop|initializer_\w+|gradient_checkpointing|tie_word_embeddings"
-    r"|name_or_path|train_\w+|emr_tasks|base_model_name_or_path"
+    r"|name_or_path|train_\w+|emr_tasks|base_model_name_or_path|label_(names|descriptions)"
 )
 
+# The kind of a model, in the configurations of transformers and diffusers.
+KINDS = ("model_type", "_class_name")
 # Model types of this package, whose rooms are imported only when needed.
 OWN_KINDS = ("semanir", "mrconv")
 
@@ -99,8 +101,10 @@ def find_loaded_names(names: Mapping[str, object], config: Mapping[str, Any]) ->
 
 
 def read_labels(config: Mapping[str, Any]) -> dict[str, str]:
-    """Class names of a configuration by their numbers, without the default names of transformers."""
-    names = {str(key): str(name) for key, name in (config.get("id2label") or {}).items()}
+    """Class names of a configuration, also of timm, by their numbers, without the default names of transformers."""
+    told = config.get("id2label") or config.get("label_names")
+    told = dict(enumerate(told)) if isinstance(told, list) else told if isinstance(told, dict) else {}
+    names = {str(key): str(name) for key, name in told.items()}
     return {} if any(name in ("", f"LABEL_{key}") for key, name in names.items()) else names
 
 
@@ -115,6 +119,13 @@ def find_label_rows(tensors: Mapping[str, Any], config: Mapping[str, Any], count
     prefix = "" if model_class is None else f"{model_class.base_model_prefix}."
     rows = [name for name, info in tensors.items() if info.shape[:1] in ((count,), (count + 1,))]
     return [name for name in rows if not name.startswith(prefix)] or rows
+
+
+def find_part(config: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration that a part of a model has in that of the whole, such as CLIP, or the whole itself; empty if
+    it has none of the kind."""
+    places = [config, *(inner for inner in config.values() if isinstance(inner, Mapping) and "model_type" in inner)]
+    return next((inner for inner in places if all(inner.get(key) == part.get(key) for key in KINDS)), {})
 
 
 def compare_settings(base: Mapping[str, Any], task: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

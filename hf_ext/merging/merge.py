@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..distributed import Ranks
-from ..errors import DataError, OtherRun
+from ..errors import DataError, OtherRun, UsageError
 from ..files import copy_into, follow_link, read_json, remove_leftovers, replace_folder, sync, write_json
 from ..progress import progress
 from ..system import count_cores, free_bytes
@@ -103,6 +103,7 @@ def merge_checkpoints(
             if ranks.index == 0:
                 require_target(out, overwrite)
             plan = stack.enter_context(make_plan(config, token=token, endpoint=endpoint))
+            _require_base(plan, out)
             if ranks.index == 0 and show is not None:
                 show(plan)
             plan = resolve_plan(plan)
@@ -125,6 +126,16 @@ def merge_checkpoints(
         with run.step():
             report = run.complete() if ranks.index == 0 else {}
     return MergeResult(out, ranks.of_first(report))
+
+
+def _require_base(plan: Plan, out: Path) -> None:
+    """Refuses to replace a folder with the base that the tasks are restored from, if it is not in the result again."""
+    base, needed = plan.base, plan.config.with_masks and not plan.config.include_base
+    if needed and base.repo_id is None and Path(base.spec).expanduser().resolve().is_relative_to(out.resolve()):
+        raise UsageError(
+            f"{base.title} lies in {out}, which would be replaced, and the tasks are restored from it: copy it to "
+            "another place, or set include_base (--include-base)."
+        )
 
 
 class _Run:
@@ -182,8 +193,7 @@ class _Run:
 
     def open(self, stack: contextlib.ExitStack) -> None:
         """Opens the files and the journal in every process."""
-        changed = _differences(read_json(self.partial / "merge.json"), self.identity)
-        if changed:
+        if changed := _differences(read_json(self.partial / "merge.json"), self.identity):
             raise ValueError(f"the processes do not see the same checkpoints: {'; '.join(changed[:5])}; run it again.")
         config = self.plan.config
         self.outputs = Outputs(self.partial / "result", self.plan, resume=True)
@@ -236,8 +246,7 @@ class _Run:
     # deleted: were it deleted after, a kill between the two would leave a journal without its result.
     def complete(self) -> dict[str, Any]:
         """Writes scales, manifest, report and card when all units are finished, then renames the folder."""
-        changed = _differences(self.identity, _identity(self.plan))
-        if changed:
+        if changed := _differences(self.identity, _identity(self.plan)):
             shutil.rmtree(self.partial)
             raise DataError(f"a checkpoint changed while it was merged: {'; '.join(changed[:5])}; merge again.")
         config, folder = self.plan.config, self.partial / "result"

@@ -15,14 +15,12 @@ from typing import Any
 from hf_ext.hub.safetensors_headers import TensorInfo
 
 from ..errors import DataError
-from .loading import MEANINGS, build_empty, compare_settings, find_loaded_names, find_tied
+from .loading import KINDS, MEANINGS, build_empty, compare_settings, find_loaded_names, find_part, find_tied
 from .sources import Source
 from .tokens import TOKEN_FILES, UnreadableError, compare_tokens
 
 # Buffers that models compute from their configuration; newer versions do not save them.
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
-# The kind of a model, in the configurations of transformers and diffusers.
-_KINDS = ("model_type", "_class_name")
 # A prefix that fewer names have is a layer, not a wrapper.
 _PREFIX_SHARE = 1 / 3
 
@@ -255,7 +253,7 @@ def _refuse_other_model(base: Source, task: Source) -> None:
     """Refuses a task whose configuration says that it is another kind of model than the base."""
     if base.config and task.config and base.library != task.library:
         raise DataError(f"{task.title} is a {task.library} model, {base.title} a {base.library} model.")
-    for key in _KINDS:
+    for key in KINDS:
         expected, found = base.config.get(key), task.config.get(key)
         # Of a model of several parts, such as CLIP, one may have been fine-tuned and saved alone.
         parts = [part.get(key) for part in base.config.values() if isinstance(part, dict)]
@@ -280,10 +278,9 @@ def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str
     Heads of another size and another base of positions give the same numbers another meaning. One model of both would
     be wrong, so it is refused; with masks each task is computed by its own configuration, and the difference is said.
     """
-    if base.library == "peft" or any(base.config.get(key) != task.config.get(key) for key in _KINDS):
-        return []
+    whole = {} if base.library == "peft" else find_part(base.config, task.config)
     warnings = []
-    for key, expected, found in compare_settings(base.config, task.config):
+    for key, expected, found in compare_settings(whole, task.config) if whole else ():
         told = f"{task.title} has {key} {found!r}, the base {expected!r}"
         if MEANINGS.fullmatch(key.rpartition(".")[2]) and not masks:
             raise DataError(

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,7 +54,7 @@ _LOST = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(AbstractContextManager["Plan", None]):
     """Plan of a merge. Made by [`make_plan`]; use it as a context manager, or call [`~Plan.close`]."""
 
     config: MergeConfig  # the configuration
@@ -161,9 +161,6 @@ class Plan:
         """Closes the checkpoints."""
         for source in self.sources:
             source.close()
-
-    def __enter__(self) -> Plan:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -10,9 +10,7 @@ from hf_ext.emr.arithmetic import find_kernels
 
 from .plan import Plan
 from .sources import Source, size_text
-from .tensors import COMPARED, KEPT, SKIPPED, Own, type_name
-
-_SHOWN_NAMES = 3
+from .tensors import COMPARED, KEPT, SHOWN_NAMES, SKIPPED, Own, type_name
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -82,7 +80,7 @@ def _method_text(plan: Plan) -> str:
 
 def _count_text(elements: Mapping[str, int]) -> str:
     """Elements by the names of tensors, in a line."""
-    shown = ", ".join([*elements][:_SHOWN_NAMES]) + (", …" if len(elements) > _SHOWN_NAMES else "")
+    shown = ", ".join([*elements][:SHOWN_NAMES]) + (", …" if len(elements) > SHOWN_NAMES else "")
     return f"{len(elements)} tensors, {sum(elements.values()):,} elements: {shown}"
 
 

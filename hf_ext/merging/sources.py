@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from huggingface_hub import snapshot_download
 from tqdm.auto import tqdm
 
+from hf_ext.emr.artifact import find_code
 from hf_ext.emr.manifest import MANIFEST
 from hf_ext.files import read_json_object, stays_inside
 from hf_ext.hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
@@ -45,13 +46,15 @@ _QUANTISED_PARTS = re.compile(
 )
 
 
-class Source:
+class Source(AbstractContextManager["Source", None]):
     """
     One opened checkpoint of a merge: the base or a task's fine-tune. Made by [`open_weights`]. Only its header and its
     configuration have been read.
 
     Tensors of type float64 are given as float32: no arithmetic of a merge is wider.
     """
+
+    origin: tuple[str, str | None] | None = None  # of a copy the original and its commit, which are told in its place
 
     def __init__(self, label: str, spec: str, checkpoint: Checkpoint, place: Path | RepositoryFiles) -> None:
         self.label = label
@@ -95,9 +98,8 @@ class Source:
         if self.companions.left_out:
             found.append(f"{self.title}: not copied: {', '.join(self.companions.left_out)}")
         # this package has the code of its own models
-        named = {} if self.config.get("model_type") in OWN_KINDS else self.config.get("auto_map") or {}
-        own = [name for name in named.values() if isinstance(name, str) and "--" not in name]
-        absent = sorted({f"{name.partition('.')[0]}.py" for name in own} - self.companions.files.keys())
+        named = set[str]() if self.config.get("model_type") in OWN_KINDS else find_code(self.config)
+        absent = sorted(named - self.companions.files.keys())
         if absent:
             found.append(f"{self.title}: {', '.join(absent)} is not there, which auto_map of its config.json names")
         return found
@@ -169,7 +171,8 @@ class Source:
             }
             for name, file in self.checkpoint.files.items()
         }
-        return {"source": self.repo_id or self.spec, "revision": self.commit, "files": files}
+        source, revision = self.origin or (self.repo_id or self.spec, self.commit)
+        return {"source": source, "revision": revision, "files": files}
 
     def fingerprint(self) -> dict[str, Any]:
         """The values that must not change while a merge is interrupted: the identity; for a local folder also the
@@ -185,9 +188,6 @@ class Source:
     def close(self) -> None:
         """Closes the files."""
         self.checkpoint.close()
-
-    def __enter__(self) -> Source:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

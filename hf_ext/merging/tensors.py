@@ -30,7 +30,7 @@ KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's"
 TIED = "tied to another tensor in the base"
 WHOLE_NUMBERS, COMPUTED, STATISTIC = "not floating-point", "computed buffer", "running statistic"
 EXCLUDED = "excluded"
-_SHOWN_NAMES = 3
+SHOWN_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -267,8 +267,8 @@ class Table:
 
 def name_some(names: Sequence[str]) -> str:
     """A few of the names, and how many there are."""
-    more = f" and {len(names) - _SHOWN_NAMES} more tensors" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(names[:_SHOWN_NAMES]) + more
+    more = f" and {len(names) - SHOWN_NAMES} more tensors" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more
 
 
 def type_name(dtype: torch.dtype) -> str:

@@ -19,10 +19,10 @@ _WHOLE = (
     *("vocab.bpe", "bpe.codes", "dict.txt"),
 )
 # Files that list tokens, the first that is there counts.
-_TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", *_WHOLE)
+TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", *_WHOLE)
 # Tokens that were added to those of the other files.
 _ADDED = ("added_tokens.json", "tokenizer_config.json")
-TOKEN_FILES = (*_TOKENIZERS, *_ADDED)
+TOKEN_FILES = (*TOKENIZERS, *_ADDED)
 # Beside the rows of tokens: the identity of a file that is compared as a whole.
 _FILE = -1
 
@@ -40,7 +40,7 @@ def compare_tokens(base: Mapping[str, Path], task: Mapping[str, Path], taken: di
     `UnreadableError` if the two share no form of tokenizer, and transformers cannot read one of them.
     """
     # of tokenizers in several forms, one that both have
-    common = next((name for name in _TOKENIZERS if name in base and name in task), None)
+    common = next((name for name in TOKENIZERS if name in base and name in task), None)
     ours, theirs = _choose(base, common), _choose(task, common)
     if not theirs:
         return ""
@@ -60,7 +60,7 @@ def compare_tokens(base: Mapping[str, Path], task: Mapping[str, Path], taken: di
 
 def _choose(files: Mapping[str, Path], wanted: str | None) -> list[Path]:
     """The files that tell the tokens of a vocabulary: one that lists them, and those that add to it."""
-    listing = wanted or next((name for name in _TOKENIZERS if name in files), None)
+    listing = wanted or next((name for name in TOKENIZERS if name in files), None)
     if listing is None:
         return []
     added = () if listing == "tokenizer.json" else _ADDED
@@ -102,7 +102,7 @@ def _load_tokens(file: Path) -> dict[int, str]:
 def _read_file(file: Path) -> dict[int, str]:
     """The tokens of one file by their rows; its errors are those of a malformed file."""
     if file.name in _WHOLE:
-        return {_FILE: f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"}
+        return _read_whole(file)
     if file.name == "tokenizer.json":
         return {row: token for token, row in Tokenizer.from_file(str(file)).get_vocab().items()}
     text = file.read_text(encoding="utf-8")
@@ -111,4 +111,11 @@ def _read_file(file: Path) -> dict[int, str]:
     told = json.loads(text)
     if file.name == "tokenizer_config.json":
         return {int(row): item["content"] for row, item in told.get("added_tokens_decoder", {}).items()}
+    if any(isinstance(row, dict) for row in told.values()):
+        # a vocabulary for each language, as of MMS, whose tokens share the rows
+        return _read_whole(file)
     return {row: token for token, row in told.items()}
+
+
+def _read_whole(file: Path) -> dict[int, str]:
+    return {_FILE: f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"}

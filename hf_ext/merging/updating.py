@@ -25,7 +25,7 @@ from ..errors import DataError, UsageError
 from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from ..hub.safetensors_headers import CheckpointError
-from .card import VOTED, find_voters
+from .card import VOTED, find_voters, keep_tasks
 from .compare import REPORT
 from .configuration import MergeConfig
 from .finishing import rewrite_report
@@ -89,6 +89,8 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
         _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {base}")
         for opened in plan.tasks[:-1]:
             _require_same(manifest.tasks[opened.label].origin, opened.identity(), f"task {opened.label!r}")
+        if (first := manifest.base).folder is not None:
+            plan.base.origin = (first.source if first.revision else source_spec(first, place), first.revision)
 
     try:
         merge_checkpoints(config, place, **options, overwrite=True, progress=False, show=require_same_checkpoints)
@@ -105,11 +107,7 @@ def _own_options(manifest: Manifest, tasks: Collection[str]) -> dict[str, Any]:
     """The method and its options, of these tasks: others may have been removed since."""
     name = str(manifest.method.get("method"))
     options = METHODS[name].options if name in METHODS else {}
-    found = {
-        key: {task: own for task, own in value.items() if task in tasks} if isinstance(value, dict) else value
-        for key, value in manifest.method.items()
-        if key in options
-    }
+    found = {key: keep_tasks(value, tasks) for key, value in manifest.method.items() if key in options}
     return found | ({"method": name} if name in METHODS else {})
 
 
@@ -239,6 +237,8 @@ def _link(source: str, target: str) -> None:
 def _replace_tasks(manifest: Manifest, tasks: dict[str, TaskRecord]) -> Manifest:
     """The manifest with other tasks; those that voted stay the same."""
     voters = find_voters(manifest.method, manifest.tasks)
+    # a removed one, whose name another has now
+    voters = [f"{name} (removed)" if name in tasks.keys() - manifest.tasks.keys() else name for name in voters]
     method = {key: value for key, value in manifest.method.items() if key != VOTED}
     if voters != list(tasks) and not manifest.deltas:
         method[VOTED] = voters

@@ -99,11 +99,8 @@ class TaskVectors:
 
     def state(self) -> dict[str, Any]:
         """The results of the passes so far, from which an interrupted merge resumes."""
-        return {
-            "passes": self.passes_done,
-            "threshold_bits": self._threshold.tolist(),
-            "wanted": self._wanted.tolist(),
-        }
+        bits, wanted = self._threshold.tolist(), self._wanted.tolist()
+        return {"passes": self.passes_done, "threshold_bits": bits, "wanted": wanted}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continues from a saved state."""

@@ -250,6 +250,8 @@ def write_code(folder: Path, seed: int = 0, *, base: Path | None = None) -> Path
         "architectures": ["OwnModel"],
         "auto_map": {"AutoConfig": "own_model.OwnConfig", "AutoModelForCausalLM": "own_model.OwnModel"},
     }
+    # slow and fast, of which a model may lack one
+    config["auto_map"]["AutoTokenizer"] = ["own_model.OwnTokenizer", None]
     tensors = {"layer.weight": torch.eye(8) + seed / 100 * torch.randn(8, 8), "layer.bias": torch.zeros(8)}
     write_weights(folder, tensors, config=config)
     (folder / "own_model.py").write_text(CODE)

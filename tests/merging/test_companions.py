@@ -10,12 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from hf_ext import EMRModel
 from hf_ext.emr.artifact import verify_artifact
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError
 from hf_ext.merging.companions import find_companions
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
+from hf_ext.merging.updating import add_task
 from tests.emr.emr_testing import family, push_folder, tiny_bert, tiny_gpt2, write_code
 from tests.kit.refusals import refused
 from tests.merging.merging import merge
@@ -23,7 +25,7 @@ from tests.merging.merging import merge
 MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
     {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-    {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+    {"idx": 2, "name": "2", "path": "./2_Dense/", "type": "sentence_transformers.models.Dense"},
 ]
 
 
@@ -45,6 +47,7 @@ def add_sentence_modules(folder: Path, seed: int = 0) -> Path:
     generator = torch.Generator().manual_seed(seed)
     tensors = {"linear.weight": torch.randn(4, 16, generator=generator), "linear.bias": torch.zeros(4)}
     save_file(tensors, folder / "2_Dense" / "model.safetensors", metadata={"format": "pt"})
+    (folder / "2_Dense" / "pytorch_model.bin").write_bytes(b"the same %d" % seed)
     return folder
 
 
@@ -143,6 +146,24 @@ def test_one_model_ends_and_is_spoken_to_as_all_its_tasks_are(tmp_path):
         assert "chat_template.jinja" not in plan.companions
     with make_plan(config | {"method": "emr"}) as plan:
         assert not any("chat_template.jinja" in text for text in plan.warnings)
+
+
+def test_a_task_gets_nothing_of_the_base_that_would_speak_for_it(tmp_path):
+    config = family(tmp_path, tiny_gpt2)
+    base, a, b = (tmp_path / name for name in ("base", "a", "b"))
+    (base / "chat_template.jinja").write_text("the base's")
+    vocabulary = json.loads((a / "tokenizer.json").read_text())["model"]["vocab"]
+    (a / "vocab.txt").write_text("\n".join(vocabulary))
+    (a / "tokenizer.json").unlink()
+    (a / "generation_config.json").unlink()
+    # one without a tokenizer, which uses the base's
+    (b / "tokenizer.json").unlink()
+    merged = merge(config, tmp_path / "merged")
+    assert names(export(merged, "a", tmp_path / "export-a")) == names(a)
+    assert names(export(merged, "b", tmp_path / "export-b")) == names(b) | {"tokenizer.json", "chat_template.jinja"}
+    add_task(merged, "c", str(a), frozen=True)
+    assert names(export(merged, "c", tmp_path / "export-c")) == names(a)
+    assert EMRModel.from_pretrained(merged, "c").generation_config("c") == {}
 
 
 def test_weights_states_logs_secrets_and_other_models_stay(tmp_path):

@@ -80,6 +80,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown option": ({"options": {"weigth": 1}}, "no method has it"),
     "emr without masks": ({"masks": False}, "masks: false does not go with method 'emr'"),
     "rescale of deltas": ({"method": "onebit", "rescale": "official"}, "each tensor has its own scale"),
+    "adapters of other parts": ({"method": "average", "adapters": "adapter", "allow_missing": True}, "allow_missing"),
     "expression": ({"exclude": ["("]}, "not a valid regular expression"),
     "little memory": ({"memory": "10KB"}, "memory must be at least 1MB"),
     "no workers": ({"workers": 0}, "workers must be a whole number of at least 1"),

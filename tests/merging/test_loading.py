@@ -165,9 +165,10 @@ def write_classifier(folder: Path, kind: str, head: str, labels: dict[int, str])
 
 
 def test_classes_whose_head_is_not_found_are_refused_and_a_model_without_one_is_not(tmp_path):
-    for kind, allowed in (("OwnModel", False), ("BertModel", True)):
+    for kind, allowed in (("OwnModel", False), ("BertModel", True), ("timm", False)):
         for name, labels in (("base", "xy"), ("a", "xy"), ("b", "yx")):
-            config = {"architectures": [kind], "id2label": dict(enumerate(labels))}
+            told = {"label_names": [*labels]} if kind == "timm" else {"id2label": dict(enumerate(labels))}
+            config = {"architectures": [kind], **told}
             write_weights(tmp_path / name, {"body.weight": torch.ones(8, 8)}, config=config)
         config = siblings(tmp_path, "a", "b", method="average")
         with contextlib.nullcontext() if allowed else refused(DataError, "'b'", "'y'"):
@@ -210,6 +211,8 @@ LLAMA = transformers.LlamaConfig(**_TEXT).to_dict()
 LLAVA = json.loads(_LLAVA.to_json_string(use_diff=False))
 UNET = {"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.36.0", "sample_size": 8}
 OWN = {"_class_name": "Own", "_diffusers_version": "0"}
+HEADS = "num_attention_heads"
+CLIP = {"model_type": "clip", "text_config": {"model_type": "clip_text_model", HEADS: 4}}
 PARTIAL = "partial_rotary_factor"
 GROUPS = "num_conv_pos_embedding_groups"
 
@@ -246,6 +249,12 @@ GROUPS = "num_conv_pos_embedding_groups"
         ({"model_type": "swin"}, {"num_heads": [1, 2, 4, 8]}, "num_heads", True),
         ({"model_type": "wav2vec2"}, {GROUPS: 8}, GROUPS, True),
         ({"model_type": "own", PARTIAL: 0.5}, {PARTIAL: 1}, PARTIAL, True),
+        ({"model_type": "deepseek_v3"}, {"rope_interleave": False}, "rope_interleave", True),
+        ({"model_type": "falcon"}, {"alibi": True}, "alibi", True),
+        # a part that was fine-tuned alone
+        (CLIP, CLIP["text_config"] | {"text_config": None, HEADS: 2}, HEADS, True),
+        (CLIP, CLIP["text_config"] | {"text_config": None, "hidden_act": "relu"}, "hidden_act", False),
+        (CLIP, CLIP["text_config"] | {"text_config": None}, None, False),
         # ours: a key that an earlier version did not write has its default, and keys of other kinds mean nothing
         ({"model_type": "semanir"}, {"interpolated_base": False, "train_top_k": [2]}, None, False),
         ({"model_type": "semanir"}, {"interpolated_base": True}, "interpolated_base", False),

@@ -14,7 +14,7 @@ from hf_ext.emr.artifact import open_unified
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.ops import SUB_BLOCK
-from hf_ext.errors import DataError
+from hf_ext.errors import DataError, UsageError
 from hf_ext.files import TakenError
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.merging.merge import merge_checkpoints
@@ -193,6 +193,13 @@ def test_nothing_is_overwritten_unless_asked_and_only_a_merge(config, tmp_path):
     assert not (out / "emr.json").exists()
     merge_checkpoints(config, out, overwrite=True, progress=False)
     assert contents(out) == before
+    # tasks are restored from the base, which must not be replaced but by a copy of it
+    own = merge_checkpoints(config | {"include_base": True}, out, overwrite=True, progress=False).path
+    moved = config | {"base": str(own / "base")}
+    with refused(UsageError, own / "base", "include_base"):
+        merge_checkpoints(moved, out, overwrite=True, progress=False)
+    for options in ({"include_base": True}, {"method": "average"}):
+        merge_checkpoints(moved | options, out, overwrite=True, progress=False)
     mine = tmp_path / "mine"
     mine.mkdir()
     for name, text in (("config.json", "{}"), ("emr.json", "no json"), ("report.json", "[]")):

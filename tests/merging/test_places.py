@@ -220,7 +220,10 @@ def test_a_merge_is_loaded_in_the_type_that_it_was_written_in(tmp_path: Path):
         config = read_json(base / "config.json")
         write_json(base / "config.json", config | {"dtype": "float32" if name == "bfloat16" else "bfloat16"})
         folder = merge(given | {"dtype": name}, tmp_path / f"merged-{name}")
-        assert AutoModel.from_pretrained(folder, dtype="auto").dtype == dtype
+        masked = merge(given | {"dtype": name, "method": "emr"}, tmp_path / f"masked-{name}")
+        exported = TaskWeights(masked).export("a", tmp_path / f"exported-{name}")
+        for place in (folder, masked, exported):
+            assert AutoModel.from_pretrained(place, dtype="auto").dtype == dtype
 
 
 @pytest.mark.parametrize("method", ["emr", "average"])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from hf_ext.emr.manifest import Manifest
@@ -21,6 +22,7 @@ from hf_ext.errors import DataError, UsageError
 from hf_ext.hub.cards import write_card
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging import updating
+from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.updating import add_task, remove_task
 from hf_ext.settings import SettingsError
 from tests.emr.emr_testing import write_weights
@@ -38,12 +40,8 @@ def test_an_added_task_is_merged_with_all_others(sources, tmp_path, options):
     assert done["how"] == "merged again" and done["scale"] == Manifest.read(expected).tasks["c"].scale
     # late.weight, which none but the third task has merged, among them
     assert weights_of(artifact) == weights_of(expected)
-    ours, theirs = (json.loads((folder / "emr.json").read_text()) for folder in (artifact, expected))
-    if options == {"include_base": True}:
-        # it came from the copy in the artifact
-        for record in (ours, theirs):
-            del record["base"]["source"]
-    assert ours == theirs
+    # the base is named by where it came from first, not by its copy in the artifact
+    assert json.loads((artifact / "emr.json").read_text()) == json.loads((expected / "emr.json").read_text())
 
 
 def test_of_tasks_that_were_frozen_or_removed_only_those_that_are_there_vote(sources, kept, artifact):
@@ -53,6 +51,11 @@ def test_of_tasks_that_were_frozen_or_removed_only_those_that_are_there_vote(sou
     assert "elected_from" not in Manifest.read(artifact).method
     expected = merge(sources, "acb", artifact.with_name("expected"))
     assert weights_of(artifact) == weights_of(expected)
+    # another one under the name of one that voted
+    remove_task(artifact, "b")
+    add_task(artifact, "b", str(sources / "c"), frozen=True)
+    assert Manifest.read(artifact).method["elected_from"] == ["a", "c", "b (removed)"]
+    assert "without influence on the unified model: b." in (artifact / "README.md").read_text()
 
 
 def restored(folder: Path, task: str) -> dict[str, torch.Tensor]:
@@ -112,6 +115,14 @@ def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
         remove_task(artifact, "c")
     with refused(UsageError, "no task 'a'"):
         remove_task(artifact, "a")
+
+
+def test_the_card_of_what_is_left_has_a_merge_that_can_be_made(sources, tmp_path):
+    weights = {"weight": {"a": 0.5, "b": 0.2}}
+    artifact = merge(sources, "ab", tmp_path / "artifact", method="task_arithmetic", masks=True, **weights)
+    remove_task(artifact, "a")
+    written = yaml.safe_load((artifact / "README.md").read_text().split("```yaml")[1].split("```")[0])
+    assert MergeConfig.from_dict(written).options == {"weight": {"b": 0.2}}
 
 
 def test_what_was_told_of_the_other_tasks_is_still_told(sources, tmp_path):

@@ -77,6 +77,8 @@ VOCABULARIES = {
     "tokenizer.model": ("one", "two"),
     "sentencepiece.bpe.model": ("one", "two"),
     "tekken.json": ("[1]", "[2]"),
+    # of several languages, in the same rows
+    "vocab.json": ('{"en": {"x": 2}}', '{"en": {"x": 2}, "de": {"y": 2}}'),
     "added_tokens.json": ('{"x": 2, "y": 3}', '{"y": 2, "x": 3}'),
     "tokenizer_config.json": (
         '{"added_tokens_decoder": {"2": {"content": "x"}}}',

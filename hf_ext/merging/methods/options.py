@@ -119,10 +119,10 @@ def find_value(setting: Any, tensor: str, depth: float) -> Any:
         fitting = (part["value"] for part in setting if part.get("filter", "*") == "*" or part["filter"] in tensor)
         found = next(fitting, None)
         return None if found is None else find_value(found, tensor, depth)
-    if isinstance(setting[0], bool):
-        return setting[int(depth * (len(setting) - 1))]
     place = depth * (len(setting) - 1)
     low = int(place)
+    if isinstance(setting[0], bool):
+        return setting[low]
     high = min(low + 1, len(setting) - 1)
     return setting[low] + (place - low) * (setting[high] - setting[low])
 
