@@ -217,6 +217,8 @@ def test_json_is_text_with_a_last_newline(tmp_path):
     files.write_json(tmp_path / "a.json", {"ä": [1]}, indent=None)
     assert files.read_json(tmp_path / "a.json") == {"ä": [1]}
     assert (tmp_path / "a.json").read_bytes() == '{"ä": [1]}\n'.encode()
+    files.write_json(tmp_path / "b.json", "of other bytes: \udce4")
+    assert files.read_json(tmp_path / "b.json") == "of other bytes: \udce4"
     with pytest.raises(TypeError):
         files.write_json(tmp_path / "a.json", {1, 2})
     assert (tmp_path / "a.json").read_bytes() == '{"ä": [1]}\n'.encode()
