@@ -221,7 +221,6 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do(tmp_path):
     write_sounds("sounds", [""], 2, 8000, 0.1)
     Path("empty").mkdir()
     Path("noname.txt").write_text("base=models/a\n=models/a\n")
-    Path("nomodel.txt").write_text("base=models/a\nirony=\n")
     for method, data, message in (
         ("semanir", "empty", "empty is empty: add pictures, sounds, texts or tables"),
         ("semanir", "sounds", "semanir learns from pictures, pairs, but the data are sounds"),
@@ -231,7 +230,6 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do(tmp_path):
         ("emr", "empty", "no model in empty"),
         ("emr", "models", "the base of a is unknown"),
         ("emr", "noname.txt", "'=models/a' lacks a name or a model"),
-        ("emr", "nomodel.txt", "'irony=' lacks a name or a model"),
         ("emr", "photos/0.png", "photos/0.png is not a text file with one model per line"),
     ):
         assert message in run("init", method, "mine", "--data", data, code=2).stderr

@@ -59,6 +59,7 @@ def test_optimizers_of_torch_train_and_resume(tmp_path, examples, optim, options
     assert contents(tmp_path / "whole") == contents(tmp_path / "cut")
 
 
+FLOOR = {"lr_scheduler_kwargs": {"floor": 1}}
 MIN_LR = {"lr_scheduler_type": "cosine_with_min_lr"}
 
 
@@ -79,10 +80,7 @@ MIN_LR = {"lr_scheduler_type": "cosine_with_min_lr"}
         ({"num_train_epochs": 1e308}, "num_train_epochs must be more than 0, below 1e6"),
         ({"num_train_epochs": 0}, "num_train_epochs must be more than 0, below 1e6; got 0"),
         ({"per_device_train_batch_size": 10**30}, "per_device_train_batch_size must be a whole number from 1 to 10 m"),
-        *(
-            ({"lr_scheduler_type": name, "lr_scheduler_kwargs": {"floor": 1}}, f"{{'floor': 1}} do not fit {name}: ")
-            for name in SCHEDULES
-        ),
+        *(({"lr_scheduler_type": name, **FLOOR}, f"{{'floor': 1}} do not fit {name}: ") for name in SCHEDULES),
     ],
 )
 def test_what_cannot_steer_is_refused_in_words_and_leaves_nothing(tmp_path, examples, changes, said):
@@ -101,11 +99,10 @@ def test_sets_may_have_numbers_for_names(tmp_path, examples, names, in_python):
     assert (tmp_path / "run" / "best").is_dir()
 
 
-@pytest.mark.parametrize("kind", ["empty", "stream"])
-def test_data_of_which_no_example_can_be_counted_is_refused_at_once(tmp_path, examples, kind):
-    rows = open_source(DataSource(str(examples)))
-    rows = rows.select([]) if kind == "empty" else rows.to_iterable_dataset()
+@pytest.mark.parametrize("change", [lambda rows: rows.select([]), lambda rows: rows.to_iterable_dataset()])
+def test_data_of_which_no_example_can_be_counted_is_refused_at_once(tmp_path, examples, change):
     with refused(DataError, "evaluation"):
+        rows = change(open_source(DataSource(str(examples))))
         run(TinyTask(), make_arguments(tmp_path / "run", examples), None, {"a": rows})
     assert not (tmp_path / "run").exists()
 

@@ -179,13 +179,9 @@ def test_a_flag_without_its_value_is_not_the_default(flags):
         # A text is not cut.
         *(({}, [f"--name={word}"], {"name": word}) for word in ("photos #1", "*.png", "@home", "&x", "a:b", "C:\\x")),
         ({}, ["--x", "'a # b'", "--y", "[1] # one"], {"x": "a # b", "y": [1]}),
-        # Days and hours are names, and years may be those of sets.
+        # Days are names, and years may be.
         *(({}, ["--run_name", day], {"run_name": day}) for day in ("2026-05-01", "2026-05-01 10:00:00")),
-        (
-            {"eval": {2024: {"split": "test"}}},
-            ["--eval.2024.path", "x"],
-            {"eval": {2024: {"split": "test", "path": "x"}}},
-        ),
+        ({"eval": {2024: {}}}, ["--eval.2024.path", "x"], {"eval": {2024: {"path": "x"}}}),
     ],
 )
 def test_flags_change_what_a_file_says(values, flags, expected):

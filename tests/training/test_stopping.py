@@ -20,7 +20,6 @@ import pytest
 import torch
 
 from hf_ext.errors import UsageError
-from hf_ext.training import Callback
 from hf_ext.training import main as program
 from hf_ext.training.launcher import honour_launcher, require_devices
 from hf_ext.training.state import RunFolder
@@ -30,6 +29,7 @@ from tests.kit.refusals import refused
 
 from .launching import ROOT, environment
 from .stoppable import finish, start
+from .test_control import Word
 from .tiny import TinyTask, contents, evaluated, make_arguments, make_task, run, write_config, write_text_recipe
 
 STEPS = 30
@@ -172,26 +172,15 @@ def test_a_signal_saves_within_a_step_or_a_batch_of_an_evaluation(tmp_path, exam
     assert {name: stopped[name] for name in whole} == whole
 
 
-class Asking(Callback):
-    """Asks for an evaluation after the first step."""
-
-    def on_log(self, step, values):
-        return "evaluate" if step == 1 else None
-
-
-@pytest.mark.parametrize(("first", "asking"), [(2, []), (90, [Asking()])])
+@pytest.mark.parametrize(("first", "asking"), [(2, []), (90, [Word("evaluate", 1)])])
 def test_an_interrupted_evaluation_is_done_whatever_its_steps_are_then(tmp_path, examples, first, asking):
-    def arguments(eval_steps):
-        changes = {"max_steps": 4, "eval_steps": eval_steps, "save_steps": 90, "logging_steps": 1}
-        return make_arguments(tmp_path / "run", evaluated(examples), **changes)
-
+    changes, data = {"max_steps": 4, "save_steps": 90, "logging_steps": 1}, evaluated(examples)
     task = ScoringTask()
     task.scored, task.stop_in = [], 1
     with refused(RunStopped, "step 2"):
-        run(task, arguments(first), None, None, asking)
-    run(TinyTask(), arguments(90))
-    rows = RunFolder(tmp_path / "run").read_metrics()
-    assert [row["step"] for row in rows if "eval_mse" in row] == [2, 4]
+        run(task, make_arguments(tmp_path / "run", data, eval_steps=first, **changes), None, None, asking)
+    run(TinyTask(), make_arguments(tmp_path / "run", data, eval_steps=90, **changes))
+    assert [row["step"] for row in RunFolder(tmp_path / "run").read_metrics() if "eval_mse" in row] == [2, 4]
 
 
 def test_signals_are_left_as_they_were(tmp_path, examples):
