@@ -6,7 +6,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -42,7 +42,10 @@ def ended_by_signals(advice: str = "", *, own_folder: bool = False) -> Iterator[
     before: dict[signal.Signals, Any] = {}
     met: list[int] = []
     owner, outside = os.getpid(), tempfile.tempdir
-    with tempfile.TemporaryDirectory(prefix="hf-ext-") if own_folder else nullcontext() as place:
+    folder: AbstractContextManager[str | None] = nullcontext()
+    if own_folder:
+        folder = tempfile.TemporaryDirectory(prefix="hf-ext-")
+    with folder as place:
 
         def stop(number: int, frame: FrameType | None) -> None:
             if os.getpid() != owner:
