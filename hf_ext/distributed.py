@@ -46,7 +46,6 @@ class Ranks:
 
     def __init__(self, accelerator: Accelerator | PartialState | None = None, patience: timedelta = _PATIENCE) -> None:
         self.index, self.count, self.local_index = 0, 1, 0
-        # Words travel by gloo, beside the tensors of a training, and wait as long as the slowest process takes.
         self.group: Any = None
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         # Both come from a launcher; a container of a cluster may have the number alone, and nobody to wait for.
@@ -56,7 +55,14 @@ class Ranks:
             self.index, self.count = state.process_index, state.num_processes
             self.local_index = state.local_process_index
         if self.count > 1:
-            self.group = _make_group(patience)
+            import torch
+
+            # Words travel by gloo, beside the tensors of a training, and wait as long as the slowest process takes; in
+            # one group for each group that the processes form.
+            world = torch.distributed.group.WORLD
+            if not _groups or _groups[0] is not world:
+                _groups[:] = [world, torch.distributed.new_group(timeout=patience, backend="gloo")]
+            self.group = _groups[1]
 
     def share(self, items: list[Value]) -> list[Value]:
         """The share of this process in a list that all processes have."""
@@ -149,16 +155,6 @@ def require_device(device: str) -> str:
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {device} cannot be used: {error}") from error
     return device
-
-
-def _make_group(patience: timedelta) -> Any:
-    """The group in which the processes exchange words; one for each group that they form."""
-    import torch
-
-    world = torch.distributed.group.WORLD
-    if not _groups or _groups[0] is not world:
-        _groups[:] = [world, torch.distributed.new_group(timeout=patience, backend="gloo")]
-    return _groups[1]
 
 
 def _join_processes() -> PartialState:

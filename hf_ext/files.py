@@ -108,7 +108,8 @@ def open_to_readers(folder: Path) -> None:
 
 def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 2) -> None:
     """Writes what JSON can hold as a whole file that ends with a newline."""
-    with whole_file(path, "w") as file:
+    # Of a name that is not UTF-8 the replacement is the escape of JSON.
+    with whole_file(path, "w", errors="backslashreplace") as file:
         json.dump(content, file, indent=indent, ensure_ascii=False)
         file.write("\n")
 

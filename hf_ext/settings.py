@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -19,10 +20,9 @@ T = TypeVar("T")
 # Hand-written files are far smaller; the limit avoids reading a weights file that was given by mistake.
 MAX_CHARACTERS = 200_000
 # Fields of models' configurations that matter in training alone, beside those that are called dropout or the like.
-_OF_TRAINING = (
-    *("reconstruction_loss", "train_top_k", "sync_batch_norm"),
-    *("initializer_range", "layer_scale_init_value"),
-)
+_OF_TRAINING = ("reconstruction_loss", "train_top_k", "sync_batch_norm", "initializer_range", "layer_scale_init_value")
+# A number without the point and the sign that YAML 1.1 wants.
+_EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
 
 
 def matters_in_use(field: str) -> bool:
@@ -37,7 +37,7 @@ class SettingsError(UsageError):
 class _Loader(yaml.SafeLoader):
     """
     YAML that refuses a repeated key instead of keeping the last, an alias inside of what it stands for, and a number
-    that is none in base 10: YAML 1.1 reads 010 as 8, and 1:30 as 90.
+    that is none in base 10: YAML 1.1 reads 010 as 8, and 1:30 as 90. A day, such as 2026-05-01, is text.
     """
 
     def __init__(self, stream: str) -> None:
@@ -60,15 +60,17 @@ class _Loader(yaml.SafeLoader):
         word = node.value.lstrip("+-")
         if ":" in word or (word.replace("_", "").isdigit() and word[0] == "0" != word):
             line = node.start_mark.line + 1
-            raise ValueError(
-                f"line {line}: YAML reads {word!r:.80} in base {60 if ':' in word else 8}; write it in 10."
-            )
+            raise ValueError(f"line {line}: YAML reads {word!r:.80} in base {60 if ':' in word else 8}; use base 10.")
         is_whole = node.tag.endswith(":int")
         return self.construct_yaml_int(node) if is_whole else self.construct_yaml_float(node)
 
 
 for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_decimal)
+_Loader.yaml_implicit_resolvers = {
+    first: [found for found in resolvers if not found[0].endswith(":timestamp")]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
 
 
 def parse_yaml(text: str) -> Any:
@@ -157,6 +159,15 @@ def explain(error: StrictDataclassError) -> str:
     return str(error.__cause__ or error)
 
 
+def read_numbers(value: Any) -> Any:
+    """A value with all in it that are text to YAML 1.1 and numbers to everybody else, such as 1e-4, as numbers."""
+    if isinstance(value, dict):
+        return {key: read_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [read_numbers(item) for item in value]
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
 def _as_meant(value: Any, annotation: Any) -> Any:
     """The intended value, if YAML 1.1 reads another one."""
     # A float field takes whole numbers, and `1e-4`, which is text to YAML. A choice that has "no" takes `no`, which is
@@ -165,6 +176,9 @@ def _as_meant(value: Any, annotation: Any) -> Any:
     wanted = typing.get_args(annotation) if union else (annotation,)
     if value is False and any("no" in typing.get_args(kind) for kind in wanted):
         return "no"
+    if dict in wanted:
+        # A section without types of its own.
+        return read_numbers(value)
     if float not in wanted or isinstance(value, bool) or not isinstance(value, (int, str)):
         return value
     try:

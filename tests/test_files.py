@@ -214,12 +214,13 @@ def test_of_the_leftovers_only_those_of_the_named_files_go(tmp_path):
 
 
 def test_json_is_text_with_a_last_newline(tmp_path):
-    files.write_json(tmp_path / "a.json", {"ä": [1]}, indent=None)
-    assert files.read_json(tmp_path / "a.json") == {"ä": [1]}
-    assert (tmp_path / "a.json").read_bytes() == '{"ä": [1]}\n'.encode()
+    # With what Python makes of a byte that is not UTF-8.
+    files.write_json(tmp_path / "a.json", {"ä\udce4": [1]}, indent=None)
+    assert files.read_json(tmp_path / "a.json") == {"ä\udce4": [1]}
+    assert (tmp_path / "a.json").read_bytes() == '{"ä\\udce4": [1]}\n'.encode()
     with pytest.raises(TypeError):
         files.write_json(tmp_path / "a.json", {1, 2})
-    assert (tmp_path / "a.json").read_bytes() == '{"ä": [1]}\n'.encode()
+    assert (tmp_path / "a.json").read_bytes() == '{"ä\\udce4": [1]}\n'.encode()
 
 
 @pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b"\xff"])

@@ -5,6 +5,7 @@
 import math
 import os
 from collections import Counter
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import logging
 
 from ..errors import DataError
+from ..mrconv.feature_extraction_mrconv import as_array
 
 logger = logging.get_logger(__name__)
 # Parts of a long recording that are classified at once.
@@ -122,7 +124,7 @@ def _read(given: Any, rate: int) -> np.ndarray:
     place, content = given.get("path"), given.get("bytes")
     if raw is None and (place, content) != (None, None):
         return read_recording({"path": place, "bytes": content}, rate)
-    if raw is None or type(own) not in (int, float) or not 0 < own < math.inf:
+    if raw is None or not isinstance(own, Real) or isinstance(own, bool) or not 0 < own < math.inf:
         raise DataError(
             "a dict of a sound has raw or array and a positive sampling_rate in Hz, or bytes or path; this one has "
             f"{sorted(given)}, and the sampling_rate {own!r}."
@@ -146,7 +148,7 @@ def _fetch(address: str) -> bytes:
 
 def _mix(samples: Any) -> np.ndarray:
     """Samples as floats of one channel."""
-    values = samples.detach().cpu().numpy() if isinstance(samples, torch.Tensor) else np.asarray(samples)
+    values = as_array(samples)
     if values.dtype in (np.int16, np.int32):
         values = values / np.float32(-np.iinfo(values.dtype).min)
     if values.ndim not in (1, 2) or not values.size or values.dtype.kind != "f":
@@ -154,6 +156,9 @@ def _mix(samples: Any) -> np.ndarray:
             "a sound has floats, int16 or int32 of shape (samples,), or with channels, and at least one sample; this "
             f"one has the shape {values.shape} and the type {values.dtype}."
         )
+    if values.dtype.itemsize not in (4, 8):
+        # soxr resamples float32 and float64 only.
+        values = values.astype(np.float32)
     return values.mean(int(np.argmin(values.shape))) if values.ndim == 2 else values
 
 

@@ -61,10 +61,9 @@ def describe_extras() -> dict[str, str]:
     """State of each extra: installed, or the names of its missing modules."""
     from hf_ext.extras import EXTRAS
 
-    modules: dict[str, list[str]] = {}
-    for module, extra in EXTRAS.items():
-        modules.setdefault(extra, []).append(module)
-    missing = {extra: [name for name in names if find_spec(name) is None] for extra, names in modules.items()}
+    missing: dict[str, list[str]] = {extra: [] for extra in EXTRAS.values()}
+    for name in (module for module in EXTRAS if find_spec(module) is None):
+        missing[EXTRAS[name]].append(name)
     return {extra: f"without {', '.join(names)}" if names else "installed" for extra, names in sorted(missing.items())}
 
 

@@ -159,13 +159,15 @@ def _find_models(place: Path) -> dict[str, str]:
         found = {part.name: str(part) for part in folders}
     elif place.is_file():
         try:
-            lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines()]
+            lines = [line.strip() for line in place.read_text(encoding="utf-8-sig").splitlines()]
         except ValueError as error:
             raise click.UsageError(f"{place} is not a text file with one model per line: {error}.") from error
         for line in (line for line in lines if line and not line.startswith("#")):
             name, sign, source = map(str.strip, line.partition("="))
-            if not sign:
+            if not sign or Path(line).expanduser().exists():
                 source, name = line, line.partition("@")[0].rstrip("/").rpartition("/")[2]
+            if not (name and source):
+                raise click.UsageError(f"{place}: {line!r} lacks a name or a model; write NAME=ID.")
             if name in found:
                 raise click.UsageError(f"{place}: two models are called {name!r}; write NAME=ID for one of them.")
             found[name] = source

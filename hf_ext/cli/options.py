@@ -69,10 +69,8 @@ def _make_option(flag: str, field: "dataclasses.Field[Any]", hint: Any, told: st
     elif origin is dict:
         told, more = f"{told} Repeatable.", {"metavar": "NAME=VALUE", "multiple": True, "callback": _as_mapping}
     elif origin is list:
-        told, more = (
-            f"{told} Repeatable.",
-            {"multiple": True, "callback": lambda ctx, param, texts: list(texts) or None},
-        )
+        told = f"{told} Repeatable."
+        more = {"multiple": True, "callback": lambda ctx, param, texts: list(texts) or None}
     elif hint is bool:
         more, flag = {}, f"{flag}/--no-{flag[2:]}"
         shown = None if shown is None else flag.split("/")[not shown][2:]

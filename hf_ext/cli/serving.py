@@ -11,8 +11,6 @@ from .groups import Group
 from .library import import_without_models
 from .terminal import note
 
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
 
 @click.group(cls=Group)
 def hub() -> None:
@@ -32,7 +30,7 @@ def hub() -> None:
 @click.option(
     "--token-file",
     "token",
-    type=FILE,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     callback=lambda context, option, path: path.read_text(encoding="utf-8").strip() if path else None,
     help="File with the token that clients need for writing, and for private repositories.",
 )

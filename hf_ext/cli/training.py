@@ -16,9 +16,7 @@ CONFIG_FILE = RecipeFile()
 
 # Everything after FILE.yaml belongs to the training arguments, --help included.
 @click.command(context_settings={"allow_interspersed_args": False}, add_help_option=False)
-@click.option(
-    "-h", "--help", "show_help", is_flag=True, help="Show this; with FILE.yaml, also the fields of its method."
-)
+@click.option("-h", "--help", "show_help", is_flag=True, help="Show this; with FILE.yaml, also its method's fields.")
 @click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE, required=False)
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -56,7 +54,7 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--config", required=True, type=CONFIG_FILE, help="YAML file with method, task and data.eval.")
 @click.option("--task", metavar="NAME", help="Task of a merge.")
-@click.option("--output", type=click.Path(path_type=Path), help="Also write the result to this file (eval.json).")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Also write eval.json to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; non-finite numbers become null.")
 def evaluate(
     source: str,

@@ -76,7 +76,8 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
 
 def name_sets(data: datasets.Dataset | dict[str, datasets.Dataset] | None) -> dict[str, datasets.Dataset]:
     """Evaluation sets by name; a single one has an empty name."""
-    return data if isinstance(data, dict) else {} if data is None else {"": data}
+    named: dict[Any, datasets.Dataset] = data if isinstance(data, dict) else {} if data is None else {"": data}
+    return {str(name): rows for name, rows in named.items()}
 
 
 def describe_memory(data: datasets.Dataset) -> DataSource:

@@ -16,19 +16,20 @@ _VARIANCE_EPSILON = 1e-7
 _MOST_CHANNELS = 8
 
 
-def _array(audio: Any) -> np.ndarray:
-    """Audio as an array; a masked sample has no value."""
+def as_array(audio: Any) -> np.ndarray:
+    """Audio as an array in this machine's byte order; a masked sample has no value."""
     if isinstance(audio, torch.Tensor):
         # NumPy has no bfloat16.
         return (audio.float() if audio.is_floating_point() else audio).numpy(force=True)
     if isinstance(audio, np.ma.MaskedArray) and audio.mask.any():
         return np.ma.filled(audio.astype(np.float32), np.nan)
-    return np.asarray(audio)
+    array = np.asarray(audio)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _waveform(recording: Any) -> np.ndarray:
     """One recording as float32 in [-1, 1] if it was whole numbers; floats keep their scale."""
-    array = _array(recording)
+    array = as_array(recording)
     if array.ndim != 1:
         raise ValueError(
             f"A recording has shape {array.shape}; expected one axis of samples (mono). Average the channels first, "
@@ -52,7 +53,7 @@ def _waveform(recording: Any) -> np.ndarray:
 def _recordings(raw_speech: Any) -> list[np.ndarray]:
     """The batch as a list: one recording, a list of them, or an array of `[batch, samples]`."""
     if isinstance(raw_speech, (torch.Tensor, np.ndarray)):
-        raw_speech = _array(raw_speech)
+        raw_speech = as_array(raw_speech)
         if raw_speech.ndim == 2 and raw_speech.shape[1] <= _MOST_CHANNELS < raw_speech.shape[0]:
             raise ValueError(
                 f"The audio has shape {raw_speech.shape}: samples x channels? Give mono audio, "

@@ -321,9 +321,7 @@ class MRConvModel(MRConvPreTrainedModel):
                     "for a model without vocabulary."
                 )
             if not values.is_floating_point():
-                raise TypeError(
-                    f"`input_values` is {values.dtype}; give floating-point numbers, or tokens as `input_ids`."
-                )
+                raise TypeError(f"`input_values` is {values.dtype}; give floats, or tokens as `input_ids`.")
             raw = precise(values)
             values = (values if self.units is None else self.units.normalize(values)).to(self.dtype)
             observed = observed_mask
@@ -529,9 +527,7 @@ class MRConvForRetrieval(MRConvForSequenceClassification):
         refuse_packing(kwargs)
         first, second = self.model.embed(input_ids), self.model.embed(input_ids_2)
         if len(first) != len(second):
-            raise ValueError(
-                f"There are {len(first)} first and {len(second)} second documents; give pairs, as many of each."
-            )
+            raise ValueError(f"There are {len(first)} first and {len(second)} second documents; give as many of each.")
         # One pass for both, so batch statistics include all documents and are updated once.
         documents, mask = _join([first, second], [attention_mask, attention_mask_2])
         outputs = self.model(inputs_embeds=documents, attention_mask=mask, **kwargs)

@@ -68,7 +68,7 @@ class DataArguments:
             return {}
         if "path" in self.eval or not all(isinstance(value, dict) for value in self.eval.values()):
             return {"": build(DataSource, self.eval, "data.eval")}
-        return {name: build(DataSource, value, f"data.eval.{name}") for name, value in self.eval.items()}
+        return {str(name): build(DataSource, value, f"data.eval.{name}") for name, value in self.eval.items()}
 
     def require_train_source(self) -> DataSource:
         """The training source; raises an error if it is missing."""
@@ -261,9 +261,7 @@ class TrainingArguments:
 
     def validate_peft(self) -> None:
         if self.peft is not None and self.init_from is None:
-            raise ValueError(
-                "peft trains an adapter for an existing model: set init_from, or remove the section 'peft'."
-            )
+            raise ValueError("peft adapts an existing model: set init_from, or remove the section 'peft'.")
 
     def validate_report_to(self) -> None:
         if any("," in name for name in self.trackers):
@@ -279,9 +277,7 @@ class TrainingArguments:
             except ValueError as error:
                 raise ValueError(f"hub_model_id is {self.hub_model_id!r}; allowed: org/name. {error}") from error
         if self.hub_strategy == "checkpoint" and not self.hub_private_repo:
-            raise ValueError(
-                "hub_strategy checkpoint pushes states, with paths of this machine: set hub_private_repo to true."
-            )
+            raise ValueError("hub_strategy checkpoint pushes states with local paths: set hub_private_repo to true.")
         if self.resume_from_checkpoint is not None and Path(self.resume_from_checkpoint).expanduser().exists():
             raise ValueError(
                 f"resume_from_checkpoint is the local {self.resume_from_checkpoint}; allowed: a Hub repository, "
@@ -399,7 +395,6 @@ def _resolve(path: Any) -> Any:
     return os.path.realpath(os.path.expanduser(path)) if isinstance(path, str) else path
 
 
-def _find_key(section: dict[str, Any], word: str) -> str:
-    """The key for a word of a flag: `-` stands for `_`, except in names that the file contains, such as those of
-    tasks."""
-    return word if word in section else word.replace("-", "_")
+def _find_key(section: dict[Any, Any], word: str) -> Any:
+    """The key for a word of a flag: `-` stands for `_`, except in names of the file, such as those of tasks."""
+    return next((key for key in section if str(key) == word), word.replace("-", "_"))

@@ -22,6 +22,7 @@ from huggingface_hub import HfApi
 
 from ..data.opening import find_files
 from ..errors import OtherRun
+from ..settings import read_numbers
 from .arguments import SCHEDULES_WITHOUT_END, DataArguments, TrainingArguments, find_paths, map_paths
 
 # The kind of change of each field, by its name and its section's.
@@ -125,7 +126,8 @@ def _list_settings(about: dict[str, Any]) -> dict[str, Any]:
     settings = {**defaults, **about["arguments"], "processes": about["processes"], "sharding": about["sharding"]}
     # Of a list of sources their number and their weights stay.
     train = map_paths(settings["data"].get("train"), lambda path: None)
-    return _join_names({**settings, "data": {**settings["data"], "train": train}})
+    # Earlier versions kept a number such as 1e-4 as text.
+    return _join_names(read_numbers({**settings, "data": {**settings["data"], "train": train}}))
 
 
 def _join_names(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

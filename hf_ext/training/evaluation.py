@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator, PartialState
 
 from ..distributed import Ranks, leave_groups
+from ..errors import DataError
 from ..files import write_json
 from ..progress import progress
 from .arguments import DataSource, TrainingArguments, map_paths
@@ -53,8 +54,7 @@ def evaluate(
     Raises:
         ValueError: If there are no examples.
     """
-    if len(data) == 0:
-        raise ValueError("the evaluation data is empty: check data.eval.path and data.eval.split.")
+    require_examples(data)
     if accelerator is None and PartialState().num_processes > 1:
         atexit.register(leave_groups)
     # A script may train after it, and the processes find each other once: here as for a training, on its devices.
@@ -77,6 +77,12 @@ def evaluate(
     model.train(was_training)
     gathered = sorted((score for part in ranks.gather(scores) for score in part), key=lambda item: item[0])
     return task.summarize([row for _, row in gathered])
+
+
+def require_examples(data: Any) -> None:
+    """Refuses data of an evaluation without examples, or without their number."""
+    if isinstance(data, datasets.IterableDataset) or len(data) == 0:
+        raise DataError("the evaluation data is empty, or a stream: check data.eval.path and data.eval.split.")
 
 
 def evaluate_sets(

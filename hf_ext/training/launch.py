@@ -14,7 +14,7 @@ from ..system import import_undisturbed
 from ..terminal import guarded_streams, is_verbose
 
 # The libraries and the loop are imported where they are needed, which is after everything was read and checked.
-from .arguments import TrainingArguments, apply_overrides, build, read_yaml
+from .arguments import TrainingArguments
 from .launcher import honour_launcher
 from .methods import build_task, describe_fields, read_arguments
 
@@ -61,9 +61,7 @@ def evaluate_checkpoint(
         arguments = read_arguments(config, overrides or [], output_dir="", model={})
         sources = arguments.data_arguments.eval_sources
         if not sources:
-            raise ValueError(
-                f"{config} has no data.eval section: give the evaluation data with --data.eval.path FOLDER."
-            )
+            raise ValueError(f"{config} has no data.eval section: give its data with --data.eval.path FOLDER.")
         task = build_task(arguments)
     from hf_ext.emr.weights import task_checkpoint
 
@@ -74,8 +72,7 @@ def evaluate_checkpoint(
     pinned = ranks.ask_first(lambda: pin_revision(source))
     with ranks.first_before_others(), task_checkpoint(pinned, merged_task) as checkpoint:
         model = load_trained(task, checkpoint).to(ranks.own_device())
-        opened = {name: open_source(source, "data.eval") for name, source in sources.items()}
-        data = {name: match_classes(rows, task) for name, rows in opened.items()}
+        data = {name: match_classes(open_source(place, "data.eval"), task) for name, place in sources.items()}
     options = {"batch_size": arguments.per_device_eval_batch_size, "num_workers": arguments.data_arguments.num_workers}
     metrics = evaluate_sets(task, model, data, **options)
     revision = None if Path(source).expanduser().exists() else pinned.partition("@")[2]
@@ -110,11 +107,7 @@ def main(
                 files = [word for word in words if word.endswith((".yaml", ".yml")) and os.path.isfile(word)]
                 sys.stdout.write("\n" + describe_fields(files[0] if files else None))
             return 0 if words else 2
-        if make_task is None:
-            arguments = read_arguments(words[0], words[1:])
-        else:
-            # A task of its own has sections of its own.
-            arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
+        arguments = read_arguments(words[0], words[1:])
         arguments.data_arguments.require_train_source()
         honour_launcher(arguments)
         with import_undisturbed():

@@ -92,8 +92,14 @@ def honour_launcher(
                 "same value in both, or remove it in the latter."
             )
     changed = replace(arguments, **told)
-    if _is_on(environment, _DEEPSPEED):
-        _check_deepspeed(changed)
+    if _is_on(environment, _DEEPSPEED) and find_spec("deepspeed") is None:
+        raise UsageError("accelerate is configured for DeepSpeed, which is not installed: pip install deepspeed.")
+    if _is_on(environment, _DEEPSPEED) and changed.ema_decay and changed.mixed_precision != "no":
+        # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
+        raise UsageError(
+            f"DeepSpeed with mixed_precision {changed.mixed_precision} keeps no weights in 32 bits for the average: "
+            "set ema_decay to 0 or mixed_precision to 'no', or use FSDP2."
+        )
     differ = [name for name, value in told.items() if getattr(arguments, name) != value]
     return changed, [f"{name}: {told[name]}, set by the launcher" for name in differ]
 
@@ -172,15 +178,4 @@ def _refuse_lost_processes(environment: Mapping[str, str]) -> None:
         raise UsageError(
             "accelerate launch was given several processes on CPUs (MASTER_PORT is set) and started one: use "
             "--config_file examples/accelerate/ddp_2_cpu.yaml, or for one process, unset MASTER_PORT."
-        )
-
-
-def _check_deepspeed(arguments: TrainingArguments) -> None:
-    if find_spec("deepspeed") is None:
-        raise UsageError("accelerate is configured for DeepSpeed, which is not installed: pip install deepspeed.")
-    if arguments.ema_decay and arguments.mixed_precision != "no":
-        # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
-        raise UsageError(
-            f"DeepSpeed with mixed_precision {arguments.mixed_precision} keeps no weights in 32 bits for the average: "
-            "set ema_decay to 0 or mixed_precision to 'no', or use FSDP2."
         )

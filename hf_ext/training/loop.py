@@ -142,7 +142,7 @@ class _Training(Run):
             self._tell("on_begin", progress.step, self.folder.path, self.module)
             if progress.owes_evaluation:
                 with self.clock.count("excluded"):
-                    self._checkpoint(save=True)
+                    self._checkpoint(save=True, evaluate=True)
             while not self._is_over():
                 with self._explain_divergence():
                     loss, norm = self._step(batches)

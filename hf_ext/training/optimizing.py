@@ -24,7 +24,7 @@ from transformers import get_scheduler
 
 from ..errors import UsageError
 from ..settings import refuse_unknown
-from .arguments import TrainingArguments
+from .arguments import SCHEDULES_WITHOUT_END, TrainingArguments
 from .task import Task
 
 # These need a closure, another kind of gradients, or steps of their own.
@@ -96,6 +96,8 @@ def clear_gradients(optimizer: AcceleratedOptimizer) -> None:
 def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArguments) -> LRScheduler:
     """The learning rate of each step; refused where it is less than 0, or more than `learning_rate`."""
     try:
+        if arguments.lr_scheduler_kwargs and arguments.lr_scheduler_type in SCHEDULES_WITHOUT_END[:2]:
+            raise ValueError("it has none, and transformers would leave them out")
         schedule: LRScheduler = get_scheduler(
             arguments.lr_scheduler_type,
             optimizer,
@@ -105,9 +107,7 @@ def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArgument
         )
         # All of transformers' are functions of the step, parts of the peak.
         functions = getattr(schedule, "lr_lambdas", [])
-        shares = [
-            function(int(step)) for function in functions[:1] for step in np.linspace(0, arguments.max_steps, 64)
-        ]
+        shares = [part(int(step)) for part in functions[:1] for step in np.linspace(0, arguments.max_steps, 64)]
         if wrong := [share for share in shares if not 0 <= share <= 1 + 1e-9]:
             raise ValueError(f"the learning rate would become {wrong[0] * arguments.learning_rate:.3g}")
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -118,9 +118,11 @@ def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArgument
 
 
 def describe_warm_up(arguments: TrainingArguments) -> Iterator[str]:
-    """A warning if the warm-up ends after the run, which is right only for a short trial."""
+    """A warning if there is no warm-up, or if it ends after the run, which is right only for a short trial."""
     warm_up, steps, rate = arguments.warmup_steps, arguments.max_steps, arguments.learning_rate
-    if warm_up > steps and arguments.lr_scheduler_type != "constant":
+    if warm_up and arguments.lr_scheduler_type == "constant":
+        yield f"lr_scheduler_type constant does not use warmup_steps {warm_up}: constant_with_warmup does"
+    elif warm_up > steps:
         yield (
             f"warmup_steps is {warm_up}, max_steps {steps}: the learning rate rises to {rate * steps / warm_up:.3g} "
             f"and never reaches {rate:.3g}. For a short run, reduce warmup_steps as well"

@@ -39,6 +39,7 @@ from .arguments import TrainingArguments
 from .callbacks import Callback
 from .changes import Changes, describe_run, fingerprint
 from .data import TrainingLoader, check_workers, count_positions, describe_small_groups
+from .evaluation import require_examples
 from .launcher import check_processes, needs_processors, require_devices
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
 from .optimizing import WeightAverage, build_optimizer, build_schedule, describe_warm_up, read_optimizer
@@ -180,9 +181,7 @@ class Run:
         check_installed(*["tensorboard"] * ("tensorboard" in arguments.trackers), "matplotlib")
         if not (isinstance(callbacks, Sequence) and all(isinstance(one, Callback) for one in callbacks)):
             # Those of other libraries have the same events, and never act here.
-            raise UsageError(
-                f"callbacks is {callbacks!r}; allowed: a list of objects derived from hf_ext.training.Callback."
-            )
+            raise UsageError(f"callbacks is {callbacks!r}; allowed: a list of hf_ext.training.Callback objects.")
         read_optimizer(arguments)
         self.accelerator = make_accelerator(arguments, folder.path)
         publisher = [] if arguments.hub_model_id is None else [PushModels(arguments, folder)]
@@ -219,6 +218,8 @@ class Run:
             "early_stopping_patience": self.arguments.early_stopping_patience > 0,
             "hub_strategy best": self.arguments.hub_model_id is not None and self.arguments.hub_strategy == "best",
         }
+        for rows in self.eval_data.values():
+            require_examples(rows)
         if not self.eval_data and (given := [name for name, is_given in needs.items() if is_given]):
             raise UsageError(f"{given[0]} needs an evaluation: set data.eval, or change {given[0]}.")
         if accelerator.is_main_process:
@@ -255,6 +256,7 @@ class Run:
             positions = count_positions(len(self.train_data), self.groups, arguments.per_device_train_batch_size)
             steps = math.ceil(epochs * positions / self._batch_size)
             arguments = self.arguments = replace(arguments, max_steps=steps)
+            self.folder.notes.append(f"num_train_epochs {epochs:g}: {steps} steps, in place of max_steps")
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
         module = build_model(self.task, arguments.model, init_from)
         self.eval_data = {name: match_classes(data, self.task) for name, data in self.eval_data.items()}

@@ -125,9 +125,7 @@ class RunFolder:
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise UsageError(f"{self.path} is no folder, or a link to nothing: choose a folder as output_dir.")
         # Beside a new run may lie hidden files, and the files that its output goes to.
-        others = sorted(
-            path.name for path in self.path.glob("[!.]*") if not path.name.endswith((".log", ".out", ".err"))
-        )
+        others = sorted(path.name for path in self.path.glob("[!.]*") if path.suffix not in (".log", ".out", ".err"))
         if others:
             raise UsageError(
                 f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}) and no "
@@ -139,9 +137,7 @@ class RunFolder:
                 raise DataError(f"{self.path} is inside the data folder {place}: choose another output_dir.")
 
     def _acquire_lock(self) -> None:
-        """Takes the right to write here, unless this object has it; refuses where another process has it."""
-        if self.lock.is_locked:
-            return
+        """Takes the right to write here, also where this object has it; refuses where another process has it."""
         try:
             self.lock.acquire()
         except Timeout as error:

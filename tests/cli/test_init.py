@@ -136,10 +136,13 @@ def test_a_folder_or_a_list_of_models_becomes_a_merge(tmp_path, as_list):
     for seed, name in enumerate(("irony", "news"), 1):
         tiny_bert(tmp_path / "models" / name, seed, base=base, num_labels=1 + seed)
     if as_list:
-        Path("list.txt").write_text("# mine\nbase=models/base\nmodels/irony\nheadlines=models/news\n")
+        # As an editor of Windows writes it, with a folder whose name has the sign.
+        Path("models/news").rename("models/lr=1e-3")
+        lines = ["# mine", "base=models/base", "models/irony", "models/lr=1e-3"]
+        Path("list.txt").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
     run("init", "emr", "mine", "--data", "list.txt" if as_list else "models")
     text = Path("mine/merge.yaml").read_text()
-    assert list(yaml.safe_load(text)["tasks"]) == (["irony", "headlines"] if as_list else ["irony", "news"])
+    assert list(yaml.safe_load(text)["tasks"]) == (["irony", "lr=1e-3"] if as_list else ["irony", "news"])
     assert "2 fine-tunes of models/base" in text
     if not as_list:
         run("merge", "mine/merge.yaml", "mine/merged")
@@ -217,6 +220,7 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do(tmp_path):
     write_pictures("photos", [""], 3)
     write_sounds("sounds", [""], 2, 8000, 0.1)
     Path("empty").mkdir()
+    Path("noname.txt").write_text("base=models/a\n=models/a\n")
     for method, data, message in (
         ("semanir", "empty", "empty is empty: add pictures, sounds, texts or tables"),
         ("semanir", "sounds", "semanir learns from pictures, pairs, but the data are sounds"),
@@ -225,6 +229,7 @@ def test_what_cannot_be_learned_from_is_refused_with_what_to_do(tmp_path):
         ("dit", "photos", "the pictures have neither classes nor captions"),
         ("emr", "empty", "no model in empty"),
         ("emr", "models", "the base of a is unknown"),
+        ("emr", "noname.txt", "'=models/a' lacks a name or a model"),
         ("emr", "photos/0.png", "photos/0.png is not a text file with one model per line"),
     ):
         assert message in run("init", method, "mine", "--data", data, code=2).stderr

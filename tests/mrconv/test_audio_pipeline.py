@@ -84,6 +84,12 @@ GIVEN = {
     "content": (write(PCM, RATE), PCM.mean(1) / 32768),
     "FLAC at another rate": (write(PCM, 8000, "flac"), soxr.resample(PCM.mean(1) / 32768, 8000, RATE)),
     "undecoded": ({"bytes": write(PCM, RATE), "path": "x.wav"}, PCM.mean(1) / 32768),
+    "bfloat16": (torch.tensor(STEREO).bfloat16(), torch.tensor(STEREO).bfloat16().float().mean(1).numpy()),
+    "int16 in another byte order": (PCM.astype(">i2"), PCM.mean(1) / 32768),
+    **{
+        f"{kind} at a rate of numpy's": ({"raw": STEREO.astype(kind), "sampling_rate": np.int64(8000)}, OTHER)
+        for kind in ("float16", ">f4", "longdouble")
+    },
 }
 
 
@@ -139,8 +145,9 @@ BAD = {
 def test_what_is_no_sound_is_refused(classify, kind):
     with refused(DataError):
         classify(BAD[kind])
-    with refused(ValueError, "NaN"):
-        classify(np.full(100, np.nan, np.float32))
+    for silent in (np.full(100, np.nan, np.float32), np.ma.masked_less(MONO, 0), np.ma.masked_less(PCM, 0)):
+        with refused(ValueError, "NaN"):
+            classify(silent)
 
 
 def test_another_model_is_used_as_transformers_does():

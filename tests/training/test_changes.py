@@ -247,6 +247,9 @@ def test_states_of_sharded_weights_fit_no_others(tmp_path, examples):
     compare_settings(describe_run(two, 2, "FSDP"), describe_run(one, 1, "FSDP"), tmp_path)
     with refused(OtherRun, "DeepSpeed"):
         compare_settings(before, describe_run(one, 1, "DEEPSPEED"), tmp_path)
+    # As earlier versions kept a number.
+    two.task, one.task = {"noise": "1e-1"}, {"noise": 0.1}
+    compare_settings(describe_run(two, 2, "FSDP"), describe_run(one, 1, "FSDP"), tmp_path)
 
 
 def test_versions_are_said(tmp_path, capsys, halfway):

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from hf_ext.data.opening import open_source
-from hf_ext.errors import UsageError
+from hf_ext.errors import DataError, UsageError
 from hf_ext.training import Callback, DataSource
+from hf_ext.training.arguments import SCHEDULES
 from hf_ext.training.state import RunFolder
 from tests.kit.refusals import refused
 
@@ -17,9 +18,10 @@ def rows(folder):
     return RunFolder(folder).read_metrics()
 
 
-def test_epochs_are_counted_in_steps(tmp_path, examples):
+def test_epochs_are_counted_in_steps(tmp_path, examples, capsys):
     # 9 examples, 4 a step: two and a half epochs are 6 steps.
     run(TinyTask(), make_arguments(tmp_path / "run", examples, num_train_epochs=2.5))
+    assert "num_train_epochs 2.5: 6 steps, in place of max_steps." in capsys.readouterr().err
     assert rows(tmp_path / "run")[-1]["step"] == math.ceil(2.5 * 9 / 4) == 6
     run(TinyTask(), make_arguments(tmp_path / "steps", examples, max_steps=6))
     epochs, steps = contents(tmp_path / "run"), contents(tmp_path / "steps")
@@ -57,6 +59,7 @@ def test_optimizers_of_torch_train_and_resume(tmp_path, examples, optim, options
     assert contents(tmp_path / "whole") == contents(tmp_path / "cut")
 
 
+FLOOR = {"lr_scheduler_kwargs": {"floor": 1}}
 MIN_LR = {"lr_scheduler_type": "cosine_with_min_lr"}
 
 
@@ -77,12 +80,30 @@ MIN_LR = {"lr_scheduler_type": "cosine_with_min_lr"}
         ({"num_train_epochs": 1e308}, "num_train_epochs must be more than 0, below 1e6"),
         ({"num_train_epochs": 0}, "num_train_epochs must be more than 0, below 1e6; got 0"),
         ({"per_device_train_batch_size": 10**30}, "per_device_train_batch_size must be a whole number from 1 to 10 m"),
-        ({"lr_scheduler_kwargs": {"floor": 1}}, "lr_scheduler_kwargs {'floor': 1} do not fit cosine"),
+        *(({"lr_scheduler_type": name, **FLOOR}, f"{{'floor': 1}} do not fit {name}: ") for name in SCHEDULES),
     ],
 )
 def test_what_cannot_steer_is_refused_in_words_and_leaves_nothing(tmp_path, examples, changes, said):
     with pytest.raises(ValueError, match=said):
         run(TinyTask(), make_arguments(tmp_path / "run", examples, **changes))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("names", [(2023, 2024), (0, 1), ("a", "b")])
+@pytest.mark.parametrize("in_python", [False, True])
+def test_sets_may_have_numbers_for_names(tmp_path, examples, names, in_python):
+    opened = dict.fromkeys(names, open_source(DataSource(str(examples)))) if in_python else None
+    data = {**evaluated(examples), "eval": dict.fromkeys(names, {"path": str(examples)})}
+    arguments = make_arguments(tmp_path / "run", examples if in_python else data, max_steps=1)
+    assert {f"{name}_mse" for name in names} <= run(TinyTask(), arguments, None, opened).keys()
+    assert (tmp_path / "run" / "best").is_dir()
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows.select([]), lambda rows: rows.to_iterable_dataset()])
+def test_data_of_which_no_example_can_be_counted_is_refused_at_once(tmp_path, examples, change):
+    with refused(DataError, "evaluation"):
+        rows = change(open_source(DataSource(str(examples))))
+        run(TinyTask(), make_arguments(tmp_path / "run", examples), None, {"a": rows})
     assert not (tmp_path / "run").exists()
 
 

@@ -29,6 +29,7 @@ from tests.kit.refusals import refused
 
 from .launching import ROOT, environment
 from .stoppable import finish, start
+from .test_control import Word
 from .tiny import TinyTask, contents, evaluated, make_arguments, make_task, run, write_config, write_text_recipe
 
 STEPS = 30
@@ -169,6 +170,17 @@ def test_a_signal_saves_within_a_step_or_a_batch_of_an_evaluation(tmp_path, exam
     stopped = train_in("stopped", TinyTask())
     # A stop saves a state more.
     assert {name: stopped[name] for name in whole} == whole
+
+
+@pytest.mark.parametrize(("first", "asking"), [(2, []), (90, [Word("evaluate", 1)])])
+def test_an_interrupted_evaluation_is_done_whatever_its_steps_are_then(tmp_path, examples, first, asking):
+    changes, data = {"max_steps": 4, "save_steps": 90, "logging_steps": 1}, evaluated(examples)
+    task = ScoringTask()
+    task.scored, task.stop_in = [], 1
+    with refused(RunStopped, "step 2"):
+        run(task, make_arguments(tmp_path / "run", data, eval_steps=first, **changes), None, None, asking)
+    run(TinyTask(), make_arguments(tmp_path / "run", data, eval_steps=90, **changes))
+    assert [row["step"] for row in RunFolder(tmp_path / "run").read_metrics() if "eval_mse" in row] == [2, 4]
 
 
 def test_signals_are_left_as_they_were(tmp_path, examples):
