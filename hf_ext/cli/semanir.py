@@ -240,8 +240,9 @@ def _plan(
         raise Unusable(f"none of {_count_all(plan)} can be restored.")
     if to_do and page is not None and page.exists() and not overwrite:
         raise Failed(f"{page} would be replaced; give --overwrite, or move it.")
-    check_places(to_do)
-    remove_leftovers_of(job.out for job in to_do if job.out is not None)
+    results = [job.out for job in to_do if job.out is not None]
+    check_places(results)
+    remove_leftovers_of(results)
     return plan, to_do
 
 

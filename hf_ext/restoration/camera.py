@@ -115,7 +115,8 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> Frames:
         exif = Image.Exif() if exif is None else exif
         exif[XMP] = xmp
     lost = (FURTHER.format(len(file) - 1),) if len(file) > 1 else ()
-    return Frames([Picture(np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"))], lost=lost)
+    picture = Picture(np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"), resolution_of(exif))
+    return Frames([picture], lost=lost)
 
 
 def read_raw(source: Source, check: Callable[[int, int], None]) -> Frames:
@@ -165,6 +166,16 @@ def open_picture(source: Source, max_pixels: int | None = None) -> Iterator[Imag
                 yield image
     finally:
         Image.MAX_IMAGE_PIXELS = before
+
+
+def resolution_of(exif: Image.Exif | None) -> tuple[float, float] | None:
+    """Pixels an inch as EXIF data say, which alone know it in a WebP or HEIC."""
+    try:
+        tags = exif or {}
+        inches = {2: 1.0, 3: 2.54}[tags.get(296, 2)]
+        return float(tags[282]) * inches, float(tags[283]) * inches
+    except (LookupError, TypeError, ValueError, ArithmeticError):
+        return None
 
 
 def _exif_of(data: bytes | None) -> Image.Exif | None:

@@ -127,7 +127,7 @@ def encode_frames(
         file = io.BytesIO()
         images[0].save(file, format, **options)
         return insert_chunks(file.getvalue(), first.colour_chunks) if format == "PNG" else file.getvalue()
-    except (OSError, RuntimeError, struct.error) as error:
+    except (OSError, RuntimeError, ValueError, ArithmeticError, struct.error) as error:
         height, width = first.pixels.shape[:2]
         raise UsageError(f"{format} cannot store a picture of {width} x {height} pixels: {error}") from error
 

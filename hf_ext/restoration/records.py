@@ -11,12 +11,15 @@ from typing import Any, Literal
 
 from huggingface_hub import try_to_load_from_cache
 
+from hf_ext.files import read_json_object
+
 from .camera import DECODER_ERRORS, open_picture
 from .jobs import Job, Plan
 
 NAME = ".hf-ext-restored.jsonl"
 # Files that make a model what it is.
 _MODEL_FILES = (".safetensors", ".bin", ".json")
+_CONFIGS = ("config.json", "adapter_config.json")
 State = Literal["missing", "same", "ours", "foreign"]
 
 
@@ -76,6 +79,9 @@ def choose_jobs(plan: Plan, records: Records | None, overwrite: bool) -> tuple[P
     jobs, to_do, refused = list[Job](), list[Job](), dict(plan.refused)
     for job in plan.jobs:
         state: State = "missing"
+        if job.out is not None and job.out.exists() and not job.out.is_file():
+            refused[job.name] = f"{job.name}: {job.out} is no file; move it, or give another folder with --out."
+            continue
         if records is not None and job.out is not None and job.out.exists():
             state = "ours" if overwrite else records.state(job)
         if state == "foreign":
@@ -91,19 +97,25 @@ def choose_jobs(plan: Plan, records: Records | None, overwrite: bool) -> tuple[P
 
 
 def identify_model(source: str) -> str:
-    """The model of a folder by what is in its files, and of a Hub by the name and the commit that the cache has."""
-    folder = Path(source)
+    """
+    The model of a folder by what is in its files, and of a Hub by the name and the commit that the cache has; of an
+    adapter with its base.
+    """
+    folder, found = Path(source), source
     if folder.is_dir():
         files = sorted(path for path in folder.rglob("*") if path.suffix in _MODEL_FILES and path.is_file())
         lines = (f"{path.relative_to(folder).as_posix()} {_hash_file(path)}" for path in files)
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    name, _, revision = source.partition("@")
-    for config in ("config.json", "adapter_config.json"):
-        cached = try_to_load_from_cache(name, config, revision=revision or None)
-        if isinstance(cached, str):
+        found = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    else:
+        name, _, revision = source.partition("@")
+        configs = (try_to_load_from_cache(name, config, revision=revision or None) for config in _CONFIGS)
+        cached = next((config for config in configs if isinstance(config, str)), None)
+        if cached is not None:
             # .../snapshots/COMMIT/config.json
-            return f"{name}@{Path(cached).parent.name}"
-    return source
+            folder = Path(cached).parent
+            found = f"{name}@{folder.name}"
+    base = read_json_object(folder / _CONFIGS[1], optional=True).get("base_model_name_or_path")
+    return f"{found} on {identify_model(base)}" if base and base != source else found
 
 
 def is_whole(path: Path) -> bool:
@@ -121,12 +133,12 @@ def is_whole(path: Path) -> bool:
 
 
 def _read(file: Path) -> dict[str, list[tuple[str, str]]]:
-    """The records of a file by result; a line that a killed process cut off says nothing."""
+    """The records of a file by result; of a line that a killed process cut off, what a later one added behind it."""
     found: dict[str, list[tuple[str, str]]] = {}
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     for line in lines:
         try:
-            values = json.loads(line)
+            values = json.loads(line[max(0, line.rfind('{"result": ')) :])
             record = str(values["made_by"]), str(values["content"])
             found.setdefault(str(values["result"]), []).append(record)
         except (ValueError, TypeError, KeyError):

@@ -4,6 +4,7 @@
 Pixels have the shape [height, width, channels]: grey, grey and alpha, RGB, or RGBA.
 """
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +24,11 @@ _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 def image_to_pixels(image: Image.Image) -> np.ndarray:
     """The pixels of a PIL image, upright as its EXIF data says: uint8, or uint16 for grey of 16 bits (mode `I;16`), of
     1 channel (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA)."""
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):
-        grey16 = np.asarray(image).astype(np.uint16)[..., None]
-        clear = image.info.get("transparency")
-        alpha = [] if clear is None else [np.where(grey16 == clear, 0, 65535).astype(np.uint16)]
-        return np.concatenate([grey16, *alpha], axis=-1)
+    load_image(image)
+    opened, image = image, ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16") or (image.mode == "I" and opened.format == "PPM"):
+        grey16 = spread_grey(np.asarray(image).astype(np.uint16)[..., None], opened)
+        return add_alpha(grey16, image.info.get("transparency"))
     # Pillow clips these to 8 bits when it converts them: the picture would come out white.
     if image.mode in ("I", "F"):
         raise ValueError(
@@ -43,6 +43,40 @@ def image_to_pixels(image: Image.Image) -> np.ndarray:
         return pixels[..., [0, 3]] if grey and mode == "RGBA" else pixels
     pixels = np.asarray(image.convert("L" if grey else "RGB"))
     return pixels[..., None] if grey else pixels
+
+
+def load_image(image: Image.Image, say: Callable[[str], None] = lambda line: None) -> None:
+    """Decodes a picture. `say` is called if its EXIF data are damaged, which then are empty."""
+    tiles = getattr(image, "tile", None)
+    scale = {"L;2": 85, "L;4": 17}.get(str(tiles[0].args), 1) if tiles and image.tell() == 0 else 1
+    if scale > 1 and "transparency" in image.info:
+        # Of a PNG of 2 or 4 bits Pillow spreads the pixels to 8, but not the value that is transparent.
+        image.info["transparency"] *= scale
+    image.load()
+    try:
+        image.getexif()
+    except (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error) as error:
+        say(f"its EXIF data are damaged and were left out: {error}")
+
+
+def spread_grey(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
+    """Grey of 16 bits from black, 0, to white, 65535; Pillow gives that of a TIFF as it lies in the file."""
+    if not image.mode.startswith("I;16") or (tags := getattr(image, "tag_v2", None)) is None:
+        return pixels
+    # Bits and photometric interpretation: 12 bits come as 0 to 4095, and only of 8 bits Pillow turns white that is 0.
+    top, white_is_zero = 2 ** tags.get(258, (16,))[0] - 1, tags.get(262) == 0
+    if top == 65535 and not white_is_zero:
+        return pixels
+    spread = np.rint(np.arange(top + 1) * (65535 / top)).astype(np.uint16)
+    return (65535 - spread if white_is_zero else spread)[pixels]
+
+
+def add_alpha(pixels: np.ndarray, clear: Any) -> np.ndarray:
+    """Pixels of 16 bits of which those of one colour, if there is one, are transparent."""
+    if clear is None:
+        return pixels
+    alpha = np.where((pixels == clear).all(axis=-1, keepdims=True), 0, 65535)
+    return np.concatenate([pixels, alpha.astype(np.uint16)], axis=-1)
 
 
 def pixels_to_image(pixels: np.ndarray) -> Image.Image:
@@ -104,6 +138,8 @@ def restore_picture(pixels: np.ndarray, config: Any, restore: Callable[[np.ndarr
     A colour model restores grey as three equal channels, a grey model each colour by itself. For a model that
     demosaicks, one channel is an RGGB Bayer mosaic, four of floats are a mosaic that is packed already."""
     picture = to_unit(pixels)
+    if picture.ndim != 3 or not picture.size:
+        raise ValueError(f"the picture has shape {pixels.shape}; give (height, width, channels), each at least 1.")
     height, width, channels = picture.shape
     taken = config.num_channels
     if channels == taken and not (config.demosaicks and np.issubdtype(pixels.dtype, np.integer)):
