@@ -86,19 +86,13 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 )
 @click.option("--wrap", is_flag=True, help="Treat opposite edges as neighbours: seamless textures stay seamless.")
 @click.option(
-    "--compare",
-    is_flag=True,
-    help="Also write OUT/comparison.html: each picture before and after, under a slider.",
+    "--compare", is_flag=True, help="Also write OUT/comparison.html: each picture before and after, under a slider."
 )
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Format of results.  [default: that of the input]")
 @click.option("--quality", type=click.IntRange(1, 100), help="Quality of JPEG and WebP.  [default: 95]")
 @click.option("--lossless", is_flag=True, help="Write lossless WebP; lossless inputs stay lossless without it.")
 @click.option(
-    "--background",
-    type=COLOUR,
-    default="white",
-    show_default=True,
-    help="Colour behind transparency in JPEG and BMP.",
+    "--background", type=COLOUR, default="white", show_default=True, help="Colour behind transparency in JPEG and BMP."
 )
 @click.option(
     "--name",

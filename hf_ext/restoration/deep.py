@@ -20,7 +20,6 @@ from .camera import Source, read_bytes, seekable
 
 # How Pillow's decoders call 16 bits in several channels: the channels, and which byte of a value comes first.
 _DEEP = re.compile(r"(RGB|RGBA|RGBa|RGBX+|LA|CMYKX*);16[BLN]")
-_READ = ("RGB", "RGBA", "RGBa", "RGBX")
 # Where other formats say the bits of a value: the head of SGI, the marker SIZ of JPEG 2000, the box av1C of AVIF.
 _DEPTHS: dict[str | None, tuple[re.Pattern[bytes], Callable[[int], int]]] = {
     "SGI": (re.compile(rb"\x01\xda.(.)", re.DOTALL), lambda size: 8 * size),
@@ -37,7 +36,7 @@ def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarr
     # The frames of an animated PNG are put together by Pillow.
     if image.format == "PNG" and getattr(image, "is_animated", False):
         return None
-    if kind[1] in _READ:
+    if kind[1] in ("RGB", "RGBA", "RGBa", "RGBX"):
         return add_alpha(_both_halves(source, page), image.info.get("transparency"))
     if kind[1] != "LA":
         return None

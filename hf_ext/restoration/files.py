@@ -66,13 +66,11 @@ class _Limits(NamedTuple):
     megapixels: float
     several: bool
 
-    def check(self, width: int, height: int, count: int = 1) -> None:
-        frames = f"{count} frames of " if count > 1 else ""
-        self.check_pixels(width * height * count, f"{frames}{width} x {height} pixels")
-
-    def check_pixels(self, pixels: int, words: str = "") -> None:
-        if pixels > self.megapixels * 1e6:
-            raise DataError(self.too_large(words or f"{pixels} pixels on its pages"))
+    def check(self, width: int, height: int | None = None, count: int = 1) -> None:
+        """Refuses a picture, the frames of an animation, or so many pixels of pages together."""
+        if width * (height or 1) * count > self.megapixels * 1e6:
+            size = f"{width} pixels on its pages" if height is None else f"{width} x {height} pixels"
+            raise DataError(self.too_large(f"{count} frames of {size}" if count > 1 else size))
 
     def check_count(self, count: int) -> None:
         if count > 1 and not self.several:
@@ -128,7 +126,7 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
             if len(pages) == 1 or image.format in _MOVING:
                 limits.check(*image.size, len(pages))
             else:
-                limits.check_pixels(pixels)
+                limits.check(pixels)
             frames = _frames(image, source, pages)
             # The format of the result goes by the name, with loss or not.
             found = "JPEG" if image.format == "MPO" else image.format
@@ -140,7 +138,7 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
         # Of a TIFF, colours of a page (a syntax error of Pillow) or a compression (a key) may be unknown.
         if not is_tiff(source):
             raise
-    frames = read_tiff(source, limits.check_pixels)
+    frames = read_tiff(source, limits.check)
     limits.check_count(len(frames.pictures))
     return frames
 
@@ -216,9 +214,7 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
     if unitless and unitless[0] != unitless[1]:
         lost.append(f"its pixels are not square, which was left out: {unitless[0]} : {unitless[1]}")
     raw = "Raw profile type "
-    profiles = [
-        str(name).removeprefix(raw) for name in image.info if str(name).startswith(raw) and name != f"{raw}exif"
-    ]
+    profiles = [name[len(raw) :] for name in map(str, image.info) if name.startswith(raw) and name != f"{raw}exif"]
     if profiles:
         lost.append(f"raw profiles were left out: {', '.join(profiles)}")
     return lost
@@ -260,10 +256,7 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
         with suppress(*DECODER_ERRORS):
             exif.get_ifd(folder)
     pixels = image_to_pixels(image) if pixels is None else pixels
-    dpi = image.info.get("dpi") or camera.resolution_of(exif)
-    if dpi is not None and not all(side > 1 for side in dpi):
-        # What Pillow says of a TIFF that has no resolution.
-        dpi = None
+    dpi = camera.resolution_of(exif, image.info.get("dpi"))
     if XMP not in exif and image.info.get("xmp"):
         # Where other files than a TIFF have it.
         exif[XMP] = image.info["xmp"]

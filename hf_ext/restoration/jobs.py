@@ -73,12 +73,7 @@ def is_one_result(out: Path) -> bool:
     return True
 
 
-def plan_jobs(
-    inputs: list[str],
-    out: Path | None,
-    ending: str | None = None,
-    name: str = "{stem}",
-) -> Plan:
+def plan_jobs(inputs: list[str], out: Path | None, ending: str | None = None, name: str = "{stem}") -> Plan:
     """
     Find the pictures and say where each goes: below `out`; or to standard output or a file, which take one.
 

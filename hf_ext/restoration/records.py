@@ -48,6 +48,8 @@ class Records:
         assert job.out is not None
         if not job.out.exists():
             return "missing"
+        if not job.out.is_file():
+            return "foreign"
         records, content = self.found.get(self._name(job.out), []), _hash_file(job.out)
         if any(recorded == content for _, recorded in records):
             return "same" if (self._made_by(job), content) in records else "ours"
@@ -79,15 +81,12 @@ def choose_jobs(plan: Plan, records: Records | None, overwrite: bool) -> tuple[P
     jobs, to_do, refused = list[Job](), list[Job](), dict(plan.refused)
     for job in plan.jobs:
         state: State = "missing"
-        if job.out is not None and job.out.exists() and not job.out.is_file():
-            refused[job.name] = f"{job.name}: {job.out} is no file; move it, or give another folder with --out."
-            continue
         if records is not None and job.out is not None and job.out.exists():
-            state = "ours" if overwrite else records.state(job)
+            state = "ours" if overwrite and job.out.is_file() else records.state(job)
         if state == "foreign":
             refused[job.name] = (
                 f"{job.name}: {job.out} exists, and was not written by this command or was changed since; move it, or "
-                "give --overwrite to replace it."
+                "give --overwrite to replace it if it is a file."
             )
             continue
         jobs.append(job)
@@ -108,12 +107,11 @@ def identify_model(source: str) -> str:
         found = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     else:
         name, _, revision = source.partition("@")
-        configs = (try_to_load_from_cache(name, config, revision=revision or None) for config in _CONFIGS)
-        cached = next((config for config in configs if isinstance(config, str)), None)
-        if cached is not None:
-            # .../snapshots/COMMIT/config.json
-            folder = Path(cached).parent
-            found = f"{name}@{folder.name}"
+        for config in _CONFIGS:
+            if isinstance(cached := try_to_load_from_cache(name, config, revision=revision or None), str):
+                # .../snapshots/COMMIT/config.json
+                folder = Path(cached).parent
+                found = f"{name}@{folder.name}"
     base = read_json_object(folder / _CONFIGS[1], optional=True).get("base_model_name_or_path")
     return f"{found} on {identify_model(base)}" if base and base != source else found
 

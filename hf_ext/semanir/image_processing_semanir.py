@@ -4,7 +4,6 @@
 Pixels have the shape [height, width, channels]: grey, grey and alpha, RGB, or RGBA.
 """
 
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -47,15 +46,13 @@ def image_to_pixels(image: Image.Image) -> np.ndarray:
 
 def load_image(image: Image.Image, say: Callable[[str], None] = lambda line: None) -> None:
     """Decodes a picture. `say` is called if its EXIF data are damaged, which then are empty."""
-    tiles = getattr(image, "tile", None)
-    scale = {"L;2": 85, "L;4": 17}.get(str(tiles[0].args), 1) if tiles and image.tell() == 0 else 1
-    if scale > 1 and "transparency" in image.info:
+    if "transparency" in image.info and image.tell() == 0 and (tiles := getattr(image, "tile", None)):
         # Of a PNG of 2 or 4 bits Pillow spreads the pixels to 8, but not the value that is transparent.
-        image.info["transparency"] *= scale
+        image.info["transparency"] *= {"L;2": 85, "L;4": 17}.get(str(tiles[0].args), 1)
     image.load()
     try:
         image.getexif()
-    except (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error) as error:
+    except Exception as error:
         say(f"its EXIF data are damaged and were left out: {error}")
 
 
@@ -138,8 +135,6 @@ def restore_picture(pixels: np.ndarray, config: Any, restore: Callable[[np.ndarr
     A colour model restores grey as three equal channels, a grey model each colour by itself. For a model that
     demosaicks, one channel is an RGGB Bayer mosaic, four of floats are a mosaic that is packed already."""
     picture = to_unit(pixels)
-    if picture.ndim != 3 or not picture.size:
-        raise ValueError(f"the picture has shape {pixels.shape}; give (height, width, channels), each at least 1.")
     height, width, channels = picture.shape
     taken = config.num_channels
     if channels == taken and not (config.demosaicks and np.issubdtype(pixels.dtype, np.integer)):
@@ -186,7 +181,9 @@ def _padded_size(sizes: list[tuple[int, ...]], divisor: int | None) -> list[int]
 
 
 def _with_channels(image: Any) -> Any:
-    """Grey arrays of height and width, which the base class refuses, with a channel in front."""
+    """Grey arrays of height and width, which the base class refuses, with a channel in front; in lists too."""
+    if isinstance(image, (list, tuple)):
+        return [_with_channels(one) for one in image]
     return image[None] if isinstance(image, (np.ndarray, torch.Tensor)) and image.ndim == 2 else image
 
 
@@ -254,11 +251,9 @@ class SemanIRImageProcessor(PilBackend):
             ValueError: No image is given, images do not make one batch, values are not finite, or `rescale_factor`
                 does not bring integers to [0, 1].
         """
-        if not isinstance(images, (list, tuple)):
-            return super().preprocess(_with_channels(images), **kwargs)
-        if not images:
+        if isinstance(images, (list, tuple)) and not images:
             raise ValueError("`images` is empty; give at least one image.")
-        return super().preprocess([_with_channels(image) for image in images], **kwargs)
+        return super().preprocess(_with_channels(images), **kwargs)
 
     def process_image(self, image: Any, do_convert_rgb: bool | None = None, *args: Any, **kwargs: Any) -> np.ndarray:
         """Turn one image into an array of channels, height, width. See [`~SemanIRImageProcessor.preprocess`]."""
@@ -377,8 +372,7 @@ class SemanIRImageProcessor(PilBackend):
 
     def _pictures(self, images: ImageInput) -> list[np.ndarray]:
         """The given images as pixels, alpha and all."""
-        listed = images if isinstance(images, (list, tuple)) else [images]
-        flat: Any = self._prepare_images_structure([_with_channels(image) for image in listed])
+        flat: Any = self._prepare_images_structure(_with_channels(images))
         process = super().process_image
         return [
             image_to_pixels(image) if isinstance(image, Image.Image) else np.moveaxis(process(image, False), 0, -1)
