@@ -234,8 +234,7 @@ def _plan(
         raise Unusable(f"none of {_count_all(plan)} can be restored.")
     if to_do and page is not None and page.exists() and not overwrite:
         raise Failed(f"{page} would be replaced; give --overwrite, or move it.")
-    results = [job.out for job in to_do if job.out is not None]
-    check_places(results)
+    check_places(results := [job.out for job in to_do if job.out is not None])
     remove_leftovers_of(results)
     return plan, to_do
 

@@ -172,7 +172,7 @@ def resolution_of(tags: Mapping[int, Any], dpi: tuple[float, float] | None = Non
     """Pixels an inch, by the tags if nothing else in the file says them; what is not above 1 says nothing."""
     try:
         inches = 0.0 if dpi else {2: 1.0, 3: 2.54}[tags.get(296, 2)]
-        dpi = dpi or (float(tags[282]) * inches, float(tags[283]) * inches)
+        dpi = dpi or (inches * float(tags[282]), inches * float(tags[283]))
     except (LookupError, TypeError, ValueError, ArithmeticError):
         return None
     return dpi if all(side > 1 for side in dpi) else None

@@ -239,9 +239,8 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
         raise UnreadableError(
             f"has PIL mode {image.mode!r}, whose range is unknown: convert it to 8 bits, or to PNG or TIFF of 16."
         )
-    grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
     # A profile of other colours, such as CMYK, says nothing about the RGB that comes out.
-    fits = grey or image.mode in ("RGB", "RGBA", "RGBX", "P", "PA")
+    fits = image.mode.startswith("I;16") or image.mode in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBX", "P", "PA")
     icc_profile = image.tag_v2.get(_ICC_PROFILE) if isinstance(image, TiffImageFile) else image.info.get("icc_profile")
     lost = list[str]()
     chunks = colour_chunks(image, lost.append)

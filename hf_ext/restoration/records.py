@@ -96,10 +96,7 @@ def choose_jobs(plan: Plan, records: Records | None, overwrite: bool) -> tuple[P
 
 
 def identify_model(source: str) -> str:
-    """
-    The model of a folder by what is in its files, and of a Hub by the name and the commit that the cache has; of an
-    adapter with its base.
-    """
+    """A folder's model by what is in its files, a Hub's by name and commit in the cache; an adapter with its base."""
     folder, found = Path(source), source
     if folder.is_dir():
         files = sorted(path for path in folder.rglob("*") if path.suffix in _MODEL_FILES and path.is_file())
