@@ -292,7 +292,8 @@ def test_grey_of_a_tiff_goes_from_black_to_white(compression, bits, photometric,
     for count in (1, 2):
         pictures = read_frames(grey_tiff(*values[:count], **form)).pictures
         np.testing.assert_array_equal([picture.pixels[..., 0] for picture in pictures], wanted[:count])
-    np.testing.assert_array_equal(image_to_pixels(Image.open(io.BytesIO(grey_tiff(*values, **form))))[..., 0], wanted[0])
+    opened = Image.open(io.BytesIO(grey_tiff(*values, **form)))
+    np.testing.assert_array_equal(image_to_pixels(opened)[..., 0], wanted[0])
     assert_writes(pictures[1], tmp_path, "")
     # Both are the white of the file.
     assert pictures[0].pixels[0, :2, 0].tolist() == ([65535, 0] if photometric == 0 else [0, 65535])

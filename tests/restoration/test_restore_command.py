@@ -145,8 +145,7 @@ def test_patterns_lists_and_standard_input(models, photos, tmp_path, monkeypatch
 def test_results_are_no_inputs_and_inputs_no_results(given, out, models, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for again in (False, True):
-        said = run("restore", models / "restore", given, "--out", out).stdout
-        assert ("2 already restored" in said) == again
+        assert ("2 already restored" in run("restore", models / "restore", given, "--out", out).stdout) == again
         assert {"a.png", "more/b.png"} <= {*files(tmp_path / out)} and len(files(tmp_path)) == 4
 
 
