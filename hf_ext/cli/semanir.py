@@ -86,19 +86,13 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
 )
 @click.option("--wrap", is_flag=True, help="Treat opposite edges as neighbours: seamless textures stay seamless.")
 @click.option(
-    "--compare",
-    is_flag=True,
-    help="Also write OUT/comparison.html: each picture before and after, under a slider.",
+    "--compare", is_flag=True, help="Also write OUT/comparison.html: each picture before and after, under a slider."
 )
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Format of results.  [default: that of the input]")
 @click.option("--quality", type=click.IntRange(1, 100), help="Quality of JPEG and WebP.  [default: 95]")
 @click.option("--lossless", is_flag=True, help="Write lossless WebP; lossless inputs stay lossless without it.")
 @click.option(
-    "--background",
-    type=COLOUR,
-    default="white",
-    show_default=True,
-    help="Colour behind transparency in JPEG and BMP.",
+    "--background", type=COLOUR, default="white", show_default=True, help="Colour behind transparency in JPEG and BMP."
 )
 @click.option(
     "--name",
@@ -240,8 +234,8 @@ def _plan(
         raise Unusable(f"none of {_count_all(plan)} can be restored.")
     if to_do and page is not None and page.exists() and not overwrite:
         raise Failed(f"{page} would be replaced; give --overwrite, or move it.")
-    check_places(to_do)
-    remove_leftovers_of(job.out for job in to_do if job.out is not None)
+    check_places(results := [job.out for job in to_do if job.out is not None])
+    remove_leftovers_of(results)
     return plan, to_do
 
 

@@ -138,11 +138,6 @@ def select_keys(scores: Tensor, regions: Tensor | None, top_k: int, include_self
     return bits
 
 
-def _many_keys(tokens: int) -> int:
-    """From how many keys on all logits take less time than looking the keys up: measured for 64, 256, 1024 tokens."""
-    return max(128, 3 * tokens // 8)
-
-
 def _array(tensor: Tensor) -> Any:
     """A tensor that a kernel can read: any layout whose last dimension lies together."""
     tensor = tensor.detach()
@@ -157,21 +152,13 @@ def _kernel_inputs(query, key, value, temperature, table, bits):
     return (_array(query), _array(key), _array(value), *vectors, bits.contiguous().numpy())
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    temperature: Tensor,
-    table: Tensor,
-    bits: Tensor | None,
-    width: int,
-    window_size: int,
-) -> Tensor:
+def attend(query, key, value, temperature, table, bits, width, window_size):
     """Attention to the chosen keys, without gradient: see [`semanir_operators.native_attention`]."""
     windows, heads, tokens, dim = query.shape
     given = _kernel_inputs(query, key, value, temperature, table, bits)
     keys = tokens if bits is None else int(np.unpackbits(given[-1][:, 0], axis=-1).sum(-1).max())
-    function = attend_blocks if bits is None or keys > _many_keys(tokens) else gather
+    # With more keys all logits take less time than looking the keys up: measured for 64, 256, 1024 tokens.
+    function = attend_blocks if bits is None or keys > max(128, 3 * tokens // 8) else gather
     parts = (0,) * -(-dim // LANES)
     out = torch.empty(windows, tokens, heads, dim)
     kernel = compile_kernel(function, _ATTENTION.format(len(parts)))
@@ -179,17 +166,7 @@ def attend(
     return out
 
 
-def attend_gradients(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    temperature: Tensor,
-    table: Tensor,
-    bits: Tensor | None,
-    width: int,
-    window_size: int,
-) -> tuple[Tensor, ...]:
+def attend_gradients(gradient, query, key, value, temperature, table, bits, width, window_size):
     """Gradients of query, key and value [W, N, heads, d], temperature and table, from that of [`attend`]."""
     windows, heads, tokens, dim = query.shape
     parts = (0,) * -(-dim // LANES)

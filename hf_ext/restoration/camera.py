@@ -9,7 +9,7 @@ import os
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,7 +115,8 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> Frames:
         exif = Image.Exif() if exif is None else exif
         exif[XMP] = xmp
     lost = (FURTHER.format(len(file) - 1),) if len(file) > 1 else ()
-    return Frames([Picture(np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"))], lost=lost)
+    picture = Picture(np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"), resolution_of(exif or {}))
+    return Frames([picture], lost=lost)
 
 
 def read_raw(source: Source, check: Callable[[int, int], None]) -> Frames:
@@ -165,6 +166,16 @@ def open_picture(source: Source, max_pixels: int | None = None) -> Iterator[Imag
                 yield image
     finally:
         Image.MAX_IMAGE_PIXELS = before
+
+
+def resolution_of(tags: Mapping[int, Any], dpi: tuple[float, float] | None = None) -> tuple[float, float] | None:
+    """Pixels an inch, by the tags if nothing else in the file says them; what is not above 1 says nothing."""
+    try:
+        inches = 0.0 if dpi else {2: 1.0, 3: 2.54}[tags.get(296, 2)]
+        dpi = dpi or (inches * float(tags[282]), inches * float(tags[283]))
+    except (LookupError, TypeError, ValueError, ArithmeticError):
+        return None
+    return dpi if all(side > 1 for side in dpi) else None
 
 
 def _exif_of(data: bytes | None) -> Image.Exif | None:

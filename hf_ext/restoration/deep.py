@@ -13,23 +13,19 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile
-from PIL.TiffImagePlugin import TiffImageFile
 
-from hf_ext.semanir.image_processing_semanir import image_to_pixels
+from hf_ext.semanir.image_processing_semanir import add_alpha, image_to_pixels
 
 from .camera import Source, read_bytes, seekable
 
 # How Pillow's decoders call 16 bits in several channels: the channels, and which byte of a value comes first.
 _DEEP = re.compile(r"(RGB|RGBA|RGBa|RGBX+|LA|CMYKX*);16[BLN]")
-_READ = ("RGB", "RGBA", "RGBa", "RGBX")
 # Where other formats say the bits of a value: the head of SGI, the marker SIZ of JPEG 2000, the box av1C of AVIF.
 _DEPTHS: dict[str | None, tuple[re.Pattern[bytes], Callable[[int], int]]] = {
     "SGI": (re.compile(rb"\x01\xda.(.)", re.DOTALL), lambda size: 8 * size),
     "JPEG2000": (re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL), lambda depth: depth % 128 + 1),
     "AVIF": (re.compile(rb"av1C..(.)", re.DOTALL), lambda flags: 8 + 2 * (flags >> 6 & 1) + 2 * (flags >> 5 & 1)),
 }
-# TIFF tags.
-_BITS, _PHOTOMETRIC = 258, 262
 
 
 def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarray | None:
@@ -37,11 +33,12 @@ def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarr
     kind = _DEEP.fullmatch(_raw_mode(image))
     if kind is None or image.format not in ("PNG", "TIFF") or image.mode.startswith("I;16"):
         return None
-    # Pillow puts the frames of an animation together, and makes alpha of a colour that stands for transparency.
-    made_up = image.format == "PNG" and (getattr(image, "is_animated", False) or "transparency" in image.info)
-    if kind[1] in _READ and not made_up:
-        return _both_halves(source, page)
-    if kind[1] != "LA" or made_up:
+    # The frames of an animated PNG are put together by Pillow.
+    if image.format == "PNG" and getattr(image, "is_animated", False):
+        return None
+    if kind[1] in ("RGB", "RGBA", "RGBa", "RGBX"):
+        return add_alpha(_both_halves(source, page), image.info.get("transparency"))
+    if kind[1] != "LA":
         return None
     # Grey with alpha. A pixel has four bytes, as one of RGBA of 8 bits has, and filters and interlacing go by bytes:
     # the same file with another depth and kind of colours in its header is such a picture. The tests read what was
@@ -69,18 +66,6 @@ def lost_bits(image: ImageFile.ImageFile, source: Source) -> list[str]:
     return [f"{image.format} of {bits} bits: 8 of them were read"] if bits > 8 and image.mode[0] != "I" else []
 
 
-def spread_grey(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
-    """Grey of 16 bits from black, 0, to white, 65535; Pillow gives that of a TIFF as it lies in the file."""
-    if not isinstance(image, TiffImageFile) or not image.mode.startswith("I;16"):
-        return pixels
-    # 12 bits come as 0 to 4095, and only of 8 bits Pillow turns white that is 0.
-    top, white_is_zero = 2 ** image.tag_v2.get(_BITS, (16,))[0] - 1, image.tag_v2.get(_PHOTOMETRIC) == 0
-    if top == 65535 and not white_is_zero:
-        return pixels
-    spread = np.rint(np.arange(top + 1) * (65535 / top)).astype(np.uint16)
-    return (65535 - spread if white_is_zero else spread)[pixels]
-
-
 def _raw_mode(image: ImageFile.ImageFile) -> str:
     """Pillow's raw mode for the values in the file, such as RGB;16B."""
     arguments: Any = image.tile[0].args if image.tile else None
@@ -97,6 +82,8 @@ def _both_halves(source: Source, page: int) -> np.ndarray:
     for swapped in (False, True):
         with Image.open(seekable(source)) as image:
             image.seek(page)
+            # A colour that stands for transparency has 16 bits too.
+            image.info.pop("transparency", None)
             raw = _raw_mode(image)
             # Colours that were multiplied with alpha are divided by it below, with all their bits.
             wanted = raw.replace("RGBa", "RGBA")

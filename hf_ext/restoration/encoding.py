@@ -30,7 +30,6 @@ from .containers import has_other_light, has_texts, insert_chunks
 
 logger = logging.get_logger(__name__)
 
-_QUALITY = 95
 # What each format has a place for, beside grey or RGB of 8 bits. A GIF's alpha is 0 or 255; a JPEG or WebP has a place
 # for XMP alone, others have it among the tags.
 _KEEPS: dict[str, tuple[str, ...]] = {
@@ -41,6 +40,8 @@ _KEEPS: dict[str, tuple[str, ...]] = {
     "GIF": ("alpha", "frames", "comment"),
     "BMP": (),
 }
+# Pixels an inch that a format has a number for; others store any.
+_LARGEST_DPI = {"GIF": 0, "JPEG": 65535, "PNG": 5e7, "BMP": 5e7}
 
 # Folders of tags, and those of size inside the first: the size may have changed.
 _EXIF_FOLDER, _GPS_FOLDER, _EXIF_WIDTH, _EXIF_HEIGHT = 0x8769, 0x8825, 0xA002, 0xA003
@@ -84,10 +85,7 @@ DEFAULT = Encoding()
 
 
 def encode_frames(
-    frames: Frames,
-    format: str,
-    encoding: Encoding = DEFAULT,
-    say: Callable[[str], None] = logger.warning,
+    frames: Frames, format: str, encoding: Encoding = DEFAULT, say: Callable[[str], None] = logger.warning
 ) -> bytes:
     """
     The bytes of a file with all frames or pages. Still PNGs and TIFFs keep 16 bits, all else has 8. GIF has 256
@@ -108,6 +106,9 @@ def encode_frames(
     if space in (b"CMYK", b"Lab ") or (space == b"GRAY" and not grey):
         say(f"the colour profile is of {space.decode().strip()}, which {format} does not have here: it was dropped")
         first = first._replace(icc_profile=None)
+    if first.dpi and max(first.dpi) > _LARGEST_DPI.get(format, np.inf):
+        say(f"{format} cannot store {first.dpi[0]:g} x {first.dpi[1]:g} pixels an inch: the resolution was left out")
+        first = first._replace(dpi=None)
     deep = first.pixels.dtype == np.uint16
     if deep and ("16 bits" not in _KEEPS[format] or (count > 1 and format == "PNG")):
         say(f"{format} has 8 bits per channel: the 16 bits of the picture were rounded")
@@ -127,7 +128,7 @@ def encode_frames(
         file = io.BytesIO()
         images[0].save(file, format, **options)
         return insert_chunks(file.getvalue(), first.colour_chunks) if format == "PNG" else file.getvalue()
-    except (OSError, RuntimeError, struct.error) as error:
+    except (OSError, RuntimeError, ValueError, ArithmeticError, struct.error) as error:
         height, width = first.pixels.shape[:2]
         raise UsageError(f"{format} cannot store a picture of {width} x {height} pixels: {error}") from error
 
@@ -154,7 +155,7 @@ def _not_stored(frames: Frames, format: str) -> list[str]:
 
 def _coding_options(frames: Frames, format: str, encoding: Encoding) -> dict[str, Any]:
     """Pillow's options of loss."""
-    quality = encoding.quality or _QUALITY
+    quality = encoding.quality or 95
     comment = {"comment": frames.comment} if frames.comment and "comment" in _KEEPS[format] else {}
     if format == "JPEG":
         return {"quality": quality, "subsampling": max(0, frames.subsampling), **comment}

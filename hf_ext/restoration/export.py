@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hf_ext.extras import check_installed
 from hf_ext.files import require_new, whole_file
+from hf_ext.restoration.jobs import check_places
 from hf_ext.semanir import ops_semanir
 from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRForImageRestoration
 
@@ -61,6 +62,7 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
     Raises:
         FloatingPointError: If the outputs of onnxruntime differ from the model's; no file is written then.
         ValueError: If the path exists.
+        OSError: If nothing can be written there.
         ImportError: If onnx, onnxscript or onnxruntime is not installed.
 
     Example:
@@ -75,6 +77,7 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
 
     path = Path(path)
     require_new(path)
+    check_places([path])
     config = model.config
     minimum = config.multiple_of + 1
     network = _prepare(model)

@@ -3,7 +3,9 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import count
+from numbers import Real
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,13 +13,13 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-from hf_ext.semanir.image_processing_semanir import image_to_pixels, pixels_to_image
+from hf_ext.semanir.image_processing_semanir import image_to_pixels, load_image, pixels_to_image
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from . import camera
 from .camera import DECODER_ERRORS, XMP, Frames, Picture, Source, UnreadableError, read_bytes
 from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
-from .deep import lost_bits, read_deep, spread_grey
+from .deep import lost_bits, read_deep
 from .encoding import FOLDERS, IPTC, descriptive_tags, to_8_bits
 from .jobs import FORMATS
 from .tiff import is_misread, is_tiff, read_tiff
@@ -41,7 +43,7 @@ def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
         max_megapixels (`float`, *optional*, defaults to 200): Larger pictures are refused before they are decoded.
 
     Returns:
-        [`Picture`]: 16 bits for PNG and TIFF in grey and RGB, with alpha or not, HEIC above 8, and RAW. Of 16 bits
+        [`Picture`]: 16 bits for PNG, TIFF and PGM in grey and RGB, with alpha or not, HEIC above 8, RAW. Of 16 bits
         in other files and kinds, Pillow gives 8, which is said for PNG and TIFF. CMYK, LAB and the like become RGB.
     """
     return _read(source, max_megapixels, several=False).pictures[0]
@@ -64,13 +66,11 @@ class _Limits(NamedTuple):
     megapixels: float
     several: bool
 
-    def check(self, width: int, height: int, count: int = 1) -> None:
-        frames = f"{count} frames of " if count > 1 else ""
-        self.check_pixels(width * height * count, f"{frames}{width} x {height} pixels")
-
-    def check_pixels(self, pixels: int, words: str = "") -> None:
-        if pixels > self.megapixels * 1e6:
-            raise DataError(self.too_large(words or f"{pixels} pixels on its pages"))
+    def check(self, width: int, height: int | None = None, count: int = 1) -> None:
+        """Refuses a picture, the frames of an animation, or so many pixels of pages together."""
+        if width * (height or 1) * count > self.megapixels * 1e6:
+            size = f"{width} pixels on its pages" if height is None else f"{width} x {height} pixels"
+            raise DataError(self.too_large(f"{count} frames of {size}" if count > 1 else size))
 
     def check_count(self, count: int) -> None:
         if count > 1 and not self.several:
@@ -83,6 +83,8 @@ class _Limits(NamedTuple):
 
 
 def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
+    if not (isinstance(max_megapixels, Real) and 0 < max_megapixels < float("inf")):
+        raise UsageError(f"`max_megapixels` is {max_megapixels!r}; give a number above 0, such as 200.")
     name = "the picture" if isinstance(source, bytes) else str(source)
     limits = _Limits(name, max_megapixels, several)
     try:
@@ -124,7 +126,7 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
             if len(pages) == 1 or image.format in _MOVING:
                 limits.check(*image.size, len(pages))
             else:
-                limits.check_pixels(pixels)
+                limits.check(pixels)
             frames = _frames(image, source, pages)
             # The format of the result goes by the name, with loss or not.
             found = "JPEG" if image.format == "MPO" else image.format
@@ -136,7 +138,7 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
         # Of a TIFF, colours of a page (a syntax error of Pillow) or a compression (a key) may be unknown.
         if not is_tiff(source):
             raise
-    frames = read_tiff(source, limits.check_pixels)
+    frames = read_tiff(source, limits.check)
     limits.check_count(len(frames.pictures))
     return frames
 
@@ -212,9 +214,7 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
     if unitless and unitless[0] != unitless[1]:
         lost.append(f"its pixels are not square, which was left out: {unitless[0]} : {unitless[1]}")
     raw = "Raw profile type "
-    profiles = [
-        str(name).removeprefix(raw) for name in image.info if str(name).startswith(raw) and name != f"{raw}exif"
-    ]
+    profiles = [name[len(raw) :] for name in map(str, image.info) if name.startswith(raw) and name != f"{raw}exif"]
     if profiles:
         lost.append(f"raw profiles were left out: {', '.join(profiles)}")
     return lost
@@ -235,28 +235,27 @@ def _alike(pictures: list[Picture]) -> list[Picture]:
 
 def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Picture, list[str]]:
     """A frame or page, and lines about what was not read of it."""
-    if image.mode in ("I", "F"):
+    if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
         raise UnreadableError(
             f"has PIL mode {image.mode!r}, whose range is unknown: convert it to 8 bits, or to PNG or TIFF of 16."
         )
-    grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
     # A profile of other colours, such as CMYK, says nothing about the RGB that comes out.
-    fits = grey or image.mode in ("RGB", "RGBA", "RGBX", "P", "PA")
+    fits = image.mode.startswith("I;16") or image.mode in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBX", "P", "PA")
     icc_profile = image.tag_v2.get(_ICC_PROFILE) if isinstance(image, TiffImageFile) else image.info.get("icc_profile")
-    dpi = image.info.get("dpi")
-    if dpi is not None and not all(side > 1 for side in dpi):
-        # What Pillow says of a TIFF that has no resolution.
-        dpi = None
     lost = list[str]()
     chunks = colour_chunks(image, lost.append)
-    # First: to look for EXIF data behind its pixels, Pillow decodes a PNG.
-    deep = read_deep(image, source, page)
-    lost += lost_bits(image, source) if deep is None else []
+    pixels = read_deep(image, source, page)
+    if pixels is None:
+        lost += lost_bits(image, source)
+    if pixels is None or image.format == "PNG":
+        load_image(image, lost.append)
     exif = image.getexif()
     for folder in FOLDERS:
-        # Pillow reads it when it is asked for, and the file may be closed by then.
-        exif.get_ifd(folder)
-    pixels = spread_grey(image_to_pixels(image), image) if deep is None else deep
+        # Pillow reads it when it is asked for, and the file may be closed by then. Of damage `descriptive_tags` tells.
+        with suppress(*DECODER_ERRORS):
+            exif.get_ifd(folder)
+    pixels = image_to_pixels(image) if pixels is None else pixels
+    dpi = camera.resolution_of(exif, image.info.get("dpi"))
     if XMP not in exif and image.info.get("xmp"):
         # Where other files than a TIFF have it.
         exif[XMP] = image.info["xmp"]

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -73,12 +73,7 @@ def is_one_result(out: Path) -> bool:
     return True
 
 
-def plan_jobs(
-    inputs: list[str],
-    out: Path | None,
-    ending: str | None = None,
-    name: str = "{stem}",
-) -> Plan:
+def plan_jobs(inputs: list[str], out: Path | None, ending: str | None = None, name: str = "{stem}") -> Plan:
     """
     Find the pictures and say where each goes: below `out`; or to standard output or a file, which take one.
 
@@ -205,12 +200,9 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
             yield from find_files(line.strip(), out, endings, (*lists, name))
     elif os.path.isdir(name):
         folder = Path(name)
-        results = None if out is None else _resolve(out)
-        for path in sorted(_walk(folder)):
+        for path in _without_results(sorted(_walk(folder)), folder, out):
             relative = path.relative_to(folder)
-            hidden = any(part.startswith(".") for part in relative.parts)
-            inside = results is not None and results != _resolve(folder) and _resolve(path).is_relative_to(results)
-            if path.suffix.lower() not in endings or hidden or inside:
+            if path.suffix.lower() not in endings or any(part.startswith(".") for part in relative.parts):
                 continue
             if path.is_file():
                 yield Found(path, relative, False)
@@ -223,11 +215,19 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
     elif glob.has_magic(name):
         parts = Path(name).parts
         fixed = Path(*parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
-        for match in sorted(glob.glob(name, recursive=True)):
-            if os.path.isfile(match):
-                yield Found(Path(match), Path(match).relative_to(fixed), False)
+        for path in _without_results(map(Path, sorted(glob.glob(name, recursive=True))), fixed, out):
+            if path.is_file():
+                yield Found(path, path.relative_to(fixed), False)
     else:
         raise ValueError(f"{name} does not exist; give files, folders, patterns, or - for standard input.")
+
+
+def _without_results(paths: Iterable[Path], folder: Path, out: Path | None) -> Iterator[Path]:
+    """Paths found in a folder, without those in the folder of results if that is inside."""
+    results = None if out is None else _resolve(out)
+    if results is None or _resolve(folder).is_relative_to(results):
+        return iter(paths)
+    return (path for path in paths if not _resolve(path).is_relative_to(results))
 
 
 def _resolve(path: Path) -> Path:
@@ -267,9 +267,9 @@ def _ending_of(source: Path | bytes, relative: Path) -> str:
     return next((ending for ending, written in FORMATS.items() if written == format), ".png")
 
 
-def check_places(jobs: list[Job]) -> None:
-    """Find out before any work whether the results can be written. Nothing is left behind, and no folder is made."""
-    for folder in sorted({job.out.parent for job in jobs if job.out is not None}):
+def check_places(results: Iterable[Path]) -> None:
+    """Find out before any work whether files can be written. Nothing is left behind, and no folder is made."""
+    for folder in sorted({result.parent for result in results}):
         # The first that exists: what is below it will be made in it.
         place = next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent)), Path())
         if not place.is_dir():

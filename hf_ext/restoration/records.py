@@ -11,12 +11,15 @@ from typing import Any, Literal
 
 from huggingface_hub import try_to_load_from_cache
 
+from hf_ext.files import read_json_object
+
 from .camera import DECODER_ERRORS, open_picture
 from .jobs import Job, Plan
 
 NAME = ".hf-ext-restored.jsonl"
 # Files that make a model what it is.
 _MODEL_FILES = (".safetensors", ".bin", ".json")
+_CONFIGS = ("config.json", "adapter_config.json")
 State = Literal["missing", "same", "ours", "foreign"]
 
 
@@ -45,6 +48,8 @@ class Records:
         assert job.out is not None
         if not job.out.exists():
             return "missing"
+        if not job.out.is_file():
+            return "foreign"
         records, content = self.found.get(self._name(job.out), []), _hash_file(job.out)
         if any(recorded == content for _, recorded in records):
             return "same" if (self._made_by(job), content) in records else "ours"
@@ -77,11 +82,11 @@ def choose_jobs(plan: Plan, records: Records | None, overwrite: bool) -> tuple[P
     for job in plan.jobs:
         state: State = "missing"
         if records is not None and job.out is not None and job.out.exists():
-            state = "ours" if overwrite else records.state(job)
+            state = "ours" if overwrite and job.out.is_file() else records.state(job)
         if state == "foreign":
             refused[job.name] = (
                 f"{job.name}: {job.out} exists, and was not written by this command or was changed since; move it, or "
-                "give --overwrite to replace it."
+                "give --overwrite to replace it if it is a file."
             )
             continue
         jobs.append(job)
@@ -91,19 +96,21 @@ def choose_jobs(plan: Plan, records: Records | None, overwrite: bool) -> tuple[P
 
 
 def identify_model(source: str) -> str:
-    """The model of a folder by what is in its files, and of a Hub by the name and the commit that the cache has."""
-    folder = Path(source)
+    """A folder's model by what is in its files, a Hub's by name and commit in the cache; an adapter with its base."""
+    folder, found = Path(source), source
     if folder.is_dir():
         files = sorted(path for path in folder.rglob("*") if path.suffix in _MODEL_FILES and path.is_file())
         lines = (f"{path.relative_to(folder).as_posix()} {_hash_file(path)}" for path in files)
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    name, _, revision = source.partition("@")
-    for config in ("config.json", "adapter_config.json"):
-        cached = try_to_load_from_cache(name, config, revision=revision or None)
-        if isinstance(cached, str):
-            # .../snapshots/COMMIT/config.json
-            return f"{name}@{Path(cached).parent.name}"
-    return source
+        found = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    else:
+        name, _, revision = source.partition("@")
+        for config in _CONFIGS:
+            if isinstance(cached := try_to_load_from_cache(name, config, revision=revision or None), str):
+                # .../snapshots/COMMIT/config.json
+                folder = Path(cached).parent
+                found = f"{name}@{folder.name}"
+    base = read_json_object(folder / _CONFIGS[1], optional=True).get("base_model_name_or_path")
+    return f"{found} on {identify_model(base)}" if base and base != source else found
 
 
 def is_whole(path: Path) -> bool:
@@ -121,12 +128,12 @@ def is_whole(path: Path) -> bool:
 
 
 def _read(file: Path) -> dict[str, list[tuple[str, str]]]:
-    """The records of a file by result; a line that a killed process cut off says nothing."""
+    """The records of a file by result; of a line that a killed process cut off, what a later one added behind it."""
     found: dict[str, list[tuple[str, str]]] = {}
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     for line in lines:
         try:
-            values = json.loads(line)
+            values = json.loads(line[max(0, line.rfind('{"result": ')) :])
             record = str(values["made_by"]), str(values["content"])
             found.setdefault(str(values["result"]), []).append(record)
         except (ValueError, TypeError, KeyError):

@@ -52,9 +52,8 @@ def restore_files(
     """
     # By the number of a job: the megapixels of its frames, or None where it failed, and what is to be said of it.
     ranks, outcomes = Ranks(), dict[int, tuple[float | None, list[str]]]()
-    if model is not None:
-        # Once, not for each picture.
-        check_options(model, **options)
+    # Once, not for each picture.
+    strength = None if model is None else check_options(model, **options)
     for number, job in ranks.share(list(enumerate(jobs))):
         assert model is not None
         done, texts = None, list[str]()
@@ -64,7 +63,7 @@ def restore_files(
                 # To the bar all frames are as much as the first, whose size a file's header says.
                 share = _megapixels(frames.pictures[0]) / len(frames.pictures)
                 chosen = options
-                if check_options(model, **options) == "auto":
+                if strength == "auto":
                     damage = estimate_damage(picture.pixels)
                     chosen = {**options, "strength": choose_strength(damage)}
                     more = "" if chosen["strength"] == 1 else "; if it is blurred, give 1"

@@ -14,7 +14,7 @@ import tifffile
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
-from .camera import DECODER_ERRORS, Frames, Picture, Source, UnreadableError, read_bytes
+from .camera import DECODER_ERRORS, Frames, Picture, Source, UnreadableError, read_bytes, resolution_of
 from .deep import divide_by_alpha
 from .encoding import descriptive_tags
 
@@ -22,8 +22,6 @@ _SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # Tags, and what they say: RGB, planes, and alpha with and without which the colours were multiplied.
 _BITS, _PHOTOMETRIC, _PLANAR, _EXTRA_SAMPLES, _SIGN, _DEPTH = 258, 262, 284, 338, 339, 32997
 _RGB, _SEPARATE, _MULTIPLIED, _PLAIN = 2, 2, 1, 2
-# How many of a unit of resolution have an inch.
-_UNITS = {2: 1.0, 3: 2.54}
 
 
 def is_tiff(source: Source) -> bool:
@@ -94,9 +92,8 @@ def _read_page(page: tifffile.TiffPage, data: io.BytesIO, say: Callable[[str], N
         exif.load_from_fp(data, page.offset)
     else:
         say("EXIF data were not read: Pillow knows none of a BigTIFF whose high bytes come first")
-    inches = _UNITS.get(page.resolutionunit, 0)
-    dpi = page.resolution[0] * inches, page.resolution[1] * inches
-    picture = Picture(pixels, exif, page.iccprofile, dpi if min(dpi) > 1 else None)
+    dpi = resolution_of({282: page.resolution[0], 283: page.resolution[1], 296: page.resolutionunit})
+    picture = Picture(pixels, exif, page.iccprofile, dpi)
     return picture._replace(exif=descriptive_tags(picture, say))
 
 

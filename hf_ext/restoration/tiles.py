@@ -153,8 +153,7 @@ def check_options(
     if chosen != 1 and config.scale != 1:
         kind = "demosaicks" if config.demosaicks else "enlarges it"
         raise UsageError(f"`strength` {chosen} needs a model that keeps the image size and kind; this one {kind}.")
-    result: float | str = chosen
-    return result
+    return cast(float | str, chosen)
 
 
 def tile_overlap(model: SemanIRForImageRestoration) -> int:

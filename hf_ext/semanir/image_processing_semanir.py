@@ -23,12 +23,11 @@ _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 def image_to_pixels(image: Image.Image) -> np.ndarray:
     """The pixels of a PIL image, upright as its EXIF data says: uint8, or uint16 for grey of 16 bits (mode `I;16`), of
     1 channel (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA)."""
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):
-        grey16 = np.asarray(image).astype(np.uint16)[..., None]
-        clear = image.info.get("transparency")
-        alpha = [] if clear is None else [np.where(grey16 == clear, 0, 65535).astype(np.uint16)]
-        return np.concatenate([grey16, *alpha], axis=-1)
+    load_image(image)
+    opened, image = image, ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16") or (image.mode == "I" and opened.format == "PPM"):
+        grey16 = spread_grey(np.asarray(image).astype(np.uint16)[..., None], opened)
+        return add_alpha(grey16, image.info.get("transparency"))
     # Pillow clips these to 8 bits when it converts them: the picture would come out white.
     if image.mode in ("I", "F"):
         raise ValueError(
@@ -43,6 +42,38 @@ def image_to_pixels(image: Image.Image) -> np.ndarray:
         return pixels[..., [0, 3]] if grey and mode == "RGBA" else pixels
     pixels = np.asarray(image.convert("L" if grey else "RGB"))
     return pixels[..., None] if grey else pixels
+
+
+def load_image(image: Image.Image, say: Callable[[str], None] = lambda line: None) -> None:
+    """Decodes a picture. `say` is called if its EXIF data are damaged, which then are empty."""
+    if "transparency" in image.info and image.tell() == 0 and (tiles := getattr(image, "tile", None)):
+        # Of a PNG of 2 or 4 bits Pillow spreads the pixels to 8, but not the value that is transparent.
+        image.info["transparency"] *= {"L;2": 85, "L;4": 17}.get(str(tiles[0].args), 1)
+    image.load()
+    try:
+        image.getexif()
+    except Exception as error:
+        say(f"its EXIF data are damaged and were left out: {error}")
+
+
+def spread_grey(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
+    """Grey of 16 bits from black, 0, to white, 65535; Pillow gives that of a TIFF as it lies in the file."""
+    if not image.mode.startswith("I;16") or (tags := getattr(image, "tag_v2", None)) is None:
+        return pixels
+    # Bits and photometric interpretation: 12 bits come as 0 to 4095, and only of 8 bits Pillow turns white that is 0.
+    top, white_is_zero = 2 ** tags.get(258, (16,))[0] - 1, tags.get(262) == 0
+    if top == 65535 and not white_is_zero:
+        return pixels
+    spread = np.rint(np.arange(top + 1) * (65535 / top)).astype(np.uint16)
+    return (65535 - spread if white_is_zero else spread)[pixels]
+
+
+def add_alpha(pixels: np.ndarray, clear: Any) -> np.ndarray:
+    """Pixels of 16 bits of which those of one colour, if there is one, are transparent."""
+    if clear is None:
+        return pixels
+    alpha = np.where((pixels == clear).all(axis=-1, keepdims=True), 0, 65535)
+    return np.concatenate([pixels, alpha.astype(np.uint16)], axis=-1)
 
 
 def pixels_to_image(pixels: np.ndarray) -> Image.Image:
@@ -150,7 +181,9 @@ def _padded_size(sizes: list[tuple[int, ...]], divisor: int | None) -> list[int]
 
 
 def _with_channels(image: Any) -> Any:
-    """Grey arrays of height and width, which the base class refuses, with a channel in front."""
+    """Grey arrays of height and width, which the base class refuses, with a channel in front; in lists too."""
+    if isinstance(image, (list, tuple)):
+        return [_with_channels(one) for one in image]
     return image[None] if isinstance(image, (np.ndarray, torch.Tensor)) and image.ndim == 2 else image
 
 
@@ -218,11 +251,9 @@ class SemanIRImageProcessor(PilBackend):
             ValueError: No image is given, images do not make one batch, values are not finite, or `rescale_factor`
                 does not bring integers to [0, 1].
         """
-        if not isinstance(images, (list, tuple)):
-            return super().preprocess(_with_channels(images), **kwargs)
-        if not images:
+        if isinstance(images, (list, tuple)) and not images:
             raise ValueError("`images` is empty; give at least one image.")
-        return super().preprocess([_with_channels(image) for image in images], **kwargs)
+        return super().preprocess(_with_channels(images), **kwargs)
 
     def process_image(self, image: Any, do_convert_rgb: bool | None = None, *args: Any, **kwargs: Any) -> np.ndarray:
         """Turn one image into an array of channels, height, width. See [`~SemanIRImageProcessor.preprocess`]."""
@@ -341,8 +372,7 @@ class SemanIRImageProcessor(PilBackend):
 
     def _pictures(self, images: ImageInput) -> list[np.ndarray]:
         """The given images as pixels, alpha and all."""
-        listed = images if isinstance(images, (list, tuple)) else [images]
-        flat: Any = self._prepare_images_structure([_with_channels(image) for image in listed])
+        flat: Any = self._prepare_images_structure(_with_channels(images))
         process = super().process_image
         return [
             image_to_pixels(image) if isinstance(image, Image.Image) else np.moveaxis(process(image, False), 0, -1)

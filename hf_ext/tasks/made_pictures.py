@@ -85,11 +85,7 @@ def _page(side: int, generator: np.random.Generator) -> Image.Image:
 
 
 def _write(
-    picture: Image.Image,
-    box: tuple[int, int, int, int],
-    size: int,
-    colour: Colour,
-    generator: np.random.Generator,
+    picture: Image.Image, box: tuple[int, int, int, int], size: int, colour: Colour, generator: np.random.Generator
 ) -> None:
     """Lines of random words in a box; what is too long is cut off at its right and lower edge."""
     left, top, right, bottom = box

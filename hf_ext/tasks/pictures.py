@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hf_ext.restoration.deep import spread_grey
 from hf_ext.restoration.encoding import to_8_bits
+from hf_ext.semanir.image_processing_semanir import spread_grey
 
 from ..errors import DataError
 from .checks import column

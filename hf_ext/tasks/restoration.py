@@ -24,7 +24,7 @@ from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
-from ..errors import DataError, UsageError
+from ..errors import UsageError
 from .checks import Scores, require
 from .degradation_settings import Degradation, read_degradations
 from .degradations import matlab_luma, unpack_mosaic
@@ -339,8 +339,6 @@ class SemanIRTask(Task):
         [height, width, channels], uint8, or of grey of 16 bits float32 with white at 1, which pairs and noise keep; of
         a grey image one channel, but for a mosaic, which has colours.
         """
-        if image.mode in ("I", "F"):
-            raise DataError(f"an image has PIL mode {image.mode!r}, whose range is unknown: give 8 or 16 bits.")
         deep = deep_grey(image)
         if deep is not None and kind in ("paired", "gaussian_noise"):
             return to_unit(deep)[..., None]

@@ -6,9 +6,10 @@ import pytest
 from PIL import Image
 
 from hf_ext.errors import DataError
+from hf_ext.files import write_json
 from hf_ext.restoration.files import read_frames
 from hf_ext.restoration.jobs import Job, Plan, megapixels_of, plan_jobs
-from hf_ext.restoration.records import Records, choose_jobs
+from hf_ext.restoration.records import Records, choose_jobs, identify_model
 from tests.kit.pictures import encode, noise
 from tests.kit.refusals import refused
 
@@ -64,12 +65,16 @@ def test_a_file_that_was_cut_anywhere_is_refused_in_words_and_kept(kind, tmp_pat
         ("text", True, "ours"),
         # A result that somebody has changed since is theirs.
         ("large", True, "foreign"),
+        *(("folder", recorded, "foreign") for recorded in (False, True)),
     ],
 )
 def test_only_results_of_our_own_are_damaged(content, recorded, state, tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
     there, data = tmp_path / "a.jpg", container("jpg")
-    there.write_bytes({"cut": data[:-30], "text": b"mine", "large": data, "empty": b""}[content])
+    if content == "folder":
+        there.mkdir()
+    else:
+        there.write_bytes({"cut": data[:-30], "text": b"mine", "large": data, "empty": b""}[content])
     job, records = Job("b", b"a picture", there, ".jpg"), Records(tmp_path, "model", {})
     if recorded:
         records.add(job, b"a result")
@@ -78,7 +83,19 @@ def test_only_results_of_our_own_are_damaged(content, recorded, state, tmp_path,
     plan, to_do = choose_jobs(Plan([job], {}), records, overwrite=False)
     foreign = state == "foreign"
     assert (list(plan.refused), [job.replace for job in to_do]) == (["b"] * foreign, [True] * (not foreign))
+    assert bool(choose_jobs(Plan([job], {}), records, overwrite=True)[1]) == (content != "folder")
     assert Image.MAX_IMAGE_PIXELS == 40
+
+
+def test_an_adapter_is_another_model_on_another_base(tmp_path):
+    for name in ("base", "adapter"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(name)
+    write_json(tmp_path / "adapter" / "adapter_config.json", {"base_model_name_or_path": str(tmp_path / "base")})
+    before = identify_model(str(tmp_path / "adapter"))
+    assert before == identify_model(str(tmp_path / "adapter"))
+    (tmp_path / "base" / "model.safetensors").write_text("trained on")
+    assert identify_model(str(tmp_path / "adapter")) != before
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "MPO", "TIFF", "GIF", "TGA"])

@@ -12,6 +12,7 @@ from hf_ext.errors import DataError, UsageError
 from hf_ext.restoration.encoding import descriptive_tags, encode_frames
 from hf_ext.restoration.files import Frames, Picture, read_frames, read_image
 from hf_ext.restoration.jobs import FORMATS
+from hf_ext.semanir.image_processing_semanir import image_to_pixels
 from tests.kit.pictures import PROFILE, encode, make_exif, noise, write_image
 from tests.kit.refusals import refused
 
@@ -34,9 +35,33 @@ def test_metadata_is_kept_and_the_orientation_applied(ending, tmp_path):
         assert (exif[0x010F], exif.get(0x0112, 1), exif.get_ifd(0x8769)[0xA002]) == ("maker", 1, 20)
 
 
-def test_a_picture_that_is_too_wide_for_a_jpeg_is_refused():
-    with refused(UsageError, "JPEG", "70000 x 1 pixels"):
-        encode_frames(Frames([Picture(np.zeros((1, 70000, 3), np.uint8))]), "JPEG")
+@pytest.mark.parametrize("format", ["JPEG", "WEBP", "GIF"])
+def test_a_picture_that_is_too_wide_for_a_format_is_refused(format):
+    with refused(UsageError, format, "70000 x 1 pixels"):
+        encode_frames(Frames([Picture(np.zeros((1, 70000, 3), np.uint8))]), format)
+
+
+@pytest.mark.parametrize(("format", "most"), [("GIF", 0), ("JPEG", 65535), ("PNG", 5e7), ("TIFF", 4e9)])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_resolution_is_kept_or_said(format, most, dtype):
+    for dpi in (300, 70_000, 2_540_000, 1_000_000_000):
+        said, picture = [], Picture(noise(4, 4, 3, dtype=dtype), dpi=(dpi, 2.0))
+        read = read_image(encode_frames(Frames([picture]), format, say=said.append)).dpi
+        assert read == (pytest.approx((dpi, 2), rel=0.01) if dpi <= most else None)
+        assert sum("resolution" in line for line in said) == (dpi > most)
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP"])
+@pytest.mark.parametrize("data", [b"garbage!", b"M", b"II*\0\x08\0\0\0\xff\xff", b"MM\0*\0\0\0"])
+def test_damaged_exif_data_never_cost_the_picture(format, data):
+    pixels = noise(5, 9, 3)
+    file = encode(
+        pixels, format, exif=b"Exif\0\0" + data, lossless=True, **{"xmp": b"<x/>"} if format == "WEBP" else {}
+    )
+    (picture,), *_, lost, _ = read_frames(file)
+    np.testing.assert_array_equal(picture.pixels, pixels)
+    np.testing.assert_array_equal(image_to_pixels(Image.open(io.BytesIO(file))), pixels)
+    assert 0x010F not in (picture.exif or {}) and len(lost) == (data[:2] != b"II")
 
 
 def described(note: int, xmp: int, artist: int = 6) -> Image.Exif:
@@ -141,6 +166,9 @@ def test_a_bomb_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
         read_image(cut_off, 0.9)
     for most in (0.899, 0.05, 0.001):
         with refused(DataError, "megapixels", "limit"):
+            read_image(cut_off, most)
+    for most in (None, 0, -1, float("nan"), float("inf"), "200"):
+        with refused(UsageError, "max_megapixels", most):
             read_image(cut_off, most)
     # More pixels than Pillow reads without a word.
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500_000)

@@ -81,8 +81,10 @@ def test_records_that_a_killed_process_cut_off_say_nothing(models, photos, tmp_p
     words = ("restore", models / "restore", photos, "--out", tmp_path / "out")
     run(*words)
     record = tmp_path / "out" / ".hf-ext-restored.jsonl"
-    record.write_text(record.read_text() + '{"result": "more/b.png", "made\n[1]\n')
-    assert "2 already restored" in run(*words).stdout
+    record.write_text(record.read_text() + '[1]\n{"result": "more/b.png", "made')
+    # The next one stands behind it in the same line, as on a disk that was full.
+    assert "2 restored" in run(*words, "--strength", "0.5").stdout
+    assert "2 already restored" in run(*words, "--strength", "0.5").stdout
 
 
 def test_coding_and_background_are_options_and_what_is_lost_is_said(models, tmp_path):
@@ -138,11 +140,13 @@ def test_patterns_lists_and_standard_input(models, photos, tmp_path, monkeypatch
     assert "standard input: is not a picture that Pillow can read (4 bytes)" in result.stderr
 
 
-def test_results_inside_the_folder_are_not_restored_again(models, photos):
-    out = photos / "restored"
-    for _ in range(2):
-        run("restore", models / "restore", photos, "--out", out)
-        assert files(out) == ["a.png", "more/b.png"]
+@pytest.mark.parametrize("given", ["photos", "photos/**/*.png"])
+@pytest.mark.parametrize("out", ["photos/new", ".", "photos/.."])
+def test_results_are_no_inputs_and_inputs_no_results(given, out, models, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for again in (False, True):
+        assert ("2 already restored" in run("restore", models / "restore", given, "--out", out).stdout) == again
+        assert {"a.png", "more/b.png"} <= {*files(tmp_path / out)} and len(files(tmp_path)) == 4
 
 
 def test_options_reach_the_model(models, tmp_path):

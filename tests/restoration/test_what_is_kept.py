@@ -157,21 +157,6 @@ def test_channels_that_are_not_read_are_said(kind):
     assert len(said) == lines and ("left out" in "".join(said)) == (("one" in kind) or ("two" in kind))
 
 
-@pytest.mark.parametrize("value", [0, 300, 65535])
-def test_a_transparent_value_of_16_bit_grey_is_alpha(value):
-    pixels = noise(6, 7, 1, dtype=np.uint16)
-    pixels[2, 3] = value
-    png = encode_frames(Frames([Picture(pixels)]), "PNG")
-    place = png.index(b"IDAT") - 4
-    data = png[:place] + chunk(b"tRNS", struct.pack(">H", value)) + png[place:]
-    found = read_frames(data).pictures[0].pixels
-    alpha = np.where(pixels == value, 0, 65535).astype(np.uint16)
-    np.testing.assert_array_equal(found, np.concatenate([pixels, alpha], axis=-1))
-    # Of what is written the alpha stays.
-    frames, _, _ = written(data, "PNG")
-    np.testing.assert_array_equal(frames.pictures[0].pixels[..., -1:], alpha)
-
-
 @pytest.mark.parametrize(("source", "quote"), [("JPEG", b'"'), ("WEBP", b"'"), ("TIFF", b'"'), ("PNG", b"'")])
 @pytest.mark.parametrize("format", ["JPEG", "WEBP", "TIFF", "PNG"])
 def test_xmp_travels_upright(source, format, quote):
