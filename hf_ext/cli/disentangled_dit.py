@@ -136,8 +136,6 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
     from hf_ext.distributed import Ranks
     from hf_ext.tasks.picture_scores import score as measure
 
-    if options["keep"] is not None and options["keep"].suffix != ".npz":
-        raise click.BadParameter(f"{options['keep']} does not end with .npz.", param_hint="--keep")
     found = measure(pictures, reference, **options)
     if Ranks().index == 0:
         print_json(found) if as_json else print_rows(list(found.items()))

@@ -10,7 +10,6 @@ import io
 import itertools
 import json
 import os
-import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,15 @@ import numpy as np
 import torch
 from PIL import Image
 
+from hf_ext.data.tars import count_examples, refuse_cut_tars
 from hf_ext.distributed import Ranks
 from hf_ext.files import remove_leftovers_of, require_new, whole_file
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
 
+from ..errors import DataError
 from .diffusion_grids import default_batch_size, draw_pictures, write_picture
+from .diffusion_latents import weights_digest
 from .precompute import keep_settings
 from .tar_files import write_tar
 
@@ -129,9 +131,9 @@ def _is_drawn(out: Path, group: range, shard_size: int | None) -> bool:
     if not (path := _shard(out, group, shard_size)).is_file():
         return False
     try:
-        with tarfile.open(path) as tar:
-            return len(tar.getmembers()) >= 2 * len(group)
-    except tarfile.TarError:
+        refuse_cut_tars([path])
+        return count_examples(path) >= len(group)
+    except DataError:
         # Cut on its way from elsewhere: drawn again.
         return False
 
@@ -186,15 +188,6 @@ def _parts(pipeline: DisentangledDiTPipeline) -> dict[str, Any]:
             # Its files would tell where it came from, too.
             found[name] = _hash([type(part).__name__, part.get_vocab(), part.special_tokens_map])
     return found
-
-
-def weights_digest(model: torch.nn.Module) -> str:
-    """A hash of the weights: a folder of a training may hold others tomorrow."""
-    found = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        found.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 def _write_metadata(pipeline: DisentangledDiTPipeline, conditions: Sequence[Any], out: Path) -> None:

@@ -29,9 +29,17 @@ from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, w
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
 
-from ..errors import MissingColumn, OtherRun, UsageError
+from ..errors import DataError, MissingColumn, OtherRun, UsageError
 from .diffusion_data import Size, View, cut_view, nearest_bucket
-from .diffusion_latents import COLUMNS, SPREAD, encode_posterior, load_autoencoder, to_pixels, write_row
+from .diffusion_latents import (
+    COLUMNS,
+    SPREAD,
+    encode_posterior,
+    load_autoencoder,
+    to_pixels,
+    weights_digest,
+    write_row,
+)
 from .diffusion_texts import ENCODER, NULL, SHAPE, SUFFIX, TextEncoder, read_captions
 from .precompute_settings import Precompute
 from .precompute_sources import Example, Rows, Streams, open_pictures
@@ -39,6 +47,7 @@ from .tar_files import pack_row, write_tar
 
 SETTINGS, BAD = "precompute.json", "bad_examples.jsonl"
 logger = logging.getLogger(__name__)
+_ADVICE = "Use the same settings, remove it, or give another folder."
 # Settings that decide how the work is done, and no latent.
 FREE = ("batch_size", "workers", "max_bad_examples")
 # Kinds of columns that a tar file has files of.
@@ -107,6 +116,8 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
             logger.warning("the pictures are those of the column %r, the only one of pictures", pictures[0])
     if settings.image_column not in source.features:
         raise MissingColumn.of(settings.image_column, source.features, "image_column")
+    if settings.image_column not in pictures:
+        raise DataError(f"column {settings.image_column!r} holds no pictures; those that do: {pictures}.")
     autoencoder: Any = load_autoencoder(settings.vae)
     autoencoder.to(device)
     # diffusers warns of every cast, also of one that changes nothing
@@ -122,10 +133,17 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
     work = _Work(settings, source, autoencoder, texts, partial)
     # What cannot be encoded leaves no folder behind, whose settings the next call would have to have.
     partial.mkdir(parents=True, exist_ok=True)
+    if tells and not any(partial.glob("train-*")):
+        # Of a call that was refused, or killed before its first file: the next one may be told otherwise.
+        (partial / SETTINGS).unlink(missing_ok=True)
     wanted = {name: value for name, value in asdict(settings).items() if name not in FREE}
     # The number of parts stays when examples are removed: which part an example is in depends on it.
-    first = {"parts": source.count_parts(settings.shard_size)}
+    networks = [weights_digest(part) for part in (autoencoder, texts and texts.encoder) if part is not None]
+    first = {"parts": source.count_parts(settings.shard_size), "networks": networks}
     found = keep_settings(partial / SETTINGS, wanted, f"{partial} has unfinished work with other settings", first)
+    if found.get("networks", networks) != networks:
+        # Under the same name, as after another training.
+        raise OtherRun(f"{partial} has unfinished work of other weights", ["vae or text_encoder"], _ADVICE)
     source.deal(int(found["parts"]), settings.image_column)
     return work
 
@@ -140,7 +158,7 @@ def keep_settings(
     # What is noted and not wanted is an option that was left out.
     pairs = {name: (found.get(name), wanted.get(name)) for name in {**found, **wanted} if name not in (first or {})}
     if changed := [f"{name}: {noted!r} → {value!r}" for name, (noted, value) in pairs.items() if noted != value]:
-        raise OtherRun(refusal, changed, "Use the same settings, remove it, or give another folder.")
+        raise OtherRun(refusal, changed, _ADVICE)
     return found
 
 
@@ -150,7 +168,7 @@ def _check_picture(image: Image.Image, size: Size) -> None:
         raise ValueError("it has CMYK colours: convert it to RGB with its profile")
     short, long = sorted((image.height, image.width))
     if long > MOST_RATIO * short:
-        raise ValueError(f"{image.height} x {image.width} pixels are {MOST_RATIO} times as long as wide or more")
+        raise ValueError(f"{image.height} x {image.width} pixels are more than {MOST_RATIO} times as long as wide")
     if max(size[0] / image.height, size[1] / image.width) > MOST_ENLARGED:
         raise ValueError(
             f"{image.height} x {image.width} pixels would be enlarged more than {MOST_ENLARGED} times to {size[0]} x "
@@ -252,6 +270,8 @@ class _Work:
         records = [read_json(path) for path in sorted(self.folder.glob("read-*.json"))]
         bad, read = [row for record in records for row in record["bad"]], sum(record["read"] for record in records)
         count = self.source.count or (read if ended else max(read, _LEAST_COUNT))
+        if ended and len(bad) == count:
+            raise DataError(f"none of the {count} examples of {self.settings.data['path']} can be used: give others.")
         if len(bad) > int(self.settings.max_bad_examples * count):
             raise ValueError(
                 f"{len(bad)} of {count} examples cannot be used, more than the share max_bad_examples "

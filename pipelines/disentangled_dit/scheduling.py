@@ -9,6 +9,7 @@ tells as much about the patch as a noise of s/s' times the standard deviation wo
 
 import inspect
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -80,10 +81,11 @@ def rescale_noise_schedule(
 
 
 def _area(size: int | tuple[int, int], name: str) -> int:
-    height, width = (size, size) if isinstance(size, int) else size
-    if height <= 0 or width <= 0:
+    sides = (size, size) if isinstance(size, Real) else size
+    known = isinstance(sides, tuple | list) and all(isinstance(side, Real) and 0 < side < math.inf for side in sides)
+    if not known or len(sides) != 2:
         raise ValueError(f"{name} is {size!r}; a positive side, or a positive height and width, is needed.")
-    return height * width
+    return sides[0] * sides[1]
 
 
 def _rescale_betas(betas: torch.Tensor, ratio: float) -> torch.Tensor:
