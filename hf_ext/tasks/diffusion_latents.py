@@ -39,7 +39,7 @@ def load_autoencoder(source: str) -> ModelMixin:
     return model.eval()
 
 
-def weights_digest(model: torch.nn.Module) -> str:
+def weights_hash(model: torch.nn.Module) -> str:
     """A hash of the weights: a folder of a training may hold others tomorrow."""
     found = hashlib.sha256()
     for name, value in model.state_dict().items():

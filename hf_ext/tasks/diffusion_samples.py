@@ -26,7 +26,7 @@ from hf_ext.progress import progress
 
 from ..errors import DataError
 from .diffusion_grids import default_batch_size, draw_pictures, write_picture
-from .diffusion_latents import weights_digest
+from .diffusion_latents import weights_hash
 from .precompute import keep_settings
 from .tar_files import write_tar
 
@@ -158,16 +158,8 @@ def _path(out: Path, number: int) -> Path:
 
 def _tell(options: dict[str, Any]) -> dict[str, Any]:
     """Options as JSON holds them; pictures by a hash of their content."""
-    plain = (str, int, float, bool, type(None))
-    return {
-        name: value
-        if isinstance(value, plain)
-        else [*value]
-        if isinstance(value, tuple | list)
-        else hashlib.sha256(np.asarray(value).tobytes()).hexdigest()
-        for name, value in options.items()
-        if not name.startswith("_")
-    }
+    kept = {name: value for name, value in options.items() if not name.startswith("_")}
+    return dict(json.loads(json.dumps(kept, default=lambda x: hashlib.sha256(np.asarray(x).tobytes()).hexdigest())))
 
 
 def _hash(value: Any) -> str:
@@ -183,7 +175,7 @@ def _parts(pipeline: DisentangledDiTPipeline) -> dict[str, Any]:
             config = config if isinstance(config, dict) else config.to_diff_dict()
             # Hidden names, and the version, tell where it was saved and by what.
             known = {key: value for key, value in config.items() if key[0] != "_" and key != "transformers_version"}
-            found[name] = _hash([weights_digest(part), known])
+            found[name] = _hash([weights_hash(part), known])
         elif name == "tokenizer" and part is not None:
             # Its files would tell where it came from, too.
             found[name] = _hash([type(part).__name__, part.get_vocab(), part.special_tokens_map])

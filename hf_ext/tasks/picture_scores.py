@@ -29,7 +29,7 @@ from hf_ext.progress import progress
 
 from ..errors import DataError, MissingColumn, UsageError
 from .diffusion_data import Crops, cut_view
-from .diffusion_latents import weights_digest
+from .diffusion_latents import weights_hash
 from .pictures import in_colours, require_picture
 
 # Pictures of a set whose features are kept for the kernel distance (82 MB), and samples of a subset of them.
@@ -50,7 +50,7 @@ def load_network(source: str, device: str, batch_size: int) -> tuple[Any, str, t
         inception = InceptionFeatures(source, device, batch_size)
         return inception, inception.digest, ("fid", "kid")
     classifier = ClassifierFeatures(source, device, batch_size)
-    return classifier, weights_digest(classifier.model), ("feature_distance", "kernel_distance")
+    return classifier, weights_hash(classifier.model), ("feature_distance", "kernel_distance")
 
 
 def open_pictures(path: str, split: str, ranks: Ranks, least: int) -> tuple[Any, str]:
@@ -127,9 +127,8 @@ def see(path: str, split: str, network: Any, ranks: Ranks, description: str, sid
         features |= kept
         sizes |= others
     if isinstance(network, InceptionFeatures) and len(sizes) > 1:
-        # A batch of it has one, whatever pictures happen to stand in it.
-        told = ", ".join(f"{width} x {height}" for width, height in sorted(sizes)[:3])
-        raise DataError(f"{path} has pictures of {len(sizes)} sizes ({told} ...): resize them all by one method.")
+        # A batch has one in any case, whatever pictures happen to stand in it.
+        raise DataError(f"{path} has pictures of {len(sizes)} sizes, such as {sorted(sizes)[:3]}: resize them alike.")
     # In the order of the pictures, however many processes read them.
     return Seen(joined.statistics(), np.stack([features[number] for number in sorted(features)]))
 
@@ -170,6 +169,7 @@ def score(
     Returns:
         `dict`: The distances by their names, and how many pictures of each set they come from.
     """
+    pictures, reference = str(pictures), None if reference is None else str(reference)
     if (reference is None) != (network is None) or (network is None and (clip is None or kernel or keep)):
         raise UsageError("give REFERENCE and --network together (--kernel and --keep need both), or --clip alone.")
     if (size is not None or kernel) and (reference is None or reference.endswith(".npz")):

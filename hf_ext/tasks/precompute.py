@@ -31,15 +31,7 @@ from hf_ext.progress import progress
 
 from ..errors import DataError, MissingColumn, OtherRun, UsageError
 from .diffusion_data import Size, View, cut_view, nearest_bucket
-from .diffusion_latents import (
-    COLUMNS,
-    SPREAD,
-    encode_posterior,
-    load_autoencoder,
-    to_pixels,
-    weights_digest,
-    write_row,
-)
+from .diffusion_latents import COLUMNS, SPREAD, encode_posterior, load_autoencoder, to_pixels, weights_hash, write_row
 from .diffusion_texts import ENCODER, NULL, SHAPE, SUFFIX, TextEncoder, read_captions
 from .precompute_settings import Precompute
 from .precompute_sources import Example, Rows, Streams, open_pictures
@@ -77,7 +69,7 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
         ValueError: If the folder is there already, or data and autoencoder do not fit.
     """
     out = Path(out)
-    partial = out.with_name(out.name + ".partial")
+    partial = out.parent / f"{out.name}.partial"
     ranks = Ranks()
     with ranks.first_before_others():
         work = _prepare(settings, out, partial, require_device(ranks.own_device(device)), ranks.index == 0)
@@ -138,7 +130,7 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
         (partial / SETTINGS).unlink(missing_ok=True)
     wanted = {name: value for name, value in asdict(settings).items() if name not in FREE}
     # The number of parts stays when examples are removed: which part an example is in depends on it.
-    networks = [weights_digest(part) for part in (autoencoder, texts and texts.encoder) if part is not None]
+    networks = [weights_hash(part) for part in (autoencoder, texts and texts.encoder) if part is not None]
     first = {"parts": source.count_parts(settings.shard_size), "networks": networks}
     found = keep_settings(partial / SETTINGS, wanted, f"{partial} has unfinished work with other settings", first)
     if found.get("networks", networks) != networks:

@@ -520,7 +520,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         times, problem = getattr(scheduler, "timesteps", None), None
         if not flow_match and not self._is_of_the_family(scheduler):
             problem = "is neither of the DDPM family (DDIM, DPM++, UniPC, Euler ...) nor a flow-matching Euler or Heun"
-        elif get("invert_sigmas") or (not flow_match and times is not None and bool(times[0] < times[-1])):
+        elif get("invert_sigmas") or (not flow_match and times is not None and bool((times[:1] < times[-1:]).any())):
             problem = "goes from pictures to noise; use the one that it is the inverse of"
         elif not flow_match and flow != (found == "flow_prediction"):
             problem = f"has prediction_type={found!r} and use_flow_sigmas={flow}; 'flow_prediction' alone needs True"
@@ -874,9 +874,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         known = dict(zip(self._callback_tensor_inputs, (latents, noise_pred, embeds, embeds[:-count]), strict=True))
         tensors = {name: known[name] for name in call.callback_on_step_end_tensor_inputs}
         changed = call.callback_on_step_end(self, step, timestep, tensors) or {}
-        if not isinstance(changed, dict) or getattr(changed.get("latents", latents), "shape", 0) != latents.shape:
-            wanted = f"a dictionary is needed, with latents of {tuple(latents.shape)} if they are to change"
-            raise ValueError(f"callback_on_step_end returned a {type(changed).__name__}; {wanted}.")
         embeds = changed.get("prompt_embeds", embeds)
         if "negative_prompt_embeds" in changed:
             embeds = torch.cat([changed["negative_prompt_embeds"], embeds[-count:]])

@@ -81,9 +81,8 @@ def rescale_noise_schedule(
 
 
 def _area(size: int | tuple[int, int], name: str) -> int:
-    sides = (size, size) if isinstance(size, Real) else size
-    known = isinstance(sides, tuple | list) and all(isinstance(side, Real) and 0 < side < math.inf for side in sides)
-    if not known or len(sides) != 2:
+    sides: list[Any] = [size, size] if isinstance(size, Real) else [*(size or ())]
+    if len(sides) != 2 or not all(isinstance(side, Real) and 0 < side < math.inf for side in sides):
         raise ValueError(f"{name} is {size!r}; a positive side, or a positive height and width, is needed.")
     return sides[0] * sides[1]
 

@@ -205,8 +205,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     }
     _COUNTS = ("patch_size", "in_channels", "num_layers", "num_attention_heads", "attention_head_dim",
                "num_train_timesteps")  # fmt: skip
-    # More blocks, or weights or numbers of positions, no network has: a configuration may be a stranger's or mistyped.
-    MOST_LAYERS, MOST_NUMBERS = 1000, 10**11
+    # More weights, or numbers of positions, no network has: a configuration may be a stranger's, or mistyped. A block
+    # counts as LEAST of them, however narrow: each costs a millisecond.
+    MOST, LEAST = 10**10, 10**7
     _EARLIER = {"num_class_tokens": 1, "conditioning": "attention", "num_decoder_layers": 0}
     # Features of a scalar; grids whose positions are kept.
     SINUSOIDS = 256
@@ -323,38 +324,33 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
 
     def _check_config(self) -> None:
         """Raise a ValueError for a configuration that means nothing, or that nothing could hold; nothing is built."""
-        config, either = self.config, ("num_classes", "joint_attention_dim")
-        given = [name for name in either if config[name] is not None]
+        config, shared = self.config, self.config.shared_stream
+        given = [name for name in ("num_classes", "joint_attention_dim") if config[name] is not None]
         counts = {name: config[name] for name in (*self._COUNTS, *given)}
-        most = dict.fromkeys(counts, 10**9) | {"num_layers": self.MOST_LAYERS}
-        if wrong := [name for name, x in counts.items() if type(x) is not int or not 1 <= x <= most[name]]:
-            told = {name: counts[name] for name in wrong}
-            raise ValueError(f"{type(self).__name__}: {told} must be whole numbers from 1 to {most[wrong[0]]}.")
+        if wrong := {name: x for name, x in counts.items() if type(x) is not int or not 1 <= x <= 10**9}:
+            raise ValueError(f"{type(self).__name__}: {wrong} must be whole numbers from 1 to 10^9.")
         patch, width = config.patch_size, config.num_attention_heads * config.attention_head_dim
-        dropouts = [config.condition_dropout, config.control_dropout]
+        dropouts, ratio = [config.condition_dropout, config.control_dropout], config.mlp_ratio
         alphas = self.CONTROL_ALPHA if config.control_alpha is None else config.control_alpha
-        unknown = [name for name in alphas if name not in self.CONTROL_SIZES] if isinstance(alphas, dict) else [alphas]
-        steep = not unknown and not all(self._lies(alpha, 0, 1e6) for alpha in alphas.values())
+        known = isinstance(alphas, dict) and alphas.keys() <= self.CONTROL_SIZES.keys()
+        wild = not known or not all(self._lies(alpha, 0, 1e6) for alpha in alphas.values())
         grid, base = self._pair(config.sample_size), config.pos_embed_base_size
-        ratio = config.mlp_ratio if self._lies(config.mlp_ratio, 0, 1e6) else 0
-        rows = (config.num_layers * width * max(4, ratio), patch**2 * config.in_channels, math.prod(grid) // patch**2)
-        size = width * max(*rows, *counts.values())
         misfit = not grid or any(side % patch for side in grid) or not (base is None or self._pair(base))
+        hidden = int(width * ratio) if self._lies(ratio, 0, 1e6) else 0
+        layers = config.num_layers * max(width * max(4 * width, hidden), self.LEAST)
+        size = max(layers, width * max(patch**2 * config.in_channels, math.prod(grid) // patch**2, *counts.values()))
         problems = {
             "give one of num_classes (class model) and joint_attention_dim (text model), not both": len(given) != 1,
             f"modulation is 'per_block' or 'shared', not {config.modulation!r}": config.modulation
             not in ("per_block", "shared"),
-            f"shared_stream is true or false, not {config.shared_stream!r}": config.shared_stream
-            not in (True, False, None),
-            f"control_alpha has unknown controls {unknown}; there are {list(self.CONTROL_SIZES)}": bool(unknown),
-            f"exponents of control_alpha are numbers from 0 to 1e6, not {alphas}": steep,
+            f"shared_stream is true or false, not {shared!r}": shared not in (True, False, None),
+            f"control_alpha has numbers from 0 to 1e6 for some of {list(self.CONTROL_SIZES)}, not {alphas}": wild,
             f"the dropouts are in [0, 1), not {dropouts}": not all(self._lies(x, 0, 1) and x < 1 for x in dropouts),
-            f"mlp_ratio is a number up to 1e6 that gives a hidden unit, not {config.mlp_ratio!r}": width * ratio < 1,
+            f"mlp_ratio is a number up to 1e6 that gives a hidden unit, not {ratio!r}": hidden < 1,
             f"the width, num_attention_heads * attention_head_dim, is divisible by 4, unlike {width}": width % 4 != 0,
             f"sample_size {config.sample_size} and pos_embed_base_size {base} are one positive number or two, the "
             f"first divisible by patch_size {patch}": misfit,
-            f"{counts}, sample_size and mlp_ratio ask for more than {self.MOST_NUMBERS:.0e} weights or positions": size
-            > self.MOST_NUMBERS,
+            f"{counts}, sample_size {config.sample_size} and mlp_ratio {ratio} are of no network": size > self.MOST,
         }
         if found := [problem for problem, is_there in problems.items() if is_there]:
             raise ValueError(f"DisentangledDiTTransformer2DModel: {found[0]}.")

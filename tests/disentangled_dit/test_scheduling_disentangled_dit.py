@@ -1,5 +1,6 @@
 """Schedules for other sizes: the signal-to-noise ratio at equal t, and what survives saving and changing the class."""
 
+import numpy as np
 import pytest
 import torch
 from diffusers import (
@@ -15,6 +16,7 @@ from diffusers import (
 )
 
 from hf_ext.pipelines.disentangled_dit import rescale_noise_schedule
+from tests.kit.refusals import refused
 
 FAMILY = [
     DDIMScheduler,
@@ -72,6 +74,13 @@ def test_the_betas_survive_saving_and_a_change_of_class(tmp_path):
     assert torch.equal(loaded.betas, rescaled.betas)
     for kind in FAMILY:
         torch.testing.assert_close(kept(kind.from_config(loaded.config)), kept(rescaled), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [0, "32", (32,), (32, -1), None, float("nan"), (32, "a")])
+def test_what_is_no_size_is_refused(size):
+    assert torch.equal(*(rescale_noise_schedule(DDIMScheduler(), each, 64).betas for each in (32, np.int64(32))))
+    with refused(ValueError, "from_size"):
+        rescale_noise_schedule(DDIMScheduler(), size, 64)
 
 
 @pytest.mark.parametrize("kind", [DDIMScheduler, EulerDiscreteScheduler])
