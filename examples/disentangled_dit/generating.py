@@ -24,9 +24,9 @@ def generate_images(
 ) -> np.ndarray:
     """An image [height, width, channels], uint8, for each class or text; `options` are those of a call."""
     # The noise of an image depends on the seed and its place alone: not on the batches, its class or its controls.
-    wanted = list(conditions)
-    seeds = [int(np.random.SeedSequence((seed, index)).generate_state(1)[0]) for index in range(len(wanted))]
-    images = np.stack([np.asarray(image) for image in draw_pictures(pipeline, wanted, seeds, batch_size, **options)])
+    seeds = [int(np.random.SeedSequence((seed, index)).generate_state(1)[0]) for index in range(len(conditions))]
+    pictures = draw_pictures(pipeline, [*conditions], seeds, batch_size, **options)
+    images = np.stack([np.asarray(picture) for picture in pictures])
     return images.reshape(*images.shape[:3], -1)
 
 

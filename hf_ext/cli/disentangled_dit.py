@@ -345,10 +345,10 @@ def _call_options(pipeline: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """Arguments of the pipeline's call for the options of the command."""
     options = {name: asked[name] for name in ("guidance_scale", "control_guidance_scale")}
     options["num_inference_steps"] = asked["steps"]
-    if asked["size"] is not None:
-        options["height"], options["width"] = _pair(asked["size"], "--size")
-    pairs = {name: asked[name] for name in ("original_size", "target_size", "crop") if asked[name] is not None}
+    pairs = {name: asked[name] for name in ("size", "original_size", "target_size", "crop") if asked[name] is not None}
     options |= {name: _pair(text, f"--{name.replace('_', '-')}") for name, text in pairs.items()}
+    if (size := options.pop("size", None)) is not None:
+        options["height"], options["width"] = size
     options |= {"flip": True} if asked["flip"] else {}
     negative = asked["negative"]
     if negative is None:

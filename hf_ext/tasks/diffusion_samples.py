@@ -128,12 +128,10 @@ def _is_drawn(out: Path, group: range, shard_size: int | None) -> bool:
     """True if all pictures of a batch or a tar file are there. A file of an earlier call may have been its last."""
     if shard_size is None:
         return all(_is_whole(_path(out, number)) for number in group)
-    if not (path := _shard(out, group, shard_size)).is_file():
-        return False
     try:
-        refuse_cut_tars([path])
+        refuse_cut_tars([path := _shard(out, group, shard_size)])
         return count_examples(path) >= len(group)
-    except DataError:
+    except (DataError, FileNotFoundError):
         # Cut on its way from elsewhere: drawn again.
         return False
 

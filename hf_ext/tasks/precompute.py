@@ -39,7 +39,6 @@ from .tar_files import pack_row, write_tar
 
 SETTINGS, BAD = "precompute.json", "bad_examples.jsonl"
 logger = logging.getLogger(__name__)
-_ADVICE = "Use the same settings, remove it, or give another folder."
 # Settings that decide how the work is done, and no latent.
 FREE = ("batch_size", "workers", "max_bad_examples")
 # Kinds of columns that a tar file has files of.
@@ -134,8 +133,8 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
     first = {"parts": source.count_parts(settings.shard_size), "networks": networks}
     found = keep_settings(partial / SETTINGS, wanted, f"{partial} has unfinished work with other settings", first)
     if found.get("networks", networks) != networks:
-        # Under the same name, as after another training.
-        raise OtherRun(f"{partial} has unfinished work of other weights", ["vae or text_encoder"], _ADVICE)
+        # Of the same name, as after another training.
+        raise OtherRun(f"{partial} has unfinished work of other weights: remove it, or give another folder.")
     source.deal(int(found["parts"]), settings.image_column)
     return work
 
@@ -150,7 +149,7 @@ def keep_settings(
     # What is noted and not wanted is an option that was left out.
     pairs = {name: (found.get(name), wanted.get(name)) for name in {**found, **wanted} if name not in (first or {})}
     if changed := [f"{name}: {noted!r} → {value!r}" for name, (noted, value) in pairs.items() if noted != value]:
-        raise OtherRun(refusal, changed, _ADVICE)
+        raise OtherRun(refusal, changed, "Use the same settings, remove it, or give another folder.")
     return found
 
 

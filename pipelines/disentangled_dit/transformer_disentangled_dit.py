@@ -246,17 +246,14 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     ):
         super().__init__()
         # NumPy's numbers could not be saved.
-        self.register_to_config(
-            **{name: each.tolist() for name, each in self.config.items() if hasattr(each, "tolist")}
-        )
+        self.register_to_config(**{name: x.tolist() for name, x in self.config.items() if hasattr(x, "tolist")})
         self._check_config()
-        config = self.config
-        self.grid = [side // config.patch_size for side in self._pair(config.sample_size)]
-        base = self._pair(config.pos_embed_base_size or self.grid)
-        control_alpha = dict(self.CONTROL_ALPHA if config.control_alpha is None else config.control_alpha)
+        self.grid = [side // self.config.patch_size for side in self._pair(self.config.sample_size)]
+        base = self._pair(self.config.pos_embed_base_size or self.grid)
+        control_alpha = dict(self.CONTROL_ALPHA if self.config.control_alpha is None else self.config.control_alpha)
         # What was derived is saved: a later size keeps the grid of the pre-training, and a later release the weights.
         self.register_to_config(pos_embed_base_size=base, control_alpha=control_alpha)
-        self.inner_dim = config.num_attention_heads * config.attention_head_dim
+        self.inner_dim = self.config.num_attention_heads * self.config.attention_head_dim
         self.gradient_checkpointing = False
         self.register_buffer("positions", self.position_embedding(self.grid[0], self.grid[1]), persistent=False)
         self._other_positions: dict[tuple[int, int, torch.device], Tensor] = {}
@@ -310,17 +307,12 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self.register_buffer("modulation_offset", offset.to(torch.get_default_dtype()), persistent=False)
         self.proj_out = nn.Linear(dim, config.patch_size**2 * config.in_channels)
 
-    @classmethod
-    def _pair(cls, size: Any) -> list[int]:
+    @staticmethod
+    def _pair(size: Any) -> list[int]:
         """[height, width] of a size that may be one number; nothing of what is no size."""
         pair = [size, size] if isinstance(size, int) else size if isinstance(size, list | tuple) else []
-        fits = len(pair) == 2 and all(cls._lies(side, 1, 1e9) and side % 1 == 0 for side in pair)
+        fits = len(pair) == 2 and all(isinstance(side, Real) and 1 <= side <= 1e9 and side % 1 == 0 for side in pair)
         return [int(side) for side in pair] if fits else []
-
-    @staticmethod
-    def _lies(value: Any, least: float, most: float) -> bool:
-        """True for a number in a range."""
-        return isinstance(value, Real) and bool(least <= value <= most)
 
     def _check_config(self) -> None:
         """Raise a ValueError for a configuration that means nothing, or that nothing could hold; nothing is built."""
@@ -333,10 +325,10 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         dropouts, ratio = [config.condition_dropout, config.control_dropout], config.mlp_ratio
         alphas = self.CONTROL_ALPHA if config.control_alpha is None else config.control_alpha
         known = isinstance(alphas, dict) and alphas.keys() <= self.CONTROL_SIZES.keys()
-        wild = not known or not all(self._lies(alpha, 0, 1e6) for alpha in alphas.values())
+        wild = not known or not all(isinstance(x, Real) and 0 <= x <= 1e6 for x in alphas.values())
         grid, base = self._pair(config.sample_size), config.pos_embed_base_size
         misfit = not grid or any(side % patch for side in grid) or not (base is None or self._pair(base))
-        hidden = int(width * ratio) if self._lies(ratio, 0, 1e6) else 0
+        hidden = int(width * ratio) if isinstance(ratio, Real) and 0 <= ratio <= 1e6 else 0
         layers = config.num_layers * max(width * max(4 * width, hidden), self.LEAST)
         size = max(layers, width * max(patch**2 * config.in_channels, math.prod(grid) // patch**2, *counts.values()))
         problems = {
@@ -345,7 +337,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             not in ("per_block", "shared"),
             f"shared_stream is true or false, not {shared!r}": shared not in (True, False, None),
             f"control_alpha has numbers from 0 to 1e6 for some of {list(self.CONTROL_SIZES)}, not {alphas}": wild,
-            f"the dropouts are in [0, 1), not {dropouts}": not all(self._lies(x, 0, 1) and x < 1 for x in dropouts),
+            f"the dropouts are in [0, 1), not {dropouts}": not all(
+                isinstance(x, Real) and 0 <= x < 1 for x in dropouts
+            ),
             f"mlp_ratio is a number up to 1e6 that gives a hidden unit, not {ratio!r}": hidden < 1,
             f"the width, num_attention_heads * attention_head_dim, is divisible by 4, unlike {width}": width % 4 != 0,
             f"sample_size {config.sample_size} and pos_embed_base_size {base} are one positive number or two, the "

@@ -62,8 +62,7 @@ def test_a_mask_may_be_of_truth_values():
     mask[2:, 4:] = True
     pipeline, images = within_mask(make_pipeline()), []
     grey = mask.astype(np.uint8) * 255
-    colours = (np.dstack([grey] * 3), np.dstack([grey] * 3 + [np.full_like(grey, 255)]))
-    for each in (mask, torch.from_numpy(mask)[None, None], Image.fromarray(mask), grey, *colours):
+    for each in (mask, torch.from_numpy(mask)[None, None], Image.fromarray(mask), grey, np.dstack([grey] * 3)):
         call = {"class_labels": 0, "image": BYTES, "mask_image": each, "generator": generator(), **FEW}
         images.append(pipeline(**call).images)
     assert all(torch.equal(image, images[0]) for image in images)
@@ -240,12 +239,8 @@ def test_pictures_are_one_or_as_many_as_classes_or_as_results():
         pipeline(class_labels=[0, 1, 2, 0], image=two, **FEW)
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
-def test_encoded_texts_of_another_length_need_no_negative_ones(scale):
-    pipeline, options = (
-        make_text_pipeline(),
-        {"guidance_scale": scale, "callback_on_step_end": lambda *step: {}, **FEW},
-    )
+def test_encoded_texts_of_another_length_need_no_negative_ones():
+    pipeline, options = make_text_pipeline(), {"callback_on_step_end": lambda *step: {}, **FEW}
     embeds, _ = pipeline.encode_prompt("a red hen", max_sequence_length=12)
     expected = pipeline(prompt="a red hen", max_sequence_length=12, generator=generator(), **options).images
     assert torch.equal(pipeline(prompt_embeds=embeds, generator=generator(), **options).images, expected)
@@ -259,12 +254,6 @@ def test_a_call_with_a_schedule_that_is_refused_leaves_the_pipeline_as_it_was(gi
     with pytest.raises(ValueError):
         pipeline(**options, **given, **FEW)
     assert torch.equal(pipeline(**options, **FEW).images, expected)
-
-
-@pytest.mark.parametrize("names", [["hen"], {0: None}, {"a": "hen"}, {-1: "hen"}, {0: 5}])
-def test_names_of_classes_that_are_none_are_refused(names):
-    with refused(ValueError, "id2label"):
-        DisentangledDiTPipeline(make_pipeline().transformer, EulerDiscreteScheduler(), id2label=names)
 
 
 # Saving

@@ -65,6 +65,10 @@ def test_equal_sizes_change_nothing_and_two_steps_are_one():
     torch.testing.assert_close(kept(twice), kept(rescale_noise_schedule(scheduler, 16, 64)), rtol=0, atol=1e-6)
     back = rescale_noise_schedule(rescale_noise_schedule(scheduler, 16, 64), 64, 16)
     torch.testing.assert_close(kept(back), kept(scheduler), rtol=0, atol=1e-6)
+    assert torch.equal(*(rescale_noise_schedule(scheduler, size, 64).betas for size in (32, np.int64(32))))
+    for size in (0, "32", (32,), (32, -1), None, float("nan"), (32, "a")):
+        with refused(ValueError, "from_size"):
+            rescale_noise_schedule(scheduler, size, 64)
 
 
 def test_the_betas_survive_saving_and_a_change_of_class(tmp_path):
@@ -74,13 +78,6 @@ def test_the_betas_survive_saving_and_a_change_of_class(tmp_path):
     assert torch.equal(loaded.betas, rescaled.betas)
     for kind in FAMILY:
         torch.testing.assert_close(kept(kind.from_config(loaded.config)), kept(rescaled), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("size", [0, "32", (32,), (32, -1), None, float("nan"), (32, "a")])
-def test_what_is_no_size_is_refused(size):
-    assert torch.equal(*(rescale_noise_schedule(DDIMScheduler(), each, 64).betas for each in (32, np.int64(32))))
-    with refused(ValueError, "from_size"):
-        rescale_noise_schedule(DDIMScheduler(), size, 64)
 
 
 @pytest.mark.parametrize("kind", [DDIMScheduler, EulerDiscreteScheduler])

@@ -201,10 +201,10 @@ def test_bad_configurations(fields, message):
 
 
 def test_numbers_of_numpy_are_saved(tmp_path):
-    model = make_transformer(num_layers=np.int64(2), sample_size=np.int32(6), mlp_ratio=np.float32(2.0))
-    model.save_pretrained(tmp_path)
-    loaded = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path)
-    assert (loaded.config.num_layers, loaded.config.sample_size, loaded.grid) == (2, 6, [3, 3])
+    make_transformer(num_layers=np.int64(2), sample_size=np.int32(6), mlp_ratio=np.float32(2)).save_pretrained(
+        tmp_path
+    )
+    assert DisentangledDiTTransformer2DModel.from_pretrained(tmp_path).grid == [3, 3]
 
 
 def test_bad_inputs():

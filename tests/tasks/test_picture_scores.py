@@ -106,9 +106,7 @@ def test_a_set_that_cannot_be_scored_is_named(tmp_path, wrong, place):
         (tmp_path / wrong / "part.png").write_bytes(b"")
     sets = [str(tmp_path / "right")] * 2
     sets[place] = str(tmp_path / wrong)
-    # In batches of two all pictures of each are of one size.
-    words = ["--network", network, "--device", "cpu", "--batch-size", 2]
-    told = run("dit", "score", *sets, *words, code=2).stderr
+    told = run("dit", "score", *sets, "--network", network, "--device", "cpu", "--batch-size", 2, code=2).stderr
     assert sets[place] in told and "Set --" not in told
 
 
