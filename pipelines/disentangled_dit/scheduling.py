@@ -80,11 +80,11 @@ def rescale_noise_schedule(
     return kind.from_config(config, trained_betas=_rescale_betas(given.betas, ratio).tolist())
 
 
-def _area(size: int | tuple[int, int], name: str) -> int:
+def _area(size: int | tuple[int, int], name: str) -> float:
     sides: list[Any] = [size, size] if isinstance(size, Real) else [*(size or ())]
     if len(sides) != 2 or not all(isinstance(side, Real) and 0 < side < math.inf for side in sides):
         raise ValueError(f"{name} is {size!r}; a positive side, or a positive height and width, is needed.")
-    return sides[0] * sides[1]
+    return float(sides[0]) * float(sides[1])
 
 
 def _rescale_betas(betas: torch.Tensor, ratio: float) -> torch.Tensor:
