@@ -86,7 +86,7 @@ def test_folders_are_scored_as_all_features_at_once_and_statistics_again(tmp_pat
     with refused(UsageError, "real.txt"):
         score(tmp_path / "made", tmp_path / "real", str(tmp_path / "judge"), keep=tmp_path / "real.txt")
     with refused(ValueError, "judge", "regnet"):
-        score(tmp_path / "made", clip=str(tmp_path / "judge"), device="cpu")
+        CLIPScores(str(tmp_path / "judge"))
     with refused(UsageError, "kernel"):
         score(str(tmp_path / "made"), str(tmp_path / "real.npz"), str(tmp_path / "judge"), kernel=True)
     (tmp_path / "words.jsonl").write_text('{"text": "no picture"}\n')
