@@ -129,7 +129,7 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
         (partial / SETTINGS).unlink(missing_ok=True)
     wanted = {name: value for name, value in asdict(settings).items() if name not in FREE}
     # The number of parts stays when examples are removed: which part an example is in depends on it.
-    networks = [weights_hash(part) for part in (autoencoder, texts and texts.encoder) if part is not None]
+    networks = [weights_hash(part) for part in (autoencoder, texts.encoder if texts else None) if part is not None]
     first = {"parts": source.count_parts(settings.shard_size), "networks": networks}
     found = keep_settings(partial / SETTINGS, wanted, f"{partial} has unfinished work with other settings", first)
     if found.get("networks", networks) != networks:

@@ -81,8 +81,8 @@ def rescale_noise_schedule(
 
 
 def _area(size: int | tuple[int, int], name: str) -> float:
-    sides: list[Any] = [size, size] if isinstance(size, Real) else [*(size or ())]
-    if len(sides) != 2 or not all(isinstance(side, Real) and 0 < side < math.inf for side in sides):
+    sides: Any = [size, size] if isinstance(size, Real) else [*(size or ())]  # type: ignore[misc]
+    if len(sides) != 2 or not all(isinstance(side, Real) and 0 < float(side) < math.inf for side in sides):
         raise ValueError(f"{name} is {size!r}; a positive side, or a positive height and width, is needed.")
     return float(sides[0]) * float(sides[1])
 

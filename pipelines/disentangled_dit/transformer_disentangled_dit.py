@@ -205,8 +205,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     }
     _COUNTS = ("patch_size", "in_channels", "num_layers", "num_attention_heads", "attention_head_dim",
                "num_train_timesteps")  # fmt: skip
-    # More weights, or numbers of positions, no network has: a configuration may be a stranger's, or mistyped. A block
-    # counts as LEAST of them, however narrow: each costs a millisecond.
+    # No network has MOST weights or positions; a block counts as LEAST, since each costs a millisecond to build.
+    _REAL: Any = Real
     MOST, LEAST = 10**10, 10**7
     _EARLIER = {"num_class_tokens": 1, "conditioning": "attention", "num_decoder_layers": 0}
     # Features of a scalar; grids whose positions are kept.
@@ -307,11 +307,13 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self.register_buffer("modulation_offset", offset.to(torch.get_default_dtype()), persistent=False)
         self.proj_out = nn.Linear(dim, config.patch_size**2 * config.in_channels)
 
-    @staticmethod
-    def _pair(size: Any) -> list[int]:
+    @classmethod
+    def _pair(cls, size: Any) -> list[int]:
         """[height, width] of a size that may be one number; nothing of what is no size."""
         pair = [size, size] if isinstance(size, int) else size if isinstance(size, list | tuple) else []
-        fits = len(pair) == 2 and all(isinstance(side, Real) and 1 <= side <= 1e9 and side % 1 == 0 for side in pair)
+        fits = len(pair) == 2 and all(
+            isinstance(side, cls._REAL) and 1 <= side <= 1e9 and side % 1 == 0 for side in pair
+        )
         return [int(side) for side in pair] if fits else []
 
     def _check_config(self) -> None:
@@ -325,10 +327,10 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         dropouts, ratio = [config.condition_dropout, config.control_dropout], config.mlp_ratio
         alphas = self.CONTROL_ALPHA if config.control_alpha is None else config.control_alpha
         known = isinstance(alphas, dict) and alphas.keys() <= self.CONTROL_SIZES.keys()
-        wild = not known or not all(isinstance(x, Real) and 0 <= x <= 1e6 for x in alphas.values())
+        wild = not known or not all(isinstance(x, self._REAL) and 0 <= x <= 1e6 for x in alphas.values())
         grid, base = self._pair(config.sample_size), config.pos_embed_base_size
         misfit = not grid or any(side % patch for side in grid) or not (base is None or self._pair(base))
-        hidden = int(width * ratio) if isinstance(ratio, Real) and 0 <= ratio <= 1e6 else 0
+        hidden = int(width * ratio) if isinstance(ratio, self._REAL) and 0 <= ratio <= 1e6 else 0
         layers = config.num_layers * max(width * max(4 * width, hidden), self.LEAST)
         size = max(layers, width * max(patch**2 * config.in_channels, math.prod(grid) // patch**2, *counts.values()))
         problems = {
@@ -338,7 +340,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             f"shared_stream is true or false, not {shared!r}": shared not in (True, False, None),
             f"control_alpha has numbers from 0 to 1e6 for some of {list(self.CONTROL_SIZES)}, not {alphas}": wild,
             f"the dropouts are in [0, 1), not {dropouts}": not all(
-                isinstance(x, Real) and 0 <= x < 1 for x in dropouts
+                isinstance(x, self._REAL) and 0 <= x < 1 for x in dropouts
             ),
             f"mlp_ratio is a number up to 1e6 that gives a hidden unit, not {ratio!r}": hidden < 1,
             f"the width, num_attention_heads * attention_head_dim, is divisible by 4, unlike {width}": width % 4 != 0,
