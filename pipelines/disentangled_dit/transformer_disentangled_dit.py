@@ -311,9 +311,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     def _pair(cls, size: Any) -> list[int]:
         """[height, width] of a size that may be one number; nothing of what is no size."""
         pair = [size, size] if isinstance(size, int) else size if isinstance(size, list | tuple) else []
-        fits = len(pair) == 2 and all(
-            isinstance(side, cls._REAL) and 1 <= side <= 1e9 and side % 1 == 0 for side in pair
-        )
+        fits = len(pair) == 2 and all(isinstance(x, cls._REAL) and 1 <= x <= 1e9 and x % 1 == 0 for x in pair)
         return [int(side) for side in pair] if fits else []
 
     def _check_config(self) -> None:
