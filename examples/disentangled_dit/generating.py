@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from drift import content_drift, high_frequency_energy
 
 from hf_ext.metrics import ClassifierFeatures
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.tasks.diffusion_grids import draw_pictures
 
 
 def generate_images(
@@ -24,17 +24,10 @@ def generate_images(
 ) -> np.ndarray:
     """An image [height, width, channels], uint8, for each class or text; `options` are those of a call."""
     # The noise of an image depends on the seed and its place alone: not on the batches, its class or its controls.
-    wanted = list(conditions)
-    key = "class_labels" if pipeline.transformer.config.joint_attention_dim is None else "prompt"
-    images = []
-    for start in range(0, len(wanted), batch_size):
-        part = range(start, min(start + batch_size, len(wanted)))
-        seeds = [int(np.random.SeedSequence((seed, index)).generate_state(1)[0]) for index in part]
-        inputs: dict[str, Any] = {**options, key: [wanted[index] for index in part]}
-        generators = [torch.Generator().manual_seed(number) for number in seeds]
-        output: Any = pipeline(generator=generators, output_type="np", **inputs)
-        images.append(np.rint(output.images * 255).astype(np.uint8))
-    return np.concatenate(images)
+    seeds = [int(np.random.SeedSequence((seed, index)).generate_state(1)[0]) for index in range(len(conditions))]
+    pictures = draw_pictures(pipeline, [*conditions], seeds, batch_size, **options)
+    images = np.stack([np.asarray(picture) for picture in pictures])
+    return images.reshape(*images.shape[:3], -1)
 
 
 def vary_controls(

@@ -137,11 +137,9 @@ def cut_grid(path: Path, side: int, columns: int) -> np.ndarray:
 def measure_samples(snapshot: Path, judge: Judge, side: int, columns: int, batch_size: int) -> list[dict[str, float]]:
     """The pictures that a run drew of itself, always of the same noise: how near they were at each evaluation."""
     points = []
-    for path in sorted(
-        (snapshot.parent / "samples").glob("step-*.png"), key=lambda path: int(path.stem.partition("-")[2])
-    ):
-        made = cut_grid(path, side, columns)
+    drawn = {int(path.stem.partition("-")[2]): path for path in (snapshot.parent / "samples").glob("step-*.png")}
+    for step in sorted(drawn):
+        made = cut_grid(drawn[step], side, columns)
         labels = np.repeat(np.arange(len(made)), columns)
-        samples = batch_size * int(path.stem.partition("-")[2])
-        points.append({"samples": samples, **judge.measure(made.reshape(-1, side, side, 3), labels)})
+        points.append({"samples": batch_size * step, **judge.measure(made.reshape(-1, side, side, 3), labels)})
     return points

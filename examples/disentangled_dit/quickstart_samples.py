@@ -40,10 +40,9 @@ WANTED = 0.8
 
 def have_same_weights(first: Path, second: Path) -> bool:
     """True for two files with the same tensors, bit for bit; the header of a published one says more."""
-    one, other = load_file(first), load_file(second)
-    return one.keys() == other.keys() and all(
-        value.dtype == other[name].dtype and value.tobytes() == other[name].tobytes() for name, value in one.items()
-    )
+    files = [load_file(path).items() for path in (first, second)]
+    one, other = ({name: (value.dtype, value.tobytes()) for name, value in file} for file in files)
+    return one == other
 
 
 def recognised(pictures: np.ndarray, classes: np.ndarray) -> float:

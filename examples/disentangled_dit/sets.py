@@ -13,6 +13,8 @@ import datasets
 import numpy as np
 from PIL import Image
 
+from hf_ext.files import whole_file
+
 SEED = 0
 PHOTOGRAPH = "photograph"
 # Pictures of CIFAR-10 are made so small at least, and crops of photographs are of at most so many pixels.
@@ -35,10 +37,8 @@ def row(image: Image.Image, label: int) -> dict[str, Any]:
 def write(path: Path, rows: list[dict[str, Any]], names: list[str]) -> None:
     """Rows as one parquet file, whole or not at all."""
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    datasets.Dataset.from_list(rows, features=features).to_parquet(temporary)
-    temporary.rename(path)
+    with whole_file(path) as file:
+        datasets.Dataset.from_list(rows, features=features).to_parquet(file)
 
 
 def resized_rows(data: datasets.Dataset, sides: Iterable[int]) -> list[dict[str, Any]]:

@@ -5,14 +5,13 @@ Dowson and Landau, "The Fréchet distance between multivariate normal distributi
 of one particular Inception network they are called FID (Heusel et al., NeurIPS 2017) and KID.
 """
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hf_ext.errors import DataError
+from hf_ext.errors import BROKEN_ARCHIVE, DataError
 from hf_ext.files import whole_file
 
 # Rows of a kernel matrix at once: 1024 x 50,000 float64 are 400 MB.
@@ -77,7 +76,7 @@ class FeatureStatistics:
                 count = int(opened["count"]) if "count" in opened else None
                 network = str(opened["network"]) if "network" in opened else None
                 return cls(mean, covariance, count, network)
-        except (ValueError, TypeError, KeyError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, *BROKEN_ARCHIVE) as error:
             told = f"is no .npz file with the statistics mu and sigma ({error})"
             raise DataError(f"{path} {told}: write it with --keep, or give pictures.") from error
 

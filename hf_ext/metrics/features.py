@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from huggingface_hub import hf_hub_download
-from transformers import AutoImageProcessor, AutoModelForImageClassification, CLIPModel, CLIPProcessor
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification, CLIPModel, CLIPProcessor
 
 from hf_ext.hub.checkpoints import split_revision
 
@@ -151,6 +151,10 @@ class CLIPScores:
 
     def __init__(self, source: str, device: str = "cpu"):
         name, revision = split_revision(source)
+        kind = AutoConfig.from_pretrained(name, revision=revision).model_type
+        if kind != "clip":
+            # Its weights would be read in part, and drawn at random for the rest.
+            raise ValueError(f"{source} is a model of the kind {kind!r}, not CLIP: give a CLIP model")
         network: Any = CLIPModel.from_pretrained(name, revision=revision)
         self.model = network.to(device).eval()
         self.processor = CLIPProcessor.from_pretrained(name, revision=revision)

@@ -108,7 +108,10 @@ def cut_view(
         image = _shrink(image, crops.shrink_size, min(size), generator)
     original = (image.height, image.width)
     is_local = generator is not None and crops.local_prob > 0 and generator.random() < crops.local_prob
-    frame = _frame(original, size, crops.local_size if is_local else None)
+    # Just large enough for the part or, of a local crop, as large as the later training's.
+    least = (crops.local_size or 0) / min(original) if is_local else 0
+    scale = max(size[0] / original[0], size[1] / original[1], least)
+    frame = tuple(max(part, round(side * scale)) for part, side in zip(size, original, strict=True))
     spare = (frame[0] - size[0], frame[1] - size[1])
     if generator is None or not crops.random:
         top, left = spare[0] // 2, spare[1] // 2
@@ -132,14 +135,6 @@ def _shrink(image: Image.Image, least: int, most: int, generator: np.random.Gene
     side = int(generator.integers(least, most + 1))
     width, height = (max(1, round(length * side / short)) for length in image.size)
     return image.resize((width, height), Image.Resampling.BICUBIC)
-
-
-def _frame(original: Size, size: Size, local_size: int | None) -> Size:
-    """Size of the resized picture: just large enough for the part or, of a local crop, that of the later training."""
-    scale = max(size[0] / original[0], size[1] / original[1])
-    if local_size is not None:
-        scale = max(scale, local_size / min(original))
-    return max(size[0], round(original[0] * scale)), max(size[1], round(original[1] * scale))
 
 
 def bucket_sizes(side: int, step: int, max_ratio: float) -> list[Size]:

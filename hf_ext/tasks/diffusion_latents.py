@@ -5,6 +5,7 @@ the units of `diffusion_data`, and what else the picture came with: `label` or `
 normal distribution, `latent` is its mean, which is its mode, and `latent_spread` (float16 bytes) may stand beside it.
 """
 
+import hashlib
 from typing import Any, cast
 
 import numpy as np
@@ -36,6 +37,15 @@ def load_autoencoder(source: str) -> ModelMixin:
         raise ValueError(f"{source} is a {type(model).__name__}, which does not encode images: give an autoencoder.")
     model.requires_grad_(False)
     return model.eval()
+
+
+def weights_hash(model: torch.nn.Module) -> str:
+    """A hash of the weights: a folder of a training may hold others tomorrow."""
+    found = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        found.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def to_pixels(views: list[View]) -> Tensor:

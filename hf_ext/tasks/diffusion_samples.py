@@ -10,7 +10,6 @@ import io
 import itertools
 import json
 import os
-import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,15 @@ import numpy as np
 import torch
 from PIL import Image
 
+from hf_ext.data.tars import count_examples, refuse_cut_tars
 from hf_ext.distributed import Ranks
 from hf_ext.files import remove_leftovers_of, require_new, whole_file
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
 
+from ..errors import DataError
 from .diffusion_grids import default_batch_size, draw_pictures, write_picture
+from .diffusion_latents import weights_hash
 from .precompute import keep_settings
 from .tar_files import write_tar
 
@@ -126,12 +128,10 @@ def _is_drawn(out: Path, group: range, shard_size: int | None) -> bool:
     """True if all pictures of a batch or a tar file are there. A file of an earlier call may have been its last."""
     if shard_size is None:
         return all(_is_whole(_path(out, number)) for number in group)
-    if not (path := _shard(out, group, shard_size)).is_file():
-        return False
     try:
-        with tarfile.open(path) as tar:
-            return len(tar.getmembers()) >= 2 * len(group)
-    except tarfile.TarError:
+        refuse_cut_tars([path := _shard(out, group, shard_size)])
+        return count_examples(path) >= len(group)
+    except (DataError, FileNotFoundError):
         # Cut on its way from elsewhere: drawn again.
         return False
 
@@ -156,16 +156,8 @@ def _path(out: Path, number: int) -> Path:
 
 def _tell(options: dict[str, Any]) -> dict[str, Any]:
     """Options as JSON holds them; pictures by a hash of their content."""
-    plain = (str, int, float, bool, type(None))
-    return {
-        name: value
-        if isinstance(value, plain)
-        else [*value]
-        if isinstance(value, tuple | list)
-        else hashlib.sha256(np.asarray(value).tobytes()).hexdigest()
-        for name, value in options.items()
-        if not name.startswith("_")
-    }
+    kept = {name: value for name, value in options.items() if not name.startswith("_")}
+    return dict(json.loads(json.dumps(kept, default=lambda x: hashlib.sha256(np.asarray(x).tobytes()).hexdigest())))
 
 
 def _hash(value: Any) -> str:
@@ -181,20 +173,11 @@ def _parts(pipeline: DisentangledDiTPipeline) -> dict[str, Any]:
             config = config if isinstance(config, dict) else config.to_diff_dict()
             # Hidden names, and the version, tell where it was saved and by what.
             known = {key: value for key, value in config.items() if key[0] != "_" and key != "transformers_version"}
-            found[name] = _hash([weights_digest(part), known])
+            found[name] = _hash([weights_hash(part), known])
         elif name == "tokenizer" and part is not None:
             # Its files would tell where it came from, too.
             found[name] = _hash([type(part).__name__, part.get_vocab(), part.special_tokens_map])
     return found
-
-
-def weights_digest(model: torch.nn.Module) -> str:
-    """A hash of the weights: a folder of a training may hold others tomorrow."""
-    found = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        found.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 def _write_metadata(pipeline: DisentangledDiTPipeline, conditions: Sequence[Any], out: Path) -> None:

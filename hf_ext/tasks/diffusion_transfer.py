@@ -89,7 +89,8 @@ def transfer(
     checkpoint: Checkpoint, sample_size: Size, how: Transfer, crops: Crops
 ) -> tuple[dict[str, Any], SchedulerMixin, Crops]:
     """Configuration of the transformer, noise schedule and crops that a training from a checkpoint starts with."""
-    before = _pair(checkpoint.config["sample_size"])
+    size = checkpoint.config["sample_size"]
+    before: Size = (size, size) if isinstance(size, int) else (size[0], size[1])
     config = {**checkpoint.config, "sample_size": list(sample_size)}
     if before == sample_size:
         return config, checkpoint.scheduler, crops
@@ -98,7 +99,3 @@ def transfer(
         config["pos_embed_base_size"] = [side // patch for side in sample_size]
     scheduler = rescale_noise_schedule(checkpoint.scheduler, before, sample_size) if how.schedule else None
     return config, scheduler or checkpoint.scheduler, replace(crops, local_prob=0.0, local_size=None)
-
-
-def _pair(size: int | list[int]) -> Size:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])

@@ -29,7 +29,7 @@ from hf_ext.progress import progress
 
 from ..errors import DataError, MissingColumn, UsageError
 from .diffusion_data import Crops, cut_view
-from .diffusion_samples import weights_digest
+from .diffusion_latents import weights_hash
 from .pictures import in_colours, require_picture
 
 # Pictures of a set whose features are kept for the kernel distance (82 MB), and samples of a subset of them.
@@ -50,16 +50,18 @@ def load_network(source: str, device: str, batch_size: int) -> tuple[Any, str, t
         inception = InceptionFeatures(source, device, batch_size)
         return inception, inception.digest, ("fid", "kid")
     classifier = ClassifierFeatures(source, device, batch_size)
-    return classifier, weights_digest(classifier.model), ("feature_distance", "kernel_distance")
+    return classifier, weights_hash(classifier.model), ("feature_distance", "kernel_distance")
 
 
-def open_pictures(path: str, split: str, ranks: Ranks) -> tuple[Any, str]:
-    """Pictures of a folder, a file or a Hub id, and their column."""
+def open_pictures(path: str, split: str, ranks: Ranks, least: int) -> tuple[Any, str]:
+    """At least so many pictures of a folder, a file or a Hub id, and their column."""
     with ranks.first_before_others():
         data: Any = open_source(DataSource(path, split=split))
     columns = [name for name, feature in (data.features or {}).items() if isinstance(feature, datasets.Image)]
     if not columns:
         raise DataError(f"{path} has no column of pictures; its columns are {sorted(data.features or {})}.")
+    if len(data) < least:
+        raise DataError(f"{path} has {len(data)} pictures; at least {least} are needed, better thousands.")
     return data, columns[0]
 
 
@@ -86,7 +88,7 @@ def read_batches(
 
 def score_texts(path: str, model: str, batch_size: int, device: str, ranks: Ranks) -> float:
     """The mean CLIP score of pictures and the texts beside them."""
-    data, column = open_pictures(path, "train", ranks)
+    data, column = open_pictures(path, "train", ranks, 1)
     # The second is what webdataset calls them.
     texts = next((name for name in ("text", "txt") if name in data.features), None)
     if texts is None:
@@ -108,22 +110,25 @@ def score_texts(path: str, model: str, batch_size: int, device: str, ranks: Rank
 
 def see(path: str, split: str, network: Any, ranks: Ranks, description: str, side: int | None = None) -> Seen:
     """Features of the pictures of a folder, a file or a Hub id, or of their middle squares."""
-    data, column = open_pictures(path, split, ranks)
-    if len(data) < 2:
-        raise DataError(f"{path} has {len(data)} picture; a distance needs at least 2, better thousands.")
+    data, column = open_pictures(path, split, ranks, 2)
     chosen = {*np.random.default_rng(0).permutation(len(data))[:KEPT].tolist()}
-    sums, features = FeatureSums(), dict[int, np.ndarray]()
+    sums, features, sizes = FeatureSums(), dict[int, np.ndarray](), set[tuple[int, int]]()
     for numbers, rows in read_batches(data, column, network.batch_size, ranks, description, side):
         try:
             found = network(rows[column])
         except ValueError as error:
             raise DataError(f"{path}: {error}") from error
+        sizes |= {picture.size for picture in rows[column]}
         sums.add(found)
         features |= {number: row for number, row in zip(numbers, found, strict=True) if number in chosen}
     joined = FeatureSums()
-    for part, kept in ranks.gather((sums, features)):
+    for part, kept, others in ranks.gather((sums, features, sizes)):
         joined.join(part)
         features |= kept
+        sizes |= others
+    if isinstance(network, InceptionFeatures) and len(sizes) > 1:
+        # A batch has one in any case, whatever pictures happen to stand in it.
+        raise DataError(f"{path} has pictures of {len(sizes)} sizes, such as {sorted(sizes)[:3]}: resize them alike.")
     # In the order of the pictures, however many processes read them.
     return Seen(joined.statistics(), np.stack([features[number] for number in sorted(features)]))
 
@@ -164,11 +169,14 @@ def score(
     Returns:
         `dict`: The distances by their names, and how many pictures of each set they come from.
     """
+    pictures, reference = str(pictures), None if reference is None else str(reference)
     if (reference is None) != (network is None) or (network is None and (clip is None or kernel or keep)):
         raise UsageError("give REFERENCE and --network together (--kernel and --keep need both), or --clip alone.")
     if (size is not None or kernel) and (reference is None or reference.endswith(".npz")):
         option = "kernel" if size is None else "size"
         raise UsageError(f"{option} needs pictures as the reference, got {reference}: give some, or leave it out.")
+    if keep is not None and Path(keep).suffix != ".npz":
+        raise UsageError(f"keep is {keep}, which must end with .npz: it could not be given as REFERENCE.")
     ranks = Ranks()
     place, texts = require_device(ranks.own_device(device)), {}
     if clip is not None:

@@ -29,9 +29,9 @@ from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, w
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
 
-from ..errors import MissingColumn, OtherRun, UsageError
+from ..errors import DataError, MissingColumn, OtherRun, UsageError
 from .diffusion_data import Size, View, cut_view, nearest_bucket
-from .diffusion_latents import COLUMNS, SPREAD, encode_posterior, load_autoencoder, to_pixels, write_row
+from .diffusion_latents import COLUMNS, SPREAD, encode_posterior, load_autoencoder, to_pixels, weights_hash, write_row
 from .diffusion_texts import ENCODER, NULL, SHAPE, SUFFIX, TextEncoder, read_captions
 from .precompute_settings import Precompute
 from .precompute_sources import Example, Rows, Streams, open_pictures
@@ -68,7 +68,7 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
         ValueError: If the folder is there already, or data and autoencoder do not fit.
     """
     out = Path(out)
-    partial = out.with_name(out.name + ".partial")
+    partial = out.parent / f"{out.name}.partial"
     ranks = Ranks()
     with ranks.first_before_others():
         work = _prepare(settings, out, partial, require_device(ranks.own_device(device)), ranks.index == 0)
@@ -107,6 +107,8 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
             logger.warning("the pictures are those of the column %r, the only one of pictures", pictures[0])
     if settings.image_column not in source.features:
         raise MissingColumn.of(settings.image_column, source.features, "image_column")
+    if settings.image_column not in pictures:
+        raise DataError(f"column {settings.image_column!r} holds no pictures; those that do: {pictures}.")
     autoencoder: Any = load_autoencoder(settings.vae)
     autoencoder.to(device)
     # diffusers warns of every cast, also of one that changes nothing
@@ -122,10 +124,17 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
     work = _Work(settings, source, autoencoder, texts, partial)
     # What cannot be encoded leaves no folder behind, whose settings the next call would have to have.
     partial.mkdir(parents=True, exist_ok=True)
+    if tells and not any(partial.glob("train-*")):
+        # Of a call that was refused, or killed before its first file: the next one may be told otherwise.
+        (partial / SETTINGS).unlink(missing_ok=True)
     wanted = {name: value for name, value in asdict(settings).items() if name not in FREE}
     # The number of parts stays when examples are removed: which part an example is in depends on it.
-    first = {"parts": source.count_parts(settings.shard_size)}
+    networks = [weights_hash(part) for part in (autoencoder, texts.encoder if texts else None) if part is not None]
+    first = {"parts": source.count_parts(settings.shard_size), "networks": networks}
     found = keep_settings(partial / SETTINGS, wanted, f"{partial} has unfinished work with other settings", first)
+    if found.get("networks", networks) != networks:
+        # Of the same name, as after another training.
+        raise OtherRun(f"{partial} has unfinished work of other weights: remove it, or give another folder.")
     source.deal(int(found["parts"]), settings.image_column)
     return work
 
@@ -150,7 +159,7 @@ def _check_picture(image: Image.Image, size: Size) -> None:
         raise ValueError("it has CMYK colours: convert it to RGB with its profile")
     short, long = sorted((image.height, image.width))
     if long > MOST_RATIO * short:
-        raise ValueError(f"{image.height} x {image.width} pixels are {MOST_RATIO} times as long as wide or more")
+        raise ValueError(f"{image.height} x {image.width} pixels are more than {MOST_RATIO} times as long as wide")
     if max(size[0] / image.height, size[1] / image.width) > MOST_ENLARGED:
         raise ValueError(
             f"{image.height} x {image.width} pixels would be enlarged more than {MOST_ENLARGED} times to {size[0]} x "
@@ -252,6 +261,8 @@ class _Work:
         records = [read_json(path) for path in sorted(self.folder.glob("read-*.json"))]
         bad, read = [row for record in records for row in record["bad"]], sum(record["read"] for record in records)
         count = self.source.count or (read if ended else max(read, _LEAST_COUNT))
+        if ended and len(bad) == count:
+            raise DataError(f"none of the {count} examples of {self.settings.data['path']} can be used: give others.")
         if len(bad) > int(self.settings.max_bad_examples * count):
             raise ValueError(
                 f"{len(bad)} of {count} examples cannot be used, more than the share max_bad_examples "

@@ -186,7 +186,12 @@ def hash_rows(data: datasets.Dataset, image_column: str) -> list[str]:
         heads, tails = (part.to_pylist() for part in ends)
         for path, size, head, tail, other in zip(paths.to_pylist(), sizes, heads, tails, others, strict=True):
             if size is None and path and os.path.isfile(path):
-                size, head, tail = _read_ends(path)
+                # An exchanged picture without compression has the same size.
+                size = os.path.getsize(path)
+                with open(path, "rb") as file:
+                    head = file.read(_ENDS)
+                    file.seek(max(0, size - _ENDS))
+                    tail = file.read()
             if path and "::" in path:
                 # Of an archive, that is not opened for each: another one is another picture.
                 archive = os.stat(path.rpartition("::")[2])
@@ -204,12 +209,3 @@ def _hash(path: str | None, size: Any, head: bytes | None, tail: bytes | None, o
 
 def _short_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _read_ends(path: str) -> tuple[int, bytes, bytes]:
-    """Size, first and last bytes of a file: an exchanged picture without compression has the same size."""
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        head = file.read(_ENDS)
-        file.seek(max(0, size - _ENDS))
-        return size, head, file.read()

@@ -32,12 +32,9 @@ def pack_row(row: dict[str, Any], binary: Iterable[str]) -> dict[str, bytes]:
         if isinstance(value, list):
             told[f"{name}{SIZES}"] = [len(part) for part in value]
         parts[name] = b"".join(value) if isinstance(value, list) else value
-    return {**parts, "json": json.dumps(told, ensure_ascii=False, default=_plain).encode()}
-
-
-def _plain(value: Any) -> Any:
-    """Arrays as lists, dates as texts."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    # Arrays as lists, dates as texts.
+    plain = json.dumps(told, ensure_ascii=False, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x))
+    return {**parts, "json": plain.encode()}
 
 
 def unpack_row(row: dict[str, Any]) -> dict[str, Any]:

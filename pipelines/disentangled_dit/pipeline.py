@@ -131,6 +131,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         self.register_modules(
             transformer=transformer, scheduler=scheduler, vae=vae, text_encoder=text_encoder, tokenizer=tokenizer
         )
+        known = {} if id2label is None else id2label
+        if not isinstance(known, dict) or not all(str(n).isdecimal() and isinstance(x, str) for n, x in known.items()):
+            raise ValueError(f"id2label is {id2label!r:.200}; a dictionary of numbers of classes and names is needed.")
         # JSON turns the keys into text; written so at once, what is saved again is the same.
         names = None if id2label is None else {str(number): name for number, name in id2label.items()}
         self.register_to_config(text_padding=text_padding, text_padding_noise=text_padding_noise)
@@ -218,7 +221,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         given: Any = prompt_embeds  # not None below
         if given is not None and negative_prompt_embeds is None and do_classifier_free_guidance:
             negative = "" if negative_prompt is None else negative_prompt
-            negative_prompt_embeds = self._encode_texts(negative, device, max_sequence_length)
+            negative_prompt_embeds = self._encode_texts(negative, device, given.shape[1])
         if given is not None and negative_prompt_embeds is not None:
             if len(negative_prompt_embeds) == 1:
                 negative_prompt_embeds = negative_prompt_embeds.expand(len(given), -1, -1)
@@ -237,7 +240,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         texts = [texts] if isinstance(texts, str) else list(texts) if isinstance(texts, tuple) else texts
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"prompt and negative_prompt are a text or a list of texts, got {texts!r}.")
-        most = getattr(self.text_encoder.config, "max_position_embeddings", None) or 10**9
+        most = getattr(self.text_encoder.config, "max_position_embeddings", None) or 10**5
         length = self._count("max_sequence_length", self.config.max_text_length if length is None else length, 1, most)
         # 63 bits: a torch seed is a signed number
         seeds = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1 for text in texts]
@@ -360,6 +363,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             raise ValueError(f"{name} is a {type(pictures).__name__}; a full picture, array or tensor is needed.")
         values: Any = None
         kind = str(pictures.dtype).rpartition(".")[2]
+        if name == "mask_image" and kind == "uint8" and pictures.shape[2:] in ((3,), (4,)):
+            # diffusers takes an array with colours for many masks
+            return cls._read_pictures(Image.fromarray(np.asarray(pictures)), name)
         if most := {"bool": 1, "uint8": 255}.get(kind, "float" in kind):
             values = (pictures.float() if isinstance(pictures, Tensor) else pictures.astype(np.float32)) / most
         # floats of a resized picture go a little beyond, those from 0 to 255 far
@@ -441,8 +447,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         num_inference_steps = self._count("num_inference_steps", num_inference_steps)
         schedules = {"timesteps": self._plain(timesteps), "sigmas": self._plain(sigmas)}
         given: dict[str, Any] = {option: value for option, value in schedules.items() if value is not None}
-        if wrong := [option for option, value in given.items() if not isinstance(value, list) or not value]:
-            raise ValueError(f"{wrong[0]} is {given[wrong[0]]!r}; a list of numbers is needed.")
+        for option, value in given.items():
+            real = isinstance(value, list) and all(isinstance(number, int | float) for number in value)
+            # a scheduler would keep rising ones beyond this call
+            if not real or not value or value != sorted(value, reverse=True):
+                raise ValueError(f"{option} is {value!r}; a list of falling numbers is needed.")
         if not given.keys() <= inspect.signature(scheduler.set_timesteps).parameters.keys() or len(given) > 1:
             raise ValueError(f"{name} does not take {' and '.join(given)}; leave one or both out.")
         total = len(*given.values()) if given else num_inference_steps
@@ -511,7 +520,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         times, problem = getattr(scheduler, "timesteps", None), None
         if not flow_match and not self._is_of_the_family(scheduler):
             problem = "is neither of the DDPM family (DDIM, DPM++, UniPC, Euler ...) nor a flow-matching Euler or Heun"
-        elif get("invert_sigmas") or (not flow_match and times is not None and bool(times[0] < times[-1])):
+        elif get("invert_sigmas") or (not flow_match and times is not None and bool((times[:1] < times[-1:]).any())):
             problem = "goes from pictures to noise; use the one that it is the inverse of"
         elif not flow_match and flow != (found == "flow_prediction"):
             problem = f"has prediction_type={found!r} and use_flow_sigmas={flow}; 'flow_prediction' alone needs True"

@@ -9,6 +9,7 @@ tells as much about the patch as a noise of s/s' times the standard deviation wo
 
 import inspect
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -79,11 +80,11 @@ def rescale_noise_schedule(
     return kind.from_config(config, trained_betas=_rescale_betas(given.betas, ratio).tolist())
 
 
-def _area(size: int | tuple[int, int], name: str) -> int:
-    height, width = (size, size) if isinstance(size, int) else size
-    if height <= 0 or width <= 0:
+def _area(size: int | tuple[int, int], name: str) -> float:
+    sides: Any = [size, size] if isinstance(size, Real) else [*(size or ())]  # type: ignore[misc]
+    if len(sides) != 2 or not all(isinstance(side, Real) and 0 < float(side) < math.inf for side in sides):
         raise ValueError(f"{name} is {size!r}; a positive side, or a positive height and width, is needed.")
-    return height * width
+    return float(sides[0]) * float(sides[1])
 
 
 def _rescale_betas(betas: torch.Tensor, ratio: float) -> torch.Tensor:

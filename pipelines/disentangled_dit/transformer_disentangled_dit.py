@@ -12,6 +12,7 @@ Shapes: batch B, image tokens N, context tokens L, width D, heads H; latents [B,
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +203,11 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         "L": {"num_layers": 24, "num_attention_heads": 16, "attention_head_dim": 64, "patch_size": 2},
         "XL": {"num_layers": 28, "num_attention_heads": 16, "attention_head_dim": 72, "patch_size": 2},
     }
-    _COUNTS = ("patch_size", "in_channels", "num_layers", "num_attention_heads", "attention_head_dim", "num_classes",
-               "joint_attention_dim", "num_train_timesteps")  # fmt: skip
+    _COUNTS = ("patch_size", "in_channels", "num_layers", "num_attention_heads", "attention_head_dim",
+               "num_train_timesteps")  # fmt: skip
+    # No network has MOST weights or positions; a block counts as LEAST, since each costs a millisecond to build.
+    _REAL: Any = Real
+    MOST, LEAST = 10**10, 10**7
     _EARLIER = {"num_class_tokens": 1, "conditioning": "attention", "num_decoder_layers": 0}
     # Features of a scalar; grids whose positions are kept.
     SINUSOIDS = 256
@@ -241,16 +245,15 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         modulation: str = "per_block",
     ):
         super().__init__()
-        counts = {name: self.config[name] for name in self._COUNTS if self.config[name] is not None}
-        if wrong := {name: count for name, count in counts.items() if not isinstance(count, int) or count < 1}:
-            raise ValueError(f"{type(self).__name__}: {wrong} must be whole numbers from 1.")
-        self.grid = [side // patch_size for side in self._pair(sample_size)]
-        base = self._pair(self.grid if pos_embed_base_size is None else pos_embed_base_size)
-        control_alpha = dict(self.CONTROL_ALPHA) if control_alpha is None else dict(control_alpha)
+        # NumPy's numbers could not be saved.
+        self.register_to_config(**{name: x.tolist() for name, x in self.config.items() if hasattr(x, "tolist")})
+        self._check_config()
+        self.grid = [side // self.config.patch_size for side in self._pair(self.config.sample_size)]
+        base = self._pair(self.config.pos_embed_base_size or self.grid)
+        control_alpha = dict(self.CONTROL_ALPHA if self.config.control_alpha is None else self.config.control_alpha)
         # What was derived is saved: a later size keeps the grid of the pre-training, and a later release the weights.
         self.register_to_config(pos_embed_base_size=base, control_alpha=control_alpha)
-        self._check_config()
-        self.inner_dim = num_attention_heads * attention_head_dim
+        self.inner_dim = self.config.num_attention_heads * self.config.attention_head_dim
         self.gradient_checkpointing = False
         self.register_buffer("positions", self.position_embedding(self.grid[0], self.grid[1]), persistent=False)
         self._other_positions: dict[tuple[int, int, torch.device], Tensor] = {}
@@ -304,31 +307,44 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self.register_buffer("modulation_offset", offset.to(torch.get_default_dtype()), persistent=False)
         self.proj_out = nn.Linear(dim, config.patch_size**2 * config.in_channels)
 
-    @staticmethod
-    def _pair(size: int | list[int] | tuple[int, int]) -> list[int]:
-        """[height, width] of a size that may be one number."""
-        return [size, size] if isinstance(size, int) else [int(side) for side in size]
+    @classmethod
+    def _pair(cls, size: Any) -> list[int]:
+        """[height, width] of a size that may be one number; nothing of what is no size."""
+        pair = [size, size] if isinstance(size, int) else size if isinstance(size, list | tuple) else []
+        fits = len(pair) == 2 and all(isinstance(x, cls._REAL) and 1 <= x <= 1e9 and x % 1 == 0 for x in pair)
+        return [int(side) for side in pair] if fits else []
 
     def _check_config(self) -> None:
-        """Raise a ValueError for a configuration that means nothing."""
-        config, patch, classes = self.config, self.config.patch_size, self.config.num_classes
-        width = config.num_attention_heads * config.attention_head_dim
-        alphas, dropouts = config.control_alpha, [config.condition_dropout, config.control_dropout]
-        sizes = [self._pair(config.sample_size), config.pos_embed_base_size]
-        misfit = any(len(size) != 2 or min(size) < 1 for size in sizes) or any(side % patch for side in sizes[0])
-        unknown = [name for name in alphas if name not in self.CONTROL_SIZES]
-        steep = any(not 0 <= alpha <= 1e6 for alpha in alphas.values())
-        alike = (classes is None) == (config.joint_attention_dim is None)
+        """Raise a ValueError for a configuration that means nothing, or that nothing could hold; nothing is built."""
+        config, shared = self.config, self.config.shared_stream
+        given = [name for name in ("num_classes", "joint_attention_dim") if config[name] is not None]
+        counts = {name: config[name] for name in (*self._COUNTS, *given)}
+        if wrong := {name: x for name, x in counts.items() if type(x) is not int or not 1 <= x <= 10**9}:
+            raise ValueError(f"{type(self).__name__}: {wrong} must be whole numbers from 1 to 10^9.")
+        patch, width = config.patch_size, config.num_attention_heads * config.attention_head_dim
+        dropouts, ratio = [config.condition_dropout, config.control_dropout], config.mlp_ratio
+        alphas = self.CONTROL_ALPHA if config.control_alpha is None else config.control_alpha
+        known = isinstance(alphas, dict) and alphas.keys() <= self.CONTROL_SIZES.keys()
+        wild = not known or not all(isinstance(x, self._REAL) and 0 <= x <= 1e6 for x in alphas.values())
+        grid, base = self._pair(config.sample_size), config.pos_embed_base_size
+        misfit = not grid or any(side % patch for side in grid) or not (base is None or self._pair(base))
+        hidden = int(width * ratio) if isinstance(ratio, self._REAL) and 0 <= ratio <= 1e6 else 0
+        layers = config.num_layers * max(width * max(4 * width, hidden), self.LEAST)
+        size = max(layers, width * max(patch**2 * config.in_channels, math.prod(grid) // patch**2, *counts.values()))
         problems = {
-            "give one of num_classes (class model) and joint_attention_dim (text model), not both or neither": alike,
+            "give one of num_classes (class model) and joint_attention_dim (text model), not both": len(given) != 1,
             f"modulation is 'per_block' or 'shared', not {config.modulation!r}": config.modulation
             not in ("per_block", "shared"),
-            f"control_alpha has unknown controls {unknown}; there are {list(self.CONTROL_SIZES)}": bool(unknown),
-            f"exponents of control_alpha are numbers from 0 to 1e6, not {alphas}": steep,
-            f"the dropouts are in [0, 1), not {dropouts}": any(not 0 <= rate < 1 for rate in dropouts),
+            f"shared_stream is true or false, not {shared!r}": shared not in (True, False, None),
+            f"control_alpha has numbers from 0 to 1e6 for some of {list(self.CONTROL_SIZES)}, not {alphas}": wild,
+            f"the dropouts are in [0, 1), not {dropouts}": not all(
+                isinstance(x, self._REAL) and 0 <= x < 1 for x in dropouts
+            ),
+            f"mlp_ratio is a number up to 1e6 that gives a hidden unit, not {ratio!r}": hidden < 1,
             f"the width, num_attention_heads * attention_head_dim, is divisible by 4, unlike {width}": width % 4 != 0,
-            f"sample_size and pos_embed_base_size {sizes} are one positive number or two, the first divisible by "
-            f"patch_size {patch}": misfit,
+            f"sample_size {config.sample_size} and pos_embed_base_size {base} are one positive number or two, the "
+            f"first divisible by patch_size {patch}": misfit,
+            f"{counts}, sample_size {config.sample_size} and mlp_ratio {ratio} are of no network": size > self.MOST,
         }
         if found := [problem for problem, is_there in problems.items() if is_there]:
             raise ValueError(f"DisentangledDiTTransformer2DModel: {found[0]}.")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from diffusers import KDPM2AncestralDiscreteScheduler, KDPM2DiscreteScheduler
+from diffusers import EulerDiscreteScheduler, KDPM2AncestralDiscreteScheduler, KDPM2DiscreteScheduler
 from PIL import Image
 
 from hf_ext.pipelines import DisentangledDiTPipeline
@@ -61,7 +61,8 @@ def test_a_mask_may_be_of_truth_values():
     mask = np.zeros((6, 10), dtype=bool)
     mask[2:, 4:] = True
     pipeline, images = within_mask(make_pipeline()), []
-    for each in (mask, torch.from_numpy(mask)[None, None], Image.fromarray(mask), mask.astype(np.uint8) * 255):
+    grey = mask.astype(np.uint8) * 255
+    for each in (mask, torch.from_numpy(mask)[None, None], Image.fromarray(mask), grey, np.dstack([grey] * 3)):
         call = {"class_labels": 0, "image": BYTES, "mask_image": each, "generator": generator(), **FEW}
         images.append(pipeline(**call).images)
     assert all(torch.equal(image, images[0]) for image in images)
@@ -236,6 +237,23 @@ def test_pictures_are_one_or_as_many_as_classes_or_as_results():
         assert len(images) == labels * each
     with refused(ValueError, "image"):
         pipeline(class_labels=[0, 1, 2, 0], image=two, **FEW)
+
+
+def test_encoded_texts_of_another_length_need_no_negative_ones():
+    pipeline, options = make_text_pipeline(), {"callback_on_step_end": lambda *step: {}, **FEW}
+    embeds, _ = pipeline.encode_prompt("a red hen", max_sequence_length=12)
+    expected = pipeline(prompt="a red hen", max_sequence_length=12, generator=generator(), **options).images
+    assert torch.equal(pipeline(prompt_embeds=embeds, generator=generator(), **options).images, expected)
+
+
+@pytest.mark.parametrize("given", [{"timesteps": [1, 500, 999]}, {"sigmas": [1.0, 5.0]}, {"sigmas": [0.0]}])
+def test_a_call_with_a_schedule_that_is_refused_leaves_the_pipeline_as_it_was(given):
+    pipeline = make_pipeline(EulerDiscreteScheduler())
+    options = {"class_labels": 0, "latents": start(pipeline, 1)}
+    expected = pipeline(**options, **FEW).images
+    with pytest.raises(ValueError):
+        pipeline(**options, **given, **FEW)
+    assert torch.equal(pipeline(**options, **FEW).images, expected)
 
 
 # Saving

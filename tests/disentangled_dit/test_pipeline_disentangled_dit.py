@@ -247,3 +247,6 @@ def test_a_name_stands_for_one_class_or_is_refused(pipeline):
     for name in ("crane", "black", "tench,"):
         with pytest.raises(ValueError):
             named.get_label_ids(name)
+    for names in (["hen"], {0: None}, {"a": "hen"}, {-1: "hen"}):
+        with pytest.raises(ValueError):
+            DisentangledDiTPipeline(pipeline.transformer, DDIMScheduler(), id2label=names)

@@ -1,5 +1,6 @@
 """Schedules for other sizes: the signal-to-noise ratio at equal t, and what survives saving and changing the class."""
 
+import numpy as np
 import pytest
 import torch
 from diffusers import (
@@ -15,6 +16,7 @@ from diffusers import (
 )
 
 from hf_ext.pipelines.disentangled_dit import rescale_noise_schedule
+from tests.kit.refusals import refused
 
 FAMILY = [
     DDIMScheduler,
@@ -63,6 +65,10 @@ def test_equal_sizes_change_nothing_and_two_steps_are_one():
     torch.testing.assert_close(kept(twice), kept(rescale_noise_schedule(scheduler, 16, 64)), rtol=0, atol=1e-6)
     back = rescale_noise_schedule(rescale_noise_schedule(scheduler, 16, 64), 64, 16)
     torch.testing.assert_close(kept(back), kept(scheduler), rtol=0, atol=1e-6)
+    assert torch.equal(*(rescale_noise_schedule(scheduler, size, 64).betas for size in (32, np.int64(32))))
+    for size in (0, "32", (32,), (32, -1), None, float("nan"), (32, "a")):
+        with refused(ValueError, "from_size"):
+            rescale_noise_schedule(scheduler, size, 64)
 
 
 def test_the_betas_survive_saving_and_a_change_of_class(tmp_path):

@@ -83,6 +83,10 @@ def test_folders_are_scored_as_all_features_at_once_and_statistics_again(tmp_pat
     assert again["feature_distance"] == pytest.approx(found["feature_distance"], rel=1e-6)
     assert again["reference_pictures"] == 14 and set(again) == {"feature_distance", "pictures", "reference_pictures"}
     assert "feature_distance" in run(*words).stdout
+    with refused(UsageError, "real.txt"):
+        score(tmp_path / "made", tmp_path / "real", str(tmp_path / "judge"), keep=tmp_path / "real.txt")
+    with refused(ValueError, "judge", "regnet"):
+        CLIPScores(str(tmp_path / "judge"))
     with refused(UsageError, "kernel"):
         score(str(tmp_path / "made"), str(tmp_path / "real.npz"), str(tmp_path / "judge"), kernel=True)
     (tmp_path / "words.jsonl").write_text('{"text": "no picture"}\n')
@@ -102,7 +106,7 @@ def test_a_set_that_cannot_be_scored_is_named(tmp_path, wrong, place):
         (tmp_path / wrong / "part.png").write_bytes(b"")
     sets = [str(tmp_path / "right")] * 2
     sets[place] = str(tmp_path / wrong)
-    told = run("dit", "score", *sets, "--network", network, "--device", "cpu", code=2).stderr
+    told = run("dit", "score", *sets, "--network", network, "--device", "cpu", "--batch-size", 2, code=2).stderr
     assert sets[place] in told and "Set --" not in told
 
 

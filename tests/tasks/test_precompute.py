@@ -144,6 +144,9 @@ def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictur
     done = {path.name: path.stat().st_mtime_ns for path in partial.glob("*.parquet")}
     with pytest.raises(OtherRun):
         precompute(settings(pictures, vae, seed=1), tmp_path / "killed")
+    with monkeypatch.context() as patch, pytest.raises(OtherRun):
+        patch.setattr(module, "weights_hash", lambda network: "others")
+        precompute(settings(pictures, vae), tmp_path / "killed")
     out = precompute(settings(pictures, vae), tmp_path / "killed")
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
     for path in whole.iterdir():
@@ -199,6 +202,8 @@ def test_what_does_not_fit_is_refused(tmp_path, pictures, vae):
         precompute(settings(pictures, vae, image_size=15), tmp_path / "a")
     with refused(MissingColumn, "image", "label", column="photo"):
         precompute(settings(pictures, vae, image_column="photo"), tmp_path / "b")
+    with refused(DataError, "'label'", "image"):
+        precompute(settings(pictures, vae, image_column="label"), tmp_path / "b")
     with refused(DataError, "4 channels", "takes 3"):
         out = precompute(settings(pictures, vae), tmp_path / "c")
         run(make_arguments(tmp_path / "run", out, task={"image_size": 16}, model=MODEL))
@@ -281,7 +286,7 @@ def test_a_campaign_that_is_killed_leaves_out_the_bad_pictures_and_no_other(tmp_
     assert not [*out.glob("read-*.json"), *out.glob("taken-*")]
 
 
-def test_latents_that_are_not_finite_are_refused_with_their_file(tmp_path, pictures):
+def test_latents_that_are_not_finite_are_refused_with_their_file(tmp_path, pictures, vae):
     autoencoder = make_vae()
     with torch.no_grad():
         autoencoder.encoder.conv_in.weight.fill_(1e30)
@@ -289,6 +294,12 @@ def test_latents_that_are_not_finite_are_refused_with_their_file(tmp_path, pictu
     write_folder(tmp_path / "photos", 3)
     with pytest.raises(ValueError, match="beyond float16.*00.*png"):
         precompute(settings(tmp_path / "photos", tmp_path / "vae", max_bad_examples=1.0), tmp_path / "out")
+    # The advice is followed: nothing of the other autoencoder is there.
+    precompute(settings(tmp_path / "photos", vae, max_bad_examples=1.0), tmp_path / "out")
+    for path in (tmp_path / "photos").iterdir():
+        path.write_bytes(b"no picture")
+    with refused(DataError, "photos"):
+        precompute(settings(tmp_path / "photos", vae, max_bad_examples=1.0), tmp_path / "none")
 
 
 def test_an_autoencoder_in_bfloat16_gives_nearly_the_same(tmp_path, pictures, vae):

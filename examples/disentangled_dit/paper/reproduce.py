@@ -110,16 +110,12 @@ class Step:
 
 def merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `above` over those of `below`, section by section; null takes a field out."""
-    merged = dict(below)
+    merged = {**below, **above}
     for name, value in above.items():
         if isinstance(value, dict):
-            before = merged.get(name)
+            before = below.get(name)
             merged[name] = merge(before if isinstance(before, dict) else {}, value)
-        elif value is None:
-            merged.pop(name, None)
-        else:
-            merged[name] = value
-    return merged
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def read_recipe(name: str, own: dict[str, Any]) -> Recipe:
