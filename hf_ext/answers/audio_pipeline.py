@@ -3,6 +3,7 @@
 # mypy: disable-error-code="no-untyped-call,override"
 
 import math
+import numbers
 import os
 from collections import Counter
 from pathlib import Path
@@ -122,7 +123,7 @@ def _read(given: Any, rate: int) -> np.ndarray:
     place, content = given.get("path"), given.get("bytes")
     if raw is None and (place, content) != (None, None):
         return read_recording({"path": place, "bytes": content}, rate)
-    if raw is None or type(own) not in (int, float) or not 0 < own < math.inf:
+    if raw is None or isinstance(own, bool) or not isinstance(own, numbers.Real) or not 0 < own < math.inf:
         raise DataError(
             "a dict of a sound has raw or array and a positive sampling_rate in Hz, or bytes or path; this one has "
             f"{sorted(given)}, and the sampling_rate {own!r}."

@@ -159,7 +159,7 @@ def _find_models(place: Path) -> dict[str, str]:
         found = {part.name: str(part) for part in folders}
     elif place.is_file():
         try:
-            lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines()]
+            lines = [line.strip() for line in place.read_text(encoding="utf-8-sig").splitlines()]
         except ValueError as error:
             raise click.UsageError(f"{place} is not a text file with one model per line: {error}.") from error
         for line in (line for line in lines if line and not line.startswith("#")):

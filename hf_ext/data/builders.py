@@ -41,17 +41,28 @@ class TableFiles(Csv):
             for place, file in enumerate(files):
                 with fsspec.open(file, "rb") as opened:
                     table = _to_arrow(read_table(name, held=opened.read()).frame)
+                # Without a row it tells no types.
+                if not len(table):
+                    continue
                 first = first or (name, table.schema)
                 yield Key(index, place), _fit(table, name, *first)
 
 
 def _to_arrow(frame: pd.DataFrame) -> pa.Table:
-    """A table whose classes are whole numbers where they are some, and whose texts have the usual type."""
+    """
+    A table whose classes are whole numbers where they are some, and whose texts have the usual type, as have columns
+    without a cell: another file may hold any there.
+    """
     for name in filter(LABEL.fullmatch, frame):
         if pd.api.types.is_float_dtype(frame[name].dtype) and (frame[name].dropna() % 1 == 0).all():
             frame[name] = frame[name].astype("Int64")
     table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
-    texts = (field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field for field in table.schema)
+    texts = (
+        field.with_type(pa.string())
+        if pa.types.is_large_string(field.type) or table[field.name].null_count == len(table)
+        else field
+        for field in table.schema
+    )
     return table.cast(pa.schema(texts))
 
 
