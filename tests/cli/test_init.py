@@ -136,7 +136,7 @@ def test_a_folder_or_a_list_of_models_becomes_a_merge(tmp_path, as_list):
     for seed, name in enumerate(("irony", "news"), 1):
         tiny_bert(tmp_path / "models" / name, seed, base=base, num_labels=1 + seed)
     if as_list:
-        Path("list.txt").write_text("# mine\nbase=models/base\nmodels/irony\nheadlines=models/news\n")
+        Path("list.txt").write_text("\ufeffbase=models/base\n# mine\nmodels/irony\nheadlines=models/news\n")
     run("init", "emr", "mine", "--data", "list.txt" if as_list else "models")
     text = Path("mine/merge.yaml").read_text()
     assert list(yaml.safe_load(text)["tasks"]) == (["irony", "headlines"] if as_list else ["irony", "news"])
@@ -156,7 +156,7 @@ def test_a_recipe_for_a_gpu_is_valid_too(method, tmp_path):
 
 
 def test_names_of_any_kind_are_written_so_that_they_are_read_back():
-    names = ["no", "it's: {odd}", "1e5", "ü #2"]
+    names = ["no", "it's: {odd}", "1e5", "ü #2", "a\x81b\x85c\u2028d"]
     write_pictures("a: b's", names, 2, size=(9, 9))
     run("init", "mrconv", "mine", "--data", "a: b's")
     recipe = yaml.safe_load(Path("mine/mrconv.yaml").read_text())
