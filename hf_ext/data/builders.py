@@ -49,20 +49,14 @@ class TableFiles(Csv):
 
 
 def _to_arrow(frame: pd.DataFrame) -> pa.Table:
-    """
-    A table whose classes are whole numbers where they are some, and whose texts have the usual type, as have columns
-    without a cell: another file may hold any there.
-    """
+    """A table whose classes are whole numbers where they are some, and whose texts have the usual type."""
     for name in filter(LABEL.fullmatch, frame):
         if pd.api.types.is_float_dtype(frame[name].dtype) and (frame[name].dropna() % 1 == 0).all():
             frame[name] = frame[name].astype("Int64")
+    # Another file may hold anything in a column that has no cell here.
+    frame = frame.astype({name: "str" for name in frame if frame[name].isna().all()})
     table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
-    texts = (
-        field.with_type(pa.string())
-        if pa.types.is_large_string(field.type) or table[field.name].null_count == len(table)
-        else field
-        for field in table.schema
-    )
+    texts = (field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field for field in table.schema)
     return table.cast(pa.schema(texts))
 
 

@@ -76,7 +76,7 @@ def decode_camera_pictures(found: list[str]) -> list[str]:
     """
     first = Path(found[0])
     # The first names are enough for a folder of a million pictures.
-    looked_at = islice(list_files(first), 10_000) if first.is_dir() else map(Path, found)
+    looked_at = islice(list_files(*found), 10_000)
     if not any(file.suffix.lower() in CAMERA_SUFFIXES for file in looked_at):
         return found
     if first.is_dir():

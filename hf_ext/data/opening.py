@@ -163,7 +163,7 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     if source.rows != "examples":
         return open_sequences(found, source)
     # The first files are enough for a folder of a million pictures.
-    looked_at = [*islice(list_files(first), 10_000)] if first.is_dir() else [*map(Path, found)]
+    looked_at = [*islice(list_files(*found), 10_000)]
     sounds = any(file.suffix.lower() in AUDIO_SUFFIXES for file in looked_at)
     if (data := _open_here(first, found, source, sounds)) is not None:
         return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
@@ -176,11 +176,9 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         return _build(RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder), source)
     # `datasets` knows no .CSV and no .Jpg.
     usual = Counter(file.suffix for file in looked_at).most_common(1)[0][0] if looked_at else ""
-    if usual != usual.lower() and (module := _MODULES.get(usual.lower())) is not None:
-        place: dict[str, Any] = {"data_dir": folder} if files is None else {"data_files": files}
-        builder = datasets.load_dataset_builder(module, source.name, **place)
-    else:
-        builder = datasets.load_dataset_builder(folder, source.name, data_files=files)
+    module = _MODULES.get(usual.lower()) if usual != usual.lower() else None
+    place: dict[str, Any] = {"data_files": files} if files or module is None else {"data_dir": folder}
+    builder = datasets.load_dataset_builder(module or folder, source.name, **place)
     if isinstance(builder, Csv):
         builder = TableFiles(
             dataset_name=builder.dataset_name, hash=__version__, data_files=builder.config.data_files, base_path=folder
@@ -259,7 +257,7 @@ def _require_split(files: list[str], split: str) -> None:
 def _refuse_unreadable(first: Path, found: list[str]) -> None:
     """Refuses texts and JSON lines that `datasets` would misread or crash at."""
     # The beginnings of some files are enough for a folder.
-    files = islice(list_files(first), 10_000) if first.is_dir() else map(Path, found)
+    files = islice(list_files(*found), 10_000)
     words = [file for file in files if file.suffix.lower() in _WORD_SUFFIXES and file.is_file()]
     if null := next(filter(_has_null_row, words), None):
         raise DataError(f"{null} has a row that is null: remove the line, or replace it by {{}}.")

@@ -289,16 +289,13 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{path} cannot be read: {', '.join(wrong)} is not an array with at least one axis.")
     if odd := [name for name, array in arrays.items() if array.dtype.kind in "cV"]:
         raise DataError(f"{path}: {odd[0]} holds complex numbers or records: save plain numbers, as channels.")
-    return {name: _plain_array(array) for name, array in arrays.items()}
-
-
-def _plain_array(array: np.ndarray) -> np.ndarray:
-    """An array of a type that `datasets` knows: texts of bytes and dates, numbers of the usual size and order."""
-    if array.dtype.kind in "iuf":
-        return array.astype(np.float64 if array.itemsize > 8 else array.dtype.newbyteorder("="), copy=False)
-    if array.dtype.kind in "mM":
-        return array.astype(str)
-    return np.char.decode(array) if array.dtype.kind == "S" else array
+    # `datasets` knows no times, no numbers of 16 bytes, and one order of bytes.
+    arrays = {name: np.char.decode(array) if array.dtype.kind == "S" else array for name, array in arrays.items()}
+    kinds: dict[str, Any] = {"g": np.float64, "m": str, "M": str}
+    return {
+        name: array.astype(kinds.get(array.dtype.char, array.dtype.newbyteorder("=")), copy=False)
+        for name, array in arrays.items()
+    }
 
 
 def plain_column(values: "pd.Series[Any]") -> np.ndarray:

@@ -217,7 +217,8 @@ def _choose_inputs(data: datasets.Dataset) -> list[list[str]]:
     if files:
         return [["hq"] if "hq" in files else files]
     columns = sorted({*data.column_names} - {*_NAMES, "label", "labels"}) or data.column_names
-    lists = [name for name in columns if _is_list(kinds[name])]
+    plain = datasets.Value | datasets.ClassLabel | dict
+    lists = [name for name in columns if not isinstance(kinds[name], plain)]
     if series := [name for name in lists if not TIME.fullmatch(name)] or lists:
         return [series]
     texts = {
@@ -249,10 +250,6 @@ def _choose_texts(texts: dict[str, list[str]]) -> list[str]:
         most = max(map(mean_length, prose))
         return [name for name in prose if mean_length(name) >= 0.5 * most]
     return names
-
-
-def _is_list(kind: Any) -> bool:
-    return not isinstance(kind, datasets.Value | datasets.ClassLabel | dict)
 
 
 def hash_inputs(data: datasets.Dataset, *beside: datasets.Dataset) -> list[Keys]:

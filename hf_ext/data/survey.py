@@ -75,7 +75,7 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
         datasets.disable_progress_bars()
     try:
         found = find_files(path)
-        named = _name_files(found)
+        named = [*islice(list_files(*found), _NAMES)]
         survey = _look_at_files(path, found, named, hints or Hints(), restores)
         _tell_camera_pictures(survey, named)
         return survey
@@ -137,12 +137,6 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         if ending in _FOREIGN or (survey.kind == "sounds" and ending in IMAGE_SUFFIXES)
     ]
     return survey
-
-
-def _name_files(found: list[str]) -> list[Path]:
-    """The files below some places, or the first of very many."""
-    below = (file for part in map(Path, found) for file in ([part] if part.is_file() else list_files(part)))
-    return [*islice(below, _NAMES)]
 
 
 def _tell_camera_pictures(survey: Survey, files: list[Path]) -> None:

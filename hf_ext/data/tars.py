@@ -17,9 +17,7 @@ _END = bytes(2 * tarfile.BLOCKSIZE)
 
 def find_tars(found: list[str]) -> list[Path]:
     """Tar files among files, or in a folder; the first files are enough for a folder of a million pictures."""
-    folder = Path(found[0]) if len(found) == 1 and os.path.isdir(found[0]) else None
-    files = map(Path, found) if folder is None else itertools.islice(list_files(folder), 10_000)
-    return sorted(file for file in files if file.suffix.lower() == ".tar" and file.is_file())
+    return sorted(file for file in itertools.islice(list_files(*found), 10_000) if file.suffix.lower() == ".tar")
 
 
 def refuse_cut_tars(files: Iterable[Path]) -> None:

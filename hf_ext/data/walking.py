@@ -12,9 +12,10 @@ def is_seen(name: str) -> bool:
     return name[0] != "." and name not in _HIDDEN
 
 
-def list_files(folder: Path) -> Iterator[Path]:
-    """The files below a folder and below the folders that its links lead to, without hidden ones."""
-    for place, folders, names in os.walk(folder, followlinks=True):
+def list_files(*places: Path | str) -> Iterator[Path]:
+    """Given files, and those below given folders and below those that links lead to, without hidden ones."""
+    yield from (Path(place) for place in places if os.path.isfile(place))
+    for place, folders, names in (found for folder in places for found in os.walk(folder, followlinks=True)):
         # A link to a folder above would lead round and round.
         here = Path(place).resolve()
         folders[:] = [name for name in folders if is_seen(name) and not here.is_relative_to((here / name).resolve())]
