@@ -35,9 +35,8 @@ _LABELS = ("label", "labels", "y", "class", "classes", "target", "targets")
 
 def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> Survey | None:
     """Tables and arrays of numbers; None where rows are examples of something else."""
-    files = sorted(
-        file for file in {*list_files(*places)} if file.suffix.lower() == ending and file.name not in METADATA
-    )
+    below = {file for file in list_files(*places) if file.suffix.lower() == ending}
+    files = sorted(file for file in below if file.name not in METADATA)
     files, named = _split_about(places, files)
     if ending == TS:
         train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}

@@ -348,9 +348,8 @@ def _convert_columns(table: Table) -> None:
     for place, values in columns.items():
         rows, cells = find_filled(values)
         # Classes are written as 01 and 02, or with more digits than a number keeps.
-        if LABEL.fullmatch(str(frame.columns[place])) and any(map(_CODE.fullmatch, cells)):
-            continue
-        if cells and all(map(_KEY.fullmatch, cells)):
+        is_code = LABEL.fullmatch(str(frame.columns[place])) and any(map(_CODE.fullmatch, cells))
+        if is_code or (cells and all(map(_KEY.fullmatch, cells))):
             continue
         numbers, how = to_numbers(cells, decimal) if cells else (None, "")
         if numbers is None and (cells or not values.isna().all()):
