@@ -106,8 +106,11 @@ def find_files(path: Any) -> list[str]:
 
 # The error of `datasets` lists four lines of irrelevant file name extensions.
 _FORMATS = re.compile(r"(?:Unable to find|Couldn't find any data file at) (\S+) with any supported extension \[.*\]")
-_NOTHING = re.compile(r"The directory at (\S+) doesn't contain any data files")
 _SPLITS = re.compile(r'Unknown split ("\w+")\. Should be one of (\[.*?\])\.?')
+_PLAIN = {
+    "doesn't contain any data files": "holds no files, or links to folders alone: copy what they lead to, cp -rL",
+    'Instruction "train" corresponds to no data!': "it holds no example",
+}
 _KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy, .ts"
 
 
@@ -117,8 +120,8 @@ def _reasons(error: BaseException) -> str:
     found: BaseException | None = error
     while found is not None:
         text = _FORMATS.sub(rf"\1 contains no supported files; supported: {_KINDS}", " ".join(str(found).split()))
-        text = _NOTHING.sub(r"\1 contains no files, or links to folders alone: copy what they lead to, cp -rL", text)
-        text = text.replace('Instruction "train" corresponds to no data!', "it holds no example")
+        for words, plain in _PLAIN.items():
+            text = text.replace(words, plain)
         text = _SPLITS.sub(r"there is no split \1, but \2: rename its folder or file, or set data.train.split", text)
         text = text or type(found).__name__
         if not any(text in known for known in texts):

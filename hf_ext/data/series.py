@@ -184,9 +184,10 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str], hints: H
 def _measure(kept: dict[str, Any], data: Any, columns: list[str], wanted: bool | None, how: str = "") -> Survey:
     """Survey of opened series: lengths, channels, classes or values."""
     survey = Survey("series", **kept, about=f"{len(data):,} series", count=len(data), columns=columns)
-    longest = _read_labels(survey, data, wanted)
-    first = np.asarray(data.with_format("numpy")[longest][columns[0]])
+    _read_labels(survey, data, wanted)
+    first = np.asarray(data.with_format("numpy")[int(np.argmax(survey.lengths))][columns[0]])
     survey.channels = first.shape[1] if first.ndim == 2 else None
+    survey.lengths = [length for length in survey.lengths if length]
     channels = survey.channels or len(columns)
     survey.about += f" of {_span(survey.lengths)}{f' and {channels} channels' if channels > 1 else ''}{how}"
     if survey.values:
@@ -202,8 +203,8 @@ def _span(lengths: list[int]) -> str:
     return least + count_of(max(lengths), "step")
 
 
-def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> int:
-    """Lengths of all series, and their classes or values; the place of the longest series."""
+def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
+    """Lengths of all series, and their classes or values."""
     path, kind = survey.train["path"], data.features["label"]
     survey.rows_have_labels = not isinstance(kind, datasets.Value | datasets.ClassLabel)
     if survey.rows_have_labels and not isinstance(getattr(kind, "feature", None), datasets.Value):
@@ -211,17 +212,16 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> int:
     raw = data.with_format("arrow").select_columns(list({*survey.columns, "label"}))[:]
     parts = {name: raw[name].combine_chunks().value_lengths() for name in survey.columns}
     sizes = {name: [size or 0 for size in part.to_pylist()] for name, part in parts.items()}
-    lengths = sizes[survey.columns[0]]
+    survey.lengths = sizes[survey.columns[0]]
     for name, others in sizes.items():
-        if odd := [row for row, size in enumerate(others, 1) if size != lengths[row - 1]]:
+        if odd := [row for row, size in enumerate(others, 1) if size != survey.lengths[row - 1]]:
             raise DataError(
                 f"{path}, row {odd[0]}: {survey.columns[0]} and {name} differ in length, but a series has the same "
                 "steps in all channels."
             )
-    survey.leave_out(lengths.count(0), len(lengths), "without a number")
-    if not (given := [length for length in lengths if length]):
+    survey.leave_out(survey.lengths.count(0), len(data), "without a number")
+    if not any(survey.lengths):
         raise DataError(f"{path}: no series in {shorten(survey.columns)} has a number.")
-    survey.lengths, longest = given, int(np.argmax(lengths))
     labels = raw["label"].combine_chunks()
     found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()
     if not survey.rows_have_labels:
@@ -232,7 +232,7 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> int:
         kinds = ("classes", "--values predicts them"), ("values to predict", "--classes takes them as classes")
         survey.notes.append("the whole numbers of label are {}; {}".format(*kinds[survey.values]))
     if survey.values:
-        return longest
+        return
     survey.classes = check_classes(path, found, wanted)
     if len(survey.classes) == len(found) > 2:
         raise DataError(
@@ -242,7 +242,6 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> int:
     if len(survey.classes) < 2:
         only = survey.classes or "missing"
         raise DataError(f"{path}: {survey.about}; the only class is {only}; a classifier needs at least two.")
-    return longest
 
 
 def _refuse_unlabelled(path: str, about: str, table: Table | None, roles: Roles) -> None:
