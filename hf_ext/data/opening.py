@@ -157,6 +157,10 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     found = find_files(source.path)
     if not found:
         return _load_from_hub(source, section)
+    if len(found) > 1 and (folders := [place for place in found if os.path.isdir(place)]):
+        raise DataError(
+            f"the pattern matches the folder {folders[0]}: give one folder, or match files, as in {folders[0]}/*.*."
+        )
     refuse_cut_tars(find_tars(found))
     first = Path((found := decode_camera_pictures(found))[0])
     if first.is_dir():

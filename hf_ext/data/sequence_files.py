@@ -316,10 +316,6 @@ def plain_column(values: "pd.Series[Any]") -> np.ndarray:
 def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
     """The folder of a split and its files, in order; no folder where files were named."""
     place, name = Path(found[0]), split.partition("[")[0]
-    if len(found) > 1 and (folders := [file for file in found if Path(file).is_dir()]):
-        raise DataError(
-            f"the pattern matches the folder {folders[0]}: give one folder, or match files, as in {folders[0]}/*.csv."
-        )
     if not place.is_dir():
         files = [Path(file).resolve() for file in found]
         if strange := [file for file in files if file.suffix.lower() not in SUFFIXES]:
