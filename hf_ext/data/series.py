@@ -114,18 +114,15 @@ def _look_at_tables(
     survey = _measure(parts if is_long else keep_back(train, data), data, columns, hints.values, how)
     _tell(survey, table, roles)
     if is_long and survey.rows_have_labels:
-        survey.notes += _compare_parts([value for row in data["label"] for value in row])
+        # Classes that only one part of the recording has, where 80 % of its time is for training.
+        labels = [value for row in data["label"] for value in row]
+        steps = len(slice_split("train[:80%]", len(labels)))
+        advice = "the evaluation is the last 20 %: record each class several times, or in several series"
+        if told := compare_classes(labels[:steps], labels[steps:]):
+            survey.notes.append(f"{'; '.join(told)}; {advice}")
     if named is not None and len(named) > len(data):
         survey.left_out.append(f"{count_of(len(named) - len(data), 'file')} without a row in the table beside them")
     return survey
-
-
-def _compare_parts(labels: list[Any]) -> list[str]:
-    """Warnings of the classes that only one part of a recording has, where 80 % of its time is for training."""
-    steps = len(slice_split("train[:80%]", len(labels)))
-    advice = "the evaluation is the last 20 %: record each class several times, or in several series"
-    told = compare_classes(labels[:steps], labels[steps:])
-    return [f"{'; '.join(told)}; {advice}"] if told else []
 
 
 def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
