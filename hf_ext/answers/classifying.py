@@ -87,8 +87,10 @@ class Classifier:
     def find_inputs(self, inputs: list[str]) -> Iterator[Input]:
         """The inputs that the words of a command name: texts themselves; files of folders, patterns and lists."""
         if self.kind == "texts":
-            for text in inputs:
-                yield from (Input(found, found) for found in _read_texts(text))
+            for word in inputs:
+                # A text, that of standard input, or those of a list, one a line.
+                given = [sys.stdin.read().removesuffix("\n")] if word == "-" else [word]
+                yield from (Input(text, text) for text in (read_list(word) if word.startswith("@") else given))
             return
         endings = frozenset({"sounds": AUDIO_SUFFIXES, "pictures": picture_endings(), "series": INPUTS}[self.kind])
         for word in inputs:
@@ -201,10 +203,3 @@ def read_picture(value: str | Path | bytes) -> Image.Image:
     except UNREADABLE as error:
         name = "standard input" if isinstance(value, bytes) else value
         raise DataError(f"{name} is not a readable picture: {error}") from error
-
-
-def _read_texts(word: str) -> list[str]:
-    """The text of a word itself, of standard input, or those of a list, one a line."""
-    if word == "-":
-        return [sys.stdin.read().removesuffix("\n")]
-    return read_list(word) if word.startswith("@") else [word]

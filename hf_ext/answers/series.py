@@ -1,5 +1,6 @@
 """Answers of a trained MRConv to a series of numbers in a file: its class, its values, or a class for each row."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,9 @@ def answer_series(
     """
     config = model.config
     found = {}
-    for name, example in read_examples(path, columns or config.input_columns, config.input_size, hints).items():
-        values = read_channels(path, example, columns or config.input_columns, config.input_size)
+    channels, classes = columns or config.input_columns, config.id2label.values()
+    for name, example in read_examples(path, channels, config.input_size, hints, classes).items():
+        values = read_channels(path, example, channels, config.input_size)
         found[name] = _answer(model, name, values, answer, top_k)
         for row in found[name]:
             if "position" in row:
@@ -115,9 +117,12 @@ def _answer(model: Any, name: str, values: np.ndarray, answer: str, top_k: int) 
 
 
 def read_examples(
-    path: Path, columns: list[str] | None, channels: int, hints: Hints | None = None
+    path: Path, columns: list[str] | None, channels: int, hints: Hints | None = None, classes: Iterable[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """The series of a file by their names: their columns, and the row of the file that each position is."""
+    """
+    The series of a file by their names: their columns, and the row of the file that each position is. Without names of
+    columns, a first or last one that holds but classes of the model is no step.
+    """
     ending = path.suffix.lower()
     if ending not in INPUTS:
         raise DataError(f"{path} is not a file of a sequence; allowed: {', '.join(INPUTS)}.")
@@ -143,6 +148,10 @@ def read_examples(
         except DataError as error:
             raise DataError(f"{path}: {error}; leave out what the model does not need.") from error
         steps = roles.inputs if wide and roles.layout == "series" else []
+    ends = [steps[0], steps[-1]] if steps and table.nameless else []
+    for label in [name for name in ends if {*map(class_name, frame[name])} <= {*classes}][:1]:
+        logger.warning(f"{path}: column {label} holds classes of the model, and is left out.")
+        steps = [name for name in steps if name != label]
     if steps:
         return _count(path, [{ARRAY_COLUMN: trim(row)} for row in frame[steps].to_numpy(dtype=np.float64)])
     if told := [*table.notes, *roles.notes]:

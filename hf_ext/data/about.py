@@ -15,7 +15,8 @@ from ..terminal import count_of
 from .labels import class_name
 from .source import DataSource
 from .splits import SPLIT_WORDS, make_part, slice_split
-from .tables import LABEL, option, read_table, read_text, shorten
+from .tables import LABEL, is_utf8, option, read_table, read_text, shorten
+from .walking import is_seen, list_files
 
 logger = logging.get_logger(__name__)
 
@@ -42,7 +43,7 @@ def find_about(place: Path, files: list[Path]) -> Path | None:
     tables = [
         file
         for file in sorted([*place.iterdir(), *place.parent.glob(f"{place.name}.*")])
-        if file.suffix.lower() in TABLES and file.is_file()
+        if file.suffix.lower() in TABLES and file.is_file() and is_seen(file.name)
     ]
     known = {folder: _index(folder, files) for folder in {table.parent for table in tables}}
     # Beside tables, one with the columns that most have is one of them.
@@ -167,10 +168,10 @@ def open_described(
         DataError: If a table names files that are not there.
     """
     place = find_folder(folder, source.split)
-    files = sorted(file for file in place.rglob("*") if file.suffix.lower() in endings and file.name[0] != ".")
+    files = sorted(file for file in list_files(place) if file.suffix.lower() in endings)
     table = find_about(place, files) if files else None
     # Read by `datasets` itself.
-    if not files or (table is not None and table.name in METADATA):
+    if not files or (table is not None and table.name in METADATA and _is_usual(table)):
         return None
     columns: dict[str, list[Any]] = {}
     if table is not None:
@@ -198,6 +199,13 @@ def open_described(
     return make_part(columns, {**classes, column: kind}, source.split)
 
 
+def _is_usual(table: Path) -> bool:
+    """True for a metadata file that `datasets` reads: a CSV has commas, UTF-8, and a column of its names of files."""
+    names = (name.strip('\ufeff" ') for name in _read_lines(table)[0].split(","))
+    usual = any(re.fullmatch(r"(.+_)?file_names?", name) for name in names)
+    return table.suffix != ".csv" or (usual and is_utf8(table))
+
+
 def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | None:
     """
     Opens texts in a folder for each class: each `.txt` is an example, the name of its folder the class.
@@ -209,7 +217,7 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
         DataError: If a file is no text.
     """
     place = find_folder(folder, source.split)
-    files = sorted(file for file in place.rglob("*") if file.is_file() and file.name[0] != ".")
+    files = sorted(list_files(place))
     names = sorted({file.parent.name for file in files})
     if len(names) < 2 or any(file.suffix.lower() != ".txt" or file.parent == place for file in files):
         return None

@@ -41,6 +41,9 @@ class TableFiles(Csv):
             for place, file in enumerate(files):
                 with fsspec.open(file, "rb") as opened:
                     table = _to_arrow(read_table(name, held=opened.read()).frame)
+                # Without a row it tells no types.
+                if not len(table):
+                    continue
                 first = first or (name, table.schema)
                 yield Key(index, place), _fit(table, name, *first)
 
@@ -50,6 +53,8 @@ def _to_arrow(frame: pd.DataFrame) -> pa.Table:
     for name in filter(LABEL.fullmatch, frame):
         if pd.api.types.is_float_dtype(frame[name].dtype) and (frame[name].dropna() % 1 == 0).all():
             frame[name] = frame[name].astype("Int64")
+    # Another file may hold anything in a column that has no cell here.
+    frame = frame.astype({name: "str" for name in frame if frame[name].isna().all()})
     table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
     texts = (field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field for field in table.schema)
     return table.cast(pa.schema(texts))

@@ -18,6 +18,7 @@ from hf_ext.restoration.camera import RAW_ENDINGS, MissingLibraryError
 
 from ..errors import DataError
 from ..terminal import count_of
+from .walking import list_files
 
 logger = logging.get_logger(__name__)
 
@@ -75,11 +76,11 @@ def decode_camera_pictures(found: list[str]) -> list[str]:
     """
     first = Path(found[0])
     # The first names are enough for a folder of a million pictures.
-    looked_at = islice(first.rglob("*"), 10_000) if first.is_dir() else map(Path, found)
+    looked_at = islice(list_files(*found), 10_000)
     if not any(file.suffix.lower() in CAMERA_SUFFIXES for file in looked_at):
         return found
     if first.is_dir():
-        files = sorted(file for file in first.rglob("*") if file.is_file())
+        files = sorted(list_files(first))
         # A table beside a folder, of its name, may describe it.
         tables = (file for file in first.resolve().parent.glob(f"{first.resolve().name}.*") if file.is_file())
         root = first.resolve().name

@@ -1,7 +1,9 @@
 """Sources of examples: files, folders, the Hub and mixtures of them, opened with `datasets`."""
 
 import glob
+import os
 import re
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,6 +14,7 @@ import httpx2
 from datasets.data_files import SPLIT_KEYWORDS, get_data_patterns
 from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.parquet.parquet import ParquetConfig
+from datasets.packaged_modules.text.text import TextConfig
 from huggingface_hub import HfApi
 
 from hf_ext import __version__
@@ -28,9 +31,14 @@ from .source import DataSource, SourcePart
 from .splits import SPLIT_WORDS, hold_out, make_part, slice_split
 from .tables import is_utf8
 from .tars import find_tars, refuse_cut_tars
+from .walking import list_files
 
 # Files of words that `datasets` reads.
 _WORD_SUFFIXES = {".txt", ".json", ".jsonl"}
+
+# What `datasets` reads files of an ending with.
+_MODULES = {".csv": "csv", ".tsv": "csv", ".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+_MODULES |= dict.fromkeys(IMAGE_SUFFIXES, "imagefolder")
 
 # Usual names of folders of pairs: inputs, targets.
 PAIRS = (
@@ -91,13 +99,19 @@ class SourceError(DataError):
 
 def find_files(path: Any) -> list[str]:
     """The local folder or files of a path or of a pattern such as `shards/*.tar`."""
-    place = Path(path).expanduser()
+    place = Path(os.path.expanduser(path))
+    if not str(path):
+        return []
     return [str(place)] if place.exists() else sorted(glob.glob(str(place), recursive=True))
 
 
 # The error of `datasets` lists four lines of irrelevant file name extensions.
 _FORMATS = re.compile(r"(?:Unable to find|Couldn't find any data file at) (\S+) with any supported extension \[.*\]")
 _SPLITS = re.compile(r'Unknown split ("\w+")\. Should be one of (\[.*?\])\.?')
+_PLAIN = {
+    "doesn't contain any data files": "holds no files, or links to folders alone: copy what they lead to, cp -rL",
+    'Instruction "train" corresponds to no data!': "it holds no example",
+}
 _KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy, .ts"
 
 
@@ -107,6 +121,8 @@ def _reasons(error: BaseException) -> str:
     found: BaseException | None = error
     while found is not None:
         text = _FORMATS.sub(rf"\1 contains no supported files; supported: {_KINDS}", " ".join(str(found).split()))
+        for words, plain in _PLAIN.items():
+            text = text.replace(words, plain)
         text = _SPLITS.sub(r"there is no split \1, but \2: rename its folder or file, or set data.train.split", text)
         text = text or type(found).__name__
         if not any(text in known for known in texts):
@@ -142,6 +158,10 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     found = find_files(source.path)
     if not found:
         return _load_from_hub(source, section)
+    if len(found) > 1 and (folders := [place for place in found if os.path.isdir(place)]):
+        raise DataError(
+            f"the pattern matches the folder {folders[0]}: give one folder, or match files, as in {folders[0]}/*.*."
+        )
     refuse_cut_tars(find_tars(found))
     first = Path((found := decode_camera_pictures(found))[0])
     if first.is_dir():
@@ -151,8 +171,8 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     if source.rows != "examples":
         return open_sequences(found, source)
     # The first files are enough for a folder of a million pictures.
-    looked_at = islice(first.rglob("*"), 10_000) if first.is_dir() else found
-    sounds = any(Path(file).suffix.lower() in AUDIO_SUFFIXES for file in looked_at)
+    looked_at = [*islice(list_files(*found), 10_000)]
+    sounds = any(file.suffix.lower() in AUDIO_SUFFIXES for file in looked_at)
     if (data := _open_here(first, found, source, sounds)) is not None:
         return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
     # `datasets` names a data set by its folder, but "." has no name.
@@ -162,11 +182,18 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
     if sounds:
         return _build(RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder), source)
-    builder = datasets.load_dataset_builder(folder, source.name, data_files=files)
+    # `datasets` knows no .CSV and no .Jpg.
+    usual = Counter(file.suffix for file in looked_at).most_common(1)[0][0] if looked_at else ""
+    module = _MODULES.get(usual.lower()) if usual != usual.lower() else None
+    place: dict[str, Any] = {"data_files": files} if files or module is None else {"data_dir": folder}
+    builder = datasets.load_dataset_builder(module or folder, source.name, **place)
     if isinstance(builder, Csv):
         builder = TableFiles(
             dataset_name=builder.dataset_name, hash=__version__, data_files=builder.config.data_files, base_path=folder
         )
+    elif isinstance(builder.config, TextConfig):
+        # What Windows writes in front is no letter.
+        builder.config.encoding = "utf-8-sig"
     return _build(builder, source)
 
 
@@ -238,7 +265,7 @@ def _require_split(files: list[str], split: str) -> None:
 def _refuse_unreadable(first: Path, found: list[str]) -> None:
     """Refuses texts and JSON lines that `datasets` would misread or crash at."""
     # The beginnings of some files are enough for a folder.
-    files = islice(first.rglob("*"), 10_000) if first.is_dir() else map(Path, found)
+    files = islice(list_files(*found), 10_000)
     words = [file for file in files if file.suffix.lower() in _WORD_SUFFIXES and file.is_file()]
     if null := next(filter(_has_null_row, words), None):
         raise DataError(f"{null} has a row that is null: remove the line, or replace it by {{}}.")
@@ -395,7 +422,7 @@ def find_pairs(place: Path, names: tuple[str, ...] = ()) -> tuple[str, str] | No
 def _pictures(folder: Path) -> dict[str, Path]:
     """The pictures of a folder, by their names without endings."""
     endings = IMAGE_SUFFIXES | CAMERA_SUFFIXES
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in endings)
+    files = sorted(file for file in list_files(folder) if file.suffix.lower() in endings)
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 

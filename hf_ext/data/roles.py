@@ -306,26 +306,23 @@ def _is_class(values: "pd.Series[Any]") -> bool:
 
 def is_prose(values: "pd.Series[Any]") -> bool:
     """True if cells are texts of several words, and no names."""
-    cells = _list_cells(values)
-    return _has_letters(cells) and (
+    cells = _list_words(values)
+    return bool(cells) and (
         sum(map(len, cells)) > 30 * len(cells)
         or (_share(r"[^\W\d_]\W*\s.*[^\W\d_]", cells) > 0.5 and len(set(cells)) > min(20, _REPEATS * len(cells)))
     )
 
 
 def _names_rows(values: "pd.Series[Any]") -> bool:
-    cells = _list_cells(values)
-    return _has_letters(cells) and len(set(cells)) > max(2, _REPEATS * len(cells))
+    cells = _list_words(values)
+    return len(set(cells)) > max(2, _REPEATS * len(cells))
 
 
-def _list_cells(values: "pd.Series[Any]") -> list[str]:
+def _list_words(values: "pd.Series[Any]") -> list[str]:
+    """The cells of a column of words; none where most have no letters, such as numbers with signs."""
     held = values.to_numpy(dtype=object)
-    return [str(cell) for cell in held[pd.notna(held)]]
-
-
-def _has_letters(cells: list[str]) -> bool:
-    # Words have letters; numbers with signs have none.
-    return bool(cells) and _share(r"[^\W\d_]", cells) > 0.5
+    cells = [str(cell) for cell in held[pd.notna(held)]]
+    return cells if cells and _share(r"[^\W\d_]", cells) > 0.5 else []
 
 
 def _share(pattern: str, cells: list[str]) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from transformers.utils import logging
 
 from hf_ext import __version__
 
@@ -24,6 +25,9 @@ from .source import DataSource
 from .splits import SPLIT_WORDS, make_part, slice_split
 from .tables import read_table
 from .times import seconds_of, to_seconds
+from .walking import list_files
+
+logger = logging.get_logger(__name__)
 
 # Files of sktime and aeon: a series in each line, its channels and its class between colons.
 TS = ".ts"
@@ -37,6 +41,8 @@ UNLABELLED = (
     "statsmodels or sktime."
 )
 _TIME = re.compile(r"\d{4}-\d\d-\d\d")
+# The column that numbers the file of a row.
+_ORIGIN = "the number of its file"
 
 
 def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
@@ -132,6 +138,8 @@ def _stack(files: list[Path], frames: list[pd.DataFrame], needed: list[str]) -> 
     for file, frame in zip(files, frames, strict=True):
         if absent := [name for name in needed if name not in frame.columns]:
             raise DataError(f"{file} has no column {absent[0]!r}; it has {', '.join(map(str, frame.columns))!s:.200}.")
+    if not any(map(len, frames)):
+        raise DataError(f"{files[0]} holds no row below the names of its columns: add rows.")
     return pd.concat(frames, ignore_index=True)
 
 
@@ -181,7 +189,9 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
     """Tables of several series, one under the other: each is an example, its columns lists of its rows."""
     series, label = str(source.series), source.column_of("label")
     needed = [series] if source.time is None else [series, source.time]
-    frame = _stack(files, [read_table(file).frame for file in files], needed)
+    frames = [read_table(file).frame for file in files]
+    frame = _stack(files, frames, needed)
+    _check_joined(frame.assign(**{_ORIGIN: np.repeat(range(len(files)), [*map(len, frames)])}), files, needed)
     groups = [np.asarray(rows) for rows in frame.groupby(series, sort=False).indices.values()]
     if source.time is not None:
         order = seconds_of(frame[source.time], groups)
@@ -197,6 +207,20 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
         else:
             features[name], columns[name] = _feature(values), parts
     return make_part(columns, features, source.split).with_format("numpy")
+
+
+def _check_joined(frame: pd.DataFrame, files: list[Path], needed: list[str]) -> None:
+    """Refuses series of one name in several files whose times repeat; says where they are joined without times."""
+    named = frame.drop_duplicates([needed[0], _ORIGIN])
+    both = named[named.duplicated(needed[0])]
+    if not len(both):
+        return
+    told = f"{needed[0]} {class_name(both[needed[0]].iloc[0])} is in several files, such as "
+    told += files[both[_ORIGIN].iloc[0]].name
+    if len(needed) > 1 and frame.duplicated(needed).sum() > frame.duplicated([*needed, _ORIGIN]).sum():
+        raise DataError(f"{told}, with the same times in {needed[1]}: give each series a name of its own.")
+    if len(needed) == 1:
+        logger.warning_once(f"{told}, and is read as one series, in the order of their names.")
 
 
 def _is_of_the_whole(part: np.ndarray) -> bool:
@@ -265,7 +289,13 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{path} cannot be read: {', '.join(wrong)} is not an array with at least one axis.")
     if odd := [name for name, array in arrays.items() if array.dtype.kind in "cV"]:
         raise DataError(f"{path}: {odd[0]} holds complex numbers or records: save plain numbers, as channels.")
-    return {name: np.char.decode(array) if array.dtype.kind == "S" else array for name, array in arrays.items()}
+    # `datasets` knows no times, no numbers of 16 bytes, and one order of bytes.
+    arrays = {name: np.char.decode(array) if array.dtype.kind == "S" else array for name, array in arrays.items()}
+    kinds: dict[str, Any] = {"g": np.float64, "m": str, "M": str}
+    return {
+        name: array.astype(kinds.get(array.dtype.char, array.dtype.newbyteorder("=")), copy=False)
+        for name, array in arrays.items()
+    }
 
 
 def plain_column(values: "pd.Series[Any]") -> np.ndarray:
@@ -286,10 +316,6 @@ def plain_column(values: "pd.Series[Any]") -> np.ndarray:
 def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
     """The folder of a split and its files, in order; no folder where files were named."""
     place, name = Path(found[0]), split.partition("[")[0]
-    if len(found) > 1 and (folders := [file for file in found if Path(file).is_dir()]):
-        raise DataError(
-            f"the pattern matches the folder {folders[0]}: give one folder, or match files, as in {folders[0]}/*.csv."
-        )
     if not place.is_dir():
         files = [Path(file).resolve() for file in found]
         if strange := [file for file in files if file.suffix.lower() not in SUFFIXES]:
@@ -305,9 +331,7 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
             "files into a folder 'train'."
         )
     files = sorted(
-        file
-        for file in folder.resolve().rglob("*")
-        if file.suffix.lower() in SUFFIXES and file.name not in METADATA and not file.name.startswith(".")
+        file for file in list_files(folder.resolve()) if file.suffix.lower() in SUFFIXES and file.name not in METADATA
     )
     files = (split_files(files, name) if held else []) or files
     if not files:

@@ -28,14 +28,15 @@ from .sequence_files import (
 from .source import DataSource
 from .splits import slice_split
 from .tables import Table, option, read_table, shorten
+from .walking import list_files
 
 _LABELS = ("label", "labels", "y", "class", "classes", "target", "targets")
 
 
 def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> Survey | None:
     """Tables and arrays of numbers; None where rows are examples of something else."""
-    below = {file for place in places for file in ([place] if place.is_file() else place.rglob("*"))}
-    files = sorted(file for file in below if file.suffix.lower() == ending and file.name not in METADATA)
+    below = {file for file in list_files(*places) if file.suffix.lower() == ending}
+    files = sorted(file for file in below if file.name not in METADATA)
     files, named = _split_about(places, files)
     if ending == TS:
         train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
@@ -53,6 +54,8 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
         # Pictures, for instance, or lists.
         return None
     table = read_table(files[0])
+    if not len(table.frame):
+        raise DataError(f"{files[0]} has no row below the names of its columns: add rows, or remove the file.")
     try:
         roles = find_roles(table, hints)
     except ValueError as error:
@@ -111,18 +114,15 @@ def _look_at_tables(
     survey = _measure(parts if is_long else keep_back(train, data), data, columns, hints.values, how)
     _tell(survey, table, roles)
     if is_long and survey.rows_have_labels:
-        survey.notes += _compare_parts([value for row in data["label"] for value in row])
+        # Classes that only one part of the recording has, where 80 % of its time is for training.
+        labels = [value for row in data["label"] for value in row]
+        steps = len(slice_split("train[:80%]", len(labels)))
+        advice = "the evaluation is the last 20 %: record each class several times, or in several series"
+        if told := compare_classes(labels[:steps], labels[steps:]):
+            survey.notes.append(f"{'; '.join(told)}; {advice}")
     if named is not None and len(named) > len(data):
         survey.left_out.append(f"{count_of(len(named) - len(data), 'file')} without a row in the table beside them")
     return survey
-
-
-def _compare_parts(labels: list[Any]) -> list[str]:
-    """Warnings of the classes that only one part of a recording has, where 80 % of its time is for training."""
-    steps = len(slice_split("train[:80%]", len(labels)))
-    advice = "the evaluation is the last 20 %: record each class several times, or in several series"
-    told = compare_classes(labels[:steps], labels[steps:])
-    return [f"{'; '.join(told)}; {advice}"] if told else []
 
 
 def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
@@ -181,9 +181,10 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str], hints: H
 def _measure(kept: dict[str, Any], data: Any, columns: list[str], wanted: bool | None, how: str = "") -> Survey:
     """Survey of opened series: lengths, channels, classes or values."""
     survey = Survey("series", **kept, about=f"{len(data):,} series", count=len(data), columns=columns)
-    first = np.asarray(data.with_format("numpy")[0][columns[0]])
-    survey.channels = first.shape[1] if first.ndim == 2 else None
     _read_labels(survey, data, wanted)
+    first = np.asarray(data.with_format("numpy")[int(np.argmax(survey.lengths))][columns[0]])
+    survey.channels = first.shape[1] if first.ndim == 2 else None
+    survey.lengths = [length for length in survey.lengths if length]
     channels = survey.channels or len(columns)
     survey.about += f" of {_span(survey.lengths)}{f' and {channels} channels' if channels > 1 else ''}{how}"
     if survey.values:
@@ -206,7 +207,8 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
     if survey.rows_have_labels and not isinstance(getattr(kind, "feature", None), datasets.Value):
         raise DataError(f"{path}: the column label must hold one text or number for each series, or for each step.")
     raw = data.with_format("arrow").select_columns(list({*survey.columns, "label"}))[:]
-    sizes = {name: raw[name].combine_chunks().value_lengths().to_pylist() for name in survey.columns}
+    parts = {name: raw[name].combine_chunks().value_lengths() for name in survey.columns}
+    sizes = {name: [size or 0 for size in part.to_pylist()] for name, part in parts.items()}
     survey.lengths = sizes[survey.columns[0]]
     for name, others in sizes.items():
         if odd := [row for row, size in enumerate(others, 1) if size != survey.lengths[row - 1]]:
@@ -214,6 +216,9 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
                 f"{path}, row {odd[0]}: {survey.columns[0]} and {name} differ in length, but a series has the same "
                 "steps in all channels."
             )
+    survey.leave_out(survey.lengths.count(0), len(data), "without a number")
+    if not any(survey.lengths):
+        raise DataError(f"{path}: no series in {shorten(survey.columns)} has a number.")
     labels = raw["label"].combine_chunks()
     found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()
     if not survey.rows_have_labels:

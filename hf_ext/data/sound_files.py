@@ -63,9 +63,10 @@ def read_samples(file: SoundFile) -> tuple[np.ndarray, int]:
 def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:
     """The samples of a sound file, which lies on disk or is given as bytes, at a rate, as one channel."""
     try:
-        samples, rate = read_samples(value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"]))
-    except DataError as error:
-        raise DataError(f"{value['path'] or 'a recording'} {error}") from error
+        samples, rate = read_samples(str(value["path"]) if value["bytes"] is None else io.BytesIO(value["bytes"]))
+    except (DataError, OSError) as error:
+        told = error if isinstance(error, DataError) else f"cannot be read: {error.strerror}"
+        raise DataError(f"{value['path'] or 'a recording'} {told}") from error
     mono: np.ndarray = samples.mean(1)
     return mono if rate == sampling_rate else import_extra("soxr").resample(mono, rate, sampling_rate)
 

@@ -13,6 +13,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 from datasets.data_files import SPLIT_KEYWORDS
 
 from ..errors import DataError
@@ -177,7 +178,7 @@ def _draw_units(
 
 
 def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[int]], bool]:
-    """Tells whether some of these examples have a broken file, no text, or no class where others have one."""
+    """Tells whether some of these examples have a broken file, no text or number, or no class where others do."""
     kinds = {name: kind for name, kind in data.features.items() if _is_file(kind)}
     # Sounds are kept as undecoded images.
     checks = {
@@ -188,9 +189,11 @@ def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[in
     for name, kind in kinds.items():
         raw = raw.cast_column(name, type(kind)(decode=False))
     has_labels = any(label is not None for label in labels)
-    texts = [
-        data.with_format(None)[name][:] for names in _choose_inputs(data) for name in names if name in _texts(data)
-    ]
+    inputs = [name for names in _choose_inputs(data) for name in names]
+    texts = [data.with_format(None)[name][:] for name in inputs if name in _texts(data)]
+    for name in (name for name in inputs if isinstance(data.features[name], datasets.List)):
+        column = data.with_format("arrow").select_columns([name])[:][name]
+        texts.append(pc.list_value_length(column).to_pylist())
 
     def has_broken(indices: list[int]) -> bool:
         rows = (raw[index] for index in (indices if checks else ()))
@@ -214,7 +217,8 @@ def _choose_inputs(data: datasets.Dataset) -> list[list[str]]:
     if files:
         return [["hq"] if "hq" in files else files]
     columns = sorted({*data.column_names} - {*_NAMES, "label", "labels"}) or data.column_names
-    lists = [name for name in columns if _is_list(kinds[name])]
+    plain = datasets.Value | datasets.ClassLabel | dict
+    lists = [name for name in columns if not isinstance(kinds[name], plain)]
     if series := [name for name in lists if not TIME.fullmatch(name)] or lists:
         return [series]
     texts = {
@@ -246,10 +250,6 @@ def _choose_texts(texts: dict[str, list[str]]) -> list[str]:
         most = max(map(mean_length, prose))
         return [name for name in prose if mean_length(name) >= 0.5 * most]
     return names
-
-
-def _is_list(kind: Any) -> bool:
-    return not isinstance(kind, datasets.Value | datasets.ClassLabel | dict)
 
 
 def hash_inputs(data: datasets.Dataset, *beside: datasets.Dataset) -> list[Keys]:

@@ -32,6 +32,7 @@ from .source import DataSource
 from .splits import SPLIT_WORDS
 from .tables import LABEL, option, read_table, shorten
 from .times import to_seconds
+from .walking import is_seen, list_files
 
 # Number of file names to inspect, and of examples to open.
 _NAMES, _EXAMPLES = 10_000, 64
@@ -74,7 +75,7 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
         datasets.disable_progress_bars()
     try:
         found = find_files(path)
-        named = _name_files(found)
+        named = [*islice(list_files(*found), _NAMES)]
         survey = _look_at_files(path, found, named, hints or Hints(), restores)
         _tell_camera_pictures(survey, named)
         return survey
@@ -120,9 +121,9 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
         return series
     survey = _look_at_examples(path, hints)
-    if most in IMAGE_SUFFIXES | AUDIO_SUFFIXES and survey.kind == "texts":
+    if most in {"texts": IMAGE_SUFFIXES | AUDIO_SUFFIXES, "sounds": IMAGE_SUFFIXES}.get(survey.kind, ()):
         raise DataError(
-            f"{path} holds {count_of(endings[most], f'{most} file')}, but its texts would be read: move "
+            f"{path} holds {count_of(endings[most], f'{most} file')}, but its {survey.kind} would be read: move "
             "the others to another folder, or give the folder of these."
         )
     if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
@@ -133,21 +134,9 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     survey.left_out += [
         f"{count_of(count, 'file')} of {ending}, which a training does not read"
         for ending, count in endings.items()
-        if ending in _FOREIGN
+        if ending in _FOREIGN or (survey.kind == "sounds" and ending in IMAGE_SUFFIXES)
     ]
     return survey
-
-
-def _name_files(found: list[str]) -> list[Path]:
-    """The files below some places, or the first of very many."""
-    below = (file for part in map(Path, found) for file in ([part] if part.is_file() else part.rglob("*")))
-    return [file for file in islice((file for file in below if file.is_file()), _NAMES) if is_seen(file)]
-
-
-def is_seen(file: Path, folder: Path = Path()) -> bool:
-    """False for what systems and editors hide: .DS_Store, Thumbs.db, .ipynb_checkpoints/, __MACOSX/."""
-    parts = file.relative_to(folder).parts if file.is_relative_to(folder) else file.parts[-2:]
-    return not any(part[0] == "." or part in ("__MACOSX", "Thumbs.db", "desktop.ini") for part in parts)
 
 
 def _tell_camera_pictures(survey: Survey, files: list[Path]) -> None:
@@ -173,7 +162,7 @@ def _refuse_masks(folder: Path) -> None:
 
 def _refuse_mixed_pairs(folder: Path) -> None:
     """Refuses 1_noisy.png beside 1_clean.png: as single pictures the noisy ones would be learned as targets."""
-    stems = {file.stem for file in islice(folder.iterdir(), _NAMES) if file.is_file() and file.name[0] != "."}
+    stems = {file.stem for file in islice(folder.iterdir(), _NAMES) if file.is_file() and is_seen(file.name)}
     for given, wanted in PAIRS:
         # Endings of a letter, and files that belong to other words, say little.
         inputs = [stem for stem in stems if len(given) > 1 and re.search(rf"[_-]{given}$", stem, re.IGNORECASE)]
@@ -287,8 +276,7 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
     if survey.eval is not None and "hold_out" not in survey.eval:
         read += find_paths(open_source(DataSource(**survey.eval))) or []
     # Links may lead elsewhere, and a decoded picture lies in the cache.
-    files = {file.resolve(): file for file in folder.rglob("*") if file.suffix.lower() in endings}
-    files = {place: file for place, file in files.items() if is_seen(file, folder)}
+    files = {file.resolve(): file for file in list_files(folder) if file.suffix.lower() in endings}
     known = {file.resolve() for file in [*read, *find_camera_pictures(files.values())[1]]}
     unread = sorted(file for place, file in files.items() if place not in known)
     if unread and not any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread):
@@ -301,7 +289,7 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
         survey.advice = f"; the files lie at different depths, such as {told}"
     outer = {path.parent.parent for path in read if path.parent.name in survey.classes}
     above = {place.name for place in outer if not SPLIT_WORDS.keys() & {*re.split(r"[\W_]", place.name.lower())}}
-    places = (place for parent in outer for place in parent.iterdir() if place.is_dir() and is_seen(place))
+    places = (place for parent in outer for place in parent.iterdir() if place.is_dir() and is_seen(place.name))
     holding = {parent for file in read for parent in file.parents}
     if empty := sorted(place.name for place in places if place not in holding):
         survey.left_out.append(

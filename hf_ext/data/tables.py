@@ -29,7 +29,9 @@ _CELLS: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_co
 _SAMPLE = 1 << 16
 _COMMENTS = ("#", "%", "//")
 _CODE = re.compile(r"0\d+|[-+]?\d{16,}")
-_SEPARATORS = (",", ";", "\t", "|")
+# Keys, of which two would be one number as floats.
+_KEY = re.compile(r"\d{19,40}")
+_SEPARATORS = (",", ";", "\t", "|", "~", "^")
 _INDEX = re.compile(r"(Unnamed: 0(\.\d+)?|index|row|rownames?|row_?id|id|)", re.IGNORECASE)
 # How pandas tells of a line that is longer than others.
 _UNEVEN = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
@@ -73,19 +75,18 @@ def read_table(path: Path | str, keep_index: bool = False, held: bytes | None = 
         _check_memory(path, held)
     try:
         if path.suffix.lower() == ".parquet":
-            frame = pd.read_parquet(path)
-            # An index of dates is a column as any other.
-            plain = isinstance(frame.index, pd.RangeIndex)
-            table = Table(frame if plain else frame.reset_index())
+            table = Table(_plain_frame(pd.read_parquet(path)))
         elif path.suffix.lower() == ".jsonl":
             table = Table(pd.read_json(path, lines=True, dtype=False))
         else:
             table = _read_table(path, path.read_bytes() if held is None else held)
         _convert_columns(table)
     except (OSError, ValueError, TypeError, OverflowError, csv.Error, pd.errors.ParserWarning) as error:
-        told = str(error).strip().rstrip(".")
+        told = str(error).strip().partition("\n")[0].rstrip(".")
         if (found := _UNEVEN.search(told)) is not None:
             told = f"line {found[2]} has {found[3]} cells, others {found[1]}: quote cells that hold a separator"
+        elif "EOF inside string" in told:
+            told = "a quote is opened and never closed: write quotes inside of cells twice, or remove them"
         elif isinstance(error, pd.errors.ParserWarning):
             told = "its lines have more cells than the line of names: give each column a name"
         raise TableError(f"{path} cannot be read: {told}.") from error
@@ -116,6 +117,21 @@ def _check_memory(path: Path, held: bytes | None) -> None:
             f"{path} would need about {needed / 1e9:.2g} GB of memory, and {free / 1e9:.2g} GB are free: split it "
             "into several files, or write it as parquet, which is read in pieces."
         )
+
+
+def _plain_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame of a parquet file with names and cells as tables of text have them."""
+    # An index of dates is a column as any other.
+    frame = frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
+    names = ["_".join(map(str, name)).rstrip("_") if isinstance(name, tuple) else str(name) for name in frame.columns]
+    frame.columns = [name.strip() for name in names]
+    if twice := frame.columns[frame.columns.duplicated()].tolist():
+        raise DataError(f"several columns are called {twice[0]!r}: give each column a different name")
+    for name, values in frame.items():
+        # Of nullable types, whose pd.NA is neither equal to anything nor unequal.
+        if getattr(values.dtype, "na_value", None) is pd.NA:
+            frame[name] = values.astype(object).where(values.notna(), np.nan).infer_objects()
+    return frame
 
 
 def _read_table(path: Path, held: bytes) -> Table:
@@ -150,7 +166,11 @@ def _read_table(path: Path, held: bytes) -> Table:
         warnings.simplefilter("error", pd.errors.ParserWarning)
         warnings.simplefilter("ignore", pd.errors.DtypeWarning)
         header, classes = "infer" if named else None, {name: str for name in first if LABEL.fullmatch(name)}
-        frame = pd.read_csv(io.StringIO(text), sep=separator, header=header, dtype=classes, **_CELLS)
+        options = {**_CELLS, "header": header, "dtype": classes}
+        if _has_plain_quotes(text, separator):
+            options["quoting"] = csv.QUOTE_NONE
+            notes.append("quotes are letters, as each line is a row")
+        frame = pd.read_csv(io.StringIO(text), sep=separator, **options)
     frame.columns = [str(name).strip() for name in frame.columns]
     # As after a separator at the end of each line.
     empty = [name for name in frame.columns if name.startswith("Unnamed:") and frame[name].isna().all()]
@@ -162,6 +182,20 @@ def _read_table(path: Path, held: bytes) -> Table:
     table = Table(frame, notes, not named, separator)
     _drop_units(table)
     return table
+
+
+def _has_plain_quotes(text: str, separator: str) -> bool:
+    """True if quotes are letters, as in many TSV files: read as quotes, they would join lines that are whole rows."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    odd = any(line.count('"') % 2 for line in lines)
+    if len(separator) > 1 or not odd or len({line.count(separator) for line in lines}) > 1:
+        return False
+    # The lines of a text may have a comma each; then all its quotes are as they must be.
+    for strict in [False, True] if separator in (",", ";") else [False]:
+        with contextlib.suppress(csv.Error):
+            if sum(1 for _ in csv.reader(lines, delimiter=separator, strict=strict)) == len(lines) or strict:
+                return False
+    return True
 
 
 def _decode(held: bytes) -> tuple[str, list[str]]:
@@ -314,7 +348,8 @@ def _convert_columns(table: Table) -> None:
     for place, values in columns.items():
         rows, cells = find_filled(values)
         # Classes are written as 01 and 02, or with more digits than a number keeps.
-        if LABEL.fullmatch(str(frame.columns[place])) and any(map(_CODE.fullmatch, cells)):
+        is_code = LABEL.fullmatch(str(frame.columns[place])) and any(map(_CODE.fullmatch, cells))
+        if is_code or (cells and all(map(_KEY.fullmatch, cells))):
             continue
         numbers, how = to_numbers(cells, decimal) if cells else (None, "")
         if numbers is None and (cells or not values.isna().all()):
@@ -350,13 +385,12 @@ def _drop_index(table: Table) -> bool:
         return False
     name, values = str(frame.columns[0]), frame.iloc[:, 0]
     counts = pd.api.types.is_numeric_dtype(values) and values.dtype != bool
-    if counts and _INDEX.fullmatch(name) and len(frame) > 1:
-        steps = values.to_numpy(dtype=np.float64, na_value=np.nan)
-        if np.array_equal(steps, np.arange(len(steps)) + steps[0]):
-            table.frame = frame.iloc[:, 1:]
-            told = "" if name.startswith("Unnamed") or not name else f", {name},"
-            table.notes.append(f"the first column{told} counts the rows, and is left out")
-            return True
+    # Whole numbers as they are: large ones are equal as floats.
+    if counts and _INDEX.fullmatch(name) and len(frame) > 1 and (np.diff(values.to_numpy()) == 1).all():
+        table.frame = frame.iloc[:, 1:]
+        told = "" if name.startswith("Unnamed") or not name else f", {name},"
+        table.notes.append(f"the first column{told} counts the rows, and is left out")
+        return True
     if name.startswith("Unnamed:"):
         alone = counts and len(frame) == 1
         table.frame = frame.iloc[:, 1:] if alone else frame.rename(columns={frame.columns[0]: "index"})

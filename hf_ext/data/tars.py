@@ -9,6 +9,7 @@ from pathlib import Path
 from datasets.packaged_modules.webdataset.webdataset import base_plus_ext
 
 from ..errors import DataError
+from .walking import list_files
 
 # Two blocks of zeros end a tar file.
 _END = bytes(2 * tarfile.BLOCKSIZE)
@@ -16,9 +17,7 @@ _END = bytes(2 * tarfile.BLOCKSIZE)
 
 def find_tars(found: list[str]) -> list[Path]:
     """Tar files among files, or in a folder; the first files are enough for a folder of a million pictures."""
-    folder = Path(found[0]) if len(found) == 1 and os.path.isdir(found[0]) else None
-    files = map(Path, found) if folder is None else itertools.islice(folder.rglob("*"), 10_000)
-    return sorted(file for file in files if file.suffix.lower() == ".tar" and file.is_file())
+    return sorted(file for file in itertools.islice(list_files(*found), 10_000) if file.suffix.lower() == ".tar")
 
 
 def refuse_cut_tars(files: Iterable[Path]) -> None:

@@ -33,8 +33,8 @@ def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
     if survey.kind not in kinds:
         raise DataError(f"{method} learns from {', '.join(kinds)}, but the data are {survey.kind}.")
     file, machine = shlex.quote(str(folder / f"{method}.yaml")), "a GPU" if gpu else "a CPU"
-    # Join lines: a class name may contain line breaks.
-    told = [" ".join(line.split()) for line in survey.lines]
+    # A class name may contain line breaks, and what YAML refuses even in a comment.
+    told = ["".join(filter(str.isprintable, " ".join(line.split()))) for line in survey.lines]
     head = [
         *(f"{line[:1].upper()}{line[1:]}." for line in told),
         f"Written by `hf-ext init {method}`, for {machine}.",
@@ -340,4 +340,7 @@ def flow(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(flow, value)) + "]"
     plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z_/-]*", value)
+    if isinstance(value, str) and not value.isprintable():
+        # JSON leaves as they are some that YAML refuses or takes for line breaks.
+        return str(yaml.safe_dump(value, default_style='"', allow_unicode=True, width=1 << 30)).strip()
     return value if plain and yaml.safe_load(value) == value else json.dumps(value, ensure_ascii=False)

@@ -255,6 +255,10 @@ SEVERAL = {
     "panel.csv": lambda path, series: pd.DataFrame(
         {"id": np.repeat(["p", "q", "r"], 20), "values": series.ravel()}
     ).to_csv(path, index=False),
+    # As the UCR archive has them: a class of the model is no step.
+    "numbers_TEST.tsv": lambda path, series: pd.DataFrame(np.c_[[1, 2, 3], series]).to_csv(
+        path, sep="\t", header=False, index=False
+    ),
     "channels.npz": lambda path, series: np.savez(path, values=series[..., None], label=np.arange(3)),
 }
 
@@ -263,7 +267,8 @@ SEVERAL = {
 @pytest.mark.parametrize("kind", SEVERAL)
 def test_each_series_of_a_file_has_an_answer(kind, tmp_path):
     fields = {"input_size": 1, "input_columns": ["values"], "input_mean": [0.0], "input_std": [1.0]}
-    model = save_series_model(tmp_path / "model", MRConvForSequenceClassification, **LABELS, **fields)
+    fields |= {"id2label": dict(enumerate("123")), "label2id": {"1": 0, "2": 1, "3": 2}}
+    model = save_series_model(tmp_path / "model", MRConvForSequenceClassification, **fields)
     series = np.random.default_rng(0).normal(size=(3, 20)).round(3)
     SEVERAL[kind](tmp_path / kind, series)
     found = answer_series(model, tmp_path / kind, "classes", 3)

@@ -159,7 +159,7 @@ def test_a_recipe_for_a_gpu_is_valid_too(method, tmp_path):
 
 
 def test_names_of_any_kind_are_written_so_that_they_are_read_back():
-    names = ["no", "it's: {odd}", "1e5", "ü #2"]
+    names = ["no", "it's: {odd}", "1e5", "ü #2", "a\x81b\x85c\u2028d"]
     write_pictures("a: b's", names, 2, size=(9, 9))
     run("init", "mrconv", "mine", "--data", "a: b's")
     recipe = yaml.safe_load(Path("mine/mrconv.yaml").read_text())

@@ -289,7 +289,8 @@ CASES = {
     ),
     "dates alone": Case(rows({"date": [*HOURS]}), refused=("no column of numbers",)),
     "a number of 400 digits": Case("y\n1\n" + "9" * 400 + "\n", refused=("too large",)),
-    "no row": Case("y,label\n", refused=()),
+    "no row": Case("y,label\n", refused=("no row",)),
+    "no row of steps": Case(",".join([*STEPS, "label\n"]), refused=("no row",)),
     "uneven lines": Case("y,label\n1,a\n2,b,c\n", refused=("line 3",)),
 }
 # fmt: on

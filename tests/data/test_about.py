@@ -103,6 +103,10 @@ def rows_of(count=COUNT, ending=".png", header="image,label") -> str:
         ("trainLabels.csv", rows_of(ending="", header="id,class")),
         ("about.jsonl", "\n".join(json.dumps({"f": f"{i}.png", "label": "ab"[i % 2]}) for i in range(COUNT))),
         ("labels.tsv", rows_of().replace(",", "\t")),
+        # As programs of other countries write what `datasets` reads in one dialect alone.
+        ("metadata.csv", rows_of(header="file_name,label").replace(",", ";")),
+        ("metadata.csv", rows_of(header="Datei,label").encode("utf-16")),
+        ("metadata.csv", rows_of(header="file_name,art,label").replace(".png,", ".png,Bär,").encode("cp1252")),
     ],
 )
 def test_a_table_names_the_classes_of_pictures(tmp_path, name, text):

@@ -5,6 +5,7 @@ import functools
 import http.server
 import io
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +79,7 @@ GIVEN = {
     "channels of rows": (torch.tensor(STEREO.T), MONO),
     "int16 of two channels": (PCM, PCM.mean(1) / 32768),
     "int32 of two channels": (PCM.astype(np.int32) * 65536, PCM.mean(1) / 32768),
+    "rate of NumPy": ({"raw": MONO, "sampling_rate": np.int64(RATE)}, MONO),
     "raw": ({"raw": MONO, "sampling_rate": RATE}, MONO),
     "array at another rate": ({"array": STEREO, "sampling_rate": 8000, "path": "x.wav"}, OTHER),
     "int16 at another rate": ({"array": PCM, "sampling_rate": 8000}, soxr.resample(PCM.mean(1) / 32768, 8000, RATE)),
@@ -136,6 +138,8 @@ BAD = {
     "three axes": np.zeros((2, 3, 40), np.float32),
     "bytes as numbers": np.full(100, 128, np.uint8),
     "truths": np.ones(100, bool),
+    "no file": {"path": Path("absent.wav")},
+    "a folder": {"path": "."},
     "no address": "http://127.0.0.1:9/sound.wav",
     **{f"rate {rate}": {"raw": MONO, "sampling_rate": rate} for rate in (0, -1, np.nan, np.inf, "8000", None, True)},
 }

@@ -1,0 +1,22 @@
+"""Files below folders, as people see them."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_HIDDEN = ("__MACOSX", "Thumbs.db", "desktop.ini")
+
+
+def is_seen(name: str) -> bool:
+    """False for what systems and editors hide: .DS_Store, ._photo.jpg, .ipynb_checkpoints/, __MACOSX/."""
+    return name[0] != "." and name not in _HIDDEN
+
+
+def list_files(*places: Path | str) -> Iterator[Path]:
+    """Given files, and those below given folders and below those that links lead to, without hidden ones."""
+    yield from (Path(place) for place in places if os.path.isfile(place))
+    for place, folders, names in (found for folder in places for found in os.walk(folder, followlinks=True)):
+        # A link to a folder above would lead round and round.
+        here = Path(place).resolve()
+        folders[:] = [name for name in folders if is_seen(name) and not here.is_relative_to((here / name).resolve())]
+        yield from (file for name in names if is_seen(name) and (file := Path(place, name)).is_file())
