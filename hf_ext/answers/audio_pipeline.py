@@ -124,7 +124,7 @@ def _read(given: Any, rate: int) -> np.ndarray:
     place, content = given.get("path"), given.get("bytes")
     if raw is None and (place, content) != (None, None):
         return read_recording({"path": place, "bytes": content}, rate)
-    if raw is None or not isinstance(own, Real) or isinstance(own, bool) or not 0 < own < math.inf:
+    if raw is None or not isinstance(own, Real) or isinstance(own, bool) or not 0 < float(own) < math.inf:
         raise DataError(
             "a dict of a sound has raw or array and a positive sampling_rate in Hz, or bytes or path; this one has "
             f"{sorted(given)}, and the sampling_rate {own!r}."
