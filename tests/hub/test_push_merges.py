@@ -68,13 +68,14 @@ def test_an_artifact_is_staged_whole_without_state_and_strangers(artifact, tmp_p
     (artifact / "tasks" / "stray" / "config.json").write_text("{}")
     staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")
     names = set(contents(staged))
-    files = {"mask.safetensors", "extra.safetensors", "sums.safetensors", "config.json"}
+    files = {"mask.safetensors", "extra.safetensors", "sums.safetensors", "config.json", "tokenizer_config.json"}
     model = SHARED | {"model.safetensors"}
     own = {"emr.json", "emr_loader.py", "README.md", "report.json", "sums.safetensors"}
     base, tasks = {f"base/{name}" for name in model}, {f"tasks/{t}/{file}" for t in "ab" for file in files}
     assert names == own | model | base | tasks
     found, before = contents(staged), contents(artifact)
-    assert {name for name in names if found[name] != before.get(name)} <= {"emr.json", "README.md", "report.json"}
+    changed = {"emr.json", "README.md", "report.json", *(name for name in tasks if "tokenizer_config" in name)}
+    assert {name for name in names if found[name] != before.get(name)} <= changed
     check_loads(staged)
 
 

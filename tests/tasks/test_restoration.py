@@ -308,8 +308,8 @@ def test_grey_of_16_bits_keeps_them_in_pairs_and_noise(mode, channels):
 def test_the_data_must_have_the_columns_and_a_known_range():
     picture, pairs = Image.new("RGB", (9, 9)), SemanIRTask({"kind": "paired"}, patch_size=8)
     pairs.config = SemanIRConfig(**MODEL)
-    for values in (np.float32([[0, 1]]), np.int32([[0, 403]])):
-        with refused(DataError, "range"):
+    for values in (np.float32([[0, 1]]), np.int32([[0, 65536]])):
+        with refused(DataError, "65535"):
             pairs.degraded_example({"lq": Image.fromarray(values), "hq": Image.fromarray(values)}, 0)
     with refused(MissingColumn, "image", column="photo", option="task.image_column"):
         SemanIRTask(image_column="photo").training_sample({"image": picture}, np.random.default_rng(0))
