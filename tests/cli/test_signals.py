@@ -20,10 +20,13 @@ from tests.hub.unfaithful_hub import UnfaithfulHub
 from tests.kit.hub import client_environment
 
 IMPORTING = """
+import signal
 import time
 import click
 from hf_ext.cli.signals import ended_by_signals
 
+# A suite in the background of a shell hands on that this signal is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     with ended_by_signals():
         import slow_library
