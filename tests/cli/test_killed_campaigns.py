@@ -56,7 +56,7 @@ def test_latents_of_a_campaign_with_twelve_kills_are_those_of_the_good_pictures(
         places = [str(tmp_path / name) for name in ("photos", out)]
         return ["dit", "precompute", *places, "--vae", str(tmp_path / "vae"), *options]
 
-    kill_repeatedly(words("out"), tmp_path / "out.partial", "*.parquet", kills=12, most=8)
+    kill_repeatedly(words("out"), tmp_path / "out.partial", "*.parquet", kills=12, most=4)
     launch_two("hf_ext_cli.main", *words("out"))
     run(*words("whole"))
     check_latents(tmp_path / "out", tmp_path / "whole")
