@@ -16,7 +16,10 @@ def list_files(*places: Path | str) -> Iterator[Path]:
     """Given files, and those below given folders and below those that links lead to, without hidden ones."""
     yield from (Path(place) for place in places if os.path.isfile(place))
     for place, folders, names in (found for folder in places for found in os.walk(folder, followlinks=True)):
-        # A link to a folder above would lead round and round.
-        here = Path(place).resolve()
-        folders[:] = [name for name in folders if is_seen(name) and not here.is_relative_to((here / name).resolve())]
+        folders[:] = [name for name in folders if is_seen(name) and not _leads_back(Path(place, name))]
         yield from (file for name in names if is_seen(name) and (file := Path(place, name)).is_file())
+
+
+def _leads_back(folder: Path) -> bool:
+    """True for a link to a folder on the way to it, also by way of other links: it would lead round and round."""
+    return folder.is_symlink() and any(place.resolve().is_relative_to(folder.resolve()) for place in folder.parents)

@@ -1,4 +1,4 @@
-"""What people's folders and files hold beside examples, and types and dialects that are nearly the usual ones."""
+"""Files that lie beside examples in people's folders, and types and dialects that are nearly the usual ones."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ import pytest
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
+from hf_ext.data.walking import list_files
 from hf_ext.errors import DataError
 from tests.kit.own_data import open_apart, write_files, write_pictures, write_sounds, write_tables
 from tests.kit.refusals import refused
@@ -108,3 +109,18 @@ def test_a_column_without_a_cell_fits_every_file_and_pictures_are_not_lost_for_a
     write_sounds(tmp_path / "both", ["cat"], 1, 8000, 0.1)
     with refused(DataError, "8 .png files", "sounds"):
         look_at(str(tmp_path / "both"))
+
+
+@pytest.mark.parametrize("links", [{"a/up": "."}, {"a/self": "a"}, {"a/b": "b", "b/a": "a"}, {"a/out": "../out"}])
+def test_links_are_followed_and_never_round_and_round(links, tmp_path, monkeypatch):
+    """A link to a folder above, to its own, two to each other: a folder is read once on each way."""
+    for place in ("data/a", "data/b", "out"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "one.txt").touch()
+    for link, target in links.items():
+        (tmp_path / "data" / link).symlink_to(tmp_path / "data" / target)
+    monkeypatch.chdir(tmp_path)
+    found = [file.as_posix() for file in list_files("data")]
+    own = ["data/a/one.txt", "data/b/one.txt"]
+    mutual = [f"data/{link}/one.txt" for link in links if not link.endswith(("up", "self"))]
+    assert sorted(found) == sorted([*own, *mutual])
