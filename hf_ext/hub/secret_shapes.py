@@ -156,8 +156,9 @@ a private key | begin | -{4,5} ?BEGIN (?:(?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?|O
 a private key | putty age-secret-key- | PuTTY-User-Key-File-\d|<START>AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{50,}
 a private key | kty | "[dk]"\s{0,3}:\s{0,3}"[\w\-]{40,}"
 a JSON web token | eyj | <START>eyJ[\w\-]{10,}\.eyJ[\w\-]{10,}\.[\w\-]{16,}
-a password in an address | :// | [A-Za-z][A-Za-z0-9+.\-]{1,20}://(?P<user>[^\s/:@"'<>]{0,200}):(?!(?P=user)@)
-    # Not guest:guest of a new server, and nothing of the names that are for documents alone.
+a password in an address | :// |
+    # Not what a new server has, guest:guest, and nothing of the names that are for documents alone.
+    [A-Za-z][A-Za-z0-9+.\-]{1,20}://(?!(?P<first>guest|postgres|mysql|root|user):(?P=first)@)[^\s/:@"'<>]{0,200}:
     (?P<value>[^\s/@"'<>]{1,200})@
     (?![\w.\-]{0,100}\bexample\b)
 a password | machine | machine\s+\S{1,200}\s+login\s+\S{1,200}\s+password\s+(?P<value>[^\s"'}]{6,})
