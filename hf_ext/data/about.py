@@ -1,7 +1,11 @@
 """Descriptions of files: a table with a row of each, a text beside each, or the folders that texts lie in."""
 
+import csv
+import glob
+import os
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +46,7 @@ def find_about(place: Path, files: list[Path]) -> Path | None:
     usual = Counter(file.suffix.lower() for file in files).most_common(1)[0][0]
     tables = [
         file
-        for file in sorted([*place.iterdir(), *place.parent.glob(f"{place.name}.*")])
+        for file in sorted([*place.iterdir(), *place.parent.glob(f"{glob.escape(place.name)}.*")])
         if file.suffix.lower() in TABLES and file.is_file() and is_seen(file.name)
     ]
     known = {folder: _index(folder, files) for folder in {table.parent for table in tables}}
@@ -80,6 +84,12 @@ def _spell(cell: str, known: dict[str, Path | None]) -> str:
     return next((each for end in ends for each in (end, end.casefold()) if each in known), cell)
 
 
+def _find_name(cells: Iterable[Any], known: dict[str, Path | None]) -> str:
+    """The name in an index that a cell means as it is written, or as a number; otherwise what is written."""
+    first, *_ = names = [_spell(class_name(cell) or "", known) for cell in cells]
+    return next((name for name in names if name in known), first)
+
+
 def _read_lines(table: Path) -> list[str]:
     """The first lines of a table of text."""
     with table.open("rb") as file:
@@ -109,7 +119,7 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         DataError: If it cannot be read, a row names no file, a file has several rows, or several columns may be the
             class.
     """
-    frame = read_table(table, keep_index=True).frame
+    frame, written = (read_table(table, True, label=label, as_written=raw).frame for raw in (False, True))
     known = _index(table.parent, files)
     nested = [
         str(name) for name in frame if frame[name].map(lambda cell: isinstance(cell, list | dict | np.ndarray)).any()
@@ -122,7 +132,7 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         logger.warning(f"{table}: {shorten(nested)} hold lists, and are left out.")
         frame = frame.drop(columns=nested)
     named = {
-        str(name): [_spell(class_name(value) or "", known) for value in frame[name]]
+        str(name): [_find_name(cells, known) for cells in zip(written[name], frame[name], strict=True)]
         for name in frame
         if name not in (label, "label")
     }
@@ -201,8 +211,9 @@ def open_described(
 
 def _is_usual(table: Path) -> bool:
     """True for a metadata file that `datasets` reads: a CSV has commas, UTF-8, and a column of its names of files."""
-    names = (name.strip('\ufeff" ') for name in _read_lines(table)[0].split(","))
-    usual = any(re.fullmatch(r"(.+_)?file_names?", name) for name in names)
+    first, *rows = csv.reader(_read_lines(table))
+    places = [place for place, name in enumerate(first) if re.fullmatch(r"(.+_)?file_names?", name.strip('\ufeff" '))]
+    usual = any(os.path.isfile(table.parent / row[place]) for row in rows for place in places if place < len(row))
     return table.suffix != ".csv" or (usual and is_utf8(table))
 
 

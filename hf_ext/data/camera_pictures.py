@@ -1,5 +1,6 @@
 """HEIC, AVIF and RAW pictures, which `datasets` does not read, decoded once: the other readers find PNG files."""
 
+import glob
 import hashlib
 import os
 import re
@@ -82,8 +83,8 @@ def decode_camera_pictures(found: list[str]) -> list[str]:
     if first.is_dir():
         files = sorted(list_files(first))
         # A table beside a folder, of its name, may describe it.
-        tables = (file for file in first.resolve().parent.glob(f"{first.resolve().name}.*") if file.is_file())
         root = first.resolve().name
+        tables = (file for file in first.resolve().parent.glob(f"{glob.escape(root)}.*") if file.is_file())
         places = {file: Path(root, file.relative_to(first)) for file in files}
         places |= {file: Path(file.name) for file in tables if file.suffix.lower() in _TABLES}
         return [str(_copy(places) / root)]

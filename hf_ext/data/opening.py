@@ -11,19 +11,27 @@ from typing import Any, TypeAlias
 
 import datasets
 import httpx2
-from datasets.data_files import SPLIT_KEYWORDS, get_data_patterns
+from datasets.data_files import (
+    ALL_DEFAULT_PATTERNS,
+    FILES_TO_IGNORE,
+    SPLIT_KEYWORDS,
+    DataFilesList,
+    get_data_patterns,
+)
 from datasets.packaged_modules.csv.csv import Csv
+from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from datasets.packaged_modules.parquet.parquet import ParquetConfig
 from datasets.packaged_modules.text.text import TextConfig
+from fsspec.utils import glob_translate
 from huggingface_hub import HfApi
 
 from hf_ext import __version__
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import open_described, open_text_folders
+from .about import METADATA, open_described, open_text_folders
 from .broken import UNOPENABLE, is_broken_picture
-from .builders import RecordingFolder, TableFiles
+from .builders import PictureFolder, RecordingFolder, TableFiles
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
 from .sequence_files import ARRAYS, open_arrays, open_sequences
 from .sound_files import AUDIO_SUFFIXES, is_broken_sound
@@ -31,14 +39,14 @@ from .source import DataSource, SourcePart
 from .splits import SPLIT_WORDS, hold_out, make_part, slice_split
 from .tables import is_utf8
 from .tars import find_tars, refuse_cut_tars
-from .walking import list_files
+from .walking import has_linked_folders, list_files
 
 # Files of words that `datasets` reads.
 _WORD_SUFFIXES = {".txt", ".json", ".jsonl"}
 
 # What `datasets` reads files of an ending with.
 _MODULES = {".csv": "csv", ".tsv": "csv", ".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-_MODULES |= dict.fromkeys(IMAGE_SUFFIXES, "imagefolder")
+_MODULES |= dict.fromkeys(IMAGE_SUFFIXES, "imagefolder") | dict.fromkeys(AUDIO_SUFFIXES, "audiofolder")
 
 # Usual names of folders of pairs: inputs, targets.
 PAIRS = (
@@ -109,7 +117,7 @@ def find_files(path: Any) -> list[str]:
 _FORMATS = re.compile(r"(?:Unable to find|Couldn't find any data file at) (\S+) with any supported extension \[.*\]")
 _SPLITS = re.compile(r'Unknown split ("\w+")\. Should be one of (\[.*?\])\.?')
 _PLAIN = {
-    "doesn't contain any data files": "holds no files, or links to folders alone: copy what they lead to, cp -rL",
+    "doesn't contain any data files": "holds no files",
     'Instruction "train" corresponds to no data!': "it holds no example",
 }
 _KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy, .ts"
@@ -177,24 +185,55 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
     # `datasets` names a data set by its folder, but "." has no name.
     folder, files = str((first if first.is_dir() else first.parent).resolve()), None
-    if not first.is_dir():
+    if chained := next((place for place in (folder, *map(str, looked_at)) if "::" in place), None):
+        raise DataError(f"{chained} has :: in its name, which `datasets` reads as a place in an archive: rename it.")
+    # `datasets` knows no .CSV and no .Jpg.
+    usual = Counter(file.suffix for file in looked_at).most_common(1)[0][0] if looked_at else ""
+    if first.is_dir() and (glob.has_magic(folder) or has_linked_folders(first)):
+        files = _find_splits(Path(folder), ".wav" if sounds else usual)
+    elif not first.is_dir():
         # `data_files` with the split's name makes any split work; `datasets` would read brackets as patterns.
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
     if sounds:
         return _build(RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder), source)
-    # `datasets` knows no .CSV and no .Jpg.
-    usual = Counter(file.suffix for file in looked_at).most_common(1)[0][0] if looked_at else ""
     module = _MODULES.get(usual.lower()) if usual != usual.lower() else None
     place: dict[str, Any] = {"data_files": files} if files or module is None else {"data_dir": folder}
     builder = datasets.load_dataset_builder(module or folder, source.name, **place)
+    given = {"dataset_name": builder.dataset_name, "data_files": builder.config.data_files, "base_path": folder}
     if isinstance(builder, Csv):
-        builder = TableFiles(
-            dataset_name=builder.dataset_name, hash=__version__, data_files=builder.config.data_files, base_path=folder
-        )
+        builder = TableFiles(**given, hash=__version__, names=[source.column_of("label")])
+    elif isinstance(builder, ImageFolder):
+        kept = {name: getattr(builder.config, name) for name in ("drop_labels", "drop_metadata", "metadata_filenames")}
+        builder = PictureFolder(**given, hash=__version__, **kept)
     elif isinstance(builder.config, TextConfig):
         # What Windows writes in front is no letter.
         builder.config.encoding = "utf-8-sig"
     return _build(builder, source)
+
+
+def _find_splits(folder: Path, ending: str) -> dict[str, DataFilesList]:
+    """
+    The files of a kind in a folder by their splits.
+
+    `datasets` has the same, but follows no links to folders, and reads a name with brackets, * or ? as a pattern.
+    """
+    kind = _MODULES.get(ending.lower(), ending)
+    found = [
+        file
+        for file in sorted(list_files(folder))
+        if file.name in METADATA or _MODULES.get(file.suffix.lower(), file.suffix) == kind
+    ]
+    known = {file.relative_to(folder).as_posix(): file for file in found if file.name not in FILES_TO_IGNORE}
+    for splits in ALL_DEFAULT_PATTERNS:
+        fits = {str(name): re.compile("|".join(map(glob_translate, words))).match for name, words in splits.items()}
+        parts = {name: [file for place, file in known.items() if fit(place)] for name, fit in fits.items()}
+        if any(parts.values()):
+            break
+    return {
+        name: DataFilesList([*map(str, files)], [(str(file.stat().st_mtime),) for file in files])
+        for name, files in parts.items()
+        if files
+    }
 
 
 def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
@@ -232,11 +271,6 @@ def _open_here(first: Path, found: list[str], source: DataSource, sounds: bool) 
             raise DataError(f"{first} holds the split {data.split or 'train'} alone.")
         return data.select(slice_split(source.split, len(data)))
     if first.is_dir():
-        if "[" in str(first.resolve()):
-            raise DataError(
-                f"{first.resolve()} has a bracket in its name, which `datasets` reads as a pattern: rename it, or "
-                "give its files by a pattern such as photos?2020?/*.png."
-            )
         endings, column = (AUDIO_SUFFIXES, "audio") if sounds else (IMAGE_SUFFIXES, "image")
         data = open_described(first, source, endings, column, datasets.Image(decode=not sounds))
         if data is None and not sounds:

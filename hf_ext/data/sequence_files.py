@@ -65,12 +65,13 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
     """
     split = source.split
     folder, files = _list_files(found, split)
+    label = source.column_of("label")
     if source.rows == "series":
         return _open_rows(files, source)
     if source.series is not None:
         return _open_panel(files, source)
-    files, about = (files, {}) if folder is None else _read_about(folder, files, source.column_of("label"))
-    first = _find_kinds(files)
+    files, about = (files, {}) if folder is None else _read_about(folder, files, label)
+    first = _find_kinds(files, label)
     # Of labels at every position, a column of the files, folders are something else: patients, machines.
     if not about and "label" not in first and folder is not None and all(file.parent != folder for file in files):
         about = {"label": [file.parent.name for file in files]}
@@ -97,6 +98,7 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
         "first": str(files[0]),
         "texts": {name: _is_text(values) for name, values in first.items()},
         "time": source.time,
+        "label": label,
         "stamps": tuple(_stamp(files[index]) for index in kept),
     }
     columns = {name: _feature(values) for name, values in first.items()}
@@ -121,7 +123,7 @@ def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
 
 def _read_rows(files: list[Path], label: str) -> tuple[list[np.ndarray], list[Any], dict[str, list[Any]]]:
     """The series in the rows of tables, their labels, and the columns that name groups of them."""
-    tables = [read_table(file) for file in files]
+    tables = [read_table(file, label=label) for file in files]
     numbers = {name for name, kind in tables[0].frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)}
     rest = [str(name) for name in tables[0].frame if name != label]
     # Columns of texts may name groups, such as patients.
@@ -189,7 +191,7 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
     """Tables of several series, one under the other: each is an example, its columns lists of its rows."""
     series, label = str(source.series), source.column_of("label")
     needed = [series] if source.time is None else [series, source.time]
-    frames = [read_table(file).frame for file in files]
+    frames = [read_table(file, label=label).frame for file in files]
     frame = _stack(files, frames, needed)
     _check_joined(frame.assign(**{_ORIGIN: np.repeat(range(len(files)), [*map(len, frames)])}), files, needed)
     groups = [np.asarray(rows) for rows in frame.groupby(series, sort=False).indices.values()]
@@ -246,13 +248,13 @@ def open_arrays(path: Path, split: str) -> datasets.Dataset:
     return _make(_generate_rows, options, features, split)
 
 
-def read_file(path: Path, time: str | None = None) -> dict[str, np.ndarray]:
+def read_file(path: Path, time: str | None = None, label: str | None = None) -> dict[str, np.ndarray]:
     """The columns of a file, all of one length, sorted by a time: numbers as they are, everything else as texts."""
     try:
         if path.suffix.lower() in ARRAYS:
             columns = _read_arrays(path)
         else:
-            frame = read_table(path).frame
+            frame = read_table(path, label=label).frame
             if time is not None and time not in frame.columns:
                 raise DataError(f"{path} has no column {time!r}, which was given as the time.")
             if time is not None:
@@ -379,22 +381,28 @@ def _feature(values: np.ndarray) -> Any:
 
 
 def _generate_files(
-    records: tuple[dict[str, Any], ...], stop: int, first: str, texts: dict[str, bool], time: str | None, **_: Any
+    records: tuple[dict[str, Any], ...],
+    stop: int,
+    first: str,
+    texts: dict[str, bool],
+    time: str | None,
+    label: str,
+    **_: Any,
 ) -> Iterator[dict[str, Any]]:
     for record in records:
         path = Path(record["file"]["path"])
-        columns = _fit_columns(path, read_file(path, time), first, texts)
+        columns = _fit_columns(path, read_file(path, time, label), first, texts)
         yield {**record, **{name: values[record["first_row"] : stop] for name, values in columns.items()}}
 
 
-def _find_kinds(files: list[Path]) -> dict[str, np.ndarray]:
+def _find_kinds(files: list[Path], label: str) -> dict[str, np.ndarray]:
     """The columns of the first file; where one is all empty, as labels may be, those of the first that says more."""
-    found = read_file(files[0])
+    found = read_file(files[0], label=label)
     for file in files[1:]:
         empty = [name for name, values in found.items() if values.dtype.kind == "f" and np.isnan(values).all()]
         if not empty:
             break
-        other = read_file(file)
+        other = read_file(file, label=label)
         found |= {name: other[name] for name in empty if name in other}
     return found
 

@@ -26,7 +26,7 @@ from .sequence_files import (
     split_files,
 )
 from .source import DataSource
-from .splits import slice_split
+from .splits import find_usable, slice_split
 from .tables import Table, option, read_table, shorten
 from .walking import list_files
 
@@ -53,7 +53,7 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
     if ending == ".parquet" and holds_lists(files[0]):
         # Pictures, for instance, or lists.
         return None
-    table = read_table(files[0])
+    table = read_table(files[0], label=hints.label)
     if not len(table.frame):
         raise DataError(f"{files[0]} has no row below the names of its columns: add rows, or remove the file.")
     try:
@@ -216,8 +216,9 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
                 f"{path}, row {odd[0]}: {survey.columns[0]} and {name} differ in length, but a series has the same "
                 "steps in all channels."
             )
-    survey.leave_out(survey.lengths.count(0), len(data), "without a number")
-    if not any(survey.lengths):
+    usable = find_usable(data, survey.columns)
+    survey.leave_out(int((~usable).sum()), len(data), "without a number, or with an infinite one")
+    if not usable.any():
         raise DataError(f"{path}: no series in {shorten(survey.columns)} has a number.")
     labels = raw["label"].combine_chunks()
     found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()

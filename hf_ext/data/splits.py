@@ -13,6 +13,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.data_files import SPLIT_KEYWORDS
 
@@ -191,9 +192,8 @@ def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[in
     has_labels = any(label is not None for label in labels)
     inputs = [name for names in _choose_inputs(data) for name in names]
     texts = [data.with_format(None)[name][:] for name in inputs if name in _texts(data)]
-    for name in (name for name in inputs if isinstance(data.features[name], datasets.List)):
-        column = data.with_format("arrow").select_columns([name])[:][name]
-        texts.append(pc.list_value_length(column).to_pylist())
+    if lists := [name for name in inputs if isinstance(data.features[name], datasets.List)]:
+        texts.append(find_usable(data, lists))
 
     def has_broken(indices: list[int]) -> bool:
         rows = (raw[index] for index in (indices if checks else ()))
@@ -202,6 +202,24 @@ def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[in
         return gaps or any(check(row[name]) for row in rows for name, check in checks.items())
 
     return has_broken
+
+
+def find_usable(data: datasets.Dataset, names: list[str]) -> np.ndarray:
+    """True for the rows whose lists hold a number and none that is infinite in float32; NaN is no number."""
+    parts = [np.zeros(0, dtype=bool)]
+    for table in data.with_format("arrow").select_columns(names).iter(batch_size=256):
+        found, large = np.zeros((2, len(table)), dtype=bool)
+        for cells in (table[name].combine_chunks() for name in names):
+            rows = np.arange(len(table))
+            # Lists of lists are series of several channels.
+            while pa.types.is_nested(cells.type):
+                rows, cells = rows[pc.list_parent_indices(cells).to_numpy()], pc.list_flatten(cells)
+            is_number = pa.types.is_floating(cells.type) or pa.types.is_integer(cells.type)
+            values = (cells if is_number else cells.is_valid()).to_numpy(zero_copy_only=False).astype(np.float64)
+            found[rows[~np.isnan(values)]] = True
+            large[rows[np.abs(values) > np.finfo(np.float32).max]] = True
+        parts.append(found & ~large)
+    return np.concatenate(parts)
 
 
 def _choose_inputs(data: datasets.Dataset) -> list[list[str]]:
