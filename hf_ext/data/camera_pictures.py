@@ -135,9 +135,7 @@ def _fill(folder: Path, places: dict[Path, Path]) -> None:
                 # Unreadable too: it is counted and left out as other broken pictures are.
                 place.with_suffix(".png").touch()
         elif file.suffix.lower() in _TABLES:
-            named = _NAMES.sub(
-                lambda match: os.fsencode(names.get(match[0], os.fsdecode(match[0]))), file.read_bytes()
-            )
+            named = _NAMES.sub(lambda hit: os.fsencode(names.get(hit[0], os.fsdecode(hit[0]))), file.read_bytes())
             place.write_bytes(named)
         else:
             try:
@@ -146,8 +144,6 @@ def _fill(folder: Path, places: dict[Path, Path]) -> None:
                 # A system without links.
                 shutil.copy2(file, place)
     if broken:
-        logger.warning(
-            f"{len(broken):,} of {len(camera):,} HEIC, AVIF and RAW pictures cannot be decoded: {broken[0]}"
-        )
+        logger.warning(f"{len(broken):,} of {len(camera):,} HEIC, AVIF and RAW pictures cannot be read: {broken[0]}")
     if twins:
         logger.warning(f"left out: {tell_twins(list(twins))}")

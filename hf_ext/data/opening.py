@@ -11,13 +11,7 @@ from typing import Any, TypeAlias
 
 import datasets
 import httpx2
-from datasets.data_files import (
-    ALL_DEFAULT_PATTERNS,
-    FILES_TO_IGNORE,
-    SPLIT_KEYWORDS,
-    DataFilesList,
-    get_data_patterns,
-)
+from datasets.data_files import ALL_DEFAULT_PATTERNS, SPLIT_KEYWORDS, DataFilesList, get_data_patterns
 from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from datasets.packaged_modules.parquet.parquet import ParquetConfig
@@ -39,7 +33,7 @@ from .source import DataSource, SourcePart
 from .splits import SPLIT_WORDS, hold_out, make_part, slice_split
 from .tables import is_utf8
 from .tars import find_tars, refuse_cut_tars
-from .walking import has_linked_folders, list_files
+from .walking import list_files
 
 # Files of words that `datasets` reads.
 _WORD_SUFFIXES = {".txt", ".json", ".jsonl"}
@@ -116,10 +110,6 @@ def find_files(path: Any) -> list[str]:
 # The error of `datasets` lists four lines of irrelevant file name extensions.
 _FORMATS = re.compile(r"(?:Unable to find|Couldn't find any data file at) (\S+) with any supported extension \[.*\]")
 _SPLITS = re.compile(r'Unknown split ("\w+")\. Should be one of (\[.*?\])\.?')
-_PLAIN = {
-    "doesn't contain any data files": "holds no files",
-    'Instruction "train" corresponds to no data!': "it holds no example",
-}
 _KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy, .ts"
 
 
@@ -129,8 +119,7 @@ def _reasons(error: BaseException) -> str:
     found: BaseException | None = error
     while found is not None:
         text = _FORMATS.sub(rf"\1 contains no supported files; supported: {_KINDS}", " ".join(str(found).split()))
-        for words, plain in _PLAIN.items():
-            text = text.replace(words, plain)
+        text = text.replace('Instruction "train" corresponds to no data!', "it holds no example")
         text = _SPLITS.sub(r"there is no split \1, but \2: rename its folder or file, or set data.train.split", text)
         text = text or type(found).__name__
         if not any(text in known for known in texts):
@@ -167,9 +156,7 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     if not found:
         return _load_from_hub(source, section)
     if len(found) > 1 and (folders := [place for place in found if os.path.isdir(place)]):
-        raise DataError(
-            f"the pattern matches the folder {folders[0]}: give one folder, or match files, as in {folders[0]}/*.*."
-        )
+        raise DataError(f"the pattern matches {folders[0]}: give one folder, or match its files: {folders[0]}/*.*.")
     refuse_cut_tars(find_tars(found))
     first = Path((found := decode_camera_pictures(found))[0])
     if first.is_dir():
@@ -189,7 +176,8 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         raise DataError(f"{chained} has :: in its name, which `datasets` reads as a place in an archive: rename it.")
     # `datasets` knows no .CSV and no .Jpg.
     usual = Counter(file.suffix for file in looked_at).most_common(1)[0][0] if looked_at else ""
-    if first.is_dir() and (glob.has_magic(folder) or has_linked_folders(first)):
+    linked = any(Path(place, name).is_symlink() for place, names, _ in os.walk(folder) for name in names)
+    if first.is_dir() and (linked or glob.has_magic(folder) or (usual != usual.lower() and usual.lower() in _MODULES)):
         files = _find_splits(Path(folder), ".wav" if sounds else usual)
     elif not first.is_dir():
         # `data_files` with the split's name makes any split work; `datasets` would read brackets as patterns.
@@ -197,8 +185,7 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     if sounds:
         return _build(RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder), source)
     module = _MODULES.get(usual.lower()) if usual != usual.lower() else None
-    place: dict[str, Any] = {"data_files": files} if files or module is None else {"data_dir": folder}
-    builder = datasets.load_dataset_builder(module or folder, source.name, **place)
+    builder = datasets.load_dataset_builder(module or folder, source.name, data_files=files or None)
     given = {"dataset_name": builder.dataset_name, "data_files": builder.config.data_files, "base_path": folder}
     if isinstance(builder, Csv):
         builder = TableFiles(**given, hash=__version__, names=[source.column_of("label")])
@@ -212,28 +199,17 @@ def _load(source: DataSource, section: str) -> AnyDataset:
 
 
 def _find_splits(folder: Path, ending: str) -> dict[str, DataFilesList]:
-    """
-    The files of a kind in a folder by their splits.
-
-    `datasets` has the same, but follows no links to folders, and reads a name with brackets, * or ? as a pattern.
-    """
-    kind = _MODULES.get(ending.lower(), ending)
-    found = [
-        file
-        for file in sorted(list_files(folder))
-        if file.name in METADATA or _MODULES.get(file.suffix.lower(), file.suffix) == kind
-    ]
-    known = {file.relative_to(folder).as_posix(): file for file in found if file.name not in FILES_TO_IGNORE}
+    """The files of a kind by their splits, as `datasets` finds them in folders without links and signs of patterns."""
+    kinds = {ending.lower(), *(name for name, kind in _MODULES.items() if kind == _MODULES.get(ending.lower()))}
+    files = (file for file in list_files(folder) if file.name in METADATA or file.suffix.lower() in kinds)
+    known = {file.relative_to(folder).as_posix(): file for file in sorted(files, key=str)}
     for splits in ALL_DEFAULT_PATTERNS:
         fits = {str(name): re.compile("|".join(map(glob_translate, words))).match for name, words in splits.items()}
         parts = {name: [file for place, file in known.items() if fit(place)] for name, fit in fits.items()}
         if any(parts.values()):
             break
-    return {
-        name: DataFilesList([*map(str, files)], [(str(file.stat().st_mtime),) for file in files])
-        for name, files in parts.items()
-        if files
-    }
+    stamps = {name: [(str(file.stat().st_mtime),) for file in part] for name, part in parts.items() if part}
+    return {name: DataFilesList([*map(str, parts[name])], found) for name, found in stamps.items()}
 
 
 def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
@@ -305,9 +281,7 @@ def _refuse_unreadable(first: Path, found: list[str]) -> None:
         raise DataError(f"{null} has a row that is null: remove the line, or replace it by {{}}.")
     if foreign := next((file for file in words if not is_utf8(file, 0 if first.is_dir() else 64)), None):
         kind = "UTF-16" if b"\0" in foreign.read_bytes()[:64] else "CP1252"
-        raise DataError(
-            f"{foreign} is not UTF-8: convert it, for instance with iconv -f {kind} -t UTF-8 {foreign.name}."
-        )
+        raise DataError(f"{foreign} is not UTF-8: convert it, as with iconv -f {kind} -t UTF-8 {foreign.name}.")
 
 
 def _has_null_row(file: Path) -> bool:

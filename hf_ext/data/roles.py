@@ -279,10 +279,8 @@ def _find_wide(table: Table, names: list[Any], label: str | None, hints: Hints) 
             "the other columns out of the file, or save series of several channels as arrays [examples, steps, "
             "channels] in an .npz"
         )
-    numbers = {*names}
-    return Roles(
-        "series", steps, label, left_out={str(name): "no step" if name in numbers else "texts" for name in rest}
-    )
+    held = {*names}
+    return Roles("series", steps, label, left_out={str(name): "no step" if name in held else "texts" for name in rest})
 
 
 def _nameless_label(frame: pd.DataFrame) -> str | None:

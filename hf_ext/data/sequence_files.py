@@ -15,7 +15,6 @@ from transformers.utils import logging
 from hf_ext import __version__
 
 from ..errors import BROKEN_ARCHIVE, DataError
-from ..terminal import count_of
 from .about import METADATA, find_about, find_folder, match_rows, require_train
 from .groups import GROUPS
 from .labels import class_name
@@ -36,10 +35,7 @@ ARRAYS = (".npy", ".npz")
 # The column of the array in a `.npy` file.
 ARRAY_COLUMN = "values"
 # Of series that nothing is known of.
-UNLABELLED = (
-    "Series need labels: a class or a value for each series, or a class for each position. For forecasts use "
-    "statsmodels or sktime."
-)
+UNLABELLED = "Series need labels: one for each, or a class for each position. For forecasts use statsmodels or sktime."
 _TIME = re.compile(r"\d{4}-\d\d-\d\d")
 # The column that numbers the file of a row.
 _ORIGIN = "the number of its file"
@@ -87,9 +83,7 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
     kinds = {name: "string" if isinstance(values[0], str) else "float64" for name, values in about.items()}
     known = {"file": file, "first_row": datasets.Value("int64"), **{n: datasets.Value(k) for n, k in kinds.items()}}
     if both := sorted(known.keys() & first.keys()):
-        raise DataError(
-            f"{files[0]} has a column {both[0]!r}, the name of a property of the whole file: rename the column."
-        )
+        raise DataError(f"{files[0]} has a column {both[0]!r}, the name of a property of a file: rename the column.")
     about |= {"file": [{"path": str(file), "bytes": None} for file in files], "first_row": [rows.start] * len(files)}
     options = {
         # A tuple: `datasets` would make a shard of each item of a list, and forget the first file.
@@ -97,8 +91,7 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
         "stop": rows.stop,
         "first": str(files[0]),
         "texts": {name: _is_text(values) for name, values in first.items()},
-        "time": source.time,
-        "label": label,
+        "keys": (source.time, label),
         "stamps": tuple(_stamp(files[index]) for index in kept),
     }
     columns = {name: _feature(values) for name, values in first.items()}
@@ -179,10 +172,8 @@ def trim(steps: np.ndarray) -> np.ndarray:
 def holds_lists(path: Path) -> bool:
     """True if the rows of a parquet file are examples: they hold lists, or files."""
     try:
-        types = pq.read_schema(path).types
-        return any(
-            pa.types.is_nested(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary(kind) for kind in types
-        )
+        kinds = pa.types.is_nested, pa.types.is_large_binary, pa.types.is_binary
+        return any(is_kind(column) for column in pq.read_schema(path).types for is_kind in kinds)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
 
@@ -268,9 +259,7 @@ def read_file(path: Path, time: str | None = None, label: str | None = None) -> 
     if len(set(lengths.values())) != 1 or not min(lengths.values()):
         splits = [name for name in lengths if "test" in name.lower()]
         advice = f" Save each split as a separate file: {splits[0]} belongs to another split." if splits else ""
-        raise DataError(
-            f"{path} must contain rows, with equal numbers in all columns; got {lengths or 'no column'}.{advice}"
-        )
+        raise DataError(f"{path} must hold rows, as many in all columns; got {lengths or 'no column'}.{advice}")
     return columns
 
 
@@ -363,9 +352,7 @@ def _read_about(folder: Path, files: list[Path], label: str) -> tuple[list[Path]
     files = [file for file in files if file != table]
     found = match_rows(table, files, label)
     if found is None:
-        raise DataError(
-            f"{table} names none of {count_of(len(files), 'file')}, such as {files[0].name}: add a column file_name."
-        )
+        raise DataError(f"{table} names none of the files, such as {files[0].name}: add a column file_name.")
     files, frame = found
     if reserved := sorted({"file", "first_row"} & {*map(str, frame)}):
         raise DataError(f"{table} has a column {reserved[0]!r}, a reserved name: rename it.")
@@ -381,17 +368,11 @@ def _feature(values: np.ndarray) -> Any:
 
 
 def _generate_files(
-    records: tuple[dict[str, Any], ...],
-    stop: int,
-    first: str,
-    texts: dict[str, bool],
-    time: str | None,
-    label: str,
-    **_: Any,
+    records: tuple[dict[str, Any], ...], stop: int, first: str, texts: dict[str, bool], keys: tuple[Any, ...], **_: Any
 ) -> Iterator[dict[str, Any]]:
     for record in records:
         path = Path(record["file"]["path"])
-        columns = _fit_columns(path, read_file(path, time, label), first, texts)
+        columns = _fit_columns(path, read_file(path, *keys), first, texts)
         yield {**record, **{name: values[record["first_row"] : stop] for name, values in columns.items()}}
 
 

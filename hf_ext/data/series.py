@@ -159,9 +159,7 @@ def is_list_of_numbers(kind: Any) -> bool:
 
 def look_at_lists(train: dict[str, Any], data: Any, columns: list[str], hints: Hints) -> Survey:
     """A series in each example, whose columns are lists."""
-    known = [
-        name for name, kind in data.features.items() if name.lower() in _LABELS and isinstance(kind, datasets.Value)
-    ]
+    known = [key for key, kind in data.features.items() if key.lower() in _LABELS and isinstance(kind, datasets.Value)]
     renamed = known[0] if "label" not in data.features and len(known) == 1 else None
     if renamed is not None:
         train, data = {**train, **rename(renamed)}, data.rename_columns({renamed: "label"})

@@ -121,9 +121,7 @@ def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> lis
     for groups in name_groups(measured):
         known = sum(isinstance(of, tuple) and of in beside.get(groups.told, ()) for of in groups.of)
         if known:
-            told.append(
-                f"{groups.told} are in both parts, with {known:,} of {count_of(len(measured), 'evaluation example')}"
-            )
+            told.append(f"{groups.told} are in both, with {known:,} of {count_of(len(measured), 'measured example')}")
     warnings = [f"WARNING: {line}, which makes the scores too good" for line in told]
     if len(learned) + len(measured) > _MOST_COMPARED:
         warnings.append(f"the parts have more than {_MOST_COMPARED:,} examples: `hf-ext data check` compares them")
@@ -239,9 +237,7 @@ def _choose_inputs(data: datasets.Dataset) -> list[list[str]]:
     lists = [name for name in columns if not isinstance(kinds[name], plain)]
     if series := [name for name in lists if not TIME.fullmatch(name)] or lists:
         return [series]
-    texts = {
-        name: [value for value in data.with_format(None)[name] if value] for name in columns if name in _texts(data)
-    }
+    texts = {name: [cell for cell in data.with_format(None)[name] if cell] for name in columns if name in _texts(data)}
     return [[name] for name in _choose_texts(texts)] or [columns]
 
 

@@ -61,11 +61,7 @@ class TableError(DataError):
 
 
 def read_table(
-    path: Path | str,
-    keep_index: bool = False,
-    held: bytes | None = None,
-    label: str | None = None,
-    as_written: bool = False,
+    path: Path | str, keep_index: bool = False, held: bytes | None = None, label: str | None = None, raw: bool = False
 ) -> Table:
     """
     Reads a CSV, TSV, JSON lines or parquet file.
@@ -75,7 +71,7 @@ def read_table(
         keep_index (`bool`): Keeps first columns that count the rows, as they may name files.
         held (`bytes`, *optional*): What is in the file, of one in an archive.
         label (`str`, *optional*): The column of classes, if its name does not say that.
-        as_written (`bool`): Leaves all cells of text as they are written, also numbers.
+        raw (`bool`): Leaves all cells of text as they are written, also numbers.
 
     Raises:
         TableError: If it is not a table, contains an invalid number, or is too large for the free memory.
@@ -89,8 +85,8 @@ def read_table(
         elif path.suffix.lower() == ".jsonl":
             table = Table(pd.read_json(path, lines=True, dtype=False, convert_dates=False))
         else:
-            table = _read_table(path, path.read_bytes() if held is None else held, label, as_written)
-        if not as_written:
+            table = _read_table(path, path.read_bytes() if held is None else held, label, raw)
+        if not raw:
             _convert_columns(table, label)
     except (OSError, ValueError, TypeError, OverflowError, csv.Error, pd.errors.ParserWarning) as error:
         told = str(error).strip().partition("\n")[0].rstrip(".")
@@ -145,7 +141,7 @@ def _plain_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _read_table(path: Path, held: bytes, label: str | None, as_written: bool) -> Table:
+def _read_table(path: Path, held: bytes, label: str | None, raw: bool) -> Table:
     text, notes = _decode(held)
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
@@ -177,7 +173,7 @@ def _read_table(path: Path, held: bytes, label: str | None, as_written: bool) ->
         warnings.simplefilter("error", pd.errors.ParserWarning)
         warnings.simplefilter("ignore", pd.errors.DtypeWarning)
         classes = {name.lstrip(): str for name in first if LABEL.fullmatch(name.strip())}
-        options = {**_CELLS, "header": "infer" if named else None, "dtype": str if as_written else classes}
+        options = {**_CELLS, "header": "infer" if named else None, "dtype": str if raw else classes}
         if _has_plain_quotes(text, separator):
             options["quoting"] = csv.QUOTE_NONE
             notes.append("quotes are letters, as each line is a row")
@@ -281,16 +277,13 @@ def _begin_at_names(text: str, separator: str, notes: list[str]) -> str:
     return "\n".join(text.split("\n")[start:])
 
 
-def _counts_up(names: list[str]) -> bool:
-    """True if names are 0, 1, 2, …, as pandas writes columns without any."""
-    first = 0 if len(names) < _NAMELESS or str(names[0]).strip() == "0" else 1
-    return len(names) > 1 and [str(name).strip() for name in names] == [str(n + first) for n in range(len(names))]
-
-
 def _has_names(first: list[str], text: str, separator: str) -> bool:
     """True if the first line holds names; False if it is a series, with its class or without. Refuses another row."""
     words = [place for place, name in enumerate(first) if not is_number(_point(name, separator))]
-    if first and not _counts_up(first):
+    # 0, 1, 2, …, as pandas writes columns without any.
+    start = 0 if len(first) < _NAMELESS or first[0].strip() == "0" else 1
+    counts_up = len(first) > 1 and [name.strip() for name in first] == [str(n + start) for n in range(len(first))]
+    if first and not counts_up:
         # The class, first or last, is one that other rows have in its place.
         classes = words if len(first) > _NAMELESS and words in ([0], [len(first) - 1]) else []
         numbers = not words and len(first) >= _NAMELESS and len(set(first)) > 2

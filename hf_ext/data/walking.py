@@ -20,12 +20,6 @@ def list_files(*places: Path | str) -> Iterator[Path]:
         yield from (file for name in names if is_seen(name) and (file := Path(place, name)).is_file())
 
 
-def has_linked_folders(folder: Path) -> bool:
-    """True if folders below are links to others."""
-    below = (Path(place, name) for place, names, _ in os.walk(folder) for name in names if is_seen(name))
-    return any(path.is_symlink() and not _leads_back(path) for path in below)
-
-
 def _leads_back(folder: Path) -> bool:
     """True for a link to a folder on the way to it, also by way of other links: it would lead round and round."""
     return folder.is_symlink() and any(place.resolve().is_relative_to(folder.resolve()) for place in folder.parents)

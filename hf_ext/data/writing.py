@@ -105,10 +105,7 @@ def _schedule(survey: Survey, steps: int, batch: int, rate: float, gpu: bool, wa
 def _semanir(survey: Survey, gpu: bool) -> Fields:
     _refuse_deep(survey, survey.bits > 16)
     if _side(survey, 0.0) < _SMALLEST:
-        raise DataError(
-            f"{survey.train['path']} has pictures with a side of {survey.sides[0]} pixels: leave out those below "
-            f"{_SMALLEST}."
-        )
+        raise DataError(f"{survey.train['path']} has sides of {survey.sides[0]} pixels: remove any below {_SMALLEST}.")
     if survey.kind == "pairs":
         task: Fields = {"degradation": ({"kind": "paired"}, f"Pairs: {survey.roles[0]}.")}
     else:
