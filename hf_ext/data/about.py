@@ -4,6 +4,7 @@ import csv
 import glob
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -68,7 +69,8 @@ def _index(folder: Path, files: list[Path]) -> dict[str, Path | None]:
     known: dict[str, Path | None] = {}
     for path, file in paths.items():
         names = {path.as_posix(), path.with_suffix("").as_posix(), path.name, path.stem}
-        for name in names | {name.casefold() for name in names}:
+        # Systems write an umlaut as one sign or as two.
+        for name in names | {unicodedata.normalize("NFC", name).casefold() for name in names}:
             known[name] = None if name in known else file
     # A table may have lost the zeros of 001.
     plain = {str(int(path.stem)): file for path, file in paths.items() if path.stem.isdecimal()}
@@ -81,7 +83,8 @@ def _spell(cells: Iterable[Any], known: dict[str, Path | None]) -> str:
     first, *_ = names = [class_name(cell) or "" for cell in cells]
     parts = [name.strip().replace("\\", "/").removeprefix("./").split("/") for name in names]
     ends = ["/".join(each[start:]) for each in parts for start in range(len(each))]
-    return next((each for end in ends for each in (end, end.casefold()) if each in known), first)
+    spelled = [each for end in ends for each in (end, unicodedata.normalize("NFC", end).casefold())]
+    return next((each for each in spelled if each in known), first)
 
 
 def _read_lines(table: Path) -> list[str]:

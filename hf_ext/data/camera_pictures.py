@@ -88,11 +88,9 @@ def decode_camera_pictures(found: list[str]) -> list[str]:
         places = {file: Path(root, file.relative_to(first)) for file in files}
         places |= {file: Path(file.name) for file in tables if file.suffix.lower() in _TABLES}
         return [str(_copy(places) / root)]
-    parents = sorted({Path(file).resolve().parent for file in found})
-    places = {
-        file: Path(str(parents.index(file.resolve().parent)), file.resolve().parent.name, file.name)
-        for file in map(Path, found)
-    }
+    folders = {Path(file): Path(file).resolve().parent for file in found}
+    parents = sorted({*folders.values()})
+    places = {file: Path(str(parents.index(folder)), folder.name, file.name) for file, folder in folders.items()}
     copy = _copy(places)
     return sorted(str(file) for file in copy.glob("*/*/*"))
 

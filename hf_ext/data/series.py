@@ -180,7 +180,9 @@ def _measure(kept: dict[str, Any], data: Any, columns: list[str], wanted: bool |
     """Survey of opened series: lengths, channels, classes or values."""
     survey = Survey("series", **kept, about=f"{len(data):,} series", count=len(data), columns=columns)
     _read_labels(survey, data, wanted)
-    first = np.asarray(data.with_format("numpy")[int(np.argmax(survey.lengths))][columns[0]])
+    # Numbers that are too large are counted already.
+    with np.errstate(over="ignore"):
+        first = np.asarray(data.with_format("numpy")[int(np.argmax(survey.lengths))][columns[0]])
     survey.channels = first.shape[1] if first.ndim == 2 else None
     survey.lengths = [length for length in survey.lengths if length]
     channels = survey.channels or len(columns)

@@ -180,10 +180,8 @@ def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[in
     """Tells whether some of these examples have a broken file, no text or number, or no class where others do."""
     kinds = {name: kind for name, kind in data.features.items() if _is_file(kind)}
     # Sounds are kept as undecoded images.
-    checks = {
-        name: is_broken_picture if isinstance(kind, datasets.Image) and kind.decode else is_broken_sound
-        for name, kind in kinds.items()
-    }
+    pictures = {name for name, kind in kinds.items() if isinstance(kind, datasets.Image) and kind.decode}
+    checks = {name: is_broken_picture if name in pictures else is_broken_sound for name in kinds}
     raw = data.select_columns(list(kinds))
     for name, kind in kinds.items():
         raw = raw.cast_column(name, type(kind)(decode=False))

@@ -83,7 +83,7 @@ def read_table(
         if path.suffix.lower() == ".parquet":
             table = Table(_plain_frame(pd.read_parquet(path)))
         elif path.suffix.lower() == ".jsonl":
-            table = Table(pd.read_json(path, lines=True, dtype=False, convert_dates=False))
+            table = Table(pd.read_json(path, lines=True, dtype=False))
         else:
             table = _read_table(path, path.read_bytes() if held is None else held, label, raw)
         if not raw:
@@ -171,9 +171,9 @@ def _read_table(path: Path, held: bytes, label: str | None, raw: bool) -> Table:
     with warnings.catch_warnings():
         # It says that fields without a name are dropped.
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        warnings.simplefilter("ignore", pd.errors.DtypeWarning)
-        classes = {name.lstrip(): str for name in first if LABEL.fullmatch(name.strip())}
-        options = {**_CELLS, "header": "infer" if named else None, "dtype": str if raw else classes}
+        kinds = {name.lstrip(): str for name in first if LABEL.fullmatch(name.strip())}
+        # Read in parts, a long column would be of numbers in one and of texts in another.
+        options = {**_CELLS, "low_memory": False, "header": "infer" if named else None, "dtype": str if raw else kinds}
         if _has_plain_quotes(text, separator):
             options["quoting"] = csv.QUOTE_NONE
             notes.append("quotes are letters, as each line is a row")
