@@ -208,7 +208,7 @@ def find_usable(data: datasets.Dataset, names: list[str]) -> np.ndarray:
         for cells in (table[name].combine_chunks() for name in names):
             rows = np.arange(len(table))
             # Lists of lists are series of several channels.
-            while pa.types.is_nested(cells.type):
+            while hasattr(cells.type, "value_field"):
                 rows, cells = rows[pc.list_parent_indices(cells).to_numpy()], pc.list_flatten(cells)
             is_number = pa.types.is_floating(cells.type) or pa.types.is_integer(cells.type)
             values = (cells if is_number else cells.is_valid()).to_numpy(zero_copy_only=False).astype(np.float64)

@@ -192,6 +192,8 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     """Pictures, sounds, texts and lists of numbers, as a training reads them."""
     train = {"path": path, "split": "train", **rename(hints.label)}
     data = open_source(DataSource(**train))
+    # Names of members and of their tar are no texts.
+    data = data.select_columns([name for name in data.column_names if not name.startswith("__")])
     if not len(data):
         raise DataError(f"{path} holds no example: add rows or files.")
     labels = [name for name in data.column_names if LABEL.fullmatch(name)]

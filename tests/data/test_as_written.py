@@ -1,5 +1,6 @@
 """Words, names and places that readers of tables and patterns take for others: they stay as they are written."""
 
+import tarfile
 import unicodedata
 
 import pytest
@@ -81,3 +82,6 @@ def test_a_missing_caption_is_refused_and_unused_options_are_told(tmp_path, miss
         look_at(str(tmp_path))
     (tmp_path / f"{missing}.png").unlink()
     assert "--time" in look_at(str(tmp_path), Hints(time="t")).left_out[0]
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        [tar.add(file, file.name) for file in sorted(tmp_path.glob("*.*[gt]"))]
+    assert look_at(str(tmp_path / "a.tar")).captions == "txt"
