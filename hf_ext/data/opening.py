@@ -171,7 +171,7 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     if (data := _open_here(first, found, source, sounds)) is not None:
         return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
     # `datasets` names a data set by its folder, but "." has no name.
-    folder, files = str((first if first.is_dir() else first.parent).resolve()), None
+    folder, files = str((first if first.is_dir() else first.parent).resolve()), dict[str, Any]()
     if chained := next((place for place in (folder, *map(str, looked_at)) if "::" in place), None):
         raise DataError(f"{chained} has :: in its name, which `datasets` reads as a place in an archive: rename it.")
     # `datasets` knows no .CSV and no .Jpg.
@@ -186,7 +186,7 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         return _build(RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder), source)
     module = _MODULES.get(usual.lower()) if usual != usual.lower() else None
     builder = datasets.load_dataset_builder(module or folder, source.name, data_files=files or None)
-    given = {"dataset_name": builder.dataset_name, "data_files": builder.config.data_files, "base_path": folder}
+    given = dict[str, Any](dataset_name=builder.dataset_name, data_files=builder.config.data_files, base_path=folder)
     if isinstance(builder, Csv):
         builder = TableFiles(**given, hash=__version__, names=[source.column_of("label")])
     elif isinstance(builder, ImageFolder):
