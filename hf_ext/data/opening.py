@@ -176,7 +176,7 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         raise DataError(f"{chained} has :: in its name, which `datasets` reads as a place in an archive: rename it.")
     # `datasets` knows no .CSV and no .Jpg.
     usual = Counter(file.suffix for file in looked_at).most_common(1)[0][0] if looked_at else ""
-    linked = any(Path(place, name).is_symlink() for place, names, _ in os.walk(folder) for name in names)
+    linked = any(Path(place, name).is_symlink() for place, names, _ in os.walk(first) for name in names)
     if first.is_dir() and (linked or glob.has_magic(folder) or (usual != usual.lower() and usual.lower() in _MODULES)):
         files = _find_splits(Path(folder), ".wav" if sounds else usual)
     elif not first.is_dir():
