@@ -113,11 +113,7 @@ def _refuse_inside(folder: Path, data: str) -> None:
     """Refuses a folder of a run inside of its data, as the training does."""
     place = Path(data).expanduser()
     if place.is_dir() and not (place / "lq").is_dir() and folder.resolve().is_relative_to(place.resolve()):
-        raise click.BadParameter(
-            f"{folder} is inside the data folder {data}, so that the files of the run would be read as data: choose a "
-            "folder outside.",
-            param_hint="DIR",
-        )
+        raise click.BadParameter(f"{folder} is inside the data folder {data}: choose one outside.", param_hint="DIR")
 
 
 def write_merge(folder: Path, data: str) -> str:

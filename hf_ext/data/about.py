@@ -1,7 +1,12 @@
 """Descriptions of files: a table with a row of each, a text beside each, or the folders that texts lie in."""
 
+import csv
+import glob
+import os
 import re
+import unicodedata
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +42,18 @@ def find_about(place: Path, files: list[Path]) -> Path | None:
     Raises:
         DataError: If several tables name the files.
     """
-    if named := [place / name for name in METADATA if (place / name).is_file()]:
-        return named[0]
+    named = [place / name for name in METADATA if (place / name).is_file()]
     usual = Counter(file.suffix.lower() for file in files).most_common(1)[0][0]
     tables = [
         file
-        for file in sorted([*place.iterdir(), *place.parent.glob(f"{place.name}.*")])
+        for file in sorted([*place.iterdir(), *place.parent.glob(f"{glob.escape(place.name)}.*")])
         if file.suffix.lower() in TABLES and file.is_file() and is_seen(file.name)
     ]
     known = {folder: _index(folder, files) for folder in {table.parent for table in tables}}
     # Beside tables, one with the columns that most have is one of them.
     heads = Counter(_read_lines(file)[0] for file in files[:20] if usual in TABLES).most_common(1)
     common = heads[0][0] if heads and heads[0][1] > 1 else None
-    found = [file for file in tables if _names_one(file, known[file.parent], usual, common)]
+    found = named or [file for file in tables if _names_one(file, known[file.parent], usual, common)]
     if len(found) > 1:
         raise DataError(f"{found[0]} and {found[1].name} both describe the files: remove one of them.")
     return found[0] if found else None
@@ -65,7 +69,8 @@ def _index(folder: Path, files: list[Path]) -> dict[str, Path | None]:
     known: dict[str, Path | None] = {}
     for path, file in paths.items():
         names = {path.as_posix(), path.with_suffix("").as_posix(), path.name, path.stem}
-        for name in names | {name.casefold() for name in names}:
+        # Systems write an umlaut as one sign or as two.
+        for name in names | {unicodedata.normalize("NFC", name).casefold() for name in names}:
             known[name] = None if name in known else file
     # A table may have lost the zeros of 001.
     plain = {str(int(path.stem)): file for path, file in paths.items() if path.stem.isdecimal()}
@@ -73,11 +78,13 @@ def _index(folder: Path, files: list[Path]) -> dict[str, Path | None]:
     return plain | known | {path.as_posix(): file for path, file in paths.items()}
 
 
-def _spell(cell: str, known: dict[str, Path | None]) -> str:
-    """The name in an index that a cell means, written in Windows' way or with folders of another machine."""
-    parts = cell.strip().replace("\\", "/").removeprefix("./").split("/")
-    ends = ["/".join(parts[start:]) for start in range(len(parts))]
-    return next((each for end in ends for each in (end, end.casefold()) if each in known), cell)
+def _spell(cells: Iterable[Any], known: dict[str, Path | None]) -> str:
+    """The first name in an index that writings of a cell mean, in Windows' way or with folders of another machine."""
+    first, *_ = names = [class_name(cell) or "" for cell in cells]
+    parts = [name.strip().replace("\\", "/").removeprefix("./").split("/") for name in names]
+    ends = ["/".join(each[start:]) for each in parts for start in range(len(each))]
+    spelled = [each for end in ends for each in (end, unicodedata.normalize("NFC", end).casefold())]
+    return next((each for each in spelled if each in known), first)
 
 
 def _read_lines(table: Path) -> list[str]:
@@ -93,7 +100,7 @@ def _names_one(table: Path, known: dict[str, Path | None], usual: str, common: s
     lines = _read_lines(table)
     cells = [] if lines[0] == common else re.split(r'[,;\t|"]', "\t".join(lines))
     values = r"[-+.\d\s]*" if usual in (*TABLES, ".parquet") else r"\s*"
-    meant = (_spell(cell, known) for cell in cells if not re.fullmatch(values, cell))
+    meant = (_spell([cell], known) for cell in cells if not re.fullmatch(values, cell))
     return any(name in known and known[name] != table for name in meant)
 
 
@@ -109,20 +116,16 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         DataError: If it cannot be read, a row names no file, a file has several rows, or several columns may be the
             class.
     """
-    frame = read_table(table, keep_index=True).frame
+    frame, written = (read_table(table, True, label=label, raw=raw).frame for raw in (False, True))
     known = _index(table.parent, files)
-    nested = [
-        str(name) for name in frame if frame[name].map(lambda cell: isinstance(cell, list | dict | np.ndarray)).any()
-    ]
+    nested = [name for name in frame if frame[name].map(lambda cell: isinstance(cell, list | dict | np.ndarray)).any()]
     if held := {label, "label"} & {*nested}:
-        raise DataError(
-            f"{table}: the column {held.pop()} holds lists, but a class is one text or one number: correct the column."
-        )
+        raise DataError(f"{table}: the column {held.pop()} holds lists, but a class is one text or one number.")
     if nested:
         logger.warning(f"{table}: {shorten(nested)} hold lists, and are left out.")
         frame = frame.drop(columns=nested)
     named = {
-        str(name): [_spell(class_name(value) or "", known) for value in frame[name]]
+        str(name): [_spell(cells, known) for cells in zip(written[name], frame[name], strict=True)]
         for name in frame
         if name not in (label, "label")
     }
@@ -142,15 +145,11 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
     frame = frame.drop(columns=best)
     classes = [str(name) for name in frame if LABEL.fullmatch(str(name))]
     if label not in frame and len(classes) > 1:
-        raise DataError(
-            f"{table}: {shorten(classes)} may each be the class: choose one, such as {option('label', classes[0])}."
-        )
+        raise DataError(f"{table}: {shorten(classes)} may each be the class: say {option('label', classes[0])}.")
     if label not in frame and classes:
         frame = frame.rename(columns={classes[0]: "label"})
     if len(chosen) < len(files):
-        logger.warning(
-            f"left out: {len(files) - len(chosen):,} of {count_of(len(files), 'file')}, without a row in {table}."
-        )
+        logger.warning(f"left out: {len(files) - len(chosen):,} of {count_of(len(files), 'file')}, not in {table}.")
     return chosen, frame
 
 
@@ -168,7 +167,10 @@ def open_described(
         DataError: If a table names files that are not there.
     """
     place = find_folder(folder, source.split)
-    files = sorted(file for file in list_files(place) if file.suffix.lower() in endings)
+    below = sorted(list_files(place))
+    files = [file for file in below if file.suffix.lower() in endings]
+    texts = {file.with_suffix("") for file in below if file.suffix == ".txt"}
+    alone = [file for file in files if file.with_suffix("") not in texts]
     table = find_about(place, files) if files else None
     # Read by `datasets` itself.
     if not files or (table is not None and table.name in METADATA and _is_usual(table)):
@@ -181,9 +183,9 @@ def open_described(
         columns = {str(name): [class_name(value) for value in frame[name]] for name in frame}
         if column in columns:
             raise DataError(f"{table} has a column {column!r}, as the files themselves are called: rename it.")
-    elif not files[0].with_suffix(".txt").is_file():
+    elif alone[:1] == files[:1] and 2 * len(alone) > len(files):
         return None
-    elif alone := [file for file in files if not file.with_suffix(".txt").is_file()]:
+    elif alone:
         raise DataError(
             f"{len(alone):,} of {count_of(len(files), 'file')} without a caption, a .txt file beside it, such as "
             f"{alone[0]}: add the texts."
@@ -201,8 +203,9 @@ def open_described(
 
 def _is_usual(table: Path) -> bool:
     """True for a metadata file that `datasets` reads: a CSV has commas, UTF-8, and a column of its names of files."""
-    names = (name.strip('\ufeff" ') for name in _read_lines(table)[0].split(","))
-    usual = any(re.fullmatch(r"(.+_)?file_names?", name) for name in names)
+    first, *rows = csv.reader(_read_lines(table))
+    places = [place for place, name in enumerate(first) if re.fullmatch(r"(.+_)?file_names?", name.strip('\ufeff" '))]
+    usual = any(os.path.isfile(table.parent / row[place]) for row in rows for place in places if place < len(row))
     return table.suffix != ".csv" or (usual and is_utf8(table))
 
 

@@ -1,6 +1,7 @@
 """Broken files: the errors of their decoders, and checks that need no decoding."""
 
 import io
+import os
 import struct
 from typing import Any
 
@@ -24,7 +25,7 @@ def open_bytes(value: dict[str, Any]) -> io.BytesIO | str:
     if value["bytes"]:
         return io.BytesIO(value["bytes"])
     path = str(value["path"])
-    if "::" not in path:
+    if "::" not in path or os.path.exists(path):
         return path
     with fsspec.open(path, "rb") as file:
         return io.BytesIO(file.read())

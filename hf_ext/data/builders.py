@@ -1,5 +1,5 @@
-"""Builders of `datasets` for sounds and tables, in a separate module because `datasets` patches `Path` and `open` in
-the module of a builder."""
+"""Builders of `datasets` for pictures, sounds and tables, in a separate module because `datasets` patches `Path` and
+`open` in the module of a builder."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,13 +11,30 @@ import pyarrow as pa
 from datasets.builder import Key
 from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
 from datasets.packaged_modules.csv.csv import Csv
+from datasets.packaged_modules.folder_based_builder.folder_based_builder import FolderBasedBuilder
+from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from ..errors import DataError
 from .sound_files import AUDIO_SUFFIXES
 from .tables import LABEL, read_table
 
 
-class RecordingFolder(AudioFolder):
+class DescribedFolder(FolderBasedBuilder):
+    """Builder for a folder of files, whose metadata.csv is read as `hf-ext init` reads tables."""
+
+    def _read_metadata(self, metadata_file: str, metadata_ext: str = "") -> Iterator[pa.Table]:
+        if metadata_ext != ".csv":
+            yield from super()._read_metadata(metadata_file, metadata_ext)
+            return
+        with open(metadata_file, "rb") as opened:
+            yield _to_arrow(read_table(metadata_file, keep_index=True, held=opened.read()).frame)
+
+
+class PictureFolder(DescribedFolder, ImageFolder):
+    """Builder for a folder of pictures."""
+
+
+class RecordingFolder(DescribedFolder, AudioFolder):
     """Builder for a folder of sound files, whose column contains undecoded files."""
 
     # The type Audio of datasets asks for torchcodec and FFmpeg even to note the name of a file. The type Image without
@@ -33,14 +50,17 @@ class RecordingFolder(AudioFolder):
 class TableFiles(Csv):
     """Builder for CSV and TSV files, which are read as `hf-ext init` reads them."""
 
-    # Splits, patterns, archives, streams and the cache are the builder's. Its own reader knows one encoding and one
-    # separator, takes the words None and NA for nothing, and loses the zero of a class 01.
+    # Splits, patterns, archives, streams and the cache are the builder's, whose `names` has the column of classes. Its
+    # own reader knows one encoding and one separator, takes the words None and NA for nothing, and loses the zero of a
+    # class 01.
     def _generate_tables(self, base_files: list[str], files_iterables: list[Any]) -> Iterator[tuple[Key, pa.Table]]:
         first: tuple[str, pa.Schema] | None = None
         for index, (name, files) in enumerate(zip(base_files, files_iterables, strict=True)):
             for place, file in enumerate(files):
                 with fsspec.open(file, "rb") as opened:
-                    table = _to_arrow(read_table(name, held=opened.read()).frame)
+                    frame = read_table(name, held=opened.read(), label=self.config.names[0]).frame
+                # Another file may hold anything in a column that has no cell here.
+                table = _to_arrow(frame.astype({name: "str" for name in frame if frame[name].isna().all()}))
                 # Without a row it tells no types.
                 if not len(table):
                     continue
@@ -53,8 +73,6 @@ def _to_arrow(frame: pd.DataFrame) -> pa.Table:
     for name in filter(LABEL.fullmatch, frame):
         if pd.api.types.is_float_dtype(frame[name].dtype) and (frame[name].dropna() % 1 == 0).all():
             frame[name] = frame[name].astype("Int64")
-    # Another file may hold anything in a column that has no cell here.
-    frame = frame.astype({name: "str" for name in frame if frame[name].isna().all()})
     table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
     texts = (field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field for field in table.schema)
     return table.cast(pa.schema(texts))

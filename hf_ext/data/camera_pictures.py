@@ -1,5 +1,6 @@
 """HEIC, AVIF and RAW pictures, which `datasets` does not read, decoded once: the other readers find PNG files."""
 
+import glob
 import hashlib
 import os
 import re
@@ -82,16 +83,14 @@ def decode_camera_pictures(found: list[str]) -> list[str]:
     if first.is_dir():
         files = sorted(list_files(first))
         # A table beside a folder, of its name, may describe it.
-        tables = (file for file in first.resolve().parent.glob(f"{first.resolve().name}.*") if file.is_file())
         root = first.resolve().name
+        tables = (file for file in first.resolve().parent.glob(f"{glob.escape(root)}.*") if file.is_file())
         places = {file: Path(root, file.relative_to(first)) for file in files}
         places |= {file: Path(file.name) for file in tables if file.suffix.lower() in _TABLES}
         return [str(_copy(places) / root)]
-    parents = sorted({Path(file).resolve().parent for file in found})
-    places = {
-        file: Path(str(parents.index(file.resolve().parent)), file.resolve().parent.name, file.name)
-        for file in map(Path, found)
-    }
+    folders = {Path(file): Path(file).resolve().parent for file in found}
+    parents = sorted({*folders.values()})
+    places = {file: Path(str(parents.index(folder)), folder.name, file.name) for file, folder in folders.items()}
     copy = _copy(places)
     return sorted(str(file) for file in copy.glob("*/*/*"))
 
@@ -134,9 +133,7 @@ def _fill(folder: Path, places: dict[Path, Path]) -> None:
                 # Unreadable too: it is counted and left out as other broken pictures are.
                 place.with_suffix(".png").touch()
         elif file.suffix.lower() in _TABLES:
-            named = _NAMES.sub(
-                lambda match: os.fsencode(names.get(match[0], os.fsdecode(match[0]))), file.read_bytes()
-            )
+            named = _NAMES.sub(lambda hit: os.fsencode(names.get(hit[0], os.fsdecode(hit[0]))), file.read_bytes())
             place.write_bytes(named)
         else:
             try:
@@ -145,8 +142,6 @@ def _fill(folder: Path, places: dict[Path, Path]) -> None:
                 # A system without links.
                 shutil.copy2(file, place)
     if broken:
-        logger.warning(
-            f"{len(broken):,} of {len(camera):,} HEIC, AVIF and RAW pictures cannot be decoded: {broken[0]}"
-        )
+        logger.warning(f"{len(broken):,} of {len(camera):,} HEIC, AVIF and RAW pictures cannot be read: {broken[0]}")
     if twins:
         logger.warning(f"left out: {tell_twins(list(twins))}")

@@ -18,7 +18,7 @@ from .tables import shorten
 # Share of each class that is held out, and largest number of held-out examples.
 _KEPT, _MOST_KEPT = 0.1, 1000
 # Words that programs write where a class is missing.
-_MISSING = {"nan", "NaN", "-nan", "NA", "N/A", "n/a", "<NA>", "#N/A", "null", "NULL"}
+_MISSING = {"nan", "NaN", "-nan", "NA", "N/A", "n/a", "<NA>", "#N/A", "null", "NULL", "None"}
 
 
 @dataclass
@@ -91,26 +91,17 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
     whole = {"train": train, "eval": None, "learned": len(data)}
     if Path(train["path"]).expanduser().is_dir():
         with contextlib.suppress(SourceError):
-            measured = open_source(DataSource(**(other := {**train, "split": "validation"})))
-            return {
-                **whole,
-                "eval": other,
-                "notes": [*compare_splits(data, measured), *_compare_labels(data, measured)],
-            }
+            held = open_source(DataSource(**(other := {**train, "split": "validation"})))
+            return {**whole, "eval": other, "notes": [*compare_splits(data, held), *_compare_labels(data, held)]}
     # Limit the number of held-out examples, with a rounded share.
     share = float(f"{min(_KEPT, _MOST_KEPT / max(1, len(data))):.1g}")
     chosen, told = split_examples(data, share, 0)
-    measures = int(chosen.sum())
-    if not 0 < measures < len(data):
+    count = int((~chosen).sum())
+    if not 0 < count < len(data):
         return whole
     learned = {**train, "hold_out": share, "hold_out_seed": 0}
     told += _compare_labels(*(data.select(np.flatnonzero(chosen == side)) for side in (False, True)))
-    return {
-        "train": learned,
-        "eval": {**learned, "split": "validation"},
-        "learned": len(data) - measures,
-        "notes": told,
-    }
+    return {"train": learned, "eval": {**learned, "split": "validation"}, "learned": count, "notes": told}
 
 
 def _compare_labels(learned: Any, measured: Any) -> list[str]:
@@ -122,11 +113,8 @@ def _compare_labels(learned: Any, measured: Any) -> list[str]:
 
 def compare_classes(learned: list[Any], measured: list[Any]) -> list[str]:
     """Warnings of the classes that only the labels of the training or only those of the evaluation have."""
-    known, other = ({*map(class_name, labels)} - {None} for labels in (learned, measured))
-    told = {
-        "no training example is of": other - known,
-        "the evaluation contains no": known - other if other else set(),
-    }
+    known, seen = ({*map(class_name, labels)} - {None} for labels in (learned, measured))
+    told = {"no training example is of": seen - known, "the evaluation contains no": known - seen if seen else set()}
     return [f"WARNING: {words} {shorten(sorted(names))}" for words, names in told.items() if names]
 
 

@@ -18,12 +18,12 @@ _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 
 
 def is_number(value: Any) -> bool:
-    """True if a cell can be read as a number."""
+    """True if a cell can be read as a number; 1_12 of Python is a name."""
     try:
         float(value)
     except (TypeError, ValueError, OverflowError):
         return False
-    return True
+    return "_" not in str(value)
 
 
 def find_filled(values: "pd.Series[Any]") -> tuple[np.ndarray, list[str]]:
@@ -69,6 +69,4 @@ def _plain_numbers(cells: list[str]) -> np.ndarray | None:
     """Cells as float64; nothing where one is none. A number of 400 digits is infinite."""
     with contextlib.suppress(ValueError, TypeError, OverflowError):
         return np.asarray(pd.to_numeric(cells), dtype=np.float64)
-    with contextlib.suppress(ValueError, TypeError):
-        return np.array([float(cell) for cell in cells])
-    return None
+    return np.array([*map(float, cells)]) if all(map(is_number, cells)) else None

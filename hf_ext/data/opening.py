@@ -11,19 +11,21 @@ from typing import Any, TypeAlias
 
 import datasets
 import httpx2
-from datasets.data_files import SPLIT_KEYWORDS, get_data_patterns
+from datasets.data_files import ALL_DEFAULT_PATTERNS, SPLIT_KEYWORDS, DataFilesList, get_data_patterns
 from datasets.packaged_modules.csv.csv import Csv
+from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from datasets.packaged_modules.parquet.parquet import ParquetConfig
 from datasets.packaged_modules.text.text import TextConfig
+from fsspec.utils import glob_translate
 from huggingface_hub import HfApi
 
 from hf_ext import __version__
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import open_described, open_text_folders
+from .about import METADATA, open_described, open_text_folders
 from .broken import UNOPENABLE, is_broken_picture
-from .builders import RecordingFolder, TableFiles
+from .builders import PictureFolder, RecordingFolder, TableFiles
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
 from .sequence_files import ARRAYS, open_arrays, open_sequences
 from .sound_files import AUDIO_SUFFIXES, is_broken_sound
@@ -38,7 +40,7 @@ _WORD_SUFFIXES = {".txt", ".json", ".jsonl"}
 
 # What `datasets` reads files of an ending with.
 _MODULES = {".csv": "csv", ".tsv": "csv", ".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-_MODULES |= dict.fromkeys(IMAGE_SUFFIXES, "imagefolder")
+_MODULES |= dict.fromkeys(IMAGE_SUFFIXES, "imagefolder") | dict.fromkeys(AUDIO_SUFFIXES, "audiofolder")
 
 # Usual names of folders of pairs: inputs, targets.
 PAIRS = (
@@ -108,10 +110,6 @@ def find_files(path: Any) -> list[str]:
 # The error of `datasets` lists four lines of irrelevant file name extensions.
 _FORMATS = re.compile(r"(?:Unable to find|Couldn't find any data file at) (\S+) with any supported extension \[.*\]")
 _SPLITS = re.compile(r'Unknown split ("\w+")\. Should be one of (\[.*?\])\.?')
-_PLAIN = {
-    "doesn't contain any data files": "holds no files, or links to folders alone: copy what they lead to, cp -rL",
-    'Instruction "train" corresponds to no data!': "it holds no example",
-}
 _KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy, .ts"
 
 
@@ -121,8 +119,7 @@ def _reasons(error: BaseException) -> str:
     found: BaseException | None = error
     while found is not None:
         text = _FORMATS.sub(rf"\1 contains no supported files; supported: {_KINDS}", " ".join(str(found).split()))
-        for words, plain in _PLAIN.items():
-            text = text.replace(words, plain)
+        text = text.replace('Instruction "train" corresponds to no data!', "it holds no example")
         text = _SPLITS.sub(r"there is no split \1, but \2: rename its folder or file, or set data.train.split", text)
         text = text or type(found).__name__
         if not any(text in known for known in texts):
@@ -159,9 +156,7 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     if not found:
         return _load_from_hub(source, section)
     if len(found) > 1 and (folders := [place for place in found if os.path.isdir(place)]):
-        raise DataError(
-            f"the pattern matches the folder {folders[0]}: give one folder, or match files, as in {folders[0]}/*.*."
-        )
+        raise DataError(f"the pattern matches {folders[0]}: give one folder, or match its files: {folders[0]}/*.*.")
     refuse_cut_tars(find_tars(found))
     first = Path((found := decode_camera_pictures(found))[0])
     if first.is_dir():
@@ -176,25 +171,45 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     if (data := _open_here(first, found, source, sounds)) is not None:
         return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
     # `datasets` names a data set by its folder, but "." has no name.
-    folder, files = str((first if first.is_dir() else first.parent).resolve()), None
-    if not first.is_dir():
+    folder, files = str((first if first.is_dir() else first.parent).resolve()), dict[str, Any]()
+    if chained := next((place for place in (folder, *map(str, looked_at)) if "::" in place), None):
+        raise DataError(f"{chained} has :: in its name, which `datasets` reads as a place in an archive: rename it.")
+    # `datasets` knows no .CSV and no .Jpg.
+    usual = Counter(file.suffix for file in looked_at).most_common(1)[0][0] if looked_at else ""
+    linked = any(Path(place, name).is_symlink() for place, names, _ in os.walk(first) for name in names)
+    if first.is_dir() and (linked or glob.has_magic(folder) or (usual != usual.lower() and usual.lower() in _MODULES)):
+        files = _find_splits(Path(folder), ".wav" if sounds else usual)
+    elif not first.is_dir():
         # `data_files` with the split's name makes any split work; `datasets` would read brackets as patterns.
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
     if sounds:
         return _build(RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder), source)
-    # `datasets` knows no .CSV and no .Jpg.
-    usual = Counter(file.suffix for file in looked_at).most_common(1)[0][0] if looked_at else ""
     module = _MODULES.get(usual.lower()) if usual != usual.lower() else None
-    place: dict[str, Any] = {"data_files": files} if files or module is None else {"data_dir": folder}
-    builder = datasets.load_dataset_builder(module or folder, source.name, **place)
+    builder = datasets.load_dataset_builder(module or folder, source.name, data_files=files or None)
+    given = dict[str, Any](dataset_name=builder.dataset_name, data_files=builder.config.data_files, base_path=folder)
     if isinstance(builder, Csv):
-        builder = TableFiles(
-            dataset_name=builder.dataset_name, hash=__version__, data_files=builder.config.data_files, base_path=folder
-        )
+        builder = TableFiles(**given, hash=__version__, names=[source.column_of("label")])
+    elif isinstance(builder, ImageFolder):
+        kept = {name: getattr(builder.config, name) for name in ("drop_labels", "drop_metadata", "metadata_filenames")}
+        builder = PictureFolder(**given, hash=__version__, **kept)
     elif isinstance(builder.config, TextConfig):
         # What Windows writes in front is no letter.
         builder.config.encoding = "utf-8-sig"
     return _build(builder, source)
+
+
+def _find_splits(folder: Path, ending: str) -> dict[str, DataFilesList]:
+    """The files of a kind by their splits, as `datasets` finds them in folders without links and signs of patterns."""
+    kinds = {ending.lower(), *(name for name, kind in _MODULES.items() if kind == _MODULES.get(ending.lower()))}
+    files = (file for file in list_files(folder) if file.name in METADATA or file.suffix.lower() in kinds)
+    known = {file.relative_to(folder).as_posix(): file for file in sorted(files, key=str)}
+    for splits in ALL_DEFAULT_PATTERNS:
+        fits = {str(name): re.compile("|".join(map(glob_translate, words))).match for name, words in splits.items()}
+        parts = {name: [file for place, file in known.items() if fit(place)] for name, fit in fits.items()}
+        if any(parts.values()):
+            break
+    stamps = {name: [(str(file.stat().st_mtime),) for file in part] for name, part in parts.items() if part}
+    return {name: DataFilesList([*map(str, parts[name])], found) for name, found in stamps.items()}
 
 
 def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
@@ -232,11 +247,6 @@ def _open_here(first: Path, found: list[str], source: DataSource, sounds: bool) 
             raise DataError(f"{first} holds the split {data.split or 'train'} alone.")
         return data.select(slice_split(source.split, len(data)))
     if first.is_dir():
-        if "[" in str(first.resolve()):
-            raise DataError(
-                f"{first.resolve()} has a bracket in its name, which `datasets` reads as a pattern: rename it, or "
-                "give its files by a pattern such as photos?2020?/*.png."
-            )
         endings, column = (AUDIO_SUFFIXES, "audio") if sounds else (IMAGE_SUFFIXES, "image")
         data = open_described(first, source, endings, column, datasets.Image(decode=not sounds))
         if data is None and not sounds:
@@ -271,9 +281,7 @@ def _refuse_unreadable(first: Path, found: list[str]) -> None:
         raise DataError(f"{null} has a row that is null: remove the line, or replace it by {{}}.")
     if foreign := next((file for file in words if not is_utf8(file, 0 if first.is_dir() else 64)), None):
         kind = "UTF-16" if b"\0" in foreign.read_bytes()[:64] else "CP1252"
-        raise DataError(
-            f"{foreign} is not UTF-8: convert it, for instance with iconv -f {kind} -t UTF-8 {foreign.name}."
-        )
+        raise DataError(f"{foreign} is not UTF-8: convert it, as with iconv -f {kind} -t UTF-8 {foreign.name}.")
 
 
 def _has_null_row(file: Path) -> bool:

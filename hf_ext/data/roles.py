@@ -141,11 +141,8 @@ def find_roles(table: Table, hints: Hints) -> Roles:
             f"which: {option('label', asked[0])} or {option('series', asked[0])}, or leave "
             f"{'them' if len(asked) > 1 else 'it'} out with {option('inputs', *rest[:6], *['…'] * (len(rest) > 6))}"
         )
-    left_out = {
-        **dict.fromkeys(others, "texts"),
-        **dict.fromkeys(names, "names of the rows"),
-        **dict.fromkeys(times, "another time"),
-    }
+    left_out = dict.fromkeys(others, "texts") | dict.fromkeys(names, "names of the rows")
+    left_out |= dict.fromkeys(times, "another time")
     roles = Roles("positions", inputs, label, time, series, left_out)
     roles.left_out |= dict.fromkeys(_without(numbers, inputs, [label], known), "not among the inputs")
     told = "names the group or the class; --inputs takes it all the same"
@@ -279,10 +276,8 @@ def _find_wide(table: Table, names: list[Any], label: str | None, hints: Hints) 
             "the other columns out of the file, or save series of several channels as arrays [examples, steps, "
             "channels] in an .npz"
         )
-    numbers = {*names}
-    return Roles(
-        "series", steps, label, left_out={str(name): "no step" if name in numbers else "texts" for name in rest}
-    )
+    held = {*names}
+    return Roles("series", steps, label, left_out={str(name): "no step" if name in held else "texts" for name in rest})
 
 
 def _nameless_label(frame: pd.DataFrame) -> str | None:
@@ -401,15 +396,14 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
     dated = is_dated(cells)
     usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
     step, least, most = (_length(float(size), dated, times) for size in (usual, steps.min(), steps.max()))
-    roles.notes.insert(
-        0, f"time in {roles.time}, {cells.iloc[times.argmin()]} to {cells.iloc[times.argmax()]}, a step of {step}"
-    )
+    first, last = cells.iloc[times.argmin()], cells.iloc[times.argmax()]
+    roles.notes.insert(0, f"time in {roles.time}, {first} to {last}, a step of {step}")
     if repeated := int((steps == 0).sum()):
         keys = pd.DataFrame({"time": times, "series": 0 if named is None else named.to_numpy()})
-        first = cells[keys.duplicated().to_numpy()].iloc[0]
+        twice = cells[keys.duplicated().to_numpy()].iloc[0]
         more = "" if roles.series else "; if they belong to several series, name their column: --series NAME"
         told = count_of(repeated, "row repeats", "rows repeat")
-        roles.problems.append(f"{told} a time in {roles.time}, such as {first}: keep one of each{more}")
+        roles.problems.append(f"{told} a time in {roles.time}, such as {twice}: keep one of each{more}")
     elif len(steps) > 9 and (np.abs(steps - usual) > 0.5 * usual).mean() > 0.1:
         roles.problems.append(
             f"the steps of {roles.time} are irregular, {least} to {most}: resample them to one step length, for "

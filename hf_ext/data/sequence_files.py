@@ -15,7 +15,6 @@ from transformers.utils import logging
 from hf_ext import __version__
 
 from ..errors import BROKEN_ARCHIVE, DataError
-from ..terminal import count_of
 from .about import METADATA, find_about, find_folder, match_rows, require_train
 from .groups import GROUPS
 from .labels import class_name
@@ -36,10 +35,7 @@ ARRAYS = (".npy", ".npz")
 # The column of the array in a `.npy` file.
 ARRAY_COLUMN = "values"
 # Of series that nothing is known of.
-UNLABELLED = (
-    "Series need labels: a class or a value for each series, or a class for each position. For forecasts use "
-    "statsmodels or sktime."
-)
+UNLABELLED = "Series need labels: one for each, or a class for each position. For forecasts use statsmodels or sktime."
 _TIME = re.compile(r"\d{4}-\d\d-\d\d")
 # The column that numbers the file of a row.
 _ORIGIN = "the number of its file"
@@ -65,12 +61,13 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
     """
     split = source.split
     folder, files = _list_files(found, split)
+    label = source.column_of("label")
     if source.rows == "series":
         return _open_rows(files, source)
     if source.series is not None:
         return _open_panel(files, source)
-    files, about = (files, {}) if folder is None else _read_about(folder, files, source.column_of("label"))
-    first = _find_kinds(files)
+    files, about = (files, {}) if folder is None else _read_about(folder, files, label)
+    first = _find_kinds(files, label)
     # Of labels at every position, a column of the files, folders are something else: patients, machines.
     if not about and "label" not in first and folder is not None and all(file.parent != folder for file in files):
         about = {"label": [file.parent.name for file in files]}
@@ -86,9 +83,7 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
     kinds = {name: "string" if isinstance(values[0], str) else "float64" for name, values in about.items()}
     known = {"file": file, "first_row": datasets.Value("int64"), **{n: datasets.Value(k) for n, k in kinds.items()}}
     if both := sorted(known.keys() & first.keys()):
-        raise DataError(
-            f"{files[0]} has a column {both[0]!r}, the name of a property of the whole file: rename the column."
-        )
+        raise DataError(f"{files[0]} has a column {both[0]!r}, the name of a property of a file: rename the column.")
     about |= {"file": [{"path": str(file), "bytes": None} for file in files], "first_row": [rows.start] * len(files)}
     options = {
         # A tuple: `datasets` would make a shard of each item of a list, and forget the first file.
@@ -96,7 +91,7 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
         "stop": rows.stop,
         "first": str(files[0]),
         "texts": {name: _is_text(values) for name, values in first.items()},
-        "time": source.time,
+        "keys": (source.time, label),
         "stamps": tuple(_stamp(files[index]) for index in kept),
     }
     columns = {name: _feature(values) for name, values in first.items()}
@@ -121,7 +116,7 @@ def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
 
 def _read_rows(files: list[Path], label: str) -> tuple[list[np.ndarray], list[Any], dict[str, list[Any]]]:
     """The series in the rows of tables, their labels, and the columns that name groups of them."""
-    tables = [read_table(file) for file in files]
+    tables = [read_table(file, label=label) for file in files]
     numbers = {name for name, kind in tables[0].frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)}
     rest = [str(name) for name in tables[0].frame if name != label]
     # Columns of texts may name groups, such as patients.
@@ -177,10 +172,8 @@ def trim(steps: np.ndarray) -> np.ndarray:
 def holds_lists(path: Path) -> bool:
     """True if the rows of a parquet file are examples: they hold lists, or files."""
     try:
-        types = pq.read_schema(path).types
-        return any(
-            pa.types.is_nested(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary(kind) for kind in types
-        )
+        kinds = pa.types.is_nested, pa.types.is_large_binary, pa.types.is_binary
+        return any(is_kind(column) for column in pq.read_schema(path).types for is_kind in kinds)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
 
@@ -189,7 +182,7 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
     """Tables of several series, one under the other: each is an example, its columns lists of its rows."""
     series, label = str(source.series), source.column_of("label")
     needed = [series] if source.time is None else [series, source.time]
-    frames = [read_table(file).frame for file in files]
+    frames = [read_table(file, label=label).frame for file in files]
     frame = _stack(files, frames, needed)
     _check_joined(frame.assign(**{_ORIGIN: np.repeat(range(len(files)), [*map(len, frames)])}), files, needed)
     groups = [np.asarray(rows) for rows in frame.groupby(series, sort=False).indices.values()]
@@ -246,13 +239,13 @@ def open_arrays(path: Path, split: str) -> datasets.Dataset:
     return _make(_generate_rows, options, features, split)
 
 
-def read_file(path: Path, time: str | None = None) -> dict[str, np.ndarray]:
+def read_file(path: Path, time: str | None = None, label: str | None = None) -> dict[str, np.ndarray]:
     """The columns of a file, all of one length, sorted by a time: numbers as they are, everything else as texts."""
     try:
         if path.suffix.lower() in ARRAYS:
             columns = _read_arrays(path)
         else:
-            frame = read_table(path).frame
+            frame = read_table(path, label=label).frame
             if time is not None and time not in frame.columns:
                 raise DataError(f"{path} has no column {time!r}, which was given as the time.")
             if time is not None:
@@ -266,9 +259,7 @@ def read_file(path: Path, time: str | None = None) -> dict[str, np.ndarray]:
     if len(set(lengths.values())) != 1 or not min(lengths.values()):
         splits = [name for name in lengths if "test" in name.lower()]
         advice = f" Save each split as a separate file: {splits[0]} belongs to another split." if splits else ""
-        raise DataError(
-            f"{path} must contain rows, with equal numbers in all columns; got {lengths or 'no column'}.{advice}"
-        )
+        raise DataError(f"{path} must hold rows, as many in all columns; got {lengths or 'no column'}.{advice}")
     return columns
 
 
@@ -361,9 +352,7 @@ def _read_about(folder: Path, files: list[Path], label: str) -> tuple[list[Path]
     files = [file for file in files if file != table]
     found = match_rows(table, files, label)
     if found is None:
-        raise DataError(
-            f"{table} names none of {count_of(len(files), 'file')}, such as {files[0].name}: add a column file_name."
-        )
+        raise DataError(f"{table} names none of the files, such as {files[0].name}: add a column file_name.")
     files, frame = found
     if reserved := sorted({"file", "first_row"} & {*map(str, frame)}):
         raise DataError(f"{table} has a column {reserved[0]!r}, a reserved name: rename it.")
@@ -379,22 +368,22 @@ def _feature(values: np.ndarray) -> Any:
 
 
 def _generate_files(
-    records: tuple[dict[str, Any], ...], stop: int, first: str, texts: dict[str, bool], time: str | None, **_: Any
+    records: tuple[dict[str, Any], ...], stop: int, first: str, texts: dict[str, bool], keys: tuple[Any, ...], **_: Any
 ) -> Iterator[dict[str, Any]]:
     for record in records:
         path = Path(record["file"]["path"])
-        columns = _fit_columns(path, read_file(path, time), first, texts)
+        columns = _fit_columns(path, read_file(path, *keys), first, texts)
         yield {**record, **{name: values[record["first_row"] : stop] for name, values in columns.items()}}
 
 
-def _find_kinds(files: list[Path]) -> dict[str, np.ndarray]:
+def _find_kinds(files: list[Path], label: str) -> dict[str, np.ndarray]:
     """The columns of the first file; where one is all empty, as labels may be, those of the first that says more."""
-    found = read_file(files[0])
+    found = read_file(files[0], label=label)
     for file in files[1:]:
         empty = [name for name, values in found.items() if values.dtype.kind == "f" and np.isnan(values).all()]
         if not empty:
             break
-        other = read_file(file)
+        other = read_file(file, label=label)
         found |= {name: other[name] for name in empty if name in other}
     return found
 

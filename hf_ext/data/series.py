@@ -26,7 +26,7 @@ from .sequence_files import (
     split_files,
 )
 from .source import DataSource
-from .splits import slice_split
+from .splits import find_usable, slice_split
 from .tables import Table, option, read_table, shorten
 from .walking import list_files
 
@@ -53,7 +53,7 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
     if ending == ".parquet" and holds_lists(files[0]):
         # Pictures, for instance, or lists.
         return None
-    table = read_table(files[0])
+    table = read_table(files[0], label=hints.label)
     if not len(table.frame):
         raise DataError(f"{files[0]} has no row below the names of its columns: add rows, or remove the file.")
     try:
@@ -159,9 +159,7 @@ def is_list_of_numbers(kind: Any) -> bool:
 
 def look_at_lists(train: dict[str, Any], data: Any, columns: list[str], hints: Hints) -> Survey:
     """A series in each example, whose columns are lists."""
-    known = [
-        name for name, kind in data.features.items() if name.lower() in _LABELS and isinstance(kind, datasets.Value)
-    ]
+    known = [key for key, kind in data.features.items() if key.lower() in _LABELS and isinstance(kind, datasets.Value)]
     renamed = known[0] if "label" not in data.features and len(known) == 1 else None
     if renamed is not None:
         train, data = {**train, **rename(renamed)}, data.rename_columns({renamed: "label"})
@@ -182,7 +180,9 @@ def _measure(kept: dict[str, Any], data: Any, columns: list[str], wanted: bool |
     """Survey of opened series: lengths, channels, classes or values."""
     survey = Survey("series", **kept, about=f"{len(data):,} series", count=len(data), columns=columns)
     _read_labels(survey, data, wanted)
-    first = np.asarray(data.with_format("numpy")[int(np.argmax(survey.lengths))][columns[0]])
+    # Numbers that are too large are counted already.
+    with np.errstate(over="ignore"):
+        first = np.asarray(data.with_format("numpy")[int(np.argmax(survey.lengths))][columns[0]])
     survey.channels = first.shape[1] if first.ndim == 2 else None
     survey.lengths = [length for length in survey.lengths if length]
     channels = survey.channels or len(columns)
@@ -216,8 +216,9 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
                 f"{path}, row {odd[0]}: {survey.columns[0]} and {name} differ in length, but a series has the same "
                 "steps in all channels."
             )
-    survey.leave_out(survey.lengths.count(0), len(data), "without a number")
-    if not any(survey.lengths):
+    usable = find_usable(data, survey.columns)
+    survey.leave_out(int((~usable).sum()), len(data), "without a number, or with an infinite one")
+    if not usable.any():
         raise DataError(f"{path}: no series in {shorten(survey.columns)} has a number.")
     labels = raw["label"].combine_chunks()
     found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()

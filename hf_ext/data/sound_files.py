@@ -68,6 +68,8 @@ def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:
         told = error if isinstance(error, DataError) else f"cannot be read: {error.strerror}"
         raise DataError(f"{value['path'] or 'a recording'} {told}") from error
     mono: np.ndarray = samples.mean(1)
+    if not np.isfinite(mono).all():
+        raise DataError(f"{value['path'] or 'a recording'} holds samples that are not finite")
     return mono if rate == sampling_rate else import_extra("soxr").resample(mono, rate, sampling_rate)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.data_files import SPLIT_KEYWORDS
 
@@ -120,9 +121,7 @@ def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> lis
     for groups in name_groups(measured):
         known = sum(isinstance(of, tuple) and of in beside.get(groups.told, ()) for of in groups.of)
         if known:
-            told.append(
-                f"{groups.told} are in both parts, with {known:,} of {count_of(len(measured), 'evaluation example')}"
-            )
+            told.append(f"{groups.told} are in both, with {known:,} of {count_of(len(measured), 'measured example')}")
     warnings = [f"WARNING: {line}, which makes the scores too good" for line in told]
     if len(learned) + len(measured) > _MOST_COMPARED:
         warnings.append(f"the parts have more than {_MOST_COMPARED:,} examples: `hf-ext data check` compares them")
@@ -181,19 +180,16 @@ def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[in
     """Tells whether some of these examples have a broken file, no text or number, or no class where others do."""
     kinds = {name: kind for name, kind in data.features.items() if _is_file(kind)}
     # Sounds are kept as undecoded images.
-    checks = {
-        name: is_broken_picture if isinstance(kind, datasets.Image) and kind.decode else is_broken_sound
-        for name, kind in kinds.items()
-    }
+    pictures = {name for name, kind in kinds.items() if isinstance(kind, datasets.Image) and kind.decode}
+    checks = {name: is_broken_picture if name in pictures else is_broken_sound for name in kinds}
     raw = data.select_columns(list(kinds))
     for name, kind in kinds.items():
         raw = raw.cast_column(name, type(kind)(decode=False))
     has_labels = any(label is not None for label in labels)
     inputs = [name for names in _choose_inputs(data) for name in names]
     texts = [data.with_format(None)[name][:] for name in inputs if name in _texts(data)]
-    for name in (name for name in inputs if isinstance(data.features[name], datasets.List)):
-        column = data.with_format("arrow").select_columns([name])[:][name]
-        texts.append(pc.list_value_length(column).to_pylist())
+    if lists := [name for name in inputs if isinstance(data.features[name], datasets.List)]:
+        texts.append(find_usable(data, lists))
 
     def has_broken(indices: list[int]) -> bool:
         rows = (raw[index] for index in (indices if checks else ()))
@@ -202,6 +198,24 @@ def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[in
         return gaps or any(check(row[name]) for row in rows for name, check in checks.items())
 
     return has_broken
+
+
+def find_usable(data: datasets.Dataset, names: list[str]) -> np.ndarray:
+    """True for the rows whose lists hold a number and none that is infinite in float32; NaN is no number."""
+    parts = [np.zeros(0, dtype=bool)]
+    for table in data.with_format("arrow").select_columns(names).iter(batch_size=256):
+        found, large = np.zeros((2, len(table)), dtype=bool)
+        for cells in (table[name].combine_chunks() for name in names):
+            rows = np.arange(len(table))
+            # Lists of lists are series of several channels.
+            while hasattr(cells.type, "value_field"):
+                rows, cells = rows[pc.list_parent_indices(cells).to_numpy()], pc.list_flatten(cells)
+            is_number = pa.types.is_floating(cells.type) or pa.types.is_integer(cells.type)
+            values = (cells if is_number else cells.is_valid()).to_numpy(zero_copy_only=False).astype(np.float64)
+            found[rows[~np.isnan(values)]] = True
+            large[rows[np.abs(values) > np.finfo(np.float32).max]] = True
+        parts.append(found & ~large)
+    return np.concatenate(parts)
 
 
 def _choose_inputs(data: datasets.Dataset) -> list[list[str]]:
@@ -221,9 +235,7 @@ def _choose_inputs(data: datasets.Dataset) -> list[list[str]]:
     lists = [name for name in columns if not isinstance(kinds[name], plain)]
     if series := [name for name in lists if not TIME.fullmatch(name)] or lists:
         return [series]
-    texts = {
-        name: [value for value in data.with_format(None)[name] if value] for name in columns if name in _texts(data)
-    }
+    texts = {name: [cell for cell in data.with_format(None)[name] if cell] for name in columns if name in _texts(data)}
     return [[name] for name in _choose_texts(texts)] or [columns]
 
 

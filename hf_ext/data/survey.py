@@ -70,14 +70,21 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
     """
     # One bar is enough of a training; here none is. Where the environment hides them already, datasets warns of each
     # call that would show them again.
-    hidden = datasets.are_progress_bars_disabled()
+    hidden, hints = datasets.are_progress_bars_disabled(), hints or Hints()
     if not hidden:
         datasets.disable_progress_bars()
     try:
         found = find_files(path)
         named = [*islice(list_files(*found), _NAMES)]
-        survey = _look_at_files(path, found, named, hints or Hints(), restores)
-        _tell_camera_pictures(survey, named)
+        survey = _look_at_files(path, found, named, hints, restores)
+        unused = {"series": (), "texts": ("time", "series")}.get(survey.kind, ("time", "series", "inputs"))
+        survey.left_out += [f"--{name}, of which {survey.kind} have none" for name in unused if getattr(hints, name)]
+        camera, twins = find_camera_pictures(named)
+        if camera and survey.kind in ("pictures", "pairs"):
+            kinds = ", ".join(sorted({file.suffix.lower() for file in camera}))
+            count = count_of(len(camera) - len(twins), "picture")
+            survey.notes.append(f"{count} of {kinds} with 8 bits, decoded once into the cache of datasets")
+            survey.left_out += [tell_twins(twins)] if twins else []
         return survey
     finally:
         if not hidden:
@@ -103,9 +110,8 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     if hints.pairs:
         raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} that contain pictures with equal names.")
     # A table that says what is known of the others is none of them.
-    endings = Counter(file.suffix.lower() for file in named if file.name not in METADATA) or Counter(
-        file.suffix.lower() for file in named
-    )
+    told = [file for file in named if file.name not in METADATA] or named
+    endings = Counter(file.suffix.lower() for file in told)
     if not endings:
         raise DataError(f"{path} is empty: add pictures, sounds, texts or tables.")
     if all(file.stat().st_size == 0 for file in named):
@@ -137,17 +143,6 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         if ending in _FOREIGN or (survey.kind == "sounds" and ending in IMAGE_SUFFIXES)
     ]
     return survey
-
-
-def _tell_camera_pictures(survey: Survey, files: list[Path]) -> None:
-    camera, twins = find_camera_pictures(files)
-    if camera and survey.kind in ("pictures", "pairs"):
-        kinds = ", ".join(sorted({file.suffix.lower() for file in camera}))
-        count = len(camera) - len(twins)
-        survey.notes.append(
-            f"{count_of(count, 'picture')} of {kinds} with 8 bits, decoded once into the cache of datasets"
-        )
-        survey.left_out += [tell_twins(twins)] if twins else []
 
 
 def _refuse_masks(folder: Path) -> None:
@@ -197,6 +192,8 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     """Pictures, sounds, texts and lists of numbers, as a training reads them."""
     train = {"path": path, "split": "train", **rename(hints.label)}
     data = open_source(DataSource(**train))
+    # Names of members and of their tar are no texts.
+    data = data.select_columns([name for name in data.column_names if not name.startswith("__")])
     if not len(data):
         raise DataError(f"{path} holds no example: add rows or files.")
     labels = [name for name in data.column_names if LABEL.fullmatch(name)]
@@ -292,9 +289,7 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
     places = (place for parent in outer for place in parent.iterdir() if place.is_dir() and is_seen(place.name))
     holding = {parent for file in read for parent in file.parents}
     if empty := sorted(place.name for place in places if place not in holding):
-        survey.left_out.append(
-            f"the folder{'s' if len(empty) > 1 else ''} {shorten(empty)}, without a file of this kind"
-        )
+        survey.left_out.append(f"the folder{'s' if len(empty) > 1 else ''} {shorten(empty)}, without such a file")
     if survey.named and len(above) > 1:
         survey.notes.append(
             f"WARNING: the inner folders are the classes, and {shorten(sorted(above))} above them are not; "
@@ -318,9 +313,7 @@ def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> Non
     cells = [re.split(r"[\s,;|]+", text.strip()) for text in head[texts[0]].dropna()]
     rows = [len(row) > 2 and sum(map(is_number, row)) >= len(row) - 1 for row in cells]
     if len(texts) == 1 and not hints.inputs and rows and sum(rows) >= 0.9 * len(rows):
-        raise DataError(
-            f"{path} holds lines of numbers. {_TABLES} If they are texts, say {option('inputs', texts[0])}."
-        )
+        raise DataError(f"{path} holds lines of numbers. {_TABLES} For texts say {option('inputs', texts[0])}.")
 
 
 def _refuse_labelled(path: str, lines: list[str]) -> None:
@@ -357,9 +350,7 @@ def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int])
     survey.square = len({side for size in sizes for side in size}) == 1
     survey.sides = sorted(min(size) for size in sizes)
     ends = dict.fromkeys(f"{width} x {height}" for width, height in (min(sizes, key=sorted), max(sizes, key=sorted)))
-    survey.about = (
-        f"{count_of(survey.count, 'picture')} of {' to '.join(ends)} pixels{', grey' if survey.gray else ''}"
-    )
+    survey.about = f"{count_of(len(data), 'picture')} of {' to '.join(ends)} pixels{', grey' if survey.gray else ''}"
 
 
 class _Header(NamedTuple):

@@ -8,6 +8,7 @@ import re
 import shlex
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ _CELLS: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_co
 _SAMPLE = 1 << 16
 _COMMENTS = ("#", "%", "//")
 _CODE = re.compile(r"0\d+|[-+]?\d{16,}")
+_SIGNED_CODE = re.compile(r"\d+[eE]\d+|\+\d+")
 # Keys, of which two would be one number as floats.
 _KEY = re.compile(r"\d{19,40}")
 _SEPARATORS = (",", ";", "\t", "|", "~", "^")
@@ -58,7 +60,9 @@ class TableError(DataError):
     """A file that is not a table."""
 
 
-def read_table(path: Path | str, keep_index: bool = False, held: bytes | None = None) -> Table:
+def read_table(
+    path: Path | str, keep_index: bool = False, held: bytes | None = None, label: str | None = None, raw: bool = False
+) -> Table:
     """
     Reads a CSV, TSV, JSON lines or parquet file.
 
@@ -66,6 +70,8 @@ def read_table(path: Path | str, keep_index: bool = False, held: bytes | None = 
         path (`Path`): The file, whose name errors have.
         keep_index (`bool`): Keeps first columns that count the rows, as they may name files.
         held (`bytes`, *optional*): What is in the file, of one in an archive.
+        label (`str`, *optional*): The column of classes, if its name does not say that.
+        raw (`bool`): Leaves all cells of text as they are written, also numbers.
 
     Raises:
         TableError: If it is not a table, contains an invalid number, or is too large for the free memory.
@@ -79,8 +85,9 @@ def read_table(path: Path | str, keep_index: bool = False, held: bytes | None = 
         elif path.suffix.lower() == ".jsonl":
             table = Table(pd.read_json(path, lines=True, dtype=False))
         else:
-            table = _read_table(path, path.read_bytes() if held is None else held)
-        _convert_columns(table)
+            table = _read_table(path, path.read_bytes() if held is None else held, label, raw)
+        if not raw:
+            _convert_columns(table, label)
     except (OSError, ValueError, TypeError, OverflowError, csv.Error, pd.errors.ParserWarning) as error:
         told = str(error).strip().partition("\n")[0].rstrip(".")
         if (found := _UNEVEN.search(told)) is not None:
@@ -134,7 +141,7 @@ def _plain_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _read_table(path: Path, held: bytes) -> Table:
+def _read_table(path: Path, held: bytes, label: str | None, raw: bool) -> Table:
     text, notes = _decode(held)
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
@@ -164,14 +171,18 @@ def _read_table(path: Path, held: bytes) -> Table:
     with warnings.catch_warnings():
         # It says that fields without a name are dropped.
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        warnings.simplefilter("ignore", pd.errors.DtypeWarning)
-        header, classes = "infer" if named else None, {name: str for name in first if LABEL.fullmatch(name)}
-        options = {**_CELLS, "header": header, "dtype": classes}
+        kinds = {name.lstrip(): str for name in first if LABEL.fullmatch(name.strip())}
+        # Read in parts, a long column would be of numbers in one and of texts in another.
+        options = {**_CELLS, "low_memory": False, "header": "infer" if named else None, "dtype": str if raw else kinds}
         if _has_plain_quotes(text, separator):
             options["quoting"] = csv.QUOTE_NONE
             notes.append("quotes are letters, as each line is a row")
         frame = pd.read_csv(io.StringIO(text), sep=separator, **options)
     frame.columns = [str(name).strip() for name in frame.columns]
+    if label in frame and pd.api.types.is_numeric_dtype(frame[label].dtype):
+        options |= {"dtype": str, "usecols": [frame.columns.get_loc(label)]}
+        written = pd.read_csv(io.StringIO(text), sep=separator, **options).iloc[:, 0]
+        frame[label] = written if _has_codes(written.dropna()) else frame[label]
     # As after a separator at the end of each line.
     empty = [name for name in frame.columns if name.startswith("Unnamed:") and frame[name].isna().all()]
     if empty and named:
@@ -266,16 +277,13 @@ def _begin_at_names(text: str, separator: str, notes: list[str]) -> str:
     return "\n".join(text.split("\n")[start:])
 
 
-def _counts_up(names: list[str]) -> bool:
-    """True if names are 0, 1, 2, …, as pandas writes columns without any."""
-    first = 0 if len(names) < _NAMELESS or str(names[0]).strip() == "0" else 1
-    return len(names) > 1 and [str(name).strip() for name in names] == [str(n + first) for n in range(len(names))]
-
-
 def _has_names(first: list[str], text: str, separator: str) -> bool:
     """True if the first line holds names; False if it is a series, with its class or without. Refuses another row."""
     words = [place for place, name in enumerate(first) if not is_number(_point(name, separator))]
-    if first and not _counts_up(first):
+    # 0, 1, 2, …, as pandas writes columns without any.
+    start = 0 if len(first) < _NAMELESS or first[0].strip() == "0" else 1
+    counts_up = len(first) > 1 and [name.strip() for name in first] == [str(n + start) for n in range(len(first))]
+    if first and not counts_up:
         # The class, first or last, is one that other rows have in its place.
         classes = words if len(first) > _NAMELESS and words in ([0], [len(first) - 1]) else []
         numbers = not words and len(first) >= _NAMELESS and len(set(first)) > 2
@@ -337,7 +345,7 @@ def _drop_units(table: Table) -> None:
         table.notes.append(f"a row of units: {told}")
 
 
-def _convert_columns(table: Table) -> None:
+def _convert_columns(table: Table, label: str | None) -> None:
     """Makes numbers of columns of texts that are some: with commas, thousands, words for what is missing."""
     frame = table.frame
     columns = {place: values for place, (_, values) in enumerate(frame.items()) if _has_texts(values)}
@@ -347,8 +355,8 @@ def _convert_columns(table: Table) -> None:
     changed: dict[int, pd.Series[float]] = {}
     for place, values in columns.items():
         rows, cells = find_filled(values)
-        # Classes are written as 01 and 02, or with more digits than a number keeps.
-        is_code = LABEL.fullmatch(str(frame.columns[place])) and any(map(_CODE.fullmatch, cells))
+        name = str(frame.columns[place])
+        is_code = (name == label or LABEL.fullmatch(name)) and _has_codes(cells)
         if is_code or (cells and all(map(_KEY.fullmatch, cells))):
             continue
         numbers, how = to_numbers(cells, decimal) if cells else (None, "")
@@ -357,7 +365,6 @@ def _convert_columns(table: Table) -> None:
         full = np.full(len(values), np.nan)
         if numbers is not None:
             full[rows] = numbers
-            name = str(frame.columns[place])
             said.setdefault(how, []).append(name)
             if np.isinf(full).any():
                 row = int(np.isinf(full).argmax()) + 1
@@ -368,6 +375,12 @@ def _convert_columns(table: Table) -> None:
         table.frame = pd.concat([changed.get(n, frame.iloc[:, n]) for n in range(len(frame.columns))], axis=1)
         table.frame.columns = frame.columns
     table.notes += [f"{how} in {shorten(names)}" for how, names in said.items() if how]
+
+
+def _has_codes(cells: Iterable[str]) -> bool:
+    """True for classes that are written as 01 and 02, all as 1e5 or +49, or with more digits than a number keeps."""
+    cells = [*cells]
+    return any(map(_CODE.fullmatch, cells)) or (bool(cells) and all(map(_SIGNED_CODE.fullmatch, cells)))
 
 
 def _has_texts(values: "pd.Series[Any]") -> bool:

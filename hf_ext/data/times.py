@@ -159,10 +159,7 @@ def seconds_of(values: "pd.Series[Any]", parts: list[np.ndarray] | None = None) 
         dates = _read_numbers(values)
         return values.to_numpy(dtype=np.float64, na_value=np.nan) if dates is None else dates
     if (date := unclear_date(values)) is not None:
-        raise DataError(
-            f"column {values.name!r}: dates such as {date} may start with the day or with the month: write them as "
-            "2024-12-31"
-        )
+        raise DataError(f"column {values.name!r}: {date} may start with the day or the month: write it as 2024-12-31")
     found = to_seconds(values)
     if found is None:
         row = next((row for row, cell in enumerate(values) if to_seconds(pd.Series([cell])) is None), 0)

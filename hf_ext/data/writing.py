@@ -105,10 +105,7 @@ def _schedule(survey: Survey, steps: int, batch: int, rate: float, gpu: bool, wa
 def _semanir(survey: Survey, gpu: bool) -> Fields:
     _refuse_deep(survey, survey.bits > 16)
     if _side(survey, 0.0) < _SMALLEST:
-        raise DataError(
-            f"{survey.train['path']} has pictures with a side of {survey.sides[0]} pixels: leave out those below "
-            f"{_SMALLEST}."
-        )
+        raise DataError(f"{survey.train['path']} has sides of {survey.sides[0]} pixels: remove any below {_SMALLEST}.")
     if survey.kind == "pairs":
         task: Fields = {"degradation": ({"kind": "paired"}, f"Pairs: {survey.roles[0]}.")}
     else:
@@ -208,14 +205,11 @@ def _series(survey: Survey, gpu: bool) -> tuple[str, Fields]:
         return "mrconv-regression", {**fields, "target_columns": (["label"], "Column of the value to predict.")}
     if survey.rows_have_labels:
         return "mrconv-positions", {**fields, **_classes(survey)}
-    crop = (
-        "Training uses random windows of a series, shorter by up to this share; set 0.0 if a class depends on",
-        "the time of an event.",
-    )
+    crop = "Training uses random windows, shorter by up to this share; set 0.0 if a class depends on an event's time."
     return "mrconv-series", {
         **fields,
         "deltas": (True, "The model also gets the difference of each channel between steps."),
-        "crop": (0.4, *crop),
+        "crop": (0.4, crop),
         **_classes(survey),
     }
 

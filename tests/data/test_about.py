@@ -136,9 +136,10 @@ def test_a_column_that_is_called_as_the_files_themselves_is_refused(tmp_path):
 def test_two_tables_of_the_same_files_are_refused(tmp_path, walks):
     write_pictures(tmp_path / "pictures", [""], COUNT)
     for folder, text in ((tmp_path / "pictures", rows_of()), (walks, as_table(NAMES))):
-        write_files(folder, dict.fromkeys(("labels.csv", "more.csv"), text))
-        with refused(DataError, "labels.csv", "more.csv"):
-            look_at(str(folder))
+        for names in (["labels.csv", "more.csv"], ["metadata.csv", "metadata.jsonl"]):
+            write_files(folder, dict.fromkeys(names, text))
+            with refused(DataError, *names):
+                look_at(str(folder))
 
 
 @pytest.mark.parametrize("split", ["", "train"])

@@ -81,10 +81,7 @@ def test_lists_whose_labels_are_of_several_kinds_are_refused(tmp_path, labels):
 )
 def test_files_of_one_source_have_the_same_columns(tmp_path, name, label, facts):
     for number, columns in enumerate(({"text": "Satz", "label": 1}, {name: "Satz", "label": label})):
-        cells = {
-            key: [f"{value} {step}" if key != "label" else value for step in range(9)]
-            for key, value in columns.items()
-        }
+        cells = {key: [f"{cell} {n}" if key != "label" else cell for n in range(9)] for key, cell in columns.items()}
         (tmp_path / f"{number}.csv").write_text(rows(cells, ";"))
     source = DataSource(str(tmp_path / "*.csv"))
     if facts:

@@ -281,13 +281,3 @@ def test_files_are_found_from_the_working_folder_and_gone_ones_not_in_the_cache(
     (tmp_path / "words").rename(tmp_path / "moved")
     with refused(SourceError, "confirms", "folder"):
         open_source(DataSource("words"))
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_brackets_in_names_are_no_pattern(tmp_path, streaming):
-    folder = tmp_path / "texts [2020]"
-    file = write_lines(folder / "rows[1].jsonl", [{"text": "a"}])
-    assert texts(DataSource(file, streaming=streaming)) == ["a"]
-    assert texts(DataSource(str(tmp_path / "texts ?2020?" / "*.jsonl"), streaming=streaming)) == ["a"]
-    with refused(SourceError, "[2020"):
-        open_source(DataSource(str(folder), streaming=streaming))

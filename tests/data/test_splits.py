@@ -59,9 +59,7 @@ KINDS = {
 
 def require_apart(values: list, chosen: np.ndarray) -> None:
     """Some examples are held out, and none of their values is on the other side."""
-    sides = [
-        {str(value) for value, held in zip(values, chosen, strict=True) if held == side} for side in (True, False)
-    ]
+    sides = [{str(value) for value, own in zip(values, chosen, strict=True) if own == side} for side in (True, False)]
     assert chosen.any() and not sides[0] & sides[1]
 
 
@@ -182,11 +180,7 @@ def test_many_small_classes_give_a_share_and_few_give_one_each():
 
 
 def test_a_column_of_splits_decides():
-    rows = {
-        "text": [f"words {n}" for n in range(20)],
-        "split": ["train", "TEST"] * 10,
-        "label": ["a", "b", "b", "a"] * 5,
-    }
+    rows = {"text": [f"words {n}" for n in range(20)], "split": ["train", "TEST"] * 10, "label": [*"abba"] * 5}
     assert split_examples(datasets.Dataset.from_dict(rows), 0.1, 0)[0].tolist() == [False, True] * 10
 
 
