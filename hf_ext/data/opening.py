@@ -21,7 +21,7 @@ from hf_ext import __version__
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import open_described, open_text_folders
+from .about import find_folder, open_described, open_text_folders, require_train
 from .broken import UNOPENABLE, is_broken_picture
 from .builders import RecordingFolder, TableFiles
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
@@ -31,7 +31,7 @@ from .source import DataSource, SourcePart
 from .splits import SPLIT_WORDS, hold_out, make_part, slice_split
 from .tables import is_utf8
 from .tars import find_tars, refuse_cut_tars
-from .walking import list_files
+from .walking import has_linked_folders, list_files
 
 # Files of words that `datasets` reads.
 _WORD_SUFFIXES = {".txt", ".json", ".jsonl"}
@@ -110,6 +110,7 @@ _FORMATS = re.compile(r"(?:Unable to find|Couldn't find any data file at) (\S+) 
 _SPLITS = re.compile(r'Unknown split ("\w+")\. Should be one of (\[.*?\])\.?')
 _PLAIN = {
     "doesn't contain any data files": "holds no files, or links to folders alone: copy what they lead to, cp -rL",
+    "invalid literal for int() with base 10: b": "a .cls file of webdataset, which holds a whole number, holds ",
     'Instruction "train" corresponds to no data!': "it holds no example",
 }
 _KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy, .ts"
@@ -180,6 +181,10 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     if not first.is_dir():
         # `data_files` with the split's name makes any split work; `datasets` would read brackets as patterns.
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
+    elif (sounds or any(file.suffix.lower() in IMAGE_SUFFIXES for file in looked_at)) and has_linked_folders(first):
+        # A split is a folder here; the names of files are not looked at.
+        require_train(first, place := find_folder(first, source.split), source.split)
+        files = {source.split.partition("[")[0]: [glob.escape(str(file.absolute())) for file in list_files(place)]}
     if sounds:
         return _build(RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder), source)
     # `datasets` knows no .CSV and no .Jpg.

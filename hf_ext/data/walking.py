@@ -23,3 +23,10 @@ def list_files(*places: Path | str) -> Iterator[Path]:
 def _leads_back(folder: Path) -> bool:
     """True for a link to a folder on the way to it, also by way of other links: it would lead round and round."""
     return folder.is_symlink() and any(place.resolve().is_relative_to(folder.resolve()) for place in folder.parents)
+
+
+def has_linked_folders(folder: Path) -> bool:
+    """True if folders that are seen below a folder are links, which `datasets` does not follow."""
+    return any(
+        is_seen(name) and Path(place, name).is_symlink() for place, names, _ in os.walk(folder) for name in names
+    )

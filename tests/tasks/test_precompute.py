@@ -24,7 +24,7 @@ from hf_ext.tasks import precompute_sources as sources
 from hf_ext.tasks.diffusion_data import Crops, cut_view
 from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
 from hf_ext.tasks.precompute import precompute
-from hf_ext.tasks.tar_files import unpack_row
+from hf_ext.tasks.tar_files import unpack_row, write_tar
 from hf_ext.training.data import TrainingLoader
 from tests.disentangled_dit.pipeline_testing import make_vae
 from tests.kit.models import assert_same_answers
@@ -364,6 +364,61 @@ def test_a_training_on_tar_files_of_latents_is_that_on_parquet(tmp_path, picture
     for row, wanted in zip(packed, plain, strict=True):
         found = unpack_row(row)
         assert [found[name] or None for name in wanted] == [value or None for value in wanted.values()]
+
+
+# Of examples that come late in a tar file; the first ones say what the columns hold.
+LATE = {
+    "a word for a class": {"cls": b"cat"},
+    "no UTF-8": {"txt": b"\xff"},
+    "no JSON": {"json": b"{"},
+    "JSON of another type": {"json": b'{"size": "large"}'},
+    "a second picture": {"png": png(np.zeros((16, 16, 3), np.uint8))},
+}
+
+
+def test_examples_of_a_tar_file_that_cannot_be_read_are_named_and_left_out(tmp_path, vae):
+    generator, examples = np.random.default_rng(0), []
+    for number in range(12):
+        pixels = generator.integers(256, size=(20, 16, 3), dtype=np.uint8)
+        examples.append((f"{number:03d}", {"png": png(pixels), "cls": b"1", "txt": b"a hen", "json": b'{"size": 3}'}))
+    late = dict(zip(range(6, 11), LATE, strict=True))
+    found = {}
+    for name in ("whole", "late"):
+        (tmp_path / name).mkdir()
+        rows: list = []
+        with (tmp_path / name / "0.tar").open("wb") as file:
+            for number, (key, row) in enumerate(examples):
+                part = LATE[late[number]] if name == "late" and number in late else {}
+                # A second file of the same name is a neighbour of the first.
+                rows += [(key, row), (key, part)] if "png" in part else [(key, row | part)]
+            write_tar(file, rows)
+        chosen = settings(tmp_path / name, vae, max_bad_examples=0.5)
+        found[name] = {row["__key__"]: row for row in rows_of(precompute(chosen, tmp_path / f"out-{name}"))}
+    assert sorted(found["late"]) == [f"{number:03d}" for number in range(12) if number not in late]
+    assert all(row["crop"] == found["whole"][key]["crop"] for key, row in found["late"].items())
+    listed = [json.loads(row) for row in (tmp_path / "out-late" / "bad_examples.jsonl").read_text().splitlines()]
+    assert [row["file"] for row in listed] == [f"0.tar::{number:03d}" for number in late]
+    assert "b'cat'" in listed[0]["reason"] and "'png'" in listed[4]["reason"]
+    # At once, where it is among the first ones.
+    with (tmp_path / "late" / "0.tar").open("wb") as file:
+        write_tar(file, [("000", {**examples[0][1], "cls": b"cat"}), *examples[1:]])
+    with refused(DataError, ".cls", "'cat'"):
+        precompute(settings(tmp_path / "late", vae), tmp_path / "out")
+
+
+@pytest.mark.parametrize("format", ["parquet", "tar"])
+def test_parts_that_were_cut_on_their_way_are_made_again(tmp_path, pictures, vae, monkeypatch, format):
+    chosen = settings(pictures, vae, shard_size=2, format=format)
+    whole = precompute(chosen, tmp_path / "whole")
+    with killed(monkeypatch, module._Work, "finish", 0):
+        precompute(chosen, tmp_path / "out")
+    first, second, third, *_ = sorted((tmp_path / "out.partial").glob("train-*"))
+    first.write_bytes(first.read_bytes()[:-600])
+    second.with_name(f"read-{second.stem.removeprefix('train-')}.json").write_text("[")
+    time = third.stat().st_mtime_ns
+    out = precompute(chosen, tmp_path / "out")
+    assert len(rows_of(out)) == len(rows_of(whole)) == 7 and (out / third.name).stat().st_mtime_ns == time
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
 
 
 def test_tar_files_that_do_not_fit_are_refused(tmp_path, pictures, vae):
