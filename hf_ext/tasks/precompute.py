@@ -26,6 +26,7 @@ from pyarrow.parquet import read_metadata
 
 from hf_ext.data.bad_examples import describe_bad, name_bad
 from hf_ext.data.broken import UNUSABLE
+from hf_ext.data.opening import find_files
 from hf_ext.data.tars import refuse_cut_tars
 from hf_ext.distributed import Ranks, require_device
 from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, write_json
@@ -101,6 +102,9 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
 def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells: bool) -> "_Work":
     """Checks everything, and opens the folder of the unfinished work."""
     require_new(out)
+    for place in (place for part in settings.source.parts or [settings.source] for place in find_files(part.path)):
+        if os.path.isdir(place) and partial.resolve().is_relative_to(Path(place).resolve()):
+            raise UsageError(f"{out} lies in {place}, and would be read as a part of the data: give another folder.")
     source = open_pictures(settings.source)
     pictures = [name for name, kind in source.features.items() if isinstance(kind, datasets.Image)]
     if settings.image_column == "image" and "image" not in source.features and len(pictures) == 1:
@@ -148,7 +152,8 @@ def keep_settings(
     """Notes the settings of work in a folder, with what the first call decides, or compares them: what is noted."""
     if not path.exists():
         write_json(path, {**wanted, **(first or {})})
-    found: dict[str, Any] = read_json(path)
+    if not isinstance(found := read_json(path), dict):
+        raise DataError(f"{path} holds no settings: restore the file, or remove it.")
     # What is noted and not wanted is an option that was left out.
     pairs = {name: (found.get(name), wanted.get(name)) for name in {**found, **wanted} if name not in (first or {})}
     if changed := [f"{name}: {noted!r} → {value!r}" for name, (noted, value) in pairs.items() if noted != value]:

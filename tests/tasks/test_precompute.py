@@ -198,6 +198,8 @@ def test_what_does_not_fit_is_refused(tmp_path, pictures, vae):
     (tmp_path / "there").mkdir()
     with refused(TakenError, path=tmp_path / "there"):
         precompute(settings(pictures, vae), tmp_path / "there")
+    with refused(UsageError, pictures, pictures / "deep"):
+        precompute(settings(pictures, vae), pictures / "deep" / "out")
     with refused(UsageError, "15 x 15 pixels"):
         precompute(settings(pictures, vae, image_size=15), tmp_path / "a")
     with refused(MissingColumn, "image", "label", column="photo"):
