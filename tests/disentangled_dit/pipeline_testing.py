@@ -73,9 +73,9 @@ def make_pipeline(scheduler=None, vae=None, **fields) -> DisentangledDiTPipeline
     return quiet(DisentangledDiTPipeline(transformer, scheduler or DDIMScheduler(), vae, None, None, id2label=LABELS))
 
 
-def from_picture(pipeline: DisentangledDiTPipeline, **options) -> DisentangledDiTImg2ImgPipeline:
+def from_picture(pipeline: DisentangledDiTPipeline) -> DisentangledDiTImg2ImgPipeline:
     """The same parts, and pictures to start from."""
-    return quiet(DisentangledDiTImg2ImgPipeline.from_pipe(pipeline, **options))
+    return quiet(DisentangledDiTImg2ImgPipeline.from_pipe(pipeline))
 
 
 def within_mask(pipeline: DisentangledDiTPipeline) -> DisentangledDiTInpaintPipeline:

@@ -42,11 +42,9 @@ def main() -> None:
     """In a process whose Hub is the embedded one: each kind of files, whole, interrupted, and changed on the way."""
     root, form, api, patch = Path(sys.argv[1]), sys.argv[2], HfApi(), pytest.MonkeyPatch()
     bad = write_folder(root / "photos")
-    folder = root / form
-    folder.mkdir()
-    if form == "files":
-        [path.rename(folder / path.name) for path in (root / "photos").iterdir()]
-    else:
+    folder = root / ("photos" if form == "files" else form)
+    if form != "files":
+        folder.mkdir()
         pack_tars(root / "photos", folder, 5) if form == "tars" else write_rows(root / "photos", folder, 5)
     make_vae().save_pretrained(root / "vae")
     api.create_repo("me/photos", repo_type="dataset")
