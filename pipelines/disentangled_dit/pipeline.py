@@ -938,7 +938,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         wanted = inspect.signature(cls.__init__).parameters
         given = {name: value for name, value in pipeline.components.items() if name in wanted} | kwargs
         networks = {name: value for name, value in given.items() if isinstance(value, torch.nn.Module)}
-        if "dtype" in kwargs or "torch_dtype" in kwargs:
+        if kwargs.get("dtype") or kwargs.get("torch_dtype"):
             return super().from_pipe(pipeline, **given)
         # diffusers would cast networks, which both pipelines share, to one type
         made = super().from_pipe(pipeline, **given | dict.fromkeys(networks))
