@@ -351,8 +351,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """Pictures as diffusers' processors read them rightly: opaque and of 8 bits, or numbers in [0, 1]."""
         if isinstance(pictures, list | tuple) and pictures:
             found = [cls._read_pictures(picture, name) for picture in pictures]
-            kinds = {isinstance(one, Image.Image) or (type(one), getattr(one, "shape", ())[-3:]) for one in found}
-            if len(kinds) > 1:
+            if len({isinstance(x, Image.Image) or (type(x), getattr(x, "shape", ())[-3:]) for x in found}) > 1:
                 raise ValueError(f"{name} is a list of several kinds; pictures, or arrays of one shape, are needed.")
             return found
         if isinstance(pictures, Image.Image):
@@ -877,18 +876,14 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         count = len(latents)
         known = dict(zip(self._callback_tensor_inputs, (latents, noise_pred, embeds, embeds[:-count]), strict=True))
         tensors = {name: known[name] for name in call.callback_on_step_end_tensor_inputs}
-        returned = call.callback_on_step_end(self, step, timestep, tensors)
-        changed: Any = {} if returned is None else returned
-        # how many rows a context needs is seen where it is used
-        first = {name: int(name.endswith("_embeds")) for name in known}
-        if not isinstance(changed, Mapping) or not all(
-            name in known and isinstance(value, Tensor) and value.shape[axis:] == known[name].shape[axis:]
-            for name, value in changed.items()
-            for axis in [first.get(name, 0)]
-        ):
-            shapes = {name: tuple(value.shape) for name, value in known.items()}
-            needed = f"None, or a dictionary with tensors of {shapes}, is needed"
-            raise ValueError(f"callback_on_step_end returned {returned!r:.200}; {needed}.")
+        changed: Any = call.callback_on_step_end(self, step, timestep, tensors)
+        changed = {} if changed is None else changed
+        for name, value in changed.items() if isinstance(changed, Mapping) else [("", changed)]:
+            # how many rows a context needs is seen where it is used
+            first = int(str(name).endswith("_embeds"))
+            if name not in known or not isinstance(value, Tensor) or value.shape[first:] != known[name].shape[first:]:
+                shapes = {key: [*tensor.shape] for key, tensor in known.items()}
+                raise ValueError(f"callback_on_step_end returned {name} {value!r:.200}; None or tensors: {shapes}.")
         changed = {name: value.to(known[name]) for name, value in changed.items()}
         embeds = changed.get("prompt_embeds", embeds)
         if "negative_prompt_embeds" in changed:
@@ -938,9 +933,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         wanted = inspect.signature(cls.__init__).parameters
         given = {name: value for name, value in pipeline.components.items() if name in wanted} | kwargs
         networks = {name: value for name, value in given.items() if isinstance(value, torch.nn.Module)}
-        if kwargs.get("dtype") or kwargs.get("torch_dtype"):
-            return super().from_pipe(pipeline, **given)
         # diffusers would cast networks, which both pipelines share, to one type
+        networks = {} if kwargs.get("dtype") or kwargs.get("torch_dtype") else networks
         made = super().from_pipe(pipeline, **given | dict.fromkeys(networks))
         made.register_modules(**networks)
         return made
