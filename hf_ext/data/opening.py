@@ -183,8 +183,8 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
     elif (sounds or any(file.suffix.lower() in IMAGE_SUFFIXES for file in looked_at)) and has_linked_folders(first):
         # A split is a folder here; the names of files are not looked at.
-        require_train(first, place := find_folder(first, source.split), source.split)
-        files = {source.split.partition("[")[0]: [glob.escape(str(file.absolute())) for file in list_files(place)]}
+        require_train(first, own := find_folder(first, source.split), source.split)
+        files = {source.split.partition("[")[0]: [glob.escape(str(file.absolute())) for file in list_files(own)]}
     if sounds:
         return _build(RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder), source)
     # `datasets` knows no .CSV and no .Jpg.

@@ -102,7 +102,8 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
 def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells: bool) -> "_Work":
     """Checks everything, and opens the folder of the unfinished work."""
     require_new(out)
-    for place in (place for part in settings.source.parts or [settings.source] for place in find_files(part.path)):
+    parts: list[Any] = settings.source.parts or [settings.source]
+    for place in (place for part in parts for place in find_files(part.path)):
         if os.path.isdir(place) and partial.resolve().is_relative_to(Path(place).resolve()):
             raise UsageError(f"{out} lies in {place}, and would be read as a part of the data: give another folder.")
     source = open_pictures(settings.source)

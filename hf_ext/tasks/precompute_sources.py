@@ -182,7 +182,7 @@ def _decode(
 
 def _first_step(stream: Any) -> Any:
     """The part of a stream that reads its files, as `datasets` found them."""
-    step = getattr(stream, "_ex_iterable", None)
+    step: Any = getattr(stream, "_ex_iterable", None)
     while hasattr(step, "ex_iterable"):
         step = step.ex_iterable
     return step
