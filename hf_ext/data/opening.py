@@ -110,6 +110,10 @@ def find_files(path: Any) -> list[str]:
 # The error of `datasets` lists four lines of irrelevant file name extensions.
 _FORMATS = re.compile(r"(?:Unable to find|Couldn't find any data file at) (\S+) with any supported extension \[.*\]")
 _SPLITS = re.compile(r'Unknown split ("\w+")\. Should be one of (\[.*?\])\.?')
+_PLAIN = {
+    "invalid literal for int() with base 10: b": "a .cls file of webdataset, which holds a whole number, holds ",
+    'Instruction "train" corresponds to no data!': "it holds no example",
+}
 _KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy, .ts"
 
 

@@ -228,11 +228,8 @@ def kernel_distance_of_subsets(
         `tuple[float, float]`: Mean over the subsets, and their standard deviation (not that of the mean).
     """
     pair = _check(first, second)
-    if not 2 <= subset_size <= min(len(values) for values in pair):
-        raise ValueError(
-            f"subset_size must be from 2 to the {min(len(values) for values in pair)} samples of the smaller set, got "
-            f"{subset_size}"
-        )
+    if not 2 <= subset_size <= (most := min(map(len, pair))):
+        raise ValueError(f"subset_size must be from 2 to the {most} samples of the smaller set, got {subset_size}")
     if subsets < 1:
         raise ValueError(f"subsets must be at least 1, got {subsets}")
     generator = np.random.default_rng(seed)

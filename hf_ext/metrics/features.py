@@ -162,7 +162,12 @@ class CLIPScores:
     @torch.no_grad()
     def __call__(self, images: Sequence[Any] | np.ndarray, texts: Sequence[str]) -> np.ndarray:
         """Scores [pairs], float64, of images and the text of each."""
-        pixels = self.processor(images=as_rgb(images), return_tensors="pt")
+        pictures = as_rgb(images)
+        if isinstance(texts, str) or len(texts) != len(pictures):
+            raise ValueError(
+                f"texts must be a list with one for each of the {len(pictures)} images, got {texts!r:.80}"
+            )
+        pixels = self.processor(images=pictures, return_tensors="pt")
         tokens = self.processor(text=list(texts), return_tensors="pt", padding=True, truncation=True)
         device = self.model.device
         seen = self.model.get_image_features(**pixels.to(device)).pooler_output.double()

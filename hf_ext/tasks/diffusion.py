@@ -35,14 +35,7 @@ from ..errors import DataError, UsageError
 from .checks import Scores, column, require
 from .diffusion_data import Crops, Size, cut_view
 from .diffusion_latents import encode_posterior, load_autoencoder, read_row, to_pixels
-from .diffusion_noise import (
-    Timesteps,
-    make_scheduler,
-    noise_shares,
-    noisy_samples,
-    objective_of,
-    weighted_error,
-)
+from .diffusion_noise import Timesteps, make_scheduler, noise_shares, noisy_samples, objective_of, weighted_error
 from .diffusion_texts import Captions, weigh_columns
 from .diffusion_transfer import Transfer, open_pipeline, transfer
 from .pictures import picture_of

@@ -87,14 +87,8 @@ class TextEncoder:
 
     def tokens(self, captions: str | list[str]) -> dict[str, Tensor]:
         """`input_ids` and `attention_mask` [.., max_length], padded on the right, cut where a caption is longer."""
-        found = self.tokenizer(
-            captions,
-            max_length=self.max_length,
-            padding="max_length",
-            truncation=True,
-            padding_side="right",
-            return_tensors="pt",
-        )
+        options: Any = {"padding": "max_length", "padding_side": "right", "max_length": self.max_length}
+        found = self.tokenizer(captions, truncation=True, return_tensors="pt", **options)
         names = ("input_ids", "attention_mask")
         return {name: found[name][0] if isinstance(captions, str) else found[name] for name in names}
 

@@ -20,10 +20,14 @@ import datasets
 import numpy as np
 import torch
 from diffusers import ModelMixin
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from PIL import Image
+from pyarrow.parquet import read_metadata
 
 from hf_ext.data.bad_examples import describe_bad, name_bad
 from hf_ext.data.broken import UNUSABLE
+from hf_ext.data.opening import find_files
+from hf_ext.data.tars import refuse_cut_tars
 from hf_ext.distributed import Ranks, require_device
 from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, write_json
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
@@ -98,6 +102,10 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
 def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells: bool) -> "_Work":
     """Checks everything, and opens the folder of the unfinished work."""
     require_new(out)
+    parts: list[Any] = settings.source.parts or [settings.source]
+    for place in (place for part in parts for place in find_files(part.path)):
+        if os.path.isdir(place) and partial.resolve().is_relative_to(Path(place).resolve()):
+            raise UsageError(f"{out} lies in {place}, and would be read as a part of the data: give another folder.")
     source = open_pictures(settings.source)
     pictures = [name for name, kind in source.features.items() if isinstance(kind, datasets.Image)]
     if settings.image_column == "image" and "image" not in source.features and len(pictures) == 1:
@@ -145,7 +153,8 @@ def keep_settings(
     """Notes the settings of work in a folder, with what the first call decides, or compares them: what is noted."""
     if not path.exists():
         write_json(path, {**wanted, **(first or {})})
-    found: dict[str, Any] = read_json(path)
+    if not isinstance(found := read_json(path), dict):
+        raise DataError(f"{path} holds no settings: restore the file, or remove it.")
     # What is noted and not wanted is an option that was left out.
     pairs = {name: (found.get(name), wanted.get(name)) for name in {**found, **wanted} if name not in (first or {})}
     if changed := [f"{name}: {noted!r} → {value!r}" for name, (noted, value) in pairs.items() if noted != value]:
@@ -207,13 +216,13 @@ class _Work:
         about = {SHAPE: pair, NULL: content, ENCODER: datasets.Value("string")} if states else {}
         return {**latents, **spread, **states, **about}
 
-    def _file(self, part: int) -> Path:
-        """As `datasets` names the files of a split."""
-        return self.folder / f"train-{self.source.names[part]}.{self.settings.format}"
-
-    def _record(self, part: int) -> Path:
-        """The number of examples that were read of a part, and the bad ones; it lasts until the end of the work."""
-        return self.folder / f"read-{self.source.names[part]}.json"
+    def _paths(self, part: int) -> tuple[Path, Path]:
+        """
+        The file of a part, as `datasets` names those of a split; and the number of examples that were read of it, with
+        the bad ones, which lasts until the end of the work.
+        """
+        name = self.source.names[part]
+        return self.folder / f"train-{name}.{self.settings.format}", self.folder / f"read-{name}.json"
 
     def clear(self) -> tuple[list[int], int]:
         """
@@ -221,15 +230,28 @@ class _Work:
         first, and the number of examples in the others.
         """
         remove_leftovers(self.folder)
-        parts = range(len(self.source.names))
-        wanted = {path for part in parts for path in (self._file(part), self._record(part))}
+        counts = [self._count(part) for part in range(len(self.source.names))]
+        wanted = {path for part, count in enumerate(counts) if count is not None for path in self._paths(part)}
         for path in self.folder.iterdir():
             if path.name.startswith(("train-", "read-", "taken-")) and path not in wanted:
                 path.unlink()
-        missing = [part for part in parts if not (self._file(part).exists() and self._record(part).exists())]
-        done = sum(read_json(self._record(part))["read"] for part in {*parts} - {*missing})
+        missing = [part for part, count in enumerate(counts) if count is None]
         # Whoever takes the last part keeps the others waiting: it should be a small one.
-        return sorted(missing, key=lambda part: -self.source.weights[part]), done
+        return sorted(missing, key=lambda part: -self.source.weights[part]), sum(filter(None, counts))
+
+    def _count(self, part: int) -> int | None:
+        """The number of examples that were read of a finished part; none where a file is absent, or not whole."""
+        file, record = self._paths(part)
+        try:
+            read: int = read_json(record)["read"]
+            if self.settings.format == "parquet":
+                read_metadata(file)
+            else:
+                refuse_cut_tars([file])
+        except UNUSABLE:
+            # Cut on its way from elsewhere: made again.
+            return None
+        return read
 
     def take(self, part: int) -> bool:
         """Takes a part, unless another process has it: file systems make a file for one of them."""
@@ -245,7 +267,7 @@ class _Work:
         if not rows and self.settings.format == "tar":
             # `datasets` opens no set whose first tar file is empty.
             return
-        with whole_file(self._file(part)) as file:
+        with whole_file(self._paths(part)[0]) as file:
             if self.settings.format == "parquet":
                 # By columns: a part whose pictures are all bad, or to which none was dealt, has no rows. The schema
                 # carries the features, such as the names of classes.
@@ -301,17 +323,20 @@ class _Work:
         # Grey pictures too: an autoencoder says how many channels it takes.
         channels = int(self.autoencoder.config.get("in_channels", 3))
         try:
-            other = dict(example.load())
+            digest, other = example.load()
             image: Image.Image | None = other.pop(self.settings.image_column)
             if image is None:
                 raise ValueError("it has no picture")
             size = nearest_bucket((image.height, image.width), self.settings.buckets)
             _check_picture(image, size)
-            generator = np.random.default_rng((self.settings.seed, 6, 0, int(example.digest[:15], 16)))
+            generator = np.random.default_rng((self.settings.seed, 6, 0, int(digest[:15], 16)))
             cut = cut_view(image, size, channels, self.settings.how, generator)
             for name in self.columns:
                 read_captions(other, name)
         except UNUSABLE as error:
+            if isinstance(error, HfHubHTTPError) and not isinstance(error, EntryNotFoundError):
+                # Not the picture's fault: the same call goes on later.
+                raise
             return name_bad(str(example.number), self.source.find_file(example.number), error.__cause__ or error)
         return other, size, cut
 
@@ -341,7 +366,7 @@ class _Work:
             if len(batch) == self.settings.batch_size:
                 yield waiting.pop(size)
         yield from waiting.values()
-        write_json(self._record(part), {"read": len(others) + len(bad), "bad": bad})
+        write_json(self._paths(part)[1], {"read": len(others) + len(bad), "bad": bad})
         if bad:
             self._require_few()
 

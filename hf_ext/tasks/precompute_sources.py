@@ -3,10 +3,13 @@
 Rows are dealt to parts by their content (file name, size, ends of the file, other columns), and the key of a part is a
 hash of them all: where one is removed, added or changed, its part alone is made again. Local tar files, and tar and
 parquet files of the Hub, are read from their beginning to their end, and nothing is copied: each is a part, whose key
-is a hash of its name and of what changes with its content.
+is a hash of its name and of what changes with its content. Pictures of the Hub that are files of their own are rows,
+and fetched one by one.
 """
 
 import hashlib
+import io
+import itertools
 import json
 import os
 import re
@@ -15,11 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pyarrow.compute as pc
+from datasets.packaged_modules.webdataset.webdataset import base_plus_ext
 from huggingface_hub import HfApi, HfFileSystem
 
 from hf_ext.data.bad_examples import decode_row, find_example_file, find_row_file, read_example
@@ -38,11 +43,10 @@ _HUB, _LOOKED_UP = "hf://datasets/", 500
 
 @dataclass
 class Example:
-    """A picture with its other columns, not read yet; its place and mirroring follow from the hash."""
+    """A picture with its other columns, not read yet, and the hash that its place and mirroring follow from."""
 
     number: int
-    digest: str
-    load: Callable[[], dict[str, Any]]
+    load: Callable[[], tuple[str, dict[str, Any]]]
 
 
 class Rows:
@@ -59,6 +63,7 @@ class Rows:
 
     def deal(self, parts: int, image_column: str) -> None:
         """Deals the rows to parts."""
+        self.image_column = image_column
         self.digests = hash_rows(self.data, image_column)
         self.parts: list[list[int]] = [[] for _ in range(parts)]
         for number, digest in enumerate(self.digests):
@@ -70,11 +75,28 @@ class Rows:
     def read(self, part: int) -> Iterator[Example]:
         """The examples of a part."""
         for number in self.parts[part]:
-            yield Example(number, self.digests[number], partial(read_example, self.data, number))
+            yield Example(number, partial(self._load, number))
+
+    def _load(self, number: int) -> tuple[str, dict[str, Any]]:
+        return self.digests[number], read_example(self.data, number)
 
     def find_file(self, number: int) -> str:
         """The file of an example's picture."""
         return find_example_file(self.data, number)
+
+
+class HubFiles(Rows):
+    """Pictures of the Hub, each a file of its own, which is fetched when it is encoded."""
+
+    def __init__(self, stream: datasets.IterableDataset):
+        super().__init__(datasets.Dataset.from_list([*stream.decode(False)], features=stream.features))
+        self.hub = HfFileSystem()
+
+    def _load(self, number: int) -> tuple[str, dict[str, Any]]:
+        row = self.data.with_format("arrow")[number : number + 1].to_pylist()[0]
+        if picture := row[self.image_column]:
+            picture["bytes"] = self.hub.cat_file(picture["path"], block_size=0)
+        return _decode(self.features, self.image_column, row)
 
 
 class Streams:
@@ -86,9 +108,28 @@ class Streams:
         # Where the file lay when it was read is no property of the picture.
         kinds = {name: kind for name, kind in (stream.features or {}).items() if name != "__url__"}
         self.features = datasets.Features(kinds)
+        self.unread = dict[int, str]()
+        if "tar_paths" in (step := _first_step(stream)).kwargs:
+            step.generate_examples_fn = partial(self._generate, step.generate_examples_fn)
         # To count those of the Hub, they would have to be read.
         is_here = not files[0].startswith(_HUB)
         self.count = sum(count_examples(Path(file)) for file in files) if is_here else None
+
+    def _generate(self, read: Any, tar_paths: list[str], tar_iterators: list[Any]) -> Iterator[tuple[int, Any]]:
+        """The examples of tar files, each read alone: of one that cannot be read the name, and the reason aside."""
+        features = read.__self__.info.features
+        for path, members in zip(tar_paths, tar_iterators, strict=True):
+            named = ((base_plus_ext(name)[0], name, file) for name, file in members)
+            for number, (key, group) in enumerate(itertools.groupby(filter(itemgetter(0), named), itemgetter(0))):
+                # Read before: an error of the tar file itself is none of an example.
+                files = [(name, io.BytesIO(file.read())) for _, name, file in group]
+                try:
+                    ((_, row),) = read(tar_paths=[path], tar_iterators=[files])
+                    features.encode_example(row)
+                except Exception as error:
+                    self.unread[number] = f"{type(error).__name__}: {error}"
+                    row = {**dict.fromkeys(features), "__key__": key, "__url__": path}
+                yield number, row
 
     def count_parts(self, size: int) -> int:
         """Each file is one."""
@@ -110,17 +151,14 @@ class Streams:
     def read(self, part: int) -> Iterator[Example]:
         """The examples of a file, in their order."""
         self.places = dict[int, str]()
+        self.unread.clear()
         stream = self.stream.shard(num_shards=len(self.files), index=part).decode(False)
         try:
             for number, row in enumerate(stream):
                 row.pop("__url__", None)
                 inner = find_row_file(row) or row.get("__key__") or f"row {number}"
                 self.places[number] = f"{Path(self.files[part]).name}::{inner}"
-                picture = row[self.image_column] or {"path": None, "bytes": None}
-                content = picture["bytes"] or b""
-                others = {name: value for name, value in row.items() if name != self.image_column}
-                digest = _hash(picture["path"], len(content), content[:_ENDS], content[-_ENDS:], others)
-                yield Example(number, digest, partial(decode_row, self.features, row))
+                yield Example(number, partial(_decode, self.features, self.image_column, row, self.unread.get(number)))
         except (tarfile.TarError, *UNUSABLE) as error:
             raise DataError(f"{self.files[part]} cannot be read beyond example {len(self.places)}: {error}") from error
 
@@ -129,32 +167,50 @@ class Streams:
         return self.places[number]
 
 
-def open_pictures(source: DataSource) -> Rows | Streams:
-    """Opens pictures: files that can be streamed as they are, everything else as a data set that is read by number."""
-    # A slice, and a part that is held out, are chosen by number.
-    if source.parts or "[" in source.split or source.hold_out:
-        return Rows(open_source(source))
-    found = find_files(source.path)
-    is_here = bool(found)
-    if is_here and not find_tars(found):
-        return Rows(open_source(source))
-    try:
-        stream: Any = open_source(replace(source, streaming=True))
-    except DataError:
-        if is_here:
-            raise
-        # What cannot be streamed can be copied, or is refused again.
-        return Rows(open_source(source))
-    # The files of the split, as `datasets` found them.
-    step = stream._ex_iterable
+def _decode(
+    features: datasets.Features, image_column: str, row: dict[str, Any], problem: str | None = None
+) -> tuple[str, dict[str, Any]]:
+    """The hash of a row that was not decoded, and the example."""
+    if problem is not None:
+        raise DataError(problem)
+    picture = row[image_column] or {"path": None, "bytes": None}
+    content = picture["bytes"] or b""
+    others = {name: value for name, value in row.items() if name != image_column}
+    digest = _hash(picture["path"], len(content), content[:_ENDS], content[-_ENDS:], others)
+    return digest, decode_row(features, row)
+
+
+def _first_step(stream: Any) -> Any:
+    """The part of a stream that reads its files, as `datasets` found them."""
+    step: Any = getattr(stream, "_ex_iterable", None)
     while hasattr(step, "ex_iterable"):
         step = step.ex_iterable
-    options = getattr(step, "kwargs", {})
-    files = options.get("tar_paths") or ([] if is_here else options.get("files")) or []
-    start, ends = "" if is_here else _HUB, (".tar", ".parquet")
-    known = all(isinstance(file, str) and file.startswith(start) and file.endswith(ends) for file in files)
-    if files and known and len(files) == stream.num_shards:
-        return Streams(stream, files)
+    return step
+
+
+def open_pictures(source: DataSource) -> Rows | Streams:
+    """Opens pictures: files that can be streamed as they are, everything else as a data set that is read by number."""
+    found = [] if source.parts else find_files(source.path)
+    # A slice, and a part that is held out, are chosen by number.
+    by_number = source.parts or "[" in source.split or source.hold_out or (found and not find_tars(found))
+    try:
+        stream: Any = None if by_number else open_source(replace(source, streaming=True))
+    except DataError:
+        if found:
+            raise
+        # What cannot be streamed can be copied, or is refused again.
+        stream = None
+    options = getattr(_first_step(stream), "kwargs", {})
+    files = options.get("tar_paths") or ([] if found else options.get("files")) or []
+    # Of a folder of pictures: the file, the folder of an archive that it was in, and the file again.
+    single = all(isinstance(file, tuple) and file[1] is None for file in files)
+    names = [file[2] for file in files] if single else files
+    start, ends = "" if found else _HUB, "" if single else (".tar", ".parquet")
+    if files and all(isinstance(name, str) and name.startswith(start) and name.endswith(ends) for name in names):
+        if single:
+            return HubFiles(stream)
+        if len(files) == stream.num_shards:
+            return Streams(stream, files)
     return Rows(open_source(source))
 
 
@@ -168,7 +224,8 @@ def _look_up(files: list[str]) -> list[tuple[int, str]]:
         asked = paths[start : start + _LOOKED_UP]
         found = HfApi().get_paths_info(of.repo_id, asked, revision=of.revision, repo_type=of.repo_type)
         known |= {about.path: about for about in found}
-    return [(known[path].size, known[path].blob_id) for path in paths]
+    # A table may name files that are not there.
+    return [(known[path].size, known[path].blob_id) if path in known else (0, "") for path in paths]
 
 
 def hash_rows(data: datasets.Dataset, image_column: str) -> list[str]:
@@ -184,7 +241,10 @@ def hash_rows(data: datasets.Dataset, image_column: str) -> list[str]:
         ends = (pc.binary_slice(contents, 0, _ENDS), pc.binary_slice(contents, -_ENDS))
         others = rows.drop_columns([image_column]).to_pylist()
         heads, tails = (part.to_pylist() for part in ends)
+        away = [path for path in paths.to_pylist() if path and path.startswith(_HUB)]
+        known = dict(zip(away, _look_up(away), strict=True)) if away else {}
         for path, size, head, tail, other in zip(paths.to_pylist(), sizes, heads, tails, others, strict=True):
+            size = known.get(path, size)
             if size is None and path and os.path.isfile(path):
                 # An exchanged picture without compression has the same size.
                 size = os.path.getsize(path)

@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -350,7 +350,10 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     def _read_pictures(cls, pictures: Any, name: str) -> Any:
         """Pictures as diffusers' processors read them rightly: opaque and of 8 bits, or numbers in [0, 1]."""
         if isinstance(pictures, list | tuple) and pictures:
-            return [cls._read_pictures(picture, name) for picture in pictures]
+            found = [cls._read_pictures(picture, name) for picture in pictures]
+            if len({isinstance(x, Image.Image) or (type(x), getattr(x, "shape", ())[-3:]) for x in found}) > 1:
+                raise ValueError(f"{name} is a list of several kinds; pictures, or arrays of one shape, are needed.")
+            return found
         if isinstance(pictures, Image.Image):
             if pictures.mode[0] in "IF":
                 raise ValueError(f"{name} has PIL mode {pictures.mode!r}; convert it to 8 bits ('L' or 'RGB').")
@@ -873,7 +876,15 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         count = len(latents)
         known = dict(zip(self._callback_tensor_inputs, (latents, noise_pred, embeds, embeds[:-count]), strict=True))
         tensors = {name: known[name] for name in call.callback_on_step_end_tensor_inputs}
-        changed = call.callback_on_step_end(self, step, timestep, tensors) or {}
+        changed: Any = call.callback_on_step_end(self, step, timestep, tensors)
+        changed = {} if changed is None else changed
+        for name, value in changed.items() if isinstance(changed, Mapping) else [("", changed)]:
+            # how many rows a context needs is seen where it is used
+            first = int(str(name).endswith("_embeds"))
+            if name not in known or not isinstance(value, Tensor) or value.shape[first:] != known[name].shape[first:]:
+                shapes = {key: [*tensor.shape] for key, tensor in known.items()}
+                raise ValueError(f"callback_on_step_end returned {name} {value!r:.200}; None or tensors: {shapes}.")
+        changed = {name: value.to(known[name]) for name, value in changed.items()}
         embeds = changed.get("prompt_embeds", embeds)
         if "negative_prompt_embeds" in changed:
             embeds = torch.cat([changed["negative_prompt_embeds"], embeds[-count:]])
@@ -896,6 +907,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             self._LOGGER.warning("The model has no controls: control_guidance_scale changes nothing.")
         if call.output_type not in self._OUTPUT_TYPES:
             raise ValueError(f"output_type is {call.output_type!r}; one of {', '.join(self._OUTPUT_TYPES)} fits.")
+        if call.callback_on_step_end is not None and not callable(call.callback_on_step_end):
+            raise ValueError(f"callback_on_step_end is {call.callback_on_step_end!r:.200}; a function is needed.")
         names, known = call.callback_on_step_end_tensor_inputs, self._callback_tensor_inputs
         if not isinstance(names, list | tuple) or not all(name in known for name in names):
             raise ValueError(f"callback_on_step_end_tensor_inputs is {names!r}; a list of names of {known} is needed.")
@@ -918,10 +931,13 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """A pipeline with the components of another, not copied; `kwargs` are used instead of them."""
         # diffusers would compare classes, and the type of the transformer is another where it is remote code
         wanted = inspect.signature(cls.__init__).parameters
-        components = {name: value for name, value in pipeline.components.items() if name in wanted}
-        if "dtype" not in kwargs and "torch_dtype" not in kwargs:
-            kwargs["dtype"] = pipeline.dtype
-        return super().from_pipe(pipeline, **{**components, **kwargs})
+        given = {name: value for name, value in pipeline.components.items() if name in wanted} | kwargs
+        networks = {name: value for name, value in given.items() if isinstance(value, torch.nn.Module)}
+        # diffusers would cast networks, which both pipelines share, to one type
+        networks = {} if kwargs.get("dtype") or kwargs.get("torch_dtype") else networks
+        made = super().from_pipe(pipeline, **given | dict.fromkeys(networks))
+        made.register_modules(**networks)
+        return made
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *arguments: Any, **kwargs: Any) -> None:
         """Saves the pipeline and the code that loads it: `pipeline.py`, and the transformer's file beside its weights.

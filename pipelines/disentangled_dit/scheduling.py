@@ -15,15 +15,10 @@ from typing import Any
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler, SchedulerMixin
 
+from .pipeline import DisentangledDiTPipeline
+
 # Without these, FlowMatchEulerDiscreteScheduler spaces its noise levels by `shift`.
-_FLOW_SPACINGS = (
-    "use_dynamic_shifting",
-    "shift_terminal",
-    "invert_sigmas",
-    "use_karras_sigmas",
-    "use_exponential_sigmas",
-    "use_beta_sigmas",
-)
+_FLOW_SPACINGS = ("use_dynamic_shifting", "shift_terminal", "invert_sigmas", *DisentangledDiTPipeline._SPACINGS)
 
 
 def rescale_noise_schedule(

@@ -33,10 +33,10 @@ def test_hidden_files_are_no_data_and_links_are(tmp_path, kind):
     # A link to a folder above leads nowhere new.
     Path(place, names[0], "above").symlink_to(place)
     assert look_at(str(place)).lines == before.lines and len(open_apart(before.train, before.eval)[1])
-    if kind in ("pairs", "series"):
-        Path(tmp_path, "linked").mkdir()
-        [Path(tmp_path, "linked", name).symlink_to(place / name) for name in names]
-        assert look_at(str(tmp_path / "linked")).lines == before.lines
+    Path(tmp_path, "linked").mkdir()
+    [Path(tmp_path, "linked", name).symlink_to(place / name) for name in names]
+    linked = look_at(str(tmp_path / "linked"))
+    assert linked.lines == before.lines and len(open_apart(linked.train, linked.eval)[1])
 
 
 @pytest.mark.parametrize("name", ["A.CSV", "A.Tsv", "A.JSONL", "A.TXT", "A.Parquet", "folder/A.CSV", "folder/A.Txt"])

@@ -133,6 +133,12 @@ def test_rescaled_guidance_has_the_spread_of_the_conditional_prediction():
 # Depths that pictures are not read with.
 DEEP = [Image.fromarray(BYTES[..., 0]).convert("I").convert(kind) for kind in ("I;16", "I", "F")]
 DEEP += [np.zeros((6, 10, 3), np.uint16), torch.zeros(1, 3, 6, 10, dtype=torch.int64), "a.png"]
+# Two kinds, two shapes.
+DEEP += [[Image.new("RGB", (10, 6)), BYTES], [torch.zeros(3, 6, 10), torch.zeros(3, 8, 8)]]
+# What a callback may not return: no dictionary, an unknown name, no tensors, tensors of another shape.
+RETURNED = [[1], [], "latents", torch.zeros(1, 3, 6, 10), {"latent": torch.zeros(1, 3, 6, 10)}, {"latents": None}]
+RETURNED += [{"latents": np.zeros((1, 3, 6, 10))}, {"latents": torch.zeros(2, 3, 6, 10)}]
+RETURNED += [{"prompt_embeds": torch.zeros(2, 1, 3)}, {"negative_prompt_embeds": torch.zeros(1, 9, 16)}]
 VALUES = {
     **dict.fromkeys(
         ("guidance_scale", "control_guidance_scale", "guidance_rescale", "eta"),
@@ -155,6 +161,7 @@ VALUES = {
     "width": [0],
     "output_type": ["jpg"],
     "attention_kwargs": [{"scale": None}, {"scale": "1"}, {"mask": 1}, [1]],
+    "callback_on_step_end": ["look", [print], *(lambda *step, value=value: value for value in RETURNED)],
     "callback_on_step_end_tensor_inputs": [None, "latents", [["latents"]]],
     "generator": [[None], ("a",), [torch.Generator()] * 2, 7, []],
     # floats up to 255, NaN, no picture; bytes of 0 and 1, no hole; of NumPy, not finite, none
@@ -171,6 +178,13 @@ def test_what_is_no_fitting_value_is_refused(name, value):
     call = {"class_labels": 0, "image": BYTES, "mask_image": np.ones((6, 10), dtype=bool), "strength": 1.0, **FEW}
     with refused(ValueError, name):
         within_mask(make_pipeline())(**{**call, name: value})
+
+
+def test_another_pipeline_of_the_same_parts_leaves_their_types():
+    pipeline = make_pipeline(vae=make_vae())
+    pipeline.transformer.to(torch.bfloat16)
+    made = from_picture(pipeline)
+    assert [made.transformer.dtype, made.vae.dtype, made.labels] == [torch.bfloat16, torch.float32, pipeline.labels]
 
 
 def test_a_callback_may_replace_the_null_context_alone():

@@ -157,14 +157,14 @@ def test_callbacks_see_and_change_every_step(pipeline):
 
     def note(pipe, step, timestep, tensors):
         steps.append((step, int(timestep), sorted(tensors), tensors["prompt_embeds"].shape[0]))
-        return {"latents": torch.zeros_like(tensors["latents"])} if step == 2 else {}
+        return {"latents": torch.zeros_like(tensors["latents"]).half()} if step == 2 else None
 
     images = pipeline(
         class_labels=[0, 1], latents=noise, callback_on_step_end=note,
         callback_on_step_end_tensor_inputs=["latents", "noise_pred", "prompt_embeds"], **FEW,
     ).images  # fmt: skip
     assert steps == [(i, t, ["latents", "noise_pred", "prompt_embeds"], 4) for i, t in enumerate((666, 333, 0))]
-    assert not images.any()
+    assert not images.any() and images.dtype == torch.float32
     with pytest.raises(ValueError, match="modulation"):
         pipeline(class_labels=0, callback_on_step_end=note, callback_on_step_end_tensor_inputs=["modulation"], **FEW)
 

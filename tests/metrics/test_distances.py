@@ -262,6 +262,9 @@ def test_clip_scores_are_the_models_own_similarities(clip):
     assert max(expected) > 0 and scores(images, texts).tolist() == pytest.approx(expected, abs=1e-3)
     with refused(TypeError, "PIL", "uint8"):
         scores([images[0] / 255.0], texts[:1])
+    for wrong in (texts[:1], texts[:2], "dog", []):
+        with refused(ValueError, "texts", "3 images"):
+            scores(images, wrong)
     torch.nn.init.zeros_(scores.model.text_projection.weight)
     with refused(ValueError, "zero", "finite"):
         scores(images, texts)

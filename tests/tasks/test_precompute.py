@@ -24,7 +24,7 @@ from hf_ext.tasks import precompute_sources as sources
 from hf_ext.tasks.diffusion_data import Crops, cut_view
 from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
 from hf_ext.tasks.precompute import precompute
-from hf_ext.tasks.tar_files import unpack_row
+from hf_ext.tasks.tar_files import unpack_row, write_tar
 from hf_ext.training.data import TrainingLoader
 from tests.disentangled_dit.pipeline_testing import make_vae
 from tests.kit.models import assert_same_answers
@@ -198,6 +198,8 @@ def test_what_does_not_fit_is_refused(tmp_path, pictures, vae):
     (tmp_path / "there").mkdir()
     with refused(TakenError, path=tmp_path / "there"):
         precompute(settings(pictures, vae), tmp_path / "there")
+    with refused(UsageError, pictures, pictures / "deep"):
+        precompute(settings(pictures, vae), pictures / "deep" / "out")
     with refused(UsageError, "15 x 15 pixels"):
         precompute(settings(pictures, vae, image_size=15), tmp_path / "a")
     with refused(MissingColumn, "image", "label", column="photo"):
@@ -364,6 +366,47 @@ def test_a_training_on_tar_files_of_latents_is_that_on_parquet(tmp_path, picture
     for row, wanted in zip(packed, plain, strict=True):
         found = unpack_row(row)
         assert [found[name] or None for name in wanted] == [value or None for value in wanted.values()]
+
+
+# Files that cannot be read, of examples that come late in a tar file: the first ones say what the columns hold.
+LATE = [{"cls": b"cat"}, {"txt": b"\xff"}, {"json": b"{"}, {"json": b'{"size": "large"}'}, {"png": b"second"}]
+
+
+def test_examples_of_a_tar_file_that_cannot_be_read_are_named_and_left_out(tmp_path, vae):
+    pictures = np.random.default_rng(0).integers(256, size=(12, 20, 16, 3), dtype=np.uint8)
+
+    def encode(name, changes):
+        rows: list = []
+        for number, pixels in enumerate(pictures):
+            row = {"png": png(pixels), "cls": b"1", "txt": b"a hen", "json": b'{"size": 3}'}
+            change = changes.get(number, {})
+            # A second file of the same name is a neighbour of the first.
+            rows += [(f"{number:03d}", each) for each in ([row, change] if "png" in change else [row | change])]
+        (tmp_path / name).mkdir()
+        with (tmp_path / name / "0.tar").open("wb") as file:
+            write_tar(file, rows)
+        out = precompute(settings(tmp_path / name, vae, max_bad_examples=0.5), tmp_path / f"out-{name}")
+        return {row["__key__"]: row["crop"] for row in rows_of(out)}
+
+    late = dict(enumerate(LATE, 6))
+    found, whole = encode("late", late), encode("whole", {})
+    assert found == {key: crop for key, crop in whole.items() if int(key) not in late} and len(whole) == 12
+    listed = [json.loads(row) for row in (tmp_path / "out-late" / "bad_examples.jsonl").read_text().splitlines()]
+    assert [row["file"] for row in listed] == [f"0.tar::{number:03d}" for number in late]
+    assert "b'cat'" in listed[0]["reason"] and "'png'" in listed[4]["reason"]
+    with refused(DataError, ".cls", "'cat'"):
+        encode("early", {2: LATE[0]})
+
+
+@pytest.mark.parametrize("format", ["parquet", "tar"])
+def test_parts_that_were_cut_on_their_way_are_made_again(tmp_path, pictures, vae, monkeypatch, format):
+    chosen = settings(pictures, vae, shard_size=2, format=format)
+    with killed(monkeypatch, module._Work, "finish", 0):
+        precompute(chosen, tmp_path / "out")
+    first, second, *_ = sorted((tmp_path / "out.partial").glob("train-*"))
+    first.write_bytes(first.read_bytes()[:-600])
+    second.with_name(f"read-{second.stem.removeprefix('train-')}.json").write_text("[")
+    assert len(rows_of(precompute(chosen, tmp_path / "out"))) == 7
 
 
 def test_tar_files_that_do_not_fit_are_refused(tmp_path, pictures, vae):
