@@ -53,7 +53,8 @@ class Snapshot:
         self.folders = _tree_ids(files)
         for path in self.folders:
             if path in files:
-                raise HubError(400, f"{path!r} cannot be a file and a folder at once")
+                told = f"{path!r} cannot be a file and a folder at once: delete one of them in the same commit"
+                raise HubError(400, told)
 
     def children(self, folder: str, recursive: bool) -> list[str]:
         """Sorted paths of the files and folders below a folder."""

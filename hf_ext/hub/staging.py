@@ -152,9 +152,10 @@ def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
     copy_files(folder, out, lambda name: is_loaded(name) or is_described(name))
     if (variant := find_variant(folder)) is not None:
         # Loaders look for the plain names unless they are told; an index names its shards, which keep theirs.
-        for suffix in (f".{variant}.safetensors", f".safetensors.index.{variant}.json"):
-            if (out / f"model{suffix}").is_file():
-                (out / f"model{suffix}").rename(out / f"model{suffix.replace(f'.{variant}', '')}")
+        for suffix in (f"model.{variant}.safetensors", f"model.safetensors.index.{variant}.json"):
+            for path in (out / suffix, out / f"diffusion_pytorch_{suffix}"):
+                if path.is_file():
+                    path.rename(path.with_name(path.name.replace(f".{variant}", "")))
     # loaders may be told to read each of them
     for path in sorted([*out.glob("*.safetensors"), *out.glob("*.safetensors.index*.json")]):
         with open_checkpoint(path):
