@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from .front_matter import find_lines, read_front_matter
+from .front_matter import find_lines, is_unclosed, read_front_matter
 
 _LICENSES = """
 afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
@@ -70,6 +70,8 @@ class CardRefused(ValueError):
 
 def check_card(card: str, metadata: dict[str, Any] | None = None) -> list[Problem]:
     """All that is wrong with the metadata of a card, by lines. A ValueError: they cannot be read."""
+    if is_unclosed(card):
+        return [Problem(1, "---", "begins metadata that no line --- ends, so the Hub reads none", False)]
     # Each reading of a megabyte takes seconds: it is read once, and again for lines where something is wrong.
     broken = list(_apply(read_front_matter(card) if metadata is None else metadata))
     lines = find_lines(card) if broken else {}

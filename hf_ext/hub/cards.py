@@ -231,6 +231,8 @@ def _read_config(folder: Path, part: CardPart | None) -> tuple[dict[str, Any], s
         return read_json_object(folder / "adapter_config.json", optional=True), "adapter.md"
     config = read_json_object(folder / "config.json", optional=True)
     model_type = config.get("model_type")
+    if "_class_name" in config:
+        raise DataError(f"{folder}: no card can be written for a part of a pipeline; write its README.md by hand")
     if not isinstance(model_type, str):
         raise DataError(f"{folder}/config.json: model_type is {model_type!r}; check that it is the folder of a model")
     if installed_room(model_type) is not None:

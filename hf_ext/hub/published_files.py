@@ -171,6 +171,6 @@ def _reason(folder: Path, name: str, path: Path) -> str:
         return "a link that leaves the folder"
     if name.endswith(".py"):
         return "code; the files of the installed package are published instead"
-    if _WEIGHTS.fullmatch(name):
+    if _WEIGHTS.fullmatch(path.name):
         return "weights of a variant; the model is uploaded once, under the default names"
     return "not a file of a model"
