@@ -169,8 +169,7 @@ def create_pull(request: Request, repository: Repository) -> Response:
     if payload.get("pullRequest") is not True:
         raise HubError(400, "this Hub supports pull requests, but no other discussions")
     # It is one line of the commit that merges.
-    title = " ".join(text(payload, "title").split())
-    if not title:
+    if not (title := " ".join(text(payload, "title").split())):
         raise HubError(400, "the title of a pull request must not be empty")
     pull = repository.open_pull("main", title, text(payload, "description", ""), None)
     return json_response(descriptions.describe_pull(repository, pull))

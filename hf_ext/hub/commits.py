@@ -143,7 +143,8 @@ def commit_folder(
 
 def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path], create_pr: bool) -> None:
     """Refuses files that the Hub would silently drop because of its .gitignore."""
-    url = f"{api.endpoint}/api/models/{repo_id}/preupload/{quote(branch, safe='')}"
+    # Who may not write to a repository may ask all the same, for a pull request.
+    url = f"{api.endpoint}/api/models/{repo_id}/preupload/{quote(branch, safe='')}{'?create_pr=1' * create_pr}"
     headers = build_hf_headers(token=api.token)
     ignored: dict[str, str] = {}
     files = [
@@ -152,13 +153,10 @@ def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path
     ]
     for start in range(0, len(files), _FILES_A_QUESTION):
         part = files[start : start + _FILES_A_QUESTION]
-        # Who may not write to a repository may ask all the same, for a pull request.
-        params = {"create_pr": "1"} if create_pr else None
-        answer = get_session().post(url, json={"files": part}, headers=headers, params=params)
+        answer = get_session().post(url, json={"files": part}, headers=headers)
         hf_raise_for_status(answer)
-        for file in answer.json()["files"]:
-            if file["shouldIgnore"]:
-                ignored[file["path"]] = "the .gitignore of the repository excludes it"
+        asked = [file["path"] for file in answer.json()["files"] if file["shouldIgnore"]]
+        ignored |= dict.fromkeys(asked, "the .gitignore of the repository excludes it")
     if ignored:
         raise NotOnHub(repo_id, ignored, "Nothing was uploaded. Remove the names from .gitignore, and push again")
 
@@ -167,10 +165,9 @@ def _refuse_shadows(repo_id: str, paths: dict[str, Path], left: list[str]) -> No
     """Refuses a folder where the repository has a file that stays there, and a file where it has a folder."""
     above = {name: {str(folder) for folder in PurePosixPath(name).parents} for name in (*paths, *left)}
     folders = set[str]().union(*(above[name] for name in paths))
-    shadows = {name: "it is a file there, and a folder here" for name in left if name in folders}
-    shadows |= {name: "its folder there is a file here" for name in left if above[name] & paths.keys()}
-    if shadows:
-        raise NotOnHub(repo_id, shadows, "Nothing was uploaded. Delete or rename them on the Hub, and push again")
+    if shadows := [name for name in left if name in folders or above[name] & paths.keys()]:
+        told = dict.fromkeys(shadows, "a file there is a folder here, or its folder there is a file here")
+        raise NotOnHub(repo_id, told, "Nothing was uploaded. Delete or rename them on the Hub, and push again")
 
 
 def _read_start(path: Path) -> bytes:

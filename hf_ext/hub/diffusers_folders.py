@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
@@ -92,12 +91,10 @@ def save_again(folder: Path, out: Path) -> None:
         raise NotPublished(f"{folder}: {found[0]} is a pickle, which is never published; remove it first")
     variants = {find_variant(part) for part in folder.iterdir() if part.is_dir()} - {None}
     options = {"use_safetensors": True, "local_files_only": True, "variant": next(iter(variants), None)}
-    kept: dict[str, set[torch.dtype]] = {}
-    for tensor in read_headers(folder):
-        if tensor.dtype.is_floating_point:
-            kept.setdefault(tensor.file.partition("/")[0], set()).add(tensor.dtype)
+    kept = {(each.file.partition("/")[0], each.dtype) for each in read_headers(folder) if each.dtype.is_floating_point}
+    parts = [part for part, _ in kept]
     # diffusers would make each network a float32 one; of a mixed one that holds all values.
-    dtypes = {part: found.pop() for part, found in kept.items() if len(found) == 1}
+    dtypes = {part: dtype for part, dtype in kept if parts.count(part) == 1}
     try:
         pipeline = getattr(_pipelines(), name).from_pretrained(folder, torch_dtype=dtypes or None, **options)
     except (OSError, RuntimeError, TypeError) as error:

@@ -60,11 +60,6 @@ def front_matter(card: str) -> str:
     return match[1] if match else ""
 
 
-def is_unclosed(card: str) -> bool:
-    """Tells if a card begins as with metadata, of which no end is found."""
-    return not _FRONT_MATTER.match(card) and re.match(r"(?:\ufeff)?\s*---[ \t]*\r?\n", card) is not None
-
-
 def read_front_matter(card: str) -> dict[str, Any]:
     """The metadata of a card, as data that JSON can say; empty when there is none."""
     text = front_matter(card)

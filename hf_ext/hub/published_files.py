@@ -38,9 +38,7 @@ _WEIGHTS = re.compile(
     r"(?:model|adapter_model|diffusion_pytorch_model)"
     r"(?:(?:\.\w+)?(?:-\d{5}-of-\d{5})?(?:\.\w+)?\.safetensors|(?:\.\w+)?\.safetensors\.index(?:\.\w+)?\.json)"
 )
-_STEM = r"(?:diffusion_pytorch_)?model"
-_VARIANT = re.compile(rf"{_STEM}\.(?:(\w+)\.safetensors|safetensors\.index\.(\w+)\.json)")
-_PLAIN = re.compile(rf"{_STEM}\.safetensors(?:\.index\.json)?")
+_VARIANT = re.compile(r"(?:diffusion_pytorch_)?model\.(?:(\w+)\.)?safetensors(?:\.index(?:\.(\w+))?\.json)?")
 LICENCES = frozenset(
     name + kind for name in ("LICENSE", "LICENCE", "NOTICE", "COPYING") for kind in ("", ".txt", ".md", ".rst")
 )
@@ -66,10 +64,7 @@ def is_loaded(name: str) -> bool:
 
 def find_variant(folder: Path) -> str | None:
     """The variant (`fp16`) that a folder has the weights of, where it has no others."""
-    names = {path.name for path in folder.iterdir()}
-    if any(map(_PLAIN.fullmatch, names)):
-        return None
-    found = {match[1] or match[2] for name in names if (match := _VARIANT.fullmatch(name))}
+    found = {match[1] or match[2] for path in folder.iterdir() if (match := _VARIANT.fullmatch(path.name))}
     return found.pop() if len(found) == 1 else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, UnionType
 from typing import Any, TypeAlias
 
 from transformers import FeatureExtractionMixin, PreTrainedModel
@@ -128,18 +128,14 @@ def _load_processor(folder: Path, exported: dict[str, Any]) -> Processor | None:
         return None
     content = read_json_object(path)
     name = content.get("image_processor_type") or content.get("feature_extractor_type")
-    classes = {
-        name: item
-        for name, item in exported.items()
-        if _is_class(item, ImageProcessingMixin) or _is_class(item, FeatureExtractionMixin)
-    }
+    classes = {name: item for name, item in exported.items() if _is_class(item, Processor)}
     if name not in classes:
         raise DataError(f"{path} names the class {name!r}; one of {sorted(classes)} is allowed")
     processor: Processor = classes[name].from_pretrained(folder)
     return processor
 
 
-def _is_class(item: object, kind: type) -> bool:
+def _is_class(item: object, kind: type | UnionType) -> bool:
     return isinstance(item, type) and issubclass(item, kind)
 
 
