@@ -144,7 +144,7 @@ def commit_folder(
 def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path], create_pr: bool) -> None:
     """Refuses files that the Hub would silently drop because of its .gitignore."""
     # Who may not write to a repository may ask all the same, for a pull request.
-    url = f"{api.endpoint}/api/models/{repo_id}/preupload/{quote(branch, safe='')}{'?create_pr=1' * create_pr}"
+    url = f"{api.endpoint}/api/models/{repo_id}/preupload/{quote(branch, safe='')}{'?create_pr=1' * bool(create_pr)}"
     headers = build_hf_headers(token=api.token)
     ignored: dict[str, str] = {}
     files = [

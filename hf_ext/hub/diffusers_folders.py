@@ -93,8 +93,8 @@ def save_again(folder: Path, out: Path) -> None:
     options = {"use_safetensors": True, "local_files_only": True, "variant": next(iter(variants), None)}
     kept = {(each.file.partition("/")[0], each.dtype) for each in read_headers(folder) if each.dtype.is_floating_point}
     parts = [part for part, _ in kept]
-    # diffusers would make each network a float32 one; of a mixed one that holds all values.
-    dtypes = {part: dtype for part, dtype in kept if parts.count(part) == 1}
+    # diffusers would make each network a float32 one; of a mixed one that holds all values, and none loads as float8.
+    dtypes = {part: dtype for part, dtype in kept if parts.count(part) == 1 and dtype.itemsize > 1}
     try:
         pipeline = getattr(_pipelines(), name).from_pretrained(folder, torch_dtype=dtypes or None, **options)
     except (OSError, RuntimeError, TypeError) as error:
