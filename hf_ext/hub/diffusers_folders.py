@@ -96,7 +96,7 @@ def save_again(folder: Path, out: Path) -> None:
     # diffusers would make each network a float32 one; of a mixed one that holds all values, and none loads as float8.
     dtypes = {part: dtype for part, dtype in kept if parts.count(part) == 1 and dtype.itemsize > 1}
     try:
-        pipeline = getattr(_pipelines(), name).from_pretrained(folder, torch_dtype=dtypes or None, **options)
+        pipeline = getattr(_pipelines(), name).from_pretrained(folder, dtype=dtypes or None, **options)
     except (OSError, RuntimeError, TypeError) as error:
         raise ValueError(f"{folder}: does not load as a {name}: {error}; download or save the folder again") from error
     pipeline.save_pretrained(out)
