@@ -153,6 +153,17 @@ def parse_json_object(data: bytes | bytearray, name: str, error: type[ValueError
     return value
 
 
+def require_kinds(content: Any, kinds: Mapping[str, Any], path: Path, optional: bool = True) -> None:
+    """Refuses a JSON object in which a value is of another kind than is read there; a truth is no number."""
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: there must be an object with {', '.join(kinds)}, got {content!r:.80}")
+    for key, kind in kinds.items():
+        value = content.get(key)
+        if not (optional and value is None) and (not isinstance(value, kind) or isinstance(value, bool)):
+            wanted = {dict: "an object", str: "a text", list: "a list"}.get(kind, "a number")
+            raise DataError(f"{path}: `{key}` must be {wanted}, got {value!r:.80}; correct the file or make it again")
+
+
 def read_rows(path: Path, key: str, kind: type) -> list[dict[str, Any]]:
     """Rows of a JSON Lines file, each with a value of a kind; a last line that a crash cut off is left out."""
     content = path.read_bytes() if path.exists() else b""

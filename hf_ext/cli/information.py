@@ -79,13 +79,10 @@ def read_headers(source: str) -> tuple[list[Any], str | None]:
 
 def read_description(path: Path, **kinds: type) -> dict[str, Any]:
     """The JSON object in a file, empty if there is no such file; checks the types of the given keys if present."""
-    from hf_ext.files import read_json_object
+    from hf_ext.files import read_json_object, require_kinds
 
     found = read_json_object(path, optional=True)
-    words: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
-    for key, kind in kinds.items():
-        if found.get(key) is not None and not isinstance(found[key], kind):
-            raise ValueError(f"{path}: `{key}` must be {words[kind]}, got {found[key]!r:.80}; correct the file.")
+    require_kinds(found, kinds, path)
     return found
 
 

@@ -134,7 +134,7 @@ def card(
 
 def find_problems(folder: Path) -> list[str]:
     """Problems of a card, one line each: missing entries, and contradictions with the folder."""
-    from hf_ext.hub.card_rules import check_card, read_results
+    from hf_ext.hub.card_rules import check_card, read_metrics
     from hf_ext.hub.cards import PLACEHOLDER, expected_task
     from hf_ext.hub.front_matter import read_card, read_front_matter
 
@@ -151,7 +151,7 @@ def find_problems(folder: Path) -> list[str]:
     problems += [f"{path}, {problem}" for problem in broken]
     if PLACEHOLDER in text:
         problems.append(f"{path}: {PLACEHOLDER} is left in the text")
-    stated = [(metric.get("type"), metric.get("value")) for _, _, metric in read_results(metadata)]
+    stated = [(metric.get("type"), metric.get("value")) for metric in read_metrics(metadata)]
     return problems + [
         f"{path}: {result['metric']} of {result['value']} in eval.json is not in the metadata"
         for result in read_evaluation(folder / "eval.json")

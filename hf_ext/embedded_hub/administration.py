@@ -57,9 +57,8 @@ def create_repository(request: Request) -> Response:
     store = request.store
     with store.blobs.batch() as batch:
         attributes = uploads.store_regular(uploads.DEFAULT_GITATTRIBUTES.encode(), batch)
-    first = [Operation(".gitattributes", attributes)]
     try:
-        repository = store.create(kind, repository_id, private, first)
+        repository = store.create(kind, repository_id, private, [Operation(".gitattributes", attributes)])
     except HubError as error:
         existing = store.repository(kind, repository_id) if error.status == 409 else None
         if existing is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -53,7 +53,7 @@ class Snapshot:
         self.folders = _tree_ids(files)
         for path in self.folders:
             if path in files:
-                raise HubError(400, f"{path!r} cannot be a file and a folder at once")
+                raise HubError(400, f"{path!r} cannot be a file and a folder at once: delete one in this commit")
 
     def children(self, folder: str, recursive: bool) -> list[str]:
         """Sorted paths of the files and folders below a folder."""
@@ -100,8 +100,9 @@ def _tree_ids(files: dict[str, Entry]) -> dict[str, str]:
     """Git tree id of every folder, deepest first."""
     rows: dict[str, list[tuple[str, str, str]]] = {"": []}
     for path, entry in files.items():
-        for ancestor in ancestors(path):
-            rows.setdefault(ancestor, [])
+        above = path
+        while above := above.rpartition("/")[0]:
+            rows.setdefault(above, [])
         folder, _, name = path.rpartition("/")
         rows[folder].append((name, "100644", entry.oid))
     identifiers: dict[str, str] = {}
@@ -153,9 +154,3 @@ class Commit:
 def hub_time(moment: datetime) -> str:
     """A time as the Hub writes it: the client reads no other form."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def ancestors(path: str) -> Iterator[str]:
-    """The folders above a path, nearest first, without the root."""
-    while path := path.rpartition("/")[0]:
-        yield path

@@ -168,7 +168,10 @@ def create_pull(request: Request, repository: Repository) -> Response:
     payload = request.json()
     if payload.get("pullRequest") is not True:
         raise HubError(400, "this Hub supports pull requests, but no other discussions")
-    pull = repository.open_pull("main", text(payload, "title").strip(), text(payload, "description", ""), None)
+    # It is one line of the commit that merges.
+    if not (title := " ".join(text(payload, "title").split())):
+        raise HubError(400, "the title of a pull request must not be empty")
+    pull = repository.open_pull("main", title, text(payload, "description", ""), None)
     return json_response(descriptions.describe_pull(repository, pull))
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from .front_matter import find_lines, read_front_matter
+from .front_matter import find_lines, front_matter, read_front_matter
 
 _LICENSES = """
 afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
@@ -43,6 +43,7 @@ _ID = re.compile(
     r"(?!.*(?:--|\.\.|[.\-]$))(?:[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}/)?[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}(?<![.\-])"
 )
 _LINK = re.compile(r"https?://\S+|[^\s:]+")
+_OPENED = re.compile(r"(?:\ufeff)?\s*---[ \t]*\r?\n(?!---[ \t]*(?:\r?\n|\Z))")
 # Of a model to its base.
 _RELATIONS = ("adapter", "finetune", "merge", "quantized")
 
@@ -70,6 +71,8 @@ class CardRefused(ValueError):
 
 def check_card(card: str, metadata: dict[str, Any] | None = None) -> list[Problem]:
     """All that is wrong with the metadata of a card, by lines. A ValueError: they cannot be read."""
+    if not front_matter(card) and _OPENED.match(card):
+        return [Problem(1, "---", "begins metadata that no line --- ends, so the Hub reads none", False)]
     # Each reading of a megabyte takes seconds: it is read once, and again for lines where something is wrong.
     broken = list(_apply(read_front_matter(card) if metadata is None else metadata))
     lines = find_lines(card) if broken else {}
@@ -177,14 +180,11 @@ def _compare(value: Any, wanted: Any, path: _Path) -> Iterator[_Broken]:
         yield path, "is missing", True
 
 
-def read_results(metadata: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
-    """Task, data set and metric of each result in the metadata of a card, in which anything may be wrong."""
+def read_metrics(metadata: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The metrics of all results in the metadata of a card, in which anything may be wrong."""
     for _, model in _items(metadata.get("model-index"), ()):
         for _, result in _items(_get(model, "results"), ()):
-            task, dataset = _get(result, "task"), _get(result, "dataset")
-            for _, metric in _items(_get(result, "metrics"), ()):
-                if isinstance(metric, dict):
-                    yield task if isinstance(task, dict) else {}, dataset if isinstance(dataset, dict) else {}, metric
+            yield from (metric for _, metric in _items(_get(result, "metrics"), ()) if isinstance(metric, dict))
 
 
 def _items(value: Any, path: _Path) -> list[tuple[_Path, Any]]:

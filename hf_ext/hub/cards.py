@@ -21,7 +21,7 @@ import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 
 from ..errors import DataError, UsageError
-from ..files import read_json_object, whole_file
+from ..files import read_json_object, require_kinds, whole_file
 from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
 from .disclosure import cut_paths
@@ -123,8 +123,8 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     config, template_name = _read_config(folder, part)
     path = folder / "training.json"
     training = read_json_object(path, optional=True)
-    _require_kinds(training, _TRAINING, path)
-    _require_kinds(training.get("arguments") or {}, {"data": dict}, path)
+    require_kinds(training, _TRAINING, path)
+    require_kinds(training.get("arguments") or {}, {"data": dict}, path)
     training = dict(cut_paths(training, near=folder))
     arguments = training.get("arguments") or {}
     if isinstance(base := config.get("base_model_name_or_path"), str):
@@ -232,7 +232,7 @@ def _read_config(folder: Path, part: CardPart | None) -> tuple[dict[str, Any], s
     config = read_json_object(folder / "config.json", optional=True)
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise DataError(f"{folder}/config.json: model_type is {model_type!r}; check that it is the folder of a model")
+        raise DataError(f"{folder}/config.json: model_type is {model_type!r}; correct it, or write README.md yourself")
     if installed_room(model_type) is not None:
         return config, f"{model_type}.md"
     if not config.get("architectures"):
@@ -257,22 +257,11 @@ def check_results(results: object, path: Path) -> list[dict[str, Any]]:
     if not isinstance(results, list):
         raise DataError(f"{path}: `results` must be a list, got {results!r:.80}; evaluate again")
     for result in results:
-        _require_kinds(result, _RESULT, path, optional=False)
-        _require_kinds(result, _OF_RESULT, path)
+        require_kinds(result, _RESULT, path, optional=False)
+        require_kinds(result, _OF_RESULT, path)
         beside = result.get("baselines") or {}
-        _require_kinds(beside, dict.fromkeys(beside, int | float), path, optional=False)
+        require_kinds(beside, dict.fromkeys(beside, int | float), path, optional=False)
     return results
-
-
-def _require_kinds(content: Any, kinds: dict[str, Any], path: Path, optional: bool = True) -> None:
-    """Refuses a JSON object in which a value is of another kind than a card needs; a truth is no number."""
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: a result must be an object with {', '.join(kinds)}, got {content!r:.80}")
-    for key, kind in kinds.items():
-        value = content.get(key)
-        if not (optional and value is None) and (not isinstance(value, kind) or isinstance(value, bool)):
-            wanted = {dict: "an object", str: "a text"}.get(kind, "a number")
-            raise DataError(f"{path}: {key} must be {wanted}, got {value!r:.80}; evaluate or train again")
 
 
 def _read_evaluation(path: Path) -> dict[str, Any]:

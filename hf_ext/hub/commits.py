@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeAlias
 from urllib.parse import quote
 
@@ -94,13 +94,14 @@ def commit_folder(
     that are deleted and those that are left alone before anything is sent, and returns the commit's description.
     """
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    _refuse_ignored(api, repo_id, branch, paths)
+    _refuse_ignored(api, repo_id, branch, paths, create_pr)
     as_files = lacks_xet(api, repo_id, branch)
     size = sum(path.stat().st_size for path in paths.values())
     parent, tree = _look(api, repo_id, branch)
     for attempt in range(_TRIES):
         stale = [name for name in find_stale(list(tree)) if name not in paths]
         left = sorted(tree.keys() - paths.keys() - set(stale))
+        _refuse_shadows(repo_id, paths, left)
         description = None if tell is None else tell(stale, left)
         try:
             sending = f"sending {len(paths)} files, {size / 1e6:,.1f} MB"
@@ -140,9 +141,10 @@ def commit_folder(
     raise NotOnHub(repo_id, {branch: f"other commits were made {_TRIES} times meanwhile"}, "Push again later")
 
 
-def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path]) -> None:
+def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path], create_pr: bool) -> None:
     """Refuses files that the Hub would silently drop because of its .gitignore."""
-    url = f"{api.endpoint}/api/models/{repo_id}/preupload/{quote(branch, safe='')}"
+    # Who may not write to a repository may ask all the same, for a pull request.
+    url = f"{api.endpoint}/api/models/{repo_id}/preupload/{quote(branch, safe='')}{'?create_pr=1' * bool(create_pr)}"
     headers = build_hf_headers(token=api.token)
     ignored: dict[str, str] = {}
     files = [
@@ -153,11 +155,19 @@ def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path
         part = files[start : start + _FILES_A_QUESTION]
         answer = get_session().post(url, json={"files": part}, headers=headers)
         hf_raise_for_status(answer)
-        for file in answer.json()["files"]:
-            if file["shouldIgnore"]:
-                ignored[file["path"]] = "the .gitignore of the repository excludes it"
+        asked = [file["path"] for file in answer.json()["files"] if file["shouldIgnore"]]
+        ignored |= dict.fromkeys(asked, "the .gitignore of the repository excludes it")
     if ignored:
         raise NotOnHub(repo_id, ignored, "Nothing was uploaded. Remove the names from .gitignore, and push again")
+
+
+def _refuse_shadows(repo_id: str, paths: dict[str, Path], left: list[str]) -> None:
+    """Refuses a folder where the repository has a file that stays there, and a file where it has a folder."""
+    above = {name: {str(folder) for folder in PurePosixPath(name).parents} for name in (*paths, *left)}
+    folders = set[str]().union(*(above[name] for name in paths))
+    if shadows := [name for name in left if name in folders or above[name] & paths.keys()]:
+        told = dict.fromkeys(shadows, "a file there is a folder here, or its folder there is a file here")
+        raise NotOnHub(repo_id, told, "Nothing was uploaded. Delete or rename them on the Hub, and push again")
 
 
 def _read_start(path: Path) -> bytes:

@@ -21,6 +21,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 from ..errors import DataError, NotPublished
 from ..files import read_json_object
 from .checkpoints import PICKLES, Checkpoint, list_files, open_checkpoint, open_listed, split_revision
+from .published_files import find_variant
 from .safetensors_headers import TensorInfo
 
 INDEX = "model_index.json"
@@ -88,8 +89,14 @@ def save_again(folder: Path, out: Path) -> None:
     name, _ = read_index(folder)
     if found := sorted(path.name for path in folder.rglob("*") if path.suffix in PICKLES):
         raise NotPublished(f"{folder}: {found[0]} is a pickle, which is never published; remove it first")
+    variants = {find_variant(part) for part in folder.iterdir() if part.is_dir()} - {None}
+    options = {"use_safetensors": True, "local_files_only": True, "variant": next(iter(variants), None)}
+    kept = {(each.file.partition("/")[0], each.dtype) for each in read_headers(folder) if each.dtype.is_floating_point}
+    parts = [part for part, _ in kept]
+    # diffusers would make each network a float32 one; of a mixed one that holds all values, and none loads as float8.
+    dtypes = {part: dtype for part, dtype in kept if parts.count(part) == 1 and dtype.itemsize > 1}
     try:
-        pipeline = getattr(_pipelines(), name).from_pretrained(folder, use_safetensors=True, local_files_only=True)
+        pipeline = getattr(_pipelines(), name).from_pretrained(folder, dtype=dtypes or None, **options)
     except (OSError, RuntimeError, TypeError) as error:
         raise ValueError(f"{folder}: does not load as a {name}: {error}; download or save the folder again") from error
     pipeline.save_pretrained(out)

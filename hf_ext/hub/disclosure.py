@@ -92,12 +92,14 @@ class SecretFound(NotPublished):
 
 
 def refuse_secrets(folder: Path) -> None:
-    """Refuses a staged folder that holds a token, a key or a password."""
+    """Refuses a staged folder that holds a token, a key or a password, or a pointer to a file that is elsewhere."""
     for name, path in walk(folder, frozenset()):
         if hidden := [part for part in name.split("/") if part in UNLISTED]:
             raise NotPublished(f"{name}: no folder called {hidden[0]} is published; give it another name")
         if (kind := find_kind(name)) is not None:
             raise SecretFound("the name of a file", 1, kind)
+        if path.stat().st_size < 1000 and path.read_bytes().startswith(b"version https://git-lfs.github.com/spec/"):
+            raise NotPublished(f"{name}: a pointer of Git LFS in place of the file; fetch it with `git lfs pull`")
         refuse_secret(path, name)
 
 

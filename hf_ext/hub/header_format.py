@@ -50,6 +50,8 @@ def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
     """Reads the first eight bytes of a safetensors file: the length of its header."""
     if file_size < 8:
         raise CheckpointError(f"{file}: {file_size} bytes are too few for a safetensors file; fetch or save it again.")
+    if prefix == b"version ":
+        raise CheckpointError(f"{file}: a pointer of Git LFS in place of the weights; fetch them with `git lfs pull`.")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(

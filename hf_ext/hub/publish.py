@@ -205,21 +205,6 @@ def preview(
         api = HfApi(endpoint=endpoint and endpoint.rstrip("/"))
         if check:
             check_loads(folder, repo_id=repo_id, endpoint=api.endpoint)
-    return _look_ahead(api, listing, repo_id, revision)
-
-
-def rehearse(source: str | Path, out: Path, *, repo_id: str | None = None, license: str | None = None) -> Listing:
-    """Stages a folder, and lists the files that a push would upload and exclude."""
-    stage(source, out, repo_id=repo_id, license=license)
-    card = (out / "README.md").read_text(encoding="utf-8")
-    notes = [f"README.md, {problem}" for problem in check_card(card)]
-    if PLACEHOLDER in card:
-        notes.append(f"README.md: {PLACEHOLDER} is left in the text")
-    return list_files(Path(source), out, (*find_machine_paths(out), *notes))
-
-
-def _look_ahead(api: HfApi, listing: Listing, repo_id: str, revision: str | None) -> Listing:
-    """Adds the files of the repository that a push would delete."""
     try:
         with read_answers(api):
             # A new branch begins with the files of main.
@@ -234,6 +219,16 @@ def _look_ahead(api: HfApi, listing: Listing, repo_id: str, revision: str | None
         return dataclasses.replace(listing, notes=(*listing.notes, told))
     names = find_stale([item.rfilename for item in info.siblings or ()])
     return dataclasses.replace(listing, deleted=tuple(sorted(set(names) - listing.files.keys())))
+
+
+def rehearse(source: str | Path, out: Path, *, repo_id: str | None = None, license: str | None = None) -> Listing:
+    """Stages a folder, and lists the files that a push would upload and exclude."""
+    stage(source, out, repo_id=repo_id, license=license)
+    card = (out / "README.md").read_text(encoding="utf-8")
+    notes = [f"README.md, {problem}" for problem in check_card(card)]
+    if PLACEHOLDER in card:
+        notes.append(f"README.md: {PLACEHOLDER} is left in the text")
+    return list_files(Path(source), out, (*find_machine_paths(out), *notes))
 
 
 def _check_options(repo_id: str, revision: str | None, create_pr: bool, message: str, token: str | bool | None) -> str:

@@ -38,7 +38,7 @@ _WEIGHTS = re.compile(
     r"(?:model|adapter_model|diffusion_pytorch_model)"
     r"(?:(?:\.\w+)?(?:-\d{5}-of-\d{5})?(?:\.\w+)?\.safetensors|(?:\.\w+)?\.safetensors\.index(?:\.\w+)?\.json)"
 )
-_VARIANT = re.compile(r"model\.(?:(\w+)\.safetensors|safetensors\.index\.(\w+)\.json)")
+_VARIANT = re.compile(r"(?:diffusion_pytorch_)?model\.(?:(\w+)\.)?safetensors(?:\.index(?:\.(\w+))?\.json)?")
 LICENCES = frozenset(
     name + kind for name in ("LICENSE", "LICENCE", "NOTICE", "COPYING") for kind in ("", ".txt", ".md", ".rst")
 )
@@ -64,10 +64,7 @@ def is_loaded(name: str) -> bool:
 
 def find_variant(folder: Path) -> str | None:
     """The variant (`fp16`) that a folder has the weights of, where it has no others."""
-    names = {path.name for path in folder.iterdir()}
-    if names & {"model.safetensors", "model.safetensors.index.json"}:
-        return None
-    found = {match[1] or match[2] for name in names if (match := _VARIANT.fullmatch(name))}
+    found = {match[1] or match[2] for path in folder.iterdir() if (match := _VARIANT.fullmatch(path.name))}
     return found.pop() if len(found) == 1 else None
 
 
@@ -169,6 +166,6 @@ def _reason(folder: Path, name: str, path: Path) -> str:
         return "a link that leaves the folder"
     if name.endswith(".py"):
         return "code; the files of the installed package are published instead"
-    if _WEIGHTS.fullmatch(name):
+    if _WEIGHTS.fullmatch(path.name):
         return "weights of a variant; the model is uploaded once, under the default names"
     return "not a file of a model"

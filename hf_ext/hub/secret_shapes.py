@@ -20,7 +20,7 @@ _IS = (
     r"|\s{0,3}\{[^{}]{0,200}?default\s{0,9}=\s{0,3})"
     r"|[\"'`]\s{0,3},\s{0,3}(?=[\"'`])(?!.(?:[A-Za-z]+\d{0,2}[_\-]|\d{1,4}[_\-])+(?:[A-Za-z]+\d{0,2}|\d{1,4}).[,\]]))"
     r"(?:[|>][\-+]?\s{1,40}|!!\w{1,9} |&\w{1,20} |str\s?=\s?|(?:(?<=:)|(?<=: ))[A-Za-z][\w.\[\]| ]{0,30}=\s?(?=[\"'])"
-    r"|- )?(?:\*\* )?[\"'`\[]{0,3}"
+    r"|- )?(?:\*\* )?(?:[bru](?=[\"']))?[\"'`\[]{0,3}"
 )
 # Letters of a password, which may hold a comma, semicolon or bar where letters and digits stand before it.
 _PASS = r"[^\s\"'`<>{}()\[\],;|]"
@@ -35,22 +35,19 @@ _ODD = rf"(?P<value>(?=\S{{0,60}}[A-Z])(?=\S{{0,60}}[a-z])(?=\S{{0,60}}[0-9]){_P
 # pattern); its pattern, in which <NAME> is the part above of that name, and which indented lines continue.
 _TABLE = r"""
 # Hugging Face: 34 letters and digits even where a word goes before; fewer, where nothing does.
-a token of Hugging Face | hf_ api_org_ | <NAME>hf_(?:oauth_|jwt_)[A-Za-z0-9.\-_]{20,}
-a token of Hugging Face | hf_ api_org_ | <NAME>(?:hf_|api_org_)[A-Za-z0-9]{20,}
-a token of Hugging Face | hf_ | hf_[A-Za-z0-9]{34}(?![A-Za-z0-9_])
+a token of Hugging Face | hf_ api_org_ | hf_[A-Za-z0-9]{34}(?![A-Za-z0-9_])
+    |<NAME>(?:hf_(?:oauth_|jwt_)[A-Za-z0-9.\-_]{20,}|(?:hf_|api_org_)[A-Za-z0-9]{20,})
 # Models and experiments.
 a key of OpenAI, Anthropic or the like | sk- | <START>sk-(?:(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}
     |(?:admin|ant|lf|proj|svcacct)-(?=[\w\-]{0,60}[0-9])[\w\-]{30,})
-a key of Groq | gsk_ | <START>gsk_[A-Za-z0-9]{40,}
-a key of xAI | xai- | <START>xai-[A-Za-z0-9]{40,}
-a key of NVIDIA | nvapi- | <START>nvapi-[\w\-]{40,}
-a token of Replicate | r8_ | <NAME>r8_[A-Za-z0-9]{30,}
-a key of Perplexity | pplx- | <START>pplx-[A-Za-z0-9]{40,}
+a key of Groq, Perplexity or xAI | gsk_ pplx- xai- | <START>(?:gsk_|pplx-|xai-)[A-Za-z0-9]{40,}
+a key of Heroku or NVIDIA | hrku- nvapi- | <START>(?:HRKU|nvapi)-[\w\-]{30,}
+a token of Replicate or RunPod | r8_ rpa_ | <NAME>(?:r8|rpa)_[A-Za-z0-9]{30,}
 a key of Fireworks | fw_ | <NAME>fw_[A-Za-z0-9]{22,}
 a key of Pinecone | pcsk_ | <NAME>pcsk_[A-Za-z0-9_]{40,}
 a key of LangSmith | lsv2_ | <NAME>lsv2_(?:pt|sk)_[0-9a-f]{32}
 a key of Jina | jina_ | <NAME>jina_[\w\-]{40,}
-a key of ElevenLabs | sk_ | <NAME>sk_[0-9a-f]{48}
+a key of ElevenLabs or RubyGems | sk_ rubygems_ | <NAME>(?:sk|rubygems)_[0-9a-f]{48}
 a key of Weights & Biases | wandb_v1_ login | <NAME>wandb_v1_[\w\-]{20,}
     |wandb\.?\s?login[\s(]{1,3}(?:--relogin\s+)?(?:key\s{0,3}=\s{0,3})?["']?[0-9a-f]{40}(?![0-9a-f])
 a key of Kaggle | username kgat_ | "key"\s{0,3}:\s{0,3}"[0-9a-f]{32}"|<NAME>KGAT_[A-Za-z0-9]{20,}
@@ -60,31 +57,25 @@ a secret key of AWS | secret | (?i:secret_?access_?key|["']secret(?=["']))<IS>[A
 a session token of AWS | session | (?i:session_?token)<IS>[A-Za-z0-9/+]{100,}
 a key of AWS Bedrock | absk | <START>ABSK[A-Za-z0-9+/]{100,}
 a key of Google | aiza | <START>AIza[\w\-]{35}
-a client secret of Google | gocspx- | <START>GOCSPX-[\w\-]{24,}
-a token of Google | ya29. | <START>ya29\.[\w\-]{20,}
-a refresh token of Google | 1// | <START>1//0[\w\-]{30,}
+a token or client secret of Google | gocspx- ya29. 1//0 | <START>(?:GOCSPX-|ya29\.|1//0[\w\-]{10})[\w\-]{20,}
 a key of Azure | key | (?i:account\.?key|sharedaccesskey)(?:\.[\w.\-]{1,80})?<IS>[A-Za-z0-9+/]{40,}={0,2}
 a key of Backblaze | k00 | <START>K00\d[A-Za-z0-9+/]{27}(?![A-Za-z0-9+/])
 a signature of Azure or of a link | sig | [?&](?:sig|(?:X-(?:Amz|Goog)-)?Signature)=[\w%/+~\-]{28,}
 a client secret of Azure | q~ | <START>[\w~.\-]{3}[78]Q~[\w~.\-]{31,34}
-a token of DigitalOcean | _v1_ | <NAME>do[opr]_v1_[0-9a-f]{64}
-a token of Databricks | dapi | <START>dapi[0-9a-f]{32}
-a key of Alibaba Cloud | ltai | <START>LTAI[A-Za-z0-9]{16,20}(?![A-Za-z0-9])
-a key of Tencent Cloud | akid | <START>AKID[A-Za-z0-9]{32}(?![A-Za-z0-9])
+a token of DigitalOcean or Brevo | _v1_ xkeysib- | <START>(?:do[opr]_v1_|xkeysib-)[0-9a-f]{64}
+a token of Databricks or Shopify | dapi shp | <START>(?:dapi|shp(?:at|ca|pa|ss)_)[0-9A-Fa-f]{32}
+a key of Alibaba or Tencent | ltai akid | <START>(?:LTAI[A-Za-z0-9]{16,20}|AKID[A-Za-z0-9]{32})(?![A-Za-z0-9])
 a token of Yandex Cloud | y0_ t1. aqvn |
     <NAME>(?:y0_[\w\-]{40,}|t1\.(?:9[\w\-]{40,}|[\w\-]{40,}\.[\w\-]{40,})|AQVN[\w\-]{35,})
-a token of Heroku | hrku- | <START>HRKU-[\w\-]{30,}
 a token of Fly.io | fm | <NAME>fm[12][a-z]?_[A-Za-z0-9+/=_\-]{50,}
-a token of Supabase | sbp_ | <NAME>sbp_[0-9a-f]{40}
-a token of PlanetScale | pscale_ | <NAME>pscale_(?:tkn|pw|oauth)_[\w\-]{30,}
-a token of Pulumi | pul- | <START>pul-[0-9a-f]{40}
+a token of Pulumi or Supabase | pul- sbp_ | <START>(?:pul-|sbp_)[0-9a-f]{40}
+a token of Docker or PlanetScale | dckr_ pscale_ | <NAME>(?:dckr_[po]at|pscale_(?:tkn|pw|oauth))_[\w\-]{20,}
 a token of Terraform | .atlasv1. | <START>[A-Za-z0-9]{14}\.atlasv1\.[\w\-]{40,}
 a token of Vault | hvs. hvb. hvr. | <NAME>hv[sbr]\.[\w\-]{20,}
 a token of Doppler | dp. | <NAME>dp\.(?:pt|st|ct|scim|audit)\.[A-Za-z0-9.]{30,}
 a token of 1Password | ops_ | <NAME>ops_eyJ[\w\-]{40,}
-a token of Grafana | glsa_ glc_ | <NAME>gl(?:sa|c)_[\w+/=]{30,}
+a token of Grafana or Sentry | glsa_ glc_ sntry | <NAME>(?:gl(?:sa|c)|sntry[su])_[\w+/=\-]{30,}
 a key of New Relic | nrak- | <START>NRAK-[A-Z0-9]{27}
-a token of Sentry | sntry | <NAME>sntry[su]_[\w+/=\-]{40,}
 a key of Tailscale | tskey- | <START>tskey-[a-z]+-[\w\-]{16,}
 # Code and packages.
 a token of GitHub | gh github_pat_ | <NAME>(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{40,})
@@ -92,12 +83,10 @@ a token of GitLab | gl | <NAME>(?:gl(?:pat|rt|dt|ptt|ft|imt|agent|cbt|soat|oas|f
 a token of Bitbucket or Atlassian | atbb atatt3 atctt3 | <NAME>(?:ATBB\w{24,}|AT[AC]TT3[\w\-=]{40,})
 a token of npm | npm_ | <NAME>npm_[A-Za-z0-9]{36}
 a token of PyPI | pypi- | <START>pypi-[\w\-]{50,}
-a key of RubyGems | rubygems_ | <NAME>rubygems_[0-9a-f]{48}
 a token of crates.io | cio | <NAME>cio[A-Za-z0-9]{32}(?![A-Za-z0-9])
-a token of Docker | dckr_ | <NAME>dckr_(?:pat|oat)_[\w\-]{20,}
 a password of a registry | auth | "auth"\s{0,3}:\s{0,3}"[A-Za-z0-9+/]{12,}={0,2}"
     |<NAME>_auth\s{0,3}=\s{0,3}"?<CASED>[A-Za-z0-9+/]{12,}={0,2}(?![\w(.])
-a token of Artifactory | akc | <NAME>AKCp[A-Za-z0-9]{60,}
+a token of Artifactory or Meta | akc eaa | <NAME>(?:AKCp|EAA[A-Za-z0-9]{20})[A-Za-z0-9]{60,}
 a token of Postman | pmak- | <START>PMAK-[0-9a-f]{24}-[0-9a-f]{34}
 a token of Figma | figd_ | <NAME>figd_[\w\-]{36,}
 a token of Notion | ntn_ secret_ | <NAME>(?:ntn_[A-Za-z0-9]{40,}|secret_[A-Za-z0-9]{43})
@@ -107,19 +96,16 @@ a token of Airtable | pat | <NAME>pat[A-Za-z0-9]{14}\.[0-9a-f]{64}
 a token of a service | nfp_ bkua_ ccipat_ ccipra_ sqa_ squ_ sqp_ tvly- rnd_ cfpat- phx_ |
     <NAME>(?:nfp_[A-Za-z0-9]{36}|bkua_[0-9a-f]{40}|CCIP(?:AT|RA)_\w{40,}|sq[aup]_[0-9a-f]{40}
     |tvly-(?:dev-|prod-)?[A-Za-z0-9]{30,}|rnd_[A-Za-z0-9]{24,}|CFPAT-[\w\-]{40,}|phx_[A-Za-z0-9]{40,})
-a token of a service | csk- tgp_v1_ esecret_ napi_ vercel_blob_rw_ pnu_ pnb_ sgp_ atta |
-    <NAME>(?:csk-[a-z0-9]{40,}|tgp_v1_[\w\-]{40,}|esecret_[A-Za-z0-9]{24,}|napi_[a-z0-9]{50,}
+a token of a service | dbtc_ dbtu_ csk- tgp_v1_ esecret_ napi_ vercel_blob_rw_ pnu_ pnb_ sgp_ atta |
+    <NAME>(?:dbt[cu]_[\w\-]{36,}|csk-[a-z0-9]{40,}|tgp_v1_[\w\-]{40,}|esecret_[A-Za-z0-9]{24,}|napi_[a-z0-9]{50,}
     |vercel_blob_rw_\w{30,}|pn[ub]_[A-Za-z0-9]{36}|sgp_(?:[0-9a-f]{16}_)?[0-9a-f]{40}|ATTA[0-9A-Za-z]{72})
-a token of a service | hcaik_ tfp_ rdme_ fc- e2b_ llx- flp_ ms- |
+a token of a service | hcaik_ tfp_ rdme_ fc- e2b_ llx- flp_ ms- bce-v3/altak- sb_secret_ django-insecure- pat- |
     <NAME>(?:hcaik_[a-z0-9]{50,}|tfp_[\w\-]{40,}|rdme_[a-z0-9]{60,}|(?:fc-|e2b_)[0-9a-f]{32,}|llx-[A-Za-z0-9]{40,}
-    |flp_[A-Za-z0-9]{40,}|ms-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})
+    |flp_[A-Za-z0-9]{40,}|bce-v3/ALTAK-[A-Za-z0-9]{16,}/[0-9a-f]{40}|sb_secret_[\w\-]{24,}
+    |django-insecure-[^\s"']{50}|(?:ms|pat-[a-z]{2}\d)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})
 a token of a service | aio_ ico- ezak flwseck fio-u- tk-us- rzp_live_ azdo oy2 |
     <NAME>(?:aio_[A-Za-z0-9]{28}|ico-[A-Za-z0-9]{32}|EZAK[A-Za-z0-9]{54}|FLWSECK(?:_TEST)?-[0-9a-f]{32}
     |fio-u-[\w\-]{64}|tk-us-[\w\-]{48}|rzp_live_[A-Za-z0-9]{14}|[A-Za-z0-9]{76}AZDO[A-Za-z0-9]{4}|oy2[a-z0-9]{43}(?!\w))
-a token of a service | bce-v3/altak- sb_secret_ django-insecure- pat- |
-    <NAME>(?:bce-v3/ALTAK-[A-Za-z0-9]{16,}/[0-9a-f]{40}|sb_secret_[\w\-]{24,}|django-insecure-[^\s"']{50}
-    |pat-[a-z]{2}\d-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})
-a key of RunPod | rpa_ | <NAME>rpa_[A-Za-z0-9]{40,}
 a key of Modal | ak- as- | <NAME>a[ks]-<CASED>[A-Za-z0-9]{22}(?![A-Za-z0-9\-])
 a key of Lambda | secret_ | <NAME>secret_\w{1,60}_[0-9a-f]{32}\.[A-Za-z0-9]{32}
 a key of Voyage | pa- | <NAME>pa-<CASED>[\w\-]{43}(?![\w\-])
@@ -130,30 +116,32 @@ a token of Resend | re_ | <NAME>re_[A-Za-z0-9]{8}_[A-Za-z0-9]{24}(?!\w)
 a token of Dynatrace | dt0 | <START>dt0[a-z]\d\d\.[A-Z0-9]{24}\.[A-Z0-9]{64}
 a token of OpenShift | sha256~ | sha256~[\w\-]{43}(?![\w\-])
 # What services make today: what it is for, and then random letters.
-a token of a service | _live_ _pat_ |
-    <NAME>[a-z][a-z0-9]{1,11}_(?:live|pat)_(?P<value><CASED>[\w\-]{16,}|[0-9a-f]{32,})(?!\w)
+a token of a service | live_ _pat_ ck_ cs_ |
+    <NAME>(?:[a-z][a-z0-9]{1,11}_(?:live|pat)_(?P<value><CASED>[\w\-]{16,}|[0-9a-f]{32,})|live_[0-9a-f]{32}
+    |c[ks]_[0-9a-f]{40})(?!\w)
 a token of a service | api- sdk- access- secret- key- token- live- prod |
     <NAME>(?:api|sdk|access|secret|[a-z]{0,8}key|token|live)-(?:[a-z0-9]{2,12}-)?
     (?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32,})(?![\w\-])
 a token of Slack | xox xapp- | <START>(?:xox[abeoprs]|xapp)-[A-Za-z0-9\-]{20,}
-a webhook | hooks.slack.com | hooks\.slack\.com/(?:services|workflows|triggers)/[\w/]{20,}
-a webhook | /api/webhooks/ | discord(?:app)?\.com/api/webhooks/\d+/[\w\-]{30,}
-a webhook | webhook.office.com | webhook\.office\.com/webhookb2/[\w@\-]{30,}
+# An address that whoever has it may post to: of a known house, or hook in its path and then random letters.
+a webhook | hook ifttt.com | hooks\.slack\.com/(?:services|workflows|triggers)/[\w/]{20,}
+    |discord(?:app)?\.com/api/webhooks/\d+/[\w\-]{30,}|hooks\.zapier\.com/hooks/catch/\d+/\w+
+    |hook(?:\.\w+)?\.(?:make|integromat)\.com/\w{20,}|maker\.ifttt\.com/\S{1,80}/key/[\w\-]{20,}
+    |://[^\s"'<>]{1,100}/(?:web)?hook(?:s|b2)?/(?:[\w\-]{1,40}/){0,3}(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}
+    |(?![0-9a-f]{40}(?!\w))(?=[A-Za-z]{0,60}[0-9])[A-Za-z0-9]{24,})
 a token of Discord | . | <START>[MNO][A-Za-z0-9_\-]{23,27}\.[\w\-]{6}\.[\w\-]{27,40}
 a token of Telegram | :aa | (?:<START>|(?<=/bot))\d{8,10}:AA[\w\-]{33}
 a key of Stripe | _live_ _test_ whsec_ | <START>[srp]k_(?:live|test)_[A-Za-z0-9]{16,}|<NAME>whsec_[A-Za-z0-9+/=]{24,}
 a token of Square | sq0 eaaa | <NAME>(?:sq0[a-z]{3}-[\w\-]{22,}|EAAA[\w\-]{60})
-a token of Shopify | shp | <NAME>shp(?:at|ca|pa|ss)_[0-9A-Fa-f]{32}
 a key of SendGrid | sg. | <NAME>SG\.[\w\-]{16,32}\.[\w\-]{16,64}
-a key of Brevo | xkeysib- | <START>xkeysib-[0-9a-f]{64}
-a key of Mailchimp | -us | <START>[0-9a-f]{32}-us\d{1,2}(?!\d)
+a key of Mailchimp or Mailgun | -us mailgun mg | <START>[0-9a-f]{32}-(?:us\d{1,2}(?!\d)|[0-9a-f]{8}-[0-9a-f]{8}(?!\w))
 a key of Twilio | sk ac | <START>(?:SK|AC[0-9a-f]{32}["'],\s{0,3}["'])[0-9a-f]{32}(?![0-9a-f])
-a token of Meta | eaa | <NAME>EAA[A-Za-z0-9]{80,}
 a token of X | aaaaaaaaaaaaaaaa | <START>A{16,}[A-Za-z0-9%]{60,}
 a key of Dropbox | sl. | <NAME>sl\.(?:u\.)?[\w\-]{100,}
 # Keys and tokens of no one house.
 a private key | begin | -{4,5} ?BEGIN (?:(?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?|OpenVPN Static key V1) ?-{4,5}
-a private key | putty age-secret-key- | PuTTY-User-Key-File-\d|<START>AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{50,}
+a private key | putty age-secret-key- prv |
+    PuTTY-User-Key-File-\d|<START>(?:AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{50,}|[tuvxyz]prv[1-9A-HJ-NP-Za-km-z]{100,})
 a private key | kty | "[dk]"\s{0,3}:\s{0,3}"[\w\-]{40,}"
 a JSON web token | eyj | <START>eyJ[\w\-]{10,}\.eyJ[\w\-]{10,}\.[\w\-]{16,}
 a password in an address | :// |
@@ -162,11 +150,11 @@ a password in an address | :// |
     (?P<value>[^\s/@"'<>]{1,200})@
     (?![\w.\-]{0,100}\bexample\b)
 a password | machine | machine\s+\S{1,200}\s+login\s+\S{1,200}\s+password\s+(?P<value>[^\s"'}]{6,})
-a password | pass pwd contrase masterauth senha hasło wachtwoord пароль 密码 パスワード 비밀번호 |
+a password | pass pwd _pw contrase masterauth senha hasło wachtwoord пароль 密码 パスワード 비밀번호 |
     (?:(?i:password|passwd|passphrase|(?<!\$)(?<!\${)pwd|passwort|contrase(?:ñ|n)a|mot\s+de\s+passe
     |senha|hasło|wachtwoord|пароль|密码|パスワード|비밀번호
     |(?:admin|become|db|ftp|key|mail|require|root|smtp|sql|ssh|sudo|store|user)_?pass|masterauth)
-    |[A-Z0-9]_PASS)<IS>(?P<value>(?=<PASS>*[A-Za-z])(?=<PASS>*[0-9])<PASS>{6,}
+    |[A-Z0-9]_(?:PASS|PW))<IS>(?P<value>(?=<PASS>*[A-Za-z])(?=<PASS>*[0-9])<PASS>{6,}
     |(?=\w{0,40}[A-Za-z])(?=\w{0,40}[0-9])<PASS>{4,}[,;|]<PASS>{3,})
 a password | -p |
     # The clients of MySQL take it without a blank: a word behind one is the name of a database.
@@ -184,7 +172,7 @@ a password | -a -k -p -w rclone |
     ["']?<WORD>
 a password | pass user login auth sudo sqlplus thin: smbclient lftp securestring net identified mc |
     (?:-pass(?:in|out)\s+["']?pass:|/pass:|\bchpasswd\s{1,3}<<<\s{1,3}["']?\w+:
-    |\bhtpasswd\s+-\w*b\w*\s+\S+\s+\S+\s
+    |\bhtpasswd\s+-\w*b\w*\s+\S+\s+\S+\s|\bwpa_passphrase\s+\S+\s
     |\b(?:add_user|change_password|net\s+user)\s+\w+\s+|(?i:securestring)\s+(?:-string\s+)?
     |\bsmbclient\s[^\n]{0,200}?\s-U\s\S+%
     |(?i:\bidentified\s+(?:with\s+\w+\s+)?by\s+)(?=["'])
@@ -194,9 +182,9 @@ a password | pass user login auth sudo sqlplus thin: smbclient lftp securestring
     |(?i:\.login|\bauth\s{0,3}=\s{0,3}|basicauth)\(\s{0,3}["'][^"'\n]{1,80}["'],\s{0,3}(?=["'])
     |(?i:password|passphrase)\s+is\s+(?=\S{0,60}[A-Z])(?=[^\s"'}]{8}))
     ["'`]?<WORD>
-a password | connect( connection( auth( authenticate( login( |
+a password | connect( connection( auth( authenticate( login( pw_set( set_password( |
     # One of several texts, behind a host or a user. Names of databases and classes have no digit between letters.
-    (?i:\b\w*(?:connect|connection|auth|authenticate|login))\(\s{0,3}
+    (?i:\b\w*(?:connect|connection|auth|authenticate|login|pw_set|set_password))\(\s{0,3}
     (?:(?:["'][^"'\n]{1,80}["']|\d{1,5}|[a-z_]\w{0,30}),\s{0,9}){1,3}
     ["'](?=[^"'\n]{0,60}(?:[0-9][A-Za-z]|[!@#$%^&*?+=]))<ODD>["']
 a password | sudo chpasswd | \becho\s+["']?(?:\w+:)?<WORD>["']?\s*\|\s*(?:sudo\s+-S|(?:sudo\s+)?chpasswd)
@@ -213,29 +201,37 @@ a password in words | mnemonic phrase pass smtp( login( |
     # Twelve or more words open a wallet, four of four letters a mailbox.
     (?i:mnemonic|(?:seed|recovery)[_ ]phrase|pass(?:word)?|\.(?:smtp|login)\(["'][^"'\n]{1,80})<IS>
     (?P<value>[a-z]{3,8}(?: [a-z]{3,8}){11,23}|[a-z]{4}(?: [a-z]{4}){3}(?=["']))
-a key of a client | client( bot( api( ai( |
-    (?:Client|Bot|API|Api|AI)\(\s{0,3}["'](?P<value><CASED>[A-Za-z0-9]{32,}|[0-9a-f]{32,})["']
-a token by its name | token secret --api --key |
+a key of a client | client( bot( api( ai( fernet( key( authenticator( |
+    (?:Client|Bot|API|Api|AI|Fernet|Key|Authenticator)\(\s{0,3}b?["'](?P<value><CASED>[A-Za-z0-9]{32,}|[0-9a-f]{32,}|[\w\-]{43}=)["']
+a token by its name | token secret --api --key sonar codecov copernicus x- |
     # Names of classes have few digits.
-    (?<![A-Za-z0-9_])(?:(?i:token|secret)["']?(?:\s{0,3}[:=]\s{0,3}|\s+<<<\s+)
-    |(?<=--)(?:token|secret|(?:api-?)?key)[ =])["'`]?
+    (?:(?<![A-Za-z0-9_])|(?<=-D))(?:(?i:token|secret)["']?(?:\s{0,3}[:=]\s{0,3}|\s+<<<\s+)|sonar\.login=
+    |(?<=--)(?:token|secret|(?:api-?)?key)[ =]|(?i:x-(?!cache|surrogate)[\w\-]{2,30}-key)["']?:\s?
+    |codecov\s[^\n]{0,80}-t\s|copernicus\S{1,80}\s{1,3}key:\s(?:\d+:)?)["'`]?
     (?P<value><CASED>(?=(?:[A-Za-z_\-+/]*[0-9]){3})[\w+/=\-~]{24,}
     |[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32,})
-a hash of a password | $2 $apr1$ $6$ $argon2 |
-    \$(?P<value>2[aby]\$\d\d\$[./\w]{53}|(?:apr1|6|argon2id?)\$[^\s:"']{30,})
-a header with a credential | authorization | (?i:authorization)<IS>(?i:basic|bearer|token)\s+(?P<value>[\w+/=.\-]{16,})
+a hash of a password | $2 $apr1$ $1$ $5$ $6$ $y$ $argon2 pbkdf2 scrypt: sha1: {s |
+    \$(?P<value>2[aby]\$\d\d\$[./\w]{53}|(?:apr1|6|argon2id?)\$[^\s:"']{30,}|1\$[./\w]{1,8}\$[./\w]{22}(?!\w)
+    |(?:5|y\$[./\w]+)\$(?:rounds=\d+\$)?[./\w]{1,86}\$[./\w]{43}(?!\w))
+    |(?:pbkdf2(?:_sha\d+\$|:sha\d+:)\d+|scrypt(?::\d+){3})\$[./\w]{6,}\$[\w+/=]{40,}|sha1:[0-9a-f]{12}:[0-9a-f]{40}
+    |\{S(?:SHA|MD5)\d{0,3}\}[\w+/]{27,}
+a header with a credential | authorization |
+    (?i:authorization)<IS>(?i:basic|bearer|token|splunk|(?:\w+-?)?key)\s+(?P<value>[\w+/=.\-]{16,})
 a secret by its name | secret token key |
-    (?i:(?:client|app|api|auth|access|secret|private|session|refresh|bot|hub|signing|encryption|account|service)
-    [_\- ]?(?:secret|token|key)(?:_id)?)<IS>(?P<value><MIXED>[\w+/=.\-~]{20,})
+    (?i:(?:client|app(?:lication)?|api|auth|access|secret|private|session|refresh|bot|hub|signing|encryption|account
+    |service|consumer|subscription|webhook|master|jwt)[_\- ]?(?:secret|token|key)(?:_id)?)
+    <IS>(?P<value><MIXED>[\w+/=.\-~]{20,})
 a key by its name | key |
     # Any name that ends so, for what is long, mixed and no name in parts. Some keys are for all to see.
     (?<![A-Za-z])(?!(?i:(?:public|site|publishable|cache|hash|host|sort|lock)_?key))[A-Za-z]{2,20}(?:Key|_key)
     <IS>(?P<value><CASED>(?=(?:[A-Za-z+]*[0-9]){3})[A-Za-z0-9+]{32,}(?![\w/\-]))
-a token in a link | token= key= /t/ | [?&](?:token|key)=(?P<value>(?=[\w.\-]*[A-Za-z])(?=[\w.\-]*[0-9])[\w.\-]{32,})
+a token in a link | token= key= appid= /t/ | [?&](?:(?:token|key)=(?=[\w.\-]{32})|(?:api_?key|appid)=)
+    (?P<value>(?=[\w.\-]*[A-Za-z])(?=[\w.\-]*[0-9])[\w.\-]{16,})
     |://[^\s"'<>]{1,200}/t/[a-z]{2}-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/
-a secret by its name | secret token key |
-    <NAME>[A-Z][A-Z0-9]*_{1,2}(?:[A-Z0-9]+_{1,2})*(?:SECRET|TOKEN|KEY)(?:_BASE)?<IS>(?:base64:)?
-    (?P<value><MIXED>[\w+/=.\-~]{20,})
+a secret by its name | secret token key _pat |
+    # A pattern has the name PAT too, but no such letters.
+    <NAME>[A-Z][A-Z0-9]*_{1,2}(?:[A-Z0-9]+_{1,2})*(?:(?:SECRET|TOKEN|KEY)(?:_BASE)?<IS>(?:base64:)?
+    (?P<value><MIXED>[\w+/=.\-~]{20,})|PAT<IS>(?:<CASED>(?=(?:[A-Za-z]*[0-9]){3})[A-Za-z0-9]{24,}|[a-z0-9]{52})(?!\w))
 """
 
 

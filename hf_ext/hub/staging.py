@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, UnionType
 from typing import Any, TypeAlias
 
 from transformers import FeatureExtractionMixin, PreTrainedModel
@@ -128,18 +128,14 @@ def _load_processor(folder: Path, exported: dict[str, Any]) -> Processor | None:
         return None
     content = read_json_object(path)
     name = content.get("image_processor_type") or content.get("feature_extractor_type")
-    classes = {
-        name: item
-        for name, item in exported.items()
-        if _is_class(item, ImageProcessingMixin) or _is_class(item, FeatureExtractionMixin)
-    }
+    classes = {name: item for name, item in exported.items() if _is_class(item, Processor)}
     if name not in classes:
         raise DataError(f"{path} names the class {name!r}; one of {sorted(classes)} is allowed")
     processor: Processor = classes[name].from_pretrained(folder)
     return processor
 
 
-def _is_class(item: object, kind: type) -> bool:
+def _is_class(item: object, kind: type | UnionType) -> bool:
     return isinstance(item, type) and issubclass(item, kind)
 
 
@@ -152,9 +148,10 @@ def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
     copy_files(folder, out, lambda name: is_loaded(name) or is_described(name))
     if (variant := find_variant(folder)) is not None:
         # Loaders look for the plain names unless they are told; an index names its shards, which keep theirs.
-        for suffix in (f".{variant}.safetensors", f".safetensors.index.{variant}.json"):
-            if (out / f"model{suffix}").is_file():
-                (out / f"model{suffix}").rename(out / f"model{suffix.replace(f'.{variant}', '')}")
+        for suffix in (f"model.{variant}.safetensors", f"model.safetensors.index.{variant}.json"):
+            for path in (out / suffix, out / f"diffusion_pytorch_{suffix}"):
+                if path.is_file():
+                    path.rename(path.with_name(path.name.replace(f".{variant}", "")))
     # loaders may be told to read each of them
     for path in sorted([*out.glob("*.safetensors"), *out.glob("*.safetensors.index*.json")]):
         with open_checkpoint(path):

@@ -202,6 +202,12 @@ def test_revisions_by_their_first_digits(url: str) -> None:
         assert ask(url, "GET", f"/me/model/resolve/{revision}/file.bin").headers["X-Error-Code"] == "RevisionNotFound"
 
 
+def test_the_title_of_a_pull_request_is_one_line(url: str) -> None:
+    made = post(url, "/api/models/me/model/discussions", title=" a\n\nb ", pullRequest=True)
+    assert made.json()["title"] == "a b"
+    assert post(url, "/api/models/me/model/discussions", title=" \n", pullRequest=True).status == 400
+
+
 def test_a_folder_may_be_deleted_after_its_files(url: str) -> None:
     assert ask(url, "POST", COMMIT, commit_body({"d/a": b"1", "d/b": b"2"})).status == 200
     files = [("deletedFile", {"path": f"d/{name}"}) for name in "ab"]

@@ -35,9 +35,9 @@ def letters(alphabet: str, count: int) -> str:
 # for "{a,b}" each of the words. First prefixes, by the letters that follow them: as many as in real ones, or more.
 _PREFIXES = r"""
 BASE64 128 = AB·SK
-HEX 32 = s·k- KAGGLE_·KEY= KG·AT_ AZURE_OPENAI_·API_KEY= da·pi DD_·API_KEY= f·c- shp·at_ ke·y- S·K FLWS·ECK-
-HEX 36 = https://a.webhook.off·ice.com/webhookb2/
-HEX 40 = WANDB_·API_KEY= sb·p_ pu·l- bk·ua_ s·qu_ sg·p_ e2·b_ shippo_·live_
+HEX 32 = s·k- KAGGLE_·KEY= KG·AT_ AZURE_OPENAI_·API_KEY= da·pi DD_·API_KEY= f·c- shp·at_ ke·y- S·K FLWS·ECK- li·ve_
+HEX 36 = https://a.webhook.off·ice.com/webhookb2/ https://m.acme.com/ho·oks/ sub·scription-key= app·lication_secret=
+HEX 40 = WANDB_·API_KEY= sb·p_ pu·l- bk·ua_ s·qu_ sg·p_ e2·b_ shippo_·live_ c·k_ -Dsonar.lo·gin=
 HEX 48 = s·k_ ruby·gems_
 HEX 64 = s·k-or-v1- https://b.s3.amazonaws.com/k?X-Amz-Sig·nature= do·p_v1_ do·o_v1_ signk·ey-prod-
 HEX 72 = AT·TA
@@ -61,11 +61,11 @@ WORD 27 = K0·03
 WORD 28 = ai·o_
 WORD 32 = AK·ID ci·o ico·-
 WORD 34 = mytoken_h·f_ tokenIsh·f_
-WORD 36 = gh·p_ gh·o_ gh·u_ gh·s_ gh·r_ np·m_ //registry.npmjs.org/:_auth·Token=np·m_ nf·p_ pn·u_
+WORD 36 = gh·p_ gh·o_ gh·u_ gh·s_ gh·r_ np·m_ //registry.npmjs.org/:_auth·Token=np·m_ nf·p_ pn·u_ db·tc_
 WORD 43 = p·a-
 WORD 52 = rzp·_live_ sm_·pat_ f·w_ s·k_live_ s·k_test_ r·k_live_ COMET_·API_KEY= es·ecret_ AT·BB tv·ly- wh·sec_ r·8_
 WORD 52 = COHERE_·API_KEY= wand·b_v1_ li·n_api_ https://nas.acme.com/x.zip?to·ken= dp.·pt. nt·n_ fl·p_ s·k- pp·lx-
-WORD 52 = ll·x- gs·k_
+WORD 52 = ll·x- gs·k_ con·sumer_secret= https://maker.ifttt.com/trigger/x/with/k·ey/ https://hook.eu1.ma·ke.com/
 WORD 53 = $2·b$12$
 WORD 54 = EZ·AK
 WORD 100 = s·k-svcacct- s·k-admin- ji·na_ AK·Cp xa·i- AAAAAAAAAAAAAAAAAAAAAA gl·c_eyJ snt·rys_eyJ EA·A op·s_eyJ

@@ -189,6 +189,20 @@ GMAIL_PASSWORD="qwtz hbnv kxre dplm"
 SEED_PHRASE="coral ladder fossil wagon trumpet ozone lemon velvet grid pause shuffle ankle"
 APP_KEY=base64:«A»=
 -----BEGIN OpenVPN Static key V1-----⏎«h»
+Mailgun('«h»-9f86d081-c55ad015')
+GITLAB_PAT=«K»
+Fernet(b'«H»9f86d081abc=')
+alice:$y$j9T$«K»$«H»9f86d081abc:19500:0
+enable secret 5 $1$ySOc$IUx8AydiFoqGw60jzxwEaI
+{SSHA}«A»
+pbkdf2_sha256$600000$«K»$«A»=
+Authorization: Splunk 1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
+https://api.acme.com/weather?q=Jena&appid=«h»
+url: https://cds.climate.copernicus.eu/api⏎key: 1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
+X-Dataverse-key:1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
+password = b"«P»"
+DB_PW=«P»
+keyring.set_password('hub', 'alice', '«P»')
 kind: Secret⏎stringData:⏎  db: «P»
 x: &pw «P»⏎password: *pw
 login: alice / «P»

@@ -105,6 +105,11 @@ SAID = {
 }
 
 
+def test_metadata_that_have_no_end_are_said():
+    assert [(each.line, each.refused) for each in check_card("---\nlicense: mit\n...\n# Mine\n")] == [(1, False)]
+    assert check_card("---\n---\n# Mine\n") == check_card("# Mine\n") == []
+
+
 CARDS = [(metadata, [], False) for metadata in GOOD]
 CARDS += [(metadata, found, metadata in BAD) for metadata, found in (BAD | SAID).items()]
 

@@ -61,6 +61,14 @@ def test_what_the_hub_would_ignore_is_refused_before_anything_is_sent(hub, api, 
     assert classify(caught.value).exit_code == FAILED
 
 
+@pytest.mark.parametrize("there", ["README.md/mine", ".eval_results"])
+def test_a_file_where_the_repository_has_a_folder_and_the_other_way_round_are_refused(hub, api, snapshot, there):
+    api.create_repo("org/model")
+    api.upload_file(repo_id="org/model", path_or_fileobj=b"mine", path_in_repo=there)
+    assert differences(snapshot, hub) == [there]
+    assert len(titles(api)) == 2
+
+
 def test_rules_for_other_files_are_no_hindrance(hub, api, bert, tmp_path):
     api.create_repo("org/model")
     api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(b"*.bin\nruns/\n"), path_in_repo=".gitignore")
@@ -298,4 +306,5 @@ def test_a_pull_request_is_verified_too(proxy, api, bert, tmp_path):
     api.create_repo("org/model")
     proxy.rule = change_commit(without("README.md"))
     assert differences(bert, proxy, create_pr=True) == ["README.md"]
+    assert {each.path.partition("?")[2] for each in proxy.asked if "/preupload/" in each.path} == {"create_pr=1"}
     assert titles(api) == ["initial commit"]

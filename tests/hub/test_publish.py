@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers import UNet2DModel
 from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save, save_file
 from transformers import AutoModelForImageToImage, BertModel
 
 from hf_ext import semanir
+from hf_ext.embedded_hub.storage import lfs_pointer
 from hf_ext.errors import DataError
 from hf_ext.files import TakenError
 from hf_ext.hub.checkpoints import CheckpointError
@@ -230,12 +232,19 @@ def test_a_failure_leaves_the_earlier_folder_and_no_other_trace(tmp_path, snapsh
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "snapshot"]
 
 
+def tiny_unet() -> UNet2DModel:
+    blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (8,)}
+    return UNet2DModel(sample_size=8, layers_per_block=1, norm_num_groups=4, **blocks)
+
+
 @pytest.mark.parametrize("shards", ["whole", "in shards"])
-@pytest.mark.parametrize("kind", ["ours", "another's"])
+@pytest.mark.parametrize("kind", ["ours", "another's", "of diffusers"])
 def test_a_variant_is_published_under_the_names_that_loaders_look_for(tmp_path, kind, shards):
-    model = tiny_restorer() if kind == "ours" else BertModel.from_pretrained(save_bert(tmp_path / "bert"))
+    make = {"ours": tiny_restorer, "of diffusers": tiny_unet}.get(kind)
+    model = make() if make else BertModel.from_pretrained(save_bert(tmp_path / "bert"))
     source = tmp_path / "source"
     model.save_pretrained(source, variant="fp16", max_shard_size="50GB" if shards == "whole" else "1KB")
+    (source / "README.md").write_text("# Mine\n")
     if kind == "ours":
         SemanIRImageProcessor().save_pretrained(source)
     listing = rehearse(source, tmp_path / "out")
@@ -265,6 +274,8 @@ BROKEN = {
     "an index of another folder": ("model.safetensors.index.json", index_of("../../x.safetensors")),
     "an index of a variant": ("model.safetensors.index.fp16.json", index_of("model.fp16-00001-of-00002.safetensors")),
     "an index that is no JSON": ("adapter_model.safetensors.index.json", b"{"),
+    "a pointer of Git LFS": ("model.fp16.safetensors", lfs_pointer("ab" * 32, 5)),
+    "a pointer in place of a tokenizer": ("tokenizer.model", lfs_pointer("ab" * 32, 5)),
 }
 
 

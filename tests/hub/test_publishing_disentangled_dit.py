@@ -14,6 +14,7 @@ from PIL import Image
 
 from hf_ext.errors import DataError, NotPublished
 from hf_ext.hub.cards import write_card
+from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.hub.load_check import check_loads, verify_code
 from hf_ext.hub.publish import push, stage
 from hf_ext.pipelines import DisentangledDiTPipeline
@@ -69,6 +70,17 @@ def test_a_pipeline_is_pushed_described_and_pulled(tmp_path, hub, options, api, 
     assert not [name for name in api.list_repo_files("org/pictures") if name.startswith("vae/")]
     pulled = snapshot_download("org/pictures", endpoint=hub.url, token=False, local_dir=tmp_path / "pulled")
     verify_code(Path(pulled))
+
+
+@pytest.mark.parametrize("variant", [None, "fp16"])
+def test_networks_keep_their_type_and_take_the_default_names(variant, tmp_path):
+    source = tmp_path / "source"
+    make_text_pipeline().to(torch.bfloat16).save_pretrained(source, variant=variant)
+    out = stage(source, tmp_path / "staged")
+    for part in ("transformer", "text_encoder"):
+        assert not list((out / part).glob("*fp16*"))
+        with open_checkpoint(source / part) as before, open_checkpoint(out / part) as after:
+            assert all(after[name].dtype == torch.bfloat16 and after[name].equal(before[name]) for name in before)
 
 
 PIPELINES = {

@@ -101,6 +101,9 @@ passwd⏎password⏎password_hash1⏎password2vec⏎token⏎token_type_ids_2d_te
 ["password", "credit_card_1", "ipv4_address"] {"PASSWORD": "LABEL_12"}⏎▁password	-12.3⏎passwd	-7.5e1
 postgresql://postgres:postgres@localhost:5432/x amqp://guest:guest@mq mysql://root:root@127.0.0.1
 <input type="password" id="field2a"> self._auth = HTTPBasicAuth2("x") _auth=httpx2.BasicAuth(a) ---- BEGIN SSH2 PUBLIC
+$1$ and $y$=f(x_1,x_2,x_3,x_4,x_5,x_6)+\\epsilon_{ijk} cost $5$; FILE_PAT=data/train-00001-of-00010-Part2b3.parquet
+https://github.com/acme/hooks/commit/9f86d081884c7d659a2feaa0c55ad015a3bf4f1b https://x.org/docs/webhooks/guide-v2-3-4
+X-Cache-Key: 9f86d081884c7d659a2feaa0c55ad015 sha1:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b ?api_key=demo&appid=my_app
 mnemonic: the twelve words of a wallet. cookies = {"theme": "dark"} APP_KEY=base64:... {"key": "k", "secret": "none"}
 """
 
