@@ -186,10 +186,6 @@ def restore_directions(base: Tensor, planes: Tensor, scale: float, out: Tensor) 
     find_kernels(base.device.type).restore_directions(base, planes, scale, out)
 
 
-def _restore_directions(base: Tensor, planes: Tensor, scale: float, out: Tensor) -> None:
-    restore_into(base, base, planes, scale, len(planes), out)
-
-
 def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndarray, mode: str) -> np.ndarray:
     r"""The rescalers λ of every task, from the sums of the merge.
 
@@ -225,7 +221,9 @@ class Kernels(NamedTuple):
     run_block: Callable[..., None] = run_block
     restore: Callable[..., None] = restore
     run_files: Callable[..., bool] | None = None
-    restore_directions: Callable[..., None] = _restore_directions
+    restore_directions: Callable[..., None] = lambda base, planes, scale, out: restore_into(
+        base, base, planes, scale, len(planes), out
+    )
 
 
 @cache

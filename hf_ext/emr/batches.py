@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,15 +21,17 @@ _HALF_TOLERANCE = 1e-2
 
 def rows_of(task_ids: Sequence[str], known: Sequence[str], given: Any) -> dict[str, Tensor]:
     """The samples of each task; refuses unknown tasks, other numbers of samples, and a cache for several tasks."""
-    if isinstance(task_ids, str) or not len(task_ids) or not set(task_ids) <= set(known):
+    # A list, a tuple, a column of numpy or pandas.
+    names = list(task_ids) if isinstance(task_ids, Iterable) and not isinstance(task_ids, str) else []
+    if not names or not all(isinstance(name, str) and name in known for name in names):
         raise UsageError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {list(known)}")
-    leaves, tasks = leaves_of(given)[0], list(dict.fromkeys(task_ids))
+    leaves, tasks = leaves_of(given)[0], list(dict.fromkeys(map(str, names)))
     if len(tasks) > 1 and any(isinstance(leaf, Cache) for leaf in leaves):
         raise UsageError("past_key_values belong to one task: leave them out, or run one task at a time")
     sizes = {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
-    if len(task_ids) not in sizes:
-        raise UsageError(f"task_ids names {len(task_ids)} tasks for {sorted(sizes)} samples; give one for each")
-    return {task: torch.tensor([i for i, name in enumerate(task_ids) if name == task]) for task in tasks}
+    if len(names) not in sizes:
+        raise UsageError(f"task_ids names {len(names)} tasks for {sorted(sizes)} samples; give one for each")
+    return {task: torch.tensor([i for i, name in enumerate(names) if name == task]) for task in tasks}
 
 
 def take_rows(given: Any, rows: Tensor, size: int) -> Any:

@@ -67,10 +67,11 @@ def restore(
     weights = _Files([inside(root, file, root) for file in manifest["unified"]["files"]], "the root weights")
     started = find_base(root, manifest, base)
     here = root / "tasks" / task
-    masks = _Files([inside(here, "mask.safetensors", root)], f"the masks of {task}")
-    optional = ["extra.safetensors"] if (here / "extra.safetensors").exists() else []
-    extras = _Files([inside(here, file, root) for file in optional], f"the extras of {task}")
-    verify_own(root, manifest, [*manifest["unified"]["files"], *(f"tasks/{task}/{kind}" for kind in _OF_A_TASK)])
+    masks = _Files([inside(here, _OF_A_TASK[0], root)], f"the masks of {task}")
+    own = [f"tasks/{task}/{kind}" for kind in _OF_A_TASK]
+    has_extras = own[1] in manifest["files"] or (root / own[1]).exists()
+    extras = _Files([inside(here, _OF_A_TASK[1], root)] if has_extras else [], f"the extras of {task}")
+    verify_own(root, manifest, [*manifest["unified"]["files"], *own])
     tensors = {entry["name"]: entry for entry in manifest["tensors"] if entry["elements"]}
 
     restored: dict[str, torch.Tensor] = {}
@@ -206,7 +207,7 @@ _MANIFEST: _Rules = {
     "method": _OBJECT,
     "tensors": ("a list", lambda value: isinstance(value, list)),
     "aliases": _OBJECT,
-    "tasks": _OBJECT,
+    "tasks": ("an object with at least one task", lambda value: isinstance(value, dict) and bool(value)),
     "files": _OBJECT,
 }
 _ABOUT_FILE: _Rules = {"bytes": ("a length", _is_size), "sha256": _DIGEST, "header_sha256": _DIGEST}
@@ -412,7 +413,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         save_file(restore(given.folder, given.task, given.base), partial, metadata={"format": "pt"})
         os.replace(partial, given.out)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         raise SystemExit(f"emr_loader: {error}") from error
     finally:
         partial.unlink(missing_ok=True)

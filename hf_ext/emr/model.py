@@ -178,9 +178,10 @@ class EMRModel:
         device, dtype = (None, device) if isinstance(device, torch.dtype) else (device, dtype)
         with self._turns.hold():
             self._turns.note_change()
+            self._built.model.to(device=device, dtype=dtype)
+            # After it: what it refuses is not for later tasks either.
             self._device = self._device if device is None else torch.device(device)
             self._dtype = dtype or self._dtype
-            self._built.model.to(device=device, dtype=dtype)
         return self
 
     @property
@@ -457,8 +458,7 @@ class EMRModel:
 
     def read_config(self, task: str) -> dict[str, Any]:
         """The content of `config.json` of a task; of an adapter, that of peft's file."""
-        name = "adapter_config.json" if self.weights.manifest.library == "peft" else "config.json"
-        return self.weights.read_small_file(task, name)
+        return self.weights.read_config(task)
 
     def generation_config(self, task: str) -> dict[str, Any]:
         """The content of `generation_config.json` of a task, but for versions; empty where it has none."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from huggingface_hub import HfApi
 from safetensors import safe_open
 
 from ..errors import UsageError
-from ..files import copy_into, read_json, require_free, whole_folder
+from ..files import copy_into, read_json_object, require_free, whole_folder
 from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.published_files import walk
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
@@ -117,7 +117,7 @@ class TaskWeights:
         self.manifest = Manifest.read(self.folder)
         self._merged = self.manifest.merged
         if self._repository:
-            skipped = ["*.index.json", "sums.safetensors", "report.json", "report.png", "README.md", ".*"]
+            skipped = ["sums.safetensors", "report.json", "report.png", "README.md", ".*"]
             self._download(*self._repository, ["*"], [*skipped, "tasks/*", "base/*"])
         roots = [] if self.manifest.deltas else [open_unified(self.folder, self.manifest)]
         self._unified = _MappedFiles(roots)
@@ -201,13 +201,22 @@ class TaskWeights:
         """The content of one of these that is JSON; empty if there is none."""
         if (task, name) not in self._read:
             path = self.small_files(task).get(name)
-            self._read[task, name] = {} if path is None else cast(dict[str, Any], read_json(path))
+            self._read[task, name] = {} if path is None else read_json_object(path)
         return self._read[task, name]
+
+    def read_config(self, task: str) -> dict[str, Any]:
+        """The content of `config.json` of a task; of an adapter, that of peft's file."""
+        name = "adapter_config.json" if self.manifest.library == "peft" else "config.json"
+        if not (config := self.read_small_file(task, name)):
+            raise CheckpointError(
+                f"{self.folder}: task {task!r} has no {name}, which names the class of its model: add the file to "
+                f"tasks/{task}, or export the task and load its weights by yourself."
+            )
+        return config
 
     def export(self, task: str, out: str | Path) -> Path:
         """Writes a plain checkpoint of a task, tensor by tensor; the folder appears whole or not at all."""
-        out = Path(out).expanduser()
-        require_free(out)
+        out = _free_place(out)
         files, entries = self.small_files(task), self.entries(task)
         # A name of its own: beside it there may be a merge into the same folder that was interrupted.
         with whole_folder(out) as partial:
@@ -223,15 +232,16 @@ class TaskWeights:
         return out
 
     def fetch_all(self) -> None:
-        """Makes sure that every task's files are here."""
+        """Makes sure that every file of the artifact is here."""
+        if self._repository:
+            self._download(*self._repository, ["*"], [".*"])
         for task in self.manifest.tasks:
             self._open(task)
 
     def copy_artifact(self, out: str | Path) -> Path:
         """Copies the artifact's files; the folder appears whole or not at all."""
+        out = _free_place(out)
         self.fetch_all()
-        out = Path(out).expanduser()
-        require_free(out)
         base = self.manifest.base
         if base.folder is None and base.revision is None and not Path(base.source).expanduser().is_absolute():
             _LOGGER.warning(
@@ -325,12 +335,20 @@ class TaskWeights:
         return Path(folder)
 
 
+def _free_place(out: str | Path) -> Path:
+    """The path of a folder to write, which holds nothing; "." gets its name, which the files beside it need."""
+    out = Path(out).expanduser()
+    out = out if out.name else out.resolve()
+    require_free(out)
+    return out
+
+
 def _open_verified(folder: Path, file: str, base: SourceRecord, named: str, complete: bool) -> Checkpoint:
     """Opens a file of the base if it is the one of the merge; `complete`: its hash is compared too."""
-    path, expected = artifact_file(folder, file), base.files[file]
+    path, expected = folder / file, base.files[file]
     fault = find_fault(path, expected if complete else {"bytes": expected["bytes"]})
     if fault is None:
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_checkpoint(artifact_file(folder, file))
         (found,) = checkpoint.files.values()
         if expected.get("header_sha256") in (None, found.header_sha256):
             return checkpoint
