@@ -296,12 +296,9 @@ def _is_long(path: str) -> bool:
 def verify_own(root: Path, manifest: dict[str, Any], names: list[str]) -> None:
     """Compares files of the folder with their SHA-256 in `emr.json`."""
     for name in names:
-        expected = manifest["files"].get(name, {}).get("sha256")
-        if expected is not None and (root / name).is_file():
-            with open(root / name, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if expected != digest:
-                raise ValueError(f"{root / name}: its SHA-256 is {digest}, not that of emr.json; {_DAMAGED}")
+        if (root / name).is_file():
+            told = {"sha256": manifest["files"].get(name, {}).get("sha256")}
+            _verify(root / name, told, f"its SHA-256 is not that of emr.json; {_DAMAGED}")
 
 
 def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str] | None = None) -> _Files:
@@ -324,8 +321,9 @@ def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str]
         )
     artifact = base is None and known.get("folder") == "base"
     paths = {file: place if alone else inside(place, file, root if artifact else place) for file in files}
+    advice = f"this is another checkpoint than {named}. Pass the folder of that one as base"
     for file, expected in files.items():
-        _verify(paths[file], expected, named)
+        _verify(paths[file], expected, advice)
     return _Files(paths.values(), f"the base {named}")
 
 
@@ -383,8 +381,8 @@ def _base_name(description: dict[str, Any], name: str) -> str:
     return str(description["base_prefix"]) + name.removeprefix(description["task_prefix"])
 
 
-def _verify(path: Path, expected: dict[str, Any], named: str) -> None:
-    """Refuses a file that is not the one that was merged."""
+def _verify(path: Path, expected: dict[str, Any], advice: str) -> None:
+    """Refuses a file that is not the one that was merged, or written."""
     found: dict[str, Any] = {"bytes": path.stat().st_size}
     with open(path, "rb") as file:
         prefix = file.read(8)
@@ -395,10 +393,7 @@ def _verify(path: Path, expected: dict[str, Any], named: str) -> None:
             found["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
     for key, value in found.items():
         if expected.get(key) not in (None, value):
-            raise ValueError(
-                f"{path}: {key} is {value}, that of the base of the merge is {expected[key]}: this is another "
-                f"checkpoint than {named}. Pass the folder of that one as base"
-            )
+            raise ValueError(f"{path}: {key} is {value}, at the merge it was {expected[key]}: {advice}")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -95,9 +95,8 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
             plan.base.origin = (first.source if first.revision else source_spec(first, place), first.revision)
 
     def require_same_weights(result: Path) -> None:
-        again = Manifest.read(result)
         for task in manifest.tasks:
-            _require_same_weights(task, (place, manifest), (result, again))
+            _require_same_weights(task, (place, manifest), (result, Manifest.read(result)))
 
     checks: dict[str, Any] = {"show": require_same_checkpoints, "check": require_same_weights}
     try:
@@ -200,12 +199,9 @@ def _require_same(record: SourceRecord, found: dict[str, Any], what: str) -> Non
     files = found["files"]
     changed = [] if files.keys() == record.files.keys() else [f"files {sorted(files)}, not {sorted(record.files)}"]
     for file, about in record.files.items():
-        pairs = {key: (files.get(file, {}).get(key), about.get(key)) for key in ("bytes", "header_sha256", "sha256")}
-        changed += [
-            f"{key} of {file}: {ours}, not {theirs}"
-            for key, (ours, theirs) in pairs.items()
-            if ours != theirs and None not in (ours, theirs)
-        ]
+        for key in ("bytes", "header_sha256", "sha256"):
+            ours, theirs = files.get(file, {}).get(key), about.get(key)
+            changed += [f"{key} of {file}: {ours}, not {theirs}"] if ours != theirs and ours and theirs else []
     _refuse_changed(what, changed)
 
 

@@ -21,6 +21,7 @@ import pytest
 import torch
 from PIL import Image
 from starlette.testclient import TestClient
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from hf_ext.answers import limits as answer_limits
 from hf_ext.answers.limits import ClientLeft, Clock, Limits, TookTooLong, TookTooMuch
@@ -78,6 +79,21 @@ def test_classify(client: Client, models: Models):
             assert found["label"] == model.config.id2label[int(wanted.argmax())]
         torch.testing.assert_close(torch.tensor(found["probabilities"]), wanted, atol=1e-5, rtol=0)
     assert asked.get("/tasks").json()["a"] == {"kind": "classification", "reads": "Sequence"}
+
+
+def test_hidden_colours_are_not_seen_and_values_are_no_shares(tmp_path: Path):
+    def make(folder: Path, seed: int = 0, *, base: Path | None = None) -> Path:
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 8, "patch_size": 4}
+        config = ViTConfig(**sizes, num_labels=3, problem_type="regression")
+        ViTForImageClassification(config).save_pretrained(folder)
+        ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(folder)
+        return folder
+
+    emr = EMRModel.from_pretrained(merge_family(tmp_path, make))
+    task, clear = AnsweringTask(emr, "a"), Image.new("RGBA", (8, 8), (0, 90, 200, 0))
+    white = task.reader(Image.new("RGB", (8, 8), "white"), return_tensors="pt")
+    assert task.classify(clear)[1] == pytest.approx(emr(**white).logits[0].tolist(), abs=1e-5)
 
 
 def test_host_and_token(client: Client):
