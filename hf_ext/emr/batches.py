@@ -21,7 +21,6 @@ _HALF_TOLERANCE = 1e-2
 
 def rows_of(task_ids: Sequence[str], known: Sequence[str], given: Any) -> dict[str, Tensor]:
     """The samples of each task; refuses unknown tasks, other numbers of samples, and a cache for several tasks."""
-    # A list, a tuple, a column of numpy or pandas.
     names = list(task_ids) if isinstance(task_ids, Iterable) and not isinstance(task_ids, str) else []
     if not names or not all(isinstance(name, str) and name in known for name in names):
         raise UsageError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {list(known)}")

@@ -165,9 +165,7 @@ def _build_transformers(
     return BuiltModel(model, frozenset(weights), places, complete and not report["mismatched_keys"])
 
 
-def _build_diffusers(
-    config: dict[str, Any], weights: dict[str, torch.Tensor], dtype: torch.dtype | None
-) -> BuiltModel:
+def _build_diffusers(config: Any, weights: dict[str, torch.Tensor], dtype: torch.dtype | None) -> BuiltModel:
     import diffusers
 
     name = config.get("_class_name")

@@ -23,7 +23,7 @@ from huggingface_hub import HfApi
 from safetensors import safe_open
 
 from ..errors import UsageError
-from ..files import copy_into, read_json_object, require_free, whole_folder
+from ..files import copy_into, parse_json_object, require_free, whole_folder
 from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.published_files import walk
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
@@ -201,7 +201,8 @@ class TaskWeights:
         """The content of one of these that is JSON; empty if there is none."""
         if (task, name) not in self._read:
             path = self.small_files(task).get(name)
-            self._read[task, name] = {} if path is None else read_json_object(path)
+            found = {} if path is None else parse_json_object(path.read_bytes(), str(path), CheckpointError)
+            self._read[task, name] = found
         return self._read[task, name]
 
     def read_config(self, task: str) -> dict[str, Any]:

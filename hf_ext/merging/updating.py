@@ -172,7 +172,8 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
     with _rewrite(place) as work:
         totals, gram = read_totals(work, manifest)
         write_totals(work, totals, gram[np.ix_(left, left)])
-        shutil.rmtree(work / "tasks" / name)
+        # it may be gone already
+        shutil.rmtree(work / "tasks" / name, ignore_errors=True)
         _complete(work, place, _replace_tasks(manifest, tasks), [])
     return {"removed": name, "tasks": list(tasks), "path": str(place)}
 

@@ -56,11 +56,6 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def make_old(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        os.utime(path, ns=(LONG_AGO, LONG_AGO))
-
-
 DAMAGED = ("model.safetensors", "tasks/two/mask.safetensors", "tasks/two/extra.safetensors")
 DAMAGES = [*itertools.product(DAMAGED, (flip, Path.unlink)), ("tasks/two/config.json", Path.unlink)]
 
@@ -96,9 +91,8 @@ def test_of_a_hub_a_root_in_shards_is_read_and_copied_whole(made: Path, tmp_path
     weights = TaskWeights("me/merged", base=base)
     assert weights.restore("two", "classifier.bias").shape == (2,)
     assert verify_artifact(weights.copy_artifact(tmp_path / "copy")).wrong == []
-    monkeypatch.chdir(tmp_path)
-    Path("empty").mkdir()
-    monkeypatch.chdir("empty")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
     assert weights.export("two", ".").name == "empty" and (tmp_path / "empty" / "config.json").is_file()
 
 
@@ -144,8 +138,9 @@ def test_the_base_is_verified_where_it_is(artifact: Path, tmp_path: Path):
 
 
 def test_what_was_read_once_is_not_read_again(artifact: Path, tmp_path: Path, read: list[str]):
-    make_old(artifact), make_old(tmp_path / "base")
     base = tmp_path / "base"
+    for path in (*artifact.rglob("*"), *base.rglob("*")):
+        os.utime(path, ns=(LONG_AGO, LONG_AGO))
     TaskWeights(artifact, base=base).entries("two")
     # The root, the base, and the task's own two files.
     assert sorted(read) == ["extra.safetensors", "mask.safetensors", "model.safetensors", "model.safetensors"]

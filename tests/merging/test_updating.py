@@ -110,6 +110,8 @@ def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
     assert [entry["error"] for entry in report["tasks"]] == [whole["tasks"][row]["error"] for row in (0, 2)]
     assert report["cosines"][0][1] == whole["cosines"][0][2]
     assert "Merged and removed later: b." in (artifact / "README.md").read_text()
+    # its files are lost
+    shutil.rmtree(artifact / "tasks" / "a")
     remove_task(artifact, "a")
     with refused(UsageError, "c"):
         remove_task(artifact, "c")
