@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""EMR-Merging (arXiv 2405.17461) in plain torch: elect, mask and rescale; and the table of faster kernels.
+"""EMR-Merging (arXiv 2405.17461) in plain torch: elect, mask and rescale; and the choice of faster kernels.
 
 Weights and masks have the bits of the compiled kernels; sums agree within 1e-12.
 """
@@ -239,10 +239,6 @@ def compiled_kernels() -> Kernels | None:
     return Kernels(fast.run_block, fast.restore, fast.run_files, fast.restore_directions)
 
 
-# By type of device: a function that gives faster kernels than torch, or None where they cannot be had.
-KERNELS: dict[str, Callable[[], Kernels | None]] = {"cpu": compiled_kernels}
-
-
 def find_kernels(device: str) -> Kernels:
     """The fastest kernels that can be had for a type of device."""
-    return (KERNELS[device]() if device in KERNELS else None) or Kernels()
+    return (compiled_kernels() if device == "cpu" else None) or Kernels()

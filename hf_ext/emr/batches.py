@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,8 @@ _HALF_TOLERANCE = 1e-2
 
 def rows_of(task_ids: Sequence[str], known: Sequence[str], given: Any) -> dict[str, Tensor]:
     """The samples of each task; refuses unknown tasks, other numbers of samples, and a cache for several tasks."""
-    names = list(task_ids) if isinstance(task_ids, Iterable) and not isinstance(task_ids, str) else []
+    ordered = isinstance(task_ids, Iterable) and not isinstance(task_ids, str | Set | Mapping)
+    names = list(task_ids) if ordered else []
     if not names or not all(isinstance(name, str) and name in known for name in names):
         raise UsageError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {list(known)}")
     leaves, tasks = leaves_of(given)[0], list(dict.fromkeys(map(str, names)))
@@ -94,9 +95,10 @@ def join_outputs(outputs: Mapping[str, Any], rows: Rows, by_sample: Sequence[Any
     joined = {key: _join({task: output[key] for task, output in outputs.items()}, rows) for key in common}
     left_out = [key for key in keys_of(first) if key not in joined and not isinstance(first[key], Cache)]
     if not joined:
+        shared = set.intersection(*(set(keys_of(output)) for output in outputs.values()))
         raise UsageError(
-            f"no output of the model ({', '.join(map(str, left_out))}) has a row for each sample that depends on no "
-            "other, so the outputs of several tasks cannot be separated; run one task at a time"
+            f"of the outputs that all of these tasks have ({', '.join(sorted(map(str, shared))) or 'none'}), none has a "
+            "row for each sample that depends on no other, so they cannot be put together; run one task at a time"
         )
     if isinstance(first, Mapping):
         return cast(Any, type(first))(**joined), left_out

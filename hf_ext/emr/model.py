@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -416,15 +416,21 @@ class EMRModel:
 
     @torch.no_grad()
     def _answer_in_turns(self, rows: Rows, given: tuple[Any, Any]) -> tuple[Any, list[Any]]:
-        size = sum(map(len, rows.values()))
+        size, classes = sum(map(len, rows.values())), set[str]()
         kind = kind_of(self._built.model, given, size)
 
         def run(model: Any, task: str, arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
+            classes.add(type(model).__name__)
             if kind not in self._by_sample:
                 self._by_sample[kind] = find_by_sample(model, given, size)
             return model(*arguments, **batch)
 
         outputs = self._run_in_turns(rows, given, run)
+        if len(classes) > 1 and not all(isinstance(output, Mapping) for output in outputs.values()):
+            raise UsageError(
+                f"the tasks are of different classes, {', '.join(sorted(classes))}, whose tuples do not hold the same "
+                "outputs: leave out return_dict=False, or run one task at a time"
+            )
         return join_outputs(outputs, rows, self._by_sample[kind])
 
     def _model_of_a_task(self) -> Any:

@@ -187,11 +187,14 @@ class TaskWeights:
     def small_files(self, task: str) -> dict[str, Path]:
         """Lists what a plain checkpoint of a task has beside its weights."""
         absent, files = self._open(task).record.absent, dict[str, Path]()
+        folders = {name.partition("/")[0] for name in self.manifest.files}
         for place in (self.folder, self.folder / "tasks" / task):
             for name, path in walk(place):
                 top, nested, _ = name.partition("/")
                 weights = not nested and name.endswith((".safetensors", ".safetensors.index.json"))
-                of_root = name in absent or (bool(nested) and top in ("tasks", "base"))
+                # An export into the artifact, say, is not the model's.
+                strange = bool(folders) and top not in folders
+                of_root = name in absent or (bool(nested) and (strange or top in ("tasks", "base")))
                 own = name in _OWN_FILES or (place == self.folder and of_root)
                 if path.is_file() and not weights and not own and not any(part[0] == "." for part in name.split("/")):
                     files[name] = artifact_file(self.folder, path.relative_to(self.folder).as_posix())
@@ -217,7 +220,8 @@ class TaskWeights:
 
     def export(self, task: str, out: str | Path) -> Path:
         """Writes a plain checkpoint of a task, tensor by tensor; the folder appears whole or not at all."""
-        out = _free_place(out)
+        out = Path(out).expanduser()
+        require_free(out)
         files, entries = self.small_files(task), self.entries(task)
         # A name of its own: beside it there may be a merge into the same folder that was interrupted.
         with whole_folder(out) as partial:
@@ -241,7 +245,8 @@ class TaskWeights:
 
     def copy_artifact(self, out: str | Path) -> Path:
         """Copies the artifact's files; the folder appears whole or not at all."""
-        out = _free_place(out)
+        out = Path(out).expanduser()
+        require_free(out)
         self.fetch_all()
         base = self.manifest.base
         if base.folder is None and base.revision is None and not Path(base.source).expanduser().is_absolute():
@@ -334,14 +339,6 @@ class TaskWeights:
                 name, revision=commit, allow_patterns=allowed, ignore_patterns=ignored
             )
         return Path(folder)
-
-
-def _free_place(out: str | Path) -> Path:
-    """The path of a folder to write, which holds nothing; "." gets its name, which the files beside it need."""
-    out = Path(out).expanduser()
-    out = out if out.name else out.resolve()
-    require_free(out)
-    return out
 
 
 def _open_verified(folder: Path, file: str, base: SourceRecord, named: str, complete: bool) -> Checkpoint:

@@ -195,6 +195,12 @@ def test_checkpoints_in_bfloat16_and_shards(tmp_path: Path):
     assert equal(copied(loaded), copied(emr.set_task("b").model))
 
 
+def test_outputs_of_different_classes_are_not_put_together(emr: EMRModel):
+    for options, named in (({"return_dict": False}, "BertModel"), ({}, "(none)")):
+        with refused(UsageError, named):
+            emr(TOKENS, task_ids=["two", "plain"], **options)
+
+
 def test_what_is_not_there(emr: EMRModel, bert: Path, tmp_path: Path):
     with refused(UsageError, "six", "two", "five"):
         EMRModel.from_pretrained(bert, "six")
