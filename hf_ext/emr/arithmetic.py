@@ -180,12 +180,6 @@ def pack_directions(
         total += part
 
 
-@torch.no_grad()
-def restore_directions(base: Tensor, planes: Tensor, scale: float, out: Tensor) -> None:
-    """Weights of one task, W_0 + λ s, computed in fp32 and rounded once. Flat, but planes `[planes, bytes]`."""
-    find_kernels(base.device.type).restore_directions(base, planes, scale, out)
-
-
 def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndarray, mode: str) -> np.ndarray:
     r"""The rescalers λ of every task, from the sums of the merge.
 
@@ -221,6 +215,7 @@ class Kernels(NamedTuple):
     run_block: Callable[..., None] = run_block
     restore: Callable[..., None] = restore
     run_files: Callable[..., bool] | None = None
+    # weights of one task, W_0 + λ s, computed in fp32 and rounded once; flat, but planes `[planes, bytes]`
     restore_directions: Callable[..., None] = lambda base, planes, scale, out: restore_into(
         base, base, planes, scale, len(planes), out
     )

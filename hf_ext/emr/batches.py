@@ -97,8 +97,8 @@ def join_outputs(outputs: Mapping[str, Any], rows: Rows, by_sample: Sequence[Any
     if not joined:
         shared = set.intersection(*(set(keys_of(output)) for output in outputs.values()))
         raise UsageError(
-            f"of the outputs that all of these tasks have ({', '.join(sorted(map(str, shared))) or 'none'}), none has a "
-            "row for each sample that depends on no other, so they cannot be put together; run one task at a time"
+            f"of the outputs that these tasks share ({', '.join(sorted(map(str, shared))) or 'none'}), none has a row "
+            "for each sample that depends on no other, so they cannot be put together; run one task at a time"
         )
     if isinstance(first, Mapping):
         return cast(Any, type(first))(**joined), left_out

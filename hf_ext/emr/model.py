@@ -427,10 +427,7 @@ class EMRModel:
 
         outputs = self._run_in_turns(rows, given, run)
         if len(classes) > 1 and not all(isinstance(output, Mapping) for output in outputs.values()):
-            raise UsageError(
-                f"the tasks are of different classes, {', '.join(sorted(classes))}, whose tuples do not hold the same "
-                "outputs: leave out return_dict=False, or run one task at a time"
-            )
+            raise UsageError(f"tuples of {sorted(classes)} do not hold the same outputs: leave out return_dict=False")
         return join_outputs(outputs, rows, self._by_sample[kind])
 
     def _model_of_a_task(self) -> Any:

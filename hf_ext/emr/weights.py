@@ -28,7 +28,7 @@ from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.published_files import walk
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
-from .arithmetic import compute_scales, restore_directions
+from .arithmetic import compute_scales, find_kernels
 from .artifact import find_fault, open_extras, open_masks, open_unified, read_sums, read_tasks
 from .manifest import MANIFEST, WEIGHT_STEMS, Manifest, SourceRecord, TaskRecord, artifact_file, find_folder
 from .ops import restore_block
@@ -160,7 +160,8 @@ class TaskWeights:
         flat = whole.view(-1)
         base = parts.base.float() if parts.base.dtype == torch.float64 else parts.base
         if deltas:
-            restore_directions(base, parts.mask.view(deltas, -1), parts.scale, flat[:count])
+            planes = parts.mask.view(deltas, -1)
+            find_kernels(base.device.type).restore_directions(base, planes, parts.scale, flat[:count])
         else:
             restore_block(base, parts.unified, parts.mask, parts.scale, flat[:count])
         if len(flat) > count:
@@ -212,10 +213,10 @@ class TaskWeights:
         """The content of `config.json` of a task; of an adapter, that of peft's file."""
         name = "adapter_config.json" if self.manifest.library == "peft" else "config.json"
         if not (config := self.read_small_file(task, name)):
-            raise CheckpointError(
-                f"{self.folder}: task {task!r} has no {name}, which names the class of its model: add the file to "
-                f"tasks/{task}, or export the task and load its weights by yourself."
+            text = (
+                f"{self.folder}: task {task!r} has no {name}, which names its class: add it to tasks/{task}."
             )
+            raise CheckpointError(text)
         return config
 
     def export(self, task: str, out: str | Path) -> Path:
