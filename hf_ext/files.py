@@ -91,8 +91,8 @@ def whole_folder(path: str | os.PathLike[str], replace: bool = True) -> Iterator
 
 
 def follow_link(path: Path) -> Path:
-    """The path, or what a link there leads to: that can be replaced in one step, and the link stays."""
-    return path.resolve() if path.is_symlink() and path.exists() else path
+    """The path, or what a link or "." there leads to: that can be replaced in one step, and the link stays."""
+    return path.resolve() if not path.name or (path.is_symlink() and path.exists()) else path
 
 
 def open_to_readers(folder: Path) -> None:

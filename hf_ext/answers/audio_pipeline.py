@@ -44,7 +44,7 @@ class AudioClassificationPipeline(PlainPipeline):
                 A file, an address, what is in a file, or samples at the model's rate, of shape `(samples,)` or with
                 channels, of which there are fewer than samples; floats, int16 or int32. A `dict` has `raw` or `array`
                 and the `sampling_rate` in Hz, or `bytes` and `path`, as undecoded sounds of `datasets`.
-            top_k (`int`, *optional*, defaults to 5): How many classes; all of them if `None`.
+            top_k (`int`, *optional*): How many classes; by default all of them.
             function_to_apply (`str`, *optional*): `"softmax"`, `"sigmoid"` or `"none"`; by the model's kind of problem
                 if not given. Parts are averaged after it.
             batch_size (`int`, *optional*): Changes nothing with an MRConv: each recording is classified by itself.
@@ -95,11 +95,13 @@ class AudioClassificationPipeline(PlainPipeline):
 
     def postprocess(self, model_outputs: Any, top_k: int = 5, function_to_apply: str | None = None) -> Any:
         """The mean score of each class over all parts, the largest first."""
+        if not self._is_mrconv():
+            return super().postprocess(model_outputs, top_k, function_to_apply)
         rows, sums = model_outputs.logits, Counter[str]()
-        for row in rows if self._is_mrconv() else rows[:1]:
+        for row in rows:
             one = SequenceClassifierOutput(logits=row[None])
             for item in super().postprocess(one, rows.shape[-1], function_to_apply):
-                sums[item["label"]] += item["score"] / (len(rows) if self._is_mrconv() else 1)
+                sums[item["label"]] += item["score"] / len(rows)
         return [{"score": score, "label": label} for label, score in sums.most_common(top_k)]
 
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from hf_ext.data.about import METADATA
-from hf_ext.data.broken import UNREADABLE
+from hf_ext.data.broken import UNDECODABLE
 from hf_ext.data.roles import Hints
 from hf_ext.data.sound_files import AUDIO_SUFFIXES, read_recording
 from hf_ext.hub.checkpoints import split_revision
@@ -126,13 +126,15 @@ class Classifier:
         options: dict[str, Any] = {"top_k": top_k}
         value: Any = given.value
         if self.kind == "pictures":
-            value = read_picture(given.value)
+            grey = getattr(self.model.config, "num_channels", 3) == 1
+            value = read_picture(given.value, "L" if grey else "RGB")
         elif self.kind == "sounds" and self.model.config.model_type != "mrconv":
             # transformers reads files by ffmpeg alone.
             rate, held = self.reader.sampling_rate, isinstance(value, bytes)
             file = {"path": None if held else str(value), "bytes": value if held else None}
             value = {"raw": read_recording(file, rate), "sampling_rate": rate}
         elif self.kind == "texts":
+            require_unicode(str(given.value))
             # Some tokenizers do not know how many tokens their model takes.
             config = self.model.config
             longest = getattr(config, "longest_input", None) or getattr(config, "max_position_embeddings", None)
@@ -140,6 +142,12 @@ class Classifier:
             if longest and longest < self.reader.model_max_length:
                 options["max_length"] = longest
         return [{"label": item["label"], "score": item["score"]} for item in self._pipeline(value, **options)]
+
+
+def require_unicode(text: str) -> None:
+    """Refuses half a surrogate pair, which JSON and a command line can hold and no tokenizer takes."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise DataError("the text contains half a surrogate pair; give valid Unicode")
 
 
 def load_head(kind: Any, source: str, device: str | None = None) -> Any:
@@ -193,13 +201,13 @@ def find_kind(source: str, config: Any) -> tuple[str, str]:
     return kind, "classes"
 
 
-def read_picture(value: str | Path | bytes) -> Image.Image:
-    """A picture of a file, or what is in one, in colours."""
+def read_picture(value: str | Path | bytes, mode: str = "RGB") -> Image.Image:
+    """A picture of a file, or what is in one, in colours or grey."""
     try:
         with Image.open(io.BytesIO(value) if isinstance(value, bytes) else value) as picture:
             # As a camera was held, as `datasets` turns the pictures of a training.
             ImageOps.exif_transpose(picture, in_place=True)
-            return in_colours(picture, "RGB")
-    except UNREADABLE as error:
+            return in_colours(picture, mode)
+    except UNDECODABLE as error:
         name = "standard input" if isinstance(value, bytes) else value
         raise DataError(f"{name} is not a readable picture: {error}") from error

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TextSt
 from hf_ext.training.models import adapter_base
 
 from ..errors import UsageError
-from .classifying import load_head, load_reader
+from .classifying import load_head, load_reader, require_unicode
 
 
 class Writer(TextStreamer):
@@ -61,10 +61,15 @@ def continue_text(
         seed (`int`, defaults to 0): Of the drawing.
 
     Raises:
-        UsageError: If the text has no tokens or the model takes fewer than are asked for; of a bad temperature.
+        UsageError: If the text has no tokens or the model takes fewer than are asked for; of a bad temperature or
+            top_p.
+        DataError: If the text is no valid Unicode.
     """
+    require_unicode(text)
     if not (math.isfinite(temperature) and temperature >= 0):
         raise UsageError(f"temperature is {temperature}; give a number such as 0.8, or 0 for the likeliest tokens.")
+    if not 0 < top_p <= 1:
+        raise UsageError(f"top_p is {top_p}; give a share above 0 and at most 1, which draws from all tokens.")
     tokens = tokenizer(text, return_tensors="pt").input_ids
     if tokens.shape[1] and tokens[0, -1] == tokenizer.eos_token_id:
         # A text that has ended is not continued.

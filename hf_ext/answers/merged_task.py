@@ -13,8 +13,10 @@ from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, A
 from hf_ext.emr.building import model_class
 from hf_ext.emr.model import EMRModel
 from hf_ext.files import copy_into
+from hf_ext.tasks.pictures import in_colours
 
 from ..errors import DataError
+from .classifying import require_unicode
 
 _READERS: dict[str, Any] = {"Sequence": AutoTokenizer, "Image": AutoImageProcessor, "Audio": AutoFeatureExtractor}
 # Of nothing but a configuration, transformers makes a tokenizer that knows no word.
@@ -73,13 +75,13 @@ class AnsweringTask:
     def classify(self, given: Any) -> tuple[str, list[float]]:
         """
         The label of a text, of a picture of Pillow, or of a sound as a list of numbers at the model's rate; and the
-        probabilities of all labels, or the number of a regression.
+        probabilities of all labels, or the numbers of a regression.
         """
         if self.reads == "Sequence":
             inputs = {key: torch.tensor([value]) for key, value in self.encode(given).items()}
         elif self.reads == "Image":
             grey = getattr(self.config, "num_channels", 3) == 1
-            inputs = dict(self.reader([given.convert("L" if grey else "RGB")], return_tensors="pt"))
+            inputs = dict(self.reader([in_colours(given, "L" if grey else "RGB")], return_tensors="pt"))
         else:
             sound = torch.tensor(given)
             if not sound.numel() or not sound.isfinite().all():
@@ -91,15 +93,13 @@ class AnsweringTask:
             raise RuntimeError("the model gives logits that are infinite or no number")
         if self.config.problem_type == "multi_label_classification":
             logits = logits.sigmoid()
-        elif len(logits) > 1:
+        elif len(logits) > 1 and self.config.problem_type != "regression":
             logits = logits.softmax(-1)
         return self.config.id2label.get(int(logits.argmax())), logits.tolist()
 
     def encode(self, text: str, more: int = 0) -> dict[str, list[int]]:
         """The tokens of a text, to which so many more shall come."""
-        # Half a surrogate pair, which JSON can hold and no tokenizer takes.
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise DataError("the text contains half a surrogate pair; give valid Unicode")
+        require_unicode(text)
         found = dict(self.reader(text))
         count = len(found["input_ids"])
         room = 0 if self.config.is_encoder_decoder else more

@@ -36,7 +36,7 @@ from .sources import Model
     show_default=True,
     help="Sample from the most likely tokens with this total probability.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sampling.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the sampling.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 def generate(source: str, prompt: str, task: str | None, device: str | None, **options: Any) -> None:
     """Continue the text PROMPT with the language model MODEL, a folder or org/name[@revision].

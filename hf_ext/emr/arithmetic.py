@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""EMR-Merging (arXiv 2405.17461) in plain torch: elect, mask and rescale; and the table of faster kernels.
+"""EMR-Merging (arXiv 2405.17461) in plain torch: elect, mask and rescale; and the choice of faster kernels.
 
 Weights and masks have the bits of the compiled kernels; sums agree within 1e-12.
 """
@@ -180,16 +180,6 @@ def pack_directions(
         total += part
 
 
-@torch.no_grad()
-def restore_directions(base: Tensor, planes: Tensor, scale: float, out: Tensor) -> None:
-    """Weights of one task, W_0 + λ s, computed in fp32 and rounded once. Flat, but planes `[planes, bytes]`."""
-    find_kernels(base.device.type).restore_directions(base, planes, scale, out)
-
-
-def _restore_directions(base: Tensor, planes: Tensor, scale: float, out: Tensor) -> None:
-    restore_into(base, base, planes, scale, len(planes), out)
-
-
 def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndarray, mode: str) -> np.ndarray:
     r"""The rescalers λ of every task, from the sums of the merge.
 
@@ -225,7 +215,10 @@ class Kernels(NamedTuple):
     run_block: Callable[..., None] = run_block
     restore: Callable[..., None] = restore
     run_files: Callable[..., bool] | None = None
-    restore_directions: Callable[..., None] = _restore_directions
+    # weights of one task, W_0 + λ s, computed in fp32 and rounded once; flat, but planes `[planes, bytes]`
+    restore_directions: Callable[..., None] = lambda base, planes, scale, out: restore_into(
+        base, base, planes, scale, len(planes), out
+    )
 
 
 @cache
@@ -241,10 +234,6 @@ def compiled_kernels() -> Kernels | None:
     return Kernels(fast.run_block, fast.restore, fast.run_files, fast.restore_directions)
 
 
-# By type of device: a function that gives faster kernels than torch, or None where they cannot be had.
-KERNELS: dict[str, Callable[[], Kernels | None]] = {"cpu": compiled_kernels}
-
-
 def find_kernels(device: str) -> Kernels:
     """The fastest kernels that can be had for a type of device."""
-    return (KERNELS[device]() if device in KERNELS else None) or Kernels()
+    return (compiled_kernels() if device == "cpu" else None) or Kernels()

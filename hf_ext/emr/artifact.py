@@ -47,6 +47,10 @@ def open_unified(folder: str | Path, manifest: Manifest) -> Checkpoint:
 
 def open_masks(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint:
     """Opens the masks of a task: uint8 by its names; bit i of a flat tensor is `(byte[i // 8] >> i % 8) & 1`."""
+    for name in manifest.files:
+        # In place of a lost one the root's would be taken; sums are not fetched where nobody reads them.
+        if name.startswith(f"tasks/{task}/") and not name.endswith(FILE):
+            artifact_file(folder, name)
     path = _own_file(folder, manifest, f"tasks/{task}/mask.safetensors")
     record, merged = manifest.tasks[task], manifest.merged
     with _close_on_error(path) as masks:
@@ -63,10 +67,10 @@ def open_masks(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint:
 
 def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint | None:
     """Opens the tensors that a task keeps as they are."""
-    record, merged = manifest.tasks[task], manifest.merged
-    if not record.tails and not Path(folder, "tasks", task, "extra.safetensors").exists():
+    record, merged, file = manifest.tasks[task], manifest.merged, f"tasks/{task}/extra.safetensors"
+    if not record.tails and file not in manifest.files and not Path(folder, file).exists():
         return None
-    path = _own_file(folder, manifest, f"tasks/{task}/extra.safetensors")
+    path = _own_file(folder, manifest, file)
     with _close_on_error(path) as extras:
         for name, shape in record.tails.items():
             fits = name in extras and record.base_name(name) in merged

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -21,15 +21,17 @@ _HALF_TOLERANCE = 1e-2
 
 def rows_of(task_ids: Sequence[str], known: Sequence[str], given: Any) -> dict[str, Tensor]:
     """The samples of each task; refuses unknown tasks, other numbers of samples, and a cache for several tasks."""
-    if isinstance(task_ids, str) or not len(task_ids) or not set(task_ids) <= set(known):
+    ordered = isinstance(task_ids, Iterable) and not isinstance(task_ids, str | Set | Mapping)
+    names = list(task_ids) if ordered else []
+    if not names or not all(isinstance(name, str) and name in known for name in names):
         raise UsageError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {list(known)}")
-    leaves, tasks = leaves_of(given)[0], list(dict.fromkeys(task_ids))
+    leaves, tasks = leaves_of(given)[0], list(dict.fromkeys(map(str, names)))
     if len(tasks) > 1 and any(isinstance(leaf, Cache) for leaf in leaves):
         raise UsageError("past_key_values belong to one task: leave them out, or run one task at a time")
     sizes = {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
-    if len(task_ids) not in sizes:
-        raise UsageError(f"task_ids names {len(task_ids)} tasks for {sorted(sizes)} samples; give one for each")
-    return {task: torch.tensor([i for i, name in enumerate(task_ids) if name == task]) for task in tasks}
+    if len(names) not in sizes:
+        raise UsageError(f"task_ids names {len(names)} tasks for {sorted(sizes)} samples; give one for each")
+    return {task: torch.tensor([i for i, name in enumerate(names) if name == task]) for task in tasks}
 
 
 def take_rows(given: Any, rows: Tensor, size: int) -> Any:
@@ -93,9 +95,10 @@ def join_outputs(outputs: Mapping[str, Any], rows: Rows, by_sample: Sequence[Any
     joined = {key: _join({task: output[key] for task, output in outputs.items()}, rows) for key in common}
     left_out = [key for key in keys_of(first) if key not in joined and not isinstance(first[key], Cache)]
     if not joined:
+        shared = set.intersection(*(set(keys_of(output)) for output in outputs.values()))
         raise UsageError(
-            f"no output of the model ({', '.join(map(str, left_out))}) has a row for each sample that depends on no "
-            "other, so the outputs of several tasks cannot be separated; run one task at a time"
+            f"of the outputs that these tasks share ({', '.join(sorted(map(str, shared))) or 'none'}), none has a row "
+            "for each sample that depends on no other, so they cannot be put together; run one task at a time"
         )
     if isinstance(first, Mapping):
         return cast(Any, type(first))(**joined), left_out

@@ -18,7 +18,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto import modeling_auto
 
 from ..errors import UsageError
-from ..files import copy_into, read_json
+from ..files import copy_into
 from .artifact import find_code
 from .weights import TaskWeights
 
@@ -63,14 +63,15 @@ def build_model(
     weights: TaskWeights, task: str, source: str, dtype: torch.dtype | None, trust_remote_code: bool
 ) -> BuiltModel:
     """Builds the model of a task, on the CPU."""
+    told = weights.read_config(task)
     tensors = {name: weights.restore(task, name) for name in weights.entries(task)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_into(weights.small_files(task), folder)
         if weights.manifest.library == "transformers":
-            built = _build_transformers(folder, tensors, source, dtype, trust_remote_code)
+            built = _build_transformers(folder, told, tensors, source, dtype, trust_remote_code)
         elif weights.manifest.library == "diffusers":
-            built = _build_diffusers(folder, tensors, dtype)
+            built = _build_diffusers(told, tensors, dtype)
         else:
             built = _build_adapter(folder, tensors, dtype, trust_remote_code)
     built.model.eval()
@@ -139,12 +140,12 @@ def model_class(config: PreTrainedConfig, folder: Path, trust_remote_code: bool)
 
 def _build_transformers(
     folder: Path,
+    told: Mapping[str, Any],
     weights: dict[str, torch.Tensor],
     source: str,
     dtype: torch.dtype | None,
     trust_remote_code: bool,
 ) -> BuiltModel:
-    told = read_json(folder / "config.json")
     absent = sorted(file for file in find_code(told) if not (folder / file).is_file())
     if trust_remote_code and absent and told.get("model_type") not in CONFIG_MAPPING:
         raise UsageError(f"the model's code is not in the artifact; add {', '.join(absent)} to the folder of emr.json")
@@ -164,10 +165,9 @@ def _build_transformers(
     return BuiltModel(model, frozenset(weights), places, complete and not report["mismatched_keys"])
 
 
-def _build_diffusers(folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dtype | None) -> BuiltModel:
+def _build_diffusers(config: Any, weights: dict[str, torch.Tensor], dtype: torch.dtype | None) -> BuiltModel:
     import diffusers
 
-    config = read_json(folder / "config.json")
     name = config.get("_class_name")
     kind = getattr(diffusers, str(name), None)
     if not isinstance(kind, type) or not issubclass(kind, diffusers.ModelMixin):

@@ -67,10 +67,11 @@ def restore(
     weights = _Files([inside(root, file, root) for file in manifest["unified"]["files"]], "the root weights")
     started = find_base(root, manifest, base)
     here = root / "tasks" / task
-    masks = _Files([inside(here, "mask.safetensors", root)], f"the masks of {task}")
-    optional = ["extra.safetensors"] if (here / "extra.safetensors").exists() else []
-    extras = _Files([inside(here, file, root) for file in optional], f"the extras of {task}")
-    verify_own(root, manifest, [*manifest["unified"]["files"], *(f"tasks/{task}/{kind}" for kind in _OF_A_TASK)])
+    masks = _Files([inside(here, _OF_A_TASK[0], root)], f"the masks of {task}")
+    own = [f"tasks/{task}/{kind}" for kind in _OF_A_TASK]
+    has_extras = own[1] in manifest["files"] or (root / own[1]).exists()
+    extras = _Files([inside(here, _OF_A_TASK[1], root)] if has_extras else [], f"the extras of {task}")
+    verify_own(root, manifest, [*manifest["unified"]["files"], *own])
     tensors = {entry["name"]: entry for entry in manifest["tensors"] if entry["elements"]}
 
     restored: dict[str, torch.Tensor] = {}
@@ -206,7 +207,7 @@ _MANIFEST: _Rules = {
     "method": _OBJECT,
     "tensors": ("a list", lambda value: isinstance(value, list)),
     "aliases": _OBJECT,
-    "tasks": _OBJECT,
+    "tasks": ("an object with at least one task", lambda value: isinstance(value, dict) and bool(value)),
     "files": _OBJECT,
 }
 _ABOUT_FILE: _Rules = {"bytes": ("a length", _is_size), "sha256": _DIGEST, "header_sha256": _DIGEST}
@@ -295,12 +296,9 @@ def _is_long(path: str) -> bool:
 def verify_own(root: Path, manifest: dict[str, Any], names: list[str]) -> None:
     """Compares files of the folder with their SHA-256 in `emr.json`."""
     for name in names:
-        expected = manifest["files"].get(name, {}).get("sha256")
-        if expected is not None and (root / name).is_file():
-            with open(root / name, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if expected != digest:
-                raise ValueError(f"{root / name}: its SHA-256 is {digest}, not that of emr.json; {_DAMAGED}")
+        if (root / name).is_file():
+            told = {"sha256": manifest["files"].get(name, {}).get("sha256")}
+            _verify(root / name, told, f"its SHA-256 is not that of emr.json; {_DAMAGED}")
 
 
 def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str] | None = None) -> _Files:
@@ -323,8 +321,9 @@ def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str]
         )
     artifact = base is None and known.get("folder") == "base"
     paths = {file: place if alone else inside(place, file, root if artifact else place) for file in files}
+    advice = f"this is another checkpoint than {named}. Pass the folder of that one as base"
     for file, expected in files.items():
-        _verify(paths[file], expected, named)
+        _verify(paths[file], expected, advice)
     return _Files(paths.values(), f"the base {named}")
 
 
@@ -382,8 +381,8 @@ def _base_name(description: dict[str, Any], name: str) -> str:
     return str(description["base_prefix"]) + name.removeprefix(description["task_prefix"])
 
 
-def _verify(path: Path, expected: dict[str, Any], named: str) -> None:
-    """Refuses a file that is not the one that was merged."""
+def _verify(path: Path, expected: dict[str, Any], advice: str) -> None:
+    """Refuses a file that is not the one that was merged, or written."""
     found: dict[str, Any] = {"bytes": path.stat().st_size}
     with open(path, "rb") as file:
         prefix = file.read(8)
@@ -394,10 +393,7 @@ def _verify(path: Path, expected: dict[str, Any], named: str) -> None:
             found["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
     for key, value in found.items():
         if expected.get(key) not in (None, value):
-            raise ValueError(
-                f"{path}: {key} is {value}, that of the base of the merge is {expected[key]}: this is another "
-                f"checkpoint than {named}. Pass the folder of that one as base"
-            )
+            raise ValueError(f"{path}: {key} is {value}, at the merge it was {expected[key]}: {advice}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -412,7 +408,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         save_file(restore(given.folder, given.task, given.base), partial, metadata={"format": "pt"})
         os.replace(partial, given.out)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         raise SystemExit(f"emr_loader: {error}") from error
     finally:
         partial.unlink(missing_ok=True)

@@ -75,7 +75,11 @@ class TaskLayers:
         # Products of blocks of a transposed weight are added up, and in half precision each sum would be rounded.
         whole = transposed and weight.dtype != torch.float32
         step = lines if whole else min(lines, max(8, _BLOCK // columns // 8 * 8))
-        memory = self._take_memory(len(others) * step * columns, weight.dtype).view(len(others), step, columns)
+        count = len(others) * step * columns
+        if self._memory is None or self._memory.dtype != weight.dtype or len(self._memory) < count:
+            # It is kept: to get new pages costs more than to fill them.
+            self._memory = torch.empty(count, dtype=weight.dtype)
+        memory = self._memory[:count].view(len(others), step, columns)
         for top in range(0, lines, step):
             here = slice(top, min(top + step, lines))
             blocks = memory[:, : here.stop - top]
@@ -91,12 +95,6 @@ class TaskLayers:
                 else:
                     _add_product(None if bias is None else bias[here], own, block.t(), out[:, here])
         return outs
-
-    def _take_memory(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Memory that is kept: to get new pages costs more than to fill them."""
-        if self._memory is None or self._memory.dtype != dtype or len(self._memory) < count:
-            self._memory = torch.empty(count, dtype=dtype)
-        return self._memory[:count]
 
     def look_up(self, ids: Tensor, weight: Tensor, parts: Parts | None) -> Tensor:
         """The rows of a task's embedding for some tokens."""

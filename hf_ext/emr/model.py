@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -178,9 +178,10 @@ class EMRModel:
         device, dtype = (None, device) if isinstance(device, torch.dtype) else (device, dtype)
         with self._turns.hold():
             self._turns.note_change()
+            self._built.model.to(device=device, dtype=dtype)
+            # After it: what it refuses is not for later tasks either.
             self._device = self._device if device is None else torch.device(device)
             self._dtype = dtype or self._dtype
-            self._built.model.to(device=device, dtype=dtype)
         return self
 
     @property
@@ -415,15 +416,18 @@ class EMRModel:
 
     @torch.no_grad()
     def _answer_in_turns(self, rows: Rows, given: tuple[Any, Any]) -> tuple[Any, list[Any]]:
-        size = sum(map(len, rows.values()))
+        size, classes = sum(map(len, rows.values())), set[str]()
         kind = kind_of(self._built.model, given, size)
 
         def run(model: Any, task: str, arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
+            classes.add(type(model).__name__)
             if kind not in self._by_sample:
                 self._by_sample[kind] = find_by_sample(model, given, size)
             return model(*arguments, **batch)
 
         outputs = self._run_in_turns(rows, given, run)
+        if len(classes) > 1 and not all(isinstance(output, Mapping) for output in outputs.values()):
+            raise UsageError(f"tuples of {sorted(classes)} do not hold the same outputs: leave out return_dict=False")
         return join_outputs(outputs, rows, self._by_sample[kind])
 
     def _model_of_a_task(self) -> Any:
@@ -457,8 +461,7 @@ class EMRModel:
 
     def read_config(self, task: str) -> dict[str, Any]:
         """The content of `config.json` of a task; of an adapter, that of peft's file."""
-        name = "adapter_config.json" if self.weights.manifest.library == "peft" else "config.json"
-        return self.weights.read_small_file(task, name)
+        return self.weights.read_config(task)
 
     def generation_config(self, task: str) -> dict[str, Any]:
         """The content of `generation_config.json` of a task, but for versions; empty where it has none."""

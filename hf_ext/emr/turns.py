@@ -18,7 +18,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -128,7 +128,6 @@ class _Hook:
 
 
 def _running_coroutine() -> asyncio.Task[Any] | None:
-    try:
+    with suppress(RuntimeError):
         return asyncio.current_task()
-    except RuntimeError:
-        return None
+    return None

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +23,12 @@ from huggingface_hub import HfApi
 from safetensors import safe_open
 
 from ..errors import UsageError
-from ..files import copy_into, read_json, require_free, whole_folder
+from ..files import copy_into, parse_json_object, require_free, whole_folder
 from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.published_files import walk
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
-from .arithmetic import compute_scales, restore_directions
+from .arithmetic import compute_scales, find_kernels
 from .artifact import find_fault, open_extras, open_masks, open_unified, read_sums, read_tasks
 from .manifest import MANIFEST, WEIGHT_STEMS, Manifest, SourceRecord, TaskRecord, artifact_file, find_folder
 from .ops import restore_block
@@ -117,7 +117,7 @@ class TaskWeights:
         self.manifest = Manifest.read(self.folder)
         self._merged = self.manifest.merged
         if self._repository:
-            skipped = ["*.index.json", "sums.safetensors", "report.json", "report.png", "README.md", ".*"]
+            skipped = ["sums.safetensors", "report.json", "report.png", "README.md", ".*"]
             self._download(*self._repository, ["*"], [*skipped, "tasks/*", "base/*"])
         roots = [] if self.manifest.deltas else [open_unified(self.folder, self.manifest)]
         self._unified = _MappedFiles(roots)
@@ -160,7 +160,8 @@ class TaskWeights:
         flat = whole.view(-1)
         base = parts.base.float() if parts.base.dtype == torch.float64 else parts.base
         if deltas:
-            restore_directions(base, parts.mask.view(deltas, -1), parts.scale, flat[:count])
+            planes = parts.mask.view(deltas, -1)
+            find_kernels(base.device.type).restore_directions(base, planes, parts.scale, flat[:count])
         else:
             restore_block(base, parts.unified, parts.mask, parts.scale, flat[:count])
         if len(flat) > count:
@@ -187,11 +188,14 @@ class TaskWeights:
     def small_files(self, task: str) -> dict[str, Path]:
         """Lists what a plain checkpoint of a task has beside its weights."""
         absent, files = self._open(task).record.absent, dict[str, Path]()
+        folders = {name.partition("/")[0] for name in self.manifest.files}
         for place in (self.folder, self.folder / "tasks" / task):
             for name, path in walk(place):
                 top, nested, _ = name.partition("/")
                 weights = not nested and name.endswith((".safetensors", ".safetensors.index.json"))
-                of_root = name in absent or (bool(nested) and top in ("tasks", "base"))
+                # An export into the artifact, say, is not the model's.
+                strange = bool(folders) and top not in folders
+                of_root = name in absent or (bool(nested) and (strange or top in ("tasks", "base")))
                 own = name in _OWN_FILES or (place == self.folder and of_root)
                 if path.is_file() and not weights and not own and not any(part[0] == "." for part in name.split("/")):
                     files[name] = artifact_file(self.folder, path.relative_to(self.folder).as_posix())
@@ -201,8 +205,18 @@ class TaskWeights:
         """The content of one of these that is JSON; empty if there is none."""
         if (task, name) not in self._read:
             path = self.small_files(task).get(name)
-            self._read[task, name] = {} if path is None else cast(dict[str, Any], read_json(path))
+            found = {} if path is None else parse_json_object(path.read_bytes(), str(path), CheckpointError)
+            self._read[task, name] = found
         return self._read[task, name]
+
+    def read_config(self, task: str) -> dict[str, Any]:
+        """The content of `config.json` of a task; of an adapter, that of peft's file."""
+        name = "adapter_config.json" if self.manifest.library == "peft" else "config.json"
+        if not (config := self.read_small_file(task, name)):
+            raise CheckpointError(
+                f"{self.folder}: task {task!r} has no {name}, which names its class: add it to tasks/{task}."
+            )
+        return config
 
     def export(self, task: str, out: str | Path) -> Path:
         """Writes a plain checkpoint of a task, tensor by tensor; the folder appears whole or not at all."""
@@ -223,15 +237,17 @@ class TaskWeights:
         return out
 
     def fetch_all(self) -> None:
-        """Makes sure that every task's files are here."""
+        """Makes sure that every file of the artifact is here."""
+        if self._repository:
+            self._download(*self._repository, ["*"], [".*"])
         for task in self.manifest.tasks:
             self._open(task)
 
     def copy_artifact(self, out: str | Path) -> Path:
         """Copies the artifact's files; the folder appears whole or not at all."""
-        self.fetch_all()
         out = Path(out).expanduser()
         require_free(out)
+        self.fetch_all()
         base = self.manifest.base
         if base.folder is None and base.revision is None and not Path(base.source).expanduser().is_absolute():
             _LOGGER.warning(
@@ -327,10 +343,10 @@ class TaskWeights:
 
 def _open_verified(folder: Path, file: str, base: SourceRecord, named: str, complete: bool) -> Checkpoint:
     """Opens a file of the base if it is the one of the merge; `complete`: its hash is compared too."""
-    path, expected = artifact_file(folder, file), base.files[file]
+    path, expected = folder / file, base.files[file]
     fault = find_fault(path, expected if complete else {"bytes": expected["bytes"]})
     if fault is None:
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_checkpoint(artifact_file(folder, file))
         (found,) = checkpoint.files.values()
         if expected.get("header_sha256") in (None, found.header_sha256):
             return checkpoint

@@ -55,6 +55,7 @@ def merge_checkpoints(
     overwrite: bool = False,
     progress: bool = True,
     show: Callable[[Plan], None] | None = None,
+    check: Callable[[Path], None] | None = None,
 ) -> MergeResult:
     """
     Merges fine-tunes of one model into one model and a 1-bit mask for each task (EMR-Merging, arXiv 2405.17461), or by
@@ -73,6 +74,8 @@ def merge_checkpoints(
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar in a terminal.
         show (`Callable[[Plan], None]`, *optional*):
             Called with the plan before any weight is read; an error that it raises ends the merge.
+        check (`Callable[[Path], None]`, *optional*):
+            Called with the complete folder before it appears at `out`; a [`DataError`] that it raises discards it.
 
     Returns:
         [`MergeResult`]: The folder and the report.
@@ -124,7 +127,7 @@ def merge_checkpoints(
         for name, module in plan.modules.items():
             merge_checkpoints(module, run.module_folder(name), overwrite=True, progress=False)
         with run.step():
-            report = run.complete() if ranks.index == 0 else {}
+            report = run.complete(check) if ranks.index == 0 else {}
     return MergeResult(out, ranks.of_first(report))
 
 
@@ -244,7 +247,7 @@ class _Run:
     # all of the new. What is written after the weights is written anew after a kill, from the sums of the journal, and
     # therefore needs no journal of its own. Before the rename everything is flushed to the disk, and the journal is
     # deleted: were it deleted after, a kill between the two would leave a journal without its result.
-    def complete(self) -> dict[str, Any]:
+    def complete(self, check: Callable[[Path], None] | None) -> dict[str, Any]:
         """Writes scales, manifest, report and card when all units are finished, then renames the folder."""
         if changed := _differences(self.identity, _identity(self.plan)):
             shutil.rmtree(self.partial)
@@ -258,6 +261,12 @@ class _Run:
             report = finish(folder, self.plan, sums, base, out=self.out)
         finally:
             closed.result()
+        if check is not None:
+            try:
+                check(folder)
+            except DataError:
+                shutil.rmtree(self.partial)
+                raise
         # what an earlier process was writing when it was killed
         remove_leftovers(folder)
         sync(folder)

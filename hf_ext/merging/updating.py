@@ -6,18 +6,18 @@ the unified weights stay. Removing a task leaves the unified weights and the oth
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hf_ext.emr.artifact import hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
+from hf_ext.emr.artifact import hash_files, mark_root, open_masks, read_sums, read_totals, write_sums, write_totals
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from hf_ext.emr.ops import SUMS
 
@@ -36,6 +36,8 @@ from .vectors import NotFiniteError
 
 # Options of the merge that determine a frozen task's tensors and scale.
 _KEPT = ("rescale", "exclude", "dtype", "adapters")
+# Sums of a task vector by itself; the others depend on the unified model, which changes with every task.
+_OF_TASK = [SUMS.index(name) for name in ("abs", "square", "nonzero")]
 
 
 def add_task(
@@ -92,8 +94,13 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
         if (first := manifest.base).folder is not None:
             plan.base.origin = (first.source if first.revision else source_spec(first, place), first.revision)
 
+    def require_same_weights(result: Path) -> None:
+        for task in manifest.tasks:
+            _require_same_weights(task, (place, manifest), (result, Manifest.read(result)))
+
+    checks: dict[str, Any] = {"show": require_same_checkpoints, "check": require_same_weights}
     try:
-        merge_checkpoints(config, place, **options, overwrite=True, progress=False, show=require_same_checkpoints)
+        merge_checkpoints(config, place, **options, overwrite=True, progress=False, **checks)
     except (NotFiniteError, MethodError):
         raise
     except (CheckpointError, ValueError) as error:
@@ -165,7 +172,8 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
     with _rewrite(place) as work:
         totals, gram = read_totals(work, manifest)
         write_totals(work, totals, gram[np.ix_(left, left)])
-        shutil.rmtree(work / "tasks" / name)
+        # it may be gone already
+        shutil.rmtree(work / "tasks" / name, ignore_errors=True)
         _complete(work, place, _replace_tasks(manifest, tasks), [])
     return {"removed": name, "tasks": list(tasks), "path": str(place)}
 
@@ -192,12 +200,38 @@ def _require_same(record: SourceRecord, found: dict[str, Any], what: str) -> Non
     files = found["files"]
     changed = [] if files.keys() == record.files.keys() else [f"files {sorted(files)}, not {sorted(record.files)}"]
     for file, about in record.files.items():
-        pairs = {key: (files.get(file, {}).get(key), about.get(key)) for key in ("bytes", "header_sha256", "sha256")}
-        changed += [
-            f"{key} of {file}: {ours}, not {theirs}"
-            for key, (ours, theirs) in pairs.items()
-            if ours != theirs and None not in (ours, theirs)
-        ]
+        for key in ("bytes", "header_sha256", "sha256"):
+            ours, theirs = files.get(file, {}).get(key), about.get(key)
+            changed += [f"{key} of {file}: {ours}, not {theirs}"] if ours != theirs and ours and theirs else []
+    _refuse_changed(what, changed)
+
+
+# A merge does not hash the tasks on this disk, which would take about as long as the merge. But it keeps sums of each
+# tensor, what is not merged, and small files: of an unchanged task that is merged again, all of these are the same.
+def _require_same_weights(task: str, before: tuple[Path, Manifest], after: tuple[Path, Manifest]) -> None:
+    """Refuses a task of which two artifacts, before and after a merge, do not keep the same."""
+    old, new = before[1], after[1]
+    base_name, changed = old.tasks[task].base_name, []
+    for name in sorted(old.files.keys() & new.files.keys()):
+        own = name.startswith(f"tasks/{task}/") and not name.endswith(("mask.safetensors", "sums.safetensors"))
+        # A task that was added frozen has kept more tensors.
+        fits = not name.endswith(".safetensors") or old.files[name]["bytes"] == new.files[name]["bytes"]
+        changed += [name] if own and fits and old.files[name] != new.files[name] else []
+    alike = {*old.tasks[task].shared} ^ {*new.tasks[task].shared}
+    changed += sorted(name for name in alike if base_name(name) not in new.merged)
+    with open_masks(*before, task) as masks:
+        named = {base_name(mask) for mask in masks}
+    ours, theirs = (
+        dict(zip(artifact[1].merged.values(), read_sums(*artifact, task)[:, _OF_TASK], strict=True))
+        for artifact in (before, after)
+    )
+    both = [tensor for tensor in ours if tensor in theirs and tensor.name in named]
+    # Kernels of numba and of torch add up in other orders.
+    changed += [tensor.name for tensor in both if not np.allclose(ours[tensor], theirs[tensor], rtol=1e-10, atol=0)]
+    _refuse_changed(f"task {task!r}", [f"{name} has changed" for name in changed])
+
+
+def _refuse_changed(what: str, changed: list[str]) -> None:
     if changed:
         raise DataError(
             f"{what} is not the one that was merged ({changed[0]}): give the checkpoint of the merge, or merge all "
@@ -211,7 +245,7 @@ def _require_same(record: SourceRecord, found: dict[str, Any], what: str) -> Non
 # change under the old name. When all is on the disk, copy and artifact change places in one step, as a merge's folder
 # does; a kill before that leaves `.NAME.update`, which the next update removes. The tests hold links to an artifact
 # while it is updated, make every step fail, kill it before the exchange, and compare every byte.
-@contextmanager
+@contextlib.contextmanager
 def _rewrite(place: Path) -> Iterator[Path]:
     """A copy of the artifact that shares its files; in the end it takes its place in one step."""
     work = place.with_name(f".{place.name}.update")

@@ -329,6 +329,8 @@ def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path):
     assert f"{tmp_path / 'b.wav'} is not a readable sound file" in result.stderr
     assert "1 of 2 inputs could not be classified" in result.stderr
     assert result.stdout.splitlines()[1].startswith(str(tmp_path / "a.wav"))
+    save_text_model(tmp_path / "texts")
+    assert "half a surrogate pair" in run(tmp_path / "texts", "a\udcff", "b", code=1).stderr
     nothing = run("spoken-digits", "-", code=1, given=b"").stderr
     assert "a recording is not a readable sound file" in nothing and "1 of 1 input could not be classified" in nothing
 

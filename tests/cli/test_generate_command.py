@@ -85,6 +85,9 @@ def test_other_models_and_values_are_refused_in_words(model, tmp_path):
         ((model, ""), "the text has no tokens: give"),
         ((model, "a", "--temperature", "nan"), "temperature is nan"),
         ((model, "a", "--top-p", 0), "is not in the range"),
+        ((model, "a", "--top-p", "nan"), "top_p is nan"),
+        ((model, "a", "--seed", 2**32), "is not in the range"),
+        ((model, "a\udcff"), "half a surrogate pair"),
         ((model, "a", "--task", "a"), "has no task 'a'"),
     ):
         assert said in run(*words, code=2).stderr

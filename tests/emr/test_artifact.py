@@ -90,6 +90,7 @@ HOSTILE = {
     "other format": (("format",), "x", '`format` must be "emr-merging"'),
     "newer version": (("format_version",), 3, "a newer hf-ext"),
     "bit order": (("bit_order",), "big", "`bit_order`"),
+    "no task": (("tasks",), {}, "`tasks` must be an object with at least one task"),
     "parent as task": (("tasks",), {"..": {}}, "a task must be named by"),
     "line break in a task": (("tasks",), {"a\n": {}}, "a task must be named by"),
     "file in a folder": (("unified", "files"), {"../model.safetensors": {"bytes": 1}}, "without folders"),

@@ -71,7 +71,7 @@ def test_directions_are_packed_and_restored(kernels, kind, length):
         ):
             for target in DTYPES:
                 out = torch.empty(length, dtype=target)
-                arithmetic.restore_directions(base, packed[:, index], 0.3, out)
+                arithmetic.find_kernels("cpu").restore_directions(base, packed[:, index], 0.3, out)
                 assert torch.equal(out, (base.float() + 0.3 * direction).to(target))
             measured = dict(zip(SUMS, found.tasks[index].tolist(), strict=True))
             exact, moved = vector.double(), float((direction != 0).sum())

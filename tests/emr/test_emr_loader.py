@@ -101,6 +101,12 @@ def test_a_tail_that_an_earlier_version_wrote(copy: Path, merged: Path):
     assert torch.equal(found, TaskWeights(copy).restore("a", name))
 
 
+def test_a_place_that_cannot_be_written_is_told(merged: Path, tmp_path: Path):
+    for out in (tmp_path / "absent" / "a.safetensors", tmp_path):
+        with pytest.raises(SystemExit, match="emr_loader: "):
+            emr_loader.main([str(merged), "a", str(out)])
+
+
 def test_a_base_somewhere_else(copy: Path, merged: Path, tmp_path: Path):
     edit_manifest(copy, lambda manifest: manifest["base"].update(source="org/base", revision="0" * 40))
     with refused(ValueError, "org/base", "commit 0", "model.safetensors"):

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import HfApi
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 
-from hf_ext.emr import EMRModel
+from hf_ext.emr import EMRModel, emr_loader
 from hf_ext.emr.artifact import verify_artifact
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import UsageError
+from hf_ext.files import copy_into
 from hf_ext.hub.header_format import CheckpointError
 from tests.emr.emr_testing import push_folder, tiny_bert
 from tests.emr.use_testing import edit_manifest, equal, flip, merge, merge_berts
@@ -50,25 +56,45 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def make_old(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        os.utime(path, ns=(LONG_AGO, LONG_AGO))
-
-
 DAMAGED = ("model.safetensors", "tasks/two/mask.safetensors", "tasks/two/extra.safetensors")
+DAMAGES = [*itertools.product(DAMAGED, (flip, Path.unlink)), ("tasks/two/config.json", Path.unlink)]
 
 
-@pytest.mark.parametrize("name", DAMAGED)
-def test_one_flipped_bit_is_found_on_loading(artifact: Path, tmp_path: Path, name: str):
-    flip(artifact / name)
+@pytest.mark.parametrize(("name", "damage"), DAMAGES)
+def test_a_flipped_bit_and_a_lost_file_are_found_on_loading(artifact: Path, tmp_path: Path, name: str, damage: Any):
+    """No head at random, and no configuration of the root in place of the task's."""
+    damage(artifact / name)
     with refused(CheckpointError, name):
         TaskWeights(artifact).export("two", tmp_path / "out")
-    with refused(CheckpointError, "merge", "wrote"):
+    with refused(CheckpointError, name):
         EMRModel.from_pretrained(artifact, "two")
+    with refused(ValueError, name) if name in DAMAGED else contextlib.nullcontext():
+        emr_loader.restore(artifact, "two")
     assert not (tmp_path / "out").exists()
     # Other tasks do not need the files of this one.
     if name.startswith("tasks"):
         TaskWeights(artifact).export("five", tmp_path / "out")
+
+
+def test_of_a_hub_a_root_in_shards_is_read_and_copied_whole(made: Path, tmp_path: Path, monkeypatch: Any):
+    base = made.parent / "base"
+    artifact = merge(base, {"two": made.parent / "two"}, tmp_path / "merged", max_shard_size="4KB")
+
+    def download(api: HfApi, name: str, *, revision: str, allow_patterns: Any, ignore_patterns: Any) -> str:
+        names = [path.relative_to(artifact).as_posix() for path in artifact.rglob("*") if path.is_file()]
+        chosen = filter_repo_objects(names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+        copy_into({name: artifact / name for name in chosen}, tmp_path / "cache")
+        return str(tmp_path / "cache")
+
+    monkeypatch.setattr(HfApi, "snapshot_download", download)
+    monkeypatch.setattr(TaskWeights, "_resolve", lambda *_: ("me/merged", "0" * 40))
+    weights = TaskWeights("me/merged", base=base)
+    assert weights.restore("two", "classifier.bias").shape == (2,)
+    assert verify_artifact(weights.copy_artifact(tmp_path / "copy")).wrong == []
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    weights.export("two", ".")
+    assert (tmp_path / "empty" / "config.json").is_file()
 
 
 def test_a_manifest_names_every_file_that_the_merge_wrote(artifact: Path):
@@ -113,8 +139,9 @@ def test_the_base_is_verified_where_it_is(artifact: Path, tmp_path: Path):
 
 
 def test_what_was_read_once_is_not_read_again(artifact: Path, tmp_path: Path, read: list[str]):
-    make_old(artifact), make_old(tmp_path / "base")
     base = tmp_path / "base"
+    for path in (*artifact.rglob("*"), *base.rglob("*")):
+        os.utime(path, ns=(LONG_AGO, LONG_AGO))
     TaskWeights(artifact, base=base).entries("two")
     # The root, the base, and the task's own two files.
     assert sorted(read) == ["extra.safetensors", "mask.safetensors", "model.safetensors", "model.safetensors"]
@@ -217,3 +244,8 @@ def test_an_export_leaves_an_interrupted_merge_of_the_same_name(made: Path, tmp_
     kept.write_text("{}")
     TaskWeights(made).export("two", tmp_path / "out")
     assert kept.is_file() and (tmp_path / "out" / "config.json").is_file()
+
+
+def test_an_export_into_the_artifact_belongs_to_no_task(artifact: Path):
+    TaskWeights(artifact).export("two", artifact / "exported")
+    assert not [name for name in TaskWeights(artifact).small_files("five") if name.startswith("exported")]

@@ -279,7 +279,7 @@ def test_labels_and_caches_are_of_one_task(bert: EMRModel):
 
 @pytest.mark.parametrize(
     ("task_ids", "named"),
-    [(["a", "b"], "2 tasks"), ([], "[]"), (["a"] * 5 + ["d"], "'d'"), ("aaaaaa", "'aaaaaa'")],
+    [(["a", "b"], "2 tasks"), ([], "[]"), (["a"] * 5 + ["d"], "'d'"), ("aaaaaa", "'aaaaaa'"), ({"a"}, "{'a'}")],
 )
 def test_task_ids_that_do_not_fit(task_ids: Any, named: str, bert: EMRModel, gpt2: EMRModel):
     for call in (bert, lambda **given: gpt2.generate(given.pop("input_ids"), **given)):

@@ -31,7 +31,7 @@ from hf_ext.errors import UsageError
 from hf_ext.files import TakenError
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
-from tests.emr.emr_testing import perturb, tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_code
+from tests.emr.emr_testing import perturb, tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_code, write_weights
 from tests.emr.use_testing import alone, assert_rows, copied, equal, merge, merge_berts, merge_family
 from tests.kit.refusals import refused
 
@@ -178,6 +178,10 @@ def test_models_of_diffusers_and_ours(make, load, tmp_path: Path):
 def test_other_types(emr: EMRModel, bert: Path):
     half = EMRModel.from_pretrained(bert, "two", dtype=torch.bfloat16)
     assert {value.dtype for value in half.model.parameters()} == {torch.bfloat16}
+    with pytest.raises(TypeError, match="int8"):
+        emr.to(torch.int8)
+    # The next model is not of that type either: `plain` is of another class.
+    assert emr.set_task("plain").dtype == torch.float32
     exact = copied(emr.set_task("five").model)
     assert equal(copied(half.set_task("five").model), {name: value.bfloat16() for name, value in exact.items()})
 
@@ -191,7 +195,13 @@ def test_checkpoints_in_bfloat16_and_shards(tmp_path: Path):
     assert equal(copied(loaded), copied(emr.set_task("b").model))
 
 
-def test_what_is_not_there(emr: EMRModel, bert: Path):
+def test_outputs_of_different_classes_are_not_put_together(emr: EMRModel):
+    for options, named in (({"return_dict": False}, "BertModel"), ({}, "(none)")):
+        with refused(UsageError, named):
+            emr(TOKENS, task_ids=["two", "plain"], **options)
+
+
+def test_what_is_not_there(emr: EMRModel, bert: Path, tmp_path: Path):
     with refused(UsageError, "six", "two", "five"):
         EMRModel.from_pretrained(bert, "six")
     with refused(UsageError, "../two"):
@@ -201,6 +211,10 @@ def test_what_is_not_there(emr: EMRModel, bert: Path):
         EMRModel.from_pretrained(bert.parent / "base")
     with refused(UsageError, "main"):
         EMRModel.from_pretrained(bert, revision="main")
+    for name in ("base", "a"):
+        write_weights(tmp_path / name, {"weight": torch.ones(2)})
+    with refused(CheckpointError, "'a'", "config.json"):
+        EMRModel.from_pretrained(merge(tmp_path / "base", {"a": tmp_path / "a"}, tmp_path / "merged"))
 
 
 @pytest.fixture

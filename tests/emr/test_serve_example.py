@@ -21,6 +21,7 @@ import pytest
 import torch
 from PIL import Image
 from starlette.testclient import TestClient
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from hf_ext.answers import limits as answer_limits
 from hf_ext.answers.limits import ClientLeft, Clock, Limits, TookTooLong, TookTooMuch
@@ -31,7 +32,7 @@ from hf_ext.errors import DataError
 from hf_ext.restoration.encoding import Frames, encode_frames
 from hf_ext.restoration.files import read_image
 from hf_ext.restoration.tiles import restore_image
-from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir
+from tests.emr.emr_testing import maker, tiny_bert, tiny_gpt2, tiny_semanir
 from tests.emr.use_testing import merge_family
 from tests.hub.published import tiny_model
 from tests.kit.pictures import SENT, chunk, encode
@@ -78,6 +79,18 @@ def test_classify(client: Client, models: Models):
             assert found["label"] == model.config.id2label[int(wanted.argmax())]
         torch.testing.assert_close(torch.tensor(found["probabilities"]), wanted, atol=1e-5, rtol=0)
     assert asked.get("/tasks").json()["a"] == {"kind": "classification", "reads": "Sequence"}
+
+
+def test_hidden_colours_are_not_seen_and_values_are_no_shares(tmp_path: Path):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 8, "patch_size": 4}
+    config = ViTConfig(**sizes, num_labels=3, problem_type="regression")
+    processor = ViTImageProcessor(size={"height": 8, "width": 8})
+    emr = EMRModel.from_pretrained(
+        merge_family(tmp_path, maker(lambda: ViTForImageClassification(config), processor.save_pretrained))
+    )
+    clear, white = Image.new("RGBA", (8, 8), (0, 90, 200, 0)), processor(Image.new("RGB", (8, 8), "white"))
+    wanted = emr(torch.tensor(np.array(white["pixel_values"]))).logits[0].tolist()
+    assert AnsweringTask(emr, "a").classify(clear)[1] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_host_and_token(client: Client):

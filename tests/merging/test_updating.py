@@ -110,6 +110,8 @@ def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
     assert [entry["error"] for entry in report["tasks"]] == [whole["tasks"][row]["error"] for row in (0, 2)]
     assert report["cosines"][0][1] == whole["cosines"][0][2]
     assert "Merged and removed later: b." in (artifact / "README.md").read_text()
+    # its files are lost
+    shutil.rmtree(artifact / "tasks" / "a")
     remove_task(artifact, "a")
     with refused(UsageError, "c"):
         remove_task(artifact, "c")
@@ -160,6 +162,31 @@ def test_merging_again_needs_the_same_checkpoints(sources, tmp_path):
         add_task(artifact, "c", str(place / "c"))
     assert contents(artifact) == before
     assert add_task(artifact, "c", str(place / "c"), frozen=True)["how"] == "frozen"
+
+
+CHANGED = {
+    "odd.weight": lambda tensors: tensors["odd.weight"][0, 0].add_(0.25),
+    "norm.bias": lambda tensors: tensors["norm.bias"].neg_().sub_(0.5),
+    "extra.safetensors": lambda tensors: tensors["head.weight"].add_(1),
+    "ids": lambda tensors: tensors["ids"].add_(1),
+    "config.json": lambda tensors: None,
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "onebit"}])
+@pytest.mark.parametrize("named", CHANGED)
+def test_a_task_that_changed_under_its_header_is_not_merged_again(sources, tmp_path, named, options):
+    place = Path(shutil.copytree(sources, tmp_path / "sources"))
+    for name in ("base", "a"):
+        write_weights(place / name, load_file(place / name / "model.safetensors") | {"ids": torch.arange(3)})
+    artifact = merge(place, "ab", tmp_path / "artifact", **options)
+    before, tensors = contents(artifact), load_file(place / "a" / "model.safetensors")
+    CHANGED[named](tensors)
+    write_weights(place / "a", tensors, config=CONFIG | ({"id2label": {}} if named == "config.json" else {}))
+    with refused(DataError, "task 'a'", named):
+        add_task(artifact, "c", str(place / "c"))
+    assert contents(artifact) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact", "sources"]
 
 
 def test_what_cannot_be_added_is_refused_and_nothing_changes(sources, artifact, tmp_path):
