@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import datasets
 import evaluate
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 Channel = Literal["gray", "rgb", "y"]
 
@@ -133,6 +133,10 @@ def check_images(images: Sequence[Any] | None, name: str) -> None:
             )
 
 
+def _upright_array(image: Any) -> np.ndarray:
+    return np.asarray(ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else image)
+
+
 class ImageMetric(evaluate.Metric, ABC):
     """
     A metric of image pairs whose value over a set is the mean of the images' values. It is abstract, which is also
@@ -164,7 +168,9 @@ class ImageMetric(evaluate.Metric, ABC):
         """Adds images and their references."""
         check_images(predictions, "predictions")
         check_images(references, "references")
-        super().add_batch(predictions=predictions, references=references, **kwargs)
+        # Of a PIL image `evaluate` would compress a JPEG once more, or read the file again from which the image came.
+        pair = ([_upright_array(image) for image in images or ()] for images in (predictions, references))
+        super().add_batch(**dict(zip(("predictions", "references"), pair, strict=True)), **kwargs)
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
         """Adds one image and its reference."""
@@ -173,6 +179,8 @@ class ImageMetric(evaluate.Metric, ABC):
     def _compute(
         self, predictions: Any, references: Any, *, channel: Channel | None = None, border: int = 0
     ) -> dict[str, float | list[float]]:
+        if not len(predictions):
+            raise ValueError(f"{self.name} needs at least one pair of images, got none")
         if channel is None:
             raise ValueError(
                 f"{self.name} needs a channel: compute(predictions=..., references=..., channel='rgb') takes all "

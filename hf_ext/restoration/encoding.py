@@ -93,11 +93,8 @@ def encode_frames(
     `encoding.background`. Of EXIF data that are too long for a JPEG, the maker's note or all are left out. `say`
     is called with what a format cannot hold.
     """
+    require_place(frames, format)
     first, count = frames.pictures[0], len(frames.pictures)
-    if count > 1 and frames.durations is None and "pages" not in _KEEPS[format]:
-        raise UsageError(f"{format} cannot store {count} pages. Write a .tif, or save each page as its own file.")
-    if count > 1 and frames.durations is not None and "frames" not in _KEEPS[format]:
-        raise UsageError(f"{format} cannot store an animation of {count} frames. Write a .gif, .png or .webp.")
     for line in [*frames.lost, *_not_stored(frames, format)]:
         say(line)
     space = (first.icc_profile or b"")[16:20]
@@ -131,6 +128,15 @@ def encode_frames(
     except (OSError, RuntimeError, ValueError, ArithmeticError, struct.error) as error:
         height, width = first.pixels.shape[:2]
         raise UsageError(f"{format} cannot store a picture of {width} x {height} pixels: {error}") from error
+
+
+def require_place(frames: Frames, format: str) -> None:
+    """Refuses pages or an animation for which a format has no place."""
+    count = len(frames.pictures)
+    if count > 1 and frames.durations is None and "pages" not in _KEEPS[format]:
+        raise UsageError(f"{format} cannot store {count} pages. Write a .tif, or save each page as its own file.")
+    if count > 1 and frames.durations is not None and "frames" not in _KEEPS[format]:
+        raise UsageError(f"{format} cannot store an animation of {count} frames. Write a .gif, .png or .webp.")
 
 
 def _not_stored(frames: Frames, format: str) -> list[str]:

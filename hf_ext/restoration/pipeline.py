@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForImageToImage
 from transformers.pipelines import PIPELINE_REGISTRY
+from transformers.utils import logging
 
 from hf_ext.semanir.image_processing_semanir import from_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.semanir.pipeline_semanir import ImageRestorationPipeline as PlainPipeline
+
+logger = logging.get_logger(__name__)
 
 
 class ImageRestorationPipeline(PlainPipeline):
@@ -31,8 +34,9 @@ class ImageRestorationPipeline(PlainPipeline):
 
         Args:
             inputs (`str`, `Path`, `PIL.Image.Image`, `np.ndarray`, or a list, data set or generator of these):
-                A file, an address, an image, or an array of shape `(height, width)` or `(height, width, channels)`:
-                uint8, uint16, or floats in [0, 1].
+                A file, an address, an image, or an array of shape `(height, width)` or `(height, width, channels)`, 1
+                to 4 of them (grey, grey and alpha, RGB, RGBA): uint8, uint16, bool (black and white), or floats in
+                [0, 1].
             tile, self_ensemble, top_k, strength, wrap (*optional*): As of [`~restoration.tiles.restore_image`].
             output_type (`str`, *optional*, defaults to `"pil"`): `"pil"`, or `"np"` for arrays of shape `(height,
                 width, channels)`, with 16 bits where the input has them. PIL images of several channels have 8 bits.
@@ -48,7 +52,8 @@ class ImageRestorationPipeline(PlainPipeline):
         """Pixels of a picture file, or of what is in one, with all its bits."""
         from .files import read_image
 
-        return read_image(source, max_megapixels).pixels
+        name = "the picture" if isinstance(source, bytes) else source
+        return read_image(source, max_megapixels, lambda line: logger.warning(f"{name}: {line}")).pixels
 
     def _forward(self, model_inputs: dict[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
         from .tiles import restore_image

@@ -24,7 +24,7 @@ from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
-from ..errors import UsageError
+from ..errors import DataError, MissingColumn, UsageError
 from .checks import Scores, require
 from .degradation_settings import Degradation, read_degradations
 from .degradations import matlab_luma, unpack_mosaic
@@ -232,28 +232,40 @@ class SemanIRTask(Task):
 
     def evaluate_batch(self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """Scores of each whole image, one degradation after the other; the noise depends on the index alone."""
+        rows = []
+        for example, index in zip(examples, indices, strict=True):
+            try:
+                rows.append(self._score_example(model, example, index))
+            except MissingColumn:
+                # Of all examples.
+                raise
+            except ValueError as error:
+                files = [str(value.filename) for value in example.values() if getattr(value, "filename", "")]
+                where = f" ({', '.join(files)})" if files else ""
+                kind = type(error) if isinstance(error, UsageError) else DataError
+                raise kind(f"example {index}{where} cannot be scored: {error}") from error
+        return rows
+
+    def _score_example(self, model: torch.nn.Module, example: dict[str, Any], index: int) -> dict[str, float]:
         # With `evaluate`, which takes as long to import as half of transformers; most starts of a run stop before.
         from hf_ext.metrics import psnr, psnr_b, ssim
 
         scores = {"psnr": psnr.psnr, "psnr_b": psnr_b.psnr_b, "ssim": ssim.ssim}
-        rows = []
-        for example, index in zip(examples, indices, strict=True):
-            row = {}
-            for degradation in self.evaluated:
-                degraded, clean = self.degraded_example(example, index, degradation)
-                restored = self.restore(model, degraded)
-                if index == 0 and self._step >= _LEARNED and _is_unchanged(degraded, restored, clean):
-                    logger.warning(
-                        "%s: the model returns its input nearly unchanged. If this stays, set a lower learning_rate, "
-                        "or begin with a trained model (init_from).",
-                        degradation.title,
-                    )
-                for name in self._names(degradation, None):
-                    options: dict[str, Any] = {} if name == "psnr_b" else {"border": self._border}
-                    score = scores[name](restored, clean, channel=self._channel, data_range=1.0, **options)
-                    row[self._key(name, degradation)] = score
-            rows.append(row)
-        return rows
+        row = {}
+        for degradation in self.evaluated:
+            degraded, clean = self.degraded_example(example, index, degradation)
+            restored = self.restore(model, degraded)
+            if index == 0 and self._step >= _LEARNED and _is_unchanged(degraded, restored, clean):
+                logger.warning(
+                    "%s: the model returns its input nearly unchanged. If this stays, set a lower learning_rate, "
+                    "or begin with a trained model (init_from).",
+                    degradation.title,
+                )
+            for name in self._names(degradation, None):
+                options: dict[str, Any] = {} if name == "psnr_b" else {"border": self._border}
+                score = scores[name](restored, clean, channel=self._channel, data_range=1.0, **options)
+                row[self._key(name, degradation)] = score
+        return row
 
     def summarize(self, rows: Scores) -> dict[str, float]:
         """Means over the images; of several degradations also the mean of each metric over them."""

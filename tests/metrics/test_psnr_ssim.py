@@ -1,5 +1,6 @@
 """PSNR, SSIM and PSNR-B against scikit-image, against values worked out by hand, and as `evaluate` modules."""
 
+import io
 import json
 import math
 import os
@@ -221,6 +222,19 @@ def test_a_metric_object_refuses_what_evaluate_would_change(tmp_path, image, err
     for images in ({"predictions": [IMAGE], "references": [image]}, {"predictions": [image], "references": [IMAGE]}):
         with pytest.raises(error, match=message):
             metric.compute(**images, channel="rgb")
+
+
+def test_pixels_that_a_pil_image_has_are_compared_not_those_that_its_file_had(tmp_path):
+    clean, noisy = photograph_and_noisy()
+    Image.fromarray(clean).save(tmp_path / "a.png")
+    painted, held, metric = Image.open(tmp_path / "a.png"), io.BytesIO(), PSNR(cache_dir=str(tmp_path))
+    painted.paste((255, 0, 0), (0, 0, 9, 9))
+    Image.fromarray(noisy).save(held, "JPEG", quality=30)
+    for image in (painted, Image.open(held)):
+        found = metric.compute(predictions=[image], references=[clean], channel="rgb")
+        assert found["psnr"] == psnr(np.asarray(image), clean, channel="rgb")
+    with refused(ValueError, "psnr"):
+        metric.compute(predictions=[], references=[], channel="rgb")
 
 
 LOAD_PROGRAM = """

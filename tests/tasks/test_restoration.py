@@ -259,6 +259,24 @@ def test_a_training_that_learned_nothing_says_so(step, scale, told, caplog):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("fields", "size", "fact", "kind"),
+    [
+        ({}, (10, 12, 3), "11x11", DataError),
+        ({"degradation": {"kind": "jpeg", "quality": 10}}, (30, 9, 3), "11x11", DataError),
+        ({"degradation": {"kind": "paired"}}, (12, 12, 3), "(20, 24)", UsageError),
+    ],
+)
+def test_an_example_that_cannot_be_scored_is_named(fields, size, fact, kind, tmp_path, photos):
+    task = SemanIRTask(**fields)
+    model = task.build_model(MODEL, None).eval()
+    path = next(write_photos(tmp_path / "small", range(1), size).rglob("*.png"))
+    other = next(photos.rglob("*.png"))
+    example = {"image": Image.open(path), "lq": Image.open(path), "hq": Image.open(other)}
+    with refused(kind, "example 7", path, fact):
+        task.evaluate_batch(model, [example], [7])
+
+
 def test_evaluation_compiles_nothing():
     calls = []
 
