@@ -2,7 +2,7 @@
 """Pictures in files, read with a bound before anything is decoded, with their metadata."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from numbers import Real
@@ -34,25 +34,19 @@ _ICC_PROFILE, _PHOTOMETRIC, _SAMPLES, _SUBFILE, _MASK = 34675, 262, 277, 254, 4
 _COLOURS = {2: 3, 5: 4, 6: 3, 8: 3, 9: 3, 10: 3}
 
 
-def read_image(
-    source: Source, max_megapixels: float = 200.0, say: Callable[[str], None] = lambda line: None
-) -> Picture:
+def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
     """
     Read a picture.
 
     Args:
         source (`str`, `Path` or `bytes`): A file, or what is in it.
         max_megapixels (`float`, *optional*, defaults to 200): Larger pictures are refused before they are decoded.
-        say (`Callable[[str], None]`, *optional*): Called with each line about what was converted or left out.
 
     Returns:
         [`Picture`]: 16 bits for PNG, TIFF and PGM in grey and RGB, with alpha or not, HEIC above 8, RAW. Of 16 bits
-        in other files and kinds, Pillow gives 8, which is said for PNG and TIFF. CMYK, LAB and the like become RGB.
+        in other files and kinds, Pillow gives 8. CMYK, LAB and the like become RGB. [`read_frames`] tells of losses.
     """
-    frames = _read(source, max_megapixels, several=False)
-    for line in frames.lost:
-        say(line)
-    return frames.pictures[0]
+    return _read(source, max_megapixels, several=False).pictures[0]
 
 
 def read_8_bits(source: Source, max_megapixels: float = 200.0) -> Image.Image:

@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForImageToImage
 from transformers.pipelines import PIPELINE_REGISTRY
-from transformers.utils import logging
 
 from hf_ext.semanir.image_processing_semanir import from_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.semanir.pipeline_semanir import ImageRestorationPipeline as PlainPipeline
-
-logger = logging.get_logger(__name__)
 
 
 class ImageRestorationPipeline(PlainPipeline):
@@ -52,8 +49,7 @@ class ImageRestorationPipeline(PlainPipeline):
         """Pixels of a picture file, or of what is in one, with all its bits."""
         from .files import read_image
 
-        name = "the picture" if isinstance(source, bytes) else source
-        return read_image(source, max_megapixels, lambda line: logger.warning(f"{name}: {line}")).pixels
+        return read_image(source, max_megapixels).pixels
 
     def _forward(self, model_inputs: dict[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
         from .tiles import restore_image

@@ -80,12 +80,14 @@ def add_alpha(pixels: np.ndarray, clear: Any) -> np.ndarray:
 
 
 def to_plain_numbers(pixels: np.ndarray) -> np.ndarray:
-    """An array in the byte order of the machine; black and white, as of a mask, as 0 and 255."""
+    """An array in the byte order of the machine; uint8 of bool, white at 255, and of what else is from 0 to 255."""
     if pixels.dtype.kind not in "buif":
         raise TypeError(f"An image has dtype {pixels.dtype}; give uint8, uint16, bool, or floats in [0, 1].")
     if pixels.dtype == bool:
         return np.where(pixels, np.uint8(255), np.uint8(0))
-    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    plain = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    other = plain.size and plain.dtype.kind in "iu" and plain.dtype not in (np.uint8, np.uint16)
+    return plain.astype(np.uint8) if other and plain.min() >= 0 and plain.max() <= 255 else plain
 
 
 def pixels_to_image(pixels: np.ndarray) -> Image.Image:
@@ -143,12 +145,12 @@ def take_colours(pixels: np.ndarray) -> np.ndarray:
 
 def as_picture(image: Any) -> np.ndarray:
     """An array [height, width, channels] of numbers that `to_unit` takes; anything else is refused."""
-    pixels = to_plain_numbers(image) if isinstance(image, np.ndarray) else None
-    if pixels is None or not (pixels.dtype in (np.uint8, np.uint16) or pixels.dtype.kind == "f"):
-        got = type(image).__name__ if pixels is None else pixels.dtype
+    got = image.dtype if isinstance(image, np.ndarray) else type(image).__name__
+    if isinstance(got, str) or not (got.kind in "bf" or got.newbyteorder("=") in (np.uint8, np.uint16)):
         raise TypeError(
             f"`image` is {got}; give an array of uint8 or uint16, or of floats in [0, 1], for instance pixels / 255."
         )
+    pixels = to_plain_numbers(image)
     if pixels.ndim != 3 or not pixels.size:
         raise ValueError(f"`image` has shape {pixels.shape}; expected (height, width, channels), each at least 1.")
     if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
@@ -339,9 +341,6 @@ class SemanIRImageProcessor(PilBackend):
         for image in images:
             if image.dtype.kind == "f":
                 _check_range(image)
-        channels = sorted({len(image) for image in images})
-        if return_tensors is not None and len(channels) > 1:
-            raise ValueError(f"Images of {channels} channels do not form a batch. Set do_convert_rgb=True.")
         sizes = sorted({image.shape[1:] for image in images})
         if do_pad:
             height, width = _padded_size(sizes, size_divisor)
@@ -439,9 +438,5 @@ class SemanIRImageProcessor(PilBackend):
         """The given images as pixels that `to_unit` takes, alpha and all."""
         flat: Any = self._prepare_images_structure(_open(images))
         pictures = [self._read(image, input_data_format) for image in flat]
-        # Other numbers were from 0 to 255, or the processor would have refused them.
-        others = [picture.dtype.kind == "i" or picture.max() > _MOST for picture in pictures]
-        return [
-            np.rint(picture.clip(0, 255)).astype(np.uint8) if other and picture.dtype != np.uint16 else picture
-            for picture, other in zip(pictures, others, strict=True)
-        ]
+        # Other floats were from 0 to 255, or the processor would have refused them.
+        return [one / 255 if one.dtype.kind == "f" and one.max() > _MOST else one for one in pictures]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from huggingface_hub.dataclasses import strict
 
+from hf_ext.semanir.image_processing_semanir import from_unit
 from hf_ext.settings import SettingsError, build
 
 from ..errors import UsageError
@@ -164,7 +165,7 @@ class Degradation:
         """The degraded form, uint8 or float32 with white at 1, of a clean image; `self` is drawn and not `paired`."""
         if self.kind == "gaussian_noise":
             noisy = gaussian_noise(clean, self.strength, generator)
-            return _in_8_bits(noisy) if self.clip else noisy
+            return from_unit(noisy) if self.clip else noisy
         if self.kind in _BY_STRENGTH:
             return _BY_STRENGTH[self.kind](clean, self.strength)
         if self.kind == "chain":
@@ -179,7 +180,7 @@ class Degradation:
             link = self.links[place]
             taken, step = generator.random() < link.chance, link.drawn(generator)
             if taken:
-                image = _in_8_bits(step.of(image, 1, generator))
+                image = from_unit(unit_range(step.of(image, 1, generator)))
         return image
 
     def patch(
@@ -245,10 +246,6 @@ def _read_one(value: Any, where: str) -> Degradation:
     except SettingsError as error:
         # A step of a chain does not know where the chain stands.
         raise error if where in str(error) else SettingsError(f"{where}: {error}") from error
-
-
-def _in_8_bits(image: np.ndarray) -> np.ndarray:
-    return np.rint(255 * np.clip(unit_range(image), 0, 1)).astype(np.uint8)
 
 
 def _enlarge(image: np.ndarray, size: int, block: int = 1) -> np.ndarray:

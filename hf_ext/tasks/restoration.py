@@ -19,12 +19,12 @@ from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.encoding import to_8_bits
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir.configuration_semanir import PRESETS, SemanIRConfig
-from hf_ext.semanir.image_processing_semanir import SemanIRImageProcessor, to_unit
+from hf_ext.semanir.image_processing_semanir import SemanIRImageProcessor, from_unit, pixels_to_image, to_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
-from ..errors import DataError, MissingColumn, UsageError
+from ..errors import DataError, UsageError
 from .checks import Scores, require
 from .degradation_settings import Degradation, read_degradations
 from .degradations import matlab_luma, unpack_mosaic
@@ -236,14 +236,14 @@ class SemanIRTask(Task):
         for example, index in zip(examples, indices, strict=True):
             try:
                 rows.append(self._score_example(model, example, index))
-            except MissingColumn:
-                # Of all examples.
-                raise
             except ValueError as error:
-                files = [str(value.filename) for value in example.values() if getattr(value, "filename", "")]
-                where = f" ({', '.join(files)})" if files else ""
-                kind = type(error) if isinstance(error, UsageError) else DataError
-                raise kind(f"example {index}{where} cannot be scored: {error}") from error
+                files = ", ".join(str(value.filename) for value in example.values() if getattr(value, "filename", ""))
+                told = f"example {index}{files and f' ({files})'} cannot be scored: {error}"
+                if type(error) is ValueError:
+                    raise DataError(told) from error
+                # Its class and fields stay.
+                error.args = (told,)
+                raise
         return rows
 
     def _score_example(self, model: torch.nn.Module, example: dict[str, Any], index: int) -> dict[str, float]:
@@ -307,11 +307,10 @@ class SemanIRTask(Task):
                 unpack_mosaic(degraded) if self.config.demosaicks else degraded.repeat(scale, 0).repeat(scale, 1)
             )
             panels = [enlarged, self.restore(model, degraded), clean]
-            rows.append(np.concatenate([np.clip(panel, 0, 1) for panel in panels], axis=1))
+            rows.append(np.concatenate(panels, axis=1))
         width = max(row.shape[1] for row in rows)
         sheet = np.concatenate([np.pad(row, ((0, 4), (0, width - row.shape[1]), (0, 0))) for row in rows])
-        pixels = np.rint(sheet * 255).astype(np.uint8)
-        return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+        return pixels_to_image(from_unit(sheet))
 
     def save_model(self, model: torch.nn.Module, state_dict: dict[str, torch.Tensor], folder: Path) -> None:
         """Model, or adapter, with the image processor that fits its channels."""

@@ -224,7 +224,7 @@ def test_a_metric_object_refuses_what_evaluate_would_change(tmp_path, image, err
             metric.compute(**images, channel="rgb")
 
 
-def test_pixels_that_a_pil_image_has_are_compared_not_those_that_its_file_had(tmp_path):
+def test_a_pil_image_is_compared_as_it_is_neither_compressed_nor_read_again(tmp_path):
     clean, noisy = photograph_and_noisy()
     Image.fromarray(clean).save(tmp_path / "a.png")
     painted, held, metric = Image.open(tmp_path / "a.png"), io.BytesIO(), PSNR(cache_dir=str(tmp_path))
