@@ -151,10 +151,7 @@ def frechet_distance(first: FeatureStatistics | np.ndarray, second: FeatureStati
 
 def _check_dimensions(first: int, second: int) -> None:
     if first != second:
-        raise ValueError(
-            f"both sets must have features of one network, got {first} and {second} dimensions: use the same network "
-            "for both"
-        )
+        raise ValueError(f"both sets must have features of the same network, got {first} and {second} dimensions")
 
 
 def _mean_and_root(given: FeatureStatistics | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -228,11 +225,9 @@ def kernel_distance_of_subsets(
         `tuple[float, float]`: Mean over the subsets, and their standard deviation (not that of the mean).
     """
     pair = _check(first, second)
-    if not 2 <= subset_size <= min(len(values) for values in pair):
-        raise ValueError(
-            f"subset_size must be from 2 to the {min(len(values) for values in pair)} samples of the smaller set, got "
-            f"{subset_size}"
-        )
+    least = min(map(len, pair))
+    if not 2 <= subset_size <= least:
+        raise ValueError(f"subset_size must be from 2 to the {least} samples of the smaller set, got {subset_size}")
     if subsets < 1:
         raise ValueError(f"subsets must be at least 1, got {subsets}")
     generator = np.random.default_rng(seed)

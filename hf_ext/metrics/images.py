@@ -90,9 +90,7 @@ def prepare_pair(
     pair = (to_uint8_values(prediction, data_range, "prediction"), to_uint8_values(reference, data_range, "reference"))
     shape = pair[1].shape
     if pair[0].shape != shape:
-        raise ValueError(
-            f"prediction and reference must have the same shape, got {prediction.shape} and {reference.shape}"
-        )
+        raise ValueError(f"both images must have the same shape, got {prediction.shape} and {reference.shape}")
     white = 255.0 if data_range is None else data_range
     if reference.min() < 0 or reference.max() > white:
         raise ValueError(
@@ -128,9 +126,7 @@ def check_images(images: Sequence[Any] | None, name: str) -> None:
             what = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
             raise TypeError(f"{name}[{index}] must be a PIL image or a uint8 array, got {what}")
         elif image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)) or 0 in image.shape:
-            raise ValueError(
-                f"{name}[{index}] must have the shape [height, width] or [height, width, 3], got {image.shape}"
-            )
+            raise ValueError(f"{name}[{index}] must be [height, width] or [height, width, 3], got {image.shape}")
 
 
 def _upright_array(image: Any) -> np.ndarray:

@@ -236,9 +236,7 @@ def _alike(pictures: list[Picture]) -> list[Picture]:
 def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Picture, list[str]]:
     """A frame or page, and lines about what was not read of it."""
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
-        raise UnreadableError(
-            f"has PIL mode {image.mode!r}, whose range is unknown: convert it to 8 bits, or to PNG or TIFF of 16."
-        )
+        raise UnreadableError(f"has PIL mode {image.mode!r}, whose range is unknown: convert it to 8 or 16 bits.")
     # A profile of other colours, such as CMYK, says nothing about the RGB that comes out.
     fits = image.mode.startswith("I;16") or image.mode in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBX", "P", "PA")
     icc_profile = image.tag_v2.get(_ICC_PROFILE) if isinstance(image, TiffImageFile) else image.info.get("icc_profile")

@@ -142,10 +142,7 @@ def check_options(
     if chosen is None:
         return 1.0
     if chosen != "auto" and not (isinstance(chosen, Real) and 0 <= float(chosen) <= 1):
-        raise UsageError(
-            f"`strength` is {chosen!r}; it must be from 0 (the image unchanged) to 1 (the result of the model), or "
-            "'auto'."
-        )
+        raise UsageError(f"`strength` is {chosen!r}; give 0 (the image) to 1 (the result of the model), or 'auto'.")
     if chosen != 1 and config.scale != 1:
         kind = "demosaicks" if config.demosaicks else "enlarges it"
         raise UsageError(f"`strength` {chosen} needs a model that keeps the image size and kind; this one {kind}.")
@@ -293,8 +290,7 @@ class _Work:
             half = self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.model.device.type)
             if self.precise or not half:
                 raise DataError(
-                    "the model returned infinite values or NaN in float32 as well; its weights are damaged or "
-                    "untrained."
+                    "the model returns infinite values or NaN in float32 too: damaged or untrained weights"
                 )
             logger.warning(f"{self.model.dtype} overflowed: restoring again in float32. bfloat16 does not overflow.")
             self.precise = True

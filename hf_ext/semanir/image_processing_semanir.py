@@ -81,8 +81,6 @@ def add_alpha(pixels: np.ndarray, clear: Any) -> np.ndarray:
 
 def to_plain_numbers(pixels: np.ndarray) -> np.ndarray:
     """An array in the byte order of the machine; uint8 of bool, white at 255, and of what else is from 0 to 255."""
-    if pixels.dtype.kind not in "buif":
-        raise TypeError(f"An image has dtype {pixels.dtype}; give uint8, uint16, bool, or floats in [0, 1].")
     if pixels.dtype == bool:
         return np.where(pixels, np.uint8(255), np.uint8(0))
     plain = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
@@ -147,9 +145,7 @@ def as_picture(image: Any) -> np.ndarray:
     """An array [height, width, channels] of numbers that `to_unit` takes; anything else is refused."""
     got = image.dtype if isinstance(image, np.ndarray) else type(image).__name__
     if isinstance(got, str) or not (got.kind in "bf" or got.newbyteorder("=") in (np.uint8, np.uint16)):
-        raise TypeError(
-            f"`image` is {got}; give an array of uint8 or uint16, or of floats in [0, 1], for instance pixels / 255."
-        )
+        raise TypeError(f"`image` is {got}; give an array of uint8 or uint16, or of floats in [0, 1].")
     pixels = to_plain_numbers(image)
     if pixels.ndim != 3 or not pixels.size:
         raise ValueError(f"`image` has shape {pixels.shape}; expected (height, width, channels), each at least 1.")
@@ -216,7 +212,9 @@ def _open(image: Any) -> Any:
         return [_open(one) for one in image]
     if isinstance(image, (str, os.PathLike)) and os.path.isfile(image):
         # transformers makes RGB of 8 bits of it.
-        return Image.open(image)
+        with Image.open(image) as opened:
+            load_image(opened)
+            return opened
     if isinstance(image, torch.Tensor):
         # numpy has no bfloat16.
         image = (image.float() if image.dtype == torch.bfloat16 else image).detach().cpu().numpy()
@@ -281,18 +279,17 @@ class SemanIRImageProcessor(PilBackend):
 
         Args:
             images (`ImageInput`): An image or a list: files, PIL images, or arrays or tensors of height and width, or
-                with 1 to 4 channels (grey, grey and alpha, RGB, RGBA) first or last: uint8, uint16, or other numbers
-                from 0 to 255; bool is black and white. Where both the first and the last axis may be the channels, as
-                of (3, 200, 3), the first is taken, and a warning logged.
-            kwargs: Any option of the processor, for this call only, `input_data_format` (`"channels_first"` or
-                `"channels_last"`), and `return_tensors` (`"pt"` or `"np"`).
+                with 1 to 4 channels (grey, grey and alpha, RGB, RGBA) first or last; of (3, 200, 3) they are first,
+                with a warning. uint8, uint16, or other numbers from 0 to 255; bool is black and white.
+            kwargs: Any option of the processor, for this call only, `return_tensors` (`"pt"` or `"np"`), and
+                `input_data_format` (`"channels_first"` or `"channels_last"`).
 
         Returns:
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, values in [0, 1].
 
         Raises:
-            ValueError: No image is given, images do not make one batch, an array has another shape, values are not
-                finite, or are not in [0, 1] in the end.
+            ValueError: No image is given, images do not make one batch, an array has another shape, or values are
+                not finite, or not in [0, 1] in the end.
         """
         if isinstance(images, (list, tuple)) and not images:
             raise ValueError("`images` is empty; give at least one image.")
@@ -314,10 +311,8 @@ class SemanIRImageProcessor(PilBackend):
         if isinstance(image, Image.Image):
             return image_to_pixels(image)
         ends = {image.shape[0], image.shape[-1]} if image.ndim == 3 and image.size else set()
-        if not ends & {1, 2, 3, 4}:
-            raise ValueError(
-                f"An image has shape {image.shape}; give (height, width), or with 1 to 4 channels first or last."
-            )
+        if ends.isdisjoint((1, 2, 3, 4)):
+            raise ValueError(f"An image has shape {image.shape}; give (height, width), or 1 to 4 channels at an end.")
         if input_data_format is None and ends.isdisjoint((1, 3, 4)):
             # transformers knows no grey with alpha.
             input_data_format = "channels_last" if image.shape[-1] == 2 else "channels_first"
@@ -347,9 +342,7 @@ class SemanIRImageProcessor(PilBackend):
             margins = [((0, 0), (0, height - image.shape[1]), (0, width - image.shape[2])) for image in images]
             images = [np.pad(image, margin, mode="reflect") for image, margin in zip(images, margins, strict=True)]
         elif return_tensors is not None and len(sizes) > 1:
-            raise ValueError(
-                f"Images of sizes {sizes} do not form a batch. Set do_pad=True, or process each size separately."
-            )
+            raise ValueError(f"Images of sizes {sizes} form no batch. Set do_pad=True, or process each size alone.")
         return BatchFeature(data={"pixel_values": images}, tensor_type=return_tensors)
 
     def _rescale_image(self, image: np.ndarray, factor: float) -> np.ndarray:

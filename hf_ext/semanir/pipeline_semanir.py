@@ -43,9 +43,7 @@ class ImageRestorationPipeline(Pipeline):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if self.model.config.model_type != "semanir":
-            raise ValueError(
-                f"the model is of type {self.model.config.model_type!r}; this pipeline restores with 'semanir' models."
-            )
+            raise ValueError(f"the model is a {self.model.config.model_type!r}; this pipeline takes 'semanir' models.")
         # The root of a merge loads like a checkpoint, and restores worse than not at all.
         if tasks := getattr(self.model.config, "emr_tasks", None):
             raise ValueError(

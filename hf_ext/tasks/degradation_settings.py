@@ -80,10 +80,7 @@ class Degradation:
             raise ValueError(f"shuffle is only for kind chain, got it with {self.kind}.")
         wrong = [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1 or link.clip]
         if wrong:
-            raise ValueError(
-                f"a chain has steps of kind {', '.join(STRENGTHS)}, with a chance, no weight and no clip; "
-                f"got {wrong[0]}."
-            )
+            raise ValueError(f"a chain has steps of kind {', '.join(STRENGTHS)}, no weight, no clip; got {wrong[0]}.")
 
     def validate_strength(self) -> None:
         """Checks the strength of the kind and its limits."""
@@ -231,9 +228,7 @@ def read_degradations(value: Any, where: str) -> list[Degradation]:
     else:
         degradations = [_read_one(value, where)]
     if any(degradation.chance != 1 for degradation in degradations):
-        raise UsageError(
-            f"{where}: chance is only for the steps of a chain; use weight to draw a degradation of a list less often."
-        )
+        raise UsageError(f"{where}: chance is only for the steps of a chain; degradations of a list have a weight.")
     labels = [degradation.label for degradation in degradations]
     if not labels or len(set(labels)) < len(labels):
         raise UsageError(f"{where} must contain at least one degradation, and each only once; got {labels}.")

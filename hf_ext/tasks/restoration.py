@@ -355,13 +355,11 @@ class SemanIRTask(Task):
             return to_unit(deep)[..., None]
         if deep is not None:
             image = Image.fromarray(to_8_bits(deep))
-        if image.mode in GRAY_MODES and kind != "mosaic":
+        grey_model = self.config.num_channels_out == 1
+        if (image.mode in GRAY_MODES and kind != "mosaic") or (grey_model and self.gray_from == "luma"):
             return np.asarray(image.convert("L"))[..., None]
-        if self.config.num_channels_out != 1:
-            return np.asarray(image.convert("RGB"))
-        if self.gray_from == "matlab_y":
-            return matlab_luma(np.asarray(image.convert("RGB")))
-        return np.asarray(image.convert("L"))[..., None]
+        colours = np.asarray(image.convert("RGB"))
+        return matlab_luma(colours) if grey_model else colours
 
     def _in_colour(self, images: list[np.ndarray]) -> list[np.ndarray]:
         """Grey images for a colour model: degraded as grey ones, with one noise, then the same in all channels."""
