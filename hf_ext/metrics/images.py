@@ -49,10 +49,7 @@ def to_uint8_values(image: np.ndarray, data_range: float | None, name: str) -> n
         values = image.astype(np.float64)
     elif np.issubdtype(image.dtype, np.floating):
         if data_range is None or not np.isfinite(data_range) or data_range <= 0:
-            raise ValueError(
-                f"{name} is {image.dtype}, so data_range must say which value means white (1.0 or 255.0, for "
-                f"instance), got {data_range}"
-            )
+            raise ValueError(f"{name} is {image.dtype}: data_range must say what is white, 1 or 255, got {data_range}")
         if not np.isfinite(image).all():
             raise ValueError(f"{name} has NaN or infinite values: {np.count_nonzero(~np.isfinite(image))} of them")
         values = np.rint(np.clip(image.astype(np.float64) / data_range, 0.0, 1.0) * 255.0)
@@ -93,21 +90,13 @@ def prepare_pair(
         raise ValueError(f"both images must have the same shape, got {prediction.shape} and {reference.shape}")
     white = 255.0 if data_range is None else data_range
     if reference.min() < 0 or reference.max() > white:
-        raise ValueError(
-            f"reference has values from {reference.min()} to {reference.max()}, outside 0 to {white}: data_range must "
-            f"be the value that means white"
-        )
+        raise ValueError(f"reference: values from {reference.min()} to {reference.max()}, data_range is 0 to {white}")
     expected = 1 if channel == "gray" else 3
     if shape[2] != expected:
-        raise ValueError(
-            f"channel={channel!r} needs images with {expected} channel(s), got {shape[2]}: pass channel='gray' for "
-            f"one channel, 'rgb' or 'y' for three"
-        )
+        raise ValueError(f"channel={channel!r} needs images with {expected} channel(s), got {shape[2]}")
     if border < 0 or min(shape[:2]) - 2 * border < least:
-        raise ValueError(
-            f"at least {least}x{least} pixels within a border of at least 0 are needed, got {shape[0]}x{shape[1]} "
-            f"with border {border}"
-        )
+        size = f"{shape[0]}x{shape[1]}"
+        raise ValueError(f"need at least {least}x{least} pixels within a border >= 0, got {size} with border {border}")
     inside = (slice(border, shape[0] - border), slice(border, shape[1] - border))
     first, second = (luma(image[inside]) if channel == "y" else image[inside] for image in pair)
     return first, second

@@ -151,9 +151,7 @@ def _not_stored(frames: Frames, format: str) -> list[str]:
         (has_texts(first.colour_chunks), "chunks", "the texts of the PNG: they were left out"),
         (frames.comment, "comment", "the comment: it was left out"),
     ]
-    lines = [
-        f"{format} cannot store {words}" for there, place, words in parts if there and place not in _KEEPS[format]
-    ]
+    lines = [f"{format} cannot store {what}" for there, place, what in parts if there and place not in _KEEPS[format]]
     if format == "JPEG" and frames.subsampling < 0:
         lines.append("the way in which the JPEG halved its colours cannot be written: they are no longer halved")
     return lines

@@ -77,9 +77,7 @@ class _Limits(NamedTuple):
             raise DataError(f"{self.name} has {count} frames or pages; save each as its own file.")
 
     def too_large(self, size: str) -> str:
-        return (
-            f"{self.name} has {size}; the limit is {self.megapixels:g} megapixels. Raise max-megapixels to allow it."
-        )
+        return f"{self.name} has {size}; the limit is {self.megapixels:g} megapixels. Raise max-megapixels for it."
 
 
 def _read(source: Source, max_megapixels: float, several: bool) -> Frames:

@@ -239,11 +239,7 @@ def _resolve(path: Path) -> Path:
 
 def _walk(folder: Path) -> Iterator[Path]:
     """All below a folder, what is linked too; of a circle of links each folder once."""
-
-    def tell(error: OSError) -> None:
-        logger.warning(f"{error.filename} was not searched: {error.strerror}")
-
-    seen = set[str]()
+    seen, tell = set[str](), lambda error: logger.warning(f"{error.filename} was not searched: {error.strerror}")
     for place, folders, names in os.walk(folder, onerror=tell, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
             folders.clear()

@@ -97,10 +97,7 @@ def restore_image(
         >>> restored.shape, restored.dtype
         ((40, 60, 4), dtype('uint8'))
     """
-    try:
-        image = as_picture(image)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    image = as_picture(image, UsageError)
     whole_numbers = image.dtype.kind == "u"
     config = model.config
     strength = check_options(model, tile=tile, self_ensemble=self_ensemble, strength=strength, wrap=wrap)
@@ -289,9 +286,7 @@ class _Work:
                 break
             half = self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.model.device.type)
             if self.precise or not half:
-                raise DataError(
-                    "the model returns infinite values or NaN in float32 too: damaged or untrained weights"
-                )
+                raise DataError("the model gives infinite values or NaN in float32 too: damaged or untrained weights.")
             logger.warning(f"{self.model.dtype} overflowed: restoring again in float32. bfloat16 does not overflow.")
             self.precise = True
         self.done += counted / self.passes

@@ -213,7 +213,7 @@ class SemanIRConfig(PreTrainedConfig):
                 raise ValueError(f"`num_heads[{level}]` is {heads}; it must divide the width {width} of that stage.")
         if self.architecture == "columnar" and self.refinement_depth:
             raise ValueError(
-                f"`refinement_depth` is {self.refinement_depth}: a columnar model has no refinement stage"
+                f"`refinement_depth` is {self.refinement_depth}; a columnar model has no refinement stage, give 0."
             )
         if self.architecture == "u-shaped" and len(self.depths) < 2:
             raise ValueError(f"`depths` is {self.depths}; a u-shaped model needs at least two levels.")
@@ -224,7 +224,7 @@ class SemanIRConfig(PreTrainedConfig):
         """Check that the mean fits the input, and the corrected image the output."""
         if self.image_mean is not None and len(self.image_mean) != self.num_channels:
             raise ValueError(
-                f"`image_mean` has {len(self.image_mean)} values; give {self.num_channels}, one a channel"
+                f"`image_mean` has {len(self.image_mean)} values; give one for each of {self.num_channels} channels."
             )
         for name in ("image_mean", "interpolated_base"):
             if getattr(self, name) and self.num_channels_out != self.num_channels:

@@ -33,10 +33,7 @@ def image_to_pixels(image: Image.Image) -> np.ndarray:
         return add_alpha(grey16, image.info.get("transparency"))
     # Pillow clips these to 8 bits when it converts them: the picture would come out white.
     if image.mode in ("I", "F"):
-        raise ValueError(
-            f"The image has PIL mode {image.mode!r}, whose range is unknown. Give an array: uint16 for 16 bits, or "
-            "floats in [0, 1] with do_rescale=False."
-        )
+        raise ValueError(f"PIL mode {image.mode!r} has an unknown range: give an array of uint8, uint16 or floats.")
     grey = image.mode in ("1", "L", "LA", "La")
     if image.has_transparency_data:
         # "La" converts to "LA" only, and grey with a transparent value needs two steps.
@@ -92,10 +89,7 @@ def pixels_to_image(pixels: np.ndarray) -> Image.Image:
     """A PIL image of whole-numbered pixels, uint8 of 1 to 4 channels or uint16 of one: undoes `image_to_pixels`."""
     channels = pixels.shape[-1]
     if pixels.dtype != np.uint8 and channels > 1:
-        raise ValueError(
-            f"Pillow has no {pixels.dtype} images with {channels} channels, only grey. Use output_type='np', and "
-            "write a PNG of 16 bits with numpngw."
-        )
+        raise ValueError(f"Pillow has no {pixels.dtype} images with {channels} channels. Use output_type='np'.")
     if not 1 <= channels <= 4:
         raise ValueError(f"A picture has 1 to 4 channels, got {channels}. Use output_type='np'.")
     return Image.fromarray(np.ascontiguousarray(pixels[..., 0] if channels == 1 else pixels))
@@ -141,16 +135,16 @@ def take_colours(pixels: np.ndarray) -> np.ndarray:
     return pixels if pixels.shape[-1] % 2 else spread_colours(pixels[..., :-1], pixels[..., -1:] > 0)
 
 
-def as_picture(image: Any) -> np.ndarray:
-    """An array [height, width, channels] of numbers that `to_unit` takes; anything else is refused."""
+def as_picture(image: Any, wrong: type[ValueError] = ValueError) -> np.ndarray:
+    """An array [height, width, channels] of numbers that `to_unit` takes; another shape or NaN raises `wrong`."""
     got = image.dtype if isinstance(image, np.ndarray) else type(image).__name__
     if isinstance(got, str) or not (got.kind in "bf" or got.newbyteorder("=") in (np.uint8, np.uint16)):
         raise TypeError(f"`image` is {got}; give an array of uint8 or uint16, or of floats in [0, 1].")
     pixels = to_plain_numbers(image)
     if pixels.ndim != 3 or not pixels.size:
-        raise ValueError(f"`image` has shape {pixels.shape}; expected (height, width, channels), each at least 1.")
+        raise wrong(f"`image` has shape {pixels.shape}; expected (height, width, channels), each at least 1.")
     if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
-        raise ValueError("`image` contains infinite values or NaN, which cannot be restored.")
+        raise wrong("`image` contains infinite values or NaN, which cannot be restored.")
     return pixels
 
 
@@ -413,10 +407,7 @@ class SemanIRImageProcessor(PilBackend):
                 )
             sizes = [(picture.shape[0] * scale, picture.shape[1] * scale) for picture in pictures]
         if any(not (0 < h <= height and 0 < w <= width) for h, w in sizes):
-            raise ValueError(
-                f"`target_sizes` is {sizes}; each must be from 1 x 1 to the restored size {height} x {width}. Give "
-                "the input's height and width times the scale of the model."
-            )
+            raise ValueError(f"`target_sizes` is {sizes}; give input sizes x scale, to the size {height} x {width}.")
         results = [image[:h, :w] for image, (h, w) in zip(batch, sizes, strict=True)]
         dtypes: list[Any] = [np.uint8] * len(results)
         if pictures is not None:

@@ -232,10 +232,27 @@ class SemanIRTask(Task):
 
     def evaluate_batch(self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """Scores of each whole image, one degradation after the other; the noise depends on the index alone."""
-        rows = []
+        # With `evaluate`, which takes as long to import as half of transformers; most starts of a run stop before.
+        from hf_ext.metrics import psnr, psnr_b, ssim
+
+        scores = {"psnr": psnr.psnr, "psnr_b": psnr_b.psnr_b, "ssim": ssim.ssim}
+        rows: Scores = []
         for example, index in zip(examples, indices, strict=True):
+            rows.append({})
             try:
-                rows.append(self._score_example(model, example, index))
+                for degradation in self.evaluated:
+                    degraded, clean = self.degraded_example(example, index, degradation)
+                    restored = self.restore(model, degraded)
+                    if index == 0 and self._step >= _LEARNED and _is_unchanged(degraded, restored, clean):
+                        logger.warning(
+                            "%s: the model returns its input nearly unchanged. If this stays, set a lower "
+                            "learning_rate, or begin with a trained model (init_from).",
+                            degradation.title,
+                        )
+                    for name in self._names(degradation, None):
+                        options: dict[str, Any] = {} if name == "psnr_b" else {"border": self._border}
+                        score = scores[name](restored, clean, channel=self._channel, data_range=1.0, **options)
+                        rows[-1][self._key(name, degradation)] = score
             except ValueError as error:
                 files = ", ".join(str(value.filename) for value in example.values() if getattr(value, "filename", ""))
                 told = f"example {index}{files and f' ({files})'} cannot be scored: {error}"
@@ -245,27 +262,6 @@ class SemanIRTask(Task):
                 error.args = (told,)
                 raise
         return rows
-
-    def _score_example(self, model: torch.nn.Module, example: dict[str, Any], index: int) -> dict[str, float]:
-        # With `evaluate`, which takes as long to import as half of transformers; most starts of a run stop before.
-        from hf_ext.metrics import psnr, psnr_b, ssim
-
-        scores = {"psnr": psnr.psnr, "psnr_b": psnr_b.psnr_b, "ssim": ssim.ssim}
-        row = {}
-        for degradation in self.evaluated:
-            degraded, clean = self.degraded_example(example, index, degradation)
-            restored = self.restore(model, degraded)
-            if index == 0 and self._step >= _LEARNED and _is_unchanged(degraded, restored, clean):
-                logger.warning(
-                    "%s: the model returns its input nearly unchanged. If this stays, set a lower learning_rate, "
-                    "or begin with a trained model (init_from).",
-                    degradation.title,
-                )
-            for name in self._names(degradation, None):
-                options: dict[str, Any] = {} if name == "psnr_b" else {"border": self._border}
-                score = scores[name](restored, clean, channel=self._channel, data_range=1.0, **options)
-                row[self._key(name, degradation)] = score
-        return row
 
     def summarize(self, rows: Scores) -> dict[str, float]:
         """Means over the images; of several degradations also the mean of each metric over them."""
@@ -303,10 +299,8 @@ class SemanIRTask(Task):
             pair = self.degraded_example(examples[place], place, self.evaluated[index % len(self.evaluated)])
             degraded, clean = _middles(*pair, scale)
             # The input at the size of the output: colours of a mosaic, pixels of a small image.
-            enlarged = (
-                unpack_mosaic(degraded) if self.config.demosaicks else degraded.repeat(scale, 0).repeat(scale, 1)
-            )
-            panels = [enlarged, self.restore(model, degraded), clean]
+            given = unpack_mosaic(degraded) if self.config.demosaicks else degraded.repeat(scale, 0).repeat(scale, 1)
+            panels = [given, self.restore(model, degraded), clean]
             rows.append(np.concatenate(panels, axis=1))
         width = max(row.shape[1] for row in rows)
         sheet = np.concatenate([np.pad(row, ((0, 4), (0, width - row.shape[1]), (0, 0))) for row in rows])
