@@ -73,8 +73,7 @@ class Degradation:
     def validate_steps(self) -> None:
         if (self.kind == "chain") != bool(self.links):
             raise ValueError(
-                f"steps are required for kind chain and not allowed for other kinds; got {self.steps} with "
-                f"{self.kind}."
+                f"steps are required for kind chain and not allowed for other kinds; got {self.steps}, {self.kind}."
             )
         if self.shuffle and self.kind != "chain":
             raise ValueError(f"shuffle is only for kind chain, got it with {self.kind}.")

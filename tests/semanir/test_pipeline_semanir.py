@@ -138,16 +138,11 @@ def test_the_plain_pipeline_that_travels_gives_the_same_pictures(fields, shape, 
         # Colours of a grey model go as one batch, here one by one: a last bit may round otherwise.
         assert np.abs(found.astype(int) - wanted.astype(int)).max() <= 1
     for restore in (plain, rich):
-        for kind, fact, wrong in (
-            *((ValueError, f"{sides}", np.zeros(sides, np.uint8)) for sides in ((2, 4, 4, 3), (0, 4, 3))),
-            (ValueError, "5 channels", np.zeros((4, 4, 5), np.uint8)),
-            (ValueError, "NaN", np.full((4, 4, 3), np.nan)),
-            (TypeError, "int64", np.zeros((4, 4, 3), np.int64)),
-        ):
-            with refused(kind, fact):
-                restore(wrong)
+        for fact, shape in (("(2, 4, 4, 3)", (2, 4, 4, 3)), ("5 channels", (4, 4, 5))):
+            with refused(ValueError, fact):
+                restore(np.zeros(shape))
         for one, same in ((picture > 99, (picture > 99) * np.uint8(255)), (picture.astype(">u2"), np.uint16(picture))):
-            np.testing.assert_array_equal(restore(one, output_type="np"), restore(same, output_type="np"))
+            assert np.array_equal(restore(one, output_type="np"), restore(same, output_type="np"))
 
 
 def test_the_plain_pipeline_reads_files_and_names_what_hf_ext_would_add(tmp_path):
