@@ -77,9 +77,9 @@ class Degradation:
             )
         if self.shuffle and self.kind != "chain":
             raise ValueError(f"shuffle is only for kind chain, got it with {self.kind}.")
-        wrong = [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1 or link.clip]
-        if wrong:
-            raise ValueError(f"a chain has steps of kind {', '.join(STRENGTHS)}, no weight, no clip; got {wrong[0]}.")
+        odd = [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1 or link.clip]
+        if odd:
+            raise ValueError(f"a chain has steps of kind {', '.join(STRENGTHS)}, no weight and no clip; got {odd[0]}.")
 
     def validate_strength(self) -> None:
         """Checks the strength of the kind and its limits."""
