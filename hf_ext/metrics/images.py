@@ -154,7 +154,7 @@ class ImageMetric(evaluate.Metric, ABC):
         check_images(predictions, "predictions")
         check_images(references, "references")
         # Of a PIL image `evaluate` would compress a JPEG once more, or read the file again from which the image came.
-        pair = ([_upright_array(image) for image in images or ()] for images in (predictions, references))
+        pair = (list(map(_upright_array, () if images is None else images)) for images in (predictions, references))
         super().add_batch(**dict(zip(("predictions", "references"), pair, strict=True)), **kwargs)
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
