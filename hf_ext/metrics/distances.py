@@ -51,8 +51,7 @@ class FeatureStatistics:
     def __post_init__(self) -> None:
         size = self.mean.shape[-1] if self.mean.ndim else 0
         if self.mean.ndim != 1 or self.covariance.shape != (size, size):
-            got = f"{self.mean.shape} and {self.covariance.shape}"
-            raise ValueError(f"mean must be [dimensions] and covariance [dimensions, dimensions], got {got}")
+            raise ValueError(f"need mean [n], covariance [n, n], got {self.mean.shape} and {self.covariance.shape}")
         if not (np.isfinite(self.mean).all() and np.isfinite(self.covariance).all()):
             raise ValueError("mean or covariance has NaN or infinite values: a covariance needs at least two samples")
 

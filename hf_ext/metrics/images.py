@@ -95,8 +95,7 @@ def prepare_pair(
     if shape[2] != expected:
         raise ValueError(f"channel={channel!r} needs images with {expected} channel(s), got {shape[2]}")
     if border < 0 or min(shape[:2]) - 2 * border < least:
-        size = f"{shape[0]}x{shape[1]}"
-        raise ValueError(f"need at least {least}x{least} pixels within a border >= 0, got {size} with border {border}")
+        raise ValueError(f"need {least}x{least} pixels, border >= 0, got {shape[0]}x{shape[1]} with border {border}")
     inside = (slice(border, shape[0] - border), slice(border, shape[1] - border))
     first, second = (luma(image[inside]) if channel == "y" else image[inside] for image in pair)
     return first, second

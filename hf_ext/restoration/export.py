@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hf_ext.errors import UsageError
 from hf_ext.extras import check_installed
 from hf_ext.files import require_new, whole_file
 from hf_ext.restoration.jobs import check_places
@@ -75,6 +76,8 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
     check_installed("onnx", "onnxscript", "onnxruntime")
     import onnxscript.optimizer
 
+    if not os.path.basename(path):
+        raise UsageError(f"{path} is a folder; give the name of a file in it, such as {path}restorer.onnx.")
     path = Path(path)
     require_new(path)
     check_places([path])

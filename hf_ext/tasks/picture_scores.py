@@ -187,8 +187,7 @@ def score(
     else:
         real = see(reference, split, model, ranks, "reference", size)
     if real.statistics.network not in (None, digest):
-        made_with = f"{reference} was made with the network {real.statistics.network}"
-        raise DataError(f"{made_with}, not {network}: use the same network, or give pictures.")
+        raise DataError(f"{reference} is of network {real.statistics.network}, not {network}: use that, or pictures.")
     if keep is not None and ranks.index == 0:
         replace(real.statistics, network=digest).save(keep)
     made = see(pictures, "train", model, ranks, "pictures")

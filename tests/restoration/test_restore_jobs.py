@@ -213,8 +213,7 @@ def test_a_pipe_is_read_once(photos, tmp_path):
     [
         # A name for two pictures; its own input; a format that is read alone; a second name; somebody's text.
         (". --out one.png", "one.png/"),
-        ("a.png --out more/b.png/", "more/b.png/"),
-        *((f"a.png --out {name}", "") for name in ("a.png", "one.heic", "text.txt")),
+        *((f"a.png --out {name}", "") for name in ("a.png", "one.heic", "text.txt", "more/b.png/")),
         *((f"a.png --out one.png {second}", "") for second in ("--name {stem}_b", "--format jpg")),
         *((f". --out new --name {name}", name) for name in ("restored", "{stem", "../{stem}", "{stem}.png", "{ext}")),
         (". --out new --name {stem}/x", "{stem}/x"),
