@@ -104,7 +104,7 @@ def encode_frames(
         say(f"the colour profile is of {space.decode().strip()}, which {format} does not have here: it was dropped")
         first = first._replace(icc_profile=None)
     if first.dpi and max(first.dpi) > _LARGEST_DPI.get(format, np.inf):
-        say(f"{format} cannot store {first.dpi[0]:g} x {first.dpi[1]:g} pixels an inch: the resolution was left out")
+        say(f"{format} cannot store the resolution {round(first.dpi[0])} x {round(first.dpi[1])} an inch: left out")
         first = first._replace(dpi=None)
     deep = first.pixels.dtype == np.uint16
     if deep and ("16 bits" not in _KEEPS[format] or (count > 1 and format == "PNG")):
