@@ -131,8 +131,7 @@ def restore(
     overwrite another result; the others are restored, and the exit code is 1. HEIC and RAW need the extra
     hf-ext[images].
 
-    OUT is a folder, or the name of one result; its ending says the format. A folder that is called like a picture has
-    a slash at its end.
+    OUT is a folder, or the name of one result, whose ending says the format; with a slash at the end it is a folder.
     OUT/.hf-ext-restored.jsonl records the picture, model and options of each result. An existing result is kept if all
     three are the same, and made again otherwise. Files that this command did not write are kept and reported.
 

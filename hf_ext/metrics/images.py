@@ -117,10 +117,6 @@ def check_images(images: Sequence[Any] | None, name: str) -> None:
             raise ValueError(f"{name}[{index}] must be [height, width] or [height, width, 3], got {image.shape}")
 
 
-def _upright_array(image: Any) -> np.ndarray:
-    return np.asarray(ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else image)
-
-
 class ImageMetric(evaluate.Metric, ABC):
     """
     A metric of image pairs whose value over a set is the mean of the images' values. It is abstract, which is also
@@ -152,9 +148,12 @@ class ImageMetric(evaluate.Metric, ABC):
         """Adds images and their references."""
         check_images(predictions, "predictions")
         check_images(references, "references")
-        # Of a PIL image `evaluate` would compress a JPEG once more, or read the file again from which the image came.
-        pair = (list(map(_upright_array, () if images is None else images)) for images in (predictions, references))
-        super().add_batch(**dict(zip(("predictions", "references"), pair, strict=True)), **kwargs)
+        # Of a PIL image `evaluate` would compress a JPEG once more, or read its file again; a copy has no file.
+        predictions, references = (
+            [ImageOps.exif_transpose(x) if isinstance(x, Image.Image) else x for x in images]
+            for images in (predictions, references)
+        )
+        super().add_batch(predictions=predictions, references=references, **kwargs)
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
         """Adds one image and its reference."""

@@ -94,6 +94,9 @@ def encode_frames(
     is called with what a format cannot hold.
     """
     require_place(frames, format)
+    if format == "JPEG" and len(frames.comment) > _LONGEST_EXIF:
+        say(f"a JPEG can store {_LONGEST_EXIF:,} bytes of comment, the picture has {len(frames.comment):,}: left out")
+        frames = frames._replace(comment=b"")
     first, count = frames.pictures[0], len(frames.pictures)
     for line in [*frames.lost, *_not_stored(frames, format)]:
         say(line)

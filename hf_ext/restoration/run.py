@@ -59,7 +59,6 @@ def restore_files(
         done, texts = None, list[str]()
         try:
             frames, restored = read_frames(job.source, max_megapixels), list[Picture]()
-            # Not after hours of work.
             require_place(frames, FORMATS[job.ending.lower()])
             for picture in frames.pictures:
                 # To the bar all frames are as much as the first, whose size a file's header says.
