@@ -1,7 +1,5 @@
 """hf-ext export: a restorer as an ONNX file."""
 
-from pathlib import Path
-
 import click
 
 from .semanir import load_model
@@ -11,9 +9,9 @@ from .terminal import say
 
 @click.command()
 @click.argument("source", metavar="MODEL", type=Model())
-@click.option("--onnx", "path", metavar="FILE", required=True, type=click.Path(path_type=Path), help="File to write.")
+@click.option("--onnx", "path", metavar="FILE", required=True, type=click.Path(), help="File to write.")
 @click.option("--task", metavar="NAME", help="Task of a merge.")
-def export(source: str, path: Path, task: str | None) -> None:
+def export(source: str, path: str, task: str | None) -> None:
     """Export a restorer (folder or org/name[@revision]) to an ONNX file in float32.
 
     The file restores batches of pictures of any size above a minimum, which its metadata contain. It is written only

@@ -54,9 +54,7 @@ def _read_megapixels(text: str) -> float:
     return float(text)
 
 
-TILE = value_type(
-    "PIXELS|auto", lambda text: text if text == "auto" else int(text), "neither a number of pixels nor 'auto'"
-)
+TILE = value_type("PIXELS|auto", lambda text: text if text == "auto" else int(text), "neither pixels nor 'auto'")
 STRENGTH = value_type("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
 COLOUR = value_type("COLOUR", _read_colour, "not an opaque colour; give one such as white or #ffcc00")
 MEGAPIXELS = value_type("MEGAPIXELS", _read_megapixels, "not a number above 0")
@@ -133,7 +131,7 @@ def restore(
     overwrite another result; the others are restored, and the exit code is 1. HEIC and RAW need the extra
     hf-ext[images].
 
-    OUT is a folder, or the name of one result; its ending says the format.
+    OUT is a folder, or the name of one result, whose ending says the format; with a slash at the end it is a folder.
     OUT/.hf-ext-restored.jsonl records the picture, model and options of each result. An existing result is kept if all
     three are the same, and made again otherwise. Files that this command did not write are kept and reported.
 
@@ -158,14 +156,14 @@ def restore(
     encoding = {name: options.pop(name) for name in ("quality", "lossless", "background")}
     if encoding["quality"] is not None and encoding["lossless"]:
         raise click.UsageError("--quality applies to lossy compression and contradicts --lossless; give one of them.")
-    place, folder = _place_of_results(out, compare, kind is not None or template != "{stem}")
+    folder = _folder_of_results(out, compare, kind is not None or template != "{stem}")
     page = folder / "comparison.html" if folder is not None and compare else None
     ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": dtype}
     # One process plans: the others would see results of processes that started earlier, and standard input is read
     # once.
     plan, to_do = ranks.ask_first(
         lambda: _plan(
-            plan_jobs(list(inputs), place, f".{kind}" if kind else None, template),
+            plan_jobs(list(inputs), None if folder is None else out, f".{kind}" if kind else None, template),
             _records(source, folder, made_with),
             page,
             overwrite,
@@ -186,7 +184,7 @@ def restore(
     if ranks.index > 0:
         # Only the first process prints.
         return
-    done = [job for job in plan.jobs if job.name not in failed and isinstance(job.source, Path)]
+    done = [job for job in plan.jobs if job.name not in failed]
     if page is not None and done and (to_do or not page.exists()):
         write_page(page, [(job.name, job.source, job.out) for job in done])
     if folder is not None:
@@ -239,8 +237,8 @@ def _plan(
     return plan, to_do
 
 
-def _place_of_results(out: str, compare: bool, named: bool) -> tuple[Path | None, Path | None]:
-    """The file or folder that --out names, and the folder of the results; None for standard output."""
+def _folder_of_results(out: str, compare: bool, named: bool) -> Path | None:
+    """The folder of the results; None for standard output."""
     from hf_ext.restoration.jobs import is_one_result
 
     if not out:
@@ -248,15 +246,15 @@ def _place_of_results(out: str, compare: bool, named: bool) -> tuple[Path | None
     if out == "-":
         if compare:
             raise click.UsageError("--compare needs a folder for its page: give --out DIR instead of -.")
-        return None, None
+        return None
     place = Path(out)
-    if not is_one_result(place):
+    if not is_one_result(out):
         if place.exists() and not place.is_dir():
             raise click.UsageError(f"--out {out} is a file; give a folder, or the name of a picture.")
-        return place, place
+        return place
     if named:
         raise click.UsageError(f"--out {out} names the result already: leave out --format and --name.")
-    return place, place.parent
+    return place.parent
 
 
 def _restore(

@@ -123,7 +123,8 @@ def _reasons(error: BaseException) -> str:
     found: BaseException | None = error
     while found is not None:
         text = _FORMATS.sub(rf"\1 contains no supported files; supported: {_KINDS}", " ".join(str(found).split()))
-        text = text.replace('Instruction "train" corresponds to no data!', "it holds no example")
+        for words, plain in _PLAIN.items():
+            text = text.replace(words, plain)
         text = _SPLITS.sub(r"there is no split \1, but \2: rename its folder or file, or set data.train.split", text)
         text = text or type(found).__name__
         if not any(text in known for known in texts):

@@ -172,9 +172,7 @@ def by_rows(
         stop = min(start + strip, rows)
         top, bottom = max(start - halo, 0), min(stop + halo, rows)
         factors = [features.shape[-2] // rows for features in maps]
-        parts = [
-            features[:, :, top * factor : bottom * factor] for features, factor in zip(maps, factors, strict=True)
-        ]
+        parts = [each[:, :, top * factor : bottom * factor] for each, factor in zip(maps, factors, strict=True)]
         part = function(*parts)
         factor = part.shape[-2] // (bottom - top)
         if result is None:

@@ -51,10 +51,7 @@ class FeatureStatistics:
     def __post_init__(self) -> None:
         size = self.mean.shape[-1] if self.mean.ndim else 0
         if self.mean.ndim != 1 or self.covariance.shape != (size, size):
-            raise ValueError(
-                f"mean must have the shape [dimensions] and covariance [dimensions, dimensions], got "
-                f"{self.mean.shape} and {self.covariance.shape}"
-            )
+            raise ValueError(f"need mean [n], covariance [n, n], got {self.mean.shape} and {self.covariance.shape}")
         if not (np.isfinite(self.mean).all() and np.isfinite(self.covariance).all()):
             raise ValueError("mean or covariance has NaN or infinite values: a covariance needs at least two samples")
 
@@ -151,10 +148,7 @@ def frechet_distance(first: FeatureStatistics | np.ndarray, second: FeatureStati
 
 def _check_dimensions(first: int, second: int) -> None:
     if first != second:
-        raise ValueError(
-            f"both sets must have features of one network, got {first} and {second} dimensions: use the same network "
-            "for both"
-        )
+        raise ValueError(f"both sets must have features of the same network, got {first} and {second} dimensions")
 
 
 def _mean_and_root(given: FeatureStatistics | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -169,10 +163,7 @@ def _mean_and_root(given: FeatureStatistics | np.ndarray) -> tuple[np.ndarray, n
     values, vectors = np.linalg.eigh((given.covariance + given.covariance.T) / 2)
     # Rounding makes eigenvalues of singular covariances slightly negative; float32 files have errors of 1e-7.
     if values[0] < -1e-5 * max(values[-1], np.finfo(np.float64).tiny):
-        raise ValueError(
-            f"a covariance has no negative eigenvalues, this one has {values[0]:.3g} (largest {values[-1]:.3g}): "
-            f"check where it comes from"
-        )
+        raise ValueError(f"a covariance has no negative eigenvalues, got {values[0]:.3g} (largest {values[-1]:.3g})")
     # What is smaller than its own rounding error is zero: its root would be an error of 1e-8 of the largest.
     kept = values > len(values) * np.finfo(np.float64).eps * values[-1]
     return given.mean, np.sqrt(values[kept])[:, None] * vectors.T[kept]

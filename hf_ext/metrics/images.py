@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import datasets
 import evaluate
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 Channel = Literal["gray", "rgb", "y"]
 
@@ -49,10 +49,7 @@ def to_uint8_values(image: np.ndarray, data_range: float | None, name: str) -> n
         values = image.astype(np.float64)
     elif np.issubdtype(image.dtype, np.floating):
         if data_range is None or not np.isfinite(data_range) or data_range <= 0:
-            raise ValueError(
-                f"{name} is {image.dtype}, so data_range must say which value means white (1.0 or 255.0, for "
-                f"instance), got {data_range}"
-            )
+            raise ValueError(f"{name} is {image.dtype}: data_range must say what is white, 1 or 255, got {data_range}")
         if not np.isfinite(image).all():
             raise ValueError(f"{name} has NaN or infinite values: {np.count_nonzero(~np.isfinite(image))} of them")
         values = np.rint(np.clip(image.astype(np.float64) / data_range, 0.0, 1.0) * 255.0)
@@ -90,26 +87,15 @@ def prepare_pair(
     pair = (to_uint8_values(prediction, data_range, "prediction"), to_uint8_values(reference, data_range, "reference"))
     shape = pair[1].shape
     if pair[0].shape != shape:
-        raise ValueError(
-            f"prediction and reference must have the same shape, got {prediction.shape} and {reference.shape}"
-        )
+        raise ValueError(f"both images must have the same shape, got {prediction.shape} and {reference.shape}")
     white = 255.0 if data_range is None else data_range
     if reference.min() < 0 or reference.max() > white:
-        raise ValueError(
-            f"reference has values from {reference.min()} to {reference.max()}, outside 0 to {white}: data_range must "
-            f"be the value that means white"
-        )
+        raise ValueError(f"reference: values from {reference.min()} to {reference.max()}, data_range is 0 to {white}")
     expected = 1 if channel == "gray" else 3
     if shape[2] != expected:
-        raise ValueError(
-            f"channel={channel!r} needs images with {expected} channel(s), got {shape[2]}: pass channel='gray' for "
-            f"one channel, 'rgb' or 'y' for three"
-        )
+        raise ValueError(f"channel={channel!r} needs images with {expected} channel(s), got {shape[2]}")
     if border < 0 or min(shape[:2]) - 2 * border < least:
-        raise ValueError(
-            f"at least {least}x{least} pixels within a border of at least 0 are needed, got {shape[0]}x{shape[1]} "
-            f"with border {border}"
-        )
+        raise ValueError(f"need {least}x{least} pixels, border >= 0, got {shape[0]}x{shape[1]} with border {border}")
     inside = (slice(border, shape[0] - border), slice(border, shape[1] - border))
     first, second = (luma(image[inside]) if channel == "y" else image[inside] for image in pair)
     return first, second
@@ -128,9 +114,7 @@ def check_images(images: Sequence[Any] | None, name: str) -> None:
             what = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
             raise TypeError(f"{name}[{index}] must be a PIL image or a uint8 array, got {what}")
         elif image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)) or 0 in image.shape:
-            raise ValueError(
-                f"{name}[{index}] must have the shape [height, width] or [height, width, 3], got {image.shape}"
-            )
+            raise ValueError(f"{name}[{index}] must be [height, width] or [height, width, 3], got {image.shape}")
 
 
 class ImageMetric(evaluate.Metric, ABC):
@@ -164,6 +148,11 @@ class ImageMetric(evaluate.Metric, ABC):
         """Adds images and their references."""
         check_images(predictions, "predictions")
         check_images(references, "references")
+        # Of a PIL image `evaluate` would compress a JPEG once more, or read its file again; a copy has no file.
+        predictions, references = (
+            [ImageOps.exif_transpose(x) if isinstance(x, Image.Image) else x for x in images]
+            for images in (predictions, references)
+        )
         super().add_batch(predictions=predictions, references=references, **kwargs)
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
@@ -173,6 +162,8 @@ class ImageMetric(evaluate.Metric, ABC):
     def _compute(
         self, predictions: Any, references: Any, *, channel: Channel | None = None, border: int = 0
     ) -> dict[str, float | list[float]]:
+        if not len(predictions):
+            raise ValueError(f"{self.name} needs at least one pair of images, got none")
         if channel is None:
             raise ValueError(
                 f"{self.name} needs a channel: compute(predictions=..., references=..., channel='rgb') takes all "

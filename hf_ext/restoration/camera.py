@@ -175,7 +175,7 @@ def resolution_of(tags: Mapping[int, Any], dpi: tuple[float, float] | None = Non
         dpi = dpi or (inches * float(tags[282]), inches * float(tags[283]))
     except (LookupError, TypeError, ValueError, ArithmeticError):
         return None
-    return dpi if all(side > 1 for side in dpi) else None
+    return dpi if all(1 < side < float("inf") for side in dpi) else None
 
 
 def _exif_of(data: bytes | None) -> Image.Exif | None:

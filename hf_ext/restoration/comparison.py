@@ -34,24 +34,24 @@ _FIGURE = """<figure><figcaption>{title}</figcaption>
  oninput="this.parentNode.style.setProperty('--at', this.value + '%')"></figure>"""
 
 
-def write_page(page: Path, pairs: list[tuple[str, Path, Path]]) -> None:
+def write_page(page: Path, pairs: list[tuple[str, Path | bytes, Path]]) -> None:
     """
     Write a page of pictures before and after under a slider each, which opens from disk.
 
     Args:
         page (`Path`): The file; it names the pictures from its folder.
-        pairs (`list[tuple[str, Path, Path]]`): Title, file before and file after. Kinds that browsers do not show are
-            left out, and the page says how many.
+        pairs (`list[tuple[str, Path or bytes, Path]]`): Title, file before and file after. Kinds that browsers do not
+            show are left out, and what came by a pipe; the page says how many.
     """
     figures = [
         _FIGURE.format(
             title=html.escape(title), before=_address(before, page.parent), after=_address(after, page.parent)
         )
         for title, before, after in pairs
-        if {before.suffix.lower(), after.suffix.lower()} <= {*_SHOWN}
+        if isinstance(before, Path) and {before.suffix.lower(), after.suffix.lower()} <= {*_SHOWN}
     ]
     hidden = len(pairs) - len(figures)
-    told = f" Left out: {hidden} of {len(pairs)}, in formats that browsers do not show." if hidden else ""
+    told = f" Left out: {hidden} of {len(pairs)}, by a pipe or of kinds that browsers do not show." if hidden else ""
     with whole_file(page) as file:
         # A name of a file may be no text.
         file.write(_PAGE.format(figures="\n".join(figures), left_out=told).encode(errors="replace"))

@@ -93,11 +93,11 @@ def encode_frames(
     `encoding.background`. Of EXIF data that are too long for a JPEG, the maker's note or all are left out. `say`
     is called with what a format cannot hold.
     """
+    require_place(frames, format)
+    if format == "JPEG" and len(frames.comment) > _LONGEST_EXIF:
+        say(f"a JPEG can store {_LONGEST_EXIF:,} bytes of comment, the picture has {len(frames.comment):,}: left out")
+        frames = frames._replace(comment=b"")
     first, count = frames.pictures[0], len(frames.pictures)
-    if count > 1 and frames.durations is None and "pages" not in _KEEPS[format]:
-        raise UsageError(f"{format} cannot store {count} pages. Write a .tif, or save each page as its own file.")
-    if count > 1 and frames.durations is not None and "frames" not in _KEEPS[format]:
-        raise UsageError(f"{format} cannot store an animation of {count} frames. Write a .gif, .png or .webp.")
     for line in [*frames.lost, *_not_stored(frames, format)]:
         say(line)
     space = (first.icc_profile or b"")[16:20]
@@ -107,7 +107,7 @@ def encode_frames(
         say(f"the colour profile is of {space.decode().strip()}, which {format} does not have here: it was dropped")
         first = first._replace(icc_profile=None)
     if first.dpi and max(first.dpi) > _LARGEST_DPI.get(format, np.inf):
-        say(f"{format} cannot store {first.dpi[0]:g} x {first.dpi[1]:g} pixels an inch: the resolution was left out")
+        say(f"{format} cannot store the resolution {round(first.dpi[0])} x {round(first.dpi[1])} an inch: left out")
         first = first._replace(dpi=None)
     deep = first.pixels.dtype == np.uint16
     if deep and ("16 bits" not in _KEEPS[format] or (count > 1 and format == "PNG")):
@@ -133,6 +133,15 @@ def encode_frames(
         raise UsageError(f"{format} cannot store a picture of {width} x {height} pixels: {error}") from error
 
 
+def require_place(frames: Frames, format: str) -> None:
+    """Refuses pages or an animation for which a format has no place."""
+    count = len(frames.pictures)
+    if count > 1 and frames.durations is None and "pages" not in _KEEPS[format]:
+        raise UsageError(f"{format} cannot store {count} pages. Write a .tif, or save each page as its own file.")
+    if count > 1 and frames.durations is not None and "frames" not in _KEEPS[format]:
+        raise UsageError(f"{format} cannot store an animation of {count} frames. Write a .gif, .png or .webp.")
+
+
 def _not_stored(frames: Frames, format: str) -> list[str]:
     """Lines about what a format has no place for."""
     first = frames.pictures[0]
@@ -145,9 +154,7 @@ def _not_stored(frames: Frames, format: str) -> list[str]:
         (has_texts(first.colour_chunks), "chunks", "the texts of the PNG: they were left out"),
         (frames.comment, "comment", "the comment: it was left out"),
     ]
-    lines = [
-        f"{format} cannot store {words}" for there, place, words in parts if there and place not in _KEEPS[format]
-    ]
+    lines = [f"{format} cannot store {what}" for there, place, what in parts if there and place not in _KEEPS[format]]
     if format == "JPEG" and frames.subsampling < 0:
         lines.append("the way in which the JPEG halved its colours cannot be written: they are no longer halved")
     return lines

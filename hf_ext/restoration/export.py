@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hf_ext.errors import UsageError
 from hf_ext.extras import check_installed
 from hf_ext.files import require_new, whole_file
 from hf_ext.restoration.jobs import check_places
@@ -61,7 +62,7 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
 
     Raises:
         FloatingPointError: If the outputs of onnxruntime differ from the model's; no file is written then.
-        ValueError: If the path exists.
+        ValueError: If the path exists, or has a slash at its end.
         OSError: If nothing can be written there.
         ImportError: If onnx, onnxscript or onnxruntime is not installed.
 
@@ -72,6 +73,8 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
         >>> export_onnx(SemanIRForImageRestoration(config), "restorer.onnx").minimum
         5
     """
+    if not os.path.basename(path):
+        raise UsageError(f"{path} is a folder; give the name of a file in it, such as {path}restorer.onnx.")
     check_installed("onnx", "onnxscript", "onnxruntime")
     import onnxscript.optimizer
 

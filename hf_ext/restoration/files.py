@@ -44,7 +44,7 @@ def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
 
     Returns:
         [`Picture`]: 16 bits for PNG, TIFF and PGM in grey and RGB, with alpha or not, HEIC above 8, RAW. Of 16 bits
-        in other files and kinds, Pillow gives 8, which is said for PNG and TIFF. CMYK, LAB and the like become RGB.
+        in other files and kinds, Pillow gives 8. CMYK, LAB and the like become RGB. [`read_frames`] tells of losses.
     """
     return _read(source, max_megapixels, several=False).pictures[0]
 
@@ -77,9 +77,7 @@ class _Limits(NamedTuple):
             raise DataError(f"{self.name} has {count} frames or pages; save each as its own file.")
 
     def too_large(self, size: str) -> str:
-        return (
-            f"{self.name} has {size}; the limit is {self.megapixels:g} megapixels. Raise max-megapixels to allow it."
-        )
+        return f"{self.name} has {size}; the limit is {self.megapixels:g} megapixels. Raise max-megapixels for it."
 
 
 def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
@@ -236,9 +234,7 @@ def _alike(pictures: list[Picture]) -> list[Picture]:
 def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Picture, list[str]]:
     """A frame or page, and lines about what was not read of it."""
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
-        raise UnreadableError(
-            f"has PIL mode {image.mode!r}, whose range is unknown: convert it to 8 bits, or to PNG or TIFF of 16."
-        )
+        raise UnreadableError(f"has PIL mode {image.mode!r}, whose range is unknown: convert it to 8 or 16 bits.")
     # A profile of other colours, such as CMYK, says nothing about the RGB that comes out.
     fits = image.mode.startswith("I;16") or image.mode in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBX", "P", "PA")
     icc_profile = image.tag_v2.get(_ICC_PROFILE) if isinstance(image, TiffImageFile) else image.info.get("icc_profile")

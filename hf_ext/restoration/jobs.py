@@ -64,16 +64,17 @@ class Found(NamedTuple):
     named: bool
 
 
-def is_one_result(out: Path) -> bool:
-    """True for the name of a picture that is no folder: the result of one picture goes there."""
-    if out.is_dir() or (ending := out.suffix.lower()) not in picture_endings().union(FORMATS):
+def is_one_result(out: str | Path) -> bool:
+    """True for the name of a picture: the result of one goes there. A folder has a slash at its end, or is there."""
+    if os.path.basename(out) in ("", ".") or os.path.isdir(out):
         return False
-    if ending not in FORMATS:
-        raise ValueError(f"{out}: results can be {', '.join(FORMATS)}; for a folder of that name, make it first.")
-    return True
+    ending = Path(out).suffix.lower()
+    if ending in picture_endings() - FORMATS.keys():
+        raise ValueError(f"{out}: results can be {', '.join(FORMATS)}; a folder of that name is {out}/")
+    return ending in FORMATS
 
 
-def plan_jobs(inputs: list[str], out: Path | None, ending: str | None = None, name: str = "{stem}") -> Plan:
+def plan_jobs(inputs: list[str], out: str | Path | None, ending: str | None = None, name: str = "{stem}") -> Plan:
     """
     Find the pictures and say where each goes: below `out`; or to standard output or a file, which take one.
 
@@ -83,13 +84,14 @@ def plan_jobs(inputs: list[str], out: Path | None, ending: str | None = None, na
     `{stem}` and `{ext}` are the input's. An input that is refused stops no other one.
     """
     check_template(name)
-    found = [picture for given in inputs for picture in find_files(given, out, picture_endings())]
+    one, root = out is not None and is_one_result(out), None if out is None else Path(out)
+    found = [picture for given in inputs for picture in find_files(given, root, picture_endings())]
     if not found:
         raise ValueError(f"no picture found in {', '.join(inputs)}.")
-    one = out is not None and is_one_result(out)
-    if (out is None or one) and len(found) > 1:
-        raise ValueError(f"{out or 'standard output'} takes one picture, got {len(found)}; give a folder with --out.")
-    if out is None:
+    if (root is None or one) and len(found) > 1:
+        more = f"; a folder of that name is {root}/" if one else ""
+        raise ValueError(f"{root or 'standard output'} takes one picture, got {len(found)}{more}")
+    if root is None:
         source, relative, _ = found[0]
         return Plan([Job(str(relative), source, None, ending or _ending_of(source, relative))], {})
     planned, refused = list[tuple[Job, bool]](), dict[str, str]()
@@ -99,9 +101,9 @@ def plan_jobs(inputs: list[str], out: Path | None, ending: str | None = None, na
         if reason is not None:
             refused[title] = f"{title}: {reason}"
             continue
-        written = out.suffix.lower() if one else ending or _ending_of(source, relative)
+        written = root.suffix.lower() if one else ending or _ending_of(source, relative)
         result = name.format(stem=relative.stem, ext=relative.suffix.removeprefix("."))
-        place = out if one else out / relative.with_name(result + written)
+        place = root if one else root / relative.with_name(result + written)
         planned.append((Job(title, source, place, written), named))
     jobs = _without_clashes(planned, refused, renamed=name != "{stem}")
     return Plan(jobs, refused)
@@ -122,12 +124,12 @@ def check_template(name: str) -> None:
 
 def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], renamed: bool) -> list[Job]:
     """The jobs whose results have distinct names; the reasons for the others go to `refused`."""
-    jobs, seen = dict[Job, None](), set[tuple[Path | None, str]]()
+    jobs, seen = dict[Job, None](), set[tuple[Path | bytes | None, str]]()
     # Some file systems do not tell capitals.
     places = dict[str, str]()
-    # Links are followed once for each: of a million pictures that takes minutes.
+    # Links are followed once for each: of a million pictures that takes minutes. A pipe is known by its content.
     resolved = [
-        tuple(_resolve(place) if isinstance(place, Path) else None for place in (job.source, job.out))
+        tuple(_resolve(place) if isinstance(place, Path) else place for place in (job.source, job.out))
         for job, _ in planned
     ]
     sources = {source: job.name for (source, _), (job, _) in zip(resolved, planned, strict=True)}
@@ -237,11 +239,7 @@ def _resolve(path: Path) -> Path:
 
 def _walk(folder: Path) -> Iterator[Path]:
     """All below a folder, what is linked too; of a circle of links each folder once."""
-
-    def tell(error: OSError) -> None:
-        logger.warning(f"{error.filename} was not searched: {error.strerror}")
-
-    seen = set[str]()
+    seen, tell = set[str](), lambda error: logger.warning(f"{error.filename} was not searched: {error.strerror}")
     for place, folders, names in os.walk(folder, onerror=tell, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
             folders.clear()

@@ -31,8 +31,9 @@ class ImageRestorationPipeline(PlainPipeline):
 
         Args:
             inputs (`str`, `Path`, `PIL.Image.Image`, `np.ndarray`, or a list, data set or generator of these):
-                A file, an address, an image, or an array of shape `(height, width)` or `(height, width, channels)`:
-                uint8, uint16, or floats in [0, 1].
+                A file, an address, an image, or an array of shape `(height, width)` or `(height, width, channels)`, 1
+                to 4 of them (grey, grey and alpha, RGB, RGBA): uint8, uint16, bool (black and white), or floats in
+                [0, 1].
             tile, self_ensemble, top_k, strength, wrap (*optional*): As of [`~restoration.tiles.restore_image`].
             output_type (`str`, *optional*, defaults to `"pil"`): `"pil"`, or `"np"` for arrays of shape `(height,
                 width, channels)`, with 16 bits where the input has them. PIL images of several channels have 8 bits.

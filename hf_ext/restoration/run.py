@@ -11,7 +11,7 @@ from hf_ext.files import whole_file
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
 from .damage import choose_strength, estimate_damage
-from .encoding import DEFAULT, Encoding, Frames, Picture, encode_frames
+from .encoding import DEFAULT, Encoding, Frames, Picture, encode_frames, require_place
 from .files import read_frames
 from .jobs import FORMATS, Job
 from .records import Records
@@ -59,6 +59,7 @@ def restore_files(
         done, texts = None, list[str]()
         try:
             frames, restored = read_frames(job.source, max_megapixels), list[Picture]()
+            require_place(frames, FORMATS[job.ending.lower()])
             for picture in frames.pictures:
                 # To the bar all frames are as much as the first, whose size a file's header says.
                 share = _megapixels(frames.pictures[0]) / len(frames.pictures)

@@ -19,7 +19,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from transformers.utils import logging
 
 import hf_ext.fast.semanir  # noqa: F401 (it enters itself where pictures are restored)
-from hf_ext.semanir.image_processing_semanir import from_unit, restore_picture, to_unit
+from hf_ext.semanir.image_processing_semanir import as_picture, from_unit, restore_picture, to_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
 from ..errors import DataError, UsageError
@@ -57,10 +57,11 @@ def restore_image(
         model ([`SemanIRForImageRestoration`]): The model, on any device, in any precision. A part where half precision
             overflows is restored again in float32, with a warning.
         image (`np.ndarray` of shape `(height, width, channels)`): Floats in [0, 1], which noise may exceed, or uint8
-            or uint16; the result has the same type and channels. 1 channel is grey, 2 are grey and alpha, 3 are RGB, 4
-            are RGBA, or the input of a model of four channels. A colour model restores a grey image as a grey colour
-            image; a grey model restores each colour separately. For a model that demosaicks, 1 channel is an RGGB
-            Bayer mosaic, and 4 channels of floats are a packed mosaic.
+            or uint16; the result has the same type and channels. bool is black and white, of which uint8 comes out. 1
+            channel is grey, 2 are grey and alpha, 3 are RGB, 4 are RGBA, or the input of a model of four channels. A
+            colour model restores a grey image as a grey colour image; a grey model restores each colour separately.
+            For a model that demosaicks, 1 channel is an RGGB Bayer mosaic, and 4 channels of floats are a packed
+            mosaic.
         tile (`int` or `str`, *optional*): Side of a tile in pixels of the image, a multiple of
             `config.multiple_of` that is at least twice the overlap; or `"auto"`: tiles only if the whole
             image would need more than half of the free memory, and smaller ones where they do not fit.
@@ -96,16 +97,8 @@ def restore_image(
         >>> restored.shape, restored.dtype
         ((40, 60, 4), dtype('uint8'))
     """
-    whole_numbers = isinstance(image, np.ndarray) and image.dtype in (np.uint8, np.uint16)
-    if not whole_numbers and not (isinstance(image, np.ndarray) and np.issubdtype(image.dtype, np.floating)):
-        got = image.dtype if isinstance(image, np.ndarray) else type(image).__name__
-        raise TypeError(
-            f"`image` is {got}; give an array of uint8 or uint16, or of floats in [0, 1], for instance pixels / 255."
-        )
-    if image.ndim != 3 or not image.size:
-        raise UsageError(f"`image` has shape {image.shape}; expected (height, width, channels), each at least 1.")
-    if not whole_numbers and not np.isfinite(image).all():
-        raise UsageError("`image` contains infinite values or NaN, which cannot be restored.")
+    image = as_picture(image, UsageError)
+    whole_numbers = image.dtype.kind == "u"
     config = model.config
     strength = check_options(model, tile=tile, self_ensemble=self_ensemble, strength=strength, wrap=wrap)
     margin = tile_overlap(model) if wrap else 0
@@ -146,10 +139,7 @@ def check_options(
     if chosen is None:
         return 1.0
     if chosen != "auto" and not (isinstance(chosen, Real) and 0 <= float(chosen) <= 1):
-        raise UsageError(
-            f"`strength` is {chosen!r}; it must be from 0 (the image unchanged) to 1 (the result of the model), or "
-            "'auto'."
-        )
+        raise UsageError(f"`strength` is {chosen!r}; give 0 (the image) to 1 (the result of the model), or 'auto'.")
     if chosen != 1 and config.scale != 1:
         kind = "demosaicks" if config.demosaicks else "enlarges it"
         raise UsageError(f"`strength` {chosen} needs a model that keeps the image size and kind; this one {kind}.")
@@ -296,10 +286,7 @@ class _Work:
                 break
             half = self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.model.device.type)
             if self.precise or not half:
-                raise DataError(
-                    "the model returned infinite values or NaN in float32 as well; its weights are damaged or "
-                    "untrained."
-                )
+                raise DataError("the model gives infinite values or NaN in float32 too: damaged or untrained weights.")
             logger.warning(f"{self.model.dtype} overflowed: restoring again in float32. bfloat16 does not overflow.")
             self.precise = True
         self.done += counted / self.passes

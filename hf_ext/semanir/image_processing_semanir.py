@@ -4,6 +4,7 @@
 Pixels have the shape [height, width, channels]: grey, grey and alpha, RGB, or RGBA.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from transformers.processing_utils import ImagesKwargs, Unpack
 
 # Share of red, green and blue in the brightness of a pixel (ITU-R BT.601), as Pillow has it.
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+# The most of a picture in [0, 1]: noise may exceed white and black a little.
+_MOST = 4
 
 
 def image_to_pixels(image: Image.Image) -> np.ndarray:
@@ -30,10 +33,7 @@ def image_to_pixels(image: Image.Image) -> np.ndarray:
         return add_alpha(grey16, image.info.get("transparency"))
     # Pillow clips these to 8 bits when it converts them: the picture would come out white.
     if image.mode in ("I", "F"):
-        raise ValueError(
-            f"The image has PIL mode {image.mode!r}, whose range is unknown. Give an array: uint16 for 16 bits, or "
-            "floats in [0, 1] with do_rescale=False."
-        )
+        raise ValueError(f"PIL mode {image.mode!r} has an unknown range: give an array of uint8, uint16 or floats.")
     grey = image.mode in ("1", "L", "LA", "La")
     if image.has_transparency_data:
         # "La" converts to "LA" only, and grey with a transparent value needs two steps.
@@ -76,14 +76,20 @@ def add_alpha(pixels: np.ndarray, clear: Any) -> np.ndarray:
     return np.concatenate([pixels, alpha.astype(np.uint16)], axis=-1)
 
 
+def to_plain_numbers(pixels: np.ndarray) -> np.ndarray:
+    """An array in the byte order of the machine; uint8 of bool, white at 255, and of what else is from 0 to 255."""
+    if pixels.dtype == bool:
+        return np.where(pixels, np.uint8(255), np.uint8(0))
+    plain = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    other = plain.size and plain.dtype.kind in "iu" and plain.dtype not in (np.uint8, np.uint16)
+    return plain.astype(np.uint8) if other and plain.min() >= 0 and plain.max() <= 255 else plain
+
+
 def pixels_to_image(pixels: np.ndarray) -> Image.Image:
     """A PIL image of whole-numbered pixels, uint8 of 1 to 4 channels or uint16 of one: undoes `image_to_pixels`."""
     channels = pixels.shape[-1]
     if pixels.dtype != np.uint8 and channels > 1:
-        raise ValueError(
-            f"Pillow has no {pixels.dtype} images with {channels} channels, only grey. Use output_type='np', and "
-            "write a PNG of 16 bits with numpngw."
-        )
+        raise ValueError(f"Pillow has no {pixels.dtype} images with {channels} channels. Use output_type='np'.")
     if not 1 <= channels <= 4:
         raise ValueError(f"A picture has 1 to 4 channels, got {channels}. Use output_type='np'.")
     return Image.fromarray(np.ascontiguousarray(pixels[..., 0] if channels == 1 else pixels))
@@ -93,12 +99,13 @@ def to_unit(pixels: np.ndarray) -> np.ndarray:
     """Pixels in [0, 1] as float32: of uint8, uint16, or floats that are in [0, 1] already."""
     if pixels.dtype in (np.uint8, np.uint16):
         return pixels.astype(np.float32) / np.float32(np.iinfo(pixels.dtype).max)
-    if not np.issubdtype(pixels.dtype, np.floating):
-        raise TypeError(f"An image has dtype {pixels.dtype}; give uint8, uint16 or floats in [0, 1].")
-    # Noise may exceed white and black a little.
-    if pixels.size and (largest := max(pixels.max(), -pixels.min())) > 4:
-        raise ValueError(f"An image of floats has values up to {largest:g}; give uint8, or floats in [0, 1].")
+    _check_range(pixels)
     return pixels.astype(np.float32)
+
+
+def _check_range(pixels: np.ndarray) -> None:
+    if pixels.size and (largest := max(pixels.max(), -pixels.min())) > _MOST:
+        raise ValueError(f"An image of floats has values up to {largest:g}; give uint8, or floats in [0, 1].")
 
 
 def from_unit(pixels: np.ndarray, dtype: Any = np.uint8) -> np.ndarray:
@@ -128,6 +135,19 @@ def take_colours(pixels: np.ndarray) -> np.ndarray:
     return pixels if pixels.shape[-1] % 2 else spread_colours(pixels[..., :-1], pixels[..., -1:] > 0)
 
 
+def as_picture(image: Any, wrong: type[ValueError] = ValueError) -> np.ndarray:
+    """An array [height, width, channels] of numbers that `to_unit` takes; another shape or NaN raises `wrong`."""
+    got = image.dtype if isinstance(image, np.ndarray) else type(image).__name__
+    if isinstance(got, str) or not (got.kind in "bf" or got.newbyteorder("=") in (np.uint8, np.uint16)):
+        raise TypeError(f"`image` is {got}; give an array of uint8 or uint16, or of floats in [0, 1].")
+    pixels = to_plain_numbers(image)
+    if pixels.ndim != 3 or not pixels.size:
+        raise wrong(f"`image` has shape {pixels.shape}; expected (height, width, channels), each at least 1.")
+    if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
+        raise wrong("`image` contains infinite values or NaN, which cannot be restored.")
+    return pixels
+
+
 def restore_picture(pixels: np.ndarray, config: Any, restore: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Take a picture [h, w, 1 to 4], see `to_unit`, past a network and give the result, in floats, what the picture
     had: the one way of pixels into a model. `restore` restores images [n, h, w, config.num_channels].
@@ -152,8 +172,8 @@ def restore_picture(pixels: np.ndarray, config: Any, restore: Callable[[np.ndarr
     elif (colours.shape[-1], taken) == (3, 1):
         restored = np.moveaxis(restore(np.moveaxis(colours, -1, 0)[..., None])[..., 0], 0, -1)
     else:
-        wanted = "a mosaic of 1 channel, or packed to 4" if config.demosaicks else f"{taken} channels"
-        raise ValueError(f"the picture has {channels} channels; this model takes {wanted}.")
+        wanted = "a mosaic of 1, or packed to 4" if config.demosaicks else "1 to 4" if taken in (1, 3) else taken
+        raise ValueError(f"the picture has {channels} channels; this model takes {wanted}, as the last axis.")
     return match_picture(restored, picture)
 
 
@@ -180,11 +200,22 @@ def _padded_size(sizes: list[tuple[int, ...]], divisor: int | None) -> list[int]
     return [-(-max(side) // (divisor or 1)) * (divisor or 1) for side in zip(*sizes, strict=True)]
 
 
-def _with_channels(image: Any) -> Any:
-    """Grey arrays of height and width, which the base class refuses, with a channel in front; in lists too."""
+def _open(image: Any) -> Any:
+    """Files as pictures with all that they have, tensors as arrays, grey with a channel in front; in lists too."""
     if isinstance(image, (list, tuple)):
-        return [_with_channels(one) for one in image]
-    return image[None] if isinstance(image, (np.ndarray, torch.Tensor)) and image.ndim == 2 else image
+        return [_open(one) for one in image]
+    if isinstance(image, (str, os.PathLike)) and os.path.isfile(image):
+        # transformers makes RGB of 8 bits of it.
+        with Image.open(image) as opened:
+            load_image(opened)
+            return opened
+    if isinstance(image, torch.Tensor):
+        # numpy has no bfloat16.
+        image = (image.float() if image.dtype == torch.bfloat16 else image).detach().cpu().numpy()
+    if not isinstance(image, np.ndarray):
+        return image
+    image = to_plain_numbers(image)
+    return image[None] if image.ndim == 2 else image
 
 
 class SemanIRImageProcessorKwargs(ImagesKwargs, total=False):
@@ -241,29 +272,45 @@ class SemanIRImageProcessor(PilBackend):
         Prepare images for the model.
 
         Args:
-            images (`ImageInput`): An image or a list: PIL images, or arrays or tensors with channels first or last.
-            kwargs: Any option of the processor, for this call only, and `return_tensors` (`"pt"` or `"np"`).
+            images (`ImageInput`): An image or a list: files, PIL images, or arrays or tensors of height and width, or
+                with 1 to 4 channels (grey, grey and alpha, RGB, RGBA) first or last; of (3, 200, 3) they are first,
+                with a warning. uint8, uint16, or other numbers from 0 to 255; bool is black and white.
+            kwargs: Any option of the processor, for this call only, `return_tensors` (`"pt"` or `"np"`), and
+                `input_data_format` (`"channels_first"` or `"channels_last"`).
 
         Returns:
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, values in [0, 1].
 
         Raises:
-            ValueError: No image is given, images do not make one batch, values are not finite, or `rescale_factor`
-                does not bring integers to [0, 1].
+            ValueError: No image is given, images do not make one batch, an array has another shape, or values are
+                not finite, or not in [0, 1] in the end.
         """
         if isinstance(images, (list, tuple)) and not images:
             raise ValueError("`images` is empty; give at least one image.")
-        return super().preprocess(_with_channels(images), **kwargs)
+        return super().preprocess(_open(images), **kwargs)
 
-    def process_image(self, image: Any, do_convert_rgb: bool | None = None, *args: Any, **kwargs: Any) -> np.ndarray:
+    def process_image(
+        self, image: Any, do_convert_rgb: bool | None = None, input_data_format: Any = None, **kwargs: Any
+    ) -> np.ndarray:
         """Turn one image into an array of channels, height, width. See [`~SemanIRImageProcessor.preprocess`]."""
-        if isinstance(image, Image.Image):
-            pixels = np.moveaxis(take_colours(image_to_pixels(image)), -1, 0)
-        else:
-            pixels = super().process_image(image, False, *args, **kwargs)
-            if do_convert_rgb and len(pixels) == 4:
-                pixels = np.moveaxis(take_colours(np.moveaxis(pixels, 0, -1)), -1, 0)
+        pixels = self._read(image, input_data_format)
+        # Four channels of an array may be a packed mosaic; no model takes alpha.
+        if isinstance(image, Image.Image) or do_convert_rgb or pixels.shape[-1] == 2:
+            pixels = take_colours(pixels)
+        pixels = np.moveaxis(pixels, -1, 0)
         return np.repeat(pixels, 3, axis=0) if do_convert_rgb and len(pixels) == 1 else pixels
+
+    def _read(self, image: Any, input_data_format: Any) -> np.ndarray:
+        """Pixels [height, width, channels] of an image, alpha and all."""
+        if isinstance(image, Image.Image):
+            return image_to_pixels(image)
+        ends = {image.shape[0], image.shape[-1]} if image.ndim == 3 and image.size else set()
+        if ends.isdisjoint((1, 2, 3, 4)):
+            raise ValueError(f"An image has shape {image.shape}; give (height, width), or 1 to 4 channels at an end.")
+        if input_data_format is None and ends.isdisjoint((1, 3, 4)):
+            # transformers knows no grey with alpha.
+            input_data_format = "channels_last" if image.shape[-1] == 2 else "channels_first"
+        return np.moveaxis(super().process_image(image, False, input_data_format), 0, -1)
 
     # The base class names every option of every processor; like those of transformers, this names its own.
     def _preprocess(  # type: ignore[override]
@@ -280,28 +327,30 @@ class SemanIRImageProcessor(PilBackend):
             raise ValueError("An image contains infinite values or NaN, which cannot be restored.")
         if do_rescale:
             images = [self._rescale_image(image, rescale_factor) for image in images]
+        for image in images:
+            if image.dtype.kind == "f":
+                _check_range(image)
         sizes = sorted({image.shape[1:] for image in images})
         if do_pad:
             height, width = _padded_size(sizes, size_divisor)
             margins = [((0, 0), (0, height - image.shape[1]), (0, width - image.shape[2])) for image in images]
             images = [np.pad(image, margin, mode="reflect") for image, margin in zip(images, margins, strict=True)]
         elif return_tensors is not None and len(sizes) > 1:
-            raise ValueError(
-                f"Images of sizes {sizes} do not form a batch. Set do_pad=True, or process each size separately."
-            )
+            raise ValueError(f"Images of sizes {sizes} form no batch. Set do_pad=True, or process each size alone.")
         return BatchFeature(data={"pixel_values": images}, tensor_type=return_tensors)
 
     def _rescale_image(self, image: np.ndarray, factor: float) -> np.ndarray:
-        if image.dtype == np.uint16 and factor == type(self).rescale_factor:
+        usual, top = factor == type(self).rescale_factor, float(np.abs(image).max())
+        if image.dtype == np.uint16 and usual:
             factor = 1 / 65535
-        # Multiplied once more, a picture would be black.
-        if factor == type(self).rescale_factor and image.dtype.kind in "fb" and 0 < image.max() <= 1:
+        # Multiplied once more, a picture would be black. Noise may exceed white, which is no whole number then.
+        if usual and image.dtype.kind == "f" and (0 < top <= 1 or (top <= _MOST and (image % 1).any())):
             raise ValueError(f"An image of {image.dtype} is in [0, 1] already; set do_rescale=False.")
         # Floats may exceed white: noise is not always clipped.
-        if np.issubdtype(image.dtype, np.integer) and image.max() * factor > 1 + 1e-6:
+        if image.dtype.kind in "iu" and (top * factor > 1 + 1e-6 or image.min() < 0):
             raise ValueError(
-                f"An image of {image.dtype} has values up to {image.max()}, which `rescale_factor` {factor:g} does "
-                "not bring to [0, 1]; give uint8, uint16, or a factor that does."
+                f"An image of {image.dtype} has values from {image.min()} to {image.max()}, which `rescale_factor` "
+                f"{factor:g} does not bring to [0, 1]; give uint8, uint16, or a factor that does."
             )
         return self.rescale(image, factor)
 
@@ -311,6 +360,7 @@ class SemanIRImageProcessor(PilBackend):
         target_sizes: list[tuple[int, int]] | torch.Tensor | None = None,
         output_type: str = "pil",
         images: ImageInput | None = None,
+        input_data_format: str | None = None,
     ) -> list[Image.Image] | list[np.ndarray]:
         """
         Make images of what [`SemanIRForImageRestoration`] returns: cut, clip to [0, 1], round.
@@ -325,6 +375,7 @@ class SemanIRImageProcessor(PilBackend):
             images (`ImageInput`, *optional*):
                 The inputs of the processor. The restored images have their size times the model's scale, their alpha
                 channel (resized bicubically if the model enlarges), 16 bits and grey.
+            input_data_format (`str`, *optional*): That of `images`, as the processor was given it.
 
         Returns:
             `list[PIL.Image.Image]` or `list[np.ndarray]`: One image for each of the batch.
@@ -337,7 +388,7 @@ class SemanIRImageProcessor(PilBackend):
         if outputs.reconstruction is None:
             raise ValueError("`outputs` has no `reconstruction`; give what SemanIRForImageRestoration returned.")
         batch = outputs.reconstruction.detach().float().permute(0, 2, 3, 1).cpu().numpy()
-        pictures = None if images is None else self._pictures(images)
+        pictures = None if images is None else self._pictures(images, input_data_format)
         # Height and width of each image of the batch without its padding.
         height, width = batch.shape[1:3]
         for name, what, given in (("target_sizes", "sizes", target_sizes), ("images", "images", pictures)):
@@ -356,10 +407,7 @@ class SemanIRImageProcessor(PilBackend):
                 )
             sizes = [(picture.shape[0] * scale, picture.shape[1] * scale) for picture in pictures]
         if any(not (0 < h <= height and 0 < w <= width) for h, w in sizes):
-            raise ValueError(
-                f"`target_sizes` is {sizes}; each must be from 1 x 1 to the restored size {height} x {width}. Give "
-                "the input's height and width times the scale of the model."
-            )
+            raise ValueError(f"`target_sizes` is {sizes}; give input sizes x scale, to the size {height} x {width}.")
         results = [image[:h, :w] for image, (h, w) in zip(batch, sizes, strict=True)]
         dtypes: list[Any] = [np.uint8] * len(results)
         if pictures is not None:
@@ -370,11 +418,9 @@ class SemanIRImageProcessor(PilBackend):
             return [pixels_to_image(image) for image in results]
         return [image[..., 0] if image.shape[-1] == 1 else image for image in results]
 
-    def _pictures(self, images: ImageInput) -> list[np.ndarray]:
-        """The given images as pixels, alpha and all."""
-        flat: Any = self._prepare_images_structure(_with_channels(images))
-        process = super().process_image
-        return [
-            image_to_pixels(image) if isinstance(image, Image.Image) else np.moveaxis(process(image, False), 0, -1)
-            for image in flat
-        ]
+    def _pictures(self, images: ImageInput, input_data_format: str | None) -> list[np.ndarray]:
+        """The given images as pixels that `to_unit` takes, alpha and all."""
+        flat: Any = self._prepare_images_structure(_open(images))
+        pictures = [self._read(image, input_data_format) for image in flat]
+        # Other floats were from 0 to 255, or the processor would have refused them.
+        return [one / 255 if one.dtype.kind == "f" and one.max() > _MOST else one for one in pictures]

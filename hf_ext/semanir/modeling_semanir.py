@@ -114,9 +114,7 @@ class SemanIRStage(nn.Module):
         """D of each partition into windows that the layers use, shifted or not, from F_in [B, height, width, C]."""
         config = self.config
         options = top_k, config.similarity, config.include_self, memory
-        return {
-            shifted: build_dictionary(tokens, config.window_size, shifted, *options) for shifted in set(self.shifted)
-        }
+        return {moved: build_dictionary(tokens, config.window_size, moved, *options) for moved in set(self.shifted)}
 
     def forward(self, features: Tensor, top_k: int) -> Tensor:
         tokens = features.permute(0, 2, 3, 1)

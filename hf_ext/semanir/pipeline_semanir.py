@@ -15,7 +15,7 @@ from PIL import Image
 from transformers import PreTrainedModel
 from transformers.pipelines.base import Pipeline
 
-from .image_processing_semanir import from_unit, image_to_pixels, pixels_to_image, restore_picture
+from .image_processing_semanir import as_picture, from_unit, image_to_pixels, pixels_to_image, restore_picture
 
 
 class ImageRestorationPipeline(Pipeline):
@@ -43,9 +43,7 @@ class ImageRestorationPipeline(Pipeline):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if self.model.config.model_type != "semanir":
-            raise ValueError(
-                f"the model is of type {self.model.config.model_type!r}; this pipeline restores with 'semanir' models."
-            )
+            raise ValueError(f"the model is a {self.model.config.model_type!r}; this pipeline takes 'semanir' models.")
         # The root of a merge loads like a checkpoint, and restores worse than not at all.
         if tasks := getattr(self.model.config, "emr_tasks", None):
             raise ValueError(
@@ -59,7 +57,8 @@ class ImageRestorationPipeline(Pipeline):
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """Restore one picture, or each of a list, data set or generator: files, addresses, PIL images, or arrays of
-        shape `(height, width)` or `(height, width, channels)` of uint8, uint16, or floats in [0, 1].
+        shape `(height, width)` or `(height, width, channels)`, 1 to 4 of them (grey, grey and alpha, RGB, RGBA), of
+        uint8, uint16, bool (black and white), or floats in [0, 1].
 
         `top_k` sets the keys per token. With `output_type="np"` arrays of shape `(height, width, channels)` come out
         in place of PIL images, with 16 bits where the input has them; PIL images of several channels have 8 bits."""
@@ -101,7 +100,7 @@ class ImageRestorationPipeline(Pipeline):
             return image_to_pixels(image)
 
     def _forward(self, model_inputs: dict[str, np.ndarray], top_k: int | None = None) -> dict[str, np.ndarray]:
-        pixels, config = model_inputs["pixels"], self.model.config
+        pixels, config = as_picture(model_inputs["pixels"]), self.model.config
 
         def restore(images: np.ndarray) -> np.ndarray:
             values = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))).to(self.model.device)

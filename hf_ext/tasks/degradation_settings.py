@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from huggingface_hub.dataclasses import strict
 
+from hf_ext.semanir.image_processing_semanir import from_unit
 from hf_ext.settings import SettingsError, build
 
 from ..errors import UsageError
@@ -72,17 +73,13 @@ class Degradation:
     def validate_steps(self) -> None:
         if (self.kind == "chain") != bool(self.links):
             raise ValueError(
-                f"steps are required for kind chain and not allowed for other kinds; got {self.steps} with "
-                f"{self.kind}."
+                f"steps are required for kind chain and not allowed for other kinds; got {self.steps}, {self.kind}."
             )
         if self.shuffle and self.kind != "chain":
             raise ValueError(f"shuffle is only for kind chain, got it with {self.kind}.")
-        wrong = [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1 or link.clip]
-        if wrong:
-            raise ValueError(
-                f"a chain has steps of kind {', '.join(STRENGTHS)}, with a chance, no weight and no clip; "
-                f"got {wrong[0]}."
-            )
+        odd = [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1 or link.clip]
+        if odd:
+            raise ValueError(f"a chain has steps of kind {', '.join(STRENGTHS)}, no weight and no clip; got {odd[0]}.")
 
     def validate_strength(self) -> None:
         """Checks the strength of the kind and its limits."""
@@ -164,7 +161,7 @@ class Degradation:
         """The degraded form, uint8 or float32 with white at 1, of a clean image; `self` is drawn and not `paired`."""
         if self.kind == "gaussian_noise":
             noisy = gaussian_noise(clean, self.strength, generator)
-            return _in_8_bits(noisy) if self.clip else noisy
+            return from_unit(noisy) if self.clip else noisy
         if self.kind in _BY_STRENGTH:
             return _BY_STRENGTH[self.kind](clean, self.strength)
         if self.kind == "chain":
@@ -179,7 +176,7 @@ class Degradation:
             link = self.links[place]
             taken, step = generator.random() < link.chance, link.drawn(generator)
             if taken:
-                image = _in_8_bits(step.of(image, 1, generator))
+                image = from_unit(unit_range(step.of(image, 1, generator)))
         return image
 
     def patch(
@@ -230,9 +227,7 @@ def read_degradations(value: Any, where: str) -> list[Degradation]:
     else:
         degradations = [_read_one(value, where)]
     if any(degradation.chance != 1 for degradation in degradations):
-        raise UsageError(
-            f"{where}: chance is only for the steps of a chain; use weight to draw a degradation of a list less often."
-        )
+        raise UsageError(f"{where}: chance is only for the steps of a chain; degradations of a list have a weight.")
     labels = [degradation.label for degradation in degradations]
     if not labels or len(set(labels)) < len(labels):
         raise UsageError(f"{where} must contain at least one degradation, and each only once; got {labels}.")
@@ -245,10 +240,6 @@ def _read_one(value: Any, where: str) -> Degradation:
     except SettingsError as error:
         # A step of a chain does not know where the chain stands.
         raise error if where in str(error) else SettingsError(f"{where}: {error}") from error
-
-
-def _in_8_bits(image: np.ndarray) -> np.ndarray:
-    return np.rint(255 * np.clip(unit_range(image), 0, 1)).astype(np.uint8)
 
 
 def _enlarge(image: np.ndarray, size: int, block: int = 1) -> np.ndarray:

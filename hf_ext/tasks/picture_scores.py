@@ -100,10 +100,7 @@ def score_texts(path: str, model: str, batch_size: int, device: str, ranks: Rank
     for numbers, rows in read_batches(data, column, batch_size, ranks, "texts"):
         for number, text in zip(numbers, rows[texts], strict=True):
             if not isinstance(text, str):
-                raise DataError(
-                    f"{path}: picture {number + 1} has {text!r} as its text: give each picture a text, or remove the "
-                    "picture."
-                )
+                raise DataError(f"{path}: picture {number + 1} has {text!r} as its text: give one, or remove it.")
         own.append(float(network(rows[column], rows[texts]).sum()))
     return sum(value for part in ranks.gather(own) for value in part) / len(data)
 
@@ -190,10 +187,7 @@ def score(
     else:
         real = see(reference, split, model, ranks, "reference", size)
     if real.statistics.network not in (None, digest):
-        raise DataError(
-            f"{reference} was made with the network {real.statistics.network}, not {network}: use the same network, "
-            "or give pictures."
-        )
+        raise DataError(f"{reference} is of network {real.statistics.network}, not {network}: use that, or pictures.")
     if keep is not None and ranks.index == 0:
         replace(real.statistics, network=digest).save(keep)
     made = see(pictures, "train", model, ranks, "pictures")

@@ -19,12 +19,12 @@ from hf_ext.hub.checkpoints import split_revision
 from hf_ext.restoration.encoding import to_8_bits
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir.configuration_semanir import PRESETS, SemanIRConfig
-from hf_ext.semanir.image_processing_semanir import SemanIRImageProcessor, to_unit
+from hf_ext.semanir.image_processing_semanir import SemanIRImageProcessor, from_unit, pixels_to_image, to_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
-from ..errors import UsageError
+from ..errors import DataError, UsageError
 from .checks import Scores, require
 from .degradation_settings import Degradation, read_degradations
 from .degradations import matlab_luma, unpack_mosaic
@@ -236,23 +236,31 @@ class SemanIRTask(Task):
         from hf_ext.metrics import psnr, psnr_b, ssim
 
         scores = {"psnr": psnr.psnr, "psnr_b": psnr_b.psnr_b, "ssim": ssim.ssim}
-        rows = []
+        rows: Scores = []
         for example, index in zip(examples, indices, strict=True):
-            row = {}
-            for degradation in self.evaluated:
-                degraded, clean = self.degraded_example(example, index, degradation)
-                restored = self.restore(model, degraded)
-                if index == 0 and self._step >= _LEARNED and _is_unchanged(degraded, restored, clean):
-                    logger.warning(
-                        "%s: the model returns its input nearly unchanged. If this stays, set a lower learning_rate, "
-                        "or begin with a trained model (init_from).",
-                        degradation.title,
-                    )
-                for name in self._names(degradation, None):
-                    options: dict[str, Any] = {} if name == "psnr_b" else {"border": self._border}
-                    score = scores[name](restored, clean, channel=self._channel, data_range=1.0, **options)
-                    row[self._key(name, degradation)] = score
-            rows.append(row)
+            rows.append({})
+            try:
+                for degradation in self.evaluated:
+                    degraded, clean = self.degraded_example(example, index, degradation)
+                    restored = self.restore(model, degraded)
+                    if index == 0 and self._step >= _LEARNED and _is_unchanged(degraded, restored, clean):
+                        logger.warning(
+                            "%s: the model returns its input nearly unchanged. If this stays, set a lower "
+                            "learning_rate, or begin with a trained model (init_from).",
+                            degradation.title,
+                        )
+                    for name in self._names(degradation, None):
+                        options: dict[str, Any] = {} if name == "psnr_b" else {"border": self._border}
+                        score = scores[name](restored, clean, channel=self._channel, data_range=1.0, **options)
+                        rows[-1][self._key(name, degradation)] = score
+            except ValueError as error:
+                files = ", ".join(str(value.filename) for value in example.values() if getattr(value, "filename", ""))
+                told = f"example {index}{files and f' ({files})'} cannot be scored: {error}"
+                if type(error) is ValueError:
+                    raise DataError(told) from error
+                # Its class and fields stay.
+                error.args = (told,)
+                raise
         return rows
 
     def summarize(self, rows: Scores) -> dict[str, float]:
@@ -291,15 +299,12 @@ class SemanIRTask(Task):
             pair = self.degraded_example(examples[place], place, self.evaluated[index % len(self.evaluated)])
             degraded, clean = _middles(*pair, scale)
             # The input at the size of the output: colours of a mosaic, pixels of a small image.
-            enlarged = (
-                unpack_mosaic(degraded) if self.config.demosaicks else degraded.repeat(scale, 0).repeat(scale, 1)
-            )
-            panels = [enlarged, self.restore(model, degraded), clean]
-            rows.append(np.concatenate([np.clip(panel, 0, 1) for panel in panels], axis=1))
+            given = unpack_mosaic(degraded) if self.config.demosaicks else degraded.repeat(scale, 0).repeat(scale, 1)
+            panels = [given, self.restore(model, degraded), clean]
+            rows.append(np.concatenate(panels, axis=1))
         width = max(row.shape[1] for row in rows)
         sheet = np.concatenate([np.pad(row, ((0, 4), (0, width - row.shape[1]), (0, 0))) for row in rows])
-        pixels = np.rint(sheet * 255).astype(np.uint8)
-        return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+        return pixels_to_image(from_unit(sheet))
 
     def save_model(self, model: torch.nn.Module, state_dict: dict[str, torch.Tensor], folder: Path) -> None:
         """Model, or adapter, with the image processor that fits its channels."""
@@ -344,13 +349,11 @@ class SemanIRTask(Task):
             return to_unit(deep)[..., None]
         if deep is not None:
             image = Image.fromarray(to_8_bits(deep))
-        if image.mode in GRAY_MODES and kind != "mosaic":
+        grey_model = self.config.num_channels_out == 1
+        if (image.mode in GRAY_MODES and kind != "mosaic") or (grey_model and self.gray_from == "luma"):
             return np.asarray(image.convert("L"))[..., None]
-        if self.config.num_channels_out != 1:
-            return np.asarray(image.convert("RGB"))
-        if self.gray_from == "matlab_y":
-            return matlab_luma(np.asarray(image.convert("RGB")))
-        return np.asarray(image.convert("L"))[..., None]
+        colours = np.asarray(image.convert("RGB"))
+        return matlab_luma(colours) if grey_model else colours
 
     def _in_colour(self, images: list[np.ndarray]) -> list[np.ndarray]:
         """Grey images for a colour model: degraded as grey ones, with one noise, then the same in all channels."""

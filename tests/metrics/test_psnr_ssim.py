@@ -1,5 +1,6 @@
 """PSNR, SSIM and PSNR-B against scikit-image, against values worked out by hand, and as `evaluate` modules."""
 
+import io
 import json
 import math
 import os
@@ -182,7 +183,12 @@ def test_a_metric_object_gives_the_mean_and_each_value(kind, function, tmp_path)
     references, predictions = [clean for clean, _ in pairs], [noisy for _, noisy in pairs]
     result = metric.compute(predictions=predictions, references=references, channel="y")
     assert result == {name: np.mean(values), f"{name}_per_image": values}
-    metric.add(prediction=Image.fromarray(predictions[0]), reference=references[0])
+    # Pixels count that a picture has, not those of the file that it was; a JPEG is compressed no second time.
+    Image.fromarray(noisy := predictions[0]).save(tmp_path / "a.jpg")
+    drawn = [Image.open(tmp_path / "a.jpg"), Image.open(io.BytesIO((tmp_path / "a.jpg").read_bytes()))]
+    for picture, pixels in zip(drawn, (noisy, references[0]), strict=True):
+        picture.paste(Image.fromarray(pixels))
+    metric.add(prediction=drawn[0], reference=drawn[1])
     metric.add_batch(predictions=predictions[1:], references=references[1:])
     assert metric.compute(channel="y") == result
     if kind is PSNR:

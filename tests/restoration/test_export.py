@@ -93,8 +93,9 @@ def test_a_path_that_exists_and_a_model_that_restores_nothing_are_refused(tmp_pa
     done = CliRunner().invoke(main, ["export", "denoise-gray", "--onnx", str(path)])
     assert done.exit_code == 2 and f"{path} exists" in done.output
     assert path.read_text() == "mine"
-    done = CliRunner().invoke(main, ["export", "denoise-gray", "--onnx", str(path / "model.onnx")])
-    assert done.exit_code != 0 and f"{path} is not a folder" in done.output
+    for wrong in (path / "model.onnx", f"{tmp_path}/new.onnx/"):
+        done = CliRunner().invoke(main, ["export", "denoise-gray", "--onnx", str(wrong)])
+        assert done.exit_code == 2 and "a folder" in done.output
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.TiffImagePlugin import IFDRational
 
 from hf_ext.errors import DataError, UsageError
 from hf_ext.restoration.encoding import descriptive_tags, encode_frames
@@ -45,7 +46,7 @@ def test_a_picture_that_is_too_wide_for_a_format_is_refused(format):
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_a_resolution_is_kept_or_said(format, most, dtype):
     for dpi in (300, 70_000, 2_540_000, 1_000_000_000):
-        said, picture = [], Picture(noise(4, 4, 3, dtype=dtype), dpi=(dpi, 2.0))
+        said, picture = [], Picture(noise(4, 4, 3, dtype=dtype), dpi=(IFDRational(dpi), 2.0))
         read = read_image(encode_frames(Frames([picture]), format, say=said.append)).dpi
         assert read == (pytest.approx((dpi, 2), rel=0.01) if dpi <= most else None)
         assert sum("resolution" in line for line in said) == (dpi > most)

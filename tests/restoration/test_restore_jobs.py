@@ -69,10 +69,12 @@ def test_one_picture_may_have_the_name_of_a_file(name, kind, folder_of_model, ph
         assert (image.format, image.size) == (kind, (13, 10))
 
 
-def test_a_folder_may_be_called_like_a_picture(folder_of_model, photos, tmp_path):
+@pytest.mark.parametrize("name", ["album.png", "new.png/", "new.heic/", "new.tif/."])
+def test_a_folder_may_be_called_like_a_picture(name, folder_of_model, photos, tmp_path):
     (tmp_path / "album.png").mkdir()
-    run(folder_of_model, photos, "--out", tmp_path / "album.png")
-    assert files(tmp_path / "album.png") == ["a.png", "more/b.png"]
+    for _ in range(2):
+        result = run(folder_of_model, photos, "--out", f"{tmp_path}/{name}")
+    assert files(tmp_path / name) == ["a.png", "more/b.png"] and "2 already restored" in result.stdout
 
 
 def test_a_name_puts_results_beside_their_inputs(folder_of_model, photos):
@@ -202,14 +204,16 @@ def test_a_pipe_is_read_once(photos, tmp_path):
     (job,) = jobs.plan_jobs([str(tmp_path / "pipe")], tmp_path / "out").jobs
     writer.join()
     assert job == jobs.Job("pipe", content, tmp_path / "out" / "pipe.png", ".png")
+    planned = [(job, True), (job._replace(source=b"of the same name"), True)]
+    assert len(jobs._without_clashes(planned, refused := {}, False)) == len(refused) == 1
 
 
 @pytest.mark.parametrize(
     ("words", "fact"),
     [
         # A name for two pictures; its own input; a format that is read alone; a second name; somebody's text.
-        (". --out one.png", "one.png"),
-        *((f"a.png --out {name}", "") for name in ("a.png", "one.heic", "text.txt")),
+        (". --out one.png", "one.png/"),
+        *((f"a.png --out {name}", "") for name in ("a.png", "one.heic", "text.txt", "more/b.png/")),
         *((f"a.png --out one.png {second}", "") for second in ("--name {stem}_b", "--format jpg")),
         *((f". --out new --name {name}", name) for name in ("restored", "{stem", "../{stem}", "{stem}.png", "{ext}")),
         (". --out new --name {stem}/x", "{stem}/x"),

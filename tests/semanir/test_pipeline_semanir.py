@@ -137,8 +137,12 @@ def test_the_plain_pipeline_that_travels_gives_the_same_pictures(fields, shape, 
         assert found.dtype == wanted.dtype and found.shape == wanted.shape
         # Colours of a grey model go as one batch, here one by one: a last bit may round otherwise.
         assert np.abs(found.astype(int) - wanted.astype(int)).max() <= 1
-    with refused(ValueError, "5 channels"):
-        plain(np.zeros((4, 4, 5), np.uint8))
+    for restore in (plain, rich):
+        for fact, shape in (("(2, 4, 4, 3)", (2, 4, 4, 3)), ("5 channels", (4, 4, 5))):
+            with refused(ValueError, fact):
+                restore(np.zeros(shape))
+        for one, same in ((picture > 99, (picture > 99) * np.uint8(255)), (picture.astype(">u2"), np.uint16(picture))):
+            assert np.array_equal(restore(one, output_type="np"), restore(same, output_type="np"))
 
 
 def test_the_plain_pipeline_reads_files_and_names_what_hf_ext_would_add(tmp_path):

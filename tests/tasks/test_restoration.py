@@ -259,6 +259,16 @@ def test_a_training_that_learned_nothing_says_so(step, scale, told, caplog):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(("kind", "fact", "error"), [("jpeg", "11x11", DataError), ("paired", "(20, 24)", UsageError)])
+def test_an_example_that_cannot_be_scored_is_named(kind, fact, error, tmp_path, photos):
+    task = SemanIRTask({"kind": kind, "quality": 10} if kind == "jpeg" else {"kind": kind})
+    small = write_photos(tmp_path / "small", [0], (30, 9, 3)) / "0.png"
+    example = {"image": Image.open(small), "lq": Image.open(small), "hq": Image.open(photos / "0.png")}
+    assert all(image.load() for image in example.values())
+    with refused(error, "example 7", small, fact):
+        task.evaluate_batch(task.build_model(MODEL, None).eval(), [example], [7])
+
+
 def test_evaluation_compiles_nothing():
     calls = []
 
