@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from hf_ext.emr.artifact import find_code
 from hf_ext.emr.manifest import MANIFEST
-from hf_ext.files import read_json_object, stays_inside
+from hf_ext.files import read_json_object
 from hf_ext.hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from hf_ext.hub.file_hashes import file_sha256
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
@@ -119,12 +119,6 @@ class Source(AbstractContextManager["Source", None]):
     def nbytes(self) -> int:
         """Bytes of all tensors as they are stored."""
         return sum(info.nbytes for info in self._stored.values())
-
-    def small_files(self, patterns: tuple[str, ...]) -> dict[str, Path]:
-        """The files of these names, and no other is fetched. Links out of the folder are left out."""
-        folder = self.place.fetch(patterns) if isinstance(self.place, RepositoryFiles) else self.place
-        found = {name: folder / name for name in patterns}
-        return {name: path for name, path in found.items() if path.is_file() and stays_inside(folder, path)}
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Gives tensors these names, each with its name in the file. A tensor may have several."""

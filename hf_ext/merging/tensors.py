@@ -148,6 +148,12 @@ class Table:
         """Warnings about tensors of some tasks only, which a single model cannot contain."""
         warnings = []
         self._refuse_other_labels()
+        held = {name for names in self._matching.names for name in names.pairs}
+        lacking = {
+            name: info.shape
+            for name, info in self._base.tensors.items()
+            if name not in held and name not in self._matching.aliases and self._raw_reason(name, info)[0] is None
+        }
         for index, task in enumerate(self._tasks):
             own = [item for item in self.own if item.task == index]
             lost = [item for item in own if item.rule == KEPT and item.reason != EXCLUDED and item.nbytes]
@@ -156,6 +162,7 @@ class Table:
             absent = [name for name in others if name not in known]
             unfit = [item.base_name for item in lost if item.reason != STATISTIC]
             unfit = [*absent, *(name for name in unfit if name in self._base.tensors and name not in absent)]
+            unfit += [name for item in lost for name in _unwrap(item.base_name) if lacking.get(name) == item.shape]
             if lost:
                 text = f"{task.title}: the merged model cannot contain {name_some([item.name for item in lost])}"
                 warnings.append(f"{text}; they are left out")
@@ -167,6 +174,8 @@ class Table:
                 )
             if absent:
                 warnings.append(f"{task.title} lacks {', '.join(absent)}: these are merged from the other tasks")
+        if lacking:
+            warnings.append(f"no task has {name_some([*lacking])}: the merged model gets the base's")
         return warnings
 
     def _refuse_other_labels(self) -> None:
@@ -263,6 +272,12 @@ class Table:
 
     def _is_excluded(self, name: str) -> bool:
         return any(pattern.match(name) for pattern in self._excluded)
+
+
+def _unwrap(name: str) -> list[str]:
+    """The names that a tensor would have without one of its parts, such as that of a wrapper of its module."""
+    parts = name.split(".")
+    return [".".join(part for part in parts if part != wrapper) for wrapper in dict.fromkeys(parts)]
 
 
 def name_some(names: Sequence[str]) -> str:

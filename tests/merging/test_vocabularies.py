@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -96,6 +97,9 @@ VOCABULARIES = {
         ("tokenizer.model", True, {"a": {"b": SIZE}}),
         # of another type it is none
         ("tokenizer.model", True, {"text_config": {"vocab_size": [4]}, "a": SIZE}),
+        # an old name; without a size the tokenizer tells the rows
+        ("tokenizer.model", True, {"n_words": 4}),
+        *(("added_tokens.json", True, at) for at in (None, {}, {"text_config": {}}, {"type_vocab_size": 9})),
     ],
 )
 def test_rows_of_other_tokens_are_not_mixed(tmp_path, kind, known, config):
@@ -114,6 +118,37 @@ def test_rows_of_other_tokens_are_not_mixed(tmp_path, kind, known, config):
         assert [(item.task, item.name) for item in plan.own_tensors(KEPT)] == [(1, "embed")]
     (tmp_path / "b" / kind).write_text(ours)
     make_plan(given | {"method": "average"}).close()
+
+
+@pytest.mark.parametrize("text", [{}, {"hidden_size": 1}])
+def test_a_size_that_is_the_default_of_its_class_is_known(tmp_path, text):
+    for name, token in (("base", "one"), ("a", "two")):
+        tensors = {"body": ones(3, 3), "embed": ones(49408, 1)}
+        write_weights(tmp_path / name, tensors, config={"model_type": "clip", "text_config": text})
+        (tmp_path / name / "tokenizer.model").write_text(token)
+    with refused(DataError, "'embed'", "'a'"):
+        make_plan(siblings(tmp_path, "a", method="average"))
+    with make_plan(siblings(tmp_path, "a")) as plan:
+        assert [item.name for item in plan.own_tensors(KEPT)] == ["embed"]
+
+
+@pytest.mark.parametrize("kind", ["own", "vit"])
+def test_other_tokens_whose_rows_nothing_tells_are_refused_unless_the_class_has_none(tmp_path, kind):
+    for name, token in (("base", "one"), ("a", "two")):
+        folder = write_weights(tmp_path / name, {"body": ones(3, 3), "x": ones(4, 2)}, config={"model_type": kind})
+        (folder / "tokenizer.model").write_text(token)
+    with refused(DataError, "'a'", "vocab_size") if kind == "own" else contextlib.nullcontext():
+        make_plan(siblings(tmp_path, "a", method="average")).close()
+    with make_plan(siblings(tmp_path, "a")) as plan:
+        assert len(plan.merged_rows) == 2 and any("vocab_size" in text for text in plan.warnings) == (kind == "own")
+
+
+def test_a_given_model_has_the_tokens_of_the_base(tmp_path):
+    for name, token in (("base", "one"), ("a", "one"), ("given", "two")):
+        folder = write_weights(tmp_path / name, {"body": ones(3, 3), "embed": ones(4, 2)}, config=SIZE)
+        (folder / "tokenizer.model").write_text(token)
+    with refused(DataError, "'embed'", "merged model"):
+        make_plan(siblings(tmp_path, "a", method="given", merged=str(tmp_path / "given")))
 
 
 def test_of_tokenizers_in_several_forms_the_one_that_both_have_is_compared(tmp_path):
