@@ -129,17 +129,16 @@ def merge_checkpoints(
 
 
 def _require_sources(plan: Plan, out: Path) -> None:
-    """Refuses to replace a folder with a source inside, or with the base that the tasks are restored from, if it is
-    not in the result again."""
-    needed, place = plan.config.with_masks, out.resolve()
+    """Refuses to replace a folder with a task inside, or with the base that the tasks are restored from, if it is not
+    in the result again."""
+    needed, target = plan.config.with_masks and not plan.config.include_base, out.resolve()
     for source in plan.sources:
-        found, is_base = Path(source.spec).expanduser().resolve(), source is plan.base
-        if source.repo_id is not None or (is_base and plan.config.include_base):
-            continue
-        if place in found.parents or (found == place and is_base and needed):
-            advice = ", or set include_base (--include-base)" if is_base and needed else ""
+        is_base, place = source is plan.base, Path(source.spec).expanduser().resolve()
+        inside = needed and place.is_relative_to(target) if is_base else target in place.parents
+        if inside and source.repo_id is None:
             raise UsageError(
-                f"{source.title} lies in {out}, which would be replaced: copy it to another place{advice}."
+                f"{source.title} lies in {out}, which would be replaced: copy it to another place"
+                + (", or set include_base (--include-base)." if is_base else ".")
             )
 
 

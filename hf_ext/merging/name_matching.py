@@ -195,19 +195,17 @@ def _compare_vocabularies(
     if not difference:
         return {}
     # a size that is the default of its class is in no file, and takes seconds to find
-    known = [resolve_settings(source.config) for source in (base, task)]
-    rows |= _find_token_rows(*known, base, task, names.pairs)
-    if rows or any(told is not source.config for told, source in zip(known, (base, task), strict=True)):
-        return dict.fromkeys(rows, difference)
-    counts = set(map(count_tokens, files)) - {0}
-    found = [name for name in names.pairs if counts.intersection(base.tensors[name].shape[:1])]
-    if not found:
-        told = f"{task.title} has another vocabulary ({difference}), and no vocab_size in config.json says which "
-        told += "tensors have a row for each token"
+    ours, theirs = resolve_settings(base.config), resolve_settings(task.config)
+    unknown = ours is base.config and theirs is task.config
+    if unknown:
+        ours = theirs = {"vocab_size": max(map(count_tokens, files))}
+    rows |= _find_token_rows(ours, theirs, base, task, names.pairs)
+    if unknown and not rows:
+        told = f"{task.title} has another vocabulary ({difference}), and config.json does not tell its vocab_size"
         if not masks:
-            raise DataError(f"{told}. Add vocab_size, so that they are found, or choose a method with masks.")
-        warnings.append(f"{told}: their rows are merged as they stand")
-    return dict.fromkeys(found, difference)
+            raise DataError(f"{told}. Add it, so that the tensors are found, or choose a method with masks.")
+        warnings.append(f"{told}: its rows are merged as they stand")
+    return dict.fromkeys(rows, difference)
 
 
 def _find_token_rows(
@@ -258,14 +256,12 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
             why = str(error)
         if model is None:
             warnings.append(f"{base.title}: {why}; only what its file says about tied tensors is known")
-    if model is not None:
-        stored = base.tensors
-        for names in find_tied(model):
-            kept = next((name for name in names if name in base.tensors), None)
-            if kept is not None:
-                shape = base.tensors[kept].shape
-                others = [name for name in names if name != kept]
-                tied |= {name: kept for name in others if name not in stored or stored[name].shape == shape}
+    stored = base.tensors
+    for names in () if model is None else find_tied(model):
+        kept = next((name for name in names if name in stored), None)
+        if kept is not None:
+            others = (name for name in names if name != kept)
+            tied |= {name: kept for name in others if name not in stored or stored[name].shape == stored[kept].shape}
     return tied
 
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -205,8 +205,6 @@ class RepositoryFiles:
         self._commit = commit
         self._token = token
         self._endpoint = endpoint
-        # the snapshot in the cache, with the files of these patterns
-        self.fetch = lru_cache(None)(self._download)
 
     def fetch_companions(self) -> Path:
         """The snapshot with all that belongs to the model beside its weights."""
@@ -215,7 +213,8 @@ class RepositoryFiles:
         modules = tuple(f"{place}/*" for place in read_modules(folder))
         return self.fetch(modules) if modules else folder
 
-    def _download(self, patterns: tuple[str, ...], ignored: tuple[str, ...] = ()) -> Path:
+    def fetch(self, patterns: tuple[str, ...], ignored: tuple[str, ...] = ()) -> Path:
+        """The snapshot in the cache, with the files of these patterns."""
         with explain_hub(f"configuration and tokenizer of {self.repo_id}@{self._commit[:12]}", self._endpoint):
             folder = snapshot_download(
                 self.repo_id,

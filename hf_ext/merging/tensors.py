@@ -162,7 +162,10 @@ class Table:
             absent = [name for name in others if name not in known]
             unfit = [item.base_name for item in lost if item.reason != STATISTIC]
             unfit = [*absent, *(name for name in unfit if name in self._base.tensors and name not in absent)]
-            unfit += [name for item in lost for name in _unwrap(item.base_name) if lacking.get(name) == item.shape]
+            # under a longer name, as a wrapper of its module gives it
+            parts = [(item.shape, item.base_name.split(".")) for item in lost]
+            shorter = [(shape, [own for own in name if own != part]) for shape, name in parts for part in name]
+            unfit += [name for shape, own in shorter if lacking.get(name := ".".join(own)) == shape]
             if lost:
                 text = f"{task.title}: the merged model cannot contain {name_some([item.name for item in lost])}"
                 warnings.append(f"{text}; they are left out")
@@ -272,12 +275,6 @@ class Table:
 
     def _is_excluded(self, name: str) -> bool:
         return any(pattern.match(name) for pattern in self._excluded)
-
-
-def _unwrap(name: str) -> list[str]:
-    """The names that a tensor would have without one of its parts, such as that of a wrapper of its module."""
-    parts = name.split(".")
-    return [".".join(part for part in parts if part != wrapper) for wrapper in dict.fromkeys(parts)]
 
 
 def name_some(names: Sequence[str]) -> str:

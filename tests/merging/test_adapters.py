@@ -92,12 +92,12 @@ def test_adapters_that_lie_inside_of_weights_are_refused(tmp_path, form, method)
     base = write_weights(tmp_path / "base", plain | {"x.w": torch.ones(2, 2)})
     inside = plain | dict.fromkeys(INSIDE[form], torch.ones(2, 2))
     task = write_weights(tmp_path / "a", {f"base_model.model.{name}": value for name, value in inside.items()})
-    for first, second, whose in ((base, task, "'a'"), (task, base, "base"), (task, task, "base")):
-        # a model whose own layers are built so has names of its own
-        with refused(DataError, whose, "merge_and_unload()") if (
-            first != second or form != "of another name"
-        ) else contextlib.nullcontext():
-            make_plan({"base": str(first), "tasks": {"a": str(second)}, "method": method}).close()
+    with refused(DataError, "'a'", "merge_and_unload()"):
+        make_plan({"base": str(base), "tasks": {"a": str(task)}, "method": method})
+    # a model whose own layers are built so has names of its own
+    native = form == "of another name"
+    with contextlib.nullcontext() if native else refused(DataError, "base", "merge_and_unload()"):
+        make_plan({"base": str(task), "tasks": {"a": str(task)}, "method": method}).close()
 
 
 def test_ia3_is_merged_from_a_base_of_ones(bert, tmp_path):

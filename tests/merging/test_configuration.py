@@ -8,6 +8,7 @@ import string
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from hf_ext.errors import DataError
-from hf_ext.merging.configuration import MergeConfig, load_config
+from hf_ext.errors import DataError, UsageError
+from hf_ext.merging.configuration import MergeConfig, load_config, whole_number
 from hf_ext.merging.mergekit import MergekitError
 from hf_ext.settings import SettingsError
 from tests.kit.command_line import run
@@ -117,7 +118,7 @@ def test_numbers_of_numpy_are_those_of_python():
     options = {"weight": {"a": np.float64(0.5)}, "normalize": np.False_}
     plain = {"seed": 3, "drop": 0.5, "masks": True, "options": {"weight": {"a": 0.5}, "normalize": False}}
     for config in (MergeConfig.from_dict(given | options), MergeConfig(**given, options=options)):
-        assert {name: getattr(config, name) for name in plain} == plain and "numpy" not in repr(config)
+        assert {name: getattr(config, name) for name in plain} == plain and "np." not in repr(config)
     assert MergeConfig(**BASE, drop=0).drop == 0.0
     assert whole_number("rank", np.int64(2)) == 2
     for value in (2.0, True, np.True_, "2", 0, None):

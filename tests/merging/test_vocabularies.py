@@ -120,7 +120,7 @@ def test_rows_of_other_tokens_are_not_mixed(tmp_path, kind, known, config):
     make_plan(given | {"method": "average"}).close()
 
 
-@pytest.mark.parametrize("text", [{}, {"hidden_size": 1}])
+@pytest.mark.parametrize("text", [{}, {"max_position_embeddings": 5}])
 def test_a_size_that_is_the_default_of_its_class_is_known(tmp_path, text):
     for name, token in (("base", "one"), ("a", "two")):
         tensors = {"body": ones(3, 3), "embed": ones(49408, 1)}
