@@ -41,7 +41,8 @@ def _take_numpy(kind: type[Any]) -> type[Any]:
 
     def set_plain(self: Any, name: str, value: Any) -> None:
         value = value.item() if getattr(value, "shape", None) == () else value
-        checked(self, name, float(value) if type(value) is int and type(getattr(kind, name)) is float else value)
+        is_fraction = type(value) is int and isinstance(getattr(kind, name, None), float)
+        checked(self, name, float(value) if is_fraction else value)
 
     kind.__setattr__ = set_plain  # type: ignore[method-assign, assignment]
     return kind

@@ -186,7 +186,7 @@ def _compare_vocabularies(
     sizes = {name: f"{theirs} tokens, the base {ours}" for name, (ours, theirs) in rows.items() if ours != theirs}
     if sizes or base.library == "peft":
         return sizes
-    files = [source.companions.files for source in (base, task)]
+    files = base.companions.files, task.companions.files
     try:
         difference = compare_tokens(*files, taken)
     except UnreadableError as error:
@@ -196,15 +196,18 @@ def _compare_vocabularies(
         return {}
     # a size that is the default of its class is in no file, and takes seconds to find
     ours, theirs = resolve_settings(base.config), resolve_settings(task.config)
-    unknown = ours is base.config and theirs is task.config
-    if unknown:
-        ours = theirs = {"vocab_size": max(map(count_tokens, files))}
     rows |= _find_token_rows(ours, theirs, base, task, names.pairs)
-    if unknown and not rows:
-        told = f"{task.title} has another vocabulary ({difference}), and config.json does not tell its vocab_size"
-        if not masks:
-            raise DataError(f"{told}. Add it, so that the tensors are found, or choose a method with masks.")
-        warnings.append(f"{told}: its rows are merged as they stand")
+    unknown = ours is base.config and theirs is task.config
+    if rows or not (unknown or find_vocabularies(ours) or find_vocabularies(theirs)):
+        return dict.fromkeys(rows, difference)
+    counted = {"vocab_size": max(map(count_tokens, files))}
+    rows = _find_token_rows(counted, counted, base, task, names.pairs)
+    if not rows:
+        told = f"{task.title} has another vocabulary ({difference}), and no tensor has vocab_size rows by config.json"
+        # a class of transformers may have them in a head that the base lacks
+        if unknown and not masks:
+            raise DataError(f"{told}. Correct it, so that they are found, or choose a method with masks.")
+        warnings.append(f"{told}: all are merged as they stand")
     return dict.fromkeys(rows, difference)
 
 

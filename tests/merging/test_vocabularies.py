@@ -100,6 +100,7 @@ VOCABULARIES = {
         # an old name; without a size the tokenizer tells the rows
         ("tokenizer.model", True, {"n_words": 4}),
         *(("added_tokens.json", True, at) for at in (None, {}, {"text_config": {}}, {"type_vocab_size": 9})),
+        ("added_tokens.json", True, {"model_type": "clip", "text_config": {}}),
     ],
 )
 def test_rows_of_other_tokens_are_not_mixed(tmp_path, kind, known, config):
