@@ -16,17 +16,7 @@ from typing import Any
 from hf_ext.hub.safetensors_headers import TensorInfo
 
 from ..errors import DataError
-from .loading import (
-    KINDS,
-    MEANINGS,
-    build_empty,
-    compare_settings,
-    find_loaded_names,
-    find_part,
-    find_tied,
-    find_vocabularies,
-    resolve_settings,
-)
+from . import loading
 from .sources import Source
 from .tokens import UnreadableError, compare_tokens, count_tokens
 
@@ -139,7 +129,7 @@ def _match_loaded(base: Source, task: Source) -> Names:
     if task.library != "transformers" or not _may_be_renamed(base, task, names):
         return names
     try:
-        ours, theirs = (find_loaded_names(source.tensors, source.config) for source in (base, task))
+        ours, theirs = (loading.find_loaded_names(source.tensors, source.config) for source in (base, task))
     except ValueError:
         # Tensors that do not fit are refused, or kept with a warning.
         return names
@@ -159,7 +149,7 @@ def _may_be_renamed(base: Source, task: Source, names: Names) -> bool:
     """True if an unmatched tensor of the base has the shape of one of the task's, or a row for each token."""
     paired = set(names.pairs.values())
     shapes = {info.shape for name, info in task.tensors.items() if name not in paired}
-    shapes |= {(size,) for size in find_vocabularies(task.config)}
+    shapes |= {(size,) for size in loading.find_vocabularies(task.config)}
     lacking = [info.shape for name, info in base.tensors.items() if name not in names.pairs]
     return any(shape in shapes or shape[:1] in shapes for shape in lacking)
 
@@ -195,10 +185,10 @@ def _compare_vocabularies(
     if not difference:
         return {}
     # a size that is the default of its class is in no file, and takes seconds to find
-    ours, theirs = resolve_settings(base.config), resolve_settings(task.config)
+    ours, theirs = loading.resolve_settings(base.config), loading.resolve_settings(task.config)
     rows |= _find_token_rows(ours, theirs, base, task, names.pairs)
     unknown = ours is base.config and theirs is task.config
-    if rows or not (unknown or find_vocabularies(ours) or find_vocabularies(theirs)):
+    if rows or not (unknown or loading.find_vocabularies(ours) or loading.find_vocabularies(theirs)):
         return dict.fromkeys(rows, difference)
     counted = {"vocab_size": max(map(count_tokens, files))}
     rows = _find_token_rows(counted, counted, base, task, names.pairs)
@@ -216,7 +206,7 @@ def _find_token_rows(
 ) -> dict[str, tuple[int, int]]:
     """The tensors with a row for each token, by two configurations or the one that tells, and equally many columns;
     with their rows in the base and in a task."""
-    known = find_vocabularies(ours), find_vocabularies(theirs)
+    known = loading.find_vocabularies(ours), loading.find_vocabularies(theirs)
     shapes = {name: (base.tensors[name].shape, task.tensors[own].shape) for name, own in pairs.items()}
     return {
         name: (first[0], second[0])
@@ -242,7 +232,7 @@ def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
     model = None
     if found:
         with contextlib.suppress(ValueError):
-            model = build_empty(task.config)
+            model = loading.build_empty(task.config)
     return frozenset() if model is None else frozenset(found - set(model.state_dict()))
 
 
@@ -254,13 +244,13 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
     model = None
     if base.library == "transformers" and any(_has_vocabulary_twice(source, base.config) for source in (base, *tasks)):
         try:
-            model, why = build_empty(base.config), "its class is none of transformers"
+            model, why = loading.build_empty(base.config), "its class is none of transformers"
         except ValueError as error:
             why = str(error)
         if model is None:
             warnings.append(f"{base.title}: {why}; only what its file says about tied tensors is known")
     stored = base.tensors
-    for names in () if model is None else find_tied(model):
+    for names in () if model is None else loading.find_tied(model):
         kept = next((name for name in names if name in stored), None)
         if kept is not None:
             others = (name for name in names if name != kept)
@@ -270,7 +260,7 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
 
 def _has_vocabulary_twice(source: Source, config: Mapping[str, Any]) -> bool:
     """True if two tensors of one shape have a row for each token: those are the tensors that models tie."""
-    rows = {(size,) for size in find_vocabularies(config)}
+    rows = {(size,) for size in loading.find_vocabularies(config)}
     shapes = [info.shape for info in source.tensors.values() if info.shape[:1] in rows]
     return len(set(shapes)) < len(shapes)
 
@@ -290,7 +280,7 @@ def _refuse_other_model(base: Source, task: Source) -> None:
             )
     if base.config and task.config and base.library != task.library:
         raise DataError(f"{task.title} is a {task.library} model, {base.title} a {base.library} model.")
-    for key in KINDS:
+    for key in loading.KINDS:
         expected, found = base.config.get(key), task.config.get(key)
         # Of a model of several parts, such as CLIP, one may have been fine-tuned and saved alone.
         parts = [part.get(key) for part in base.config.values() if isinstance(part, dict)]
@@ -315,11 +305,11 @@ def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str
     Heads of another size and another base of positions give the same numbers another meaning. One model of both would
     be wrong, so it is refused; with masks each task is computed by its own configuration, and the difference is said.
     """
-    whole = {} if base.library == "peft" else find_part(base.config, task.config)
+    whole = {} if base.library == "peft" else loading.find_part(base.config, task.config)
     warnings = []
-    for key, expected, found in compare_settings(whole, task.config) if whole else ():
+    for key, expected, found in loading.compare_settings(whole, task.config) if whole else ():
         told = f"{task.title} has {key} {found!r}, the base {expected!r}"
-        if MEANINGS.fullmatch(key.rpartition(".")[2]) and not masks:
+        if loading.MEANINGS.fullmatch(key.rpartition(".")[2]) and not masks:
             raise DataError(
                 f"{told}: their weights have different meanings, so that a single merged model would be wrong. Leave "
                 "the task out, or choose a method with masks."
