@@ -117,39 +117,29 @@ def test_rows_of_other_tokens_are_not_mixed(tmp_path, kind, known, config):
         make_plan(given | {"method": "average"})
     with make_plan(given) as plan:
         assert [(item.task, item.name) for item in plan.own_tensors(KEPT)] == [(1, "embed")]
+    if known:
+        with refused(DataError, "'embed'", "merged model"):
+            make_plan(siblings(tmp_path, "a", method="given", merged=str(tmp_path / "b")))
     (tmp_path / "b" / kind).write_text(ours)
     make_plan(given | {"method": "average"}).close()
 
 
-@pytest.mark.parametrize("text", [{}, {"max_position_embeddings": 5}])
-def test_a_size_that_is_the_default_of_its_class_is_known(tmp_path, text):
+@pytest.mark.parametrize(
+    ("config", "rows", "found"),
+    [
+        *(({"model_type": "clip", "text_config": at}, 49408, True) for at in ({}, {"max_position_embeddings": 5})),
+        *(({"model_type": kind}, 4, found) for kind, found in (("own", None), ("vit", False))),
+    ],
+)
+def test_a_size_is_the_default_of_its_class_or_unknown_or_the_class_has_none(tmp_path, config, rows, found):
     for name, token in (("base", "one"), ("a", "two")):
-        tensors = {"body": ones(3, 3), "embed": ones(49408, 1)}
-        write_weights(tmp_path / name, tensors, config={"model_type": "clip", "text_config": text})
-        (tmp_path / name / "tokenizer.model").write_text(token)
-    with refused(DataError, "'embed'", "'a'"):
-        make_plan(siblings(tmp_path, "a", method="average"))
-    with make_plan(siblings(tmp_path, "a")) as plan:
-        assert [item.name for item in plan.own_tensors(KEPT)] == ["embed"]
-
-
-@pytest.mark.parametrize("kind", ["own", "vit"])
-def test_other_tokens_whose_rows_nothing_tells_are_refused_unless_the_class_has_none(tmp_path, kind):
-    for name, token in (("base", "one"), ("a", "two")):
-        folder = write_weights(tmp_path / name, {"body": ones(3, 3), "x": ones(4, 2)}, config={"model_type": kind})
+        folder = write_weights(tmp_path / name, {"body": ones(3, 3), "x": ones(rows, 1)}, config=config)
         (folder / "tokenizer.model").write_text(token)
-    with refused(DataError, "'a'", "vocab_size") if kind == "own" else contextlib.nullcontext():
+    with make_plan(siblings(tmp_path, "a")) as plan:
+        assert [item.name for item in plan.own_tensors(KEPT)] == (["x"] if found else [])
+        assert any("vocab_size" in text for text in plan.warnings) == (found is None)
+    with contextlib.nullcontext() if found is False else refused(DataError, "'a'", "vocabulary"):
         make_plan(siblings(tmp_path, "a", method="average")).close()
-    with make_plan(siblings(tmp_path, "a")) as plan:
-        assert len(plan.merged_rows) == 2 and any("vocab_size" in text for text in plan.warnings) == (kind == "own")
-
-
-def test_a_given_model_has_the_tokens_of_the_base(tmp_path):
-    for name, token in (("base", "one"), ("a", "one"), ("given", "two")):
-        folder = write_weights(tmp_path / name, {"body": ones(3, 3), "embed": ones(4, 2)}, config=SIZE)
-        (folder / "tokenizer.model").write_text(token)
-    with refused(DataError, "'embed'", "merged model"):
-        make_plan(siblings(tmp_path, "a", method="given", merged=str(tmp_path / "given")))
 
 
 def test_of_tokenizers_in_several_forms_the_one_that_both_have_is_compared(tmp_path):
