@@ -35,7 +35,7 @@ def whole_number(name: str, value: Any, least: int = 1) -> int:
     return found
 
 
-def _take_numpy(kind: type[Any]) -> type[Any]:
+def _take_numpy(kind: Any) -> Any:
     """Lets a strict dataclass take numpy's numbers and truths as Python's, and a whole number for a fraction."""
     checked = kind.__setattr__
 
@@ -44,7 +44,7 @@ def _take_numpy(kind: type[Any]) -> type[Any]:
         is_fraction = type(value) is int and isinstance(getattr(kind, name, None), float)
         checked(self, name, float(value) if is_fraction else value)
 
-    kind.__setattr__ = set_plain  # type: ignore[method-assign, assignment]
+    kind.__setattr__ = set_plain
     return kind
 
 
