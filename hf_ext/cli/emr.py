@@ -112,7 +112,7 @@ def merge(
 
         click.echo(yaml.safe_dump(config.to_dict(), sort_keys=False), nl=False)
         return
-    target = target_folder(file, place, out, dry_run)
+    target = target_folder(place, out, dry_run)
     from hf_ext.merging.merge import merge_checkpoints
     from hf_ext.merging.plan import Plan, make_plan
     from hf_ext.merging.plan_table import plan_lines, plan_values
@@ -156,7 +156,7 @@ def read_config(file: Path | None, fields: dict[str, Any]) -> Any:
     return MergeConfig.from_dict(values)
 
 
-def target_folder(file: Path | None, place: Path | None, out: Path | None, dry_run: bool) -> Path:
+def target_folder(place: Path | None, out: Path | None, dry_run: bool) -> Path:
     """The output folder, from OUT or --out."""
     if place is not None and out is not None:
         raise click.UsageError(f"OUT is given twice, as '{place}' and as --out '{out}'; give it once.")

@@ -22,7 +22,7 @@ from torch.utils.data import default_collate
 from ..errors import UsageError
 from ..files import require_new, whole_file
 from ..progress import progress
-from .configuration import MergeConfig, load_config
+from .configuration import MergeConfig, load_config, whole_number
 from .measuring import name_as_saved, open_task
 from .plan import Plan, make_plan, resolve_plan
 
@@ -109,9 +109,17 @@ def learn_weights(
     and these; a step takes `batch_size` of each in every process of `accelerate launch`. `show` is called with the
     number of a step and its entropy.
     """
-    config = dataclasses.replace(load_config(config), method="task_arithmetic", options={}, statistics={})
+    steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
+    config = load_config(config)
+    # with other methods these may be given too
+    unused: dict[str, Any] = {"options": {}, "statistics": {}, "merged": None}
+    unused |= {} if config.masks else {"masks": None, "rescale": "global", "include_base": False}
+    config = dataclasses.replace(config, method="task_arithmetic", **unused)
     if parts.keys() != config.tasks.keys():
         raise UsageError(f"the tasks are {', '.join(config.tasks)}; got data of {', '.join(parts) or 'none'}.")
+    for name, (_, data) in parts.items():
+        if not hasattr(data, "__len__") or not len(data):
+            raise UsageError(f"the data of {name!r} is empty or a stream, from which no examples can be drawn.")
     accelerator = Accelerator()
     with make_plan(config) as plan:
         models = [parts[name][0].build_model({}, source) for name, source in config.tasks.items()]

@@ -1,6 +1,7 @@
 """Configuration of a merge: which checkpoints, by which method, into what. From YAML, a mapping or keywords."""
 
 import dataclasses
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ext.settings import build, read_yaml
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from .mergekit import MergekitError, read_mergekit
 from .methods import METHODS, Method, options_by_name
 
@@ -23,7 +24,32 @@ _MIN_MEMORY = 10**6
 RUNNING = ("measure", "memory", "workers", "max_shard_size")
 
 
+def whole_number(name: str, value: Any, least: int = 1) -> int:
+    """An `int` of a setting of the Python API: of numpy's and torch's whole numbers too, not of a float or a bool."""
+    try:
+        found = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or found < least:
+        raise UsageError(f"{name} must be a whole number of at least {least}; got {value!r:.80}.")
+    return found
+
+
+def _take_numpy(kind: Any) -> Any:
+    """Lets a strict dataclass take numpy's numbers and truths as Python's, and a whole number for a fraction."""
+    checked = kind.__setattr__
+
+    def set_plain(self: Any, name: str, value: Any) -> None:
+        value = value.item() if getattr(value, "shape", None) == () else value
+        is_fraction = type(value) is int and isinstance(getattr(kind, name, None), float)
+        checked(self, name, float(value) if is_fraction else value)
+
+    kind.__setattr__ = set_plain
+    return kind
+
+
 # @strict checks annotations that are types: no `from __future__ import annotations` here
+@_take_numpy
 @strict
 @dataclass
 class MergeConfig:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from hf_ext.files import copy_into, read_json_object, require_free, whole_folder
 from hf_ext.hub.disclosure import cut_paths
 
 from ..errors import DataError, UsageError
+from .configuration import whole_number
 from .loading import compare_settings, find_loaded_names, find_part
 from .name_matching import match_fine_tune
 from .sources import open_weights, size_text
@@ -121,9 +123,10 @@ def extract_lora(
     is in memory at a time, and the adapter. The report, which is also in the folder, says what each part costs.
     """
     out = Path(out).expanduser()
-    fits = rank >= 1 if rank is not None else error is not None and 0 <= error <= 1
-    if not fits or None not in (rank, error):
-        raise UsageError(f"give either a rank of at least 1 or an error in [0, 1], got rank {rank}, error {error}")
+    if rank is not None and error is None:
+        rank = whole_number("rank", rank)
+    elif rank is not None or isinstance(error, bool) or not isinstance(error, Real) or not 0 <= error <= 1:
+        raise UsageError(f"give either a rank of at least 1 or an error in [0, 1], got rank {rank}, error {error!r}")
     require_free(out)
     with whole_folder(out) as folder:
         extraction = _Extraction(pair, folder, lora_only)

@@ -30,6 +30,9 @@ _NO_SETTINGS = re.compile(
     r"|name_or_path|train_\w+|emr_tasks|base_model_name_or_path|label_(names|descriptions)"
 )
 
+# Sizes of a vocabulary of tokens. Others have rows of their own: types of tokens, entities, characters.
+_VOCABULARY = re.compile(r"(?!\w*(type|entity|char)_)(\w+_)?vocab_size|n_words|n_vocab")
+
 # The kind of a model, in the configurations of transformers and diffusers.
 KINDS = ("model_type", "_class_name")
 # Model types of this package, whose rooms are imported only when needed.
@@ -128,16 +131,23 @@ def find_part(config: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str
     return next((inner for inner in places if all(inner.get(key) == part.get(key) for key in KINDS)), {})
 
 
+def find_vocabularies(config: Mapping[str, Any]) -> frozenset[int]:
+    """All sizes of vocabularies of tokens in a configuration and its parts."""
+    parts = [find_vocabularies(part) for part in config.values() if isinstance(part, Mapping)]
+    own = (size for key, size in config.items() if _VOCABULARY.fullmatch(str(key)))
+    return frozenset(size for size in own if isinstance(size, int)).union(*parts)
+
+
 def compare_settings(base: Mapping[str, Any], task: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Settings of the network that differ between two configurations of a kind, with the value in each."""
     if not [*_differences(base, task)]:
         return []
-    first, second = _resolve(base), _resolve(task)
+    first, second = resolve_settings(base), resolve_settings(task)
     # A missing setting may have a default that is unknown here.
     return [*_differences(first, second, both=first is base or second is task)]
 
 
-def _resolve(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def resolve_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """A configuration with all defaults, in the words of the installed transformers; as it is if that has none."""
     from transformers import CONFIG_MAPPING
 

@@ -26,6 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from ..distributed import Ranks
 from ..files import require_new, whole_file
 from ..progress import progress
+from .configuration import whole_number
 
 if TYPE_CHECKING:
     from ..training.task import Task
@@ -62,6 +63,7 @@ def save_statistics(
     """[`write_statistics`] with a task of one's own and its training data."""
     from ..training.models import adapter_base, build_model, pin_revision
 
+    examples = whole_number("examples", examples)
     require_new(out)
     pinned = pin_revision(source)
     if adapter_base(pinned) is not None:

@@ -106,7 +106,7 @@ def merge_checkpoints(
             if ranks.index == 0:
                 require_target(out, overwrite)
             plan = stack.enter_context(make_plan(config, token=token, endpoint=endpoint))
-            _require_base(plan, out)
+            _require_sources(plan, out)
             if ranks.index == 0 and show is not None:
                 show(plan)
             plan = resolve_plan(plan)
@@ -131,14 +131,18 @@ def merge_checkpoints(
     return MergeResult(out, ranks.of_first(report))
 
 
-def _require_base(plan: Plan, out: Path) -> None:
-    """Refuses to replace a folder with the base that the tasks are restored from, if it is not in the result again."""
-    base, needed = plan.base, plan.config.with_masks and not plan.config.include_base
-    if needed and base.repo_id is None and Path(base.spec).expanduser().resolve().is_relative_to(out.resolve()):
-        raise UsageError(
-            f"{base.title} lies in {out}, which would be replaced, and the tasks are restored from it: copy it to "
-            "another place, or set include_base (--include-base)."
-        )
+def _require_sources(plan: Plan, out: Path) -> None:
+    """Refuses to replace a folder with a task inside, or with the base that the tasks are restored from, if it is not
+    in the result again."""
+    needed, target = plan.config.with_masks and not plan.config.include_base, out.resolve()
+    for source in plan.sources:
+        is_base, place = source is plan.base, Path(source.spec).expanduser().resolve()
+        inside = needed and place.is_relative_to(target) if is_base else target in place.parents
+        if inside and source.repo_id is None:
+            raise UsageError(
+                f"{source.title} lies in {out}, which would be replaced: copy it to another place"
+                + (", or set include_base (--include-base)." if is_base else ".")
+            )
 
 
 class _Run:

@@ -6,6 +6,7 @@ Plan and table of a merge and the extraction of a LoRA ask here; nobody else com
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from typing import Any
 from hf_ext.hub.safetensors_headers import TensorInfo
 
 from ..errors import DataError
-from .loading import KINDS, MEANINGS, build_empty, compare_settings, find_loaded_names, find_part, find_tied
+from . import loading
 from .sources import Source
-from .tokens import TOKEN_FILES, UnreadableError, compare_tokens
+from .tokens import UnreadableError, compare_tokens, count_tokens
 
 # Buffers that models compute from their configuration; newer versions do not save them.
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
+# Names inside a PeftModel: of what an adapter wraps, and of the adapter that has no other name.
+_INSIDE = re.compile(r"(^|\.)(base_layer|original_module|modules_to_save|default)(\.|$)")
 # A prefix that fewer names have is a layer, not a wrapper.
 _PREFIX_SHARE = 1 / 3
 
@@ -98,11 +101,11 @@ def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None =
     ]
     return Matching(
         names,
-        tuple(_compare_vocabularies(base, task, own, taken, warnings) for task, own in both),
+        tuple(_compare_vocabularies(base, task, own, taken, warnings, masks) for task, own in both),
         tuple(_find_unsaved(task, own) for task, own in both),
         frozenset(name for name, info in base.tensors.items() if _is_computed(name, info)),
         aliases,
-        {} if given is None else _match_given(base, given),
+        {} if given is None else _match_given(base, given, warnings),
         warnings,
     )
 
@@ -126,7 +129,7 @@ def _match_loaded(base: Source, task: Source) -> Names:
     if task.library != "transformers" or not _may_be_renamed(base, task, names):
         return names
     try:
-        ours, theirs = (find_loaded_names(source.tensors, source.config) for source in (base, task))
+        ours, theirs = (loading.find_loaded_names(source.tensors, source.config) for source in (base, task))
     except ValueError:
         # Tensors that do not fit are refused, or kept with a warning.
         return names
@@ -146,55 +149,71 @@ def _may_be_renamed(base: Source, task: Source, names: Names) -> bool:
     """True if an unmatched tensor of the base has the shape of one of the task's, or a row for each token."""
     paired = set(names.pairs.values())
     shapes = {info.shape for name, info in task.tensors.items() if name not in paired}
-    vocabulary = _vocabulary_size(task.config)
+    shapes |= {(size,) for size in loading.find_vocabularies(task.config)}
     lacking = [info.shape for name, info in base.tensors.items() if name not in names.pairs]
-    return any(shape in shapes or (shape and shape[0] == vocabulary) for shape in lacking)
+    return any(shape in shapes or shape[:1] in shapes for shape in lacking)
 
 
-def _match_given(base: Source, model: Source) -> dict[str, str]:
-    """The names in a merged model of the tensors that it has in the base's shape."""
-    pairs = _match_loaded(base, model).pairs
+def _match_given(base: Source, model: Source, warnings: list[str]) -> dict[str, str]:
+    """The names in a merged model, which has the base's tokens, of the tensors that it has in the base's shape."""
+    names = _match_loaded(base, model)
+    for name, why in _compare_vocabularies(base, model, names, {}, warnings, False).items():
+        raise DataError(
+            f"{name!r}: {model.title} has another vocabulary ({why}); give a model with the base's tokens."
+        )
     return {
         name: own
-        for name, own in pairs.items()
+        for name, own in names.pairs.items()
         if model.tensors[own].shape == base.tensors[name].shape and model.tensors[own].dtype.is_floating_point
     }
 
 
 def _compare_vocabularies(
-    base: Source, task: Source, names: Names, taken: dict[int, str], warnings: list[str]
+    base: Source, task: Source, names: Names, taken: dict[int, str], warnings: list[str], masks: bool
 ) -> dict[str, str]:
-    tensors = [name for name, own in names.pairs.items() if _has_rows_of_tokens(base, name, task, own)]
-    ours, theirs = _vocabulary_size(base.config), _vocabulary_size(task.config)
-    if not tensors or ours is None or theirs is None:
-        return {}
-    if ours != theirs:
-        return dict.fromkeys(tensors, f"{theirs} tokens, the base {ours}")
-    first, second = (source.small_files(TOKEN_FILES) for source in (base, task))
+    """Tensors with a row for each token, where these are other tokens than the base's, with the first difference."""
+    rows = _find_token_rows(base.config, task.config, base, task, names.pairs)
+    sizes = {name: f"{theirs} tokens, the base {ours}" for name, (ours, theirs) in rows.items() if ours != theirs}
+    if sizes or base.library == "peft":
+        return sizes
+    files = base.companions.files, task.companions.files
     try:
-        difference = compare_tokens(first, second, taken)
+        difference = compare_tokens(*files, taken)
     except UnreadableError as error:
         warnings.append(f"{task.title} and the base: the tokenizers were not compared: {error}")
         return {}
-    return dict.fromkeys(tensors, difference) if difference else {}
+    if not difference:
+        return {}
+    # a size that is the default of its class is in no file, and takes seconds to find
+    ours, theirs = loading.resolve_settings(base.config), loading.resolve_settings(task.config)
+    rows |= _find_token_rows(ours, theirs, base, task, names.pairs)
+    unknown = ours is base.config and theirs is task.config
+    if rows or not (unknown or loading.find_vocabularies(ours) or loading.find_vocabularies(theirs)):
+        return dict.fromkeys(rows, difference)
+    counted = {"vocab_size": max(map(count_tokens, files))}
+    rows = _find_token_rows(counted, counted, base, task, names.pairs)
+    if not rows:
+        told = f"{task.title} has another vocabulary ({difference}), and no tensor has vocab_size rows by config.json"
+        # a class of transformers may have them in a head that the base lacks
+        if unknown and not masks:
+            raise DataError(f"{told}. Correct it, so that they are found, or choose a method with masks.")
+        warnings.append(f"{told}: all are merged as they stand")
+    return dict.fromkeys(rows, difference)
 
 
-def _has_rows_of_tokens(base: Source, name: str, task: Source, own: str) -> bool:
-    """True if a tensor has a row for each token, in the base and in a task, and equally many columns."""
-    ours, theirs = base.tensors[name].shape, task.tensors[own].shape
-    if not ours or not theirs or ours[1:] != theirs[1:]:
-        return False
-    return (_vocabulary_size(base.config), _vocabulary_size(task.config)) == (ours[0], theirs[0])
-
-
-def _vocabulary_size(config: Mapping[str, Any]) -> int | None:
-    """The `vocab_size` of a configuration; else that of its text model, or of the first of its parts with one."""
-    size = config.get("vocab_size")
-    if isinstance(size, int):
-        return size
-    parts = [config.get("text_config"), *config.values()]
-    sizes = (_vocabulary_size(part) for part in parts if isinstance(part, Mapping))
-    return next((size for size in sizes if size is not None), None)
+def _find_token_rows(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], base: Source, task: Source, pairs: Mapping[str, str]
+) -> dict[str, tuple[int, int]]:
+    """The tensors with a row for each token, by two configurations or the one that tells, and equally many columns;
+    with their rows in the base and in a task."""
+    known = loading.find_vocabularies(ours), loading.find_vocabularies(theirs)
+    shapes = {name: (base.tensors[name].shape, task.tensors[own].shape) for name, own in pairs.items()}
+    return {
+        name: (first[0], second[0])
+        for name, (first, second) in shapes.items()
+        if any(known) and first and second and first[1:] == second[1:]
+        if all(not sizes or shape[0] in sizes for sizes, shape in zip(known, (first, second), strict=True))
+    }
 
 
 def _is_computed(name: str, info: TensorInfo) -> bool:
@@ -213,7 +232,7 @@ def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
     model = None
     if found:
         with contextlib.suppress(ValueError):
-            model = build_empty(task.config)
+            model = loading.build_empty(task.config)
     return frozenset() if model is None else frozenset(found - set(model.state_dict()))
 
 
@@ -225,35 +244,43 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
     model = None
     if base.library == "transformers" and any(_has_vocabulary_twice(source, base.config) for source in (base, *tasks)):
         try:
-            model, why = build_empty(base.config), "its class is none of transformers"
+            model, why = loading.build_empty(base.config), "its class is none of transformers"
         except ValueError as error:
             why = str(error)
         if model is None:
             warnings.append(f"{base.title}: {why}; only what its file says about tied tensors is known")
-    if model is not None:
-        stored = base.tensors
-        for names in find_tied(model):
-            kept = next((name for name in names if name in base.tensors), None)
-            if kept is not None:
-                shape = base.tensors[kept].shape
-                others = [name for name in names if name != kept]
-                tied |= {name: kept for name in others if name not in stored or stored[name].shape == shape}
+    stored = base.tensors
+    for names in () if model is None else loading.find_tied(model):
+        kept = next((name for name in names if name in stored), None)
+        if kept is not None:
+            others = (name for name in names if name != kept)
+            tied |= {name: kept for name in others if name not in stored or stored[name].shape == stored[kept].shape}
     return tied
 
 
 def _has_vocabulary_twice(source: Source, config: Mapping[str, Any]) -> bool:
     """True if two tensors of one shape have a row for each token: those are the tensors that models tie."""
-    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
-    rows = {(part["vocab_size"],) for part in parts if isinstance(part.get("vocab_size"), int)}
+    rows = {(size,) for size in loading.find_vocabularies(config)}
     shapes = [info.shape for info in source.tensors.values() if info.shape[:1] in rows]
     return len(set(shapes)) < len(shapes)
 
 
 def _refuse_other_model(base: Source, task: Source) -> None:
-    """Refuses a task whose configuration says that it is another kind of model than the base."""
+    """
+    Refuses a task whose configuration says that it is another kind of model than the base, and a PeftModel that was
+    saved with its adapters inside. Those that belong to the model itself are in the base too, by names of their own.
+    """
+    native = any(map(_INSIDE.search, base.tensors))
+    for source in (base, task):
+        inside = [name for name in source.tensors if source.library != "peft" and _INSIDE.search(name)]
+        if inside and (not native or any(".default" in name for name in inside)):
+            raise DataError(
+                f"{source.title} is a PeftModel whose adapters are not merged into its weights ({inside[0]!r}). Merge "
+                "them, model.merge_and_unload().save_pretrained(FOLDER), and give that folder."
+            )
     if base.config and task.config and base.library != task.library:
         raise DataError(f"{task.title} is a {task.library} model, {base.title} a {base.library} model.")
-    for key in KINDS:
+    for key in loading.KINDS:
         expected, found = base.config.get(key), task.config.get(key)
         # Of a model of several parts, such as CLIP, one may have been fine-tuned and saved alone.
         parts = [part.get(key) for part in base.config.values() if isinstance(part, dict)]
@@ -278,11 +305,11 @@ def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str
     Heads of another size and another base of positions give the same numbers another meaning. One model of both would
     be wrong, so it is refused; with masks each task is computed by its own configuration, and the difference is said.
     """
-    whole = {} if base.library == "peft" else find_part(base.config, task.config)
+    whole = {} if base.library == "peft" else loading.find_part(base.config, task.config)
     warnings = []
-    for key, expected, found in compare_settings(whole, task.config) if whole else ():
+    for key, expected, found in loading.compare_settings(whole, task.config) if whole else ():
         told = f"{task.title} has {key} {found!r}, the base {expected!r}"
-        if MEANINGS.fullmatch(key.rpartition(".")[2]) and not masks:
+        if loading.MEANINGS.fullmatch(key.rpartition(".")[2]) and not masks:
             raise DataError(
                 f"{told}: their weights have different meanings, so that a single merged model would be wrong. Leave "
                 "the task out, or choose a method with masks."
@@ -295,11 +322,9 @@ def _refuse_little_overlap(base: Source, task: Source, names: Names) -> None:
     """Refuses a task that shares too few tensors with the base to be a fine-tune of it."""
     counts = [sum(info.dtype.is_floating_point for info in source.tensors.values()) for source in (base, task)]
     numbers = {name: own for name, own in names.pairs.items() if base.tensors[name].dtype.is_floating_point}
-    others = [
-        (name, own)
-        for name, own in numbers.items()
-        if base.tensors[name].shape != task.tensors[own].shape and not _has_rows_of_tokens(base, name, task, own)
-    ]
+    other = {name: own for name, own in numbers.items() if base.tensors[name].shape != task.tensors[own].shape}
+    tokens = _find_token_rows(base.config, task.config, base, task, other)
+    others = [pair for pair in other.items() if pair[0] not in tokens]
     fitting = len(numbers) - len(others)
     if 2 * fitting >= min(counts) and fitting:
         return

@@ -250,7 +250,9 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
         )
     own, *others = (str(source.companions.modules[name].parent) for source in (base, *tasks))
     places = {task.label: place for task, place in zip(tasks, others, strict=True)}
-    module = dataclasses.replace(config, base=own, tasks=places, exclude=[], measure=False)
+    # in one file, as its library reads it
+    alone: dict[str, Any] = {"exclude": [], "measure": False, "max_shard_size": "1000TB"}
+    module = dataclasses.replace(config, base=own, tasks=places, **alone)
     make_plan(module).close()
     return module
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from hf_ext.emr.artifact import find_code
 from hf_ext.emr.manifest import MANIFEST
-from hf_ext.files import read_json_object, stays_inside
+from hf_ext.files import read_json_object
 from hf_ext.hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from hf_ext.hub.file_hashes import file_sha256
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
@@ -120,12 +120,6 @@ class Source(AbstractContextManager["Source", None]):
         """Bytes of all tensors as they are stored."""
         return sum(info.nbytes for info in self._stored.values())
 
-    def small_files(self, patterns: tuple[str, ...]) -> dict[str, Path]:
-        """The files of these names, and no other is fetched. Links out of the folder are left out."""
-        folder = self.place.fetch(patterns) if isinstance(self.place, RepositoryFiles) else self.place
-        found = {name: folder / name for name in patterns}
-        return {name: path for name, path in found.items() if path.is_file() and stays_inside(folder, path)}
-
     def rename(self, names: Mapping[str, str]) -> None:
         """Gives tensors these names, each with its name in the file. A tensor may have several."""
         self._in_file = dict(names)
@@ -211,8 +205,6 @@ class RepositoryFiles:
         self._commit = commit
         self._token = token
         self._endpoint = endpoint
-        # the snapshot in the cache, with the files of these patterns
-        self.fetch = lru_cache(None)(self._download)
 
     def fetch_companions(self) -> Path:
         """The snapshot with all that belongs to the model beside its weights."""
@@ -221,7 +213,8 @@ class RepositoryFiles:
         modules = tuple(f"{place}/*" for place in read_modules(folder))
         return self.fetch(modules) if modules else folder
 
-    def _download(self, patterns: tuple[str, ...], ignored: tuple[str, ...] = ()) -> Path:
+    def fetch(self, patterns: tuple[str, ...], ignored: tuple[str, ...] = ()) -> Path:
+        """The snapshot in the cache, with the files of these patterns."""
         with explain_hub(f"configuration and tokenizer of {self.repo_id}@{self._commit[:12]}", self._endpoint):
             folder = snapshot_download(
                 self.repo_id,

@@ -148,6 +148,12 @@ class Table:
         """Warnings about tensors of some tasks only, which a single model cannot contain."""
         warnings = []
         self._refuse_other_labels()
+        held = {name for names in self._matching.names for name in names.pairs}
+        lacking = {
+            name: info.shape
+            for name, info in self._base.tensors.items()
+            if name not in held and name not in self._matching.aliases and self._raw_reason(name, info)[0] is None
+        }
         for index, task in enumerate(self._tasks):
             own = [item for item in self.own if item.task == index]
             lost = [item for item in own if item.rule == KEPT and item.reason != EXCLUDED and item.nbytes]
@@ -156,6 +162,10 @@ class Table:
             absent = [name for name in others if name not in known]
             unfit = [item.base_name for item in lost if item.reason != STATISTIC]
             unfit = [*absent, *(name for name in unfit if name in self._base.tensors and name not in absent)]
+            # under a longer name, as a wrapper of its module gives it
+            parts = [(item.shape, item.base_name.split(".")) for item in lost]
+            shorter = [(shape, [own for own in name if own != part]) for shape, name in parts for part in name]
+            unfit += [name for shape, own in shorter if lacking.get(name := ".".join(own)) == shape]
             if lost:
                 text = f"{task.title}: the merged model cannot contain {name_some([item.name for item in lost])}"
                 warnings.append(f"{text}; they are left out")
@@ -167,6 +177,8 @@ class Table:
                 )
             if absent:
                 warnings.append(f"{task.title} lacks {', '.join(absent)}: these are merged from the other tasks")
+        if lacking:
+            warnings.append(f"no task has {name_some([*lacking])}: the merged model gets the base's")
         return warnings
 
     def _refuse_other_labels(self) -> None:

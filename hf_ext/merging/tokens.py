@@ -16,13 +16,12 @@ from ..files import same_bytes
 _WHOLE = (
     *("tokenizer.model", "tokenizer.model.v3", "tekken.json", "spiece.model", "sentencepiece.bpe.model"),
     *("sentencepiece.model", "spm.model", "spm_char.model", "tiktoken.model", "qwen.tiktoken", "vocab.tiktoken"),
-    *("vocab.bpe", "bpe.codes", "dict.txt"),
+    *("vocab.bpe", "bpe.codes", "dict.txt", "prophetnet.tokenizer", "vocab-src.json"),
 )
 # Files that list tokens, the first that is there counts.
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", *_WHOLE)
 # Tokens that were added to those of the other files.
 _ADDED = ("added_tokens.json", "tokenizer_config.json")
-TOKEN_FILES = (*TOKENIZERS, *_ADDED)
 # Beside the rows of tokens: the identity of a file that is compared as a whole.
 _FILE = -1
 
@@ -56,6 +55,11 @@ def compare_tokens(base: Mapping[str, Path], task: Mapping[str, Path], taken: di
             return f"{what} is {known[row]!r} in {where} and {second[row]!r} in the task"
     taken.update({row: token for row, token in second.items() if row not in first})
     return ""
+
+
+def count_tokens(files: Mapping[str, Path]) -> int:
+    """The rows of a vocabulary, by the files of its tokenizer; 0 if they do not tell them."""
+    return 1 + max(_read_tokens(_choose(files, None), load=False), default=_FILE)
 
 
 def _choose(files: Mapping[str, Path], wanted: str | None) -> list[Path]:

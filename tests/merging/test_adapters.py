@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -74,6 +75,27 @@ def test_a_lora_file_of_another_program_is_refused_with_the_way_through_diffuser
     file = write_weights(tmp_path / "lora", {LORA_FILES[form]: torch.ones(2, 2)}) / "model.safetensors"
     with refused(DataError, "load_lora_weights", "fuse_lora", "unload_lora_weights", "unet.save_pretrained"):
         plan_of(base, "refuse", a=file)
+
+
+INSIDE = {
+    "LoRA": ("x.base_layer.w", "x.lora_A.default.weight"),
+    "of another name": ("x.base_layer.w", "x.lora_A.speech.weight"),
+    "whole modules": ("x.original_module.w", "x.modules_to_save.default.w"),
+    "prompts": ("x.w", "prompt_encoder.default.embedding.weight"),
+}
+
+
+@pytest.mark.parametrize("form", INSIDE)
+def test_adapters_that_lie_inside_of_weights_are_refused(tmp_path, form):
+    names = [f"layer.{index}.w" for index in range(4)]
+    base = write_weights(tmp_path / "base", dict.fromkeys([*names, "x.w"], torch.ones(2, 2)))
+    inside = [f"base_model.model.{name}" for name in (*names, *INSIDE[form])]
+    task = write_weights(tmp_path / "a", dict.fromkeys(inside, torch.ones(2, 2)))
+    # a model whose own layers are built so has names of its own
+    native = contextlib.nullcontext() if form == "of another name" else refused(DataError, "base", "merge_and_unload")
+    for first, expected in ((base, refused(DataError, "'a'", "merge_and_unload")), (task, native)):
+        with expected:
+            plan_of(first, "refuse", a=task).close()
 
 
 def test_ia3_is_merged_from_a_base_of_ones(bert, tmp_path):

@@ -8,6 +8,7 @@ import string
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from hf_ext.errors import DataError
-from hf_ext.merging.configuration import MergeConfig, load_config
+from hf_ext.errors import DataError, UsageError
+from hf_ext.merging.configuration import MergeConfig, load_config, whole_number
 from hf_ext.merging.mergekit import MergekitError
 from hf_ext.settings import SettingsError
 from tests.kit.command_line import run
@@ -110,6 +111,17 @@ def test_bad_yaml_is_refused_with_the_name_of_the_file(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=f"(?s)merge.yaml.*{message}"):
         load_config(str(path))
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    given = BASE | {"method": "average", "seed": np.uint8(3), "drop": np.float32(0.5), "masks": np.True_}
+    config = MergeConfig(**given, options={"weight": {"a": np.float64(0.5)}, "normalize": np.False_})
+    plain = {"method": "average", "seed": 3, "drop": 0.5, "masks": True, "weight": {"a": 0.5}, "normalize": False}
+    assert config == MergeConfig.from_dict(BASE | plain) and "np." not in repr(config)
+    assert MergeConfig(**BASE, drop=0).drop == 0.0 and whole_number("rank", np.int64(2)) == 2
+    for value in (2.0, True, np.True_, "2", 0, None):
+        with refused(UsageError, "rank", "at least 1"):
+            whole_number("rank", value)
 
 
 def test_a_missing_file_and_other_types_are_refused():

@@ -245,8 +245,10 @@ def test_what_cannot_be_extracted_is_refused_in_words(berts: Path, tmp_path: Pat
         with refused(ValueError, fact):
             extract(open_fine_tune(str(base), str(tuned)), tmp_path / out, **(options or {"rank": 1}))
 
-    for options in ({"rank": 1, "error": 0.1}, {"rank": 0}, {"error": -1}, {"error": 1.5}, {"error": float("nan")}):
+    for options in ({"rank": 1, "error": 0.1}, {"error": -1}, {"error": 1.5}, {"error": float("nan")}, {"error": "1"}):
         refuse("give either a rank", base, a, **options)
+    for rank in (0, 2.0, True):
+        refuse("rank must be a whole number", base, a, rank=rank)
     refuse("no linear layer differs from the base", a, a)
     refuse("is of peft", base, tiny_adapter(tmp_path / "adapter", berts / "base"))
     (tmp_path / "full").mkdir()

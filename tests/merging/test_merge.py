@@ -200,6 +200,10 @@ def test_nothing_is_overwritten_unless_asked_and_only_a_merge(config, tmp_path):
         merge_checkpoints(moved, out, overwrite=True, progress=False)
     for options in ({"include_base": True}, {"method": "average"}):
         merge_checkpoints(moved | options, out, overwrite=True, progress=False)
+    # so with a task, which is the user's, if it was put inside
+    inside = shutil.copytree(config["tasks"]["t0"], out / "t0")
+    with refused(UsageError, inside, "'t0'"):
+        merge_checkpoints(config | {"tasks": {"t0": str(inside)}}, out, overwrite=True, progress=False)
     mine = tmp_path / "mine"
     mine.mkdir()
     for name, text in (("config.json", "{}"), ("emr.json", "no json"), ("report.json", "[]")):

@@ -316,6 +316,13 @@ def test_the_entropy_is_that_of_a_model_with_the_merged_weights(berts):
 def test_what_has_no_entropy_or_no_data_is_refused(berts, tmp_path):
     with refused(UsageError, "tasks", "data"):
         learn_weights(berts, {"a": parts()["a"]})
+    # what goes with the method of the file alone does not count
+    masked = berts | {"rescale": "l2", "include_base": True}
+    for data in (parts()["b"][1].to_iterable_dataset(), parts()["b"][1].select([])):
+        with refused(UsageError, "'b'", "stream"):
+            learn_weights(masked, parts() | {"b": (Texts(), data)})
+    with refused(UsageError, "steps"):
+        learn_weights(masked, parts(), steps=2.0)
 
     class Language(Texts):
         def build_model(self, config, init_from):

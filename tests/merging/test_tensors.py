@@ -213,6 +213,17 @@ def test_one_model_says_what_of_the_tasks_it_leaves_out(tmp_path):
         assert any("kept: not in the base" in line for line in plan_lines(plan))
 
 
+def test_tensors_that_no_task_has_are_said_and_those_under_a_longer_name_are_not_lost(tmp_path):
+    base = {"w": ones(4), "x.0.v": ones(3), "u": ones(2)}
+    wrapped = {"w": ones(4), "x.wrapped.0.v": ones(3), "u": ones(2)}
+    with refused(DataError, "'t0'", "x.0.v", "allow_missing"):
+        raw_plan(tmp_path, base, wrapped, method="average")
+    for task, said in ((wrapped, 2), ({"w": ones(4), "u": ones(2)}, 1)):
+        with raw_plan(tmp_path, base, task, method="average", allow_missing=True) as plan:
+            assert len(plan.warnings) == said and "no task has x.0.v" in plan.warnings[-1]
+        raw_plan(tmp_path, base, task).close()
+
+
 @pytest.mark.parametrize("agreed", [False, True])
 @pytest.mark.parametrize(
     ("name", "ours", "theirs", "allowed"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -96,6 +97,10 @@ VOCABULARIES = {
         ("tokenizer.model", True, {"a": {"b": SIZE}}),
         # of another type it is none
         ("tokenizer.model", True, {"text_config": {"vocab_size": [4]}, "a": SIZE}),
+        # an old name; without a size the tokenizer tells the rows
+        ("tokenizer.model", True, {"n_words": 4}),
+        *(("added_tokens.json", True, at) for at in (None, {}, {"text_config": {}}, {"type_vocab_size": 9})),
+        ("added_tokens.json", True, {"model_type": "clip", "text_config": {}}),
     ],
 )
 def test_rows_of_other_tokens_are_not_mixed(tmp_path, kind, known, config):
@@ -112,8 +117,29 @@ def test_rows_of_other_tokens_are_not_mixed(tmp_path, kind, known, config):
         make_plan(given | {"method": "average"})
     with make_plan(given) as plan:
         assert [(item.task, item.name) for item in plan.own_tensors(KEPT)] == [(1, "embed")]
+    if known:
+        with refused(DataError, "'embed'", "merged model"):
+            make_plan(siblings(tmp_path, "a", method="given", merged=str(tmp_path / "b")))
     (tmp_path / "b" / kind).write_text(ours)
     make_plan(given | {"method": "average"}).close()
+
+
+@pytest.mark.parametrize(
+    ("config", "rows", "found"),
+    [
+        *(({"model_type": "clip", "text_config": at}, 49408, True) for at in ({}, {"max_position_embeddings": 5})),
+        *(({"model_type": kind}, 4, found) for kind, found in (("own", None), ("vit", False))),
+    ],
+)
+def test_a_size_is_the_default_of_its_class_or_unknown_or_the_class_has_none(tmp_path, config, rows, found):
+    for name, token in (("base", "one"), ("a", "two")):
+        folder = write_weights(tmp_path / name, {"body": ones(3, 3), "x": ones(rows, 1)}, config=config)
+        (folder / "tokenizer.model").write_text(token)
+    with make_plan(siblings(tmp_path, "a")) as plan:
+        assert [item.name for item in plan.own_tensors(KEPT)] == (["x"] if found else [])
+        assert any("vocab_size" in text for text in plan.warnings) == (found is None)
+    with contextlib.nullcontext() if found is False else refused(DataError, "'a'", "vocabulary"):
+        make_plan(siblings(tmp_path, "a", method="average")).close()
 
 
 def test_of_tokenizers_in_several_forms_the_one_that_both_have_is_compared(tmp_path):

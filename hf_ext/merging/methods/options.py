@@ -70,7 +70,8 @@ class Option:
         ]  # fmt: skip
 
     def _read_value(self, name: str, value: Any) -> Any:
-        found = value
+        # numpy's numbers and truths are Python's
+        found = value = value.item() if getattr(value, "shape", None) == () else value
         if self.choices:
             fits = value in self.choices
         elif self.kind is bool:
