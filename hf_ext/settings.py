@@ -212,7 +212,9 @@ def refuse_unknown(
 
 def explain(error: StrictDataclassError) -> str:
     """The message of a strict dataclass without its technical lines."""
-    return str(error.__cause__ or error)
+    found = error.__cause__ or error
+    # Of an item of a list the cause says what it is.
+    return f"{found}: {found.__cause__}" if isinstance(found, TypeError) and found.__cause__ else str(found)
 
 
 def read_numbers(value: Any) -> Any:
@@ -236,9 +238,11 @@ def as_meant(value: Any, annotation: Any, text: Any = None) -> Any:
     if value is False and any("no" in typing.get_args(kind) for kind in wanted):
         return "no"
     lists = [kind for kind in wanted if list in (kind, typing.get_origin(kind))]
-    if lists and isinstance(value, list) and text and (str in wanted or str in typing.get_args(lists[0])):
-        words = parse_words(text)[1] if isinstance(text, str) else text
-        return [word if word and not isinstance(item, dict) else item for item, word in zip(value, words, strict=True)]
+    if lists and isinstance(value, list):
+        (kind,) = typing.get_args(lists[0]) or (str | dict if str in wanted else object,)
+        words = parse_words(text)[1] if isinstance(text, str) else text or [None] * len(value)
+        pairs = zip(value, words, strict=True)
+        return [word if item is None and kind is str else as_meant(item, kind, word) for item, word in pairs]
     if isinstance(value, Unread):
         return value if str not in wanted or (lists and value.startswith("[")) else str(value)
     if str in wanted and isinstance(text, str) and text and value is not None and not isinstance(value, str):
