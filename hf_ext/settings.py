@@ -46,7 +46,12 @@ class Section(dict[Any, Any]):
 class Unread(str):
     """A word that only an option of text can have; `problem` says why YAML has no value for it."""
 
-    problem = ""
+    problem: str
+
+    def __new__(cls, word: str, problem: str = "") -> "Unread":
+        found = super().__new__(cls, word)
+        found.problem = problem
+        return found
 
     def __repr__(self) -> str:
         return f"{str(self)!r} ({self.problem})"
@@ -62,8 +67,9 @@ class _Loader(yaml.SafeLoader):
     number that is none in base 10: YAML 1.1 reads 010 as 8, and 1:30 as 90. A day, such as 2026-05-01, is text.
     """
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, keeps_words: bool) -> None:
         super().__init__(stream)
+        self.keeps_words = keeps_words
         # Otherwise PyYAML makes a list that holds itself, which nothing can print or copy.
         self.deep_construct = True
 
@@ -86,9 +92,11 @@ class _Loader(yaml.SafeLoader):
     def construct_decimal(self, node: yaml.ScalarNode) -> int | float | Unread:
         word = node.value.lstrip("+-")
         if ":" in word or (word.replace("_", "").isdigit() and word[0] == "0" != word):
-            unread, line = Unread(node.value), node.start_mark.line + 1
-            unread.problem = f"line {line}: YAML reads {word!r:.80} in base {60 if ':' in word else 8}; use base 10"
-            return unread
+            line, base = node.start_mark.line + 1, 60 if ":" in word else 8
+            problem = f"line {line}: YAML reads {word!r:.80} in base {base}; use base 10."
+            if self.keeps_words:
+                return Unread(node.value, problem)
+            raise ValueError(problem)
         is_whole = node.tag.endswith(":int")
         return self.construct_yaml_int(node) if is_whole else self.construct_yaml_float(node)
 
@@ -111,25 +119,16 @@ def _find_text(node: yaml.Node) -> Any:
 
 def parse_yaml(text: str) -> Any:
     """Parses YAML without Python objects, repeated keys and words that it has no value for."""
-    left = [value := parse_words(text)[0]]
-    while left:
-        match left.pop():
-            case Unread() as word:
-                raise SettingsError(f"{word.problem}.")
-            case dict() as section:
-                left += [*section, *section.values()]
-            case list() as items:
-                left += items
-    return value
+    return parse_words(text, keeps_words=False)[0]
 
 
-def parse_words(text: str) -> tuple[Any, Any]:
-    """The value of YAML, with [`Unread`] words, and the text of a single value or of each item of a list."""
+def parse_words(text: str, keeps_words: bool = True) -> tuple[Any, Any]:
+    """The value of YAML, where it may keep [`Unread`] words, and the text of it, or of each item of a list."""
     if len(text) > MAX_CHARACTERS:
         raise SettingsError(f"{len(text):,} characters, at most {MAX_CHARACTERS:,} are allowed")
     try:
         # The loader derives from SafeLoader: it builds no Python objects.
-        loader = _Loader(text)
+        loader = _Loader(text, keeps_words)
         node = loader.get_single_node()
         return (None, None) if node is None else (loader.construct_document(node), _find_text(node))
     except RecursionError as error:
@@ -186,7 +185,7 @@ def build(cls: type[T], mapping: dict[str, Any], where: str = "", *, also: Itera
     values = {key: as_meant(value, fields[key].type, texts.get(key)) for key, value in mapping.items()}
     for key, value in values.items():
         if isinstance(value, Unread):
-            raise SettingsError(f"bad value{section}: {key}: {value.problem}.")
+            raise SettingsError(f"bad value{section}: {key}: {value.problem}")
     try:
         return cls(**values)
     except StrictDataclassError as error:

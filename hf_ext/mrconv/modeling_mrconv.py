@@ -396,7 +396,8 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
 
     def answer(self, features: Tensor, labels: Tensor | None, outputs: BaseModelOutput) -> SequenceClassifierOutput:
         """Logits, in the targets' units, and loss of one vector a sequence, [B, D]."""
-        logits, units, loss = self.classifier(features), self.target_units, None
+        logits, units = self.classifier(features), self.target_units
+        loss: Tensor | None = None
         if labels is not None:
             if units is not None and self.config.problem_type is None:
                 self.config.problem_type = "regression"

@@ -208,7 +208,7 @@ class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
         """
         outputs = self.model(pixel_values, **kwargs)
         logits = self.classifier(outputs.pooler_output)
-        loss = None
+        loss: torch.Tensor | None = None
         if labels is not None:
             labels = fit_labels(labels, logits, self.config.problem_type)
             loss = self.loss_function(labels, logits.float(), self.config)

@@ -14,7 +14,7 @@ from huggingface_hub.dataclasses import strict
 
 from ..data.source import DataSource as DataSource
 from ..data.source import SourcePart as SourcePart
-from ..settings import Section, SettingsError, Unread, as_meant, parse_words, parse_yaml
+from ..settings import Section, SettingsError, Unread, as_meant, parse_words
 from ..settings import build as build
 from ..settings import read_yaml as read_yaml
 
@@ -330,10 +330,9 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
         if not word.startswith("--") or word == "--":
             raise ValueError(f"unexpected argument {word!r}: write overrides as `--field value` or `--field=value`.")
         name, sign, value = word[2:].partition("=")
-        if is_bare := not sign and (not words or words[0].startswith("--")):
-            value = "true"
-        elif not sign:
-            value = words.pop(0)
+        is_bare = not sign and (not words or words[0].startswith("--"))
+        if not sign:
+            value = "true" if is_bare else words.pop(0)
         if not value.strip():
             raise SettingsError(f"--{name} has no value: give one, or null for the default.")
         *sections, last = name.split(".")
@@ -349,13 +348,13 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
         try:
             target[key] = _read_value(text, isinstance(target, Section))
         except SettingsError as error:
-            target[key] = Unread(text)
-            target[key].problem = f"--{name} {value!r:.200} cannot be read as a YAML value: {error}"
+            problem = f"--{name} {value!r:.200} cannot be read as a YAML value: {error}"
+            if not isinstance(target, Section):
+                raise SettingsError(problem) from error
+            target[key] = Unread(text, problem)
         if isinstance(target, Section):
             # A flag without a value names nothing.
             target.texts[key] = None if is_bare else text
-        elif isinstance(target[key], Unread):
-            raise SettingsError(target[key].problem)
         given.add(name.replace("-", "_"))
         if target[key] is None:
             del target[key]
@@ -365,9 +364,8 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
 
 def _read_value(word: str, keeps_words: bool) -> Any:
     """The value of a flag in YAML; a text that YAML would cut or refuse, such as `photos #1` or `*.png`, as it is."""
-    if word[0] in "*&@%`" or (" #" in word and word[0] not in "'\"[{"):
-        return word
-    return parse_words(word)[0] if keeps_words else parse_yaml(word)
+    is_text = word[0] in "*&@%`" or (" #" in word and word[0] not in "'\"[{")
+    return word if is_text else parse_words(word, keeps_words)[0]
 
 
 def _forget_parts(before: Any, after: Any, given: set[str]) -> None:

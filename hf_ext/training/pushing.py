@@ -74,14 +74,11 @@ class PushModels(Callback):
     def _take_missing(self) -> None:
         """Takes the last model, unless it was taken or pushed before."""
         model = self.run.best if self.strategy == "best" else self.run.snapshot
-        if model.is_dir():
-            step = read_json(model / "training.json")["steps"]
-            # In this order: a copy goes when its push was written down.
-            if not self._copy(step).is_dir() and self._told(step) != read_json_object(self.last, optional=True):
-                self._take(model, step)
-
-    def _copy(self, step: int) -> Path:
-        return self.copies / f"step-{step}"
+        step = read_json(model / "training.json")["steps"] if model.is_dir() else None
+        # In this order: a copy goes when its push was written down.
+        is_known = step is None or (self.copies / f"step-{step}").is_dir()
+        if not is_known and self._told(step) != read_json_object(self.last, optional=True):
+            self._take(model, step)
 
     def _told(self, step: int) -> dict[str, Any]:
         return {"repository": self.repo_id, "strategy": self.strategy, "step": step}
@@ -91,7 +88,7 @@ class PushModels(Callback):
         if self.strategy == "checkpoint":
             state = self.run.state(step)
             parts |= {f"run/{LAST}/state/{state.name}": state, f"run/{LAST}/best": self.run.best}
-        with whole_folder(self._copy(step)) as folder:
+        with whole_folder(self.copies / f"step-{step}") as folder:
             for name, part in parts.items():
                 if part.is_dir():
                     shutil.copytree(part, folder / name, copy_function=_link_file)
