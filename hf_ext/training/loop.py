@@ -119,13 +119,7 @@ class _Training(Run):
         """Runs the remaining steps."""
         arguments, progress = self.arguments, self.progress
         if self._is_over() and not progress.owes_evaluation:
-            self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
-            for publisher in (callback for callback in self.callbacks if isinstance(callback, PushModels)):
-                # It may have been killed before the last push was done.
-                with self._guard("PushModels"):
-                    publisher.on_begin(progress.step, self.folder.path, self.module)
-                    publisher.on_end(progress.step)
-            self.ranks.part()
+            self._push_missing()
             return
         if self.changes.new_evaluation:
             # Those of other data are not published as these data's.
@@ -181,6 +175,16 @@ class _Training(Run):
         self.ranks.part()
         for name, count in self.failures.items():
             self._report(f"{name} failed {count} time{'s' * (count > 1)}")
+
+    def _push_missing(self) -> None:
+        """Says that the run is complete, and pushes what an earlier process did not."""
+        self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
+        for publisher in (callback for callback in self.callbacks if isinstance(callback, PushModels)):
+            # It may have been killed before the last push was done.
+            with self._guard("PushModels"):
+                publisher.on_begin(progress.step, self.folder.path, self.module)
+                publisher.on_end(progress.step)
+        self.ranks.part()
 
     def _is_over(self) -> bool:
         """True if all steps are done, the score did not improve for too many evaluations, or a callback said so."""
