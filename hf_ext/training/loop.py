@@ -178,12 +178,13 @@ class _Training(Run):
 
     def _push_missing(self) -> None:
         """Says that the run is complete, and pushes what an earlier process did not."""
-        self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
+        step = self.progress.step
+        self._say(f"{self.folder.path} is complete: {step} of {self.arguments.max_steps} steps are done.")
         for publisher in (callback for callback in self.callbacks if isinstance(callback, PushModels)):
             # It may have been killed before the last push was done.
             with self._guard("PushModels"):
-                publisher.on_begin(progress.step, self.folder.path, self.module)
-                publisher.on_end(progress.step)
+                publisher.on_begin(step, self.folder.path, self.module)
+                publisher.on_end(step)
         self.ranks.part()
 
     def _is_over(self) -> bool:
