@@ -111,6 +111,11 @@ class Ranks:
         given: Value = self.of_first(found)
         return given
 
+    def part(self) -> None:
+        """Lets the groups last until this process exits, where they are ended: it may begin another run."""
+        if self.count > 1:
+            atexit.register(leave_groups)
+
     def wait(self) -> None:
         """Waits until all processes are here. One that fails on its way ends, and its launcher ends the others."""
         self.gather(None)
@@ -166,10 +171,9 @@ def _join_processes() -> PartialState:
             getattr(sys.modules[name], _BARS[name])()
     from accelerate import PartialState
 
-    # They exchange words, not tensors, by gloo: none needs a GPU for it, and who waits does not compute.
-    state = PartialState(cpu=True, timeout=_PATIENCE)
     atexit.register(leave_groups)
-    return state
+    # They exchange words, not tensors, by gloo: none needs a GPU for it, and who waits does not compute.
+    return PartialState(cpu=True, timeout=_PATIENCE)
 
 
 def leave_groups() -> None:

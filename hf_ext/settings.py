@@ -1,5 +1,6 @@
 """Settings from YAML files and mappings: every key known, none repeated, every type checked."""
 
+import copy
 import dataclasses
 import difflib
 import re
@@ -34,14 +35,41 @@ class SettingsError(UsageError):
     """A setting that cannot be used; the message names its section, key, value and what is allowed."""
 
 
+class Section(dict[Any, Any]):
+    """A mapping of a file, whose `texts` has each value as it was written: 1.50, yes or 007 may be a name."""
+
+    def __init__(self, *items: Any) -> None:
+        super().__init__(*items)
+        self.texts: dict[Any, Any] = {}
+
+
+class Unread(str):
+    """A word that only an option of text can have; `problem` says why YAML has no value for it."""
+
+    problem: str
+
+    def __new__(cls, word: str, problem: str = "") -> "Unread":
+        found = super().__new__(cls, word)
+        found.problem = problem
+        return found
+
+    def __repr__(self) -> str:
+        return f"{str(self)!r} ({self.problem})"
+
+
+yaml.SafeDumper.add_representer(Section, yaml.SafeDumper.represent_dict)
+yaml.SafeDumper.add_representer(Unread, yaml.SafeDumper.represent_str)
+
+
 class _Loader(yaml.SafeLoader):
     """
-    YAML that refuses a repeated key instead of keeping the last, an alias inside of what it stands for, and a number
-    that is none in base 10: YAML 1.1 reads 010 as 8, and 1:30 as 90. A day, such as 2026-05-01, is text.
+    YAML that refuses a repeated key instead of keeping the last, an alias inside of what it stands for, and reads no
+    number that is none in base 10: YAML 1.1 reads 010 as 8, and 1:30 as 90. A day, such as 2026-05-01, is text.
     """
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, keeps_words: bool) -> None:
         super().__init__(stream)
+        self.keeps_words = keeps_words
         # Otherwise PyYAML makes a list that holds itself, which nothing can print or copy.
         self.deep_construct = True
 
@@ -56,30 +84,53 @@ class _Loader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep)
 
-    def construct_decimal(self, node: yaml.ScalarNode) -> int | float:
+    def construct_section(self, node: yaml.MappingNode) -> Section:
+        section = Section(self.construct_mapping(node, deep=True))
+        section.texts = {self.construct_object(key): _find_text(value) for key, value in node.value}
+        return section
+
+    def construct_decimal(self, node: yaml.ScalarNode) -> int | float | Unread:
         word = node.value.lstrip("+-")
         if ":" in word or (word.replace("_", "").isdigit() and word[0] == "0" != word):
-            line = node.start_mark.line + 1
-            raise ValueError(f"line {line}: YAML reads {word!r:.80} in base {60 if ':' in word else 8}; use base 10.")
+            line, base = node.start_mark.line + 1, 60 if ":" in word else 8
+            problem = f"line {line}: YAML reads {word!r:.80} in base {base}; use base 10."
+            if self.keeps_words:
+                return Unread(node.value, problem)
+            raise ValueError(problem)
         is_whole = node.tag.endswith(":int")
         return self.construct_yaml_int(node) if is_whole else self.construct_yaml_float(node)
 
 
 for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_decimal)
+_Loader.add_constructor("tag:yaml.org,2002:map", _Loader.construct_section)
 _Loader.yaml_implicit_resolvers = {
     first: [found for found in resolvers if not found[0].endswith(":timestamp")]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
 
 
+def _find_text(node: yaml.Node) -> Any:
+    """The text of a node, or of each item of a list."""
+    if isinstance(node, yaml.SequenceNode):
+        return [_find_text(item) for item in node.value]
+    return node.value if isinstance(node, yaml.ScalarNode) else None
+
+
 def parse_yaml(text: str) -> Any:
-    """Parses YAML without Python objects and without repeated keys."""
+    """Parses YAML without Python objects, repeated keys and words that it has no value for."""
+    return parse_words(text, keeps_words=False)[0]
+
+
+def parse_words(text: str, keeps_words: bool = True) -> tuple[Any, Any]:
+    """The value of YAML, where it may keep [`Unread`] words, and the text of it, or of each item of a list."""
     if len(text) > MAX_CHARACTERS:
         raise SettingsError(f"{len(text):,} characters, at most {MAX_CHARACTERS:,} are allowed")
     try:
         # The loader derives from SafeLoader: it builds no Python objects.
-        return yaml.load(text, Loader=_Loader)  # noqa: S506
+        loader = _Loader(text, keeps_words)
+        node = loader.get_single_node()
+        return (None, None) if node is None else (loader.construct_document(node), _find_text(node))
     except RecursionError as error:
         raise SettingsError("nested too deeply: reduce the nesting.") from error
     except yaml.MarkedYAMLError as error:
@@ -107,7 +158,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         # A character takes up to four bytes.
         with open(path, "rb") as file:
             content = file.read(4 * MAX_CHARACTERS + 1)
-        mapping = parse_yaml(content.decode("utf-8"))
+        mapping, _ = parse_words(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path} is not usable YAML: line {line} is not UTF-8 ({error.reason}).") from error
@@ -130,7 +181,11 @@ def build(cls: type[T], mapping: dict[str, Any], where: str = "", *, also: Itera
     required = [name for name, item in fields.items() if item.default is item.default_factory]
     if missing := [name for name in required if name not in mapping]:
         raise SettingsError(f"missing key(s) {', '.join(missing)}{section}.")
-    values = {key: _as_meant(value, fields[key].type) for key, value in mapping.items()}
+    texts = getattr(mapping, "texts", {})
+    values = {key: as_meant(value, fields[key].type, texts.get(key)) for key, value in mapping.items()}
+    for key, value in values.items():
+        if isinstance(value, Unread):
+            raise SettingsError(f"bad value{section}: {key}: {value.problem}")
     try:
         return cls(**values)
     except StrictDataclassError as error:
@@ -156,26 +211,42 @@ def refuse_unknown(
 
 def explain(error: StrictDataclassError) -> str:
     """The message of a strict dataclass without its technical lines."""
-    return str(error.__cause__ or error)
+    found = error.__cause__ or error
+    # Of an item of a list the cause says what it is.
+    return f"{found}: {found.__cause__}" if isinstance(found, TypeError) and found.__cause__ else str(found)
 
 
 def read_numbers(value: Any) -> Any:
     """A value with all in it that are text to YAML 1.1 and numbers to everybody else, such as 1e-4, as numbers."""
     if isinstance(value, dict):
-        return {key: read_numbers(item) for key, item in value.items()}
+        # A section keeps its texts.
+        numbers = copy.copy(value)
+        numbers.update((key, read_numbers(item)) for key, item in value.items())
+        return numbers
     if isinstance(value, list):
         return [read_numbers(item) for item in value]
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
-def _as_meant(value: Any, annotation: Any) -> Any:
-    """The intended value, if YAML 1.1 reads another one."""
+def as_meant(value: Any, annotation: Any, text: Any = None) -> Any:
+    """The intended value, if YAML 1.1 reads another one than the text that was written."""
     # A float field takes whole numbers, and `1e-4`, which is text to YAML. A choice that has "no" takes `no`, which is
-    # false to YAML.
+    # false to YAML. An option of text takes any word, such as 2024, yes or 010; a flag without a value has no text.
     union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
     wanted = typing.get_args(annotation) if union else (annotation,)
     if value is False and any("no" in typing.get_args(kind) for kind in wanted):
         return "no"
+    lists = [kind for kind in wanted if list in (kind, typing.get_origin(kind))]
+    if lists and isinstance(value, list):
+        (kind,) = typing.get_args(lists[0]) or (str | dict if str in wanted else object,)
+        words = parse_words(text)[1] if isinstance(text, str) else text or [None] * len(value)
+        pairs = zip(value, words, strict=True)
+        return [word if item is None and kind is str else as_meant(item, kind, word) for item, word in pairs]
+    if isinstance(value, Unread):
+        return value if str not in wanted or (lists and value.startswith("[")) else str(value)
+    if str in wanted and isinstance(text, str) and text and value is not None and not isinstance(value, str):
+        # What else the option takes has its own kind.
+        return value if any(isinstance(value, kind) for kind in wanted if isinstance(kind, type)) else text
     if dict in wanted:
         # A section without types of its own.
         return read_numbers(value)

@@ -1,6 +1,7 @@
 """Data source section of a recipe."""
 
 import math
+from copy import copy
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -52,7 +53,7 @@ class DataSource:
     name: str | None = None
     split: str = "train"
     rename_columns: dict | None = None
-    pairs: list | None = None
+    pairs: list[str] | None = None
     rows: str = "examples"
     time: str | None = None
     series: str | None = None
@@ -68,10 +69,10 @@ class DataSource:
             return []
         own = ("path", "name", "shuffle_buffer")
         shared = {item.name: getattr(self, item.name) for item in fields(DataSource) if item.name not in own}
-        return [
-            build(SourcePart, {**shared, **(part if isinstance(part, dict) else {"path": part})}, f"path[{place}]")
-            for place, part in enumerate(self.path)
-        ]
+        parts = [copy(part) if isinstance(part, dict) else {"path": part} for part in self.path]
+        for part in parts:
+            part.update((name, value) for name, value in shared.items() if name not in part)
+        return [build(SourcePart, part, f"path[{place}]") for place, part in enumerate(parts)]
 
     def validate_path(self) -> None:
         if not self.path:
@@ -86,7 +87,7 @@ class DataSource:
                 raise ValueError("streaming and shuffle_buffer are set for the list of sources, not for its parts.")
 
     def validate_pairs(self) -> None:
-        if self.pairs is not None and (len(self.pairs) != 2 or not all(isinstance(name, str) for name in self.pairs)):
+        if self.pairs is not None and len(self.pairs) != 2:
             raise ValueError(f"pairs must contain the names of two folders, such as [noisy, clean]; got {self.pairs}.")
 
     def validate_rows(self) -> None:

@@ -46,10 +46,9 @@ def write_statistics(
 def open_task(config: Path, part: str, overrides: Sequence[str] = ()) -> tuple[Task, Any]:
     """The task of the YAML file of a training, and a part of its data: `data.train`, or the first of `data.eval`."""
     from ..data.opening import open_source
-    from ..training.arguments import TrainingArguments, apply_overrides, build, read_yaml
-    from ..training.methods import build_task
+    from ..training.methods import build_task, read_arguments
 
-    arguments = build(TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(config), list(overrides))})
+    arguments = read_arguments(config, list(overrides), output_dir="")
     data = arguments.data_arguments
     if part == "data.eval" and not data.eval_sources:
         raise ValueError(f"{config} has no data.eval section: add one with the examples to learn from.")

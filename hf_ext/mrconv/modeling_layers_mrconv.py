@@ -629,3 +629,23 @@ class MRConvPreTrainedModel(PreTrainedModel):
                 "loss, which Fourier kernels do not have below the new Nyquist frequency."
             )
         return self
+
+
+def fit_labels(labels: Tensor, logits: Tensor, problem_type: str | None) -> Tensor:
+    """Labels of the shape and type that the loss of a problem takes with logits `(B, N)`; refuses others, which a
+    regression would spread over the batch in silence."""
+    # Without a problem type transformers takes whole numbers as classes, and one output as a value.
+    is_whole, count = not labels.is_floating_point() and labels.dtype != torch.bool, logits.shape[1]
+    is_class = problem_type == "single_label_classification" or (problem_type is None and is_whole and count > 1)
+    expected = logits.shape[:1] if is_class else logits.shape
+    # Of one output, or one row, there is one order.
+    has_order = is_class or 1 in logits.shape
+    fits = labels.numel() == expected.numel() if has_order else labels.shape == expected
+    if not fits or (is_class and labels.is_floating_point()):
+        raise ValueError(
+            f"`labels` have shape {tuple(labels.shape)} and type {labels.dtype}; expected {tuple(expected)} and "
+            f"{'whole' if is_class else 'any'} numbers with `config.problem_type` {problem_type!r}."
+        )
+    # Of values in 16 bits the loss would have 16 bits too.
+    kind = torch.long if is_class else torch.promote_types(labels.dtype, torch.float32)
+    return labels.reshape(expected).to(logits.device, kind)

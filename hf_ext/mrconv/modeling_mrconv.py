@@ -16,7 +16,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_mrconv import MRConvConfig
 from .kernels_mrconv import precise
-from .modeling_layers_mrconv import MRConvBlock, MRConvPreTrainedModel, make_norm, make_units
+from .modeling_layers_mrconv import MRConvBlock, MRConvPreTrainedModel, fit_labels, make_norm, make_units
 
 # Arguments of other models that MRConv has no meaning for, and why.
 _REFUSED = {
@@ -397,9 +397,13 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
     def answer(self, features: Tensor, labels: Tensor | None, outputs: BaseModelOutput) -> SequenceClassifierOutput:
         """Logits, in the targets' units, and loss of one vector a sequence, [B, D]."""
         logits, units = self.classifier(features), self.target_units
-        if labels is not None and units is not None:
-            labels = units.normalize(labels)
-        loss = None if labels is None else self.loss_function(labels, logits.float(), self.config)
+        loss: Tensor | None = None
+        if labels is not None:
+            if units is not None and self.config.problem_type is None:
+                self.config.problem_type = "regression"
+            labels = fit_labels(labels, logits, self.config.problem_type)
+            labels = labels if units is None else units.normalize(labels)
+            loss = self.loss_function(labels, logits.float(), self.config)
         logits = logits if units is None else units.restore(logits)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 

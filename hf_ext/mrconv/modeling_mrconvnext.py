@@ -22,7 +22,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_mrconv import MRConvConfig
 from .configuration_mrconvnext import MRConvNextConfig
-from .modeling_layers_mrconv import MRConvLayer, MRConvPreTrainedModel
+from .modeling_layers_mrconv import MRConvLayer, MRConvPreTrainedModel, fit_labels
 
 
 def make_map_norm(channels: int, config: MRConvNextConfig) -> ConvNextLayerNorm:
@@ -208,5 +208,8 @@ class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
         """
         outputs = self.model(pixel_values, **kwargs)
         logits = self.classifier(outputs.pooler_output)
-        loss = None if labels is None else self.loss_function(labels, logits.float(), self.config)
+        loss: torch.Tensor | None = None
+        if labels is not None:
+            labels = fit_labels(labels, logits, self.config.problem_type)
+            loss = self.loss_function(labels, logits.float(), self.config)
         return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits, hidden_states=outputs.hidden_states)

@@ -25,6 +25,8 @@ from .sequences import Batch, ClassificationTask, MRConvTask, make_rows, number_
 
 # Examples that means and spreads are measured on, evenly spread over the data; of a stream the first.
 _MEASURED = 10_000
+# Models compute in float32.
+_LARGEST = float(np.finfo(np.float32).max)
 # The class of a position that has none.
 _NO_CLASS = -100
 # What helps where a column of labels is missing.
@@ -197,10 +199,14 @@ class SeriesRegressionTask(SeriesTask):
         found = [column(example, name, "target_columns", _ADVICE) for name in self.target_columns]
         parts = [np.atleast_1d(value) for value in found]
         for name, part in zip(self.target_columns, parts, strict=True):
-            if part.shape != (1,) or not is_number(part[0]) or not np.isfinite(float(part[0])):
+            try:
+                fits = part.shape == (1,) and is_number(part[0]) and abs(float(part[0])) <= _LARGEST
+            except OverflowError:
+                fits = False
+            if not fits:
                 raise DataError(
-                    f"{_place(example)}column {name!r} holds {part.tolist()!r:.80}; a target is one number. Set "
-                    "task.target_columns."
+                    f"{_place(example)}column {name!r} holds {part.tolist()!r:.80}; a target is one number, at "
+                    "most 3.4e38. Set task.target_columns."
                 )
         return np.array([[float(part[0]) for part in parts]])
 
@@ -317,10 +323,12 @@ def read_columns(example: dict[str, Any], names: list[str], option: str = "task.
 def _read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray:
     given = column(example, name, "columns")
     try:
+        if isinstance(given, str | bytes | dict):
+            raise TypeError("its parts are no numbers of a series")
         # Of lists of lists in arrow comes an array of arrays.
         plain = isinstance(given, np.ndarray) and given.dtype != object
         values = np.array(given if plain else list(given), dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         values = np.array(0.0)
     if values.ndim not in (1, 2):
         cells = list(given) if isinstance(given, list | np.ndarray) else []
@@ -330,8 +338,7 @@ def _read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray
             f"number for each position, or lists of equal size. Correct the data, or set {option}."
         )
     values = values[:, None] if values.ndim == 1 else values
-    # Models compute in float32.
-    large = np.abs(values) > np.finfo(np.float32).max
+    large = np.abs(values) > _LARGEST
     if large.any():
         raise DataError(
             f"{_place(example, int(large.any(1).argmax()))}column {name!r} contains an infinite number, or one beyond "

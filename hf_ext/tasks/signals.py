@@ -147,19 +147,28 @@ class AudioTask(ClassificationTask):
 
     def _samples(self, example: dict[str, Any]) -> Any:
         value = column(example, self.audio_column, "audio_column")
-        if isinstance(value, list | np.ndarray):
-            samples = np.asarray(value)
-            # A column of whole numbers comes back as 64-bit ones.
-            return samples.astype(np.int16) if samples.dtype == np.int64 and abs(samples).max() <= 32768 else samples
         if isinstance(value, dict) and "bytes" in value:
             return read_recording(value, self.sampling_rate)
-        # A decoder of torchcodec or a dictionary: both have these keys.
-        if value["sampling_rate"] != self.sampling_rate:
-            raise DataError(
-                f"a recording has {value['sampling_rate']} samples per second, task.sampling_rate says "
-                f"{self.sampling_rate}: set it, or resample the data, e.g. by casting to datasets.Audio."
-            )
-        return value["array"]
+        if not isinstance(value, list | np.ndarray):
+            # A decoder of torchcodec or a dictionary: both have these keys.
+            try:
+                rate, value = value["sampling_rate"], value["array"]
+            except (TypeError, LookupError) as error:
+                raise DataError(
+                    f"column {self.audio_column!r} holds {value!r:.60}; expected a recording: fill it in, remove the "
+                    "example, or set task.audio_column."
+                ) from error
+            if rate != self.sampling_rate:
+                raise DataError(
+                    f"a recording has {rate} samples per second, task.sampling_rate says {self.sampling_rate}: set "
+                    "it, or resample the data, e.g. by casting to datasets.Audio."
+                )
+        samples = np.asarray(value)
+        if samples.ndim != 1:
+            raise DataError(f"a recording has the shape {samples.shape}; expected samples of one channel: average it.")
+        # A column of whole numbers comes back as 64-bit ones.
+        is_short = samples.dtype == np.int64 and abs(samples).max(initial=0) <= 32768
+        return samples.astype(np.int16) if is_short else samples
 
     def processor(self) -> MRConvFeatureExtractor:
         """Normalises and pads."""

@@ -14,7 +14,7 @@ from huggingface_hub.dataclasses import strict
 
 from ..data.source import DataSource as DataSource
 from ..data.source import SourcePart as SourcePart
-from ..settings import SettingsError, parse_yaml
+from ..settings import Section, SettingsError, Unread, as_meant, parse_words
 from ..settings import build as build
 from ..settings import read_yaml as read_yaml
 
@@ -243,6 +243,11 @@ class TrainingArguments:
     resume_from_checkpoint: str | None = field(default=None, metadata=FREE)
     allow_other_data: bool = False
 
+    def __post_init__(self) -> None:
+        if isinstance(self.data, Section):
+            # Paths as they were written.
+            self.data = map_paths(self.data, lambda path: path)
+
     @property
     def data_arguments(self) -> DataArguments:
         return build(DataArguments, self.data, "data")
@@ -297,12 +302,15 @@ def map_paths(section: Any, change: Callable[[str], Any]) -> Any:
     """The section `data`, or one below it, with each path of a source changed."""
     if not isinstance(section, dict):
         return section
-    if isinstance(path := section.get("path"), list):
-        parts = [map_paths(part if isinstance(part, dict) else {"path": part}, change) for part in path]
-        return {**section, "path": parts}
-    if path is not None:
-        return {**section, "path": change(path)}
-    return {name: map_paths(item, change) for name, item in section.items()}
+    # A copy of a section of a file has its texts too.
+    changed, text = copy.copy(section), getattr(section, "texts", {}).get("path")
+    if isinstance(path := as_meant(section.get("path"), str | list, text), list):
+        changed["path"] = [map_paths(part if isinstance(part, dict) else {"path": part}, change) for part in path]
+    elif path is not None:
+        changed["path"] = change(path)
+    else:
+        changed.update((name, map_paths(item, change)) for name, item in section.items())
+    return changed
 
 
 def find_paths(section: Any) -> list[str]:
@@ -322,8 +330,9 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
         if not word.startswith("--") or word == "--":
             raise ValueError(f"unexpected argument {word!r}: write overrides as `--field value` or `--field=value`.")
         name, sign, value = word[2:].partition("=")
+        is_bare = not sign and (not words or words[0].startswith("--"))
         if not sign:
-            value = words.pop(0) if words and not words[0].startswith("--") else "true"
+            value = "true" if is_bare else words.pop(0)
         if not value.strip():
             raise SettingsError(f"--{name} has no value: give one, or null for the default.")
         *sections, last = name.split(".")
@@ -331,15 +340,21 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
         for section in sections:
             section = _find_key(target, section)
             if target.get(section) is None:
-                target[section] = {}
+                target[section] = type(target)()
             target = target[section]
             if not isinstance(target, dict):
                 raise ValueError(f"--{name}: {section!r} is a value, not a section.")
-        key = _find_key(target, last)
+        key, text = _find_key(target, last), value.strip()
         try:
-            target[key] = _read_value(value.strip())
+            target[key] = _read_value(text, isinstance(target, Section))
         except SettingsError as error:
-            raise SettingsError(f"--{name} {value!r:.200} cannot be read as a YAML value: {error}") from error
+            problem = f"--{name} {value!r:.200} cannot be read as a YAML value: {error}"
+            if not isinstance(target, Section):
+                raise SettingsError(problem) from error
+            target[key] = Unread(text, problem)
+        if isinstance(target, Section):
+            # A flag without a value names nothing.
+            target.texts[key] = None if is_bare else text
         given.add(name.replace("-", "_"))
         if target[key] is None:
             del target[key]
@@ -347,10 +362,10 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
     return result
 
 
-def _read_value(word: str) -> Any:
+def _read_value(word: str, keeps_words: bool) -> Any:
     """The value of a flag in YAML; a text that YAML would cut or refuse, such as `photos #1` or `*.png`, as it is."""
     is_text = word[0] in "*&@%`" or (" #" in word and word[0] not in "'\"[{")
-    return word if is_text else parse_yaml(word)
+    return word if is_text else parse_words(word, keeps_words)[0]
 
 
 def _forget_parts(before: Any, after: Any, given: set[str]) -> None:

@@ -1,11 +1,10 @@
 """Evaluation over all processes, and the files beside a model that tell of it: eval.json and training.json."""
 
-import atexit
 import contextlib
 import functools
 import platform
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from glob import has_magic
 from pathlib import Path
@@ -15,8 +14,8 @@ import datasets
 import torch
 from accelerate import Accelerator, PartialState
 
-from ..distributed import Ranks, leave_groups
-from ..errors import DataError
+from ..distributed import Ranks
+from ..errors import DataError, UsageError
 from ..files import write_json
 from ..progress import progress
 from .arguments import DataSource, TrainingArguments, map_paths
@@ -55,10 +54,10 @@ def evaluate(
         ValueError: If there are no examples.
     """
     require_examples(data)
-    if accelerator is None and PartialState().num_processes > 1:
-        atexit.register(leave_groups)
     # A script may train after it, and the processes find each other once: here as for a training, on its devices.
     ranks = Ranks(accelerator or PartialState())
+    if accelerator is None:
+        ranks.part()
     was_training = model.training
     model.eval()
     scores: list[tuple[int, dict[str, float]]] = []
@@ -69,14 +68,34 @@ def evaluate(
         # Closed by name: the traceback of an error would keep the loader processes alive.
         with contextlib.closing(read):
             for (indices, is_repeat), examples in zip(bar, read, strict=True):
-                rows = task.evaluate_batch(model, examples, indices)
+                found = task.evaluate_batch(model, examples, indices)
+                rows = [*found] if isinstance(found, Iterable) else []
+                if len(rows) != len(indices):
+                    raise UsageError(
+                        f"{type(task).__name__}.evaluate_batch returned {found!r:.80}; allowed: scores for each of "
+                        f"the {len(indices)} examples."
+                    )
                 if not is_repeat:
                     scores += zip(indices, rows, strict=True)
                 if after_batch is not None:
                     after_batch()
     model.train(was_training)
     gathered = sorted((score for part in ranks.gather(scores) for score in part), key=lambda item: item[0])
-    return task.summarize([row for _, row in gathered])
+    return _read_metrics(task, task.summarize([row for _, row in gathered]))
+
+
+def _read_metrics(task: Task, found: Any) -> dict[str, float]:
+    """Metrics as plain numbers, which JSON and trackers take, also where they are of numpy or torch."""
+    metrics: dict[str, float] = {}
+    try:
+        for name, value in found.items():
+            plain = value.item() if hasattr(value, "item") else value
+            metrics[name] = plain if isinstance(plain, int | float) else float(plain)
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"{type(task).__name__}.summarize returned {found!r:.200}; allowed: a number for each name of a metric."
+        ) from error
+    return metrics
 
 
 def require_examples(data: Any) -> None:

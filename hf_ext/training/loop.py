@@ -19,6 +19,7 @@ import torch
 from accelerate.utils import broadcast, send_to_device
 from tqdm import tqdm
 
+from ..errors import UsageError
 from ..files import whole_folder, write_json
 from ..progress import progress as show_progress
 from .arguments import TrainingArguments
@@ -118,13 +119,11 @@ class _Training(Run):
         """Runs the remaining steps."""
         arguments, progress = self.arguments, self.progress
         if self._is_over() and not progress.owes_evaluation:
-            self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
-            for publisher in (callback for callback in self.callbacks if isinstance(callback, PushModels)):
-                # It may have been killed while it waited for the last push.
-                publisher.on_begin(progress.step, self.folder.path, self.module)
-                publisher.wait(progress.step)
-            self.accelerator.end_training()
+            self._push_missing()
             return
+        if self.changes.new_evaluation:
+            # Those of other data are not published as these data's.
+            self.metrics = {}
         with self._guard("the start of a tracker"):
             start_trackers(self.accelerator, arguments, self.folder.path, progress.step)
         self.model.train()
@@ -169,10 +168,24 @@ class _Training(Run):
                 if not self._is_over():
                     stopping.end(answer, progress.step, arguments.max_steps)
         self._tell("on_end", progress.step)
-        with self._guard("the tracker"):
-            self.accelerator.end_training()
+        # `end_training` of accelerate would end the groups of the processes as well.
+        for tracker in self.accelerator.trackers:
+            with self._guard(f"the tracker {tracker.name}"):
+                tracker.finish()
+        self.ranks.part()
         for name, count in self.failures.items():
             self._report(f"{name} failed {count} time{'s' * (count > 1)}")
+
+    def _push_missing(self) -> None:
+        """Says that the run is complete, and pushes what an earlier process did not."""
+        step = self.progress.step
+        self._say(f"{self.folder.path} is complete: {step} of {self.arguments.max_steps} steps are done.")
+        for publisher in (callback for callback in self.callbacks if isinstance(callback, PushModels)):
+            # It may have been killed before the last push was done.
+            with self._guard("PushModels"):
+                publisher.on_begin(step, self.folder.path, self.module)
+                publisher.on_end(step)
+        self.ranks.part()
 
     def _is_over(self) -> bool:
         """True if all steps are done, the score did not improve for too many evaluations, or a callback said so."""
@@ -299,10 +312,17 @@ class _Training(Run):
         if self.eval_data and evaluate:
             try:
                 improved = self._evaluate()
-            except EvaluationStopped as stopped:
-                self.progress.owes_evaluation = True
-                self._save_state()
-                self.stopping.end(stopped.args[0], self.progress.step, arguments.max_steps)
+            except Exception as error:
+                is_stop, again = isinstance(error, EvaluationStopped), self.progress.owes_evaluation
+                # Alone, a process that fails here keeps its steps; of several the others are elsewhere.
+                if is_stop or self.ranks.count == 1:
+                    self.progress.owes_evaluation = True
+                    self._save_state()
+                if not is_stop:
+                    raise
+                if again:
+                    self._say("warning: the evaluation was interrupted again: it needs more time, or fewer examples")
+                self.stopping.end(error.args[0], self.progress.step, arguments.max_steps)
             save = save or self._is_over()
         written = [(self.folder.best, True)] * improved + [(self.folder.snapshot, False)] * save
         if not written:
@@ -339,7 +359,11 @@ class _Training(Run):
         self._log({f"eval_{name}": value for name, value in self.metrics.items()})
         # Of several evaluation sets the first one decides.
         first = "_".join(filter(None, [next(iter(self.eval_data)), next(iter(self.task.metric_names))]))
+        if first not in self.metrics:
+            raise UsageError(f"{type(self.task).__name__}.summarize gave no {first}, the first of its metric_names.")
         value, best = self.metrics[first], self.progress.best_value
+        if math.isnan(value):
+            self._say(f"warning: {first} of step {self.progress.step} is NaN, which is never the best")
         better = value > best if self.task.greater_is_better else value < best
         # No value yet is NaN, and a first NaN is no best.
         if better or (math.isnan(best) and not math.isnan(value)):

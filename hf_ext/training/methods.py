@@ -68,7 +68,8 @@ def find_task(method: str) -> "type[Task]":
 
 def read_arguments(config: str | Path, overrides: list[str], **values: Any) -> TrainingArguments:
     """The arguments of a run, with mistakes said that show before its classes are imported."""
-    given = {**apply_overrides(read_yaml(config), overrides), **values}
+    given = apply_overrides(read_yaml(config), overrides)
+    given.update(values)
     if {"base", "tasks"} <= given.keys():
         raise ValueError(f"{config} describes a merge, not a training: run `hf-ext merge FILE.yaml OUT`.")
     return build(TrainingArguments, given)

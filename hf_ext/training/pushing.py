@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import load
@@ -14,7 +15,7 @@ from huggingface_hub import HfApi, snapshot_download
 from tqdm import tqdm
 
 from ..errors import DataError, UsageError
-from ..files import copy_into, whole_folder
+from ..files import copy_into, read_json, read_json_object, whole_folder, write_json
 from ..hub.checkpoints import explain_hub, split_revision
 from .arguments import TrainingArguments
 from .callbacks import Callback
@@ -36,21 +37,24 @@ class PushModels(Callback):
 
     # A thread pushes one model after the other. Of those that are saved meanwhile only the newest waits: a slow Hub
     # holds up no step and collects no work. `best/` may be replaced during a push: what is pushed are links to its
-    # files in `.push/step-N`. A copy stays until it is pushed or a newer one is there, so that a run that goes on
-    # after a kill, or the same command after a failure, begins with the push that is missing.
+    # files in `.push/step-N`. A copy stays until it is pushed or a newer one is there; `.pushed.json` says what was
+    # pushed last, so that a run that goes on after a kill, or the same command after a failure, begins with the push
+    # that is missing.
 
     def __init__(self, arguments: TrainingArguments, run: RunFolder):
         assert arguments.hub_model_id is not None
         self.repo_id, self.private = arguments.hub_model_id, arguments.hub_private_repo
         self.strategy = arguments.hub_strategy
         self.run = run
-        self.copies = run.path / ".push"
+        self.copies, self.last = run.path / ".push", run.path / ".pushed.json"
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pushed: Path | None = None
 
     def on_begin(self, step: int, folder: Path, model: torch.nn.Module) -> None:
-        """Resumes a push that an earlier process did not finish."""
+        """Pushes what an earlier process did not, because it was killed or the Hub failed."""
+        if self.strategy != "end":
+            self._take_missing()
         self._start()
 
     def on_save(self, step: int, folder: Path, is_best: bool) -> None:
@@ -61,15 +65,23 @@ class PushModels(Callback):
     def on_end(self, step: int) -> None:
         """Pushes the last model, where only that is wanted, and waits."""
         if self.strategy == "end":
-            self._take(self.run.snapshot, step)
-        self.wait(step)
-
-    def wait(self, step: int) -> None:
-        """Waits for what is under way."""
+            self._take_missing()
         if (thread := self._thread) is not None:
             thread.join(_PATIENCE)
             if thread.is_alive():
                 self._warn(step, f"the push has not ended after {_PATIENCE // 60} minutes")
+
+    def _take_missing(self) -> None:
+        """Takes the last model, unless it was taken or pushed before."""
+        model = self.run.best if self.strategy == "best" else self.run.snapshot
+        step = read_json(model / "training.json")["steps"] if model.is_dir() else None
+        # In this order: a copy goes when its push was written down.
+        is_known = step is None or (self.copies / f"step-{step}").is_dir()
+        if not is_known and self._told(step) != read_json_object(self.last, optional=True):
+            self._take(model, step)
+
+    def _told(self, step: int) -> dict[str, Any]:
+        return {"repository": self.repo_id, "strategy": self.strategy, "step": step}
 
     def _take(self, model: Path, step: int) -> None:
         parts = {"model": model}
@@ -124,6 +136,7 @@ class PushModels(Callback):
                 what = "state"
                 _push_state(copy / "run", self.repo_id, step)
             tqdm.write(f"step {step}: pushed to {commit.commit_url}", file=sys.stderr)
+            write_json(self.last, self._told(step))
         # Any error: a Hub that is down for an hour must not end a training of a week.
         except Exception as error:
             self._warn(step, f"{type(error).__name__}: {error}", what)
@@ -156,6 +169,9 @@ def _push_state(folder: Path, repo_id: str, step: int) -> None:
     for name in (f"{LAST}/args.json", f"{LAST}/metrics.jsonl"):
         refuse_secret(folder / name, name)
 
+    if "/" not in repo_id:
+        # It is there; the answer has its owner.
+        repo_id = HfApi().create_repo(repo_id, private=True, exist_ok=True).repo_id
     commit_folder(
         *(HfApi(), folder, repo_id, "main"),
         create_pr=False,

@@ -16,6 +16,7 @@ from pathlib import Path
 import datasets
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import (
     DistributedType,
@@ -60,6 +61,9 @@ def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
     # Each process makes the whole model from the seed or a file. With FSDP accelerate's launcher asks by default that
     # only the first one does, which fails for models with buffers.
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+    # Of an earlier run in this process; accelerate changes no precision.
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != arguments.mixed_precision:
+        AcceleratorState._reset_state()
     with _meeting():
         accelerator = Accelerator(
             cpu=needs_processors(),
@@ -182,11 +186,17 @@ class Run:
         if not (isinstance(callbacks, Sequence) and all(isinstance(one, Callback) for one in callbacks)):
             # Those of other libraries have the same events, and never act here.
             raise UsageError(f"callbacks is {callbacks!r}; allowed: a list of hf_ext.training.Callback objects.")
+        self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
+        for rows in (*[train_dataset] * (train_dataset is not None), *self.eval_data.values()):
+            if not isinstance(rows, datasets.Dataset | datasets.IterableDataset):
+                raise UsageError(
+                    f"train_dataset or eval_dataset is {type(rows).__name__}; allowed: a datasets.Dataset (of rows: "
+                    "Dataset.from_list, of a DatasetDict: one split), a stream to train on, a dict of evaluation sets."
+                )
         read_optimizer(arguments)
         self.accelerator = make_accelerator(arguments, folder.path)
         publisher = [] if arguments.hub_model_id is None else [PushModels(arguments, folder)]
         self.callbacks = [*callbacks, *publisher] if self.accelerator.is_main_process else []
-        self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
         self.failures: Counter[str] = Counter()
         ranks = self.ranks = Ranks(self.accelerator, timedelta(minutes=arguments.timeout_minutes))
         with ranks.first_before_others():
@@ -220,6 +230,8 @@ class Run:
         }
         for rows in self.eval_data.values():
             require_examples(rows)
+        if isinstance(self.train_data, datasets.Dataset) and len(self.train_data) == 0:
+            raise DataError("the training data is empty: check data.train.path and data.train.split.")
         if not self.eval_data and (given := [name for name, is_given in needs.items() if is_given]):
             raise UsageError(f"{given[0]} needs an evaluation: set data.eval, or change {given[0]}.")
         if accelerator.is_main_process:

@@ -67,9 +67,9 @@ class Stopping:
             raise KeyboardInterrupt
         self._wish = number + _DEADLINE
 
-    def take(self, word: str | None) -> None:
+    def take(self, word: Any) -> None:
         """Takes what a callback returned for the next answer."""
-        if word not in _WORDS:
+        if not isinstance(word, str | None) or word not in _WORDS:
             raise UsageError(f"a callback returned {word!r}; allowed: None, 'save', 'evaluate', 'end'.")
         self._asked = max(self._asked, _WORDS[word])
 
@@ -121,6 +121,7 @@ class Stopping:
             return
         if self._question is not None:
             self._question[1].wait()
+        self.ranks.part()
         why = f"deadline_minutes: {self.deadline_minutes:g} minutes have passed"
         if answer > _DEADLINE:
             why = signal.Signals(answer - _DEADLINE).name

@@ -2,9 +2,11 @@
 
 import copy
 import json
+import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from huggingface_hub.errors import StrictDataclassError
 
 from hf_ext.mrconv import (
@@ -17,7 +19,16 @@ from hf_ext.mrconv import (
 )
 from hf_ext.mrconv.modeling_mrconv import delta_features
 from tests.kit.models import LoraTesterMixin, TrainerTesterMixin, assert_same_answers
-from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_mask, make_model, make_signal, make_tokens
+from tests.mrconv.mrconv_testing import (
+    SIZES,
+    TOKENS,
+    MRConvTester,
+    make_image_model,
+    make_mask,
+    make_model,
+    make_signal,
+    make_tokens,
+)
 
 
 class TestMaskedLM(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
@@ -196,6 +207,47 @@ def test_a_regression_answers_in_the_units_of_its_targets():
     plain = MRConvForSequenceClassification(MRConvConfig(**fields)).eval()
     plain.load_state_dict(model.state_dict())
     assert_same_answers(outputs.logits, plain(**inputs).logits * std + mean)
+
+
+VALUES, CLASSES, MARKS = "regression", "single_label_classification", "multi_label_classification"
+# Problem type and number of outputs, rows, and shapes of labels that fit or are refused.
+LABELS = [
+    *((kind, 1, 3, [(3,), (3, 1), (1, 3)], [(1,), (1, 1), (), (3, 3), (2,)]) for kind in (None, VALUES)),
+    (VALUES, 2, 2, [(2, 2)], [(2,), (2, 1), (1, 2), (1,), (), (2, 2, 1)]),
+    (VALUES, 2, 1, [(1, 2), (2,)], [(1,), (1, 1), ()]),
+    *((kind, 3, 2, [(2,), (2, 1)], [(1,), (), (2, 3), (3,)]) for kind in (None, CLASSES)),
+    (MARKS, 3, 2, [(2, 3)], [(2,), (3,), (2, 1), (1, 3)]),
+]
+LOSSES = {VALUES: F.mse_loss, CLASSES: F.cross_entropy, MARKS: F.binary_cross_entropy_with_logits}
+
+
+@pytest.mark.parametrize("of_images", [False, True])
+@pytest.mark.parametrize(("kind", "outputs", "rows", "right", "wrong"), LABELS)
+def test_labels_have_the_shape_and_type_of_their_problem(of_images, kind, outputs, rows, right, wrong):
+    fields = {"num_labels": outputs, "problem_type": kind}
+    model = make_image_model(**fields) if of_images else make_model(**{**TWO_CHANNELS, **fields})
+    inputs = {"pixel_values": torch.randn(rows, 3, 16, 16)} if of_images else {"input_values": torch.randn(rows, 9, 2)}
+    is_class = kind == CLASSES or (kind is None and outputs > 1)
+    kinds = [torch.int64, torch.int32, torch.uint8, *[torch.float64, torch.float16, torch.bool] * (not is_class)]
+    for dtype in kinds:
+        for shape in wrong:
+            model.config.problem_type = kind
+            with pytest.raises(ValueError, match=re.escape(str(shape))):
+                model(**inputs, labels=torch.ones(shape, dtype=dtype))
+        for shape in right:
+            labels = torch.ones(shape, dtype=dtype)
+            found = model(**inputs, labels=labels)
+            labels = labels.flatten().long() if is_class else labels.view(rows, outputs).to(found.loss.dtype)
+            assert torch.equal(found.loss, LOSSES[model.config.problem_type](found.logits, labels))
+    if is_class:
+        with pytest.raises(ValueError, match="float32"):
+            model(**inputs, labels=torch.ones(rows))
+
+
+def test_values_with_units_are_no_marks():
+    model = make_model(**{**TWO_CHANNELS, "num_labels": 2, **TARGETS})
+    answer = model(input_values=torch.randn(2, 9, 2), labels=torch.tensor([[70.0, 0.0], [73.0, 0.01]]))
+    assert model.config.problem_type == VALUES and answer.loss > 0
 
 
 def test_a_batch_without_any_class_has_no_loss():

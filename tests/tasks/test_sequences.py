@@ -363,6 +363,8 @@ RECORDING = {"array": np.float32([0.5, -0.5, 0.25]), "sampling_rate": 8000}
             {"audio": {**RECORDING, "sampling_rate": 16000}, "label": 0},
             ["16000 samples", "task.sampling_rate", "says 8000"],
         ),
+        *((AudioTask(), {"audio": wrong, "label": 0}, ["audio"]) for wrong in (None, "a", 3.0, {"array": [0.0]})),
+        (AudioTask(), {"audio": np.zeros((9, 2)), "label": 0}, ["(9, 2)"]),
     ],
 )
 def test_data_that_do_not_fit_are_named(task, example, facts):

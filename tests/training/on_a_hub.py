@@ -79,6 +79,9 @@ def main() -> None:
     found: dict[str, Any] = {name: list_errors(root / name) for name in kept}
     found["kept"] = [name for kind in kept for name in api.list_repo_files(f"me/{kind}") if name.startswith("last")]
     found |= {"push errors": errors, "files": api.list_repo_files(REPO)}
+    run(TinyTask(), make_arguments(root / "bare", data, **pushing | {"hub_model_id": "bare"}, max_steps=2))
+    whole = f"{api.whoami()['name']}/bare"
+    found["bare"] = [*list_errors(root / "bare"), *{name.partition("/")[0] for name in api.list_repo_files(whole)}]
     good = api.repo_info(REPO).sha
 
     def resume(name: str, source: str) -> dict[str, Any]:

@@ -58,7 +58,10 @@ def test_what_no_step_reads_changes_nothing(tmp_path, capsys, examples, shards, 
     assert f"data.num_workers: {workers} → {2 - workers}: {SAME}" in said and is_equal
     assert all(f"{name}: " in said for name in changes)
     assert "data.eval.path: " in said and "the best state, which starts again" in said
-    # Best is what was evaluated on the new data.
+    # Best is what was evaluated on the new data, and no score of the old data is published as theirs.
+    run_interrupted(make_arguments(tmp_path / "cut", {**before, "num_workers": 0}, eval_steps=2), 3)
+    run_interrupted(make_arguments(tmp_path / "cut", {**after, "num_workers": 0}, eval_steps=9, save_steps=1), 4)
+    assert not (tmp_path / "cut" / "snapshot" / "eval.json").exists()
     progress = torch.load(tmp_path / "run" / "state" / "step-7" / "custom_checkpoint_0.pkl")
     assert progress["best_step"] in (6, 7)
 

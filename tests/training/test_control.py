@@ -1,12 +1,17 @@
 """What steers a run: epochs, early stopping, optimizers, schedules, callbacks, pushing."""
 
 import math
+from decimal import Decimal
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
+from datasets import Dataset, DatasetDict
 
 from hf_ext.data.opening import open_source
 from hf_ext.errors import DataError, UsageError
-from hf_ext.training import Callback, DataSource
+from hf_ext.training import Callback, DataSource, train
 from hf_ext.training.arguments import SCHEDULES
 from hf_ext.training.state import RunFolder
 from tests.kit.refusals import refused
@@ -104,6 +109,9 @@ def test_data_of_which_no_example_can_be_counted_is_refused_at_once(tmp_path, ex
     with refused(DataError, "evaluation"):
         rows = change(open_source(DataSource(str(examples))))
         run(TinyTask(), make_arguments(tmp_path / "run", examples), None, {"a": rows})
+    for given in ([None, [rows]], [[{"pixels": [0.0]}]], [DatasetDict({"train": rows})], [Dataset.from_dict({})]):
+        with refused(ValueError, "data"):
+            run(TinyTask(), make_arguments(tmp_path / "run", {} if given[0] else examples), *given)
     assert not (tmp_path / "run").exists()
 
 
@@ -170,7 +178,48 @@ def test_a_callback_steers_a_run(tmp_path, examples, word, saved, scored):
     assert rows(tmp_path / "run") == found
 
 
-def test_a_word_that_no_callback_may_say_is_a_failure_of_it(tmp_path, examples):
+@pytest.mark.parametrize("word", ["halt", ["end"], {"save": 1}, np.array(["end"]), True])
+def test_a_word_that_no_callback_may_say_is_a_failure_of_it(tmp_path, examples, word):
     arguments = make_arguments(tmp_path / "run", examples, max_steps=2, logging_steps=1, strict_callbacks=True)
-    with refused(UsageError, "'halt'"):
-        run(TinyTask(), arguments, None, None, [Word("halt", 1)])
+    with refused(UsageError, "callback", "'evaluate'"):
+        run(TinyTask(), arguments, None, None, [Word(word, 1)])
+
+
+class OddTask(TinyTask):
+    """Evaluates to what a test says."""
+
+    found: ClassVar[Any] = None
+
+    def summarize(self, rows):
+        return self.found
+
+
+@pytest.mark.parametrize("value", [np.float32(1.5), torch.tensor([1.5]), Decimal("1.5"), 1.5])
+def test_metrics_of_other_kinds_are_numbers(tmp_path, examples, value, monkeypatch):
+    monkeypatch.setattr(OddTask, "found", {"mse": value, "count": np.int64(9)})
+    assert run(OddTask(), make_arguments(tmp_path / "run", evaluated(examples), max_steps=1)) == {
+        "mse": 1.5,
+        "count": 9,
+    }
+
+
+@pytest.mark.parametrize(
+    "found", [None, {}, {"other": 1.0}, {"mse": None}, {"mse": "low"}, {"mse": np.ones(2)}, [1.0]]
+)
+def test_what_is_no_metric_is_refused_and_the_steps_are_kept(tmp_path, examples, found, monkeypatch):
+    monkeypatch.setattr(OddTask, "found", found)
+    arguments = make_arguments(tmp_path / "run", evaluated(examples), max_steps=4, save_steps=9)
+    with refused(UsageError, "OddTask.summarize"):
+        run(OddTask(), arguments)
+    monkeypatch.setattr(OddTask, "evaluate_batch", lambda *_: [])
+    with refused(UsageError, "OddTask.evaluate_batch"):
+        run(OddTask(), arguments)
+    assert RunFolder(tmp_path / "run").saved_steps() == [3] and "mse" in run(TinyTask(), arguments)
+    assert [row["step"] for row in rows(tmp_path / "run") if "eval_mse" in row] == [3, 4]
+
+
+def test_one_process_trains_in_one_precision_after_the_other(tmp_path, examples):
+    run(TinyTask(), make_arguments(tmp_path / "first", examples, max_steps=1))
+    for precision in ("bf16", "no"):
+        train(TinyTask(), make_arguments(tmp_path / precision, examples, max_steps=1, mixed_precision=precision))
+    assert contents(tmp_path / "no") == contents(tmp_path / "first") != contents(tmp_path / "bf16")

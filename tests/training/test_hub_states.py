@@ -32,7 +32,7 @@ def found(tmp_path_factory):
 
 
 def test_a_run_goes_on_from_a_hub_bit_for_bit(found):
-    assert found["push errors"] == []
+    assert found["push errors"] == [] and "last-checkpoint" in found["bare"]
     files = {name for name in found["files"] if name.startswith("last-checkpoint/")}
     assert {name.split("/")[1] for name in files} == {"args.json", "metrics.jsonl", "state", "best"}
     # One state, the last.

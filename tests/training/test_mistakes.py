@@ -13,10 +13,10 @@ from hf_ext.errors import DataError
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
 from hf_ext.settings import SettingsError, build, parse_yaml
 from hf_ext.training import DataSource, TrainingArguments
-from hf_ext.training.arguments import apply_overrides
+from hf_ext.training.arguments import apply_overrides, find_paths
 from hf_ext.training.launch import main
 from hf_ext.training.methods import TASKS, build_task, find_task, read_arguments
-from hf_ext.training.models import add_adapter, initialize_from, refuse_lost_fields
+from hf_ext.training.models import add_adapter, build_model, initialize_from, refuse_lost_fields
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
@@ -195,6 +195,54 @@ def test_a_number_in_a_section_of_free_keys_is_one(number):
     arguments = build(TrainingArguments, apply_overrides({"method": "tiny", "output_dir": "1e-8"}, flags))
     assert arguments.optim_args == {"eps": 1e-8} and arguments.model == {"widths": [1e-8, "1e", "e1", "x1e1"]}
     assert arguments.output_dir == "1e-8"
+
+
+WORDS = ["2024", "1.50", "1e5", "yes", "NO", "007", "12:30", "2026-05-01", "-1", "0x1F", ".inf"]
+
+
+@pytest.mark.parametrize("word", [*WORDS, "a: b", "[draft] 1", "{x"])
+@pytest.mark.parametrize("option", ["run_name", "output_dir", "data.train.name", "task.text_column"])
+def test_an_option_of_text_takes_any_word(tmp_path, word, option):
+    file, (section, _, name) = tmp_path / "config.yaml", option.rpartition(".")
+    kept = "method: mrconv-text\ndata: {train: {path: 2023}}\n" + ("output_dir: out\n" if name != "output_dir" else "")
+    file.write_text(kept)
+    found = [read_arguments(file, [f"--{option}", word])]
+    if word in WORDS and not section.startswith("data"):
+        file.write_text(f"{kept}{f'{section}: {{{name}: {word}}}' if section else f'{name}: {word}'}")
+        found.append(read_arguments(file, []))
+    for arguments in found:
+        source = arguments.data_arguments.require_train_source()
+        values = {"data.train": source, "task": build_task(arguments), "": arguments}[section]
+        assert getattr(values, name) == word and source.path == "2023" == find_paths(arguments.data)[0]
+
+
+def test_words_in_lists_and_numbers_for_fractions(tmp_path):
+    config = write_config(tmp_path, tmp_path, method="mrconv-pixels")
+    flags = [
+        "--task.label_names",
+        "[NO, 1e5, 010, null]",
+        "--task.num_labels=4",
+        "--data.train.path",
+        "[1, {path: 2}]",
+    ]
+    arguments = read_arguments(config, [*flags, "--task.mean=[0, 1, 1]", "--task.std", "[1, 1e0, 2.5]"])
+    task = build_task(arguments)
+    assert task.label_names == ["NO", "1e5", "010", "null"] and (task.mean, task.std) == ([0, 1, 1], [1, 1, 2.5])
+    assert (
+        find_paths(arguments.data) == ["1", "2"] == [part.path for part in arguments.data_arguments.train_source.parts]
+    )
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--run_name"], ["--output_dir", "--max_steps", "3"], ["--max_steps=010"], ["--task.max_length", "1:30"],
+     ["--model.hidden_size=010"], ["--data.train=[a"], ["--task.label_names", "[a"], ["--learning_rate=010"]],
+)  # fmt: skip
+def test_a_word_is_no_number_and_a_flag_without_a_value_no_word(tmp_path, flags):
+    config = write_text_recipe(tmp_path)
+    with refused(SettingsError, flags[0].strip("-").rpartition(".")[2].partition("=")[0]):
+        arguments = read_arguments(config, flags)
+        build_model(build_task(arguments), arguments.model, None)
 
 
 def test_missing_data_name_the_flag_and_the_inner_cause(tmp_path):

@@ -164,6 +164,17 @@ def test_a_push_that_fails_is_a_row_and_begins_anew_with_the_same_command(tmp_pa
     assert not [*(tmp_path / "run" / ".push").iterdir()]
 
 
+@pytest.mark.parametrize("strategy", ["end", "every_save", "best"])
+def test_what_a_killed_process_did_not_begin_to_push_is_pushed_once(tmp_path, examples, monkeypatch, strategy):
+    run(TinyTask(), make_arguments(tmp_path / "run", evaluated(examples), save_steps=1, eval_steps=1, max_steps=4))
+    hub = SlowHub(monkeypatch)
+    hub.may_go.release(100)
+    # After its last state; then the same command.
+    for _ in range(2):
+        assert push_run(tmp_path / "run", examples, hub, strategy)[0].endswith("odel, step 4")
+    assert len(hub.pushed) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "code"), [("kill", signal.SIGKILL), ("busy", 0)])
 def test_a_process_that_was_killed_or_is_busy_for_too_long_is_a_lost_one(tmp_path, examples, case, code):
