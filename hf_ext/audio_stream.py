@@ -1,6 +1,8 @@
 """Recognition of words in a stream of sound: segmentation by loudness, and classification."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,8 +10,10 @@ from transformers import AutoModelForAudioClassification
 
 from hf_ext.hub.checkpoints import split_revision
 
+from .errors import UsageError
 from .extras import import_extra
 from .mrconv import MRConvCache
+from .mrconv.feature_extraction_mrconv import as_array, full_scale
 
 STEP = 0.01
 # A word is louder than this share of the loudest step, and ends after so many quieter seconds.
@@ -24,10 +28,13 @@ class Listener:
 
     def __init__(self, source: str | Path):
         name, revision = split_revision(str(source))
-        self.model = AutoModelForAudioClassification.from_pretrained(name, revision=revision).eval().reparameterize()
-        self.rate = self.model.config.sampling_rate
-        if not self.rate:
-            raise ValueError(f"{source}: its configuration has no `sampling_rate`; give a model of sounds.")
+        self.model = AutoModelForAudioClassification.from_pretrained(name, revision=revision).eval()
+        config = self.model.config
+        self.rate: Any = getattr(config, "sampling_rate", None)
+        if config.model_type != "mrconv" or not self.rate:
+            said = f"`model_type` {config.model_type!r} and `sampling_rate` {self.rate}"
+            raise UsageError(f"{source}: its configuration has {said}; give an MRConv model of sounds.")
+        self.model.reparameterize()
         self.cache = MRConvCache(self.model.config)
         # What a first call prepares is prepared before the first sound, as if it had been a word.
         self.power, self.samples, self.loudest = 1e-4, 1, 0.0
@@ -43,6 +50,8 @@ class Listener:
     def hear(self, sound: np.ndarray) -> int | None:
         """The class of a word that has ended with these samples, or None."""
         sound = read_samples(sound)
+        if not len(sound):
+            return None
         loudness = float(np.sqrt(np.mean(sound**2)))
         self.loudest = max(self.loudest * 0.5 ** (len(sound) / self.rate / HALVED), loudness)
         loud = loudness > max(QUIET * self.loudest, FLOOR)
@@ -72,9 +81,9 @@ class Listener:
 
 
 def read_samples(sound: np.ndarray) -> np.ndarray:
-    """One channel of samples: channels are averaged, and NaN becomes silence."""
+    """One channel of samples: whole numbers are scaled, channels averaged, and NaN becomes silence."""
     # It would stay in the listener's mean for ever.
-    numbers = np.nan_to_num(np.asarray(sound, np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+    numbers: np.ndarray = np.nan_to_num(full_scale(as_array(sound)), nan=0.0, posinf=0.0, neginf=0.0)
     return numbers.mean(1) if numbers.ndim == 2 else numbers
 
 
@@ -82,6 +91,9 @@ class Stream:
     """Pieces of sound of any length, at any rate, for a [`Listener`]: it gets steps of its own length and rate."""
 
     def __init__(self, listener: Listener, rate: int):
+        if not 0 < rate < math.inf:
+            # soxr looks for a ratio to NaN for ever.
+            raise UsageError(f"`rate` is {rate}; give the samples per second of the sound, above 0.")
         self.listener, self.seconds, self.rest = listener, 0.0, np.zeros(0, np.float32)
         same = rate == listener.rate
         self.resampler = None if same else import_extra("soxr").ResampleStream(rate, listener.rate, 1, dtype="float32")
@@ -96,7 +108,7 @@ class Stream:
             sound = self.resampler.resample_chunk(sound, last=last)
         # Silence ends the last word.
         silence = np.zeros(int(1.5 * PAUSE * self.listener.rate) if last else 0, np.float32)
-        sound, size = np.concatenate([self.rest, sound, silence]), int(STEP * self.listener.rate)
+        sound, size = np.concatenate([self.rest, sound, silence]), max(1, int(STEP * self.listener.rate))
         steps, self.rest = np.split(sound, [len(sound) // size * size])
         words = []
         for step in steps.reshape(-1, size):

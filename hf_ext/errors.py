@@ -168,20 +168,15 @@ def _classify_library(error: BaseException) -> Ending | None:
 
 def _blames_the_path(error: OSError) -> bool:
     """Tells whether the file, folder, repository or revision is not there or may not be used."""
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors as hub
 
     found: BaseException | None = error
     # transformers wraps what huggingface_hub says.
     while found is not None:
-        if isinstance(found, LocalEntryNotFoundError):
+        if isinstance(found, hub.LocalEntryNotFoundError):
             # Not in the cache, and the Hub could not be asked.
             return False
-        if isinstance(found, EntryNotFoundError | RepositoryNotFoundError | RevisionNotFoundError):
+        if isinstance(found, hub.EntryNotFoundError | hub.RepositoryNotFoundError | hub.RevisionNotFoundError):
             return True
         found = found.__cause__
     if error.errno is not None:

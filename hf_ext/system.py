@@ -44,10 +44,6 @@ def read_at(descriptor: int, buffer: memoryview, position: int) -> int:
     """Reads bytes from a place of a file; possibly fewer than asked for. Thread-safe."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [buffer], position)
-    if hasattr(os, "pread"):
-        data = os.pread(descriptor, len(buffer), position)
-        buffer[: len(data)] = data
-        return len(data)
     with _moving, io.FileIO(descriptor, "rb", closefd=False) as file:
         file.seek(position)
         return file.readinto(buffer) or 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 # Of ASCII and Latin-1 all but tab and new line; marks that turn the direction of writing; separators of lines.
-_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # A bar of tqdm returns to the beginning of its line, and moves up from the bars below it.
 _MOVES = re.compile(r"\r+|(?:\x1b\[A)+\Z")
 
@@ -80,25 +80,28 @@ class _Guarded:
 def guarded_streams() -> Iterator[None]:
     """Guards standard output and error: all text is printable, and foreign control sequences are escaped."""
     before = sys.stdout, sys.stderr
-    if any(stream is None or isinstance(stream, _Guarded) for stream in before):
+    if any(isinstance(stream, _Guarded) for stream in before):
         yield
         return
-    changed = [stream for stream in before if hasattr(stream, "reconfigure")]
-    errors = [stream.errors for stream in changed]
-    for stream in changed:
-        # As Python's own standard error has it; a letter that is missing must not end a command.
-        stream.reconfigure(errors="backslashreplace")
-    guards: Any = tuple(map(_Guarded, before))
-    sys.stdout, sys.stderr = guards
-    try:
-        yield
-    finally:
-        # Click puts another stream in the place of one whose reader has gone.
-        if (sys.stdout, sys.stderr) == guards:
-            sys.stdout, sys.stderr = before
-        for stream, kept in zip(changed, errors, strict=True):
-            if not stream.closed:
-                stream.reconfigure(errors=kept)
+    with contextlib.ExitStack() as opened:
+        # A service may close them. Then a file of the user's would get their numbers, to which libraries write.
+        streams = [stream or opened.enter_context(open(os.devnull, "w", encoding="utf-8")) for stream in before]
+        changed = [stream for stream in streams if hasattr(stream, "reconfigure")]
+        errors = [stream.errors for stream in changed]
+        for stream in changed:
+            # As Python's own standard error has it; a letter that is missing must not end a command.
+            stream.reconfigure(errors="backslashreplace")
+        guards: Any = tuple(map(_Guarded, streams))
+        sys.stdout, sys.stderr = guards
+        try:
+            yield
+        finally:
+            # Click puts another stream in the place of one whose reader has gone.
+            if (sys.stdout, sys.stderr) == guards:
+                sys.stdout, sys.stderr = before
+            for stream, kept in zip(changed, errors, strict=True):
+                if not stream.closed:
+                    stream.reconfigure(errors=kept)
 
 
 def is_quiet() -> bool:

@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,14 +31,14 @@ def doctor(as_json: bool, offline: bool) -> None:
       hf-ext doctor --offline --json
     """
     found = {
-        "hf-ext": version("hf-ext"),
+        "hf-ext": installed_version("hf-ext"),
         "python": f"{platform.python_version()}, {platform.platform()}",
         "libraries": {name: installed_version(name) for name in LIBRARIES},
-        "extras": describe_extras(),
-        "devices": describe_devices(),
-        "cache": describe_cache(),
-        "hub": describe_hub(offline),
-        "environment": {name: hide_login(value) for name, value in os.environ.items() if is_told(name)},
+        "extras": attempt(describe_extras),
+        "devices": attempt(describe_devices),
+        "cache": attempt(describe_cache),
+        "hub": attempt(describe_hub, offline),
+        "environment": {name: hide_secrets(value) for name, value in os.environ.items() if is_told(name)},
     }
     if as_json:
         print_json(found)
@@ -47,6 +48,14 @@ def doctor(as_json: bool, offline: bool) -> None:
         parts = value.items() if isinstance(value, dict) else [("", value)]
         rows += [(name if place == 0 else "", f"{key} {item}".strip()) for place, (key, item) in enumerate(parts)]
     print_rows(rows, title="Environment")
+
+
+def attempt(describe: Callable[..., Any], *arguments: Any) -> Any:
+    """The description of a part of the machine, or the error, since of a broken machine a report is wanted most."""
+    try:
+        return describe(*arguments)
+    except Exception as error:
+        return hide_secrets(f"no: {type(error).__name__}: {error}".splitlines()[0])
 
 
 def installed_version(name: str) -> str:
@@ -95,14 +104,13 @@ def describe_hub(offline: bool) -> dict[str, Any]:
     """Address of the Hub, its reachability, and the presence of a token."""
     from huggingface_hub import constants, get_session, get_token
 
-    found = {"at": hide_login(constants.ENDPOINT), "token": "there" if get_token() else "none"}
-    if offline or constants.HF_HUB_OFFLINE:
-        return found | {"answers": "not asked"}
-    try:
-        answer = get_session().get(f"{constants.ENDPOINT}/api/models?limit=1", timeout=PATIENCE)
-        return found | {"answers": f"yes, {answer.status_code}"}
-    except Exception as error:  # Any failure of the network is reported, never raised.
-        return found | {"answers": hide_login(f"no: {type(error).__name__}: {error}".splitlines()[0])}
+    def ask() -> str:
+        if offline or constants.HF_HUB_OFFLINE:
+            return "not asked"
+        return f"yes, {get_session().get(f'{constants.ENDPOINT}/api/models?limit=1', timeout=PATIENCE).status_code}"
+
+    token = attempt(lambda: "there" if get_token() else "none")
+    return {"at": hide_secrets(constants.ENDPOINT), "token": token, "answers": attempt(ask)}
 
 
 def is_told(name: str) -> bool:
@@ -111,6 +119,10 @@ def is_told(name: str) -> bool:
     return ours and not any(word in name for word in ("TOKEN", "KEY", "SECRET", "PASSWORD"))
 
 
-def hide_login(text: str) -> str:
-    """The text without user names and passwords in its URLs."""
-    return re.sub(r"//[^/@\s]*@", "//...@", text)
+def hide_secrets(text: str) -> str:
+    """The text without user names and passwords in its URLs; nothing of one that contains another secret."""
+    from hf_ext.hub.secret_shapes import find_secrets
+
+    # Up to the last @: passwords may contain @ and /.
+    told = re.sub(r"//\S*@", "//...@", text)
+    return "(hidden: it contains a secret)" if any(find_secrets(told)) else told

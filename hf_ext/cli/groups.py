@@ -12,8 +12,7 @@ class Group(click.Group):
     """A group that suggests commands of any group for an unknown name, and adds -q and -v to its commands."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        command = super().get_command(ctx, cmd_name)
-        return command if command is None or isinstance(command, click.Group) else add_loudness(command)
+        return add_loudness(super().get_command(ctx, cmd_name))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -56,8 +56,7 @@ class Commands(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in MODULES:
             return None
-        command: click.Command = getattr(importlib.import_module(f".{MODULES[cmd_name]}", __package__), cmd_name)
-        return command if isinstance(command, click.Group) else add_loudness(command)
+        return add_loudness(getattr(importlib.import_module(f".{MODULES[cmd_name]}", __package__), cmd_name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = formatter.width - max(map(len, MODULES)) - 6

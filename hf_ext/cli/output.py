@@ -78,14 +78,11 @@ def fit_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: int
     """Splits the columns of a table that is too wide for a terminal; every part starts with the name columns."""
     # A column has a space on both sides and a line after it; the first line adds one more.
     widths = [max(len(row[column]) for row in (header, *rows)) + 3 for column in range(len(header))]
-    titles = list(range(names))
-    parts, used = [list(titles)], sum(widths[:names]) + 1
+    parts = [list(range(names))]
     for column in range(names, len(header)):
-        if used + widths[column] > width and len(parts[-1]) > names:
-            parts.append(list(titles))
-            used = sum(widths[:names]) + 1
+        if sum(widths[place] for place in (*parts[-1], column)) + 1 > width and len(parts[-1]) > names:
+            parts.append(list(range(names)))
         parts[-1].append(column)
-        used += widths[column]
     return parts
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
@@ -39,11 +40,9 @@ def kept_settings() -> Iterator[None]:
         logger.setLevel(level)
         readers.setLevel(before_readers)
         logger.handlers[:] = handlers
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in _SETTINGS:
+            os.environ.pop(name, None)
+        os.environ |= {name: value for name, value in before.items() if value is not None}
 
 
 def set_loudness(context: click.Context, option: click.Parameter, given: bool) -> None:
@@ -69,18 +68,14 @@ def set_loudness(context: click.Context, option: click.Parameter, given: bool) -
         logger.addHandler(logging.StreamHandler())
 
 
-def add_loudness(command: click.Command) -> click.Command:
-    """Adds the options -q and -v to a command."""
-    if not any(option.name == "quiet" for option in command.params):
-        texts = {
-            "quiet": "Show errors and results only.",
-            "verbose": "Show more messages, and the traceback of an error.",
-        }
-        for name, text in texts.items():
-            words = (f"-{name[0]}", f"--{name}", name)
-            command.params.append(
-                click.Option(words, is_flag=True, expose_value=False, is_eager=True, callback=set_loudness, help=text)
-            )
+def add_loudness(command: click.Command | None) -> click.Command | None:
+    """Adds the options -q and -v to a command that is no group."""
+    if command is None or isinstance(command, click.Group) or any(option.name == "quiet" for option in command.params):
+        return command
+    texts = {"quiet": "Show errors and results only.", "verbose": "Show more messages, and the traceback of an error."}
+    how: dict[str, Any] = {"is_flag": True, "expose_value": False, "is_eager": True, "callback": set_loudness}
+    for name, text in texts.items():
+        command.params.append(click.Option((f"-{name[0]}", f"--{name}", name), help=text, **how))
     return command
 
 

@@ -127,14 +127,14 @@ class Signal:
             return self.u[..., self.u.shape[2] - count :] if last else self.u[..., :count]
         return _gather(self.u, begin + torch.arange(count, device=self.u.device))
 
-    def add_at_end_(self, target: Tensor, last: bool, values: Tensor) -> None:
-        """Add values to those positions of another array."""
+    def subtract_at_end_(self, target: Tensor, last: bool, values: Tensor) -> None:
+        """Subtract values from those positions of another array."""
         count = values.shape[2]
         begin = self._begin(last, count)
         if begin is None:
-            target[..., target.shape[2] - count if last else 0 :][..., :count] += values
+            target[..., target.shape[2] - count if last else 0 :][..., :count].sub_(values)
         else:
-            target += _gather(values, torch.arange(target.shape[2], device=target.device) - begin)
+            target -= _gather(values, torch.arange(target.shape[2], device=target.device) - begin)
 
 
 class Formed(NamedTuple):
@@ -149,12 +149,14 @@ class Group(NamedTuple):
     """
     G branches of about one length of which only the response beyond the ends of the input is formed. FFTs of size m.
 
-    Spectra of the kernels, [G, channels, m // 2 + 1]; spectrum of the autocorrelation of u at the lags they have; and
-    for each end, the last and the first, spectrum of the inputs next to it and response beyond it, [G, batch,
-    channels, positions], None where no tap crosses that end.
+    Spectra of the kernels, [G, channels, m // 2 + 1], their squared magnitudes and the sums of the kernels; spectrum
+    of the autocorrelation of u at the lags they have; and for each end, the last and the first, spectrum of the inputs
+    next to it and response beyond it, [G, batch, channels, positions], None where no tap crosses that end.
     """
 
     factors: Tensor
+    strength: Tensor
+    gain: Tensor
     power: Tensor
     last: Tensor | None
     after: Tensor | None
@@ -242,7 +244,7 @@ class Branches:
         lags = self._autocorrelation() if kept is None else None
         for layout in self.layouts:
             if lags is None:
-                part: Part = Formed(*islice(kept, 3)) if layout.formed else Group(*islice(kept, 6))
+                part: Part = Formed(*islice(kept, 3)) if layout.formed else Group(*islice(kept, 8))
             else:
                 part = self._form(layout.members[0]) if layout.formed else self._group(layout, lags)
             if keep:
@@ -254,12 +256,13 @@ class Branches:
         Sum and squared sum of each branch over batch and valid positions, and their number: [3, N, channels], in
         float64.
         """
-        rows: dict[int, Tensor] = {}
+        rows: dict[int, tuple[Tensor, Tensor]] = {}
         for layout, part in self.parts(keep):
             found = self._formed_sums(part) if isinstance(part, Formed) else self._group_sums(layout, part)
-            rows.update(zip(layout.members, found.unbind(1), strict=True))
-        sums = torch.stack([rows[index] for index in range(len(rows))], dim=1)
-        return torch.cat([sums, self.signal.positions.expand(1, *sums.shape[1:])])
+            rows.update(zip(layout.members, zip(*found, strict=True), strict=True))
+        totals, squares = zip(*(rows[index] for index in range(len(rows))), strict=True)
+        counts = [self.signal.positions.expand_as(totals[0])] * len(rows)
+        return torch.stack([*totals, *squares, *counts]).unflatten(0, (3, -1))
 
     def span(self) -> int:
         """Lags of the autocorrelation of u that count."""
@@ -286,7 +289,8 @@ class Branches:
         factors = two_sided([self.kernels[index] for index in members], [self.wings[index] for index in members], m)
         last, after = self._end(factors, True, taps - 1, m)
         first, before = self._end(factors, False, ahead, m)
-        return Group(factors, _symmetric(lags[:, : taps + ahead], m), last, after, first, before)
+        gain, power = _exact(factors[..., 0].real), _symmetric(lags[:, : taps + ahead], m)
+        return Group(factors, _power(factors), gain, power, last, after, first, before)
 
     def _end(self, factors: Tensor, last: bool, count: int, m: int) -> tuple[Tensor | None, Tensor | None]:
         """Spectrum of the inputs that reach beyond an end, and what they give there."""
@@ -296,18 +300,17 @@ class Branches:
         whole = torch.fft.irfft(factors[:, None] * inputs, n=m)
         return inputs, whole[..., count : 2 * count] if last else whole[..., m - count :]
 
-    def _formed_sums(self, part: Formed) -> Tensor:
+    def _formed_sums(self, part: Formed) -> tuple[Tensor, Tensor]:
         count = self.signal.positions
-        return torch.stack([part.mean * count, _energy(part.centred) + part.mean.square() * count])[:, None]
+        return (part.mean * count)[None], (_energy(part.centred) + part.mean.square() * count)[None]
 
-    def _group_sums(self, layout: Layout, part: Group) -> Tensor:
-        """Of the whole response, less what lies beyond the ends."""
-        total = self.signal.sum * _exact(part.factors[..., 0].real)
-        square = _mean_of_all(part.power * _power(part.factors), layout.n)
+    def _group_sums(self, layout: Layout, part: Group) -> tuple[Tensor, Tensor]:
+        """Of the whole response, less what lies beyond the ends: [G, channels] each."""
+        total, square = self.signal.sum * part.gain, _mean_of_all(part.power * part.strength, layout.n)
         for beyond in (part.after, part.before):
             if beyond is not None:
                 total, square = total - _sum(beyond), square - _energy(beyond)
-        return torch.stack([total, square])
+        return total, square
 
 
 class SumGradients:
@@ -316,11 +319,17 @@ class SumGradients:
     def __init__(self, branches: Branches, conjugate: Tensor, g_sums: Tensor, lags: Tensor, scale: Tensor):
         """`g_sums`: of sums and squared sums, [2, N, channels]; `lags`: gradient of the merged kernel, [channels, n];
         `conjugate`: of the spectrum of u."""
-        self.branches, self.conjugate, self.g_sums = branches, conjugate, g_sums.unbind(1)
+        self.branches, self.conjugate = branches, conjugate
+        # In the order of the parts, exact and in the dtype of the branches: gradients of the sums, and twice those of
+        # the squared sums, which is what an output is multiplied by.
+        order = [index for layout in branches.layouts for index in layout.members]
+        self.g_totals, g_squares = torch.stack([row[index] for row in g_sums for index in order]).chunk(2)
+        self.slopes = 2 * g_squares
+        self.own_totals, self.own_slopes = (x.to(branches.dtype) for x in (self.g_totals, self.slopes))
         self.lags, self.scales = lags, scale.to(lags.dtype)[..., None].unbind(0)
-        self.kernels: dict[int, Tensor] = {}
-        self.wings: dict[int, Tensor] = {}
-        # Gradients of the autocorrelation of u; of every input alike; and of the inputs next to an end.
+        self.found: dict[int, Tensor] = {}
+        # Twice the gradients of the autocorrelation of u; those of every input alike; and, with the other sign, those
+        # of the inputs next to an end.
         self.g_lags = self.lags.new_zeros(len(self.lags), branches.span())
         self.g_all = torch.zeros_like(branches.signal.sum)
         self.g_ends: list[tuple[bool, Tensor]] = []
@@ -328,63 +337,61 @@ class SumGradients:
     @property
     def kernel_gradients(self) -> list[Tensor]:
         """Those of the kernels of the past, then those of the wings."""
-        return [values[index] for values in (self.kernels, self.wings) for index in range(len(values))]
+        return [self.found[index] for index in range(len(self.found))]
 
     def _set_kernel(self, index: int, gradient: Tensor) -> None:
         """`gradient`: that of all lags, the negative ones at the end."""
         taps, wing, scale = self.branches.kernels[index].shape[1], self.branches.wings[index], self.scales[index]
-        self.kernels[index] = torch.addcmul(gradient[:, :taps], self.lags[:, :taps], scale)
+        self.found[index] = torch.addcmul(gradient[:, :taps], self.lags[:, :taps], scale)
         if wing is not None:
             own, merged = (values[:, values.shape[1] - wing.shape[1] :] for values in (gradient, self.lags))
-            self.wings[index] = torch.addcmul(own, merged, scale).flip(1)
+            self.found[len(self.scales) + index] = torch.addcmul(own, merged, scale).flip(1)
 
-    def add(self, layout: Layout, part: Part, g_spectrum: Tensor) -> None:
-        """Add a part. The part of the gradient of u that is known as a spectrum is added to `g_spectrum`."""
-        if isinstance(part, Formed):
-            self._add_formed(layout.members[0], part, g_spectrum)
-        else:
-            g_total, g_square = torch.stack([self.g_sums[index] for index in layout.members], dim=1)
-            self._add_group(layout, part, g_total, g_square)
-
-    def _add_formed(self, index: int, part: Formed, g_spectrum: Tensor) -> None:
+    def _add_formed(self, index: int, part: Formed, row: int, g_spectrum: Tensor) -> None:
         signal, dtype = self.branches.signal, self.branches.dtype
-        g_total, g_square = self.g_sums[index]
-        level = g_total + 2 * g_square * part.mean
-        g_y = torch.addcmul(level.to(dtype)[:, None], part.centred, (2 * g_square).to(dtype)[:, None])
+        level = self.g_totals[row] + self.slopes[row] * part.mean
+        g_y = torch.addcmul(level.to(dtype)[:, None], part.centred, self.own_slopes[row][:, None])
         g_y = torch.fft.rfft(g_y if signal.valid is None else g_y.mul_(signal.valid), n=signal.n)
         g_spectrum.addcmul_(g_y, part.factors.conj_physical())
         self._set_kernel(index, correlation(self.conjugate, g_y, signal.n))
 
-    def _add_group(self, layout: Layout, part: Group, g_total: Tensor, g_square: Tensor) -> None:
+    def _add_group(self, layout: Layout, part: Group, rows: slice) -> None:
         members, taps, ahead, m, _ = layout
         dtype, conjugate = part.factors.dtype, part.factors.conj_physical()[:, None]
-        self.g_all += (g_total * part.factors[..., 0].real).sum(0)
-        g_power = (g_square[..., None].to(self.branches.dtype) * _power(part.factors)).sum(0)
-        self.g_lags[:, : taps + ahead] += torch.fft.irfft(g_power, n=m)[:, : taps + ahead]
-        g_factors = part.factors * (2 * g_square[..., None] * part.power).to(dtype)
+        g_totals, slopes = self.g_totals[rows], self.slopes[rows]
+        level, slope = self.own_totals[rows, None, :, None], self.own_slopes[rows, None, :, None]
+        self.g_all += (g_totals * part.gain).sum(0)
+        g_power = (slope[:, 0] * part.strength).sum(0)
+        # Not `+=`, which copies what it has changed onto itself.
+        self.g_lags[:, : taps + ahead].add_(torch.fft.irfft(g_power, n=m)[:, : taps + ahead])
+        g_factors = part.factors * (slopes[..., None] * part.power).to(dtype)
         for last, inputs, beyond in ((True, part.last, part.after), (False, part.first, part.before)):
             if inputs is None or beyond is None:
                 continue
-            level, slope = ((-g)[:, None, :, None].to(beyond.dtype) for g in (g_total, 2 * g_square))
-            count = beyond.shape[-1]
-            g_beyond = torch.addcmul(level, beyond, slope)
-            g_beyond = torch.fft.rfft(F.pad(g_beyond, (count if last else m - count, 0)), n=m)
+            count, g_beyond = beyond.shape[-1], torch.addcmul(level, beyond, slope)
+            g_beyond = torch.fft.rfft(F.pad(g_beyond, (count, m - 2 * count) if last else (m - count, 0)))
             self.g_ends.append((last, torch.fft.irfft(product_sum(conjugate, g_beyond), n=m)[..., :count]))
-            g_factors += product_sum(g_beyond.transpose(0, 1), inputs.conj_physical()[:, None])
+            g_factors -= product_sum(g_beyond.transpose(0, 1), inputs.conj_physical()[:, None])
         gradient = torch.fft.irfft(g_factors, n=m)
-        gradient += (g_total * self.branches.signal.sum).to(gradient.dtype)[..., None]
+        gradient += (g_totals * self.branches.signal.sum).to(gradient.dtype)[..., None]
         for index, row in zip(members, gradient, strict=True):
             self._set_kernel(index, row)
 
     def input_gradient(self, g_spectrum: Tensor) -> Tensor:
-        """Gradient of u, and of the kernels, from all parts. Overwrites `g_spectrum`."""
-        signal = self.branches.signal
+        """Gradient of u, and of the kernels, from all parts. Overwrites `g_spectrum`, to which that is added which is
+        known as a spectrum."""
+        signal, done = self.branches.signal, 0
         for layout, part in self.branches.parts():
-            self.add(layout, part, g_spectrum)
+            rows = slice(done, done + len(layout.members))
+            done = rows.stop
+            if isinstance(part, Formed):
+                self._add_formed(layout.members[0], part, rows.start, g_spectrum)
+            else:
+                self._add_group(layout, part, rows)
         if self.g_lags.shape[1] > 0:
-            g_spectrum.addcmul_(signal.spectrum, (2 * _symmetric(self.g_lags, signal.n)).to(g_spectrum.dtype))
+            g_spectrum.addcmul_(signal.spectrum, _symmetric(self.g_lags, signal.n).to(g_spectrum.dtype))
         g_u = torch.fft.irfft(g_spectrum, n=signal.n)[..., : signal.u.shape[2]]
         g_u += self.g_all.to(g_u.dtype)[:, None]
         for last, values in self.g_ends:
-            signal.add_at_end_(g_u, last, values)
+            signal.subtract_at_end_(g_u, last, values)
         return g_u

@@ -187,28 +187,26 @@ class BatchNormLayer(NamedTuple):
         wing = None if branches.wings[0] is None else add_kernels(branches.wings, scale)
         return kernel_spectrum(add_kernels(branches.kernels, scale), wing, self.n)
 
-    def normalization(
-        self, sums: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Scale of each branch, shift of their sum, mean and variance, from sums over the batch: eqs. 4-6."""
-        mean, square = sums[:2] / sums[2].clamp_min(1)
-        var = (square - mean.square()).clamp_min(0)
-        scale = alpha * weight * (var + self.eps).rsqrt()
-        return scale, (alpha * bias - scale * mean).sum(0), mean, var
-
-    def normalization_gradient(
-        self, sums: Tensor, g_scale: Tensor, g_shift: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """From the gradients of scale and shift those of the two sums, [2, N, channels], of alpha, weight and bias."""
+    def normalization(self, sums: Tensor, alpha: Tensor, weight: Tensor) -> list[Tensor]:
+        """Numbers of each branch, from sums over the batch (eqs. 4-6): positions, mean, variance as rounding left it
+        and without negative ones, 1 / sqrt(variance + eps), and scale."""
         positions = sums[2].clamp_min(1)
         mean, square = sums[:2] / positions
-        var = square - mean.square()
-        inverse = (var.clamp_min(0) + self.eps).rsqrt()
-        scale = alpha * weight * inverse
+        rounded = square - mean.square()
+        var = rounded.clamp_min(0)
+        inverse = (var + self.eps).rsqrt()
+        return [positions, mean, rounded, var, inverse, alpha * weight * inverse]
+
+    @staticmethod
+    def normalization_gradient(
+        norm: list[Tensor], g_scale: Tensor, g_shift: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """From the gradients of scale and shift those of the two sums, [2, N, channels], of alpha, weight and bias."""
+        positions, mean, rounded, _, inverse, scale = norm
         # shift = sum_i alpha_i b_i - scale_i mean_i
         g_mean, g_scale = -scale * g_shift, g_scale - mean * g_shift
         # d scale / d var = -scale / (2 (var + eps)), and nothing where rounding had made var negative.
-        g_var = torch.where(var >= 0, -0.5 * g_scale * scale * inverse.square(), 0)
+        g_var = torch.where(rounded >= 0, -0.5 * g_scale * scale * inverse.square(), 0)
         # var = square / C - mean^2
         g_total = (g_mean - 2 * mean * g_var) / positions
         g_sums = torch.stack([g_total, g_var / positions])
@@ -224,19 +222,20 @@ class BatchNormConv(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         keep = layer.n * u[:, :, 0].numel() <= KEPT_POINTS and any(ctx.needs_input_grad)
         *results, kept = _normalize(layer, u, [alpha, weight, bias], kernels, keep)
-        # The number of positions is the same for all.
-        sums, count = results[3][:2].clone(), results[3][2, 0, 0].clone()
-        ctx.save_for_backward(u, alpha, weight, bias, sums, count, *kernels, *kept)
+        ctx.save_for_backward(u, alpha, weight, bias, results[3], *kernels, *kept)
         ctx.layer, ctx.kernels = layer, len(kernels)
         ctx.mark_non_differentiable(*results[1:])
+        # Else autograd makes zeros for those that have no gradient.
+        ctx.set_materialize_grads(False)
         return tuple(results)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        u, alpha, weight, bias, sums, count, *rest = ctx.saved_tensors
+        if gradients[0] is None:
+            return (None,) * len(ctx.needs_input_grad)
+        u, alpha, weight, bias, sums, *rest = ctx.saved_tensors
         kernels, kept = rest[: ctx.kernels], rest[ctx.kernels :]
-        sums = torch.cat([sums, count.expand_as(sums[:1])])
         found = _gradients(ctx.layer, u, [alpha, weight, bias], sums, kernels, kept, gradients[0])
         return *found[:4], None, *found[4:]
 
@@ -246,8 +245,8 @@ def _normalize(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor | None]]:
     """Outputs, means and variances; sums of the branches, [3, N, channels]; and what is kept of a single part."""
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-    mean, var = (torch.empty(coefficients[0].shape, dtype=kernels[0].dtype, device=u.device) for _ in range(2))
-    count, parts = len(mean), list(channel_chunks(u, layer.n))
+    (alpha, weight, bias), parts = coefficients, list(channel_chunks(u, layer.n))
+    count = len(alpha)
     keep = keep and len(parts) == 1
 
     def begin(part: slice) -> tuple[Branches, Tensor]:
@@ -256,16 +255,19 @@ def _normalize(
     def again(part: slice, sums: Tensor) -> Branches:
         return layer.branches(u, kernels, count, part, layer.dtype(kernels[0].dtype, u, sums))
 
-    all_sums, kept = [], []
+    statistics, kept = [], []
     for part, branches, sums in layer.exchange(parts, begin, again):
-        scale, shift, mean[:, part], var[:, part] = layer.normalization(sums, *(x[:, part] for x in coefficients))
+        _, mean, _, var, _, scale = norm = layer.normalization(sums, alpha[:, part], weight[:, part])
         merged = layer.merged_spectrum(branches, scale)
         chunk = response(branches.signal.spectrum, merged, layer.n, u.shape[2])
+        shift = (alpha[:, part] * bias[:, part] - scale * mean).sum(0)
         torch.add(chunk, shift.to(chunk.dtype)[:, None], out=y[:, part])
-        all_sums.append(sums)
+        statistics.append((mean, var, sums))
         if keep:
-            kept = [merged, scale, branches.signal.spectrum, *branches.formed]
-    return y, mean, var, all_sums[0] if len(all_sums) == 1 else torch.cat(all_sums, dim=-1), kept
+            kept = [merged, *norm, branches.signal.spectrum, *branches.formed]
+    whole = zip(*statistics, strict=True)
+    mean, var, sums = (values[0] if len(values) == 1 else torch.cat(values, dim=-1) for values in whole)
+    return y, mean.to(kernels[0].dtype), var.to(kernels[0].dtype), sums, kept
 
 
 def _gradients(
@@ -279,37 +281,35 @@ def _gradients(
 ) -> list[Tensor]:
     """Gradients of the input, the three coefficients and the kernels, from that of the outputs."""
     g_u, parts = torch.empty(u.shape, dtype=u.dtype, device=u.device), list(channel_chunks(u, layer.n))
-    g_coefficients = [torch.empty_like(x) for x in coefficients]
-    g_kernels = [torch.empty_like(kernel) for kernel in kernels] if len(parts) > 1 else []
+    leaves = [*coefficients, *kernels]
+    targets = [torch.empty_like(x) for x in leaves] if len(parts) > 1 else []
 
     def begin(part: slice) -> tuple[tuple[Any, ...], Tensor]:
         sums, values = all_sums[..., part], [x[:, part] for x in coefficients]
         dtype = kept[0].real.dtype if kept else layer.dtype(kernels[0].dtype, u, sums)
-        branches = layer.branches(u, kernels, len(values[0]), part, dtype, kept[2:])
-        scale = kept[1] if kept else layer.normalization(sums, *values)[0]
+        branches = layer.branches(u, kernels, len(values[0]), part, dtype, kept[7:])
+        norm = kept[1:7] or layer.normalization(sums, *values[:2])
         g_chunk = g_y[:, part].to(branches.dtype)
         g_spectrum = torch.fft.rfft(g_chunk, n=layer.n)
         conjugate = branches.signal.spectrum.conj_physical()
         lags = correlation(conjugate, g_spectrum, layer.n)
-        g_scale = _scale_gradient(lags, branches).to(scale.dtype)
-        g_shift = g_chunk.sum((0, 2), dtype=scale.dtype)
-        g_sums, *found = layer.normalization_gradient(sums, g_scale, g_shift, *values)
-        for target, gradient in zip(g_coefficients, found, strict=True):
-            target[:, part] = gradient
-        return (branches, scale, g_spectrum, conjugate, lags), g_sums
+        g_scale = _scale_gradient(lags, branches).to(sums.dtype)
+        g_shift = g_chunk.sum((0, 2), dtype=sums.dtype)
+        g_sums, *found = layer.normalization_gradient(norm, g_scale, g_shift, *values)
+        return (branches, norm[-1], g_spectrum, conjugate, lags, found), g_sums
 
     for part, work, g_sums in layer.exchange(parts, begin, lambda part, _: begin(part)[0]):
-        branches, scale, g_spectrum, conjugate, lags = work
+        branches, scale, g_spectrum, conjugate, lags, found = work
         merged = kept[0] if kept else layer.merged_spectrum(branches, scale)
         g_spectrum.mul_(merged.conj_physical())
         sums = SumGradients(branches, conjugate, g_sums, lags, scale)
         g_u[:, part] = sums.input_gradient(g_spectrum)
-        if len(parts) == 1:
-            g_kernels = [gradient.to(kernels[0].dtype) for gradient in sums.kernel_gradients]
-            continue
-        for target, gradient in zip(g_kernels, sums.kernel_gradients, strict=True):
-            target[part] = gradient
-    return [g_u, *g_coefficients, *g_kernels]
+        found += sums.kernel_gradients
+        if not targets:
+            return [g_u, *(gradient.to(x.dtype) for gradient, x in zip(found, leaves, strict=True))]
+        for index, (target, gradient) in enumerate(zip(targets, found, strict=True)):
+            target[(slice(None), part) if index < len(coefficients) else part] = gradient
+    return [g_u, *targets]
 
 
 # Compilers cannot trace the functions above, which look at values. A graph calls them as one operation, of which it
@@ -363,10 +363,8 @@ def normalized_conv(
     u: Tensor,
     kernels: list[Tensor],
     wings: list[Tensor],
-    alpha: Tensor,
-    weight: Tensor,
-    bias: Tensor,
     n: int,
+    coefficients: list[Tensor],
     eps: float,
     start: Tensor | None,
     stop: Tensor | None,
@@ -374,10 +372,10 @@ def normalized_conv(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """[`BatchNormConv`]; in a compiled graph, one operation of it."""
     if torch.compiler.is_compiling() and group is None:
-        y, mean, var, sums = _normalize_branches(u, [alpha, weight, bias], [*kernels, *wings], n, eps, start, stop)
+        y, mean, var, sums = _normalize_branches(u, coefficients, [*kernels, *wings], n, eps, start, stop)
     else:
         layer = BatchNormLayer(n, eps, group, start, stop)
-        y, mean, var, sums = _apply(u, alpha, weight, bias, layer, *kernels, *wings)
+        y, mean, var, sums = _apply(u, *coefficients, layer, *kernels, *wings)
     return y, mean.detach(), var.detach(), sums[2, 0, 0].detach().to(mean.dtype)
 
 

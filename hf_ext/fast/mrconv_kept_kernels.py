@@ -67,16 +67,16 @@ class KernelSource:
     """The sources of the merged kernel of a layer: tensors, and settings that decide too."""
 
     def __init__(self, layer: MRConvLayer):
-        self.modules, self.tensors = list(layer.modules()), [*layer.parameters(), *layer.buffers()]
+        self.tensors = [*layer.parameters(), *layer.buffers()]
         norm = getattr(layer, "norm", None)
-        self.settings = layer.rate_factor, layer.config.branch_norm, getattr(norm, "eps", None)
+        self.settings = layer.rate_factor, layer.config.branch_norm, getattr(norm, "eps", None), list(layer.modules())
         merged = layer.reparameterized
         self.versions = [(tensor.data_ptr(), tensor._version) for tensor in self.tensors] if merged else None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, KernelSource) or (self.settings, self.versions) != (other.settings, other.versions):
             return False
-        if list(map(id, self.modules)) != list(map(id, other.modules)) or len(self.tensors) != len(other.tensors):
+        if len(self.tensors) != len(other.tensors):
             return False
         pairs = zip(self.tensors, other.tensors, strict=True)
         if self.versions is not None:

@@ -215,13 +215,15 @@ class MRConvConfig(PreTrainedConfig):
     def validate_statistics(self) -> None:
         """Check that means and spreads come in pairs, one for each channel of the input or target."""
         deltas = self.input_delta_std
-        if deltas is not None and (len(deltas) != self.input_size or not min(deltas) > 0):
-            raise ValueError(f"`input_delta_std` is {deltas}; give {self.input_size} numbers over 0.")
+        if deltas is not None and (len(deltas) != self.input_size or not all(0 < one < math.inf for one in deltas)):
+            raise ValueError(f"`input_delta_std` is {deltas}; give {self.input_size} finite numbers over 0.")
         for name, count in (("input", self.input_size), ("target", self.num_labels)):
             mean, std = getattr(self, f"{name}_mean"), getattr(self, f"{name}_std")
             if mean is None and std is None:
                 continue
-            if mean is None or std is None or not len(mean) == len(std) == count or not min(std) > 0:
+            sizes, pairs = {count, len(mean or ()), len(std or ())}, zip(mean or (), std or (), strict=False)
+            if len(sizes) > 1 or not all(math.isfinite(center) and 0 < spread < math.inf for center, spread in pairs):
                 raise ValueError(
-                    f"`{name}_mean` is {mean} and `{name}_std` {std}; give both, {count} numbers each, spreads over 0."
+                    f"`{name}_mean` is {mean} and `{name}_std` {std}; give both, {count} finite numbers each, spreads "
+                    "over 0."
                 )

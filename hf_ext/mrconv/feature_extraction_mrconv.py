@@ -27,6 +27,20 @@ def as_array(audio: Any) -> np.ndarray:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
+def full_scale(array: np.ndarray) -> np.ndarray:
+    """Samples as float32: whole numbers within [-1, 1], floats as they are."""
+    if array.dtype in (np.int16, np.int32):
+        return (array / -float(np.iinfo(array.dtype).min)).astype(np.float32)
+    if not np.issubdtype(array.dtype, np.floating):
+        raise TypeError(
+            f"A recording holds {array.dtype}; allowed: floats, and int16 or int32, which are scaled to [-1, 1]. "
+            "Convert it, for instance with `np.asarray(audio, dtype=np.int16)`."
+        )
+    # A number that float32 does not have becomes infinite.
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
+
+
 def _waveform(recording: Any) -> np.ndarray:
     """One recording as float32 in [-1, 1] if it was whole numbers; floats keep their scale."""
     array = as_array(recording)
@@ -35,16 +49,7 @@ def _waveform(recording: Any) -> np.ndarray:
             f"A recording has shape {array.shape}; expected one axis of samples (mono). Average the channels first, "
             "for instance with `audio.mean(axis=channel_axis)`."
         )
-    if not len(array):
-        raise ValueError("A recording has no samples; give at least one.")
-    if array.dtype in (np.int16, np.int32):
-        return (array / -float(np.iinfo(array.dtype).min)).astype(np.float32)
-    if not np.issubdtype(array.dtype, np.floating):
-        raise TypeError(
-            f"A recording holds {array.dtype}; allowed: floats, and int16 or int32, which are scaled to [-1, 1]. "
-            "Convert it, for instance with `np.asarray(audio, dtype=np.int16)`."
-        )
-    array = array.astype(np.float32)
+    array = full_scale(array)
     if not np.isfinite(array).all():
         raise ValueError("A recording holds NaN or infinite samples; repair or leave out the file.")
     return array
@@ -59,13 +64,11 @@ def _recordings(raw_speech: Any) -> list[np.ndarray]:
                 f"The audio has shape {raw_speech.shape}: samples x channels? Give mono audio, "
                 "`audio.mean(axis=1)`, or a list of recordings."
             )
-        return [_waveform(recording) for recording in (raw_speech if raw_speech.ndim > 1 else raw_speech[None])]
-    if not isinstance(raw_speech, (list, tuple)):
+        raw_speech = raw_speech if raw_speech.ndim > 1 else raw_speech[None]
+    elif not isinstance(raw_speech, (list, tuple)):
         raise TypeError(f"The audio is a {type(raw_speech).__name__}; give an array, a tensor or a list of them.")
-    if not raw_speech:
-        raise ValueError("The audio is an empty list; give at least one recording.")
-    if isinstance(raw_speech[0], (int, float, np.number)):
-        return [_waveform(raw_speech)]
+    elif raw_speech and isinstance(raw_speech[0], (int, float, np.number)):
+        raw_speech = [raw_speech]
     return [_waveform(recording) for recording in raw_speech]
 
 
@@ -161,6 +164,11 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
             self._truncate({"input_values": recording}, max_length, pad_to_multiple_of, truncation)["input_values"]
             for recording in _recordings(raw_speech)
         ]
+        if not cut or not all(map(len, cut)) or (max_length or 1) < 1:
+            raise ValueError(
+                f"Of the audio no samples are left, `max_length` being {max_length}; give at least one recording, and "
+                "at least one sample of each."
+            )
         batch = BatchFeature({"input_values": list(map(self.normalize, cut)) if self.do_normalize else cut})
         return self.pad(batch, padding, max_length, False, pad_to_multiple_of, return_attention_mask, return_tensors)
 

@@ -15,10 +15,16 @@ from transformers.models.convnext.image_processing_pil_convnext import (
 )
 from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
 from transformers.processing_utils import Unpack
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 
 def _with_channels(image: Any) -> Any:
-    """Grey arrays of height and width, which the base class refuses, with a channel in front."""
+    """Grey arrays of height and width, which the base class refuses, with a channel in front; no bfloat16, which NumPy
+    does not have."""
+    if isinstance(image, torch.Tensor) and image.dtype == torch.bfloat16:
+        image = image.float()
     return image[None] if isinstance(image, (np.ndarray, torch.Tensor)) and image.ndim == 2 else image
 
 
@@ -92,12 +98,17 @@ class MRConvNextImageProcessor(ConvNextImageProcessorPil):
 
     def _preprocess(self, images: list[np.ndarray], **options: Any) -> BatchFeature:  # type: ignore[override]
         factor = options["rescale_factor"]
-        for image in images if options["do_rescale"] else []:
-            if np.issubdtype(image.dtype, np.integer) and image.max() * factor > 1 + 1e-6:
-                raise ValueError(
-                    f"An image of {image.dtype} has values up to {image.max()}, which `rescale_factor` {factor:g} "
-                    "does not bring to [0, 1]; give 1 / 65535 for 16 bits."
-                )
+        for image in images:
+            low, high = (image.min(), image.max()) if image.size else (np.nan, np.nan)
+            if not np.isfinite([low, high]).all():
+                raise ValueError(f"An image of shape {image.shape} has no pixels, or some that are NaN or infinite.")
+            if not options["do_rescale"]:
+                continue
+            what = f"An image of {image.dtype} has values from {low} up to {high}, which `rescale_factor` {factor:g}"
+            if image.dtype.kind in "iu" and (low < 0 or high * factor > 1 + 1e-6):
+                raise ValueError(f"{what} does not bring to [0, 1]; give 1 / 65535 for 16 bits.")
+            if image.dtype.kind in "bf" and 0 < high <= 1 > factor:
+                logger.warning_once(f"{what} makes nearly black; give do_rescale=False for values within [0, 1].")
         return super()._preprocess(images, **options)
 
     def resize(  # type: ignore[override]

@@ -23,7 +23,7 @@ from .ops_mrconv import FAST, convolution_size, fourier_kernel, kernel_spectrum,
 
 def precise(value: Tensor) -> Tensor:
     """The tensor in float32, or float64 if it is that: kernels and statistics are never computed in half precision."""
-    return value.to(torch.promote_types(value.dtype, torch.float32))
+    return value.to(torch.float64 if value.dtype == torch.float64 else torch.float32)
 
 
 def at_rate(positions: Tensor, rate: float) -> Tensor:

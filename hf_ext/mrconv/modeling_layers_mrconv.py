@@ -11,6 +11,7 @@ Shapes: batch B, channels D, length L; hidden states [B, L, D], inside of a conv
 import math
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 from typing import Any, Self
 
 import torch
@@ -41,6 +42,28 @@ logger = logging.get_logger(__name__)
 
 # Norm below which a kernel counts as zero.
 _TINY = 1e-12
+# Arguments of other models that MRConv has no meaning for, and why.
+_REFUSED = {
+    "token_type_ids": "there are no segments: MRConvForRetrieval takes two documents as `input_ids`, `input_ids_2`",
+    "cache_params": "the state of a sequence is passed as `cache`",
+}
+# Arguments that transformers adds to a model's own inputs: its Trainer, `generate`, its recording of outputs, and its
+# collators, which bound packed keys apart from packed queries.
+_PASSED_ON = {
+    "output_hidden_states", "output_attentions", "return_dict", "use_cache", "num_items_in_batch", "shift_labels",
+    "ignore_index", "cu_seq_lens_k", "max_length_q", "max_length_k",
+}  # fmt: skip
+
+
+def refuse_unknown(arguments: dict[str, Any]) -> None:
+    """Refuse arguments that have no meaning here: a misspelt name would change nothing, in silence."""
+    for name in sorted({name for name, value in arguments.items() if value is not None} - _PASSED_ON):
+        if name in _REFUSED:
+            raise ValueError(f"`{name}` is not an input of MRConv: {_REFUSED[name]}.")
+        raise TypeError(
+            f"MRConv has no argument `{name}`: padding of sequences is said by `attention_mask`, missing values by "
+            "`observed_mask`; the documentation of `forward` names the others."
+        )
 
 
 def statistics_group(synchronized: bool) -> torch.distributed.ProcessGroup | None:
@@ -345,27 +368,17 @@ class MRConvLayer(MRConvPreciseBuffers):
         return scale, torch.zeros_like(scale)
 
     def _batch_convolution(
-        self,
-        inputs: list[Tensor],
-        spans: list[Span],
-        packed: bool,
-        alpha: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        eps: float,
+        self, inputs: list[Tensor], spans: list[Span], packed: bool, *coefficients: Any
     ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
         """The outputs with the statistics of the batch, and these: a [`BatchConvolution`], given the first three."""
         (kernels, ahead), group = self.branch_kernels(), statistics_group(self.config.sync_batch_norm)
+        options: dict[str, Any] = {"backward_kernels": ahead, "group": group}
         # Processes that share statistics have groups of their own, and must exchange the same sums.
         if len(inputs) > 1 or (packed and group is not None):
-            mean, var, count, *outputs = grouped_batch_norm_conv(
-                inputs, spans, kernels, alpha, weight, bias, eps, ahead, group
-            )
+            mean, var, count, *outputs = grouped_batch_norm_conv(inputs, spans, kernels, *coefficients, **options)
             return outputs, mean, var, count
-        start, stop = spans[0]
-        output, mean, var, count = batch_norm_conv(
-            inputs[0], kernels, alpha, weight, bias, eps, backward_kernels=ahead, start=start, stop=stop, group=group
-        )
+        options["start"], options["stop"] = spans[0]
+        output, mean, var, count = batch_norm_conv(inputs[0], kernels, *coefficients, **options)
         return [output], mean, var, count
 
     def _forward_layer_norm(self, u: Tensor) -> Tensor:
@@ -420,6 +433,14 @@ class MRConvLayer(MRConvPreciseBuffers):
         for name, value in values.items():
             self.register_buffer(name, None if value is None else precise(value))
 
+    def check_loaded(self) -> None:
+        """Refuse weights that have no values."""
+        if any(value.device.type == "meta" for value in self.parameters()):
+            raise ValueError(
+                f"The weights of layer {self.layer_index} are offloaded or not loaded yet, so that they cannot be "
+                "merged. Call `reparameterize()` before the model is offloaded, save the result, and offload that."
+            )
+
     @keeps_state
     def reparameterize(self) -> None:
         """Replace the branches by their merged kernel and bias, as buffers. Does nothing the second time."""
@@ -427,11 +448,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         # it would lose what the branches are for. What surrounds the convolution can still be trained.
         if self.reparameterized:
             return
-        if any(value.device.type == "meta" for value in self.parameters()):
-            raise ValueError(
-                "The weights of this layer are offloaded or not loaded yet, so that they cannot be merged. Call "
-                "`reparameterize()` before the model is offloaded, save the result, and offload that."
-            )
+        self.check_loaded()
         merged = self.merged()
         del self.kernel, self.backward_kernel, self.alpha, self.norm
         self._register_merged(*merged)
@@ -557,8 +574,11 @@ class MRConvPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: Weights are offloaded or not loaded yet, or `branch_norm="layer"` cannot be merged.
         """
-        for layer in self.convolutions():
-            layer.reparameterize()
+        layers = self.convolutions()
+        # Before the first is merged, so that a model which is refused stays whole.
+        for act in (MRConvLayer.check_loaded, MRConvLayer.reparameterize):
+            for layer in layers:
+                act(layer)
         self.config.reparameterized = True
         return self
 
@@ -609,9 +629,10 @@ class MRConvPreTrainedModel(PreTrainedModel):
                 "The model is merged: its kernels have no modes or taps left to change. Call `change_rate` before "
                 "`reparameterize`."
             )
-        if not (factor > 0 and math.isfinite(factor)):
+        if not isinstance(factor, Real) or not 0 < factor < math.inf:
             raise ValueError(f"`factor` is {factor}; give a positive number, such as 2.0 for half the sampling rate.")
-        total = config.rate_factor * factor
+        # A configuration takes numbers of Python alone.
+        total = float(config.rate_factor * factor)
         changed_lengths(config.branches, total)
         if config.sampling_rate is not None:
             rate = config.sampling_rate / factor
@@ -622,7 +643,7 @@ class MRConvPreTrainedModel(PreTrainedModel):
             config.sampling_rate = int(rate)
         config.rate_factor = total
         for layer in self.convolutions():
-            layer.rate_factor = float(total)
+            layer.rate_factor = total
         if config.kernel_type in ("dilated", "sparse", "fourier_sparse"):
             logger.warning(
                 f"`change_rate`: taps of {config.kernel_type!r} kernels move to the nearest earlier sample. Expect a "

@@ -16,25 +16,21 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_mrconv import MRConvConfig
 from .kernels_mrconv import precise
-from .modeling_layers_mrconv import MRConvBlock, MRConvPreTrainedModel, fit_labels, make_norm, make_units
+from .modeling_layers_mrconv import (
+    MRConvBlock,
+    MRConvPreTrainedModel,
+    fit_labels,
+    make_norm,
+    make_units,
+    refuse_unknown,
+)
 
-# Arguments of other models that MRConv has no meaning for, and why.
-_REFUSED = {
-    "token_type_ids": "there are no segments: MRConvForRetrieval takes two documents as `input_ids`, `input_ids_2`",
-    "cache_params": "the state of a sequence is passed as `cache`",
-}
-# Arguments that transformers adds to a model's own inputs: its Trainer, `generate`, its recording of outputs, and its
-# collators, which bound packed keys apart from packed queries.
-_PASSED_ON = {
-    "output_hidden_states", "output_attentions", "return_dict", "use_cache", "num_items_in_batch", "shift_labels",
-    "ignore_index", "cu_seq_lens_k", "max_length_q", "max_length_k",
-}  # fmt: skip
 # Where the sequences of packed rows begin, in the three forms of transformers' collators. Only the first is read.
 _PACKING = ("position_ids", "cu_seq_lens_q", "seq_idx")
 
 
 def read_mask(attention_mask: Tensor | None, inputs: Tensor, cache: Any | None = None) -> Tensor | None:
-    """The mask of inputs `(B, L, D)` as booleans, None if there is none. With a cache it covers that too."""
+    """The mask of inputs `(B, L, ...)` as booleans, None if there is none. With a cache it covers that too."""
     if attention_mask is None:
         return None
     seen = 0 if cache is None else cache.get_seq_length()
@@ -113,35 +109,18 @@ def refuse_packing(arguments: dict[str, Any], reason: str = "this head makes one
             )
 
 
-def refuse_unknown(arguments: dict[str, Any]) -> None:
-    """Refuse arguments that have no meaning here: a misspelt name would change nothing, in silence."""
-    given = {name for name, value in arguments.items() if value is not None}
-    for name, reason in _REFUSED.items():
-        if name in given:
-            raise ValueError(f"`{name}` is not an input of MRConv: {reason}.")
-    if unknown := sorted(given - _PASSED_ON):
-        raise TypeError(
-            f"MRConv has no argument `{unknown[0]}`: padding is said by `attention_mask`, missing values by "
-            "`observed_mask`; the documentation of `forward` names the others."
-        )
-
-
-def zero_padding(values: Tensor, attention_mask: Tensor | None) -> Tensor:
+def zero_padding(values: Tensor, valid: Tensor | None) -> Tensor:
     """Values `(B, L, C)` with zeros at padding.
     Later layers leave padding out, but a NaN there would reach every weight all the same: the gradient of the
     embedding is a product with its input, and zero times NaN is NaN."""
-    fits = attention_mask is not None and attention_mask.ndim == 2 and len(attention_mask) == len(values)
-    if attention_mask is None or not fits or attention_mask.shape[1] < values.shape[1]:
-        # What does not fit is refused where the mask is read.
-        return values
-    return values.masked_fill(attention_mask[:, -values.shape[1] :, None] == 0, 0)
+    return values if valid is None else values.masked_fill(~valid[..., None], 0)
 
 
-def delta_features(values: Tensor, attention_mask: Tensor | None, observed: Tensor | None) -> Tensor:
+def delta_features(values: Tensor, valid: Tensor | None, observed: Tensor | None) -> Tensor:
     """Change of each channel of values `(B, L, C)` from the position before; 0 where one of the two is not known."""
     known = torch.ones_like(values, dtype=torch.bool) if observed is None else observed != 0
-    if attention_mask is not None:
-        known = known & (attention_mask[..., None] != 0)
+    if valid is not None:
+        known = known & (valid[..., None] != 0)
     known = known[:, 1:] & known[:, :-1]
     return F.pad(torch.where(known, values[:, 1:] - values[:, :-1], 0), (0, 0, 1, 0))
 
@@ -167,7 +146,9 @@ class MRConvModel(MRConvPreTrainedModel):
             channels = config.input_size * (1 if config.input_delta_std is None else 2)
             self.embedding: nn.Module = nn.Linear(channels, config.hidden_size)
         else:
-            self.embedding = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+            # Of torch, -1 is the last token, which would learn nothing.
+            pad = config.pad_token_id if config.pad_token_id in range(config.vocab_size) else None
+            self.embedding = nn.Embedding(config.vocab_size, config.hidden_size, pad)
         self.units = make_units(config.input_mean, config.input_std)
         self.delta_units = make_units(None if config.input_delta_std is None else [0.0], config.input_delta_std)
         self.layers = nn.ModuleList(MRConvBlock(config, index) for index in range(config.num_hidden_layers))
@@ -229,7 +210,6 @@ class MRConvModel(MRConvPreTrainedModel):
         refuse_unknown({name: value for name, value in kwargs.items() if name not in _PACKING})
         if position_ids is None:
             refuse_packing(kwargs, "the sequences of a row are told apart by `position_ids`, which are missing")
-        hidden = self.embed(input_ids, inputs_embeds, input_values, attention_mask, observed_mask)
         if self.delta_units is not None and (cache is not None or position_ids is not None):
             raise ValueError("A model with `input_delta_std` takes whole sequences: no cache, and one in each row.")
         if cache is not None:
@@ -239,7 +219,9 @@ class MRConvModel(MRConvPreTrainedModel):
         if self.read_packing is None:
             reason = "the code that reads packed rows is missing from this checkpoint"
             refuse_packing({"position_ids": position_ids}, reason)
-        valid = read_mask(attention_mask, hidden, cache)
+        given = [value for value in (input_ids, inputs_embeds, input_values) if value is not None and value.ndim > 1]
+        valid = read_mask(attention_mask, given[0], cache) if given else None
+        hidden = self.embed(input_ids, inputs_embeds, input_values, valid, observed_mask)
         packing = None if self.read_packing is None else self.read_packing(hidden, valid, position_ids)
         longest = hidden.shape[1] if packing is None else packing.longest
         if cache is None and longest > self.config.longest_input:
@@ -248,10 +230,7 @@ class MRConvModel(MRConvPreTrainedModel):
                 "(`max_position_embeddings`, its longest kernel). Shorten the input; causal models with an output for "
                 "each position take more with a cache."
             )
-        if packing is None:
-            start, stop, valid = valid_range(valid, cache is not None)
-        else:
-            start, stop = None, None
+        start, stop, valid = (None, None, valid) if packing else valid_range(valid, cache is not None)
         if valid is not None:
             # Tokens, numbers and embeddings of one text agree there too.
             hidden = hidden.masked_fill(~valid[..., None], 0)
@@ -287,7 +266,7 @@ class MRConvModel(MRConvPreTrainedModel):
         input_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         input_values: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        valid: Tensor | None = None,
         observed_mask: Tensor | None = None,
     ) -> Tensor:
         """Embed the one input that is given: what the first block gets, (B, L, D)."""
@@ -306,7 +285,7 @@ class MRConvModel(MRConvPreTrainedModel):
                 raise ValueError(
                     f"`inputs_embeds` has shape {shape}; expected (batch_size, length, {config.hidden_size})."
                 )
-            return zero_padding(inputs_embeds, attention_mask)
+            return zero_padding(inputs_embeds, valid)
         if input_ids is not None:
             if config.vocab_size is None or len(shape) != 2:
                 raise ValueError(
@@ -333,9 +312,9 @@ class MRConvModel(MRConvPreTrainedModel):
                     )
                 observed = as_booleans("observed_mask", observed)
                 values = values.masked_fill(~observed, 0)
-            values = zero_padding(values, attention_mask)
+            values = zero_padding(values, valid)
             if self.delta_units is not None:
-                changes = delta_features(raw, attention_mask, observed) / config.rate_factor
+                changes = delta_features(raw, valid, observed) / config.rate_factor
                 values = torch.cat([values, self.delta_units.normalize(changes).to(values.dtype)], -1)
         embedded: Tensor = self.embedding(values)
         return embedded

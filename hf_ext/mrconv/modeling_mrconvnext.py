@@ -22,7 +22,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_mrconv import MRConvConfig
 from .configuration_mrconvnext import MRConvNextConfig
-from .modeling_layers_mrconv import MRConvLayer, MRConvPreTrainedModel, fit_labels
+from .modeling_layers_mrconv import MRConvLayer, MRConvPreTrainedModel, fit_labels, refuse_unknown
 
 
 def make_map_norm(channels: int, config: MRConvNextConfig) -> ConvNextLayerNorm:
@@ -137,7 +137,7 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
 
         Raises:
             ValueError: `pixel_values` has another shape, or images are too small.
-            TypeError: `pixel_values` are no floating-point numbers.
+            TypeError: `pixel_values` are no floating-point numbers, or an argument is unknown.
 
         Example:
             >>> import torch
@@ -147,6 +147,7 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
             torch.Size([1, 16, 4, 4])
         """
         config = self.config
+        refuse_unknown(kwargs)
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or pixel_values.shape[0] < 1:
             raise ValueError(
                 f"`pixel_values` has shape {tuple(pixel_values.shape)}; expected (batch_size, {config.num_channels}, "

@@ -24,7 +24,8 @@ FAST: dict[str, Callable[..., Any]] = {}
 
 def _working_dtype(dtype: torch.dtype) -> torch.dtype:
     """FFTs and statistics run in float32 at least: half-precision FFTs overflow and know few sizes."""
-    return torch.promote_types(dtype, torch.float32)
+    # Written out: `torch.promote_types` is a call of torch, and this is asked for each tensor.
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def fft_size(length: int) -> int:
@@ -101,10 +102,10 @@ def _two_sided(kernel: Tensor, wing: Tensor | None, n: int) -> Tensor:
     return torch.fft.rfft(torch.cat([kernel, gap, wing.flip(1)], dim=1))
 
 
-def _check_input(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> None:
+def _check_input(u: Tensor, *kernels: Tensor | None) -> None:
     if u.dim() != 3 or u.shape[2] < 1:
         raise ValueError(f"The input is [batch, channels, length] with length >= 1, got shape {tuple(u.shape)}.")
-    for k in (kernel, backward_kernel):
+    for k in kernels:
         if k is not None and (k.dim() != 2 or k.shape[0] != u.shape[1]):
             raise ValueError(
                 f"A kernel is [channels, taps] with the {u.shape[1]} channels of the input, got {tuple(k.shape)}."
@@ -201,17 +202,15 @@ def batch_norm_conv(
     Returns y, in the dtype of `u`, and, without gradient and in float32 at least, mean and biased variance of each
     branch over batch and valid positions, [N, channels], and the number of positions."""
     wings = backward_kernels or []
-    for kernel in (*kernels, *wings):
-        _check_input(u, kernel, None)
+    _check_input(u, *kernels, *wings)
     empty = u.shape[0] == 0
     if empty:
         # FFT libraries refuse it; a sample without valid positions is as good.
         u, start = F.pad(u, (0, 0, 0, 0, 0, 1)), torch.zeros(1, dtype=torch.long, device=u.device)
         stop = start
     if "batch_norm_conv" in FAST:
-        cropped, ahead, n = _crop_kernels(u, kernels, wings)
-        form = FAST["batch_norm_conv"]
-        y, mean, var, count = form(u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group)
+        own, form = _crop_kernels(u, kernels, wings), FAST["batch_norm_conv"]
+        y, mean, var, count = form(u, *own, [alpha, weight, bias], eps, start, stop, group)
     else:
         span, form = (start, stop), grouped_batch_norm_conv
         mean, var, count, y = form([u], [span], kernels, alpha, weight, bias, eps, wings, group)

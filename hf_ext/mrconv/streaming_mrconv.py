@@ -351,13 +351,22 @@ class StreamingConvolution(CacheLayerMixin):
 
     @keeps_state
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the samples `indices` of the batch, in their order and as often as they occur."""
+        """Keep the samples `indices` of the batch, in their order and as often as they occur; or those of a mask."""
         if self.is_initialized:
-            indices = indices.to(self.tile.device)
-            before = torch.arange(self.batch_size, device=indices.device)
+            before = torch.arange(self.batch_size, device=self.tile.device)
+            chosen = before[indices]
             # Beams often keep their order; else each token copies the whole state.
-            if not torch.equal(before.index_select(0, indices), before):
-                self._replace(lambda tensor: tensor.index_select(0, indices))
+            if not torch.equal(chosen, before):
+                self._replace(lambda tensor: tensor.index_select(0, chosen))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each sample of the batch."""
+        if self.is_initialized:
+            self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused: what the last positions have added to those to come cannot be taken back."""
+        raise ValueError(f"`crop({tokens_to_remove})`: a stream takes no position back. Keep a copy of the cache.")
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from skimage import data
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext_cli.doctor import hide_login
+from hf_ext_cli import doctor
 from tests.cli.fuzzing import ALIASES
 from tests.emr.emr_testing import push_folder
 from tests.hub.published import EVALUATION, save_snapshot
@@ -245,7 +246,17 @@ def test_doctor_says_what_an_issue_needs(told):
 def test_doctor_prints_no_secret(told):
     assert "sss" not in told and "word" not in told and "not told" not in told
     assert json.loads(told)["hub"]["token"] == "there"
-    assert hide_login("no: https://a:b@c/d failed") == "no: https://...@c/d failed"
+    for login in ("a:b", "a:p@rt", "a:p/rt", "a:p@r/t"):
+        assert doctor.hide_secrets(f"no: https://{login}@c/d failed") == "no: https://...@c/d failed"
+    assert "sss" not in doctor.hide_secrets("hf_" + "s" * 34)
+
+
+def test_doctor_of_a_broken_machine_tells_what_is_broken(monkeypatch):
+    for name in ("torch.cuda.device_count", "shutil.disk_usage", "huggingface_hub.get_token"):
+        monkeypatch.setattr(name, Mock(side_effect=OSError("no libcudart at https://me:word@hub.example")))
+    found = json.loads(run("doctor", "--offline", "--json").stdout)
+    parts = [found["devices"], found["cache"], found["hub"]["token"]]
+    assert parts == ["no: OSError: no libcudart at https://...@hub.example"] * 3 and found["libraries"]["torch"]
 
 
 def test_doctor_of_a_hub_that_answers(url, run_client):

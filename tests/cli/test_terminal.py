@@ -15,6 +15,7 @@ import click
 import pytest
 from PIL import Image
 
+from hf_ext.progress import progress
 from hf_ext.terminal import escape, guarded_streams
 from hf_ext_cli.main import MODULES, main
 from hf_ext_cli.output import print_rows, print_table
@@ -26,11 +27,11 @@ run = partial(command_line.run, code=None)
 
 
 # A title, a colour, a place in the line, a C1 control and a mark that turns the direction of writing.
-NAME = "\x1b]0;title\x07\x1b[31m\r\x9b2J\u202egnp"
+NAME = "\x1b]0;title\x07\x1b[31m\r\x9b2J\u202e\u061cgnp"
 # And one that begins a line.
 ODD = f"a\nforged{NAME}"
 SETTINGS = ("HF_EXT_QUIET", "HF_EXT_DEBUG", "TRANSFORMERS_VERBOSITY")
-ESCAPED = r"\u001b]0;title\u0007\u001b[31m\u000d\u009b2J\u202egnp"
+ESCAPED = r"\u001b]0;title\u0007\u001b[31m\u000d\u009b2J\u202e\u061cgnp"
 
 
 def bytes_of(monkeypatch, encoding, *words):
@@ -154,6 +155,16 @@ def test_bars_move_and_words_between_do_not():
             for text in ("\r 50%|", "\x1b[A\x1b[A", "\r", "\x1b[A and more", "a\tb\n"):
                 sys.stderr.write(text)
     assert stream.getvalue() == "\r 50%|\x1b[A\x1b[A\r\\u001b[A and morea\tb\n"
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_program_without_streams_runs(monkeypatch, closed):
+    """As a service starts it: Python then has None for them."""
+    monkeypatch.setattr(sys, closed, None)
+    with guarded_streams():
+        print_rows([("name", "value")], to_stderr=closed == "stderr")
+        progress(range(3)).close()
+    assert getattr(sys, closed) is None
 
 
 def test_every_command_has_both_options():

@@ -97,7 +97,8 @@ def test_columns_that_do_not_fit_stand_below_one_another_with_the_names(screen):
 
 def test_a_released_model_that_is_mistyped_is_named_without_asking_a_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for words in (["info", "spoken-digit"], ["restore", "denoise-colr", ".", "--out", "out"], ["sample", "cifra10"]):
+    mistyped = ["info", "spoken-digit"], ["restore", "denoise-colr", ".", "--out", "out"], ["sample", "cifra10"]
+    for words in (*mistyped, ["info", "Denoise-Color"]):
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 2 and "did you mean" in result.output, (words, result.output)
 

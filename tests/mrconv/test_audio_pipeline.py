@@ -22,7 +22,7 @@ from transformers import (
 
 import hf_ext
 from hf_ext.audio_stream import Listener, Stream
-from hf_ext.errors import DataError
+from hf_ext.errors import DataError, UsageError
 from hf_ext.mrconv import MRConvConfig, MRConvFeatureExtractor, MRConvForAudioClassification
 from tests.kit.refusals import refused
 
@@ -154,7 +154,7 @@ def test_what_is_no_sound_is_refused(classify, kind):
             classify(silent)
 
 
-def test_another_model_is_used_as_transformers_does():
+def test_another_model_is_used_as_transformers_does(tmp_path):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     layers = {"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_conv_pos_embedding_groups": 2}
@@ -168,6 +168,10 @@ def test_another_model_is_used_as_transformers_does():
     assert [len(one) for one in both] == [3, 3]
     with pytest.raises(ValueError, match="single channel"):
         classify(STEREO)
+    # And no stream.
+    model.save_pretrained(tmp_path)
+    with refused(UsageError, tmp_path, "wav2vec2"):
+        Listener(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +208,18 @@ def test_samples_that_are_no_numbers_are_silence(listener):
         heard.append([own.hear(step) for step in broken.reshape(-1, 80)])
         assert np.isfinite(own.power) and np.isfinite(own.loudest)
     assert all(words == heard[0] for words in heard) and any(word is not None for word in heard[0])
+
+
+def test_whole_numbers_and_pieces_of_nothing_are_heard(listener):
+    sound, found = (make_words() * 32767).astype(np.int16), []
+    for pieces in (np.array_split(sound, 5), [sound.astype(np.float32) / 32768]):
+        stream = Stream(copy.deepcopy(listener), 8000)
+        found.append([word for piece in pieces for part in (piece, piece[:0]) for word in stream.hear(part)])
+        assert stream.listener.hear(np.zeros(0)) is None
+    assert found[0] == found[1] and len(found[0]) == 2
+    for rate in (0, -8000, float("nan"), float("inf")):
+        with refused(UsageError, rate):
+            Stream(listener, rate)
 
 
 HERTZ = 8000
@@ -274,6 +290,9 @@ def test_lists_without_padding_keep_their_lengths():
     assert [len(values) for values in batch["input_values"]] == [30, 4]
     with refused(ValueError, "padding=True"):
         extract([AUDIO, AUDIO[:4]])
+    for length in (0, -1):
+        with refused(ValueError, "max_length", length):
+            extract(AUDIO, truncation=True, max_length=length, do_normalize=True)
 
 
 @pytest.mark.parametrize(("rate", "words"), [(None, "is not given"), (16000, "is 16000 Hz"), ("8000", "is '8000' Hz")])
@@ -291,7 +310,9 @@ BROKEN[3] = np.nan
     [
         (np.zeros(0), "no samples"),
         ([AUDIO, []], "no samples"),
-        ([], "empty list"),
+        ([], "no samples"),
+        (np.zeros((0, 100)), "no samples"),
+        (torch.zeros(0, 100), "no samples"),
         (BROKEN, "NaN or infinite"),
         (np.ma.masked_array(AUDIO, AUDIO > 0.5), "NaN or infinite"),
         (torch.from_numpy(BROKEN).bfloat16(), "NaN or infinite"),
@@ -301,6 +322,7 @@ BROKEN[3] = np.nan
         ("digits.wav", "is a str"),
         (np.zeros(4, np.int64), "holds int64; allowed: floats, and int16 or int32"),
         (["digits.wav"], "expected one axis|holds <U"),
+        (np.array([1e300]), "NaN or infinite"),
     ],
 )
 def test_what_is_no_mono_audio_is_refused(audio, words):

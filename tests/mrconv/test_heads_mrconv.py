@@ -19,6 +19,7 @@ from hf_ext.mrconv import (
 )
 from hf_ext.mrconv.modeling_mrconv import delta_features
 from tests.kit.models import LoraTesterMixin, TrainerTesterMixin, assert_same_answers
+from tests.kit.refusals import refused
 from tests.mrconv.mrconv_testing import (
     SIZES,
     TOKENS,
@@ -286,6 +287,14 @@ def test_heads_refuse_configurations_that_they_cannot_be(model_class, fields, wo
         make_model(model_class, **fields)
 
 
+@pytest.mark.parametrize("pad", [-1, 11, 25])
+def test_a_padding_token_outside_of_the_vocabulary_is_none_of_it(pad):
+    """-1 would be the last token, which then learns nothing."""
+    model = make_model(MRConvForSequenceClassification, **{**TOKENS, "pad_token_id": pad})
+    model(torch.full((1, 4), 10)).logits.sum().backward()
+    assert model.model.embedding.weight.grad[-1].any()
+
+
 DELTAS = TestDeltaFeatures.fields
 
 
@@ -320,6 +329,13 @@ def test_changes_are_those_between_numbers_that_are_there(held):
         torch.testing.assert_close(*grads)
     expected = reference(values, torch.ones(4, 9), torch.ones(4, 9, 2))
     torch.testing.assert_close(delta_features(values, None, None), expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 7), (2, 9), (1, 8), (8,), (2, 1, 1, 8)])
+def test_a_mask_that_does_not_fit_changes_is_refused(shape):
+    model = make_model(MRConvForTokenClassification, **DELTAS)
+    with refused(ValueError, "attention_mask", shape, (2, 8)):
+        model(input_values=make_measurements(2, 8).double(), attention_mask=torch.ones(shape))
 
 
 def test_a_stream_and_packed_rows_are_refused():

@@ -306,3 +306,9 @@ def test_an_offloaded_model_is_not_merged():
         offloaded.reparameterize()
     assert not offloaded.config.reparameterized
     assert predict(offloaded).isfinite().all()
+    # Nor where the last layer alone is.
+    model = make_model()
+    model.convolutions()[-1].to("meta")
+    with refused(ValueError, "offloaded", len(model.convolutions()) - 1):
+        model.reparameterize()
+    assert not any(layer.reparameterized for layer in model.convolutions())

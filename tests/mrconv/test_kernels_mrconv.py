@@ -217,6 +217,10 @@ def test_taps_move_to_earlier_samples_and_add_up(kernel_type, ahead):
         assert not changed[:, 1::2].any()
 
 
+STATISTICS = dict.fromkeys(("input_mean", "input_std", "input_delta_std", "target_mean", "target_std"), [0.5, 0.5])
+NO_NUMBERS = ([math.nan, 0.5], [0.5, math.nan], [0.5, math.inf], [-math.inf, 0.5])
+
+
 class TestMRConvConfig(ConfigTesterMixin):
     config_class = MRConvConfig
     # Inputs; kernels; norms; rates and tokens; units.
@@ -241,10 +245,10 @@ class TestMRConvConfig(ConfigTesterMixin):
         ({"num_branches": 8}, "have 7 resolutions, give 1 to 7"),
         ({"num_modes": 10}, "a kernel of 16 samples has 1 to 9 modes"),
         ({"reparameterized": True, "branch_norm": "layer"}, "cannot be merged"),
-        ({"input_mean": [0.0]}, "`input_mean` is [0.0] and `input_std` None; give both, 1 numbers each"),
-        ({"input_size": 2, "input_mean": [0.0], "input_std": [1.0]}, "give both, 2 numbers each"),
+        ({"input_mean": [0.0]}, "`input_mean` is [0.0] and `input_std` None; give both, 1 finite numbers each"),
+        ({"input_size": 2, "input_mean": [0.0], "input_std": [1.0]}, "give both, 2 finite numbers each"),
         ({"target_mean": [0.0, 0.0], "target_std": [1.0, 0.0]}, "spreads over 0"),
-    ]
+    ] + [({"input_size": 2, **STATISTICS, name: wrong}, f"`{name}`") for name in STATISTICS for wrong in NO_NUMBERS]
 
 
 @given(st.integers(1, 300), st.integers(1, 5000))

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,7 +59,7 @@ def test_a_model_moves_to_half_the_rate_and_is_saved_so(kernel_type, tmp_path):
     time = torch.arange(128) / 128
     wave = torch.sin(6.28 * 2 * time)[None]
     expected = model(wave[:, :64]).logits
-    assert model.change_rate(2) is model
+    assert model.change_rate(np.float32(2)) is model
     assert (model.config.rate_factor, model.config.sampling_rate, model.config.longest_input) == (2.0, 8000, 32)
     changed = model(wave[:, :64:2]).logits
     if kernel_type == "fourier":
@@ -88,6 +89,8 @@ def test_a_model_moves_to_half_the_rate_and_is_saved_so(kernel_type, tmp_path):
         ({}, 3, "must divide the length of every kernel"),
         ({}, 16, "must divide"),
         ({"sampling_rate": 11025}, 2, "11025 Hz would become 5512.5"),
+        ({}, "2", "`factor` is 2"),
+        ({}, None, "`factor` is None"),
     ],
 )
 def test_a_change_of_rate_that_cannot_be_is_refused(fields, factor, words):

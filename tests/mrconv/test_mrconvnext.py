@@ -170,6 +170,8 @@ def test_auto_classes(tmp_path):
     assert type(body) is MRConvNextModel
     with torch.no_grad():
         assert_same_answers(body(images).pooler_output, model.model(images).pooler_output)
+    with refused(TypeError, "label"):
+        loaded(images, label=torch.tensor([0]))
     processor = AutoImageProcessor.from_pretrained(tmp_path)
     assert type(processor) is MRConvNextImageProcessor
     assert processor.crop_pct == 1.0 and processor.size.shortest_edge == 16
@@ -208,6 +210,15 @@ def test_pictures_of_every_kind_become_normalised_squares(image):
         np.testing.assert_allclose(values, expected_pixels(picture, 14, 0.875), atol=1e-5)
 
 
+def test_values_within_0_and_1_that_are_divided_by_255_are_told(monkeypatch):
+    told = []
+    monkeypatch.setattr("hf_ext.mrconv.image_processing_mrconvnext.logger.warning_once", told.append)
+    grey, dark = torch.from_numpy(COLOUR).bfloat16(), {"do_rescale": False}
+    for values, options in ((COLOUR / 256.0, {}), (COLOUR > 99, {}), (COLOUR / 255.0, dark), (grey, {})):
+        MRConvNextImageProcessor()(values, **options)
+    assert len(told) == 2 and all("do_rescale=False" in line for line in told)
+
+
 def test_float_and_16_bit_arrays_keep_their_precision():
     processor = MRConvNextImageProcessor(size={"shortest_edge": 14}, do_normalize=False)
     ramp = np.broadcast_to(np.linspace(0.4, 0.41, 20, dtype=np.float32)[:, None, None], (20, 20, 3))
@@ -230,10 +241,13 @@ def test_float_and_16_bit_arrays_keep_their_precision():
         (COLOUR, {"crop_pct": 1.5}, "`crop_pct` is 1.5"),
         (COLOUR, {"size": {"height": 8, "width": 8}}, "'shortest_edge': pixels"),
         ([COLOUR, COLOUR[:10]], {"do_resize": False}, "pixel_values"),
-        (np.full((20, 20, 3), 65535, np.uint16), {"do_convert_rgb": False}, "uint16 has values up to 65535"),
+        (np.full((20, 20, 3), 65535, np.uint16), {"do_convert_rgb": False}, "up to 65535"),
         (Image.fromarray(np.zeros((20, 20), np.uint16)), {}, "more than 8 bits a channel"),
+        (np.full((20, 20, 3), -1, np.int16), {}, "int16 has values from -1"),
+        (np.full((20, 20, 3), np.nan), {"do_rescale": False}, "NaN or infinite"),
+        (np.where(COLOUR > 9, np.inf, COLOUR), {}, "NaN or infinite"),
+        (COLOUR[:, :0], {}, "no pixels"),
     ],
-    ids=["none", "crop-0", "crop-large", "size", "sizes", "deep-array", "deep-picture"],
 )
 def test_pictures_that_do_not_fit_are_refused(images, options, words):
     with pytest.raises(ValueError, match=words):

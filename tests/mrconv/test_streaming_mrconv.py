@@ -259,7 +259,7 @@ def test_a_batch_in_its_order_is_not_copied_and_a_wrong_one_changes_nothing():
     tile, spectra = convolution.tile, convolution.levels[0].spectra
     convolution.batch_select_indices(torch.tensor([0, 1]))
     assert convolution.tile is tile and convolution.levels[0].spectra is spectra
-    for wrong in (torch.tensor([0, BATCH]), torch.tensor([True, False])):
+    for wrong in (torch.tensor([0, BATCH]), torch.tensor([True] * (BATCH + 1))):
         with pytest.raises((IndexError, RuntimeError)):
             convolution.batch_select_indices(wrong)
     assert_near(convolution(u[..., 90:]), (long_conv(u, kernel) + bias[:, None])[..., 90:], 1e-12)
@@ -347,8 +347,13 @@ class TestCache:
         assert cache.batch_size == 4
         cache.reorder_cache(torch.tensor([3, 0, 0, 1]))
         cache.batch_select_indices(torch.tensor([0, 1]))
-        order = [1, 0]
+        # A mask, and each twice.
+        cache.batch_select_indices(torch.tensor([False, True]))
+        cache.batch_repeat_interleave(2)
+        order = [0, 0]
         assert_near(cache.convolve(0, u[order, :, 50:], self.kernel), expected[order, :, 50:], 1e-12)
+        with refused(ValueError, "crop(3)"):
+            cache.crop(3)
         # After a reset it begins anew with the present kernel.
         cache.reset()
         assert (cache.get_seq_length(), cache.batch_size) == (0, -1)

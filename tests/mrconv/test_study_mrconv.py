@@ -179,7 +179,7 @@ def test_hiss_is_no_word_and_a_click_makes_nobody_deaf(load):
         (["missing.wav"], "missing.wav cannot be read as a WAV file"),
         (["a.wav", "--output", "nowhere/o.png"], "there is no folder nowhere; make it first"),
         (["a.wav", "--output", "o.sound"], "no format of pictures; give a name that ends with one of"),
-        (["a.wav", "--model", "model"], "has no `sampling_rate`"),
+        (["a.wav", "--model", "model"], "`sampling_rate` None"),
         (["a.wav", "--model", "nowhere"], "--model nowhere"),
     ],
 )
@@ -207,6 +207,17 @@ def load_benchmark(load_module, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield load_module
     sys.modules.pop("peers", None)
+
+
+def test_a_step_of_a_small_layer_has_few_calls(load_benchmark):
+    """They are most of its time."""
+    benchmark = load_benchmark("mrconv_step")
+    layers, u, cotangent = benchmark.make_layers((1, 32, 1024))
+    for name, most in (("dilated", 324), ("Fourier", 314), ("Fourier, kernel norm", 119)):
+        benchmark.step(layers[name], u, cotangent)
+        with benchmark.Counted() as counted:
+            benchmark.step(layers[name], u, cotangent)
+        assert counted.work["calls"] <= most
 
 
 def test_the_frame_reads_words_and_keeps_notes_below_a_table(load_benchmark, monkeypatch, tmp_path):
