@@ -75,6 +75,7 @@ def of_images(labels: list[int]) -> tuple:
 # Recipe: a slice of data like its own, overrides that make it tiny, and the class that loads the result.
 SLICES = {
     "listops": of_rows(listops(), 32),
+    "listops_short": of_rows(listops(), 32),
     "listops_small": of_rows(listops(), 32),
     "text": of_rows({"text": TEXTS, "label": [1, 0, 1, 0]}, 16),
     "retrieval": of_rows({"text1": TEXTS, "text2": TEXTS[::-1], "label": [1, 0, 0, 1]}, 16, "NextSentencePrediction"),
@@ -103,7 +104,7 @@ SLICES = {
 }
 IMAGE_NETWORKS = ("imagenet", "study-images")
 # Those that go the way of another recipe are slow.
-ALIKE = ("listops_small", "pathx", "scifar", "study-digits", "study-scifar", "study-images")
+ALIKE = ("listops_short", "listops_small", "pathx", "scifar", "study-digits", "study-scifar", "study-images")
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in SLICES]
 
 
@@ -127,7 +128,7 @@ def run_recipe(tmp_path: Path, name: str, *overrides: str, folder: str = "run") 
         *SLICES[name][1],
         *tiny,
         *["--max_steps=2", "--warmup_steps=0", "--per_device_train_batch_size=3", "--gradient_accumulation_steps=1"],
-        *["--mixed_precision='no'", "--logging_steps=1", "--report_to=none"],
+        *["--mixed_precision='no'", "--logging_steps=1", "--report_to=none", "--init_from=null"],
         *overrides,
     ]
     arguments = build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
