@@ -54,7 +54,9 @@ def _read_megapixels(text: str) -> float:
     return float(text)
 
 
-TILE = value_type("PIXELS|auto", lambda text: text if text == "auto" else int(text), "neither pixels nor 'auto'")
+TILE = value_type(
+    "PIXELS|auto", lambda text: text if text == "auto" else int(text), "neither a number of pixels nor 'auto'"
+)
 STRENGTH = value_type("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
 COLOUR = value_type("COLOUR", _read_colour, "not an opaque colour; give one such as white or #ffcc00")
 MEGAPIXELS = value_type("MEGAPIXELS", _read_megapixels, "not a number above 0")

@@ -43,7 +43,7 @@ _ID = re.compile(
     r"(?!.*(?:--|\.\.|[.\-]$))(?:[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}/)?[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}(?<![.\-])"
 )
 _LINK = re.compile(r"https?://\S+|[^\s:]+")
-_OPENED = re.compile(r"(?:\ufeff)?\s*---[ \t]*\r?\n(?!---[ \t]*(?:\r?\n|\Z))")
+_OPENED = re.compile(r"(?:\ufeff)?\s*---[ \t]*\r?\n(?!\s*---[ \t]*(?:\r?\n|\Z))")
 # Of a model to its base.
 _RELATIONS = ("adapter", "finetune", "merge", "quantized")
 

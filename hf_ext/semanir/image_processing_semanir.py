@@ -172,7 +172,9 @@ def restore_picture(pixels: np.ndarray, config: Any, restore: Callable[[np.ndarr
     elif (colours.shape[-1], taken) == (3, 1):
         restored = np.moveaxis(restore(np.moveaxis(colours, -1, 0)[..., None])[..., 0], 0, -1)
     else:
-        wanted = "a mosaic of 1, or packed to 4" if config.demosaicks else "1 to 4" if taken in (1, 3) else taken
+        wanted = (
+            "a mosaic of 1 channel, or packed to 4" if config.demosaicks else "1 to 4" if taken in (1, 3) else taken
+        )
         raise ValueError(f"the picture has {channels} channels; this model takes {wanted}, as the last axis.")
     return match_picture(restored, picture)
 

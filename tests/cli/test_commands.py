@@ -85,7 +85,7 @@ def test_info_reads_every_type_that_safetensors_writes(tmp_path):
     [
         ("config.json", '{"auto_map": ["a"]}', "config.json: `auto_map` must be an object, got"),
         ("config.json", "[" * 5000, "config.json: not valid JSON"),
-        ("eval.json", '{"results": [{"metric": "psnr", "dataset": "x"}]}', "value must be a number, got None"),
+        ("eval.json", '{"results": [{"metric": "psnr", "dataset": "x"}]}', "`value` must be a number, got None"),
         ("README.md", f"---\n{ALIASES}datasets: *i\n---\n", "uses YAML aliases"),
         ("README.md", f"---\n{'[' * 60}{']' * 60}\n---\n", "nested deeper than 50"),
     ],

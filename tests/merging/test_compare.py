@@ -135,7 +135,7 @@ def test_what_was_not_measured_is_said_and_changes_no_weight(folders, tmp_path, 
         given = configuration(folders, tasks=("red", "green"), method=method)
         with monkeypatch.context() as patch:
             # neither plan nor merge asks for kernels, whose import takes a second
-            patch.setitem(arithmetic.KERNELS, "cpu", pytest.fail)
+            patch.setattr(arithmetic, "compiled_kernels", pytest.fail)
             found = merge_checkpoints(given, tmp_path / method, progress=False, show=plan_lines)
         measured = merge_checkpoints(given | {"measure": True}, tmp_path / f"{method}-measured", progress=False)
         weights = [(out.path / "model.safetensors").read_bytes() for out in (found, measured)]

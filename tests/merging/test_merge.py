@@ -45,13 +45,13 @@ def test_every_way_to_compute_gives_the_same_files(config, tmp_path, monkeypatch
         done.append(kernels.run_files(*arguments))
         return done[-1]
 
-    monkeypatch.setitem(arithmetic.KERNELS, "cpu", lambda: kernels._replace(run_files=run_files))
+    monkeypatch.setattr(arithmetic, "compiled_kernels", lambda: kernels._replace(run_files=run_files))
     # in one block and in several: five workers with so little memory have one sub-block each
     first = merge(config, tmp_path / "merged-calls", workers=5, memory="1MB", **options)
     assert done and all(done)
-    monkeypatch.setitem(arithmetic.KERNELS, "cpu", lambda: kernels._replace(run_files=None))
+    monkeypatch.setattr(arithmetic, "compiled_kernels", lambda: kernels._replace(run_files=None))
     assert_same_files(merge(config, tmp_path / "merged-blocks", **options), first)
-    monkeypatch.delitem(arithmetic.KERNELS, "cpu")
+    monkeypatch.setattr(arithmetic, "compiled_kernels", lambda: None)
     plain = merge(config, tmp_path / "merged-torch", **options)
     assert weights_of(first) == weights_of(plain)
     if "method" not in options:

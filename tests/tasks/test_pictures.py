@@ -111,7 +111,7 @@ def test_a_server_takes_16_bits_and_says_what_else_to_send():
         picture = read_8_bits(data)
         assert picture.mode == ("RGB" if pixels is colours else "L")
         np.testing.assert_array_equal(np.asarray(picture).reshape(pixels.shape), pixels)
-    with refused(UnreadableError, "PIL", "8 bits"):
+    with refused(UnreadableError, "PIL", "16 bits"):
         read_8_bits(encode(FLOATS, "TIFF"))
 
 
