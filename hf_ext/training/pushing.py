@@ -74,9 +74,11 @@ class PushModels(Callback):
     def _take_missing(self) -> None:
         """Takes the last model, unless it was taken or pushed before."""
         model = self.run.best if self.strategy == "best" else self.run.snapshot
-        step = read_json(model / "training.json")["steps"] if model.is_dir() else None
+        if not model.is_dir():
+            return
+        step = read_json(model / "training.json")["steps"]
         # In this order: a copy goes when its push was written down.
-        is_known = step is None or (self.copies / f"step-{step}").is_dir()
+        is_known = (self.copies / f"step-{step}").is_dir()
         if not is_known and self._told(step) != read_json_object(self.last, optional=True):
             self._take(model, step)
 
