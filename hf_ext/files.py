@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
 import secrets
@@ -104,6 +105,12 @@ def open_to_readers(folder: Path) -> None:
         found = path.lstat()
         if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and wanted & ~found.st_mode:
             path.chmod(stat.S_IMODE(found.st_mode) | wanted)
+
+
+def hash_file(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of what a file holds now."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 2) -> None:

@@ -65,8 +65,9 @@ def describe_bad(row: dict[str, str]) -> str:
     return f"example {row['example']}{where} cannot be read: {row['reason'].rstrip('.')}."
 
 
-def name_bad(example: str, file: str, error: BaseException) -> dict[str, str]:
-    """The line of `bad_examples.jsonl` for an example."""
+def name_bad(example: str, place: str | dict[str, Any], error: BaseException) -> dict[str, str]:
+    """The line of `bad_examples.jsonl` for an example, of which the file or the row is known."""
+    file = find_row_file(place) if isinstance(place, dict) else place
     return {"example": example, "file": file, "reason": str(error) or type(error).__name__}
 
 

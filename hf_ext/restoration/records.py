@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from huggingface_hub import try_to_load_from_cache
 
-from hf_ext.files import read_json_object
+from hf_ext.files import hash_file, read_json_object
 
 from .camera import DECODER_ERRORS, open_picture
 from .jobs import Job, Plan
@@ -50,7 +50,7 @@ class Records:
             return "missing"
         if not job.out.is_file():
             return "foreign"
-        records, content = self.found.get(self._name(job.out), []), _hash_file(job.out)
+        records, content = self.found.get(self._name(job.out), []), hash_file(job.out)
         if any(recorded == content for _, recorded in records):
             return "same" if (self._made_by(job), content) in records else "ours"
         # Somebody's file may be broken too: a result that was cut off is one that a record names, or empty.
@@ -72,7 +72,7 @@ class Records:
         return result.relative_to(self.folder).as_posix()
 
     def _made_by(self, job: Job) -> str:
-        picture = hashlib.sha256(job.source).hexdigest() if isinstance(job.source, bytes) else _hash_file(job.source)
+        picture = hashlib.sha256(job.source).hexdigest() if isinstance(job.source, bytes) else hash_file(job.source)
         return hashlib.sha256(f"{picture} {self.recipe}".encode()).hexdigest()
 
 
@@ -100,7 +100,7 @@ def identify_model(source: str) -> str:
     folder, found = Path(source), source
     if folder.is_dir():
         files = sorted(path for path in folder.rglob("*") if path.suffix in _MODEL_FILES and path.is_file())
-        lines = (f"{path.relative_to(folder).as_posix()} {_hash_file(path)}" for path in files)
+        lines = (f"{path.relative_to(folder).as_posix()} {hash_file(path)}" for path in files)
         found = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     else:
         name, _, revision = source.partition("@")
@@ -139,8 +139,3 @@ def _read(file: Path) -> dict[str, list[tuple[str, str]]]:
         except (ValueError, TypeError, KeyError):
             continue
     return found
-
-
-def _hash_file(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

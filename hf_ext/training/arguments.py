@@ -72,8 +72,7 @@ class DataArguments:
 
     def require_train_source(self) -> DataSource:
         """The training source; raises an error if it is missing."""
-        source = self.train_source
-        if source is None:
+        if (source := self.train_source) is None:
             raise SettingsError("missing key train in section 'data': give the training data with --data.train.path.")
         return source
 
@@ -346,12 +345,9 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
                 raise ValueError(f"--{name}: {section!r} is a value, not a section.")
         key, text = _find_key(target, last), value.strip()
         try:
-            target[key] = _read_value(text, isinstance(target, Section))
+            target[key] = _read_value(text)
         except SettingsError as error:
-            problem = f"--{name} {value!r:.200} cannot be read as a YAML value: {error}"
-            if not isinstance(target, Section):
-                raise SettingsError(problem) from error
-            target[key] = Unread(text, problem)
+            target[key] = Unread(text, f"--{name} {value!r:.200} cannot be read as a YAML value: {error}")
         if isinstance(target, Section):
             # A flag without a value names nothing.
             target.texts[key] = None if is_bare else text
@@ -362,10 +358,10 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
     return result
 
 
-def _read_value(word: str, keeps_words: bool) -> Any:
+def _read_value(word: str) -> Any:
     """The value of a flag in YAML; a text that YAML would cut or refuse, such as `photos #1` or `*.png`, as it is."""
     is_text = word[0] in "*&@%`" or (" #" in word and word[0] not in "'\"[{")
-    return word if is_text else parse_words(word, keeps_words)[0]
+    return word if is_text else parse_words(word)[0]
 
 
 def _forget_parts(before: Any, after: Any, given: set[str]) -> None:

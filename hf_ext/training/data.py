@@ -15,7 +15,7 @@ import itertools
 import os
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import datasets
 import numpy as np
@@ -23,15 +23,7 @@ import torch
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
-from ..data.bad_examples import (
-    BadExamples,
-    decode_row,
-    describe_bad,
-    find_example_file,
-    find_row_file,
-    name_bad,
-    read_example,
-)
+from ..data.bad_examples import BadExamples, decode_row, describe_bad, find_example_file, name_bad, read_example
 from ..data.broken import UNUSABLE
 from ..errors import DataError, MissingColumn, UsageError
 from .arguments import DataSource
@@ -79,8 +71,6 @@ class IndexedSamples(Dataset):
     bad_allowed: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.source) == 0:
-            raise ValueError("the training data is empty.")
         self.epoch_length = count_positions(len(self.source), self.groups, self.batch_size)
         # Without groups, batches may go over the end of an epoch.
         self._batch = 1 if self.groups is None else self.batch_size
@@ -130,8 +120,7 @@ class IndexedSamples(Dataset):
         # Group after group: where none of a group can be used, all samples of the batch come to the same next one.
         groups = self._members[batches[:, 0]]
         distances = (groups - groups[0]) % (self._members.max() + 1)
-        stand_ins: np.ndarray = batches[np.argsort(distances, kind="stable")].reshape(-1)
-        return stand_ins
+        return cast(np.ndarray, batches[np.argsort(distances, kind="stable")].reshape(-1))
 
 
 def collate_samples(samples: list[tuple[dict[str, Any], BadRows]]) -> tuple[dict[str, Any], BadRows]:
@@ -190,10 +179,9 @@ class StreamBatches(IterableDataset):
                 batch.append(self.transform(decode_row(self.features, example), generator))
             except UNUSABLE as error:
                 place = f"{state['consumed']} of epoch {state['epoch']}, process {self.rank}, worker {identity}"
-                bad.append(name_bad(place, find_row_file(example), error))
+                bad.append(name_bad(place, example, error))
                 if len(bad) > self.bad.count_allowed(state["samples"]):
-                    kind = OSError if isinstance(error, OSError) else ValueError
-                    raise kind(describe_bad(bad[-1])) from error
+                    raise (OSError if isinstance(error, OSError) else ValueError)(describe_bad(bad[-1])) from error
             if len(batch) == self.batch_size:
                 yield default_collate(batch), bad, identity, {**state, "dataset": stream.state_dict()}
                 batch, bad = [], []

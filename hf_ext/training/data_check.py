@@ -5,7 +5,7 @@ from typing import Any
 import datasets
 import numpy as np
 
-from ..data.bad_examples import decode_row, describe_bad, find_row_file, name_bad
+from ..data.bad_examples import decode_row, describe_bad, name_bad
 from ..data.broken import UNUSABLE
 from ..data.opening import match_classes, open_source
 from ..data.splits import count_shared
@@ -45,7 +45,7 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
             try:
                 task.training_sample(decode_row(features, row), np.random.default_rng(count))
             except UNUSABLE as error:
-                bad.append(name_bad(str(count), find_row_file(row), error))
+                bad.append(name_bad(str(count), row, error))
             count += 1
         can_share = not (is_training or is_stream or isinstance(learned, datasets.IterableDataset))
         found.append(

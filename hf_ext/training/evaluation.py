@@ -61,24 +61,22 @@ def evaluate(
     was_training = model.training
     model.eval()
     scores: list[tuple[int, dict[str, float]]] = []
-    with torch.no_grad():
-        batches = list(share_batches(len(data), batch_size or task.eval_batch_size, ranks.index, ranks.count))
-        bar = progress(batches, "evaluating", leave=False, shown=ranks.index == 0)
-        read = read_batches(data, [indices for indices, _ in batches], num_workers)
-        # Closed by name: the traceback of an error would keep the loader processes alive.
-        with contextlib.closing(read):
-            for (indices, is_repeat), examples in zip(bar, read, strict=True):
-                found = task.evaluate_batch(model, examples, indices)
-                rows = [*found] if isinstance(found, Iterable) else []
-                if len(rows) != len(indices):
-                    raise UsageError(
-                        f"{type(task).__name__}.evaluate_batch returned {found!r:.80}; allowed: scores for each of "
-                        f"the {len(indices)} examples."
-                    )
-                if not is_repeat:
-                    scores += zip(indices, rows, strict=True)
-                if after_batch is not None:
-                    after_batch()
+    batches = list(share_batches(len(data), batch_size or task.eval_batch_size, ranks.index, ranks.count))
+    bar = progress(batches, "evaluating", leave=False, shown=ranks.index == 0)
+    # Closed by name: the traceback of an error would keep the loader processes alive.
+    with torch.no_grad(), contextlib.closing(read_batches(data, [part for part, _ in batches], num_workers)) as read:
+        for (indices, is_repeat), examples in zip(bar, read, strict=True):
+            found = task.evaluate_batch(model, examples, indices)
+            rows = [*found] if isinstance(found, Iterable) else []
+            if len(rows) != len(indices):
+                raise UsageError(
+                    f"{type(task).__name__}.evaluate_batch returned {found!r:.80}; allowed: scores for each of "
+                    f"the {len(indices)} examples."
+                )
+            if not is_repeat:
+                scores += zip(indices, rows, strict=True)
+            if after_batch is not None:
+                after_batch()
     model.train(was_training)
     gathered = sorted((score for part in ranks.gather(scores) for score in part), key=lambda item: item[0])
     return _read_metrics(task, task.summarize([row for _, row in gathered]))

@@ -6,7 +6,6 @@ run that was never interrupted.
 
 import contextlib
 import math
-import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ from .evaluation import evaluate_sets, provenance, write_results
 from .launcher import honour_launcher
 from .optimizing import clear_gradients, clip_gradients, own_part
 from .pushing import PushModels
-from .run import Run, gather_weights, name_failures, plain_class
+from .run import Run, gather_weights, name_failures, plain_class, seed_step
 from .state import RunFolder, clear_write_errors, save_state
 from .stopping import END, EVALUATE, EvaluationStopped, Stopping
 from .task import Task
@@ -85,18 +84,8 @@ def train(
         with name_failures(run.ranks, folder.failure):
             run.resume()
             run.fit()
+            run.ranks.part()
     return run.metrics
-
-
-def seed_step(seed: int, device: torch.device) -> None:
-    """Seeds what draws random numbers in a step: Python, numpy, torch, and torch on the training's own device."""
-    # To the same states as accelerate's `set_seed`, which takes up to a millisecond: for every kind of device that is
-    # not there, or not used yet, torch writes down who called, and keeps that for ever.
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(seed)
 
 
 class _Training(Run):
@@ -172,7 +161,6 @@ class _Training(Run):
         for tracker in self.accelerator.trackers:
             with self._guard(f"the tracker {tracker.name}"):
                 tracker.finish()
-        self.ranks.part()
         for name, count in self.failures.items():
             self._report(f"{name} failed {count} time{'s' * (count > 1)}")
 
@@ -185,7 +173,6 @@ class _Training(Run):
             with self._guard("PushModels"):
                 publisher.on_begin(step, self.folder.path, self.module)
                 publisher.on_end(step)
-        self.ranks.part()
 
     def _is_over(self) -> bool:
         """True if all steps are done, the score did not improve for too many evaluations, or a callback said so."""
@@ -339,8 +326,7 @@ class _Training(Run):
             self._tell("on_save", self.progress.step, model, is_best)
 
     def _save_state(self) -> None:
-        step, states = self.progress.step, self.loader.stream_states
-        save_state(self.accelerator, self.folder, step, states, self.sharded_average)
+        save_state(self.accelerator, self.folder, self.progress.step, self.loader.stream_states, self.sharded_average)
 
     def _evaluate(self) -> bool:
         """Evaluates the weights that are published; whether they are the best so far."""
@@ -361,16 +347,15 @@ class _Training(Run):
         first = "_".join(filter(None, [next(iter(self.eval_data)), next(iter(self.task.metric_names))]))
         if first not in self.metrics:
             raise UsageError(f"{type(self.task).__name__}.summarize gave no {first}, the first of its metric_names.")
-        value, best = self.metrics[first], self.progress.best_value
+        value, progress = self.metrics[first], self.progress
         if math.isnan(value):
-            self._say(f"warning: {first} of step {self.progress.step} is NaN, which is never the best")
-        better = value > best if self.task.greater_is_better else value < best
+            self._say(f"warning: {first} of step {progress.step} is NaN, which is never the best")
+        better = value > progress.best_value if self.task.greater_is_better else value < progress.best_value
         # No value yet is NaN, and a first NaN is no best.
-        if better or (math.isnan(best) and not math.isnan(value)):
-            self.progress.best_step, self.progress.best_value = self.progress.step, value
-            self.progress.stale = 0
+        if better or (math.isnan(progress.best_value) and not math.isnan(value)):
+            progress.best_step, progress.best_value, progress.stale = progress.step, value, 0
             return True
-        self.progress.stale += 1
+        progress.stale += 1
         return False
 
     def _draw_samples(self, data: datasets.Dataset) -> None:

@@ -6,7 +6,7 @@ import re
 import textwrap
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..docstrings import Entry, read_entries
 from ..settings import refuse_unknown
@@ -62,8 +62,7 @@ def find_task(method: str) -> "type[Task]":
     if method not in TASKS:
         raise ValueError(f"unknown method {method!r}; allowed: {', '.join(sorted(TASKS))}.")
     module, name = TASKS[method]
-    found: type[Task] = getattr(importlib.import_module(module), name)
-    return found
+    return cast("type[Task]", getattr(importlib.import_module(module), name))
 
 
 def read_arguments(config: str | Path, overrides: list[str], **values: Any) -> TrainingArguments:

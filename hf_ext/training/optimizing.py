@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import accelerate.optimizer
 import numpy as np
@@ -80,8 +80,7 @@ def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArgu
 def clip_gradients(accelerator: Accelerator, weights: list[torch.nn.Parameter], norm: float) -> torch.Tensor | None:
     """Clips the common norm of all gradients; the norm before."""
     if accelerator.distributed_type not in _WHOLE_WEIGHTS:
-        found: torch.Tensor | None = accelerator.clip_grad_norm_(weights, norm)
-        return found
+        return cast(torch.Tensor | None, accelerator.clip_grad_norm_(weights, norm))
     # As accelerate does for whole weights, but it first reads torch's version and looks at each gradient.
     accelerator.unscale_gradients()
     return torch.nn.utils.clip_grad_norm_(weights, norm)

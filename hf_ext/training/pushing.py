@@ -136,7 +136,8 @@ class PushModels(Callback):
             commit = push(copy / "model", self.repo_id, private=self.private, commit_message=f"{kind}, step {step}")
             if (copy / "run").is_dir():
                 what = "state"
-                _push_state(copy / "run", self.repo_id, step)
+                # With its owner, which the run need not name.
+                _push_state(copy / "run", commit.repo_url.repo_id, step)
             tqdm.write(f"step {step}: pushed to {commit.commit_url}", file=sys.stderr)
             write_json(self.last, self._told(step))
         # Any error: a Hub that is down for an hour must not end a training of a week.
@@ -170,10 +171,6 @@ def _push_state(folder: Path, repo_id: str, step: int) -> None:
 
     for name in (f"{LAST}/args.json", f"{LAST}/metrics.jsonl"):
         refuse_secret(folder / name, name)
-
-    if "/" not in repo_id:
-        # It is there; the answer has its owner.
-        repo_id = HfApi().create_repo(repo_id, private=True, exist_ok=True).repo_id
     commit_folder(
         *(HfApi(), folder, repo_id, "main"),
         create_pr=False,

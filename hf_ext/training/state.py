@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from ..distributed import Ranks
 from ..errors import DataError, UsageError
 from ..files import (
+    hash_file,
     open_to_readers,
     read_json,
     read_rows,
@@ -66,7 +67,7 @@ class Progress:
         vars(self).update(state)
 
 
-class RunFolder:
+class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     """The folder of one run."""
 
     # args.json        the arguments, written first: it marks the folder as ours
@@ -99,9 +100,6 @@ class RunFolder:
         self.before: dict[str, Any] | None = None
         self.changes = Changes()
         self.notes: list[str] = []
-
-    def __enter__(self) -> "RunFolder":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.lock.release(force=True)
@@ -274,14 +272,9 @@ class DamagedState(DataError):
 
 def hash_files(folder: Path, names: list[str]) -> dict[str, str]:
     """SHA-256 of files of a state."""
-
-    def hash_file(name: str) -> str:
-        with (folder / name).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
     # hashlib lets other threads run.
     with ThreadPoolExecutor(4) as pool:
-        return dict(zip(names, pool.map(hash_file, names), strict=True))
+        return dict(zip(names, pool.map(hash_file, (folder / name for name in names)), strict=True))
 
 
 def _hash_content(content: dict[str, Any]) -> str:
@@ -368,8 +361,7 @@ def load_state(accelerator: Accelerator, run: RunFolder, step: int, average: Wei
     if average is not None:
         average.load_shards(folder / "average")
     stream = folder / f"stream-{rank}.json"
-    states: list[Any] | None = read_json(stream) if stream.is_file() else None
-    return states
+    return read_json(stream) if stream.is_file() else None
 
 
 def use_plain_names(accelerator: Accelerator) -> None:

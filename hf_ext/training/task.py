@@ -81,8 +81,7 @@ class Task:
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
         """Mean loss of a batch, a scalar: the model's own."""
-        loss: torch.Tensor = model(**batch).loss
-        return loss
+        return cast(torch.Tensor, model(**batch).loss)
 
     def count_targets(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """

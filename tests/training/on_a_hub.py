@@ -36,7 +36,8 @@ class Code:
 def make_repository(folder: Path, repo_id: str, *, private: bool, commit_message: str) -> Any:
     """What is left of `push` where the model is of no class that is published."""
     assert (folder / "model.safetensors").is_file()
-    return SimpleNamespace(commit_url=HfApi().create_repo(repo_id, private=private, exist_ok=True))
+    url = HfApi().create_repo(repo_id, private=private, exist_ok=True)
+    return SimpleNamespace(commit_url=url, repo_url=url)
 
 
 def list_errors(run: Path) -> list[str]:

@@ -154,7 +154,7 @@ def test_yaml_that_cannot_be_used_is_refused_in_words(text, said):
     with pytest.raises(SettingsError, match=said):
         parse_yaml(text)
     with refused(SettingsError, "YAML"):
-        apply_overrides({}, ["--x", text])
+        build(TrainingArguments, apply_overrides({"method": "tiny", "output_dir": "x"}, ["--seed", text]))
 
 
 @pytest.mark.parametrize("flags", [["--max_steps="], ["--max_steps", ""], ["--data.train.path= "], ["--peft="]])
