@@ -120,8 +120,7 @@ class MRConvNextConfig(PreTrainedConfig):
 
     def validate_sizes(self) -> None:
         """Check that every size is positive."""
-        sizes, positive = ("num_channels", "patch_size"), ("layer_norm_eps", "initializer_range")
-        check_numbers(self, sizes, positive, "drop_path_rate")
+        check_numbers(self, ("num_channels", "patch_size"), ("layer_norm_eps", "initializer_range"), "drop_path_rate")
 
     def validate_stages(self) -> None:
         """Check that widths and depths fit each other, and the convolutions of each stage."""

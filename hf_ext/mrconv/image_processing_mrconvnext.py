@@ -75,11 +75,8 @@ class MRConvNextImageProcessor(ConvNextImageProcessorPil):
         Raises:
             ValueError: No image is given, sizes do not make one batch, or values are not in the expected range.
         """
-        if not isinstance(images, (list, tuple)):
-            images = _with_channels(images)
-        elif images:
-            images = [_with_channels(image) for image in images]
-        else:
+        images = [_with_channels(image) for image in (images if isinstance(images, (list, tuple)) else [images])]
+        if not images:
             raise ValueError("`images` is empty; give at least one image.")
         return super().preprocess(images, **kwargs)
 

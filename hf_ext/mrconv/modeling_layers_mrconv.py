@@ -40,8 +40,6 @@ from .ops_mrconv import (
 
 logger = logging.get_logger(__name__)
 
-# Norm below which a kernel counts as zero.
-_TINY = 1e-12
 # Arguments of other models that MRConv has no meaning for, and why.
 _REFUSED = {
     "token_type_ids": "there are no segments: MRConvForRetrieval takes two documents as `input_ids`, `input_ids_2`",
@@ -72,19 +70,6 @@ def statistics_group(synchronized: bool) -> torch.distributed.ProcessGroup | Non
     return torch.distributed.group.WORLD if distributed and torch.distributed.get_world_size() > 1 else None
 
 
-def takes_batch_statistics(norm: nn.Module) -> bool:
-    """True where a batch normalisation uses the statistics of the batch, and moves the running ones."""
-    # In training mode *and* where its own scale and shift are trained. Running statistics belong to these: where they
-    # are frozen, by an adapter of peft or by `requires_grad_(False)`, what is saved afterwards does not hold the
-    # statistics, so that any that had moved would be lost, and the reloaded model would be another one. Where scale
-    # and shift are trained, as in a whole model or by `modules_to_save=["norm"]`, all are saved together. Both have to
-    # be trained: an adapter that trains shifts alone, as `bias="all"` of peft, saves no statistics. Adapters are saved
-    # and loaded in tests/mrconv/test_adapters_mrconv.py, and must answer as they did in training.
-    scale, shift = norm.weight, norm.bias
-    assert isinstance(scale, Tensor) and isinstance(shift, Tensor)
-    return norm.training and scale.requires_grad and shift.requires_grad
-
-
 class MRConvPreciseBuffers(nn.Module):
     """A module whose floating-point buffers stay in float32 at least, whatever the parameters are cast to."""
 
@@ -94,12 +79,11 @@ class MRConvPreciseBuffers(nn.Module):
     momentum = 0.1
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        before = dict(self._buffers)
+        before: dict[str, Any] = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, value in self._buffers.items():
-            old = before[name]
-            if value is not None and old is not None and value.is_floating_point() and precise(value) is not value:
-                self._buffers[name] = old.to(value.device)
+            if value is not None and value.is_floating_point() and precise(value) is not value:
+                self._buffers[name] = before[name].to(value.device)
         return self
 
     def register_statistics(self, *shape: int) -> None:
@@ -107,6 +91,16 @@ class MRConvPreciseBuffers(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
         self.register_buffer("running_mean", precise(torch.zeros(shape)))
         self.register_buffer("running_var", precise(torch.ones(shape)))
+
+    def takes_batch_statistics(self) -> bool:
+        """True where a batch normalisation uses the statistics of the batch, and moves the running ones."""
+        # In training mode *and* where its own scale and shift are trained. Running statistics belong to these: where
+        # they are frozen, by an adapter of peft or by `requires_grad_(False)`, what is saved afterwards does not hold
+        # the statistics, so that any that had moved would be lost, and the reloaded model would be another one. Where
+        # scale and shift are trained, as in a whole model or by `modules_to_save=["norm"]`, all are saved together.
+        # Both have to be trained: an adapter that trains shifts alone, as `bias="all"` of peft, saves no statistics.
+        # Adapters are saved and loaded in tests/mrconv/test_adapters_mrconv.py, and must answer as in training.
+        return self.training and self.weight.requires_grad and self.bias.requires_grad
 
     @staticmethod
     def counts() -> bool:
@@ -166,7 +160,7 @@ class MRConvBranchNorm(MRConvPreciseBuffers):
     def forward(self, alpha: Tensor, convolve: BatchConvolution | None = None) -> list[Tensor] | tuple[Tensor, Tensor]:
         """The result of `convolve`, the layer on a batch, where it is given and the statistics of the batch are taken.
         Otherwise factor alpha s and shift alpha t of each branch, BN(c) = s c + t with the running statistics."""
-        if convolve is None or not takes_batch_statistics(self):
+        if convolve is None or not self.takes_batch_statistics():
             scale = precise(alpha) * precise(self.weight) * (self.running_var + self.eps).rsqrt()
             return scale, precise(alpha) * precise(self.bias) - scale * self.running_mean
         outputs, mean, var, count = convolve(precise(alpha), precise(self.weight), precise(self.bias), self.eps)
@@ -200,7 +194,7 @@ class MRConvBatchNorm(MRConvPreciseBuffers):
     def forward(self, hidden: Tensor, valid: Tensor | None = None) -> Tensor:
         """Normalise; statistics are taken where `valid`, of shape `(B, L)`, is True."""
         mean, var = self.running_mean, self.running_var
-        if takes_batch_statistics(self):
+        if self.takes_batch_statistics():
             rows, alone = precise(hidden).flatten(0, 1), statistics_group(self.synchronized) is None
             if valid is None and alone and len(rows) > 1 and rows.dtype == mean.dtype:
                 # In one call of torch, forward and backward, what is written out below. A repetition must save as many
@@ -279,11 +273,8 @@ class MRConvLayer(MRConvPreciseBuffers):
         self.kernel = kernel(config, layer_index)
         self.backward_kernel = kernel(config, layer_index, ahead=True) if config.bidirectional else None
         self.alpha = nn.Parameter(torch.empty(len(branches), channels))
-        self.norm: MRConvBranchNorm | MRConvBranchLayerNorm | None = None
-        if config.branch_norm == "batch":
-            self.norm = MRConvBranchNorm(len(branches), channels, config.norm_eps)
-        elif config.branch_norm == "layer":
-            self.norm = MRConvBranchLayerNorm(len(branches), channels, config.norm_eps)
+        norm: Any = {"batch": MRConvBranchNorm, "layer": MRConvBranchLayerNorm}.get(config.branch_norm)
+        self.norm: Any = None if norm is None else norm(len(branches), channels, config.norm_eps)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -359,12 +350,12 @@ class MRConvLayer(MRConvPreciseBuffers):
             return scale, shift
         scale = precise(self.alpha)
         if self.config.branch_norm == "kernel":
-            # The norm of both wings together, at the rate of training.
+            # The norm of both wings together, at the rate of training. Below 1e-12 a kernel counts as zero.
             if self.rate_factor != 1:
                 kernels, ahead = self.branch_kernels(1.0)
             if ahead is not None:
                 kernels = [torch.cat(wings, dim=-1) for wings in zip(kernels, ahead, strict=True)]
-            scale = scale / torch.stack([kernel.norm(dim=-1) for kernel in kernels]).clamp_min(_TINY)
+            scale = scale / torch.stack([kernel.norm(dim=-1) for kernel in kernels]).clamp_min(1e-12)
         return scale, torch.zeros_like(scale)
 
     def _batch_convolution(
@@ -384,7 +375,6 @@ class MRConvLayer(MRConvPreciseBuffers):
     def _forward_layer_norm(self, u: Tensor) -> Tensor:
         """N convolutions: the statistics of a position are not linear in the kernels, so nothing can be merged."""
         kernels, ahead = self.branch_kernels()
-        assert self.norm is not None
         output = torch.zeros_like(u)
         for index, kernel in enumerate(kernels):
             branch = self.norm(long_conv(u, kernel, None if ahead is None else ahead[index]), index)
@@ -412,12 +402,11 @@ class MRConvLayer(MRConvPreciseBuffers):
         padded = F.pad(u, (taps - 1, window.shape[1] - taps))
         return F.conv1d(padded, window[:, None].to(u.dtype), self.merged_bias.to(u.dtype), groups=u.shape[1])
 
+    @keeps_state
     def kept_kernel(self) -> MergedKernel:
         """The merged kernel without gradients. The installed package keeps it; nothing in it may be changed."""
-        # Inside of inference mode tensors would be made that gradients cannot pass.
-        with torch.inference_mode(False), torch.no_grad():
-            form: Callable[[Any], MergedKernel] | None = FAST.get("kept_kernel")
-            return MergedKernel(*self.merged()) if form is None else form(self)
+        form: Callable[[Any], MergedKernel] | None = FAST.get("kept_kernel")
+        return MergedKernel(*self.merged()) if form is None else form(self)
 
     def streaming_kernel(self) -> Any:
         """The merged kernel as it is now, for streams; all of them share it."""
@@ -428,9 +417,8 @@ class MRConvLayer(MRConvPreciseBuffers):
             )
         return self.kept_kernel().streaming()
 
-    def _register_merged(self, kernel: Tensor, backward_kernel: Tensor | None, bias: Tensor) -> None:
-        values = {"merged_kernel": kernel, "merged_backward_kernel": backward_kernel, "merged_bias": bias}
-        for name, value in values.items():
+    def _register_merged(self, *merged: Tensor | None) -> None:
+        for name, value in zip(("merged_kernel", "merged_backward_kernel", "merged_bias"), merged, strict=True):
             self.register_buffer(name, None if value is None else precise(value))
 
     def check_loaded(self) -> None:
@@ -651,22 +639,22 @@ class MRConvPreTrainedModel(PreTrainedModel):
             )
         return self
 
-
-def fit_labels(labels: Tensor, logits: Tensor, problem_type: str | None) -> Tensor:
-    """Labels of the shape and type that the loss of a problem takes with logits `(B, N)`; refuses others, which a
-    regression would spread over the batch in silence."""
-    # Without a problem type transformers takes whole numbers as classes, and one output as a value.
-    is_whole, count = not labels.is_floating_point() and labels.dtype != torch.bool, logits.shape[1]
-    is_class = problem_type == "single_label_classification" or (problem_type is None and is_whole and count > 1)
-    expected = logits.shape[:1] if is_class else logits.shape
-    # Of one output, or one row, there is one order.
-    has_order = is_class or 1 in logits.shape
-    fits = labels.numel() == expected.numel() if has_order else labels.shape == expected
-    if not fits or (is_class and labels.is_floating_point()):
-        raise ValueError(
-            f"`labels` have shape {tuple(labels.shape)} and type {labels.dtype}; expected {tuple(expected)} and "
-            f"{'whole' if is_class else 'any'} numbers with `config.problem_type` {problem_type!r}."
-        )
-    # Of values in 16 bits the loss would have 16 bits too.
-    kind = torch.long if is_class else torch.promote_types(labels.dtype, torch.float32)
-    return labels.reshape(expected).to(logits.device, kind)
+    def fit_labels(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """Labels of the shape and type that the loss of a problem takes with logits `(B, N)`; refuses others, which a
+        regression would spread over the batch in silence."""
+        problem_type = self.config.problem_type
+        # Without a problem type transformers takes whole numbers as classes, and one output as a value.
+        is_whole, count = not labels.is_floating_point() and labels.dtype != torch.bool, logits.shape[1]
+        is_class = problem_type == "single_label_classification" or (problem_type is None and is_whole and count > 1)
+        expected = logits.shape[:1] if is_class else logits.shape
+        # Of one output, or one row, there is one order.
+        has_order = is_class or 1 in logits.shape
+        fits = labels.numel() == expected.numel() if has_order else labels.shape == expected
+        if not fits or (is_class and labels.is_floating_point()):
+            raise ValueError(
+                f"`labels` have shape {tuple(labels.shape)} and type {labels.dtype}; expected {tuple(expected)} and "
+                f"{'whole' if is_class else 'any'} numbers with `config.problem_type` {problem_type!r}."
+            )
+        # Of values in 16 bits the loss would have 16 bits too.
+        kind = torch.long if is_class else torch.promote_types(labels.dtype, torch.float32)
+        return labels.reshape(expected).to(logits.device, kind)

@@ -4,8 +4,7 @@
 Shapes: batch B, length L, channels D; hidden states [B, L, D].
 """
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +15,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_mrconv import MRConvConfig
 from .kernels_mrconv import precise
-from .modeling_layers_mrconv import (
-    MRConvBlock,
-    MRConvPreTrainedModel,
-    fit_labels,
-    make_norm,
-    make_units,
-    refuse_unknown,
-)
+from .modeling_layers_mrconv import MRConvBlock, MRConvPreTrainedModel, make_norm, make_units, refuse_unknown
 
 # Where the sequences of packed rows begin, in the three forms of transformers' collators. Only the first is read.
 _PACKING = ("position_ids", "cu_seq_lens_q", "seq_idx")
@@ -66,12 +58,11 @@ def as_booleans(name: str, mask: Tensor) -> Tensor:
 def valid_range(valid: Tensor | None, streaming: bool) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
     """First valid position of each sample, first after the last, and the mask as booleans; None where all are valid.
     They are one run. When streaming, a sample may have none in this chunk."""
-    if valid is None:
+    checked = not torch.compiler.is_compiling()
+    # On a CPU it costs nothing to look.
+    if valid is None or (checked and valid.device.type == "cpu" and bool(valid.all())):
         return None, None, None
-    if not torch.compiler.is_compiling():
-        # On a CPU it costs nothing to look.
-        if valid.device.type == "cpu" and bool(valid.all()):
-            return None, None, None
+    if checked:
         runs = valid[:, 0] + (valid[:, 1:] & ~valid[:, :-1]).sum(1)
         require_all(
             runs <= 1 if streaming else runs == 1,
@@ -137,9 +128,6 @@ def masked_mean(hidden: Tensor, valid: Tensor | None) -> Tensor:
 class MRConvModel(MRConvPreTrainedModel):
     """MRConv without a head: tokens or a continuous input in, hidden states out."""
 
-    # Reads packed rows. `modeling_positions_mrconv` enters it, which does not travel with other heads.
-    read_packing: ClassVar[Callable[..., Any] | None] = None
-
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
         if config.vocab_size is None:
@@ -154,6 +142,12 @@ class MRConvModel(MRConvPreTrainedModel):
         self.layers = nn.ModuleList(MRConvBlock(config, index) for index in range(config.num_hidden_layers))
         self.final_norm = make_norm(config) if config.prenorm else None
         self.post_init()
+
+    @staticmethod
+    def read_packing(hidden: Tensor, valid: Tensor | None, position_ids: Tensor | None) -> Any:
+        """The packing of rows. `modeling_positions_mrconv` enters it, which does not travel with other heads."""
+        reason = "the code that reads packed rows is missing from this checkpoint"
+        refuse_packing({"position_ids": position_ids}, reason)
 
     @capture_outputs
     def forward(
@@ -216,13 +210,10 @@ class MRConvModel(MRConvPreTrainedModel):
             reason = "the cache of a row is that of one sequence, whose positions follow one another"
             refuse_packing({"position_ids": position_ids}, reason)
             self._check_cache(cache)
-        if self.read_packing is None:
-            reason = "the code that reads packed rows is missing from this checkpoint"
-            refuse_packing({"position_ids": position_ids}, reason)
         given = [value for value in (input_ids, inputs_embeds, input_values) if value is not None and value.ndim > 1]
         valid = read_mask(attention_mask, given[0], cache) if given else None
         hidden = self.embed(input_ids, inputs_embeds, input_values, valid, observed_mask)
-        packing = None if self.read_packing is None else self.read_packing(hidden, valid, position_ids)
+        packing = self.read_packing(hidden, valid, position_ids)
         longest = hidden.shape[1] if packing is None else packing.longest
         if cache is None and longest > self.config.longest_input:
             raise ValueError(
@@ -231,9 +222,8 @@ class MRConvModel(MRConvPreTrainedModel):
                 "each position take more with a cache."
             )
         start, stop, valid = (None, None, valid) if packing else valid_range(valid, cache is not None)
-        if valid is not None:
-            # Tokens, numbers and embeddings of one text agree there too.
-            hidden = hidden.masked_fill(~valid[..., None], 0)
+        # Tokens, numbers and embeddings of one text agree there too.
+        hidden = zero_padding(hidden, valid)
         for layer in self.layers:
             hidden = layer(hidden, start, stop, valid, cache, packing)
         if self.final_norm is not None:
@@ -285,7 +275,7 @@ class MRConvModel(MRConvPreTrainedModel):
                 raise ValueError(
                     f"`inputs_embeds` has shape {shape}; expected (batch_size, length, {config.hidden_size})."
                 )
-            return zero_padding(inputs_embeds, valid)
+            return inputs_embeds
         if input_ids is not None:
             if config.vocab_size is None or len(shape) != 2:
                 raise ValueError(
@@ -303,18 +293,17 @@ class MRConvModel(MRConvPreTrainedModel):
                 raise TypeError(f"`input_values` is {values.dtype}; give floats, or tokens as `input_ids`.")
             raw = precise(values)
             values = (values if self.units is None else self.units.normalize(values)).to(self.dtype)
-            observed = observed_mask
-            if observed is not None:
-                observed = observed[..., None] if observed.ndim == 2 else observed
-                if observed.shape != values.shape:
+            if observed_mask is not None:
+                observed_mask = observed_mask[..., None] if observed_mask.ndim == 2 else observed_mask
+                if observed_mask.shape != values.shape:
                     raise ValueError(
-                        f"`observed_mask` has shape {tuple(observed.shape)}; expected {shape}, as `input_values`."
+                        f"`observed_mask` has shape {tuple(observed_mask.shape)}; expected {shape}, as `input_values`."
                     )
-                observed = as_booleans("observed_mask", observed)
-                values = values.masked_fill(~observed, 0)
+                observed_mask = as_booleans("observed_mask", observed_mask)
+                values = values.masked_fill(~observed_mask, 0)
             values = zero_padding(values, valid)
             if self.delta_units is not None:
-                changes = delta_features(raw, valid, observed) / config.rate_factor
+                changes = delta_features(raw, valid, observed_mask) / config.rate_factor
                 values = torch.cat([values, self.delta_units.normalize(changes).to(values.dtype)], -1)
         embedded: Tensor = self.embedding(values)
         return embedded
@@ -380,7 +369,7 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
         if labels is not None:
             if units is not None and self.config.problem_type is None:
                 self.config.problem_type = "regression"
-            labels = fit_labels(labels, logits, self.config.problem_type)
+            labels = self.fit_labels(labels, logits)
             labels = labels if units is None else units.normalize(labels)
             loss = self.loss_function(labels, logits.float(), self.config)
         logits = logits if units is None else units.restore(logits)

@@ -22,12 +22,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_mrconv import MRConvConfig
 from .configuration_mrconvnext import MRConvNextConfig
-from .modeling_layers_mrconv import MRConvLayer, MRConvPreTrainedModel, fit_labels, refuse_unknown
-
-
-def make_map_norm(channels: int, config: MRConvNextConfig) -> ConvNextLayerNorm:
-    """Layer normalisation over the channels of a map [B, C, height, width]."""
-    return ConvNextLayerNorm(channels, eps=config.layer_norm_eps, data_format="channels_first")
+from .modeling_layers_mrconv import MRConvLayer, MRConvPreTrainedModel, refuse_unknown
 
 
 class MRConvNextLayer(GradientCheckpointingLayer):
@@ -58,7 +53,7 @@ class MRConvNextStage(nn.Module):
         self.downsampling = nn.Sequential()
         if stage:
             before = config.hidden_sizes[stage - 1]
-            norm = make_map_norm(before, config)
+            norm = ConvNextLayerNorm(before, eps=config.layer_norm_eps, data_format="channels_first")
             self.downsampling.extend([norm, nn.Conv2d(before, dim, 2, stride=2)])
         first, steps = sum(config.depths[:stage]), max(sum(config.depths) - 1, 1)
         self.layers = nn.ModuleList(
@@ -116,9 +111,9 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
 
     def __init__(self, config: MRConvNextConfig):
         super().__init__(config)
-        side = config.patch_size
-        self.patches = nn.Conv2d(config.num_channels, config.hidden_sizes[0], side, stride=side)
-        self.patch_norm = make_map_norm(config.hidden_sizes[0], config)
+        side, width = config.patch_size, config.hidden_sizes[0]
+        self.patches = nn.Conv2d(config.num_channels, width, side, stride=side)
+        self.patch_norm = ConvNextLayerNorm(width, eps=config.layer_norm_eps, data_format="channels_first")
         self.stages = nn.ModuleList(MRConvNextStage(config, stage) for stage in range(len(config.depths)))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
@@ -211,6 +206,6 @@ class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
         logits = self.classifier(outputs.pooler_output)
         loss: torch.Tensor | None = None
         if labels is not None:
-            labels = fit_labels(labels, logits, self.config.problem_type)
+            labels = self.fit_labels(labels, logits)
             loss = self.loss_function(labels, logits.float(), self.config)
         return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits, hidden_states=outputs.hidden_states)

@@ -23,7 +23,7 @@ from .streaming_mrconv import MRConvCache
 # The name of the cache in outputs and in `generate`: `past_key_values` up to transformers 5.23, `cache` since then.
 _CACHE = fields(CausalLMOutputWithPast)[2].name
 
-MRConvModel.read_packing = staticmethod(read_packing)
+MRConvModel.read_packing = staticmethod(read_packing)  # type: ignore[method-assign]
 
 
 class MRConvLanguageModel(MRConvPreTrainedModel):

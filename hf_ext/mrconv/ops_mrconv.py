@@ -79,9 +79,8 @@ def merge_kernels(kernels: list[Tensor], scales: Tensor) -> Tensor:
         return merged
     longest = max(kernel.shape[1] for kernel in kernels)
     pairs = zip(kernels, scales, strict=True)
-    return torch.stack(
-        [F.pad(kernel * scale[:, None], (0, longest - kernel.shape[1])) for kernel, scale in pairs]
-    ).sum(0)
+    padded = [F.pad(kernel * scale[:, None], (0, longest - kernel.shape[1])) for kernel, scale in pairs]
+    return torch.stack(padded).sum(0)
 
 
 def kernel_spectrum(kernel: Tensor, backward_kernel: Tensor | None, n: int) -> Tensor:
@@ -92,14 +91,10 @@ def kernel_spectrum(kernel: Tensor, backward_kernel: Tensor | None, n: int) -> T
         raise ValueError(f"A kernel of {taps} taps does not fit an FFT of size n={n}. Pass n >= {taps}.")
     with maybe_autocast(kernel.device.type, enabled=False):
         kernel = kernel.to(_working_dtype(kernel.dtype))
-        return _two_sided(kernel, None if backward_kernel is None else backward_kernel.to(kernel.dtype), n)
-
-
-def _two_sided(kernel: Tensor, wing: Tensor | None, n: int) -> Tensor:
-    if wing is None or wing.shape[1] == 0:
-        return torch.fft.rfft(kernel, n=n)
-    gap = kernel.new_zeros(len(kernel), n - kernel.shape[1] - wing.shape[1])
-    return torch.fft.rfft(torch.cat([kernel, gap, wing.flip(1)], dim=1))
+        if backward_kernel is None or backward_kernel.shape[1] == 0:
+            return torch.fft.rfft(kernel, n=n)
+        wing = backward_kernel.to(kernel.dtype).flip(1)
+        return torch.fft.rfft(torch.cat([kernel, kernel.new_zeros(len(kernel), n - taps), wing], dim=1))
 
 
 def _check_input(u: Tensor, *kernels: Tensor | None) -> None:
@@ -147,7 +142,7 @@ def long_conv(
     if not torch.compiler.is_compiling() and "long_conv" in FAST:
         y: Tensor = FAST["long_conv"](u, kernel, backward_kernel, spectrum, bias, n)
         return y
-    factors = _two_sided(kernel, backward_kernel, n) if spectrum is None else spectrum
+    factors = kernel_spectrum(kernel, backward_kernel, n) if spectrum is None else spectrum
     y = torch.fft.irfft(torch.fft.rfft(u.to(dtype), n=n) * factors, n=n)[..., :length]
     return (y if bias is None else y + bias[:, None]).to(u.dtype)
 
@@ -176,8 +171,7 @@ class SumOverProcesses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        total: Tensor = SumOverProcesses.apply(gradients[0], ctx.group)
-        return total, None
+        return SumOverProcesses.apply(gradients[0], ctx.group), None
 
 
 def batch_norm_conv(
@@ -258,7 +252,7 @@ def _branch_sums(
     spectrum = torch.fft.rfft(u.to(exact), n=n)
     sums = []
     for i, kernel in enumerate(kernels):
-        factors = _two_sided(kernel.to(exact), wings[i].to(exact) if wings else None, n)
+        factors = kernel_spectrum(kernel.to(exact), wings[i] if wings else None, n)
         branch = torch.where(valid, torch.fft.irfft(spectrum * factors, n=n)[..., : u.shape[2]], 0)
         total = branch.sum((0, 2))
         sums.append(torch.stack([total, branch.square().sum((0, 2)), valid.sum().to(exact).expand_as(total)]))
