@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -420,7 +421,8 @@ class Engine:
             # of each task that has the tensor, in the order of the vectors
             known = [(plan.statistics[task], name) for task, name in row.members.items()]
             block.inputs_first = inputs_first(*known[0])
-            block.statistic = lambda place: known[place][0].read_if_there(known[place][1])
+            readers = [partial(file.read, name) if name in file.tensors else lambda: None for file, name in known]
+            block.statistic = lambda place: readers[place]()
         return self._unify(piece.index, block, torch.empty(0, dtype=row.dtype))
 
 

@@ -172,12 +172,10 @@ def resolve_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _resolve_diffusers(config: Mapping[str, Any]) -> Mapping[str, Any]:
     import diffusers
 
-    known = inspect.signature(getattr(diffusers, config["_class_name"])).parameters
-    defaults = {
-        name: parameter.default for name, parameter in known.items() if parameter.default is not parameter.empty
-    }
+    known = inspect.signature(getattr(diffusers, config["_class_name"])).bind_partial()
+    known.apply_defaults()
     # tuples are lists in JSON
-    return {**json.loads(json.dumps(defaults, default=str)), **config}
+    return {**json.loads(json.dumps(known.arguments, default=str)), **config}
 
 
 def _differences(

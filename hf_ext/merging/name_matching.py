@@ -181,7 +181,7 @@ def _compare_vocabularies(
         difference = compare_tokens(*files, taken)
     except UnreadableError as error:
         warnings.append(f"{task.title} and the base: the tokenizers were not compared: {error}")
-        return {}
+        difference = ""
     if not difference:
         return {}
     # a size that is the default of its class is in no file, and takes seconds to find

@@ -149,7 +149,7 @@ class Plan(AbstractContextManager["Plan", None]):
     @property
     def header_bytes(self) -> int:
         """Bytes of weights files that were read so far."""
-        return sum(source.bytes_read for source in self.sources)
+        return sum(source.checkpoint.bytes_read for source in self.sources)
 
     @property
     def sources(self) -> tuple[Source, ...]:

@@ -86,6 +86,7 @@ class Table:
         self.rows: list[Row] = []
         self.own: list[Own] = []
         self._other_tokens: list[str] = []
+        self._lacking: dict[str, tuple[int, ...]] = {}  # in no task
         self._excluded = [re.compile(pattern) for pattern in config.exclude]
         for name, info in base.tensors.items():
             if name not in matching.aliases:
@@ -148,12 +149,6 @@ class Table:
         """Warnings about tensors of some tasks only, which a single model cannot contain."""
         warnings = []
         self._refuse_other_labels()
-        held = {name for names in self._matching.names for name in names.pairs}
-        lacking = {
-            name: info.shape
-            for name, info in self._base.tensors.items()
-            if name not in held and name not in self._matching.aliases and self._raw_reason(name, info)[0] is None
-        }
         for index, task in enumerate(self._tasks):
             own = [item for item in self.own if item.task == index]
             lost = [item for item in own if item.rule == KEPT and item.reason != EXCLUDED and item.nbytes]
@@ -165,7 +160,7 @@ class Table:
             # under a longer name, as a wrapper of its module gives it
             parts = [(item.shape, item.base_name.split(".")) for item in lost]
             shorter = [(shape, [own for own in name if own != part]) for shape, name in parts for part in name]
-            unfit += [name for shape, own in shorter if lacking.get(name := ".".join(own)) == shape]
+            unfit += [name for shape, own in shorter if self._lacking.get(name := ".".join(own)) == shape]
             if lost:
                 text = f"{task.title}: the merged model cannot contain {name_some([item.name for item in lost])}"
                 warnings.append(f"{text}; they are left out")
@@ -177,8 +172,8 @@ class Table:
                 )
             if absent:
                 warnings.append(f"{task.title} lacks {', '.join(absent)}: these are merged from the other tasks")
-        if lacking:
-            warnings.append(f"no task has {name_some([*lacking])}: the merged model gets the base's")
+        if self._lacking:
+            warnings.append(f"no task has {name_some([*self._lacking])}: the merged model gets the base's")
         return warnings
 
     def _refuse_other_labels(self) -> None:
@@ -204,6 +199,8 @@ class Table:
     def _decide(self, name: str, info: TensorInfo) -> Row:
         holders = {index: names.pairs[name] for index, names in enumerate(self._matching.names) if name in names.pairs}
         reason, compared = self._raw_reason(name, info)
+        if reason is None and not holders:
+            self._lacking[name] = info.shape
         if reason is not None:
             for index, own in holders.items():
                 self._keep(index, own, COMPARED if compared else KEPT, reason)

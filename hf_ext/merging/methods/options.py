@@ -144,13 +144,10 @@ _LAYER = re.compile(r"((?:.*?\.)??)(\d{1,9})(?:\.|$)", re.DOTALL)
 
 def find_depths(names: Collection[str]) -> dict[str, float]:
     """The relative depth of each tensor, from 0 in the first layer to 1 in the last; 0 outside of layers."""
-    found = {name: _LAYER.match(name) for name in names}
-    layers = {name: (part[1], int(part[2])) for name, part in found.items() if part is not None}
+    layers = {name: (part[1], int(part[2])) for name in names if (part := _LAYER.match(name))}
     last: dict[str, int] = {}
     for stack, number in layers.values():
         last[stack] = max(number, last.get(stack, 0))
     # A stack of one layer ends with it, as it does for mergekit.
-    return {
-        name: 0.0 if name not in layers else layers[name][1] / last[layers[name][0]] if last[layers[name][0]] else 1.0
-        for name in names
-    }
+    depths = {name: number / last[stack] if last[stack] else 1.0 for name, (stack, number) in layers.items()}
+    return dict.fromkeys(names, 0.0) | depths
