@@ -276,14 +276,13 @@ class MergeConfig:
             raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}; got {self.method!r:.80}.")
         known, found = options_by_name(), {}
         for name, value in self.options.items():
-            if name in self.merge_method.options:
-                found[name] = self.merge_method.options[name].read(name, value)
-                unknown = found[name].keys() - self.tasks.keys() if isinstance(found[name], dict) else ()
-                if unknown := sorted(unknown, key=str):
-                    raise ValueError(f"{name} is given for {unknown[0]!r:.80}; the tasks are {', '.join(self.tasks)}.")
-                continue
-            users = " and ".join(known.get(name, ()))
-            _refuse(name, self.method, f"it is an option of {users}" if users else "no method has it")
+            if name not in self.merge_method.options:
+                users = " and ".join(known.get(name, ()))
+                _refuse(name, self.method, f"it is an option of {users}" if users else "no method has it")
+            found[name] = self.merge_method.options[name].read(name, value)
+            unknown = found[name].keys() - self.tasks.keys() if isinstance(found[name], dict) else ()
+            if unknown := sorted(unknown, key=str):
+                raise ValueError(f"{name} is given for {unknown[0]!r:.80}; the tasks are {', '.join(self.tasks)}.")
         self.options = found
         name, method = self.method, self.merge_method
         if method.takes_merged and self.merged is None:

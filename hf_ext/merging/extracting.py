@@ -295,8 +295,7 @@ class _Extraction:
             return "not the weight of a linear layer that the base has"
         for place in self._places[id(self._held[name])]:
             module = place.rpartition(".")[0]
-            inside = [part for path, part in self._modules.items() if path.startswith(f"{module}." if module else "")]
-            if any(type(part) in _LINEAR for part in inside if part is not self._modules[module]):
+            if any(type(part) in _LINEAR for part in [*self._model.get_submodule(module).modules()][1:]):
                 return f"peft saves whole modules, and {module or 'the model'} has linear layers in it"
         return ""
 

@@ -88,8 +88,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
         if hashing is not None:
             scales = compute_scales(sums.sums, elements, participates, config.scaling)
             manifest = _make_manifest(folder, plan, sums.sums, scales, sources, kept, method)
-            known = hashing.result()
-            dataclasses.replace(manifest, files=hash_files(folder, known=known)).write(folder)
+            dataclasses.replace(manifest, files=hash_files(folder, known=hashing.result())).write(folder)
     write_card(folder, repo_id=out.name)
     return report
 
