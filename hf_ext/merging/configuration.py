@@ -200,10 +200,8 @@ class MergeConfig:
     def find_options(self, tensor: str, depth: float, tasks: Sequence[str]) -> dict[str, Any]:
         """The options of the method for a tensor and the tasks that have it; `depth` is 0 in the first layer, 1 in the
         last."""
-        return {
-            name: option.find(self.options.get(name, option.default), tensor, depth, tasks)
-            for name, option in self.merge_method.options.items()
-        }
+        given, options = self.arguments, self.merge_method.options
+        return {name: option.find(given[name], tensor, depth, tasks) for name, option in options.items()}
 
     @property
     def with_masks(self) -> bool:

@@ -12,16 +12,7 @@ from typing import Any
 import numpy as np
 
 from hf_ext.emr.arithmetic import TENSOR_RESCALES, compute_scales
-from hf_ext.emr.artifact import (
-    hash_files,
-    list_files,
-    mark_root,
-    open_masks,
-    read_sums,
-    read_totals,
-    write_sums,
-    write_totals,
-)
+from hf_ext.emr.artifact import hash_files, list_files, mark_root, read_sums, read_totals, write_sums, write_totals
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
 from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import make_report
@@ -32,7 +23,7 @@ from .companions import find_absent, same_content
 from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
 from .engine import TensorSums
-from .outputs import masked_rows
+from .outputs import masked_names, masked_rows
 from .plan import Plan, warn_of_size
 from .sources import CONFIGURATION_FILES, Source, open_weights
 from .tensors import SHARED
@@ -262,9 +253,8 @@ def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> Non
         warnings = [text for text in [*before.get("plan_warnings", ()), *told] if not text.startswith(begins)]
     merged, tasks = list(manifest.merged.values()), manifest.tasks
     participates = np.zeros((len(merged), len(tasks)), bool)
-    for index, (task, record) in enumerate(tasks.items()):
-        with open_masks(folder, manifest, task) as masks:
-            named = {record.base_name(mask) for mask in masks}
+    for index, task in enumerate(tasks):
+        named = masked_names(folder, manifest, task)
         participates[:, index] = [tensor.name in named for tensor in merged]
     totals, gram = read_totals(folder, manifest)
     origins = {task: dataclasses.asdict(record.origin) for task, record in tasks.items()}

@@ -30,6 +30,13 @@ KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's"
 TIED = "tied to another tensor in the base"
 WHOLE_NUMBERS, COMPUTED, STATISTIC = "not floating-point", "computed buffer", "running statistic"
 EXCLUDED = "excluded"
+# Differences of a task that one model has no place for, by the reason for which they are not merged.
+LOST = {
+    TIED: "which the base ties to another tensor",
+    WHOLE_NUMBERS: "no floating-point numbers that could be averaged",
+    COMPUTED: "which the model may compute from its configuration",
+    STATISTIC: "statistics of its data",
+}
 SHOWN_NAMES = 3
 
 

@@ -103,7 +103,7 @@ class Option:
         """The value for a tensor, or with `by_task` one for each of these tasks."""
 
         def find_or_default(setting: Any) -> Any:
-            found = None if setting is None else find_value(setting, tensor, depth)
+            found = find_value(setting, tensor, depth)
             return self.default if found is None else found
 
         if not self.by_task:
@@ -118,8 +118,7 @@ def find_value(setting: Any, tensor: str, depth: float) -> Any:
         return setting
     if isinstance(setting[0], Mapping):
         fitting = (part["value"] for part in setting if part.get("filter", "*") == "*" or part["filter"] in tensor)
-        found = next(fitting, None)
-        return None if found is None else find_value(found, tensor, depth)
+        return find_value(next(fitting, None), tensor, depth)
     place = depth * (len(setting) - 1)
     low = int(place)
     if isinstance(setting[0], bool):
