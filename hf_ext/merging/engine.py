@@ -214,7 +214,13 @@ class Engine:
         queue, lock, failed = iter(range(len(units))), threading.Lock(), threading.Event()
 
         def loop() -> None:
-            buffers = self.new_buffers()
+            size, tasks = 4 * self.block, len(self._plan.tasks)
+            buffers = _Buffers(
+                torch.empty(len(self._sources), size, dtype=torch.uint8),
+                torch.empty(size, dtype=torch.uint8),
+                torch.empty(tasks + 1, self.block),
+                torch.empty(self._planes, tasks, self.span // 8, dtype=torch.uint8),
+            )
             while not failed.is_set():
                 with lock:
                     place = next(queue, None)
@@ -234,15 +240,6 @@ class Engine:
             except BaseException:
                 failed.set()
                 raise
-
-    def new_buffers(self) -> _Buffers:
-        size = 4 * self.block
-        return _Buffers(
-            torch.empty(len(self._sources), size, dtype=torch.uint8),
-            torch.empty(size, dtype=torch.uint8),
-            torch.empty(len(self._plan.tasks) + 1, self.block),
-            torch.empty(self._planes, len(self._plan.tasks), self.span // 8, dtype=torch.uint8),
-        )
 
     def _names(self, piece: Piece) -> list[tuple[Source, str]]:
         """The tensors that a piece is made of, with their names in the files."""

@@ -200,15 +200,11 @@ def _identify_copy(folder: Path) -> dict[str, dict[str, Any]]:
         return dict(copy.identity(hash_files=True)["files"])
 
 
-# What is recorded of files: bytes and hash, by name.
-Files = Mapping[str, Mapping[str, Any]]
-
-
 def write_report(
     folder: Path,
     *,
     sources: Mapping[str, Any],
-    base: Files,
+    base: Mapping[str, Mapping[str, Any]],  # bytes and hash of its files, by name
     library: str,
     warnings: Sequence[str],
     method: Mapping[str, Any],

@@ -272,10 +272,8 @@ class Table:
                 self._keep(index, own, KEPT, "not in the base")
 
     def _keep(self, index: int, name: str, rule: str, reason: str) -> None:
-        info = self._tasks[index].tensors[name]
-        self.own.append(
-            Own(index, name, self._matching.names[index].in_base(name), info.shape, info.dtype, rule, reason)
-        )
+        info, base_name = self._tasks[index].tensors[name], self._matching.names[index].in_base(name)
+        self.own.append(Own(index, name, base_name, info.shape, info.dtype, rule, reason))
 
     def _is_excluded(self, name: str) -> bool:
         return any(pattern.match(name) for pattern in self._excluded)
