@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hf_ext.emr import emr_loader
 from hf_ext.emr.arithmetic import TENSOR_RESCALES, compute_scales
 from hf_ext.emr.artifact import hash_files, list_files, mark_root, read_sums, read_totals, write_sums, write_totals
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
@@ -58,8 +58,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             for index, task in enumerate(plan.tasks):
                 write_sums(folder, task.label, sums.sums[:, index])
             write_totals(folder, sums.totals, sums.gram)
-            loader = resources.files("hf_ext.emr").joinpath("emr_loader.py").read_text(encoding="utf-8")
-            (folder / "emr_loader.py").write_text(loader, encoding="utf-8")
+            copy_into({"emr_loader.py": Path(emr_loader.__file__)}, folder)
         kept = written.result() if written is not None else None
         # the sizes that came out are warned of, not those of the plan
         warnings = [_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings]
