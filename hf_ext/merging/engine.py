@@ -23,7 +23,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -418,8 +417,8 @@ class Engine:
             # of each task that has the tensor, in the order of the vectors
             known = [(plan.statistics[task], name) for task, name in row.members.items()]
             block.inputs_first = inputs_first(*known[0])
-            readers = [partial(file.read, name) if name in file.tensors else lambda: None for file, name in known]
-            block.statistic = lambda place: readers[place]()
+            there = [name in file.tensors for file, name in known]
+            block.statistic = lambda place: known[place][0].read(known[place][1]) if there[place] else None
         return self._unify(piece.index, block, torch.empty(0, dtype=row.dtype))
 
 
