@@ -53,19 +53,15 @@ class WeightedMerge(nn.Module):
         ]
         for row in self.rows:
             base = plan.base.read(row.name).float().to(device)
-            named = zip(plan.tasks, row.task_names, strict=True)
-            self.base.append(base)
-            for place, name in enumerate(row.task_names):
-                own = None if name is None else held[place].get(self.own_names[place].get(name, ""))
-                if name is not None and (own is None or own.shape != base.shape):
+            vectors = [torch.zeros_like(base) for _ in plan.tasks]
+            for place, name in row.members.items():
+                own = held[place].get(self.own_names[place].get(name, ""))
+                if own is None or own.shape != base.shape:
                     kind = type(models[place]).__name__
                     raise ValueError(f"{kind} lacks tensor {name!r} of its checkpoint, or has it in another shape.")
-            self.vectors.append(
-                [
-                    torch.zeros_like(base) if name is None else task.read(name).float().to(device) - base
-                    for task, name in named
-                ]
-            )
+                vectors[place] = plan.tasks[place].read(name).float().to(device) - base
+            self.base.append(base)
+            self.vectors.append(vectors)
         self.weight = nn.Parameter(torch.full((len(models), len(self.rows)), START, device=device))
 
     def merge(self, task: int) -> dict[str, torch.Tensor]:

@@ -191,8 +191,7 @@ def _keep_modules_together(
     if unit <= joined.keys():
         return
     for title, own in tasks.items():
-        differing[title] = list(
-            dict.fromkeys([*differing.get(title, []), *(name for name in own.all if name in unit)])
-        )
+        names = differing.setdefault(title, [])
+        names += [name for name in own.all if name in unit and name not in names]
     for name in unit:
         joined.pop(name, None)

@@ -96,15 +96,11 @@ def _differences(begin: str, first: Mapping[str, Any], other: Mapping[str, Any])
     """Differences that make merges hard to compare: other tasks, other checkpoints of the same name."""
     if other.keys() != first.keys():
         yield f"{begin} tasks ({', '.join(sorted(other.keys() ^ first.keys()))}): means are over common tasks."
-    changed = [
-        name
-        for name in first
-        if name in other
-        and (
-            first[name]["elements"] != other[name]["elements"]
-            or not math.isclose(first[name]["norm"] or 0, other[name]["norm"] or 0, rel_tol=1e-9)
-        )
-    ]
+    changed = []
+    for name, ours in first.items():
+        theirs = other.get(name, ours)
+        alike = math.isclose(ours["norm"] or 0, theirs["norm"] or 0, rel_tol=1e-9)
+        changed += [] if alike and ours["elements"] == theirs["elements"] else [name]
     if changed:
         yield f"{begin} the task vectors of {', '.join(changed)}: their checkpoints, bases or merged tensors differ."
 

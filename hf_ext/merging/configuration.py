@@ -200,10 +200,8 @@ class MergeConfig:
     def find_options(self, tensor: str, depth: float, tasks: Sequence[str]) -> dict[str, Any]:
         """The options of the method for a tensor and the tasks that have it; `depth` is 0 in the first layer, 1 in the
         last."""
-        return {
-            name: option.find(self.options.get(name, option.default), tensor, depth, tasks)
-            for name, option in self.merge_method.options.items()
-        }
+        given, options = self.arguments, self.merge_method.options
+        return {name: option.find(given[name], tensor, depth, tasks) for name, option in options.items()}
 
     @property
     def with_masks(self) -> bool:
@@ -276,14 +274,13 @@ class MergeConfig:
             raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}; got {self.method!r:.80}.")
         known, found = options_by_name(), {}
         for name, value in self.options.items():
-            if name in self.merge_method.options:
-                found[name] = self.merge_method.options[name].read(name, value)
-                unknown = found[name].keys() - self.tasks.keys() if isinstance(found[name], dict) else ()
-                if unknown := sorted(unknown, key=str):
-                    raise ValueError(f"{name} is given for {unknown[0]!r:.80}; the tasks are {', '.join(self.tasks)}.")
-                continue
-            users = " and ".join(known.get(name, ()))
-            _refuse(name, self.method, f"it is an option of {users}" if users else "no method has it")
+            if name not in self.merge_method.options:
+                users = " and ".join(known.get(name, ()))
+                _refuse(name, self.method, f"it is an option of {users}" if users else "no method has it")
+            found[name] = self.merge_method.options[name].read(name, value)
+            unknown = found[name].keys() - self.tasks.keys() if isinstance(found[name], dict) else ()
+            if unknown := sorted(unknown, key=str):
+                raise ValueError(f"{name} is given for {unknown[0]!r:.80}; the tasks are {', '.join(self.tasks)}.")
         self.options = found
         name, method = self.method, self.merge_method
         if method.takes_merged and self.merged is None:

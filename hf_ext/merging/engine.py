@@ -213,7 +213,13 @@ class Engine:
         queue, lock, failed = iter(range(len(units))), threading.Lock(), threading.Event()
 
         def loop() -> None:
-            buffers = self.new_buffers()
+            size, tasks = 4 * self.block, len(self._plan.tasks)
+            buffers = _Buffers(
+                torch.empty(len(self._sources), size, dtype=torch.uint8),
+                torch.empty(size, dtype=torch.uint8),
+                torch.empty(tasks + 1, self.block),
+                torch.empty(self._planes, tasks, self.span // 8, dtype=torch.uint8),
+            )
             while not failed.is_set():
                 with lock:
                     place = next(queue, None)
@@ -233,15 +239,6 @@ class Engine:
             except BaseException:
                 failed.set()
                 raise
-
-    def new_buffers(self) -> _Buffers:
-        size = 4 * self.block
-        return _Buffers(
-            torch.empty(len(self._sources), size, dtype=torch.uint8),
-            torch.empty(size, dtype=torch.uint8),
-            torch.empty(len(self._plan.tasks) + 1, self.block),
-            torch.empty(self._planes, len(self._plan.tasks), self.span // 8, dtype=torch.uint8),
-        )
 
     def _names(self, piece: Piece) -> list[tuple[Source, str]]:
         """The tensors that a piece is made of, with their names in the files."""
@@ -420,7 +417,8 @@ class Engine:
             # of each task that has the tensor, in the order of the vectors
             known = [(plan.statistics[task], name) for task, name in row.members.items()]
             block.inputs_first = inputs_first(*known[0])
-            block.statistic = lambda place: known[place][0].read_if_there(known[place][1])
+            there = [name in file.tensors for file, name in known]
+            block.statistic = lambda place: known[place][0].read(known[place][1]) if there[place] else None
         return self._unify(piece.index, block, torch.empty(0, dtype=row.dtype))
 
 

@@ -129,8 +129,7 @@ def extract_lora(
         raise UsageError(f"give either a rank of at least 1 or an error in [0, 1], got rank {rank}, error {error!r}")
     require_free(out)
     with whole_folder(out) as folder:
-        extraction = _Extraction(pair, folder, lora_only)
-        report = extraction.run(rank, error)
+        report = _Extraction(pair, folder, lora_only).run(rank, error)
     return {"path": str(out)} | report
 
 
@@ -168,12 +167,10 @@ def _list_ranks(matrices: list[tuple[torch.Tensor, float, int, int]]) -> list[di
     """
     whole = sum(total for _, total, _, _ in matrices)
     largest = max((min(rows, columns) for _, _, rows, columns in matrices), default=1)
-    known = min(
-        (len(squares) for squares, _, rows, columns in matrices if len(squares) < min(rows, columns)),
-        default=_RANKS[-1],
-    )
+    partly = [(squares, total) for squares, total, *shape in matrices if len(squares) < min(shape)]
+    known = min((len(squares) for squares, _ in partly), default=_RANKS[-1])
     # of what is known only in part, the rest is lost at every rank
-    rest = sum(max(part[1] - float(part[0].sum()), 0.0) for part in matrices if len(part[0]) < min(part[2:]))
+    rest = sum(max(total - float(squares.sum()), 0.0) for squares, total in partly)
     found = []
     for rank in (rank for rank in _RANKS if whole and rank < 2 * largest and rank <= known):
         lost = rest + sum(float(squares[rank:].sum()) for squares, _, _, _ in matrices)
@@ -208,7 +205,7 @@ class _Extraction:
         self._matrices: dict[str, dict[str, Any]] = {}
         self._biases: dict[str, torch.Tensor] = {}
         self._whole: list[str] = []
-        self._left_out: list[dict[str, Any]] = []
+        self._left_out: list[tuple[str, float | None, str]] = []
         # squares of the differences: of matrices, of all, and what is lost of both
         self._bytes = 0
         self._of_matrices = self._of_all = self._lost_of_matrices = self._lost_of_all = 0.0
@@ -261,7 +258,7 @@ class _Extraction:
             self._biases[module] = difference
         elif reason := self._refuse_whole(name):
             self._lost_of_all += square or 0.0
-            self._left_out.append({"name": name, "square": square, "why": reason})
+            self._left_out.append((name, square, reason))
         else:
             self._whole.append(name)
 
@@ -298,8 +295,7 @@ class _Extraction:
             return "not the weight of a linear layer that the base has"
         for place in self._places[id(self._held[name])]:
             module = place.rpartition(".")[0]
-            inside = [part for path, part in self._modules.items() if path.startswith(f"{module}." if module else "")]
-            if any(type(part) in _LINEAR for part in inside if part is not self._modules[module]):
+            if any(type(part) in _LINEAR for part in [*self._model.get_submodule(module).modules()][1:]):
                 return f"peft saves whole modules, and {module or 'the model'} has linear layers in it"
         return ""
 
@@ -358,8 +354,7 @@ class _Extraction:
             "modules_to_save": saved,
             # `None`: the base has nothing to compare with
             "left_out": [
-                {"name": item["name"], "error": _share(item["square"], self._of_all), "why": item["why"]}
-                for item in self._left_out
+                {"name": name, "error": _share(lost, self._of_all), "why": why} for name, lost, why in self._left_out
             ],
         }
 

@@ -5,23 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hf_ext.emr import emr_loader
 from hf_ext.emr.arithmetic import TENSOR_RESCALES, compute_scales
-from hf_ext.emr.artifact import (
-    hash_files,
-    list_files,
-    mark_root,
-    open_masks,
-    read_sums,
-    read_totals,
-    write_sums,
-    write_totals,
-)
+from hf_ext.emr.artifact import hash_files, list_files, mark_root, read_sums, read_totals, write_sums, write_totals
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
 from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import make_report
@@ -32,7 +23,7 @@ from .companions import find_absent, same_content
 from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
 from .engine import TensorSums
-from .outputs import masked_rows
+from .outputs import masked_names, masked_rows
 from .plan import Plan, warn_of_size
 from .sources import CONFIGURATION_FILES, Source, open_weights
 from .tensors import SHARED
@@ -67,8 +58,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             for index, task in enumerate(plan.tasks):
                 write_sums(folder, task.label, sums.sums[:, index])
             write_totals(folder, sums.totals, sums.gram)
-            loader = resources.files("hf_ext.emr").joinpath("emr_loader.py").read_text(encoding="utf-8")
-            (folder / "emr_loader.py").write_text(loader, encoding="utf-8")
+            copy_into({"emr_loader.py": Path(emr_loader.__file__)}, folder)
         kept = written.result() if written is not None else None
         # the sizes that came out are warned of, not those of the plan
         warnings = [_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings]
@@ -88,8 +78,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
         if hashing is not None:
             scales = compute_scales(sums.sums, elements, participates, config.scaling)
             manifest = _make_manifest(folder, plan, sums.sums, scales, sources, kept, method)
-            known = hashing.result()
-            dataclasses.replace(manifest, files=hash_files(folder, known=known)).write(folder)
+            dataclasses.replace(manifest, files=hash_files(folder, known=hashing.result())).write(folder)
     write_card(folder, repo_id=out.name)
     return report
 
@@ -210,15 +199,11 @@ def _identify_copy(folder: Path) -> dict[str, dict[str, Any]]:
         return dict(copy.identity(hash_files=True)["files"])
 
 
-# What is recorded of files: bytes and hash, by name.
-Files = Mapping[str, Mapping[str, Any]]
-
-
 def write_report(
     folder: Path,
     *,
     sources: Mapping[str, Any],
-    base: Files,
+    base: Mapping[str, Mapping[str, Any]],  # bytes and hash of its files, by name
     library: str,
     warnings: Sequence[str],
     method: Mapping[str, Any],
@@ -263,9 +248,8 @@ def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> Non
         warnings = [text for text in [*before.get("plan_warnings", ()), *told] if not text.startswith(begins)]
     merged, tasks = list(manifest.merged.values()), manifest.tasks
     participates = np.zeros((len(merged), len(tasks)), bool)
-    for index, (task, record) in enumerate(tasks.items()):
-        with open_masks(folder, manifest, task) as masks:
-            named = {record.base_name(mask) for mask in masks}
+    for index, task in enumerate(tasks):
+        named = masked_names(folder, manifest, task)
         participates[:, index] = [tensor.name in named for tensor in merged]
     totals, gram = read_totals(folder, manifest)
     origins = {task: dataclasses.asdict(record.origin) for task, record in tasks.items()}

@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 from hf_ext.emr.manifest import FORMAT, MANIFEST
 
 from ..errors import UsageError
-from ..files import read_json, read_json_object, recover_folder, require_free
+from ..files import read_json_object, recover_folder, require_free
 from ..system import open_descriptor, sync_data
 
 PASSES = "passes.json"
@@ -97,9 +97,8 @@ class Journal:
     def _append(self, record: dict[str, Any]) -> None:
         line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
         with self._lock:
-            written = os.write(self._descriptor, line)
-            while written < len(line):
-                written += os.write(self._descriptor, line[written:])
+            while line:
+                line = line[os.write(self._descriptor, line) :]
             self.lines += 1
 
     def _find(self) -> dict[int, _Place]:
@@ -132,14 +131,12 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 def _parse(line: bytes) -> dict[str, Any]:
     """A record; empty where the line was damaged, by a loss of power for instance."""
-    try:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         record = json.loads(line)
         if isinstance(record, dict) and (
             "unit" not in record or zlib.crc32(bytes.fromhex(record["sums"])) == record["crc"]
         ):
             return record
-    except (ValueError, KeyError, TypeError):
-        pass
     return {}
 
 
@@ -158,9 +155,7 @@ def require_target(out: Path, overwrite: bool) -> None:
 
 def _require_writable(out: Path) -> None:
     """Tests writing by doing it: permissions do not show read-only disks or systems such as /proc."""
-    place = out.parent
-    while not place.exists():
-        place = place.parent
+    place = next(folder for folder in out.parents if folder.exists())
     try:
         os.rmdir(tempfile.mkdtemp(prefix=f".{out.name[:64]}.", dir=place))
     except OSError as error:
@@ -205,6 +200,5 @@ def lock_partial(partial: Path) -> Iterator[None]:
 def read_passes(folder: Path) -> dict[str, Any] | None:
     """The results of the counting passes in a journal; None if none is finished."""
     with contextlib.suppress(OSError, ValueError):
-        state = read_json(folder / PASSES)
-        return state if isinstance(state, dict) else None
+        return read_json_object(folder / PASSES) or None
     return None

@@ -159,25 +159,19 @@ def resolve_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return config
     try:
         if "_class_name" in config:
-            return _resolve_diffusers(config)
+            import diffusers
+
+            known = inspect.signature(getattr(diffusers, config["_class_name"])).bind_partial()
+            known.apply_defaults()
+            # tuples are lists in JSON
+            return {**json.loads(json.dumps(known.arguments, default=str)), **config}
         # Other keys of the file are nobody's settings.
-        known = CONFIG_MAPPING[kind]().to_dict()
+        settings = CONFIG_MAPPING[kind]().to_dict()
         resolved = CONFIG_MAPPING[kind].from_dict(dict(config)).to_dict()
-        return {key: value for key, value in resolved.items() if key in known}
+        return {key: value for key, value in resolved.items() if key in settings}
     except Exception:
         # hundreds of classes, each with its own ways to fail
         return config
-
-
-def _resolve_diffusers(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    import diffusers
-
-    known = inspect.signature(getattr(diffusers, config["_class_name"])).parameters
-    defaults = {
-        name: parameter.default for name, parameter in known.items() if parameter.default is not parameter.empty
-    }
-    # tuples are lists in JSON
-    return {**json.loads(json.dumps(defaults, default=str)), **config}
 
 
 def _differences(

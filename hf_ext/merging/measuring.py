@@ -136,21 +136,16 @@ def _square_gradients(model: nn.Module) -> Iterator[tuple[Statistics, Any]]:
 @contextlib.contextmanager
 def _sum_grams(model: nn.Module) -> Iterator[tuple[Statistics, Any]]:
     """Sums of XᵀX by the names of the weights of linear layers."""
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear | Conv1D)}
     found: Statistics = {}
-    hooks = []
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear | Conv1D):
-            continue
-        size = module.in_features if isinstance(module, nn.Linear) else module.weight.shape[0]
-        found[f"{name}.weight"] = torch.zeros(size, size, device=module.weight.device)
+    with contextlib.ExitStack() as hooks:
+        for name, module in linear.items():
+            size = module.in_features if isinstance(module, nn.Linear) else module.weight.shape[0]
+            found[f"{name}.weight"] = total = torch.zeros(size, size, device=module.weight.device)
 
-        def add(module: nn.Module, inputs: tuple[torch.Tensor, ...], total: torch.Tensor = found[f"{name}.weight"]):
-            rows = inputs[0].detach().float().flatten(0, -2)
-            total.addmm_(rows.T, rows)
+            def add(module: nn.Module, inputs: tuple[torch.Tensor, ...], total: torch.Tensor = total) -> None:
+                rows = inputs[0].detach().float().flatten(0, -2)
+                total.addmm_(rows.T, rows)
 
-        hooks.append(module.register_forward_pre_hook(add))
-    try:
+            hooks.enter_context(module.register_forward_pre_hook(add))
         yield found, lambda loss: None
-    finally:
-        for hook in hooks:
-            hook.remove()

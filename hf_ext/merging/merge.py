@@ -127,7 +127,7 @@ def merge_checkpoints(
         for name, module in plan.modules.items():
             merge_checkpoints(module, run.module_folder(name), overwrite=True, progress=False)
         with run.step():
-            report = run.complete(check) if ranks.index == 0 else {}
+            report = run.complete(check or (lambda _: None)) if ranks.index == 0 else {}
     return MergeResult(out, ranks.of_first(report))
 
 
@@ -217,7 +217,6 @@ class _Run:
     def count(self) -> None:
         """The passes that count magnitudes, each over all of the data; those that are finished are kept."""
         for index in range(self.vectors.passes_done, self.vectors.passes):
-            counts = None
             with self.step():
                 counts = self.engine.count(index, self.ranks.share([*enumerate(self.units)]))
             self.vectors.close_pass(index, np.sum(self.ranks.gather(counts), axis=0))
@@ -251,7 +250,7 @@ class _Run:
     # all of the new. What is written after the weights is written anew after a kill, from the sums of the journal, and
     # therefore needs no journal of its own. Before the rename everything is flushed to the disk, and the journal is
     # deleted: were it deleted after, a kill between the two would leave a journal without its result.
-    def complete(self, check: Callable[[Path], None] | None) -> dict[str, Any]:
+    def complete(self, check: Callable[[Path], None]) -> dict[str, Any]:
         """Writes scales, manifest, report and card when all units are finished, then renames the folder."""
         if changed := _differences(self.identity, _identity(self.plan)):
             shutil.rmtree(self.partial)
@@ -265,12 +264,11 @@ class _Run:
             report = finish(folder, self.plan, sums, base, out=self.out)
         finally:
             closed.result()
-        if check is not None:
-            try:
-                check(folder)
-            except DataError:
-                shutil.rmtree(self.partial)
-                raise
+        try:
+            check(folder)
+        except DataError:
+            shutil.rmtree(self.partial)
+            raise
         # what an earlier process was writing when it was killed
         remove_leftovers(folder)
         sync(folder)

@@ -181,7 +181,7 @@ def _compare_vocabularies(
         difference = compare_tokens(*files, taken)
     except UnreadableError as error:
         warnings.append(f"{task.title} and the base: the tokenizers were not compared: {error}")
-        return {}
+        difference = ""
     if not difference:
         return {}
     # a size that is the default of its class is in no file, and takes seconds to find
@@ -229,11 +229,10 @@ def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
     """Computed buffers of a task's file that the base does not have, and the task's class no place for."""
     known = set(names.pairs.values())
     found = {name for name, info in task.tensors.items() if name not in known and _is_computed(name, info)}
-    model = None
-    if found:
-        with contextlib.suppress(ValueError):
-            model = loading.build_empty(task.config)
-    return frozenset() if model is None else frozenset(found - set(model.state_dict()))
+    with contextlib.suppress(ValueError):
+        if found and (model := loading.build_empty(task.config)) is not None:
+            return frozenset(found - set(model.state_dict()))
+    return frozenset()
 
 
 def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> dict[str, str]:

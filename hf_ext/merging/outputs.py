@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from hf_ext.emr.artifact import mask_bytes
-from hf_ext.emr.manifest import WEIGHT_STEMS
+from hf_ext.emr.artifact import mask_bytes, open_masks
+from hf_ext.emr.manifest import WEIGHT_STEMS, Manifest
 
 from ..errors import DataError
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
@@ -118,3 +118,9 @@ class Outputs:
 def masked_rows(plan: Plan, task: int) -> dict[str, Row]:
     """The merged tensors in which a task takes part."""
     return {row.members[task]: row for row in plan.merged_rows if task in row.members}
+
+
+def masked_names(folder: Path, manifest: Manifest, task: str) -> set[str]:
+    """The same of an artifact: their names in the base."""
+    with open_masks(folder, manifest, task) as masks:
+        return {manifest.tasks[task].base_name(name) for name in masks}

@@ -24,33 +24,13 @@ from .configuration import MergeConfig, load_config
 from .methods import Method
 from .name_matching import Matching, match_names
 from .sources import Source, open_weights, size_text
-from .tensors import (
-    COMPARED,
-    COMPUTED,
-    KEPT,
-    SHARED,
-    SKIPPED,
-    STATISTIC,
-    TIED,
-    WHOLE_NUMBERS,
-    Own,
-    Row,
-    Table,
-    name_some,
-)
+from .tensors import COMPARED, KEPT, LOST, SHARED, SKIPPED, TIED, WHOLE_NUMBERS, Own, Row, Table, name_some
 
 _OPENED_AT_ONCE = 8
 _COMPARED_AT_ONCE = 2**18
 # Elements of a tensor that tell most trained weights from constants.
 _FIRST = 2**10
 _SUMS_BYTES = 8 * 10
-# Differences of a task that one model has no place for, by the reason for which they are not merged.
-_LOST = {
-    TIED: "which the base ties to another tensor",
-    WHOLE_NUMBERS: "no floating-point numbers that could be averaged",
-    COMPUTED: "which the model may compute from its configuration",
-    STATISTIC: "statistics of its data",
-}
 
 
 @dataclass(frozen=True)
@@ -149,7 +129,7 @@ class Plan(AbstractContextManager["Plan", None]):
     @property
     def header_bytes(self) -> int:
         """Bytes of weights files that were read so far."""
-        return sum(source.bytes_read for source in self.sources)
+        return sum(source.checkpoint.bytes_read for source in self.sources)
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -366,7 +346,7 @@ def _tell_lost(plan: Plan, own: Iterable[Own]) -> list[str]:
     warnings: list[str] = []
     for index, task in enumerate(plan.tasks):
         kept = [item for item in own if (item.task, item.rule) == (index, KEPT)]
-        for reason, words in _LOST.items():
+        for reason, words in LOST.items():
             names = [item.name for item in kept if item.reason == reason]
             text = f"{task.title} has its own {name_some(names)}, {words}"
             if names and reason in (TIED, WHOLE_NUMBERS) and not plan.config.allow_missing:

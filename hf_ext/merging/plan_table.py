@@ -53,8 +53,7 @@ def _stored(plan: Plan, index: int) -> list[Own]:
 
 
 def _task_values(plan: Plan, index: int) -> dict[str, Any]:
-    kept, skipped = _stored(plan, index), plan.own_tensors(SKIPPED, task=index)
-    about = {"extras": kept, "skipped": skipped}
+    about = {"extras": _stored(plan, index), "skipped": plan.own_tensors(SKIPPED, task=index)}
     return {key: [{"name": item.name, "reason": item.reason} for item in items] for key, items in about.items()}
 
 

@@ -12,7 +12,7 @@ from hf_ext.emr.artifact import hash_files, open_extras, open_masks, open_unifie
 from hf_ext.emr.manifest import MANIFEST, Manifest
 
 from ..errors import DataError, UsageError
-from ..files import parse_json_object, read_json_object, stays_inside, write_json
+from ..files import copy_into, parse_json_object, read_json_object, stays_inside, write_json
 from ..hub.disclosure import is_path, last_name
 from ..hub.folder_kinds import FolderKind
 from ..hub.published_files import LICENCES, is_described, is_loaded, walk
@@ -81,8 +81,7 @@ def _copy(folder: Path, place: Path, out: Path, weights: set[str]) -> None:
             raise ValueError(
                 f"{path}: a link out of the folder, which is not published; copy the file into the folder"
             )
-        (out / place / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, out / place / name)
+        copy_into({name: path}, out / place)
 
 
 def hide_paths(folder: Path) -> None:

@@ -111,11 +111,6 @@ class Source(AbstractContextManager["Source", None]):
         return str(names[0]) if names[0] else None
 
     @property
-    def bytes_read(self) -> int:
-        """Bytes of weights files that were read so far: headers, indexes and tensors."""
-        return self.checkpoint.bytes_read
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all tensors as they are stored."""
         return sum(info.nbytes for info in self._stored.values())
@@ -141,10 +136,6 @@ class Source(AbstractContextManager["Source", None]):
         out = torch.empty(info.shape, dtype=info.dtype)
         self.read_into(name, 0, out.numel(), out.view(-1))
         return out
-
-    def read_if_there(self, name: str) -> torch.Tensor | None:
-        """Reads a whole tensor, if there is one of this name."""
-        return self.read(name) if name in self.tensors else None
 
     def will_need(self, name: str, start: int, stop: int) -> None:
         """Announces a read, so that the system can prefetch it from the disk."""

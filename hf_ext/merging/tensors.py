@@ -30,6 +30,13 @@ KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's"
 TIED = "tied to another tensor in the base"
 WHOLE_NUMBERS, COMPUTED, STATISTIC = "not floating-point", "computed buffer", "running statistic"
 EXCLUDED = "excluded"
+# Differences of a task that one model has no place for, by the reason for which they are not merged.
+LOST = {
+    TIED: "which the base ties to another tensor",
+    WHOLE_NUMBERS: "no floating-point numbers that could be averaged",
+    COMPUTED: "which the model may compute from its configuration",
+    STATISTIC: "statistics of its data",
+}
 SHOWN_NAMES = 3
 
 
@@ -86,6 +93,7 @@ class Table:
         self.rows: list[Row] = []
         self.own: list[Own] = []
         self._other_tokens: list[str] = []
+        self._lacking: dict[str, tuple[int, ...]] = {}  # in no task
         self._excluded = [re.compile(pattern) for pattern in config.exclude]
         for name, info in base.tensors.items():
             if name not in matching.aliases:
@@ -148,12 +156,6 @@ class Table:
         """Warnings about tensors of some tasks only, which a single model cannot contain."""
         warnings = []
         self._refuse_other_labels()
-        held = {name for names in self._matching.names for name in names.pairs}
-        lacking = {
-            name: info.shape
-            for name, info in self._base.tensors.items()
-            if name not in held and name not in self._matching.aliases and self._raw_reason(name, info)[0] is None
-        }
         for index, task in enumerate(self._tasks):
             own = [item for item in self.own if item.task == index]
             lost = [item for item in own if item.rule == KEPT and item.reason != EXCLUDED and item.nbytes]
@@ -165,7 +167,7 @@ class Table:
             # under a longer name, as a wrapper of its module gives it
             parts = [(item.shape, item.base_name.split(".")) for item in lost]
             shorter = [(shape, [own for own in name if own != part]) for shape, name in parts for part in name]
-            unfit += [name for shape, own in shorter if lacking.get(name := ".".join(own)) == shape]
+            unfit += [name for shape, own in shorter if self._lacking.get(name := ".".join(own)) == shape]
             if lost:
                 text = f"{task.title}: the merged model cannot contain {name_some([item.name for item in lost])}"
                 warnings.append(f"{text}; they are left out")
@@ -177,8 +179,8 @@ class Table:
                 )
             if absent:
                 warnings.append(f"{task.title} lacks {', '.join(absent)}: these are merged from the other tasks")
-        if lacking:
-            warnings.append(f"no task has {name_some([*lacking])}: the merged model gets the base's")
+        if self._lacking:
+            warnings.append(f"no task has {name_some([*self._lacking])}: the merged model gets the base's")
         return warnings
 
     def _refuse_other_labels(self) -> None:
@@ -204,6 +206,8 @@ class Table:
     def _decide(self, name: str, info: TensorInfo) -> Row:
         holders = {index: names.pairs[name] for index, names in enumerate(self._matching.names) if name in names.pairs}
         reason, compared = self._raw_reason(name, info)
+        if reason is None and not holders:
+            self._lacking[name] = info.shape
         if reason is not None:
             for index, own in holders.items():
                 self._keep(index, own, COMPARED if compared else KEPT, reason)
@@ -268,10 +272,8 @@ class Table:
                 self._keep(index, own, KEPT, "not in the base")
 
     def _keep(self, index: int, name: str, rule: str, reason: str) -> None:
-        info = self._tasks[index].tensors[name]
-        self.own.append(
-            Own(index, name, self._matching.names[index].in_base(name), info.shape, info.dtype, rule, reason)
-        )
+        info, base_name = self._tasks[index].tensors[name], self._matching.names[index].in_base(name)
+        self.own.append(Own(index, name, base_name, info.shape, info.dtype, rule, reason))
 
     def _is_excluded(self, name: str) -> bool:
         return any(pattern.match(name) for pattern in self._excluded)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.emr.artifact import hash_files, mark_root, open_masks, read_sums, read_totals, write_sums, write_totals
+from hf_ext.emr.artifact import hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from hf_ext.emr.ops import SUMS
 
@@ -31,6 +31,7 @@ from .configuration import MergeConfig
 from .finishing import rewrite_report
 from .merge import merge_checkpoints
 from .methods import METHODS, MethodError
+from .outputs import masked_names
 from .plan import Plan, make_plan
 from .vectors import NotFiniteError
 
@@ -219,8 +220,7 @@ def _require_same_weights(task: str, before: tuple[Path, Manifest], after: tuple
         changed += [name] if own and fits and old.files[name] != new.files[name] else []
     alike = {*old.tasks[task].shared} ^ {*new.tasks[task].shared}
     changed += sorted(name for name in alike if base_name(name) not in new.merged)
-    with open_masks(*before, task) as masks:
-        named = {base_name(mask) for mask in masks}
+    named = masked_names(*before, task)
     ours, theirs = (
         dict(zip(artifact[1].merged.values(), read_sums(*artifact, task)[:, _OF_TASK], strict=True))
         for artifact in (before, after)

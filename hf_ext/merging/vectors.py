@@ -37,11 +37,9 @@ class TaskVectors:
     and find what is trimmed."""
 
     def __init__(self, config: MergeConfig) -> None:
-        trim = config.merge_method.trim
         self.drop, self.seed, self.tasks = config.drop, config.seed, len(config.tasks)
-        self.density: list[float] = [1.0] * self.tasks
-        if trim is not None:
-            self.density = config.find_options("", 0.0, list(config.tasks))[trim]
+        options = config.find_options("", 0.0, list(config.tasks))
+        self.density: list[float] = options.get(config.merge_method.trim or "", [1.0] * self.tasks)
         self.passes = 2 if min(self.density) < 1 else 0
         # Bit patterns of the smallest magnitudes kept, and how many of the largest are still to be found below them.
         self._threshold = np.zeros(self.tasks, np.int64)

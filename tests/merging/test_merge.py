@@ -219,13 +219,13 @@ def test_one_plan_is_shown_before_any_weight_is_read(config, tmp_path):
     def show(found: Plan) -> None:
         assert plan_lines(found)
         shown.append((found, found.header_bytes))
-        assert found.header_bytes == sum(source.bytes_read for source in (found.base, *found.tasks))
+        assert found.header_bytes == sum(source.checkpoint.bytes_read for source in (found.base, *found.tasks))
         assert not list(tmp_path.glob(".*"))
 
     merge_checkpoints(config, tmp_path / "merged", progress=False, show=show)
     # its sources are those that were merged: they have read more than headers since
     ((found, headers),) = shown
-    assert found.header_bytes > headers and all(source.bytes_read for source in found.sources)
+    assert found.header_bytes > headers and all(source.checkpoint.bytes_read for source in found.sources)
     with pytest.raises(RuntimeError, match="no"):
         merge_checkpoints(config, tmp_path / "other", show=lambda found: (_ for _ in ()).throw(RuntimeError("no")))
     assert not (tmp_path / "other").exists()

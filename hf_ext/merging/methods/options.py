@@ -103,7 +103,7 @@ class Option:
         """The value for a tensor, or with `by_task` one for each of these tasks."""
 
         def find_or_default(setting: Any) -> Any:
-            found = None if setting is None else find_value(setting, tensor, depth)
+            found = find_value(setting, tensor, depth)
             return self.default if found is None else found
 
         if not self.by_task:
@@ -118,8 +118,7 @@ def find_value(setting: Any, tensor: str, depth: float) -> Any:
         return setting
     if isinstance(setting[0], Mapping):
         fitting = (part["value"] for part in setting if part.get("filter", "*") == "*" or part["filter"] in tensor)
-        found = next(fitting, None)
-        return None if found is None else find_value(found, tensor, depth)
+        return find_value(next(fitting, None), tensor, depth)
     place = depth * (len(setting) - 1)
     low = int(place)
     if isinstance(setting[0], bool):
@@ -144,13 +143,10 @@ _LAYER = re.compile(r"((?:.*?\.)??)(\d{1,9})(?:\.|$)", re.DOTALL)
 
 def find_depths(names: Collection[str]) -> dict[str, float]:
     """The relative depth of each tensor, from 0 in the first layer to 1 in the last; 0 outside of layers."""
-    found = {name: _LAYER.match(name) for name in names}
-    layers = {name: (part[1], int(part[2])) for name, part in found.items() if part is not None}
+    layers = {name: (part[1], int(part[2])) for name in names if (part := _LAYER.match(name))}
     last: dict[str, int] = {}
     for stack, number in layers.values():
         last[stack] = max(number, last.get(stack, 0))
     # A stack of one layer ends with it, as it does for mergekit.
-    return {
-        name: 0.0 if name not in layers else layers[name][1] / last[layers[name][0]] if last[layers[name][0]] else 1.0
-        for name in names
-    }
+    depths = {name: number / last[stack] if last[stack] else 1.0 for name, (stack, number) in layers.items()}
+    return dict.fromkeys(names, 0.0) | depths
