@@ -77,8 +77,7 @@ class Degradation:
             )
         if self.shuffle and self.kind != "chain":
             raise ValueError(f"shuffle is only for kind chain, got it with {self.kind}.")
-        odd = [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1 or link.clip]
-        if odd:
+        if odd := [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1 or link.clip]:
             raise ValueError(f"a chain has steps of kind {', '.join(STRENGTHS)}, no weight and no clip; got {odd[0]}.")
 
     def validate_strength(self) -> None:

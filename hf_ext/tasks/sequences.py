@@ -144,8 +144,7 @@ class MRConvTask(Task):
     def save_model(self, model: nn.Module, state_dict: Batch, folder: Path) -> None:
         """Writes the model and its processor, if it has one."""
         super().save_model(model, state_dict, folder)
-        processor = self.processor()
-        if processor is not None:
+        if (processor := self.processor()) is not None:
             processor.save_pretrained(folder)
 
     def processor(self) -> Any:
