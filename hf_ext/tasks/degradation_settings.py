@@ -77,8 +77,7 @@ class Degradation:
             )
         if self.shuffle and self.kind != "chain":
             raise ValueError(f"shuffle is only for kind chain, got it with {self.kind}.")
-        odd = [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1 or link.clip]
-        if odd:
+        if odd := [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1 or link.clip]:
             raise ValueError(f"a chain has steps of kind {', '.join(STRENGTHS)}, no weight and no clip; got {odd[0]}.")
 
     def validate_strength(self) -> None:
@@ -93,12 +92,8 @@ class Degradation:
                 continue
             wanted = (int,) if name == "quality" else (int, float)
             ends = value if isinstance(value, list) else [value, value]
-            if (
-                len(ends) != 2
-                or any(isinstance(end, bool) or not isinstance(end, wanted) for end in ends)
-                or not low <= ends[0] <= ends[1] <= high
-                or ends[1] == 0
-            ):
+            are_numbers = all(isinstance(end, wanted) and not isinstance(end, bool) for end in ends)
+            if len(ends) != 2 or not are_numbers or not low <= ends[0] <= ends[1] <= high or ends[1] == 0:
                 what = "a whole number" if name == "quality" else "a number"
                 raise ValueError(f"{name} must be {what} or a range [low, high] from {low} to {high}, got {value}.")
 
@@ -222,10 +217,9 @@ class Degradation:
 
 def read_degradations(value: Any, where: str) -> list[Degradation]:
     """Reads one degradation or a list, no two of one name; `where` is the section's name for messages."""
-    if isinstance(value, list):
-        degradations = [_read_one(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    else:
-        degradations = [_read_one(value, where)]
+    listed = isinstance(value, list)
+    items = {f"{where}[{index}]": item for index, item in enumerate(value)} if listed else {where: value}
+    degradations = [_read_one(item, place) for place, item in items.items()]
     if any(degradation.chance != 1 for degradation in degradations):
         raise UsageError(f"{where}: chance is only for the steps of a chain; degradations of a list have a weight.")
     labels = [degradation.label for degradation in degradations]

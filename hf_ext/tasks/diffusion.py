@@ -358,10 +358,9 @@ class DisentangledDiTTask(Task):
         for part in range(count):
             # One timestep in each part of the schedule.
             places = torch.tensor([(part + draw.random()) / count for draw in draws], device=device)
-            noise = np.stack([draw.standard_normal(clean.shape[1:], dtype=np.float32) for draw in draws])
-            noisy, timesteps, target = noisy_samples(
-                self.scheduler, clean, torch.from_numpy(noise).to(device), places.float()
-            )
+            normal = np.stack([draw.standard_normal(clean.shape[1:], dtype=np.float32) for draw in draws])
+            noise = torch.from_numpy(normal).to(device)
+            noisy, timesteps, target = noisy_samples(self.scheduler, clean, noise, places)
             prediction = model(noisy, timesteps, **conditions).sample.float()
             errors += (prediction - target).square().mean((1, 2, 3)) / count
         return [float(error) for error in errors.tolist()]

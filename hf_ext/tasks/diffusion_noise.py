@@ -16,6 +16,8 @@ from torch import Tensor
 
 from ..errors import DataError, UsageError
 
+# A SchedulerMixin, of which diffusers' types know neither its configuration nor its numbers.
+Scheduler = Any
 # The schedule of latent diffusion, sampled from its noisiest step on.
 _DIFFUSION = {
     "beta_schedule": "scaled_linear",
@@ -74,12 +76,8 @@ class Timesteps:
 
 def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -> SchedulerMixin:
     """The noise schedule of an objective, as a sampler that is saved with the model; `changes` are its options."""
-    if objective == "flow":
-        kind: Any = FlowMatchEulerDiscreteScheduler
-        settings: dict[str, Any] = {}
-    else:
-        kind = DDIMScheduler
-        settings = {**_DIFFUSION, "clip_sample": clip_sample, "prediction_type": objective}
+    kind: Any = FlowMatchEulerDiscreteScheduler if objective == "flow" else DDIMScheduler
+    diffusion = {**_DIFFUSION, "clip_sample": clip_sample, "prediction_type": objective}
     allowed = set(inspect.signature(kind).parameters) - {"prediction_type", "use_dynamic_shifting"}
     if unknown := sorted(set(changes) - allowed):
         raise UsageError(
@@ -87,26 +85,24 @@ def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -
             f"{', '.join(sorted(allowed))}."
         )
     try:
-        scheduler: SchedulerMixin = kind(**{**settings, **changes})
+        scheduler: SchedulerMixin = kind(**({} if objective == "flow" else diffusion) | changes)
     except (RuntimeError, TypeError, ArithmeticError) as error:
         raise UsageError(f"task.noise_schedule: {error}.") from error
     check_signal(scheduler, "task.noise_schedule")
     return scheduler
 
 
-def check_signal(scheduler: SchedulerMixin, source: str) -> None:
+def check_signal(scheduler: Scheduler, source: str) -> None:
     """Refuses levels that are none, and a schedule that ends in noise alone for a network that predicts the noise."""
-    # Any: of a scheduler diffusers' types know neither its configuration nor its numbers.
-    schedule: Any = scheduler
-    count, levels = schedule.config.num_train_timesteps, getattr(schedule, "alphas_cumprod", None)
-    levels = schedule.sigmas if levels is None else levels
+    count, levels = scheduler.config.num_train_timesteps, getattr(scheduler, "alphas_cumprod", None)
+    levels = scheduler.sigmas if levels is None else levels
     if levels.is_meta:
         # Of a task that is built without memory nothing is known.
         return
     if levels.shape != (count,) or not levels.any() or not ((levels >= 0) & (levels <= 1)).all():
         raise DataError(f"{source} has no level of noise from 0 to 1 for each of its {count} timesteps: correct it.")
     # There the input is the answer, and no picture follows: x0 = (x - sqrt(1 - a) e) / sqrt(a) with a = 0.
-    if objective_of(scheduler) == "epsilon" and not schedule.alphas_cumprod.all():
+    if objective_of(scheduler) == "epsilon" and not scheduler.alphas_cumprod.all():
         raise DataError(
             f"{source} ends in noise alone (zero-terminal SNR, rescale_betas_zero_snr); with objective epsilon, the "
             "last step has nothing to learn and sampling divides by zero: set rescale_betas_zero_snr to false, or "
@@ -114,30 +110,27 @@ def check_signal(scheduler: SchedulerMixin, source: str) -> None:
         )
 
 
-def objective_of(scheduler: SchedulerMixin) -> str:
+def objective_of(scheduler: Scheduler) -> str:
     """The objective of a training that a saved pipeline's scheduler was made for."""
-    schedule: Any = scheduler
     # Schedulers that are for flow matching only do not say it.
-    prediction: str = schedule.config.get("prediction_type", "flow_prediction")
+    prediction: str = scheduler.config.get("prediction_type", "flow_prediction")
     return "flow" if prediction == "flow_prediction" else prediction
 
 
-def noise_shares(scheduler: SchedulerMixin, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def noise_shares(scheduler: Scheduler, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The timesteps [B] that the network is given at places u [B] in [0, 1), and the shares of image and noise there.
 
     diffusion  t = floor(u T),  shares sqrt(a_t) and sqrt(1 - a_t)
     flow       s = k u / (1 + (k - 1) u),  t = s T,  shares 1 - s and s;  k the schedule's shift
     """
-    # Any: of a scheduler diffusers' types know neither its configuration nor its methods.
-    schedule: Any = scheduler
-    count = schedule.config.num_train_timesteps
+    count = scheduler.config.num_train_timesteps
     if objective_of(scheduler) == "flow":
-        shift = schedule.config.get("flow_shift", schedule.config.get("shift"))
+        shift = scheduler.config.get("flow_shift", scheduler.config.get("shift"))
         sigma = shift * places / (1 + (shift - 1) * places)
         return sigma * count, 1 - sigma, sigma
     timesteps = (places * count).long()
-    schedule.alphas_cumprod = schedule.alphas_cumprod.to(places.device)
-    kept = schedule.alphas_cumprod[timesteps].to(places.dtype)
+    scheduler.alphas_cumprod = scheduler.alphas_cumprod.to(places.device)
+    kept = scheduler.alphas_cumprod[timesteps].to(places.dtype)
     return timesteps, kept.sqrt(), (1 - kept).sqrt()
 
 

@@ -204,12 +204,8 @@ class Captions(TextEncoder):
             # An evaluation drops nothing, and looks at no training data.
             return {name: batch[name] for name in names}
         null: Any = self.null if is_stored else self.null_tokens
-        return {
-            name: torch.where(
-                dropped.view(-1, *[1] * (batch[name].ndim - 1)), null[name].to(dropped.device), batch[name]
-            )
-            for name in names
-        }
+        masks = {name: dropped.view(-1, *[1] * (batch[name].ndim - 1)) for name in names}
+        return {name: torch.where(masks[name], null[name].to(dropped.device), batch[name]) for name in names}
 
     def encode(
         self, tokens: dict[str, Tensor], generator: torch.Generator | list[torch.Generator] | None = None

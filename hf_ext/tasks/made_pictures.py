@@ -1,7 +1,6 @@
 """Pictures that no camera takes, for training: flat colours, ramps, drawings, text and pages as on a screen."""
 
 import string
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -10,6 +9,8 @@ from PIL import Image, ImageDraw, ImageFont
 Colour = tuple[int, int, int]
 # With spaces, so that lines have words.
 LETTERS = string.ascii_letters + string.digits + ".,:;-()%&" + 12 * " "
+# Pillow's own font, by its size: no file is looked for.
+_load_font = cache(ImageFont.load_default)
 
 
 def make_picture(side: int, generator: np.random.Generator) -> Image.Image:
@@ -96,17 +97,5 @@ def _write(
     ImageDraw.Draw(picture).multiline_text((left, top), text, colour, font, spacing=2)
 
 
-@cache
-def _load_font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's own font: no file is looked for."""
-    return ImageFont.load_default(size)
-
-
 # In this order: a kind that is put between others changes what every training draws.
-KINDS: dict[str, Callable[[int, np.random.Generator], Image.Image]] = {
-    "flat": _flat,
-    "ramp": _ramp,
-    "drawing": _drawing,
-    "text": _text,
-    "page": _page,
-}
+KINDS = {kind.__name__[1:]: kind for kind in (_flat, _ramp, _drawing, _text, _page)}

@@ -85,11 +85,8 @@ class FeatureLoss(torch.nn.Module):
         """The distance of two batches `[batch, 1 or 3, height, width]` in [0, 1]; its gradient is that of `made`."""
         with torch.no_grad():
             targets = self.features(wanted)
-        found = self.features(made)
-        distances = [
-            (one - target).abs().mean() / target.abs().mean().clamp_min(1e-6)
-            for one, target in zip(found, targets, strict=True)
-        ]
+        pairs = zip(self.features(made), targets, strict=True)
+        distances = [(one - target).abs().mean() / target.abs().mean().clamp_min(1e-6) for one, target in pairs]
         return torch.stack(distances).mean()
 
     def features(self, pictures: Tensor) -> tuple[Tensor, ...]:

@@ -45,8 +45,6 @@ SETTINGS, BAD = "precompute.json", "bad_examples.jsonl"
 logger = logging.getLogger(__name__)
 # Settings that decide how the work is done, and no latent.
 FREE = ("batch_size", "workers", "max_bad_examples")
-# Kinds of columns that a tar file has files of.
-_BINARY = ("binary", "large_binary")
 # Pictures of data whose number is not known beforehand: the share of bad ones counts from so many on, until the end.
 _LEAST_COUNT = 1000
 # Pictures that would be enlarged more, or of which more would be cut off, are bad ones.
@@ -166,14 +164,11 @@ def _check_picture(image: Image.Image, size: Size) -> None:
     """Raises a ValueError for a picture that no latent should be made of."""
     if image.mode == "CMYK":
         raise ValueError("it has CMYK colours: convert it to RGB with its profile")
-    short, long = sorted((image.height, image.width))
+    pixels, (short, long) = f"{image.height} x {image.width} pixels", sorted((image.height, image.width))
     if long > MOST_RATIO * short:
-        raise ValueError(f"{image.height} x {image.width} pixels are more than {MOST_RATIO} times as long as wide")
+        raise ValueError(f"{pixels} are more than {MOST_RATIO} times as long as wide")
     if max(size[0] / image.height, size[1] / image.width) > MOST_ENLARGED:
-        raise ValueError(
-            f"{image.height} x {image.width} pixels would be enlarged more than {MOST_ENLARGED} times to {size[0]} x "
-            f"{size[1]}"
-        )
+        raise ValueError(f"{pixels} would be enlarged more than {MOST_ENLARGED} times to {size[0]} x {size[1]}")
 
 
 # A picture's number, and the view of it that is encoded.
@@ -275,7 +270,7 @@ class _Work:
                 datasets.Dataset.from_dict(columns, features=self.features).to_parquet(file)
                 return
             kinds = {name: getattr(kind, "feature", kind) for name, kind in self.features.items()}
-            binary = [name for name, kind in kinds.items() if getattr(kind, "dtype", "") in _BINARY]
+            binary = [name for name, kind in kinds.items() if getattr(kind, "dtype", "") in ("binary", "large_binary")]
             write_tar(file, ((f"{part:05d}-{place:06d}", pack_row(row, binary)) for place, row in enumerate(rows)))
 
     def _require_few(self, ended: bool = False) -> list[dict[str, str]]:

@@ -238,9 +238,8 @@ def hash_rows(data: datasets.Dataset, image_column: str) -> list[str]:
         pictures = rows[image_column].combine_chunks()
         paths, contents = (pc.struct_field(pictures, name) for name in ("path", "bytes"))
         sizes = pc.binary_length(contents).to_pylist()
-        ends = (pc.binary_slice(contents, 0, _ENDS), pc.binary_slice(contents, -_ENDS))
         others = rows.drop_columns([image_column]).to_pylist()
-        heads, tails = (part.to_pylist() for part in ends)
+        heads, tails = (pc.binary_slice(contents, *ends).to_pylist() for ends in ((0, _ENDS), (-_ENDS,)))
         away = [path for path in paths.to_pylist() if path and path.startswith(_HUB)]
         known = dict(zip(away, _look_up(away), strict=True)) if away else {}
         for path, size, head, tail, other in zip(paths.to_pylist(), sizes, heads, tails, others, strict=True):

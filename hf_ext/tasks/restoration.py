@@ -266,8 +266,6 @@ class SemanIRTask(Task):
     def summarize(self, rows: Scores) -> dict[str, float]:
         """Means over the images; of several degradations also the mean of each metric over them."""
         means = super().summarize(rows)
-        if len(self.evaluated) == 1:
-            return means
         overall = {
             name: float(np.mean([means[self._key(name, degradation)] for degradation in self.evaluated]))
             for name in ("psnr", "ssim")
@@ -300,8 +298,7 @@ class SemanIRTask(Task):
             degraded, clean = _middles(*pair, scale)
             # The input at the size of the output: colours of a mosaic, pixels of a small image.
             given = unpack_mosaic(degraded) if self.config.demosaicks else degraded.repeat(scale, 0).repeat(scale, 1)
-            panels = [given, self.restore(model, degraded), clean]
-            rows.append(np.concatenate(panels, axis=1))
+            rows.append(np.concatenate([given, self.restore(model, degraded), clean], axis=1))
         width = max(row.shape[1] for row in rows)
         sheet = np.concatenate([np.pad(row, ((0, 4), (0, width - row.shape[1]), (0, 0))) for row in rows])
         return pixels_to_image(from_unit(sheet))

@@ -104,11 +104,8 @@ class MRConvTask(Task):
     def _fit_units(self, settings: PreTrainedConfig, other_answer: bool) -> None:
         """Means and spreads that a checkpoint lacks, or has of another answer, become those of the data."""
         for name in ("input_mean", "input_std", "target_mean", "target_std"):
-            if getattr(settings, name, None) is None:
-                replaced = name in self.learned
-            else:
-                replaced = other_answer and name.startswith("target")
-            if replaced:
+            is_absent = getattr(settings, name, None) is None
+            if name in self.learned if is_absent else other_answer and name.startswith("target"):
                 setattr(settings, name, self.learned.get(name))
         # What was set after the making is checked here, not first where the model is saved.
         settings.validate()
@@ -147,13 +144,12 @@ class MRConvTask(Task):
     def save_model(self, model: nn.Module, state_dict: Batch, folder: Path) -> None:
         """Writes the model and its processor, if it has one."""
         super().save_model(model, state_dict, folder)
-        processor = self.processor()
-        if processor is not None:
+        if (processor := self.processor()) is not None:
             processor.save_pretrained(folder)
 
     def processor(self) -> Any:
         """The tokenizer or the like that turns raw input into the model's; `None` where the model takes that."""
-        raise NotImplementedError
+        return None
 
     def describe(self) -> dict[str, Any]:
         """The options of the task that change what a score means."""
@@ -173,8 +169,7 @@ def cut_padding(batch: Batch) -> Batch:
     # Names of a second document end in `_2`. Without masks nothing is cut.
     result = dict(batch)
     for suffix in ("", "_2"):
-        mask = batch.get(f"attention_mask{suffix}")
-        if mask is None:
+        if (mask := batch.get(f"attention_mask{suffix}")) is None:
             continue
         length = int(mask.sum(1).max())
         named = ("attention_mask", "input_ids", "input_values", "observed_mask", "labels")

@@ -84,9 +84,6 @@ class SeriesTask(MRConvTask):
             )
         return values
 
-    def processor(self) -> None:
-        """None: the model takes numbers as they are."""
-
     def model_fields(self) -> dict[str, Any]:
         """Channels and length of the input."""
         return {"input_size": self.channels, "max_position_embeddings": self.max_length}
@@ -100,14 +97,12 @@ class SeriesTask(MRConvTask):
         observed = torch.from_numpy(~np.isnan(numbers)).long()
         values = torch.from_numpy(np.nan_to_num(numbers, nan=0.0)).float()
         missing = self.max_length - len(values)
-        mask = F.pad(torch.ones(len(values), dtype=torch.int64), (0, missing))
-        labels = self.read_labels(example, len(mask))
         return {
             "input_values": F.pad(values, (0, 0, 0, missing)),
-            "attention_mask": mask,
+            "attention_mask": (torch.arange(self.max_length) < len(values)).long(),
             # What is missing takes the mean of its channel.
             "observed_mask": F.pad(observed, (0, 0, 0, missing)),
-            "labels": labels,
+            "labels": self.read_labels(example, self.max_length),
         }
 
     def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
@@ -199,11 +194,7 @@ class SeriesRegressionTask(SeriesTask):
         found = [column(example, name, "target_columns", _ADVICE) for name in self.target_columns]
         parts = [np.atleast_1d(value) for value in found]
         for name, part in zip(self.target_columns, parts, strict=True):
-            try:
-                fits = part.shape == (1,) and is_number(part[0]) and abs(float(part[0])) <= _LARGEST
-            except OverflowError:
-                fits = False
-            if not fits:
+            if part.shape != (1,) or not is_number(part[0]) or not abs(float(part[0])) <= _LARGEST:
                 raise DataError(
                     f"{_place(example)}column {name!r} holds {part.tolist()!r:.80}; a target is one number, at "
                     "most 3.4e38. Set task.target_columns."
@@ -323,11 +314,9 @@ def read_columns(example: dict[str, Any], names: list[str], option: str = "task.
 def _read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray:
     given = column(example, name, "columns")
     try:
-        if isinstance(given, str | bytes | dict):
-            raise TypeError("its parts are no numbers of a series")
-        # Of lists of lists in arrow comes an array of arrays.
-        plain = isinstance(given, np.ndarray) and given.dtype != object
-        values = np.array(given if plain else list(given), dtype=np.float64)
+        # Of lists of lists in arrow comes an array of arrays; the parts of a text are no numbers of a series.
+        whole = isinstance(given, str | bytes | dict) or (isinstance(given, np.ndarray) and given.dtype != object)
+        values = np.array(given if whole else list(given), dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         values = np.array(0.0)
     if values.ndim not in (1, 2):
@@ -363,10 +352,9 @@ def measure(
         known = np.maximum(found, 1)
         own = np.nansum(values, 0) / known
         between = np.where(found > 0, own - mean, 0.0)
-        squares = (
-            squares + np.nansum((values - own) ** 2, 0) + between**2 * count * found / np.maximum(1, count + found)
-        )
-        mean, count = mean + between * found / np.maximum(1, count + found), count + found
+        total = np.maximum(1, count + found)
+        squares = squares + np.nansum((values - own) ** 2, 0) + between**2 * count * found / total
+        mean, count = mean + between * found / total, count + found
     if not count.any():
         return {}
     std = np.sqrt(squares / np.maximum(1, count))

@@ -136,13 +136,9 @@ class AudioTask(ClassificationTask):
     def encode(self, example: dict[str, Any]) -> Batch:
         """The decimated recording with its mask, and the class."""
         recording = np.asarray(self._samples(example))[: self.max_length : self.decimation]
-        inputs = self.processor()(
-            recording,
-            sampling_rate=self.sampling_rate // self.decimation,
-            padding="max_length",
-            max_length=-(-self.max_length // self.decimation),
-            return_tensors="pt",
-        )
+        processor, length = self.processor(), -(-self.max_length // self.decimation)
+        options: Any = {"sampling_rate": processor.sampling_rate, "padding": "max_length", "max_length": length}
+        inputs = processor(recording, return_tensors="pt", **options)
         return {**{name: values[0] for name, values in inputs.items()}, "labels": self.label(example)}
 
     def _samples(self, example: dict[str, Any]) -> Any:

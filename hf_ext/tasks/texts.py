@@ -217,9 +217,7 @@ class LanguageModelTask(TokenTask):
         ids = [*tokens, self.tokenizer.eos_token_id][start : start + self.max_length]
         if len(ids) < 2:
             raise DataError(f"column {self.text_column!r} contains an empty text; remove it from the data.")
-        return self.tokenizer.pad(
-            {"input_ids": ids}, padding="max_length", max_length=self.max_length, return_tensors="pt"
-        )
+        return self.tokenizer.pad({"input_ids": ids}, padding="max_length", return_tensors="pt")
 
     def loss(self, model: nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
         """The model's own loss, of padded or packed texts."""
@@ -273,8 +271,7 @@ class MaskedLanguageModelTask(LanguageModelTask):
             # A short text may have none by chance.
             ids, labels = collator.numpy_mask_tokens(tokens["input_ids"].numpy().copy(), special)
             if (labels != -100).any() or special.all():
-                break
-        return {**tokens, "input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+                return {**tokens, "input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
 
     def count_targets(self, batch: dict[str, Any]) -> torch.Tensor:
         """The masked bytes."""

@@ -945,11 +945,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         The folder loads with `import hf_ext.pipelines` and `DiffusionPipeline.from_pretrained(folder)`, and without
         hf_ext by `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)`. Arguments are those of
         [`~diffusers.DiffusionPipeline.save_pretrained`]."""
-        if adapters := list(getattr(self.transformer, "peft_config", ())):
+        if found := list(getattr(self.transformer, "peft_config", ())):
             advice = "use save_lora_weights, then unload_lora_weights, and fuse_lora before it if they are to stay"
-            raise ValueError(
-                f"The transformer has the LoRA layers {adapters}, which a pipeline does not save: {advice}."
-            )
+            raise ValueError(f"The transformer has the LoRA layers {found}, which a pipeline does not save: {advice}.")
         if not hasattr(self.transformer, "_CODE"):
             raise TypeError(f"A {type(self.transformer).__name__} is not saved; a {self._COMPONENT[1]} is needed.")
         # The code first: diffusers uploads what lies in the folder when it has written the rest.

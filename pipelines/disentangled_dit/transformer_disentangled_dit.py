@@ -128,17 +128,15 @@ class DisentangledDiTBlock(nn.Module):
         self, hidden_states: Tensor, encoder_hidden_states: Tensor, modulation: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Context and image tokens after the block; `modulation` is [B or 1, 12 D] (last block 8 D, shared 6 D)."""
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate, *rest = modulation.unflatten(
-            1, (-1, 1, hidden_states.shape[-1])
-        ).unbind(1)
+        numbers = modulation.unflatten(1, (-1, 1, hidden_states.shape[-1])).unbind(1)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate, *rest = numbers
         if self.shared_stream:
             tokens = encoder_hidden_states.shape[1], hidden_states.shape[1]
             hidden_states = torch.cat([encoder_hidden_states, hidden_states], dim=1)
             attended = self.attn(self.normalize(hidden_states, shift, scale))
         else:
-            attended, attended_context = self.attn(
-                self.normalize(hidden_states, shift, scale), self.normalize(encoder_hidden_states, *rest[:2])
-            )
+            context = self.normalize(encoder_hidden_states, *rest[:2])
+            attended, attended_context = self.attn(self.normalize(hidden_states, shift, scale), context)
         hidden_states = torch.addcmul(hidden_states, gate, attended)
         fed = self.ff(self.normalize(hidden_states, mlp_shift, mlp_scale))
         hidden_states = torch.addcmul(hidden_states, mlp_gate, fed)
@@ -264,15 +262,10 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     @classmethod
     def extract_init_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Reads configurations of the first release, whose options `_EARLIER` have one value now."""
-        if changed := {
-            name: config_dict[name] for name, value in cls._EARLIER.items() if config_dict.get(name, value) != value
-        }:
-            raise ValueError(
-                f"{cls.__name__}: {changed} is of an earlier version; {cls._EARLIER} is what there is now."
-            )
-        return super().extract_init_dict(
-            {name: value for name, value in config_dict.items() if name not in cls._EARLIER}, **kwargs
-        )
+        earlier, kept = cls._EARLIER, {name: x for name, x in config_dict.items() if name not in cls._EARLIER}
+        if changed := {name: config_dict[name] for name, x in earlier.items() if config_dict.get(name, x) != x}:
+            raise ValueError(f"{cls.__name__}: {changed} is of an earlier version; {earlier} is what there is now.")
+        return super().extract_init_dict(kept, **kwargs)
 
     def _make_embedders(self, dim: int) -> None:
         """Layers that turn latents, timestep, controls and class or text into vectors."""
@@ -323,6 +316,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             raise ValueError(f"{type(self).__name__}: {wrong} must be whole numbers from 1 to 10^9.")
         patch, width = config.patch_size, config.num_attention_heads * config.attention_head_dim
         dropouts, ratio = [config.condition_dropout, config.control_dropout], config.mlp_ratio
+        are_shares = all(isinstance(x, self._REAL) and 0 <= x < 1 for x in dropouts)
         alphas = self.CONTROL_ALPHA if config.control_alpha is None else config.control_alpha
         known = isinstance(alphas, dict) and alphas.keys() <= self.CONTROL_SIZES.keys()
         wild = not known or not all(isinstance(x, self._REAL) and 0 <= x <= 1e6 for x in alphas.values())
@@ -337,9 +331,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             not in ("per_block", "shared"),
             f"shared_stream is true or false, not {shared!r}": shared not in (True, False, None),
             f"control_alpha has numbers from 0 to 1e6 for some of {list(self.CONTROL_SIZES)}, not {alphas}": wild,
-            f"the dropouts are in [0, 1), not {dropouts}": not all(
-                isinstance(x, self._REAL) and 0 <= x < 1 for x in dropouts
-            ),
+            f"the dropouts are in [0, 1), not {dropouts}": not are_shares,
             f"mlp_ratio is a number up to 1e6 that gives a hidden unit, not {ratio!r}": hidden < 1,
             f"the width, num_attention_heads * attention_head_dim, is divisible by 4, unlike {width}": width % 4 != 0,
             f"sample_size {config.sample_size} and pos_embed_base_size {base} are one positive number or two, the "
@@ -440,10 +432,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         quarter = self.inner_dim // 4
         kind: dict[str, Any] = {"dtype": torch.float64, "device": device}
         frequencies = 10000.0 ** (-torch.arange(quarter, **kind) / quarter)
-        angles = [
-            torch.arange(count, **kind)[:, None] * (base / count) * frequencies
-            for count, base in zip((rows, columns), self.config.pos_embed_base_size, strict=True)
-        ]
+        sizes = zip((rows, columns), self.config.pos_embed_base_size, strict=True)
+        angles = [torch.arange(count, **kind)[:, None] * (base / count) * frequencies for count, base in sizes]
         vertical, horizontal = (torch.cat([angle.sin(), angle.cos()], dim=-1).float() for angle in angles)
         return torch.cat([vertical.repeat_interleave(columns, dim=0), horizontal.repeat(rows, 1)], dim=-1)
 
