@@ -70,6 +70,7 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str, keeps_words: bool) -> None:
         super().__init__(stream)
         self.keeps_words = keeps_words
+        self.texts: dict[yaml.Node, list[Any]] = {}
         # Otherwise PyYAML makes a list that holds itself, which nothing can print or copy.
         self.deep_construct = True
 
@@ -86,8 +87,16 @@ class _Loader(yaml.SafeLoader):
 
     def construct_section(self, node: yaml.MappingNode) -> Section:
         section = Section(self.construct_mapping(node, deep=True))
-        section.texts = {self.construct_object(key): _find_text(value) for key, value in node.value}
+        section.texts = {self.construct_object(key): self.find_text(value) for key, value in node.value}
         return section
+
+    def find_text(self, node: yaml.Node) -> Any:
+        """The text of a node, or of each item of a list. A list is read once: aliases may repeat it 10^9 times."""
+        if isinstance(node, yaml.SequenceNode):
+            if node not in self.texts:
+                self.texts[node] = [self.find_text(item) for item in node.value]
+            return self.texts[node]
+        return node.value if isinstance(node, yaml.ScalarNode) else None
 
     def construct_decimal(self, node: yaml.ScalarNode) -> int | float | Unread:
         word = node.value.lstrip("+-")
@@ -110,13 +119,6 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def _find_text(node: yaml.Node) -> Any:
-    """The text of a node, or of each item of a list."""
-    if isinstance(node, yaml.SequenceNode):
-        return [_find_text(item) for item in node.value]
-    return node.value if isinstance(node, yaml.ScalarNode) else None
-
-
 def parse_yaml(text: str) -> Any:
     """Parses YAML without Python objects, repeated keys and words that it has no value for."""
     return parse_words(text, keeps_words=False)[0]
@@ -130,7 +132,7 @@ def parse_words(text: str, keeps_words: bool = True) -> tuple[Any, Any]:
         # The loader derives from SafeLoader: it builds no Python objects.
         loader = _Loader(text, keeps_words)
         node = loader.get_single_node()
-        return (None, None) if node is None else (loader.construct_document(node), _find_text(node))
+        return (None, None) if node is None else (loader.construct_document(node), loader.find_text(node))
     except RecursionError as error:
         raise SettingsError("nested too deeply: reduce the nesting.") from error
     except yaml.MarkedYAMLError as error:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -318,3 +319,13 @@ def test_a_head_for_other_classes_starts_anew(tmp_path):
             BertForSequenceClassification(BertConfig(**{**sizes, "hidden_size": 4}, num_labels=2)),
             str(tmp_path / "base"),
         )
+
+
+@pytest.mark.parametrize("key", ["a", "report_to", "data", "task", "optim_args"])
+def test_aliases_that_repeat_a_list_a_billion_times_cost_nothing(key, tmp_path):
+    levels = ["l0: &l0 [x, y]", *(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 10))]
+    (tmp_path / "bomb.yaml").write_text("\n".join(["method: tiny", "output_dir: x", *levels, f"{key}: *l9"]))
+    started = time.process_time()
+    with pytest.raises(SettingsError):
+        read_arguments(tmp_path / "bomb.yaml", [])
+    assert time.process_time() - started < 5
