@@ -202,10 +202,10 @@ def _padded_size(sizes: list[tuple[int, ...]], divisor: int | None) -> list[int]
     return [-(-max(side) // (divisor or 1)) * (divisor or 1) for side in zip(*sizes, strict=True)]
 
 
-def _open(image: Any) -> Any:
+def _load_inputs(image: Any) -> Any:
     """Files as pictures with all that they have, tensors as arrays, grey with a channel in front; in lists too."""
     if isinstance(image, (list, tuple)):
-        return [_open(one) for one in image]
+        return [_load_inputs(one) for one in image]
     if isinstance(image, (str, os.PathLike)) and os.path.isfile(image):
         # transformers makes RGB of 8 bits of it.
         with Image.open(image) as opened:
@@ -289,7 +289,7 @@ class SemanIRImageProcessor(PilBackend):
         """
         if isinstance(images, (list, tuple)) and not images:
             raise ValueError("`images` is empty; give at least one image.")
-        return super().preprocess(_open(images), **kwargs)
+        return super().preprocess(_load_inputs(images), **kwargs)
 
     def process_image(
         self, image: Any, do_convert_rgb: bool | None = None, input_data_format: Any = None, **kwargs: Any
@@ -422,7 +422,7 @@ class SemanIRImageProcessor(PilBackend):
 
     def _pictures(self, images: ImageInput, input_data_format: str | None) -> list[np.ndarray]:
         """The given images as pixels that `to_unit` takes, alpha and all."""
-        flat: Any = self._prepare_images_structure(_open(images))
+        flat: Any = self._prepare_images_structure(_load_inputs(images))
         pictures = [self._read(image, input_data_format) for image in flat]
         # Other floats were from 0 to 255, or the processor would have refused them.
         return [one / 255 if one.dtype.kind == "f" and one.max() > _MOST else one for one in pictures]
