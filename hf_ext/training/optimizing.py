@@ -25,6 +25,7 @@ from transformers import get_scheduler
 from ..errors import UsageError
 from ..settings import refuse_unknown
 from .arguments import SCHEDULES_WITHOUT_END, TrainingArguments
+from .muon import MuonWithAdamW, list_hidden_weights
 from .task import Task
 
 # These need a closure, another kind of gradients, or steps of their own.
@@ -33,7 +34,7 @@ _OTHER_STEPS = {"LBFGS", "SparseAdam", "Optimizer"}
 # looks through every folder of packages, on a cluster over the network. The answer stays the same: it is kept.
 accelerate.optimizer.is_lomo_available = functools.cache(accelerate.optimizer.is_lomo_available)
 # Where every process has all of every weight.
-_WHOLE_WEIGHTS = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
+WHOLE_WEIGHTS = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
 # One kernel for all parameters, on processors too, where the plain loop over them is several times slower. Not in
 # fp16: the kernel leaves out a step with infinite gradients by itself, and accelerate takes it for one that was made.
 _FUSED = {"AdamW", "Adam", "SGD"}
@@ -46,6 +47,7 @@ def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optim
         for name, kind in vars(torch.optim).items()
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in _OTHER_STEPS
     }
+    found["Muon"] = MuonWithAdamW
     if arguments.optim not in found:
         raise UsageError(f"optim must be one of {', '.join(sorted(found))}; got {arguments.optim!r}.")
     kind = found[arguments.optim]
@@ -58,7 +60,7 @@ def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optim
     if arguments.mixed_precision == "fp16" and arguments.optim_args.get("fused"):
         raise UsageError("optim_args fused hides the steps that fp16 skips: remove fused, or use bf16.")
     # The run has fields of its own for these; a differentiable step is none of a training.
-    allowed = [name for name in known if name not in ("params", "lr", "weight_decay", "differentiable")]
+    allowed = [name for name in known if name not in ("params", "hidden", "lr", "weight_decay", "differentiable")]
     refuse_unknown(arguments.optim_args, allowed, f" in optim_args of {arguments.optim}")
     for field in ("optim_args", "lr_scheduler_kwargs"):
         for name, value in getattr(arguments, field).items():
@@ -72,6 +74,8 @@ def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArgu
     kind, options = read_optimizer(arguments)
     groups = [group for group in task.parameter_groups(module, arguments.weight_decay) if group["params"]]
     try:
+        if kind is MuonWithAdamW:
+            return kind(groups, hidden=list_hidden_weights(module), **options)
         return kind(groups, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"optim {arguments.optim} with optim_args {arguments.optim_args}: {error}") from error
@@ -79,7 +83,7 @@ def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArgu
 
 def clip_gradients(accelerator: Accelerator, weights: list[torch.nn.Parameter], norm: float) -> torch.Tensor | None:
     """Clips the common norm of all gradients; the norm before."""
-    if accelerator.distributed_type not in _WHOLE_WEIGHTS:
+    if accelerator.distributed_type not in WHOLE_WEIGHTS:
         return cast(torch.Tensor | None, accelerator.clip_grad_norm_(weights, norm))
     # As accelerate does for whole weights, but it first reads torch's version and looks at each gradient.
     accelerator.unscale_gradients()

@@ -39,7 +39,7 @@ from .data import TrainingLoader, check_workers, count_positions, describe_small
 from .evaluation import require_examples
 from .launcher import check_processes, needs_processors, require_devices
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision, refuse_lost_fields
-from .optimizing import WeightAverage, build_optimizer, build_schedule, describe_warm_up, read_optimizer
+from .optimizing import WHOLE_WEIGHTS, WeightAverage, build_optimizer, build_schedule, describe_warm_up, read_optimizer
 from .pushing import PushModels, fetch_run
 from .state import Progress, RunFolder, load_state, use_plain_names
 from .task import Task
@@ -286,6 +286,10 @@ class Run:
             # In place: wrapping would rename the parameters.
             module.compile()
         self.names = [*module.state_dict()]
+        if arguments.optim == "Muon" and self.accelerator.distributed_type not in WHOLE_WEIGHTS:
+            raise UsageError(
+                "optim Muon needs whole matrices, which no process has with FSDP or DeepSpeed: use AdamW."
+            )
         optimizer = build_optimizer(self.task, module, arguments)
         self.scheduler = build_schedule(optimizer, arguments)
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:

@@ -1,0 +1,125 @@
+"""Muon for the weights of hidden layers, AdamW for everything else, as one optimizer."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Of a narrower matrix, such as an adapter's or a bias table's, the iteration makes little that AdamW does not.
+_NARROWEST = 16
+# An odd polynomial whose repetition brings every singular value between 0.03 and 1 near 1, from
+# https://kellerjordan.github.io/posts/muon/ (Jordan et al., 2024).
+_POLYNOMIAL = (3.4445, -4.7750, 2.0315)
+_REPETITIONS = 5
+
+
+def list_hidden_weights(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """
+    The weights that Muon trains: matrices and kernels of convolutions, 16 or more wide both ways, in hidden layers.
+
+    A hidden layer has a number in its name. Embeddings, first and last layers stand outside such lists of blocks.
+    """
+    return [
+        value
+        for name, value in module.named_parameters()
+        if value.ndim in (2, 4)
+        and min(value.shape[0], value[0].numel()) >= _NARROWEST
+        and any(part.isdecimal() for part in name.split("."))
+    ]
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Matrices with the same singular vectors, and singular values between about 0.7 and 1.2, [n, rows, columns]."""
+    linear, cubic, quintic = _POLYNOMIAL
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    result = matrices.mT if is_tall else matrices
+    result = result / result.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
+    for _ in range(_REPETITIONS):
+        square = result @ result.mT
+        result = torch.baddbmm(
+            result, torch.baddbmm(square, square, square, beta=cubic, alpha=quintic), result, beta=linear
+        )
+    return result.mT if is_tall else result
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """
+    Muon for some weights and `torch.optim.AdamW` for all other parameters, at one learning rate and weight decay.
+
+    A step of a weight is its momentum (Nesterov's), made orthogonal, times `0.2 * max(rows, columns) ** 0.5`: as long
+    as AdamW's (Liu et al., Muon is Scalable for LLM Training, 2025). A kernel is a matrix of as many rows as outputs.
+
+    Args:
+        params (`list[dict]`): Groups of parameters as AdamW takes them; each is split in two.
+        hidden (`list[torch.nn.Parameter]`): What Muon trains, at least one.
+        lr (`float`): Learning rate.
+        weight_decay (`float`): Weight decay of groups that have none of their own.
+        momentum (`float`, defaults to 0.95): Of Muon.
+
+    Raises:
+        `ValueError`: Muon has nothing to train, or a value is out of its range.
+    """
+
+    # torch's own Muon refuses kernels, which gain from it, and takes matrices one by one: here equal shapes make one
+    # batch. AdamW has the state and the other groups of this optimizer: a schedule writes into groups, a checkpoint
+    # holds both states, and `step` hands over what loading may have replaced.
+
+    def __init__(
+        self,
+        params: list[dict[str, Any]],
+        hidden: list[torch.nn.Parameter],
+        lr: float,
+        weight_decay: float,
+        momentum: float = 0.95,
+    ):
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum is {momentum}; allowed: from 0 to less than 1")
+        chosen = {id(value) for value in hidden}
+        split: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+        for group in params:
+            for is_muon, parts in split.items():
+                if values := [value for value in group["params"] if (id(value) in chosen) == is_muon]:
+                    parts.append({**group, "params": values, "is_muon": is_muon})
+        if not split[True]:
+            raise ValueError("Muon trains matrices and kernels of hidden layers, and this model has none: use AdamW")
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+        # An empty group, so that a model without others has an AdamW too.
+        self._adamw = torch.optim.AdamW(
+            [*split[False], {"params": [], "is_muon": False}], lr, weight_decay=weight_decay, foreach=True
+        )
+        super().__init__([*split[True], *self._adamw.param_groups[:-1]], defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Takes a step with the gradients that are there."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            if group["is_muon"]:
+                self._step_hidden(group)
+        self._adamw.state = self.state
+        self._adamw.param_groups = [group for group in self.param_groups if not group["is_muon"]]
+        self._adamw.step()
+        return loss
+
+    def _step_hidden(self, group: dict[str, Any]) -> None:
+        weights = [value for value in group["params"] if value.grad is not None]
+        if not weights:
+            return
+        for value in weights:
+            if not self.state[value]:
+                self.state[value]["momentum_buffer"] = torch.zeros_like(value)
+        gradients = [value.grad for value in weights]
+        momenta = [self.state[value]["momentum_buffer"] for value in weights]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        steps = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        shapes: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, value in enumerate(weights):
+            shapes[value.shape[0], value[0].numel()].append(index)
+        for shape, places in shapes.items():
+            length = 0.2 * max(shape) ** 0.5 * group["lr"]
+            made = orthogonalize(torch.stack([steps[index].reshape(shape) for index in places]))
+            for index, step in zip(places, made, strict=True):
+                weights[index].add_(step.reshape(weights[index].shape), alpha=-length)
