@@ -78,8 +78,10 @@ def test_orthogonalize_moves_singular_values_alone(shape):
     assert orthogonalize(torch.zeros(shape)).abs().max() == 0
 
 
-def test_steps_equal_those_of_torch():
-    """Matrices as torch's Muon makes them, in bf16 there; all other weights as AdamW makes them, bit for bit."""
+def test_steps_equal_those_of_torch(monkeypatch):
+    """Matrices as torch's Muon makes them; all other weights as AdamW makes them, bit for bit."""
+    # torch's Muon computes in bf16.
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
     model = Blocks(has_kernel=False)
     twin = copy.deepcopy(model)
     optimizer = make_optimizer(model)
@@ -101,7 +103,7 @@ def test_steps_equal_those_of_torch():
     for (name, value), other in zip(model.named_parameters(), twin.parameters(), strict=True):
         if id(other) in hidden and other.grad is not None:
             moved = (other - start[name]).norm()
-            assert moved > 0 and (value - other).norm() < 0.05 * moved, name
+            assert moved > 0 and (value - other).norm() < 1e-3 * moved, name
         else:
             assert torch.equal(value, other), name
     assert torch.equal(model.idle[0].weight, start["idle.0.weight"])
