@@ -48,8 +48,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """
     Muon for some weights and `torch.optim.AdamW` for all other parameters, at one learning rate and weight decay.
 
-    A step of a weight is its momentum (Nesterov's), made orthogonal, times `0.2 * max(rows, columns) ** 0.5`: as long
-    as AdamW's (Liu et al., Muon is Scalable for LLM Training, 2025). A kernel is a matrix of as many rows as outputs.
+    A step of a weight is its momentum (Nesterov's), made orthogonal, times `rms * max(rows, columns) ** 0.5`. A kernel
+    is a matrix of as many rows as outputs.
 
     Args:
         params (`list[dict]`): Groups of parameters as AdamW takes them; each is split in two.
@@ -57,6 +57,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         lr (`float`): Learning rate.
         weight_decay (`float`): Weight decay of groups that have none of their own.
         momentum (`float`, defaults to 0.95): Of Muon.
+        rms (`float`, defaults to 0.2): Root mean square of Muon's steps, in learning rates. 0.2 is that of AdamW's
+            (Liu et al., Muon is Scalable for LLM Training, 2025).
 
     Raises:
         `ValueError`: Muon has nothing to train, or a value is out of its range.
@@ -73,9 +75,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
         lr: float,
         weight_decay: float,
         momentum: float = 0.95,
+        rms: float = 0.2,
     ):
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum is {momentum}; allowed: from 0 to less than 1")
+        if not (0 <= momentum < 1 and rms > 0):
+            raise ValueError(f"momentum is {momentum}, rms {rms}; allowed: from 0 to less than 1, and more than 0")
         chosen = {id(value) for value in hidden}
         split: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
         for group in params:
@@ -84,7 +87,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                     parts.append({**group, "params": values, "is_muon": is_muon})
         if not split[True]:
             raise ValueError("Muon trains matrices and kernels of hidden layers, and this model has none: use AdamW")
-        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "rms": rms}
         # An empty group, so that a model without others has an AdamW too.
         self._adamw = torch.optim.AdamW(
             [*split[False], {"params": [], "is_muon": False}], lr, weight_decay=weight_decay, foreach=True
@@ -119,7 +122,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for index, value in enumerate(weights):
             shapes[value.shape[0], value[0].numel()].append(index)
         for shape, places in shapes.items():
-            length = 0.2 * max(shape) ** 0.5 * group["lr"]
+            length = group["rms"] * max(shape) ** 0.5 * group["lr"]
             made = orthogonalize(torch.stack([steps[index].reshape(shape) for index in places]))
             for index, step in zip(places, made, strict=True):
                 weights[index].add_(step.reshape(weights[index].shape), alpha=-length)

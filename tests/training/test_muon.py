@@ -159,7 +159,14 @@ def test_a_run_goes_on_exactly(tmp_path, examples, monkeypatch):
 
 @pytest.mark.parametrize(
     ("width", "options"),
-    [(4, {}), (16, {"momentum": 1.0}), (16, {"ns_steps": 5}), (16, {"hidden": []}), (16, {"momentum": float("nan")})],
+    [
+        (4, {}),
+        (16, {"momentum": 1.0}),
+        (16, {"ns_steps": 5}),
+        (16, {"hidden": []}),
+        (16, {"momentum": float("nan")}),
+        (16, {"rms": 0.0}),
+    ],
 )
 def test_what_muon_cannot_train_is_refused(tmp_path, width, options):
     arguments = make_arguments(tmp_path, {}, optim="Muon", optim_args=options)
