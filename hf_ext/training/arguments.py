@@ -150,8 +150,8 @@ class TrainingArguments:
         per_device_eval_batch_size (`int`, *optional*): Examples that a process evaluates at once; the task's number
             when not given.
         gradient_accumulation_steps (`int`, defaults to 1): Backward passes per optimizer step.
-        optim (`str`, defaults to `"AdamW"`): Optimizer, a class of `torch.optim`. `Muon` trains the matrices of hidden
-            layers, AdamW the rest.
+        optim (`str`, defaults to `"AdamW"`): Optimizer, a class of `torch.optim`. `Muon` trains matrices and
+            kernels, AdamW the rest.
         optim_args (`dict`, *optional*): Further arguments of the optimizer, for instance `{betas: [0.9, 0.95]}`.
         learning_rate (`float`, defaults to 2e-4): Peak learning rate.
         weight_decay (`float`, defaults to 0.0): Weight decay of the parameters that the task decays.

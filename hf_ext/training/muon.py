@@ -1,4 +1,4 @@
-"""Muon for the weights of hidden layers, AdamW for everything else, as one optimizer."""
+"""Muon for matrices and kernels, AdamW for everything else, as one optimizer."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
+from transformers import PreTrainedModel
 
 # Of a narrower matrix, such as an adapter's or a bias table's, the iteration makes little that AdamW does not.
 _NARROWEST = 16
@@ -15,18 +17,18 @@ _POLYNOMIAL = (3.4445, -4.7750, 2.0315)
 _REPETITIONS = 5
 
 
-def list_hidden_weights(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """
-    The weights that Muon trains: matrices and kernels of convolutions, 16 or more wide both ways, in hidden layers.
-
-    A hidden layer has a number in its name. Embeddings, first and last layers stand outside such lists of blocks.
-    """
+def list_matrices(module: torch.nn.Module) -> list[Tensor]:
+    """Weights of linear layers and convolutions, 16 or more wide both ways, for Muon; not those of tokens."""
+    # Of tokens, into a model or out of it, a step moves few rows. A convolution of groups mixes no channels.
+    tokens = {id(part.weight) for part in module.modules() if isinstance(part, torch.nn.Embedding)}
+    last = module.get_output_embeddings() if isinstance(module, PreTrainedModel) else None
     return [
-        value
-        for name, value in module.named_parameters()
-        if value.ndim in (2, 4)
-        and min(value.shape[0], value[0].numel()) >= _NARROWEST
-        and any(part.isdecimal() for part in name.split("."))
+        part.weight
+        for part in module.modules()
+        if (isinstance(part, torch.nn.Linear) or (isinstance(part, _ConvNd) and part.groups == 1))
+        and min(part.weight.shape[0], part.weight[0].numel()) >= _NARROWEST
+        and part is not last
+        and id(part.weight) not in tokens
     ]
 
 
@@ -53,7 +55,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     Args:
         params (`list[dict]`): Groups of parameters as AdamW takes them; each is split in two.
-        hidden (`list[torch.nn.Parameter]`): What Muon trains, at least one.
+        matrices (`list[torch.Tensor]`): What Muon trains, at least one.
         lr (`float`): Learning rate.
         weight_decay (`float`): Weight decay of groups that have none of their own.
         momentum (`float`, defaults to 0.95): Of Muon.
@@ -71,7 +73,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def __init__(
         self,
         params: list[dict[str, Any]],
-        hidden: list[torch.nn.Parameter],
+        matrices: list[Tensor],
         lr: float,
         weight_decay: float,
         momentum: float = 0.95,
@@ -79,14 +81,16 @@ class MuonWithAdamW(torch.optim.Optimizer):
     ):
         if not (0 <= momentum < 1 and rms > 0):
             raise ValueError(f"momentum is {momentum}, rms {rms}; allowed: from 0 to less than 1, and more than 0")
-        chosen = {id(value) for value in hidden}
+        chosen = {id(value) for value in matrices}
         split: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
         for group in params:
             for is_muon, parts in split.items():
                 if values := [value for value in group["params"] if (id(value) in chosen) == is_muon]:
                     parts.append({**group, "params": values, "is_muon": is_muon})
         if not split[True]:
-            raise ValueError("Muon trains matrices and kernels of hidden layers, and this model has none: use AdamW")
+            raise ValueError(
+                "Muon trains matrices and kernels, and this model has none that is wide enough: use AdamW"
+            )
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "rms": rms}
         # An empty group, so that a model without others has an AdamW too.
         self._adamw = torch.optim.AdamW(
@@ -100,13 +104,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             if group["is_muon"]:
-                self._step_hidden(group)
+                self._step_matrices(group)
         self._adamw.state = self.state
         self._adamw.param_groups = [group for group in self.param_groups if not group["is_muon"]]
         self._adamw.step()
         return loss
 
-    def _step_hidden(self, group: dict[str, Any]) -> None:
+    def _step_matrices(self, group: dict[str, Any]) -> None:
         weights = [value for value in group["params"] if value.grad is not None]
         if not weights:
             return

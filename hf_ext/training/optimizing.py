@@ -25,7 +25,7 @@ from transformers import get_scheduler
 from ..errors import UsageError
 from ..settings import refuse_unknown
 from .arguments import SCHEDULES_WITHOUT_END, TrainingArguments
-from .muon import MuonWithAdamW, list_hidden_weights
+from .muon import MuonWithAdamW, list_matrices
 from .task import Task
 
 # These need a closure, another kind of gradients, or steps of their own.
@@ -60,7 +60,7 @@ def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optim
     if arguments.mixed_precision == "fp16" and arguments.optim_args.get("fused"):
         raise UsageError("optim_args fused hides the steps that fp16 skips: remove fused, or use bf16.")
     # The run has fields of its own for these; a differentiable step is none of a training.
-    allowed = [name for name in known if name not in ("params", "hidden", "lr", "weight_decay", "differentiable")]
+    allowed = [name for name in known if name not in ("params", "matrices", "lr", "weight_decay", "differentiable")]
     refuse_unknown(arguments.optim_args, allowed, f" in optim_args of {arguments.optim}")
     for field in ("optim_args", "lr_scheduler_kwargs"):
         for name, value in getattr(arguments, field).items():
@@ -75,7 +75,7 @@ def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArgu
     groups = [group for group in task.parameter_groups(module, arguments.weight_decay) if group["params"]]
     try:
         if kind is MuonWithAdamW:
-            return kind(groups, hidden=list_hidden_weights(module), **options)
+            return kind(groups, matrices=list_matrices(module), **options)
         return kind(groups, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"optim {arguments.optim} with optim_args {arguments.optim_args}: {error}") from error

@@ -1,4 +1,4 @@
-"""Muon trains hidden matrices and kernels, AdamW the rest; each beside a plain reference, and through a whole run."""
+"""Muon trains matrices and kernels, AdamW the rest; each beside a plain reference, and through a whole run."""
 
 import copy
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 from hf_ext.errors import UsageError
 from hf_ext.training import optimizing
-from hf_ext.training.muon import MuonWithAdamW, list_hidden_weights, orthogonalize
+from hf_ext.training.muon import MuonWithAdamW, list_matrices, orthogonalize
 from hf_ext.training.optimizing import build_optimizer, build_schedule
 
 from . import two_processes
@@ -16,7 +16,7 @@ from .tiny import TinyTask, make_arguments
 
 
 class Blocks(torch.nn.Module):
-    """First and last layers, and hidden ones of all kinds: wide, tall, square, narrow, a kernel, and one not used."""
+    """Layers of all kinds: wide, tall, square, narrow, a kernel, one for each channel, tokens, and one not used."""
 
     def __init__(self, has_kernel: bool = True):
         super().__init__()
@@ -27,6 +27,8 @@ class Blocks(torch.nn.Module):
             torch.nn.Conv2d(20, 20, 3, padding=1) if has_kernel else torch.nn.Identity()
         )
         self.narrow = torch.nn.Sequential(torch.nn.Linear(20, 2), torch.nn.Linear(2, 20))
+        self.depthwise = torch.nn.Conv2d(20, 20, 5, padding=2, groups=20)
+        self.tokens = torch.nn.Embedding(20, 20)
         self.idle = torch.nn.Sequential(torch.nn.Linear(20, 20))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -34,10 +36,11 @@ class Blocks(torch.nn.Module):
         x = self.enter(x)
         for layer in self.layers:
             x = torch.tanh(layer(x))
-        return self.narrow(self.kernels(x[:, :, None, None])[:, :, 0, 0])
+        x = self.depthwise(self.kernels(x[:, :, None, None]))[:, :, 0, 0]
+        return self.narrow(x) @ self.tokens.weight
 
 
-MATRICES = {*(f"layers.{index}.weight" for index in range(4)), "kernels.0.weight", "idle.0.weight"}
+MATRICES = {"enter.weight", *(f"layers.{index}.weight" for index in range(4)), "kernels.0.weight", "idle.0.weight"}
 
 
 def make_optimizer(model: Blocks, **options: Any) -> MuonWithAdamW:
@@ -47,7 +50,7 @@ def make_optimizer(model: Blocks, **options: Any) -> MuonWithAdamW:
         {"params": [value for value in values if value.ndim > 1], "weight_decay": 0.1, "betas": (0.9, 0.99)},
         {"params": [value for value in values if value.ndim == 1], "weight_decay": 0.0},
     ]
-    return MuonWithAdamW(groups, list_hidden_weights(model), **{"lr": 0.01, "weight_decay": 0.0, **options})
+    return MuonWithAdamW(groups, list_matrices(model), **{"lr": 0.01, "weight_decay": 0.0, **options})
 
 
 def step(model: Blocks, optimizer: torch.optim.Optimizer, seed: int) -> None:
@@ -58,10 +61,10 @@ def step(model: Blocks, optimizer: torch.optim.Optimizer, seed: int) -> None:
     optimizer.step()
 
 
-def test_hidden_weights_are_wide_ones_of_numbered_layers():
+def test_matrices_are_wide_weights_of_layers_that_mix_channels():
     model = Blocks()
     named = {id(value): name for name, value in model.named_parameters()}
-    assert {named[id(value)] for value in list_hidden_weights(model)} == MATRICES
+    assert {named[id(value)] for value in list_matrices(model)} == MATRICES
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (2, 16, 40), (1, 40, 16)])
@@ -85,10 +88,10 @@ def test_steps_equal_those_of_torch(monkeypatch):
     model = Blocks(has_kernel=False)
     twin = copy.deepcopy(model)
     optimizer = make_optimizer(model)
-    hidden = {id(value) for value in list_hidden_weights(twin)}
+    matrices = {id(value) for value in list_matrices(twin)}
     options = {"lr": 0.01, "weight_decay": 0.1}
-    muon = torch.optim.Muon(list_hidden_weights(twin), **options, adjust_lr_fn="match_rms_adamw")
-    others = [value for value in twin.parameters() if id(value) not in hidden]
+    muon = torch.optim.Muon(list_matrices(twin), **options, adjust_lr_fn="match_rms_adamw")
+    others = [value for value in twin.parameters() if id(value) not in matrices]
     groups = [
         {"params": [value for value in others if value.ndim > 1], "betas": (0.9, 0.99), **options},
         {"params": [value for value in others if value.ndim == 1], "lr": 0.01, "weight_decay": 0.0},
@@ -101,7 +104,7 @@ def test_steps_equal_those_of_torch(monkeypatch):
     for one in (optimizer, muon, adamw):
         one.step()
     for (name, value), other in zip(model.named_parameters(), twin.parameters(), strict=True):
-        if id(other) in hidden and other.grad is not None:
+        if id(other) in matrices and other.grad is not None:
             moved = (other - start[name]).norm()
             assert moved > 0 and (value - other).norm() < 1e-3 * moved, name
         else:
@@ -151,8 +154,8 @@ def test_a_run_goes_on_exactly(tmp_path, examples, monkeypatch):
     def list_kernels(module: torch.nn.Module) -> list[torch.nn.Parameter]:
         return [value for value in module.parameters() if value.ndim == 4]
 
-    # The tiny model has no numbered layers.
-    monkeypatch.setattr(optimizing, "list_hidden_weights", list_kernels)
+    # The tiny model is less wide than 16.
+    monkeypatch.setattr(optimizing, "list_matrices", list_kernels)
     result = two_processes.compare(tmp_path, "map-0", optim="Muon")
     assert "state/step-7/optimizer.bin" in result["names"] and result["differing"] == []
 
@@ -163,7 +166,7 @@ def test_a_run_goes_on_exactly(tmp_path, examples, monkeypatch):
         (4, {}),
         (16, {"momentum": 1.0}),
         (16, {"ns_steps": 5}),
-        (16, {"hidden": []}),
+        (16, {"matrices": []}),
         (16, {"momentum": float("nan")}),
         (16, {"rms": 0.0}),
     ],
