@@ -25,11 +25,10 @@ RUNS: dict[str, str | None] = {
     "spoken-digits": "spoken-digits-first",
     "cifar10-16": None,
     "denoise-color": None,
-    # A step is 7,000 steps of 8 patches that began with denoise-color, 0.66 core-hours.
-    "jpeg-color": "jpeg-color-first",
+    "jpeg-color": "denoise-color",
     "denoise-gray": None,
-    # A step is 13,000 steps on other filters and JPEG; super-resolution-x2-first, its start, knew bicubic alone.
-    "super-resolution-x2": "super-resolution-x2-second",
+    # A step is all that AdamW taught it, in 4.6 core-hours.
+    "super-resolution-x2": "super-resolution-x2-third",
     **dict.fromkeys((f"restore-tasks-{task}" for task in RESTORE_TASKS), "denoise-color"),
     # A step is the model that turned pure colours grey: 0.6 core-hours on photographs alone.
     "photo": "photo-first",
