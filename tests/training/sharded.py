@@ -114,6 +114,8 @@ def compare(root: Path, case: str) -> None:
     pushing = {"hub_model_id": "me/run", "hub_private_repo": True, "hub_strategy": "checkpoint"}
     with refused(ValueError, "FSDP", "hub_strategy"):
         run(make_arguments(root, case, "pushed", **pushing))
+    with refused(ValueError, "Muon", "AdamW"):
+        run(make_arguments(root, case, "muon", optim="Muon", optim_args={}))
     run(make_arguments(root, case, "fsdp"))
     assert AcceleratorState().distributed_type == DistributedType.FSDP
     go_on(root, case, "continued")
