@@ -18,34 +18,26 @@ from .disentangled_dit import DisentangledDiTImg2ImgPipeline, DisentangledDiTInp
 __all__ = ["DisentangledDiTImg2ImgPipeline", "DisentangledDiTInpaintPipeline", "DisentangledDiTPipeline"]
 
 
-def _import_auto_pipeline() -> Any:
-    """All pipelines of diffusers, without what transformers says of image processors that we do not use."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        return import_module("diffusers.pipelines.auto_pipeline")
-    finally:
-        logging.set_verbosity(before)
-
-
-auto_pipeline = _import_auto_pipeline()
+_verbosity = logging.get_verbosity()
+# Of all pipelines of diffusers: without what transformers says of image processors that we do not use.
+logging.set_verbosity_error()
+try:
+    auto_pipeline: Any = import_module("diffusers.pipelines.auto_pipeline")
+finally:
+    logging.set_verbosity(_verbosity)
 
 
 def _register(place: ModuleType, name: str, value: Any) -> None:
     """Makes a name of ours one of diffusers', unless it has that name itself."""
     present = getattr(place, name, value)
-    if _home(present) != _home(value):
+    # The origin of a module or a class stays the same after a reload.
+    if any(getattr(present, part, None) != getattr(value, part, None) for part in ("__module__", "__name__")):
         raise ImportError(
             f"{place.__name__}.{name} is {present!r} in diffusers {diffusers.__version__}, and hf_ext has a {name} of "
             "its own; install a version of hf_ext that knows this diffusers.",
             name=place.__name__,
         )
     setattr(place, name, value)
-
-
-def _home(value: Any) -> tuple[str | None, str | None]:
-    """The origin of a module or a class; the same after a reload."""
-    return getattr(value, "__module__", None), getattr(value, "__name__", None)
 
 
 # What diffusers looks up when it loads a folder or a repository: the pipeline's class, and the room of its component.

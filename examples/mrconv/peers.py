@@ -91,7 +91,7 @@ class S4DKernel(nn.Module):
         # exp(s (a B + b)) = exp(s a B) exp(s b): with t = a B + b, a row and a column of about sqrt(length) powers
         # make the whole Vandermonde matrix, and their product sums over the states without ever holding it. The real
         # part of a complex product is one real product of twice the inner length. A slow recurrence in fp64 agrees:
-        # tests/mrconv/test_peers_mrconv.py.
+        # tests/mrconv/test_study_mrconv.py.
         size = 2 ** math.ceil(math.log2(length) / 2)
         index = torch.arange(size, device=steps.device)
         rows = weights[:, :, None] * torch.exp(steps[:, None] * (size * index[: -(-length // size), None]))

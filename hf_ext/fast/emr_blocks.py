@@ -46,8 +46,9 @@ def size_of(kind):
 
 
 @njit
-def load_float32(address, kind, count, scratch):
-    """Weights as fp32: where they are, or widened into `scratch`."""
+def load_float32(address, kind, place, count, scratch):
+    """Weights from `place` on as fp32: where they are, or widened into `scratch`."""
+    address += place * size_of(kind)
     if kind == 0:
         return bytes_at(address, 4 * count).view(np.float32)
     bits, widened = bytes_at(address, 2 * count).view(np.uint16), scratch[:count]
@@ -59,8 +60,9 @@ def load_float32(address, kind, count, scratch):
 
 
 @njit
-def store_float32(source, address, kind):
+def store_float32(source, address, kind, place):
     """Write fp32 as the stored dtype, to nearest, ties to even."""
+    address += place * size_of(kind)
     if kind == 0:
         out = bytes_at(address, 4 * len(source)).view(np.float32)
         for i in range(len(source)):
@@ -242,7 +244,7 @@ def _unify(addresses, kinds, place, base, tie, work, unified):
     last, n = len(addresses) - 1, len(base)
     total, highest, lowest = work[1][:n], work[2][:n], work[3][:n]
     for task in range(1, last, 2):
-        first = load_float32(addresses[task] + place * size_of(kinds[task]), kinds[task], n, work[4])
+        first = load_float32(addresses[task], kinds[task], place, n, work[4])
         if task == 1:
             total[:] = 0
             highest[:] = first
@@ -250,28 +252,27 @@ def _unify(addresses, kinds, place, base, tie, work, unified):
         # The last of an odd number votes beside the base, which changes nothing.
         second = base
         if task + 1 < last:
-            second = load_float32(addresses[task + 1] + place * size_of(kinds[task + 1]), kinds[task + 1], n, work[6])
+            second = load_float32(addresses[task + 1], kinds[task + 1], place, n, work[6])
         _vote(first, second, base, total, highest, lowest)
     _elect(total, highest, lowest, base, tie > 0, unified)
-    store_float32(unified, addresses[last] + place * size_of(kinds[last]), kinds[last])
+    store_float32(unified, addresses[last], kinds[last], place)
 
 
 @njit
 def _tile(addresses, kinds, place, n, masks, row, tie, sampled, work, flags, deltas, sums, totals, gram):
     """`n` elements from `place` on. `addresses`: of the base, of each task and of the unified weights."""
     tasks = len(addresses) - 2
-    base = load_float32(addresses[0] + place * size_of(kinds[0]), kinds[0], n, work[0])
+    base = load_float32(addresses[0], kinds[0], place, n, work[0])
     if tie >= 0:
         _unify(addresses, kinds, place, base, tie, work, work[5][:n])
-    last = tasks + 1
-    unified = load_float32(addresses[last] + place * size_of(kinds[last]), kinds[last], n, work[5])
+    unified = load_float32(addresses[-1], kinds[-1], place, n, work[5])
     common, masked = work[6][:n], work[7][:n]
     _subtract(unified, base, common)
     _add_common(common, base, totals)
     totals[3] += _count_moved(common)
     flags[n : (n + 7) // 8 * 8] = 0
     for task in range(tasks):
-        weights = load_float32(addresses[1 + task] + place * size_of(kinds[1 + task]), kinds[1 + task], n, work[4])
+        weights = load_float32(addresses[1 + task], kinds[1 + task], place, n, work[4])
         delta = deltas[task if sampled else 0][:n]
         _mask(weights, base, unified, common, delta, masked, flags, sums[task])
         if masks:
@@ -291,11 +292,10 @@ def _block(addresses, kinds, masks, row, n, first, tie, sums, totals, gram):
         np.empty(TILE, np.uint8),
         np.empty((tasks, TILE), np.float32),
     )
-    own_sums, own_totals, own_gram = np.empty_like(sums), np.empty_like(totals), np.empty_like(gram)
+    own_sums, own_totals, own_gram = own = np.empty_like(sums), np.empty_like(totals), np.empty_like(gram)
     for start in range(0, n, SUB_BLOCK):
         sampled = (first + start // SUB_BLOCK) % GRAM_STEP == 0
         own_sums[:], own_totals[:], own_gram[:] = 0, 0, 0
-        own = (own_sums, own_totals, own_gram)
         for place in range(start, min(start + SUB_BLOCK, n), TILE):
             count = min(TILE, n - place)
             _tile(addresses, kinds, place, count, masks, row, tie, sampled, work, flags, deltas, *own)
@@ -326,11 +326,8 @@ def _run(files, places, addresses, kinds, masks, row, start, stop, step, tie, su
             return False
         here = masks + (low - start) // 8 if masks else 0
         _block(addresses, kinds, here, row, n, low // SUB_BLOCK, tie, sums, totals, gram)
-        size = size_of(kinds[-1])
-        if (
-            len(files)
-            and _pwrite(files[count - 1], addresses[-1], n * size, places[count - 1] + low * size) != n * size
-        ):
+        size, last = size_of(kinds[-1]), count - 1
+        if len(files) and _pwrite(files[last], addresses[last], n * size, places[last] + low * size) != n * size:
             return False
     for task in range(len(files) - count):
         size, place = (stop - start + 7) // 8, places[count + task] + start // 8
@@ -390,6 +387,12 @@ _MOVE = "void(int64, int64, int64, int64, float32, int64, int64, int64, int64)"
 
 
 @njit
+def _target(address, kind, place, count, scratch):
+    """Place of a tile in fp32: the one where it stays, or `scratch`, to be rounded from there."""
+    return bytes_at(address + 4 * place, 4 * count).view(np.float32) if kind == 0 else scratch[:count]
+
+
+@njit
 def _unpack(mask, flags):
     """A bit becomes a byte: byte i of the product has all eight bits, of which bit i is kept."""
     words = flags[: 8 * len(mask)].view(np.uint64)
@@ -411,16 +414,14 @@ def _restore(base, base_kind, unified, unified_kind, masks, scales, outs, out_ki
     work, flags = np.empty((3, TILE), np.float32), np.empty(TILE, np.uint8)
     for place in range(start, stop, TILE):
         n = min(TILE, stop - place)
-        first = load_float32(base + place * size_of(base_kind), base_kind, n, work[0])
-        second = load_float32(unified + place * size_of(unified_kind), unified_kind, n, work[1])
+        first = load_float32(base, base_kind, place, n, work[0])
+        second = load_float32(unified, unified_kind, place, n, work[1])
         for task in range(len(masks)):
             _unpack(bytes_at(masks[task] + place // 8, (n + 7) // 8), flags)
-            target = outs[task] + place * size_of(out_kind)
-            if out_kind == 0:
-                _restore_tile(first, second, flags, scales[task], bytes_at(target, 4 * n).view(np.float32))
-            else:
-                _restore_tile(first, second, flags, scales[task], work[2][:n])
-                store_float32(work[2][:n], target, out_kind)
+            target = _target(outs[task], out_kind, place, n, work[2])
+            _restore_tile(first, second, flags, scales[task], target)
+            if out_kind != 0:
+                store_float32(target, outs[task], out_kind, place)
 
 
 @njit
@@ -435,16 +436,14 @@ def _move(base, base_kind, signs, kept, scale, out, out_kind, start, stop):
     work, flags, moved = np.empty((2, TILE), np.float32), np.empty(TILE, np.uint8), np.ones(TILE, np.uint8)
     for place in range(start, stop, TILE):
         n = min(TILE, stop - place)
-        first = load_float32(base + place * size_of(base_kind), base_kind, n, work[0])
+        first = load_float32(base, base_kind, place, n, work[0])
         _unpack(bytes_at(signs + place // 8, (n + 7) // 8), flags)
         if kept != 0:
             _unpack(bytes_at(kept + place // 8, (n + 7) // 8), moved)
-        target = out + place * size_of(out_kind)
-        if out_kind == 0:
-            _move_tile(first, flags, moved, scale, bytes_at(target, 4 * n).view(np.float32))
-        else:
-            _move_tile(first, flags, moved, scale, work[1][:n])
-            store_float32(work[1][:n], target, out_kind)
+        target = _target(out, out_kind, place, n, work[1])
+        _move_tile(first, flags, moved, scale, target)
+        if out_kind != 0:
+            store_float32(target, out, out_kind, place)
 
 
 def restore(base: Tensor, unified: Tensor, masks: list[Tensor], scales: list[float], outs: list[Tensor]) -> None:

@@ -14,16 +14,8 @@ GRAM_STEP = 16
 # Columns of `sums`, with d = W_t - W_0, t = W_uni - W_0 and the mask M:
 # Σ|d|, Σd², #{d≠0}, #{M}, ΣM|t|, ΣMt², ΣMdt, Σdt, #{dt<0}, #{W_uni·W_t<0}.
 SUMS = (
-    "abs",
-    "square",
-    "nonzero",
-    "mask",
-    "masked_abs",
-    "masked_square",
-    "masked_dot",
-    "dot",
-    "opposed",
-    "weight_opposed",
+    *("abs", "square", "nonzero", "mask", "masked_abs", "masked_square"),
+    *("masked_dot", "dot", "opposed", "weight_opposed"),
 )
 # Columns of `totals`: ΣW_0², Σ|t|, Σt², #{t≠0}.
 TOTALS = ("base_square", "unified_abs", "unified_square", "unified_nonzero")
@@ -38,6 +30,5 @@ class Sums(NamedTuple):
 
     @classmethod
     def zeros(cls, count: int) -> "Sums":
-        """Nothing added up yet, of so many tasks."""
         shapes = ((count, len(SUMS)), (len(TOTALS),), (count, count))
         return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))

@@ -40,7 +40,6 @@ def correlation(conjugate: Tensor, spectrum: Tensor, n: int) -> Tensor:
 
 
 def response(spectrum: Tensor, kernel: Tensor, n: int, length: int) -> Tensor:
-    """The first outputs of a convolution."""
     return torch.fft.irfft(spectrum * kernel, n=n)[..., :length]
 
 
@@ -207,7 +206,6 @@ def layouts(sizes: tuple[tuple[int, int], ...], n: int) -> list[Layout]:
 
 
 def two_sided(kernels: list[Tensor], wings: Sequence[Tensor | None], n: int) -> Tensor:
-    """Spectra of several kernels, [G, channels, n // 2 + 1], in one call."""
     buffer = kernels[0].new_zeros(len(kernels), len(kernels[0]), n)
     for row, kernel, wing in zip(buffer, kernels, wings, strict=True):
         row[:, : kernel.shape[1]] = kernel
@@ -229,12 +227,10 @@ class Branches:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of input, kernels and spectra; sums are in float64."""
         return self.signal.u.dtype
 
     @cached_property
     def layouts(self) -> list[Layout]:
-        """Their division."""
         pairs = zip(self.kernels, self.wings, strict=True)
         return layouts(tuple((k.shape[1], 0 if w is None else w.shape[1]) for k, w in pairs), self.signal.n)
 
@@ -337,7 +333,7 @@ class SumGradients:
     @property
     def kernel_gradients(self) -> list[Tensor]:
         """Those of the kernels of the past, then those of the wings."""
-        return [self.found[index] for index in range(len(self.found))]
+        return [gradient for _, gradient in sorted(self.found.items())]
 
     def _set_kernel(self, index: int, gradient: Tensor) -> None:
         """`gradient`: that of all lags, the negative ones at the end."""
@@ -380,10 +376,9 @@ class SumGradients:
     def input_gradient(self, g_spectrum: Tensor) -> Tensor:
         """Gradient of u, and of the kernels, from all parts. Overwrites `g_spectrum`, to which that is added which is
         known as a spectrum."""
-        signal, done = self.branches.signal, 0
+        signal, rows = self.branches.signal, slice(0)
         for layout, part in self.branches.parts():
-            rows = slice(done, done + len(layout.members))
-            done = rows.stop
+            rows = slice(rows.stop, rows.stop + len(layout.members))
             if isinstance(part, Formed):
                 self._add_formed(layout.members[0], part, rows.start, g_spectrum)
             else:

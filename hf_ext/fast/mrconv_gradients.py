@@ -103,7 +103,7 @@ def _rows(kernel: Any, part: slice) -> Any:
 # and the digits of float32 that both have in common are lost. How many those are is known as soon as the sums are:
 # mean^2 / var. Channels that lose more than two digits of seven are computed again in float64, forward and backward;
 # the others pay nothing. It is the same function of the same numbers, rounded less: there is nothing to derive, and
-# tests/mrconv/test_large_means_mrconv.py compares it with float64. Processes that share statistics decide by their
+# tests/mrconv/test_layer_ops_mrconv.py compares it with float64. Processes that share statistics decide by their
 # own samples: where mean^2 <= 100 var in all of them, it holds of the joined batch, whose variance is at least the
 # mean of theirs. The numbers are looked at on a CPU only: that would hold up another device, and some have no float64.
 _LARGE_MEAN = 100

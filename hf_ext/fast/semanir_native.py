@@ -18,8 +18,7 @@ from hf_ext.semanir.ops_semanir import pack_keys
 
 from . import semanir_native_vectors as vec
 from .compiling import compile_kernel, share
-from .semanir_native_attention import align, attend_blocks, gather
-from .semanir_native_gradients import attend_backward
+from .semanir_native_attention import align, attend_backward, attend_blocks, gather
 from .semanir_native_vectors import LANES
 
 _LEAST, _MOST = -(2**31), 2**31 - 1

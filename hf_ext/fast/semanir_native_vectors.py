@@ -274,16 +274,12 @@ def _sum(builder, value):
     return call
 
 
-def _loader(kind, align):
-    return lambda builder, address, offset: builder.load(_place(builder, kind, address, offset), align=align)
+def _loader(kind):
+    return lambda builder, address, offset: builder.load(_place(builder, kind, address, offset), align=4)
 
 
-def _store(builder, address, offset, value):
-    builder.store(value, _place(builder, value.type, address, offset), align=64)
-
-
-def _store_anywhere(builder, address, offset, value):
-    builder.store(value, _place(builder, value.type, address, offset), align=4)
+def _store(builder, address, offset, value, align=64):
+    builder.store(value, _place(builder, value.type, address, offset), align=align)
 
 
 def _copy_number(builder, source, index, target, place):
@@ -310,11 +306,11 @@ def _spread(kind):
 
 
 _address, _offset = types.int64, types.int64
-load = _function(_loader(_FLOATS, 4), FLOATS, _address, _offset)
-load_ints = _function(_loader(_INTS, 4), INTS, _address, _offset)
+load = _function(_loader(_FLOATS), FLOATS, _address, _offset)
+load_ints = _function(_loader(_INTS), INTS, _address, _offset)
 copy_number = _function(_copy_number, types.void, _address, _offset, _address, _offset)
 add_number = _function(_add_number, types.void, _address, _offset, _address, _offset)
-store_anywhere = _function(_store_anywhere, types.void, _address, _offset, FLOATS)
+store_anywhere = _function(partial(_store, align=4), types.void, _address, _offset, FLOATS)
 store = _function(_store, types.void, _address, _offset, FLOATS)
 store_ints = _function(_store, types.void, _address, _offset, INTS)
 load_some = _function(_load_some, FLOATS, _address, _offset, types.int64)

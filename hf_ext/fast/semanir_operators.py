@@ -118,20 +118,16 @@ def _shape_of_map(windows: Tensor, size: Pair, window: Pair, shift: Pair) -> Ten
     return windows.new_empty(windows.shape[0] // count, size[0], size[1], windows.shape[-1])
 
 
-def _keep_size(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.geometry = (inputs[0].shape[1:3], *inputs[1:])
-
-
 def _keep_layout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.geometry = inputs[2:]
+    ctx.size, ctx.layout = inputs[0].shape[1:3], inputs[-2:]
 
 
 def _gradient_of_cut(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    return _join_operator(gradient, *ctx.geometry), None, None
+    return _join_operator(gradient, ctx.size, *ctx.layout), None, None
 
 
 def _gradient_of_join(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    return _cut_operator(gradient, *ctx.geometry), None, None, None
+    return _cut_operator(gradient, *ctx.layout), None, None, None
 
 
 # Inside a compiled graph each of these steps is an operator of torch, of which a compiler knows the shapes and asks no
@@ -167,31 +163,20 @@ _attend_backward_operator = _define(
 )
 _LAYOUT = "SymInt[] window, SymInt[] shift"
 _EVERYWHERE = "CompositeExplicitAutograd"
-_cut_operator = _define(
-    "cut", f"(Tensor features, {_LAYOUT}) -> Tensor", _copy_of(_cut), _shape_of_windows, _EVERYWHERE
-)
-_join_operator = _define(
-    "join", f"(Tensor windows, SymInt[] size, {_LAYOUT}) -> Tensor", _copy_of(_join), _shape_of_map, _EVERYWHERE
-)
+_CUT, _JOIN = f"(Tensor features, {_LAYOUT}) -> Tensor", f"(Tensor windows, SymInt[] size, {_LAYOUT}) -> Tensor"
+_cut_operator = _define("cut", _CUT, _copy_of(_cut), _shape_of_windows, _EVERYWHERE)
+_join_operator = _define("join", _JOIN, _copy_of(_join), _shape_of_map, _EVERYWHERE)
 register_autograd(f"{_NAMESPACE}::attend", _gradients, setup_context=_keep_inputs, lib=_LIBRARY)
-register_autograd(f"{_NAMESPACE}::cut", _gradient_of_cut, setup_context=_keep_size, lib=_LIBRARY)
+register_autograd(f"{_NAMESPACE}::cut", _gradient_of_cut, setup_context=_keep_layout, lib=_LIBRARY)
 register_autograd(f"{_NAMESPACE}::join", _gradient_of_join, setup_context=_keep_layout, lib=_LIBRARY)
 
 
 # ------------------------------------------------------------------------------------------------ what is registered
 
 
-def _is_compiled() -> bool:
-    """True while a graph is made for torch itself; other programs do not have our operators."""
-    return torch.compiler.is_compiling() and not _is_exporting()
-
-
-def _cut_windows(features: Tensor, window: Pair, shift: Pair) -> Tensor:
-    return (_cut_operator if _is_compiled() else _cut)(features, window, shift)
-
-
-def _join_windows(windows: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
-    return (_join_operator if _is_compiled() else _join)(windows, size, window, shift)
+def _in_graphs(operator: Any, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """An operator in graphs for torch itself; other programs do not have ours."""
+    return lambda *given: (operator if torch.compiler.is_compiling() and not _is_exporting() else plain)(*given)
 
 
 def _choose_keys(tokens: Tensor, regions: Tensor | None, top_k: int, cosine: bool, include_self: bool) -> Tensor:
@@ -259,4 +244,5 @@ def _attend_by_triton(query: Tensor, key: Tensor, value: Tensor, table: Tensor, 
 
 
 ATTENTION |= {"native": native_attention, "triton": UnitAttention(_attend_by_triton)}
-STEPS |= {"cut": _cut_windows, "join": _join_windows, "choose_keys": _choose_keys, "choose_attention": _choose_fastest}
+STEPS |= {"cut": _in_graphs(_cut_operator, _cut), "join": _in_graphs(_join_operator, _join)}
+STEPS |= {"choose_keys": _choose_keys, "choose_attention": _choose_fastest}

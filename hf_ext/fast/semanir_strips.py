@@ -175,17 +175,15 @@ def by_rows(
         parts = [each[:, :, top * factor : bottom * factor] for each, factor in zip(maps, factors, strict=True)]
         part = function(*parts)
         factor = part.shape[-2] // (bottom - top)
-        if result is None:
-            result = into if into is not None and into.dtype == part.dtype else _empty_map(part, rows * factor)
+        if result is None and into is not None and into.dtype == part.dtype:
+            result = into
+        elif result is None:
+            # Channels last in memory, as in the part.
+            batch, depth, _, width = part.shape
+            result = part.new_empty(batch, rows * factor, width, depth).permute(0, 3, 1, 2)
         result[:, :, start * factor : stop * factor] = part[:, :, (start - top) * factor : (stop - top) * factor]
     assert result is not None
     return result
-
-
-def _empty_map(part: Tensor, height: int) -> Tensor:
-    """An empty map of the whole result's height, otherwise like the part."""
-    batch, channels, _, width = part.shape
-    return part.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
 def by_windows(
@@ -231,7 +229,6 @@ def _window_places(windows: slice, size: Pair, window: Pair, shift: Pair, device
 
 
 def find_runner(model: SemanIRModel, maps: Tensor, output_hidden_states: bool) -> Strips | None:
-    """The runner of a call that needs one."""
     memory = memory_of_call(model, maps.numel() // maps.shape[1], output_hidden_states)
     return None if memory is None else Strips(memory)
 

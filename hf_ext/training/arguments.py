@@ -71,7 +71,6 @@ class DataArguments:
         return {str(name): build(DataSource, value, f"data.eval.{name}") for name, value in self.eval.items()}
 
     def require_train_source(self) -> DataSource:
-        """The training source; raises an error if it is missing."""
         if (source := self.train_source) is None:
             raise SettingsError("missing key train in section 'data': give the training data with --data.train.path.")
         return source
@@ -254,7 +253,6 @@ class TrainingArguments:
 
     @property
     def trackers(self) -> list[str]:
-        """Names of the trackers."""
         named = [self.report_to] if isinstance(self.report_to, str) else self.report_to
         return [name for name in dict.fromkeys(named) if name != "none"]
 
@@ -345,8 +343,10 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
             if not isinstance(target, dict):
                 raise ValueError(f"--{name}: {section!r} is a value, not a section.")
         key, text = _find_key(target, last), value.strip()
+        # YAML would cut or refuse it, such as `photos #1` or `*.png`.
+        is_text = text[0] in "*&@%`" or (" #" in text and text[0] not in "'\"[{")
         try:
-            target[key] = _read_value(text)
+            target[key] = text if is_text else parse_words(text)[0]
         except SettingsError as error:
             target[key] = Unread(text, f"--{name} {value!r:.200} cannot be read as a YAML value: {error}")
         if isinstance(target, Section):
@@ -357,12 +357,6 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
             del target[key]
     _forget_parts(mapping.get("data"), result.get("data"), given)
     return result
-
-
-def _read_value(word: str) -> Any:
-    """The value of a flag in YAML; a text that YAML would cut or refuse, such as `photos #1` or `*.png`, as it is."""
-    is_text = word[0] in "*&@%`" or (" #" in word and word[0] not in "'\"[{")
-    return word if is_text else parse_words(word)[0]
 
 
 def _forget_parts(before: Any, after: Any, given: set[str]) -> None:

@@ -64,7 +64,6 @@ class Clock:
         self.restart()
 
     def restart(self) -> None:
-        """Begins the next row."""
         # `time.monotonic` has steps of 15.6 ms on Windows before Python 3.13, and a row may be shorter.
         self.began = time.perf_counter()
         self.spent = {"data": 0.0, "compute": 0.0, "excluded": 0.0}

@@ -124,7 +124,6 @@ class IndexedSamples(Dataset):
 
 
 def collate_samples(samples: list[tuple[dict[str, Any], BadRows]]) -> tuple[dict[str, Any], BadRows]:
-    """A batch, and the bad examples of all its samples."""
     return default_collate([sample for sample, _ in samples]), [row for _, bad in samples for row in bad]
 
 
@@ -135,7 +134,7 @@ class StreamBatches(IterableDataset):
     # How a stream resumes. A worker cannot jump to batch b: it has to know where it stopped reading. So every batch
     # comes with the state of the worker that made it (epoch, examples consumed and made, and the place in the shards
     # as `datasets` tells it), the training saves the last state of each worker, and a resumed loader starts every
-    # worker from its own. Where `datasets` finds the place again (`_finds_place`), the place in the shards is enough.
+    # worker from its own. Where `datasets` finds the place again (`_EXACT`), the place in the shards is enough.
     # Elsewhere (`replay`), as after a shuffle buffer, whose contents are in no state, the epoch is read again, up to
     # the example where it stopped, without transforming. tests/training/test_resume.py compares all weights of
     # interrupted and uninterrupted runs bit by bit, test_streams.py all batches of every kind of stream.
@@ -151,7 +150,11 @@ class StreamBatches(IterableDataset):
     bad: BadExamples
 
     def __post_init__(self) -> None:
-        self.order = describe_order(self.stream)
+        # A digest of the random states from which a stream draws its order; of most streams those of no state.
+        states = [
+            step.generator.bit_generator.state for step in _list_steps(self.stream) if hasattr(step, "generator")
+        ]
+        self.order = hashlib.sha256(repr(states).encode()).hexdigest()[:16]
         # Decoded here, after reading: a picture that cannot be decoded would end the stream inside of `datasets`.
         self.features = self.stream.features
         self.stream = self.stream if self.features is None else self.stream.decode(False)
@@ -217,20 +220,6 @@ def _list_steps(stream: datasets.IterableDataset) -> Iterator[Any]:
         left += [step.ex_iterable] if hasattr(step, "ex_iterable") else getattr(step, "ex_iterables", [])
 
 
-def _finds_place(stream: datasets.IterableDataset, num_workers: int) -> bool:
-    """Tells whether `datasets` goes on reading a stream exactly where a state says."""
-    # A list of sources is shared out to the workers source by source, and a worker's state is first loaded into the
-    # whole list, which has other entries.
-    kinds = {type(step).__name__ for step in _list_steps(stream)}
-    return kinds <= (_EXACT if num_workers < 2 else _EXACT - {"VerticallyConcatenatedMultiSourcesExamplesIterable"})
-
-
-def describe_order(stream: datasets.IterableDataset) -> str:
-    """A digest of the random states from which a stream draws its order; of most streams those of no state."""
-    states = [step.generator.bit_generator.state for step in _list_steps(stream) if hasattr(step, "generator")]
-    return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
-
-
 def check_workers(data: datasets.Dataset | datasets.IterableDataset, num_workers: int, world_size: int) -> None:
     """Refuses more loader processes than this machine can run, or than a process has shards of a stream."""
     if num_workers > (most := 4 * (cores := os.cpu_count() or 1)):
@@ -280,7 +269,11 @@ class TrainingLoader:
                 data = data.shuffle(seed=seed, buffer_size=source.shuffle_buffer, max_buffer_input_shards=1)
             stream = split_dataset_by_node(data, rank=rank, world_size=world_size)
             self.stream_states = stream_states or [None] * max(1, num_workers)
-            replay, states = not _finds_place(stream, num_workers), list(self.stream_states)
+            # A list of sources is shared out to the workers source by source, and a worker's state is first loaded
+            # into the whole list, which has other entries.
+            exact = _EXACT if num_workers < 2 else _EXACT - {"VerticallyConcatenatedMultiSourcesExamplesIterable"}
+            replay = not {type(step).__name__ for step in _list_steps(stream)} <= exact
+            states = list(self.stream_states)
             batches = StreamBatches(stream, transform, seed, batch_size, replay, rank, first_batch, states, self.bad)
             self.loader = _QuietLoader(batches, batch_size=None, **options)
         else:

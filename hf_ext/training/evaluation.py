@@ -84,20 +84,16 @@ def evaluate(
 
 def _read_metrics(task: Task, found: Any) -> dict[str, float]:
     """Metrics as plain numbers, which JSON and trackers take, also where they are of numpy or torch."""
-    metrics: dict[str, float] = {}
     try:
-        for name, value in found.items():
-            plain = value.item() if hasattr(value, "item") else value
-            metrics[name] = plain if isinstance(plain, int | float) else float(plain)
+        plain = {name: value.item() if hasattr(value, "item") else value for name, value in found.items()}
+        return {name: value if isinstance(value, int | float) else float(value) for name, value in plain.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"{type(task).__name__}.summarize returned {found!r:.200}; allowed: a number for each name of a metric."
         ) from error
-    return metrics
 
 
 def require_examples(data: Any) -> None:
-    """Refuses data of an evaluation without examples, or without their number."""
     if isinstance(data, datasets.IterableDataset) or len(data) == 0:
         raise DataError("the evaluation data is empty, or a stream: check data.eval.path and data.eval.split.")
 

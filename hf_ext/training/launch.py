@@ -134,7 +134,6 @@ def main(
 
 
 def _run(task: "Task", arguments: TrainingArguments) -> None:
-    """The run itself, with its one bar."""
     import datasets
     import torch
     import transformers

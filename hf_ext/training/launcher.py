@@ -105,7 +105,6 @@ def honour_launcher(
 
 
 def has_devices() -> bool:
-    """True if torch finds an accelerator."""
     import torch
 
     return torch.accelerator.is_available()

@@ -29,8 +29,6 @@ def ignore_signals(worker: int = 0) -> None:
 
 @dataclass(eq=False)
 class Examples(Dataset):
-    """Lists of examples by their numbers."""
-
     data: datasets.Dataset
 
     def __getitem__(self, indices: list[int]) -> list[dict[str, Any]]:
@@ -72,7 +70,6 @@ def read_all(loader: DataLoader, needs_models: bool = True) -> Generator[Any, No
 
 
 def start(loader: DataLoader, needs_models: bool) -> Iterator[Any]:
-    """Starts the processes of a loader."""
     # Where Python starts a new interpreter for each process (macOS, Windows), it imports for seconds before it comes
     # to `ignore_signals`. A signal to the whole group in that time, such as Ctrl-C or the end of a job, ended the
     # loader process, and with it a run that was about to save. So they are born with these signals held back; here

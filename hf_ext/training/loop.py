@@ -1,8 +1,4 @@
-"""The training loop of all methods, on `accelerate.Accelerator`; a method fills it by being a [`Task`].
-
-Order, augmentation and randomness are functions of (seed, rank, step), so that a run continued from a state equals the
-run that was never interrupted.
-"""
+"""The training loop of all methods, on `accelerate.Accelerator`; a method fills it by being a [`Task`]."""
 
 import contextlib
 import math
@@ -105,7 +101,6 @@ class _Training(Run):
     # that was never interrupted: only weights, optimizer, schedule, average and progress have to be saved.
 
     def fit(self) -> None:
-        """Runs the remaining steps."""
         arguments, progress = self.arguments, self.progress
         if self._is_over() and not progress.owes_evaluation:
             self._push_missing()
@@ -175,7 +170,6 @@ class _Training(Run):
                 publisher.on_end(step)
 
     def _is_over(self) -> bool:
-        """True if all steps are done, the score did not improve for too many evaluations, or a callback said so."""
         patience, progress = self.arguments.early_stopping_patience, self.progress
         return progress.ended or progress.step >= self.arguments.max_steps or 0 < patience <= progress.stale
 

@@ -58,7 +58,6 @@ def build_task(arguments: TrainingArguments) -> "Task":
 
 
 def find_task(method: str) -> "type[Task]":
-    """The class of a method's task."""
     if method not in TASKS:
         raise ValueError(f"unknown method {method!r}; allowed: {', '.join(sorted(TASKS))}.")
     module, name = TASKS[method]

@@ -167,7 +167,6 @@ def _plain(value: Any) -> Any:
 
 
 def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str) -> peft.PeftModel:
-    """Wraps a model for parameter-efficient fine-tuning."""
     known = sorted(kind.value for kind in peft.PeftType)
     if configuration.get("peft_type") not in known:
         raise UsageError(f"peft.peft_type is {configuration.get('peft_type')!r}; allowed: {', '.join(known)}.")
@@ -204,7 +203,6 @@ def adapter_base(source: str) -> str | None:
 
 
 def load_adapter(model: torch.nn.Module, source: str) -> peft.PeftModel:
-    """Puts a trained adapter on its base model."""
     name, revision = split_revision(source)
     return peft.PeftModel.from_pretrained(cast(PreTrainedModel, model), name, revision=revision)
 
@@ -218,7 +216,6 @@ def load_trained(task: "Task", source: str) -> torch.nn.Module:
 
 
 def enable_activation_checkpointing(model: torch.nn.Module) -> None:
-    """Turns on recomputation of activations in the backward pass."""
     base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     # Of transformers, of diffusers.
     for name in ("activation_checkpointing_enable", "enable_gradient_checkpointing"):

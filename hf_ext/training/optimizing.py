@@ -41,7 +41,6 @@ _FUSED = {"AdamW", "Adam", "SGD"}
 
 
 def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class of a run's optimizer, and its arguments."""
     found = {
         name: kind
         for name, kind in vars(torch.optim).items()
@@ -70,7 +69,6 @@ def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optim
 
 
 def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArguments) -> torch.optim.Optimizer:
-    """An optimizer of torch over the task's groups of parameters."""
     kind, options = read_optimizer(arguments)
     groups = [group for group in task.parameter_groups(module, arguments.weight_decay) if group["params"]]
     try:
@@ -91,7 +89,6 @@ def clip_gradients(accelerator: Accelerator, weights: list[torch.nn.Parameter], 
 
 
 def clear_gradients(optimizer: AcceleratedOptimizer) -> None:
-    """Forgets the gradients of the step that was taken."""
     # To call torch's `zero_grad`, accelerate reads the signature of it each time; DeepSpeed's clears by itself.
     (optimizer.optimizer if type(optimizer) is AcceleratedOptimizer else optimizer).zero_grad()
 
@@ -134,7 +131,8 @@ def describe_warm_up(arguments: TrainingArguments) -> Iterator[str]:
 
 def own_part(tensor: Tensor) -> Tensor:
     """This process's part of a weight: all of it, or a part, where the weights are sharded."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    # A tensor of its own only then, which FSDP2 may have padded since it was last asked for.
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class WeightAverage:
@@ -152,9 +150,8 @@ class WeightAverage:
         saved = model.state_dict(keep_vars=True)
         named = dict(model.named_parameters()) | {name: part for name, part in model.named_buffers() if name in saved}
         self.names, self.tensors = [*named], [*named.values()]
-        self.averages = [own_part(tensor).clone() for tensor in self.tensors]
+        self.averages = [own_part(tensor).detach().clone() for tensor in self.tensors]
         frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
-        self._is_sharded = any(isinstance(tensor, DTensor) for tensor in self.tensors)
         follows = [tensor.is_floating_point() and id(tensor) not in frozen for tensor in self.tensors]
         copies = [not moves for moves in follows]
         self._averages, self._followed = (list(compress(items, follows)) for items in (self.averages, self.tensors))
@@ -165,20 +162,16 @@ class WeightAverage:
         """Takes the current weights into the average."""
         decay = min((1 + self.steps) / (10 + self.steps), self.decay) if self.steps else 0.0
         self.steps += 1
-        torch._foreach_lerp_(self._averages, self._own_parts(self._followed), 1 - decay)
+        # The parameters stay the same objects: loading and optimizers write into them, and FSDP2 replaces them before
+        # the average is made.
+        torch._foreach_lerp_(self._averages, [own_part(tensor) for tensor in self._followed], 1 - decay)
         if self._copies:
-            torch._foreach_copy_(self._copies, self._own_parts(self._copied))
-
-    def _own_parts(self, tensors: list[Tensor]) -> list[Tensor]:
-        """This process's parts of tensors, to be read without a gradient."""
-        # The parameters themselves, which stay the same objects: loading and optimizers write into them, and FSDP2
-        # replaces them before the average is made. A part of one is another tensor after FSDP2 has padded it.
-        return [own_part(tensor) for tensor in tensors] if self._is_sharded else tensors
+            torch._foreach_copy_(self._copies, [own_part(tensor) for tensor in self._copied])
 
     @contextlib.contextmanager
     def apply(self) -> Iterator[None]:
         """Puts the averaged weights into the model for the duration of a `with` block."""
-        kept = [own_part(tensor).clone() for tensor in self.tensors]
+        kept = [own_part(tensor).detach().clone() for tensor in self.tensors]
         self._fill_model(self.averages)
         try:
             yield
@@ -195,7 +188,6 @@ class WeightAverage:
                 part.reshard()
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the average."""
         return {"shadow_params": self.averages, "optimization_step": self.steps}
 
     def _list_shards(self) -> dict[str, Any]:
@@ -209,7 +201,6 @@ class WeightAverage:
         return shards
 
     def save_shards(self, folder: Path) -> None:
-        """Writes the average of a sharded model; each process writes its part."""
         checkpoint.save(self._list_shards(), storage_writer=checkpoint.FileSystemWriter(folder))
 
     def load_shards(self, folder: Path) -> None:
@@ -219,7 +210,6 @@ class WeightAverage:
         self.steps = int(shards["optimization_step"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores [`~WeightAverage.state_dict`]."""
         self.steps = state["optimization_step"]
         for average, saved in zip(self.averages, state["shadow_params"], strict=True):
             average.copy_(saved)

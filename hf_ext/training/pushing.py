@@ -157,7 +157,6 @@ def _read_step(copy: Path) -> int:
 
 
 def _link_file(source: str, target: str) -> None:
-    """The same file under another name, or a copy where the file system knows no links."""
     try:
         os.link(source, target)
     except OSError:

@@ -46,7 +46,6 @@ from .task import Task
 
 
 def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
-    """Creates the accelerator, which connects the processes of this launch."""
     # For one that is not installed accelerate would only warn.
     trackers = [str(tracker) for tracker in get_available_trackers()]
     if missing := [name for name in arguments.trackers if name not in trackers]:
@@ -320,7 +319,6 @@ class Run:
         self.accelerator.register_for_checkpointing(self.progress, self.scheduler, *whole_average)
 
     def resume(self) -> None:
-        """Continues from the state that the main process found, if there is one."""
         stream_states = None
         if self.start is not None:
             found = load_state(self.accelerator, self.folder, self.start, self.sharded_average)

@@ -59,11 +59,9 @@ class Progress:
     ended: bool = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The fields as a dictionary."""
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores [`~Progress.state_dict`]."""
         vars(self).update(state)
 
 
@@ -195,7 +193,6 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             os.replace(self.state(step), aside)
 
     def saved_steps(self) -> list[int]:
-        """Steps of the complete resume states, ascending."""
         names = [re.fullmatch(r"step-([1-9][0-9]*)", path.name) for path in self.states.glob("step-*")]
         return sorted(int(match[1]) for match in names if match)
 
@@ -206,7 +203,6 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         return f"the last good state is step {steps[-1]}" if steps else "there is no state yet"
 
     def state(self, step: int) -> Path:
-        """Folder of one resume state."""
         return self.states / f"step-{step}"
 
     def prune(self, keep_last: int, best_step: int) -> None:
@@ -228,12 +224,10 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def add_metrics(self, row: dict[str, Any]) -> None:
-        """Adds a row to `metrics.jsonl`."""
         with clear_write_errors(self.metrics.name, self), self.metrics.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Rows of `metrics.jsonl`."""
         return read_rows(self.metrics, "step", int)
 
 
@@ -271,7 +265,6 @@ class DamagedState(DataError):
 
 
 def hash_files(folder: Path, names: list[str]) -> dict[str, str]:
-    """SHA-256 of files of a state."""
     # hashlib lets other threads run.
     with ThreadPoolExecutor(4) as pool:
         return dict(zip(names, pool.map(hash_file, (folder / name for name in names)), strict=True))
@@ -282,7 +275,6 @@ def _hash_content(content: dict[str, Any]) -> str:
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    """Writes the manifest of a state, with a hash of its text."""
     write_json(folder / MANIFEST, {**content, "sha256": _hash_content(content)})
 
 

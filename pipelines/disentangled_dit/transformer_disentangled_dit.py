@@ -268,7 +268,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         return super().extract_init_dict(kept, **kwargs)
 
     def _make_embedders(self, dim: int) -> None:
-        """Layers that turn latents, timestep, controls and class or text into vectors."""
         config = self.config
         self.patch_embed = nn.Linear(config.in_channels * config.patch_size**2, dim)
         self.time_proj = Timesteps(self.SINUSOIDS, flip_sin_to_cos=True, downscale_freq_shift=0)
@@ -282,7 +281,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self.class_embedder = nn.Embedding(config.num_classes + 1, dim)
 
     def _make_blocks(self, dim: int) -> None:
-        """The blocks, the final layer, and the layers that make their modulation."""
         config = self.config
         last = config.num_layers - 1
         kind = (dim, config.num_attention_heads, config.mlp_ratio)

@@ -146,20 +146,6 @@ def test_documents_of_different_lengths_are_compared():
     torch.testing.assert_close(model(first, input_ids_2=second).logits, expected, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("problem", "labels", "formula"),
-    [
-        ("regression", torch.rand(2, 3), torch.nn.functional.mse_loss),
-        ("multi_label_classification", torch.rand(2, 3), torch.nn.functional.binary_cross_entropy_with_logits),
-        ("single_label_classification", torch.tensor([0, 2]), torch.nn.functional.cross_entropy),
-    ],
-)
-def test_losses_follow_the_problem_type(problem, labels, formula):
-    model = make_model(**TOKENS, problem_type=problem)
-    outputs = model(make_tokens(2, 9), labels=labels)
-    torch.testing.assert_close(outputs.loss, formula(outputs.logits, labels))
-
-
 IDS = {"input_ids": make_tokens(2, 4)}
 HOLES = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 1]])
 NOTHING = torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1]])

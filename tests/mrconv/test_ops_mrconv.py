@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hf_ext.mrconv import ops_mrconv as ops
 from tests.kit.models import assert_operators_agree, operator_pairs
 from tests.mrconv import reference_ops as reference
-from tests.mrconv.operator_cases import batch_norm_branches, flat, layer, layer_case, operators_in, random
+from tests.mrconv.mrconv_testing import batch_norm_branches, flat, layer_case, operators_in, random
 
 PAIRS = operator_pairs(ops, reference)
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 4e-2}
@@ -204,20 +204,3 @@ def test_layer_equals_batch_norms_of_branches(form, spans, backward, dtype):
             dtype,
             TOLERANCES[dtype],
         )
-
-
-@pytest.mark.parametrize("backward", [None, 2])
-def test_gradcheck(backward):
-    case = {**layer_case(2, 12, 2, 3, backward, spans=[(0, 12), (2, 10)], channels=1), "eps": 1e-2}
-    kernels = [name for name in ("kernels", "backward_kernels") if name in case]
-    inside = (case["u"] != 0).detach()
-
-    def function(u, alpha, weight, bias, *flat_kernels):
-        lists = dict(zip(kernels, (flat_kernels[:3], flat_kernels[3:]), strict=False))
-        given_case = {**case, **lists, "u": u * inside, "alpha": alpha, "weight": weight, "bias": bias}
-        return layer(given_case)[0]
-
-    inputs = [case[name] for name in ("u", "alpha", "weight", "bias")] + [k for name in kernels for k in case[name]]
-    assert torch.autograd.gradcheck(function, inputs)
-    wing = None if backward is None else case["backward_kernels"][0]
-    assert torch.autograd.gradcheck(ops.long_conv, (case["u"], case["kernels"][1], wing))
