@@ -24,8 +24,7 @@ from hf_ext.hub.released import find_model
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRForImageRestoration
 from hf_ext.semanir.image_processing_semanir import from_unit
-from hf_ext.tasks.degradation_settings import Degradation
-from hf_ext.tasks.degradations import gaussian_noise, jpeg, mosaic
+from hf_ext.tasks.degradations import Degradation, gaussian_noise, jpeg, mosaic
 from hf_ext.training import evaluate_checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -105,14 +105,12 @@ class FeatureSums:
         if other.count == 0:
             return
         total, apart = self.count + other.count, other.mean - self.mean
-        self.scatter = (
-            self.scatter + other.scatter + np.multiply.outer(apart, apart) * self.count * other.count / total
-        )
+        between = np.multiply.outer(apart, apart) * self.count * other.count / total
+        self.scatter = self.scatter + other.scatter + between
         self.mean = self.mean + apart * other.count / total
         self.count = total
 
     def statistics(self) -> FeatureStatistics:
-        """Statistics of at least two vectors."""
         if self.count < 2:
             raise ValueError(f"a covariance needs at least 2 feature vectors, got {self.count}")
         return FeatureStatistics(self.mean, self.scatter / (self.count - 1), self.count)
@@ -169,13 +167,13 @@ def _mean_and_root(given: FeatureStatistics | np.ndarray) -> tuple[np.ndarray, n
     return given.mean, np.sqrt(values[kept])[:, None] * vectors.T[kept]
 
 
-def _kernel_sum(first: np.ndarray, second: np.ndarray, same: bool) -> float:
+def _kernel_sum(first: np.ndarray, second: np.ndarray) -> float:
     """Sum of (x·y / dimensions + 1)³ over all pairs; without those of a vector with itself where sets are the same."""
     total = 0.0
     for start in range(0, len(first), ROWS):
         values = (first[start : start + ROWS] @ second.T / first.shape[1] + 1.0) ** 3
         total += values.sum()
-        if same:
+        if first is second:
             total -= values[:, start : start + ROWS].trace()
     return float(total)
 
@@ -195,12 +193,8 @@ def kernel_distance(first: np.ndarray, second: np.ndarray) -> float:
         `float`: The estimate.
     """
     pair = _check(first, second)
-    counts = [len(values) for values in pair]
-    within = sum(
-        _kernel_sum(values, values, same=True) / (count * (count - 1))
-        for values, count in zip(pair, counts, strict=True)
-    )
-    return within - 2 * _kernel_sum(*pair, same=False) / (counts[0] * counts[1])
+    within = sum(_kernel_sum(values, values) / (len(values) * (len(values) - 1)) for values in pair)
+    return within - 2 * _kernel_sum(*pair) / (len(pair[0]) * len(pair[1]))
 
 
 def kernel_distance_of_subsets(
@@ -224,17 +218,16 @@ def kernel_distance_of_subsets(
     if subsets < 1:
         raise ValueError(f"subsets must be at least 1, got {subsets}")
     generator = np.random.default_rng(seed)
-    values = []
+    found = []
     for _ in range(subsets):
         chosen = [values[generator.choice(len(values), subset_size, replace=False)] for values in pair]
-        values.append(kernel_distance(*chosen))
-    return float(np.mean(values)), float(np.std(values))
+        found.append(kernel_distance(*chosen))
+    return float(np.mean(found)), float(np.std(found))
 
 
 def _check(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both sets in float64."""
     pair = as_features(first, "first"), as_features(second, "second")
     _check_dimensions(pair[0].shape[1], pair[1].shape[1])
-    if min(len(values) for values in pair) < 2:
+    if min(map(len, pair)) < 2:
         raise ValueError(f"both sets need at least 2 samples, got {len(pair[0])} and {len(pair[1])}")
     return pair

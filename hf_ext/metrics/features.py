@@ -1,6 +1,5 @@
 """Networks that see pictures for scores: a classifier of transformers, Inception as TorchScript, CLIP."""
 
-import hashlib
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from huggingface_hub import hf_hub_download
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification, CLIPModel, CLIPProcessor
 
+from hf_ext.files import hash_file
 from hf_ext.hub.checkpoints import split_revision
 
 from .images import check_images
@@ -20,14 +20,11 @@ INCEPTION_DIMENSIONS = 2048
 
 def as_rgb(images: Sequence[Any] | np.ndarray) -> list[np.ndarray]:
     """PIL images of mode RGB or L and uint8 arrays, [h, w(, 1 or 3)], as uint8 arrays [h, w, 3]."""
-    flat = [
-        image[:, :, 0] if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 1 else image
-        for image in images
-    ]
+    flat = [x[:, :, 0] if isinstance(x, np.ndarray) and x.ndim == 3 and x.shape[2] == 1 else x for x in images]
     check_images(flat, "images")
-    arrays = [np.asarray(image) for image in flat]
-    if not arrays:
+    if not flat:
         raise ValueError("images are missing: give at least one")
+    arrays = map(np.asarray, flat)
     return [np.broadcast_to(x if x.ndim == 3 else x[:, :, None], (*x.shape[:2], 3)) for x in arrays]
 
 
@@ -72,7 +69,6 @@ class ClassifierFeatures:
         return torch.cat(features).numpy(), torch.cat(classes).numpy()
 
     def __call__(self, images: Sequence[Any] | np.ndarray) -> np.ndarray:
-        """Features of images."""
         return self.classify(images)[0]
 
 
@@ -103,8 +99,7 @@ class InceptionFeatures:
                     "Inception network, inception-2015-12-05.pt, or a classifier of your own."
                 )
             path = hf_hub_download("/".join(parts[:2]), parts[2], revision=revision)
-        with open(path, "rb") as file:
-            self.digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self.digest = hash_file(path)
         if wanted and self.digest != wanted.lower():
             raise ValueError(f"{source} has the SHA-256 {self.digest}, not {wanted}: fetch the file again")
         with warnings.catch_warnings():
@@ -119,7 +114,6 @@ class InceptionFeatures:
 
     @torch.no_grad()
     def __call__(self, images: Sequence[Any] | np.ndarray) -> np.ndarray:
-        """Features of images."""
         features = []
         for batch in _batches(as_rgb(images), self.batch_size):
             if len({image.shape for image in batch}) != 1:

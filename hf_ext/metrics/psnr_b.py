@@ -45,7 +45,6 @@ def psnr_b(
 
 
 def _blocking(image: np.ndarray) -> float:
-    """The blocking effect factor of [height, width]."""
     sums, counts = np.zeros(2), np.zeros(2)
     for axis in (0, 1):
         squares = np.square(np.diff(image, axis=axis))

@@ -21,7 +21,7 @@ from accelerate.utils import send_to_device
 from diffusers import ModelMixin
 from huggingface_hub.dataclasses import strict
 from PIL import Image
-from torch import Tensor
+from torch import Generator, Tensor, nn
 from torch.utils.data import default_collate
 
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
@@ -34,15 +34,16 @@ from hf_ext.training.task import Task
 from ..errors import DataError, UsageError
 from .checks import Scores, column, require
 from .diffusion_data import Crops, Size, cut_view
-from .diffusion_latents import encode_posterior, load_autoencoder, read_row, to_pixels
+from .diffusion_latents import encode_posterior, load_autoencoder, read_row, to_pixels, unpack_row
 from .diffusion_noise import Timesteps, make_scheduler, noise_shares, noisy_samples, objective_of, weighted_error
 from .diffusion_texts import Captions, weigh_columns
 from .diffusion_transfer import Transfer, open_pipeline, transfer
 from .pictures import picture_of
-from .tar_files import unpack_row
 
 # Number of classes that the sample pictures of a run show.
 _CLASSES_SHOWN = 10
+# Inputs of the network, a sample or a batch of them.
+Batch = dict[str, Any]
 
 
 @strict
@@ -140,12 +141,10 @@ class DisentangledDiTTask(Task):
 
     @property
     def pipeline_tag(self) -> str:  # type: ignore[override]
-        """The Hub's name of the task."""
         return "unconditional-image-generation" if self.text_encoder is None else "text-to-image"
 
     @property
     def metric_names(self) -> dict[str, str]:  # type: ignore[override]
-        """The one score of an evaluation."""
         of = f"{self.objective}, {self.eval_timesteps} fixed timesteps and noises of each image"
         return {"loss": f"denoising loss ({of})"}
 
@@ -178,15 +177,13 @@ class DisentangledDiTTask(Task):
         return {"num_train_timesteps": self.scheduler.config.num_train_timesteps}
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> ModelMixin:
-        """Builds the network of the `model` section: a preset, a checkpoint's configuration or the defaults."""
         options, decided = set(inspect.signature(self.model_class).parameters), self.model_fields()
         settings, changes = read_model_section(config, options, init_from, self.presets, decided)
         settings |= self._shape(changes)
         changes.pop("sample_size", None)
         checkpoint = None if init_from is None else open_pipeline(init_from)
         if checkpoint is not None:
-            found, wanted = objective_of(checkpoint.scheduler), self.objective
-            if found != wanted:
+            if (found := objective_of(checkpoint.scheduler)) != (wanted := self.objective):
                 raise UsageError(f"{init_from} predicts {found}, but task.objective is {wanted}: set it to {found}.")
             height, width = settings.pop("sample_size")
             before, self.scheduler, self.cut = transfer(checkpoint, (height, width), self._transfer, self.cut)
@@ -195,8 +192,7 @@ class DisentangledDiTTask(Task):
             if self.text_encoder is None and changes.get("num_classes", len(known)) == len(known):
                 # Other numbers are other classes.
                 self.id2label = self.id2label or checkpoint.id2label
-        settings = {**settings, **self._conditions_of_model(changes, settings), **changes}
-        settings |= self.model_fields()
+        settings = {**settings, **self._conditions_of_model(changes, settings), **changes, **self.model_fields()}
         model = self.model_class(**settings)
         self.config = model.config
         if checkpoint is not None:
@@ -211,8 +207,8 @@ class DisentangledDiTTask(Task):
             factor = DisentangledDiTPipeline.scale_factor_of(autoencoder)
             if any(side % factor for side in self.size):
                 raise ValueError(f"image_size is {self.image_size}; the autoencoder needs multiples of {factor}.")
-            sides = [side // factor for side in self.size]
-            shape = {"sample_size": sides, "in_channels": autoencoder.config["latent_channels"]}
+            shape["sample_size"] = [side // factor for side in self.size]
+            shape["in_channels"] = autoencoder.config["latent_channels"]
         shape |= {name: changes[name] for name in shape if name in changes}
         side = shape["sample_size"]
         return {**shape, "sample_size": [side, side] if isinstance(side, int) else list(side)}
@@ -242,11 +238,10 @@ class DisentangledDiTTask(Task):
 
     @cached_property
     def captions(self) -> Captions:
-        """The text encoder, loaded when it is first needed."""
         noise = self.text_padding_noise
         return Captions(str(self.text_encoder), self.max_text_length, self.text_padding, noise, self.text_column)
 
-    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Matrices decay, where anything does. Betas are (0.9, 0.95)."""
         return [{**group, "betas": (0.9, 0.95)} for group in super().parameter_groups(model, weight_decay)]
 
@@ -265,7 +260,7 @@ class DisentangledDiTTask(Task):
                     f"a latent of {list(latents.shape[1:])}, in a stream, which cannot be sorted by size; the model "
                     f"has {self.config['sample_size']}: set data.train.streaming to false, or precompute one size."
                 )
-            sample: dict[str, Any] = {"latents": latents}
+            sample: Batch = {"latents": latents}
         else:
             autoencoder = self.autoencoder
             channels = (self.config if autoencoder is None else autoencoder.config)["in_channels"]
@@ -280,7 +275,7 @@ class DisentangledDiTTask(Task):
             raise DataError(f"column {self.label_column!r} holds {label!r}; allowed: 0 to {count - 1}.")
         return {**sample, "label": torch.tensor(label)}
 
-    def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
         """Mean squared error, weighted by the place on the schedule."""
         clean = self._clean(batch, self.posterior)
         count, device = clean.shape[0], clean.device
@@ -294,17 +289,11 @@ class DisentangledDiTTask(Task):
         return self.error(model, (noisy, timesteps), conditions, target, weights)
 
     def error(
-        self,
-        model: torch.nn.Module,
-        noisy: tuple[Tensor, Tensor],
-        conditions: dict[str, Any],
-        target: Tensor,
-        weights: Tensor,
+        self, model: nn.Module, noisy: tuple[Tensor, Tensor], conditions: Batch, target: Tensor, weights: Tensor
     ) -> Tensor:
-        """The loss of noisy samples with their timesteps."""
         return weighted_error(model(*noisy, **conditions).sample, target, weights)
 
-    def _clean(self, batch: dict[str, Any], draw: bool) -> Tensor:
+    def _clean(self, batch: Batch, draw: bool) -> Tensor:
         """The target of the network: pixels, or latents (the mode of a picture's distribution, or a draw from it)."""
         if "latents" in batch:
             return batch["latents"]
@@ -318,12 +307,8 @@ class DisentangledDiTTask(Task):
             return mean + spread * torch.randn_like(mean)
 
     def _conditions(
-        self,
-        batch: dict[str, Any],
-        without_both: Tensor,
-        without_controls: Tensor,
-        generators: list[torch.Generator] | None = None,
-    ) -> dict[str, Any]:
+        self, batch: Batch, without_both: Tensor, without_controls: Tensor, generators: list[Generator] | None = None
+    ) -> Batch:
         """The network's other inputs; the two masks of shape [batch] say which samples lack what."""
         known = self.config.get("control_alpha", batch["controls"])
         controls = {name: values for name, values in batch["controls"].items() if name in known}
@@ -334,7 +319,7 @@ class DisentangledDiTTask(Task):
         tokens = self.captions.drop(batch, without_both)
         return {**conditions, "encoder_hidden_states": self.captions.encode(tokens, generators)}
 
-    def evaluate_batch(self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
+    def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """The loss of each image, with its class or caption and controls; timesteps and noise depend on the index."""
         samples = [self.training_sample(example, None) for example in examples]
         shapes = [next(iter(sample.values())).shape for sample in samples]
@@ -346,12 +331,11 @@ class DisentangledDiTTask(Task):
                 rows[place]["loss"] = loss
         return rows
 
-    def _losses(self, model: torch.nn.Module, samples: list[dict[str, Any]], indices: list[int]) -> list[float]:
-        """Mean losses of samples of one size."""
+    def _losses(self, model: nn.Module, samples: list[Batch], indices: list[int]) -> list[float]:
         device, count = next(model.parameters()).device, self.eval_timesteps
         batch = send_to_device(default_collate(samples), device)
         clean, nothing = self._clean(batch, False), torch.zeros(len(samples), dtype=torch.bool, device=device)
-        generators = [torch.Generator().manual_seed(index) for index in indices]
+        generators = [Generator().manual_seed(index) for index in indices]
         conditions = self._conditions(batch, nothing, nothing, generators)
         errors = torch.zeros(len(samples), device=device)
         draws = [np.random.default_rng((8, index)) for index in indices]
@@ -365,7 +349,7 @@ class DisentangledDiTTask(Task):
             errors += (prediction - target).square().mean((1, 2, 3)) / count
         return [float(error) for error in errors.tolist()]
 
-    def pipeline(self, model: torch.nn.Module) -> DisentangledDiTPipeline:
+    def pipeline(self, model: nn.Module) -> DisentangledDiTPipeline:
         """The pipeline of a network, or of one with an adapter, on its device; it shares the weights."""
         base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
         device = next(base.parameters()).device
@@ -376,7 +360,7 @@ class DisentangledDiTTask(Task):
         settings: dict[str, Any] = {name: getattr(self, name) for name in about}
         return self.pipeline_class(base, self.scheduler, *parts, **settings)
 
-    def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image:
+    def sample_picture(self, model: nn.Module, examples: list[dict[str, Any]]) -> Image.Image:
         """Samples of the first classes, or of the examples' captions, from noise that is always the same."""
         shown = map(unpack_row, examples)
         conditions: list[Any] = [self.captions.draw(row, None)[0] for row in shown if self.text_encoder]
@@ -392,7 +376,7 @@ class DisentangledDiTTask(Task):
             self.captions.encoder.to("cpu")
         return draw_grid(rows, names)
 
-    def save_model(self, model: torch.nn.Module, state_dict: dict[str, Tensor], folder: Path) -> None:
+    def save_model(self, model: nn.Module, state_dict: dict[str, Tensor], folder: Path) -> None:
         """The whole pipeline; of an adapter its weights only, for peft and for `load_lora_weights`."""
         pipeline = self.pipeline(model)
         if isinstance(model, peft.PeftModel):
@@ -411,5 +395,4 @@ class DisentangledDiTTask(Task):
         pipeline.save_pretrained(folder)
 
     def describe(self) -> dict[str, Any]:
-        """The settings that a loss depends on."""
         return {"objective": self.objective, "image_size": list(self.size), "eval_timesteps": self.eval_timesteps}

@@ -27,13 +27,11 @@ class Crops:
     Args:
         random (`bool`, defaults to `True`): Crop at a random place; the centre otherwise.
         flip (`float`, defaults to 0.5): Probability of mirroring left and right.
-        local_prob (`float`, defaults to 0.0):
-            Probability of a local crop: a small part of the picture, at the pixel scale of a later, larger training. A
-            global crop is almost all of the picture, resized to the model's size.
+        local_prob (`float`, defaults to 0.0): Probability of a local crop: a small part of the picture, at the pixel
+            scale of a later, larger training. A global crop is almost all of the picture, resized to the model's size.
         local_size (`int`, *optional*): Shorter side of the picture before a local crop is cut, in pixels.
-        shrink_prob (`float`, defaults to 0.0):
-            Probability of a smaller original: the picture is reduced, then resized to the model's size, and
-            `original_size` is the reduced size. So data of one size teaches this control.
+        shrink_prob (`float`, defaults to 0.0): Probability of a smaller original: the picture is reduced, then resized
+            to the model's size, and `original_size` is the reduced size. So data of one size teaches this control.
         shrink_size (`int`, *optional*): Smallest shorter side of a reduced picture; the largest is the model's own.
     """
 
@@ -73,12 +71,10 @@ class View:
 
     @property
     def target_size(self) -> Size:
-        """Height and width of the part."""
         return self.pixels.shape[0], self.pixels.shape[1]
 
     @property
     def controls(self) -> dict[str, np.ndarray]:
-        """The model's controls."""
         return controls(self.original_size, self.crop, self.target_size, self.flip)
 
 

@@ -25,8 +25,7 @@ def draw_grid(rows: list[list[Image.Image]], names: list[str], least: int = LEAS
     width, height = factor * width, factor * height
     font = ImageFont.load_default()
     margin = max(int(font.getlength(_short(name))) for name in names) + 3 * GAP
-    size = (margin + len(rows[0]) * (width + GAP), len(rows) * (height + GAP))
-    sheet = Image.new("RGB", size, "white")
+    sheet = Image.new("RGB", (margin + len(rows[0]) * (width + GAP), len(rows) * (height + GAP)), "white")
     draw = ImageDraw.Draw(sheet)
     for row, (pictures, name) in enumerate(zip(rows, names, strict=True)):
         top = row * (height + GAP)
@@ -80,10 +79,9 @@ def draw_pictures(
     done = 0
     while part := conditions[done : done + batch_size]:
         noise = [torch.Generator().manual_seed(seed) for seed in seeds[done : done + batch_size]]
-        given: dict[str, Any] = {key: part, **options}
         try:
             with decode_in_slices(pipeline.vae):
-                output: Any = pipeline(generator=noise, **given)
+                output: Any = pipeline(generator=noise, **{key: part, **options})
         except RuntimeError as error:
             if len(part) == 1 or not should_reduce_batch_size(error):
                 raise
@@ -98,15 +96,14 @@ def draw_pictures(
 def decode_in_slices(vae: Any) -> Iterator[None]:
     """One picture at a time through an autoencoder that can do so: decoding takes the most memory of all steps."""
     was_sliced = getattr(vae, "use_slicing", None)
-    if was_sliced is None:
-        yield
-        return
-    vae.use_slicing = True
+    if was_sliced is not None:
+        vae.use_slicing = True
     try:
         yield
     finally:
         # A training encodes whole batches with the same one.
-        vae.use_slicing = was_sliced
+        if was_sliced is not None:
+            vae.use_slicing = was_sliced
 
 
 def write_picture(picture: Image.Image, path: Path) -> Path:

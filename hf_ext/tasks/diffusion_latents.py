@@ -3,10 +3,16 @@
 A row has `latent` (float16 bytes), `latent_shape`, the controls `original_size`, `crop`, `target_size` and `flip` in
 the units of `diffusion_data`, and what else the picture came with: `label` or `text`. Where an autoencoder gives a
 normal distribution, `latent` is its mean, which is its mode, and `latent_spread` (float16 bytes) may stand beside it.
+
+In tar files as webdataset has them, what is bytes is a file of its column's name, everything else is in one of JSON.
 """
 
 import hashlib
-from typing import Any, cast
+import io
+import json
+import tarfile
+from collections.abc import Iterable
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -23,6 +29,8 @@ from .diffusion_data import View, controls
 COLUMNS = ("latent", "latent_shape", "original_size", "crop", "target_size", "flip")
 # One more, where precompute was asked for it.
 SPREAD = "latent_spread"
+# What the name of a column of lists of bytes gets, which one file of a tar file holds, for their sizes.
+SIZES = "_sizes"
 
 
 def load_autoencoder(source: str) -> ModelMixin:
@@ -68,19 +76,16 @@ def encode_posterior(vae: ModelMixin, pixels: Tensor) -> tuple[Tensor, Tensor]:
 
 def write_row(latent: Tensor, view: View, spread: Tensor | None = None) -> dict[str, Any]:
     """The columns of a latent [channels, height, width]: a value for each of `COLUMNS`, and one of its spread."""
+    given = {"latent": latent, SPREAD: spread}
+    halves = {name: value.cpu().to(torch.float16) for name, value in given.items() if value is not None}
     return {
-        "latent": _pack(latent),
         "latent_shape": list(latent.shape),
         "original_size": list(view.original_size),
         "crop": list(view.crop),
         "target_size": list(view.target_size),
         "flip": int(view.flip),
-        **({} if spread is None else {SPREAD: _pack(spread)}),
+        **{name: value.numpy().tobytes() for name, value in halves.items()},
     }
-
-
-def _pack(values: Tensor) -> bytes:
-    return values.cpu().to(torch.float16).contiguous().numpy().tobytes()
 
 
 def read_row(
@@ -106,3 +111,38 @@ def _unpack(row: dict[str, Any], column: str) -> np.ndarray:
     if values.size != np.prod(shape):
         raise ValueError(f"{column} of {values.size} values has latent_shape {shape}: precompute the data again.")
     return values.astype(np.float32).reshape(shape)
+
+
+def write_tar(file: IO[bytes], examples: Iterable[tuple[str, dict[str, bytes]]]) -> None:
+    """Writes examples, each a name and the content of its files by their endings: equal ones make equal tar files."""
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, parts in examples:
+            for ending, content in parts.items():
+                about = tarfile.TarInfo(f"{name}.{ending}")
+                about.size = len(content)
+                tar.addfile(about, io.BytesIO(content))
+
+
+def pack_row(row: dict[str, Any], binary: Iterable[str]) -> dict[str, bytes]:
+    """The files of a row of latents; the columns `binary` have files in all rows, as readers expect."""
+    told, parts = {name: value for name, value in row.items() if name not in binary}, dict[str, bytes]()
+    for name in binary:
+        parts[name] = value = row[name] or b""
+        if isinstance(value, list):
+            told[f"{name}{SIZES}"] = [len(part) for part in value]
+            parts[name] = b"".join(value)
+    # Arrays as lists, dates as texts.
+    plain = json.dumps(told, ensure_ascii=False, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x))
+    return {**parts, "json": plain.encode()}
+
+
+def unpack_row(row: dict[str, Any]) -> dict[str, Any]:
+    """The columns that such a row was made of; any other row as it is."""
+    told = row.get("json")
+    if not isinstance(told, dict) or "latent_shape" not in told:
+        return row
+    found = {**row, **told}
+    for name in (name for name in row if f"{name}{SIZES}" in told):
+        content = io.BytesIO(row[name])
+        found[name] = [content.read(size) for size in told[f"{name}{SIZES}"]]
+    return found

@@ -26,9 +26,8 @@ from hf_ext.progress import progress
 
 from ..errors import DataError
 from .diffusion_grids import default_batch_size, draw_pictures, write_picture
-from .diffusion_latents import weights_hash
+from .diffusion_latents import weights_hash, write_tar
 from .precompute import keep_settings
-from .tar_files import write_tar
 
 SETTINGS, METADATA = "sampling.json", "metadata.jsonl"
 # Of every PNG: a chunk without content, its name and its sum.
@@ -69,10 +68,11 @@ def sample_folder(
     with ranks.together():
         wanted = {"seed": seed, "conditions": _hash(list(conditions)), **_tell(options), **_parts(pipeline)}
     wanted["scheduler"] = {"class": type(pipeline.scheduler).__name__, **_tell(dict(pipeline.scheduler.config))}
-    settings, width = out / SETTINGS, size
+    # A hidden name beside tar files: `datasets` would take it for data.
+    settings = out / (SETTINGS if shard_size is None else f".{SETTINGS}")
     if shard_size is not None:
-        # A hidden name: `datasets` would take it for data.
-        settings, width, wanted["shard_size"] = out / f".{SETTINGS}", shard_size, shard_size
+        wanted["shard_size"] = shard_size
+    width = shard_size or size
     groups = [range(start, min(start + width, count)) for start in range(0, count, width)]
 
     def find_missing() -> list[range]:
@@ -82,37 +82,39 @@ def sample_folder(
             # Of a call that was refused, or killed before its first picture.
             settings.unlink()
         keep_settings(settings, wanted, f"{out} contains pictures of another model or other settings")
-        pictures = [_path(out, number) for number in range(count)]
-        remove_leftovers_of(pictures if shard_size is None else [_shard(out, group, shard_size) for group in groups])
+        remove_leftovers_of({_path(out, number, shard_size) for number in range(count)})
         return [group for group in groups if not _is_drawn(out, group, shard_size)]
-
-    def draw(numbers: Sequence[int]) -> Iterator[Image.Image]:
-        states = (np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] for number in numbers)
-        shown = [conditions[number % len(conditions)] for number in numbers]
-        return draw_pictures(pipeline, shown, [int(state >> 1) for state in states], size, **options)
 
     missing = ranks.ask_first(find_missing)
     own, left = ranks.share(missing), sum(map(len, missing))
     with progress(total=count, initial=count - left, unit=" pictures", shown=ranks.index == 0, smoothing=0.05) as bar:
-        # The other processes are as fast as this one.
+
+        def draw(numbers: Sequence[int]) -> Iterator[tuple[int, Image.Image]]:
+            states = (np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] for number in numbers)
+            shown = [conditions[number % len(conditions)] for number in numbers]
+            pictures = draw_pictures(pipeline, shown, [int(state >> 1) for state in states], size, **options)
+            for number, picture in zip(numbers, pictures, strict=True):
+                yield number, picture
+                # The other processes are as fast as this one.
+                bar.update(min(ranks.count, count - bar.n))
+
         if shard_size is None:
-            numbers = [number for group in own for number in group]
-            for number, picture in zip(numbers, draw(numbers), strict=True):
+            for number, picture in draw([number for group in own for number in group]):
                 if not _is_whole(path := _path(out, number)):
                     write_picture(picture, path)
-                bar.update(min(ranks.count, count - bar.n))
         else:
             for group in own:
-                _write_shard(_shard(out, group, shard_size), group, draw(group), conditions)
-                bar.update(min(ranks.count * len(group), count - bar.n))
+                with whole_file(_path(out, group.start, shard_size)) as file:
+                    write_tar(file, _pack(draw(group), conditions))
     ranks.wait()
     if shard_size is None:
         ranks.ask_first(lambda: _write_metadata(pipeline, conditions, out))
     return out
 
 
-def _shard(out: Path, group: range, shard_size: int) -> Path:
-    return out / f"{group.start // shard_size:06d}.tar"
+def _path(out: Path, number: int, shard_size: int | None = None) -> Path:
+    """The file of a picture, or the tar file that it is in."""
+    return out / (f"{number:06d}.png" if shard_size is None else f"{number // shard_size:06d}.tar")
 
 
 def _is_whole(path: Path) -> bool:
@@ -129,29 +131,22 @@ def _is_drawn(out: Path, group: range, shard_size: int | None) -> bool:
     if shard_size is None:
         return all(_is_whole(_path(out, number)) for number in group)
     try:
-        refuse_cut_tars([path := _shard(out, group, shard_size)])
+        refuse_cut_tars([path := _path(out, group.start, shard_size)])
         return count_examples(path) >= len(group)
     except (DataError, FileNotFoundError):
         # Cut on its way from elsewhere: drawn again.
         return False
 
 
-def _write_shard(path: Path, group: range, pictures: Iterable[Image.Image], conditions: Sequence[Any]) -> None:
-    """A tar file that is whole or absent."""
-
-    def examples() -> Iterator[tuple[str, dict[str, bytes]]]:
-        for number, picture in zip(group, pictures, strict=True):
-            condition, content = conditions[number % len(conditions)], io.BytesIO()
-            picture.save(content, format="png")
-            ending = "txt" if isinstance(condition, str) else "cls"
-            yield f"{number:06d}", {"png": content.getvalue(), ending: str(condition).encode()}
-
-    with whole_file(path) as file:
-        write_tar(file, examples())
-
-
-def _path(out: Path, number: int) -> Path:
-    return out / f"{number:06d}.png"
+def _pack(
+    pictures: Iterable[tuple[int, Image.Image]], conditions: Sequence[Any]
+) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Pictures by their numbers as examples of a tar file, each beside its class or text."""
+    for number, picture in pictures:
+        condition, content = conditions[number % len(conditions)], io.BytesIO()
+        picture.save(content, format="png")
+        ending = "txt" if isinstance(condition, str) else "cls"
+        yield f"{number:06d}", {"png": content.getvalue(), ending: str(condition).encode()}
 
 
 def _tell(options: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +176,6 @@ def _parts(pipeline: DisentangledDiTPipeline) -> dict[str, Any]:
 
 
 def _write_metadata(pipeline: DisentangledDiTPipeline, conditions: Sequence[Any], out: Path) -> None:
-    """A line for each picture, as `datasets` reads a folder of pictures."""
     column = "text" if pipeline.transformer.config.num_classes is None else "label"
     with whole_file(out / METADATA, "w") as file:
         # An earlier call may have drawn more.

@@ -26,7 +26,7 @@ from hf_ext.training.models import pipeline_index
 
 from ..errors import DataError, UsageError
 from .checks import column
-from .tar_files import unpack_row
+from .diffusion_latents import unpack_row
 
 # Columns of a row with states, and what the name of a column of captions gets for that of its own.
 SHAPE, NULL, ENCODER, SUFFIX = "states_shape", "null_states", "states_encoder", "_states"
@@ -35,7 +35,6 @@ _ROWS_LOOKED_AT = 100_000
 
 
 def weigh_columns(columns: str | dict[str, float]) -> dict[str, float]:
-    """The columns of captions with their weights."""
     weights = {columns: 1.0} if isinstance(columns, str) else columns
     shares = weights.values()
     if not weights or not all(type(share) in (int, float) and 0 < share < float("inf") for share in shares):
@@ -64,7 +63,6 @@ class TextEncoder:
 
     @cached_property
     def encoder(self) -> Any:
-        """The encoder, loaded when it is first needed."""
         # A PreTrainedModel; mypy does not see that its `to`, which transformers wraps, is a method.
         encoder: Any = AutoModelForTextEncoding.from_pretrained(**self._place("text_encoder"))
         most = getattr(encoder.config, "max_position_embeddings", None)

@@ -5,7 +5,7 @@ features of some pictures, drawn at random. Processes of `accelerate launch` sha
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,6 @@ from .pictures import in_colours, require_picture
 
 # Pictures of a set whose features are kept for the kernel distance (82 MB), and samples of a subset of them.
 KEPT, SUBSET = 10_000, 1000
-
-
-@dataclass
-class Seen:
-    """Statistics of the features of a set of pictures, and the features of some."""
-
-    statistics: FeatureStatistics
-    features: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
 
 def load_network(source: str, device: str, batch_size: int) -> tuple[Any, str, tuple[str, str]]:
@@ -105,8 +97,10 @@ def score_texts(path: str, model: str, batch_size: int, device: str, ranks: Rank
     return sum(value for part in ranks.gather(own) for value in part) / len(data)
 
 
-def see(path: str, split: str, network: Any, ranks: Ranks, description: str, side: int | None = None) -> Seen:
-    """Features of the pictures of a folder, a file or a Hub id, or of their middle squares."""
+def see(
+    path: str, split: str, network: Any, ranks: Ranks, description: str, side: int | None = None
+) -> tuple[FeatureStatistics, np.ndarray]:
+    """Statistics of the features of pictures, or of their middle squares, and the features of some."""
     data, column = open_pictures(path, split, ranks, 2)
     chosen = {*np.random.default_rng(0).permutation(len(data))[:KEPT].tolist()}
     sums, features, sizes = FeatureSums(), dict[int, np.ndarray](), set[tuple[int, int]]()
@@ -127,7 +121,7 @@ def see(path: str, split: str, network: Any, ranks: Ranks, description: str, sid
         # A batch has one in any case, whatever pictures happen to stand in it.
         raise DataError(f"{path} has pictures of {len(sizes)} sizes, such as {sorted(sizes)[:3]}: resize them alike.")
     # In the order of the pictures, however many processes read them.
-    return Seen(joined.statistics(), np.stack([features[number] for number in sorted(features)]))
+    return joined.statistics(), np.stack([features[number] for number in sorted(features)])
 
 
 def score(
@@ -183,17 +177,17 @@ def score(
     with ranks.first_before_others():
         model, digest, (name, kernel_name) = load_network(network, place, batch_size)
     if reference.endswith(".npz"):
-        real = Seen(FeatureStatistics.load(reference))
+        real, of_real = FeatureStatistics.load(reference), np.zeros((0, 0))
     else:
-        real = see(reference, split, model, ranks, "reference", size)
-    if real.statistics.network not in (None, digest):
-        raise DataError(f"{reference} is of network {real.statistics.network}, not {network}: use that, or pictures.")
+        real, of_real = see(reference, split, model, ranks, "reference", size)
+    if real.network not in (None, digest):
+        raise DataError(f"{reference} is of network {real.network}, not {network}: use that, or pictures.")
     if keep is not None and ranks.index == 0:
-        replace(real.statistics, network=digest).save(keep)
-    made = see(pictures, "train", model, ranks, "pictures")
-    found: dict[str, Any] = {name: frechet_distance(made.statistics, real.statistics)}
+        replace(real, network=digest).save(keep)
+    made, of_made = see(pictures, "train", model, ranks, "pictures")
+    found: dict[str, Any] = {name: frechet_distance(made, real)}
     if kernel:
-        size = min(SUBSET, len(made.features), len(real.features))
-        found[kernel_name], spread = kernel_distance_of_subsets(made.features, real.features, subset_size=size)
+        size = min(SUBSET, len(of_made), len(of_real))
+        found[kernel_name], spread = kernel_distance_of_subsets(of_made, of_real, subset_size=size)
         found[f"{kernel_name}_standard_deviation"] = spread
-    return {**texts, **found, "pictures": made.statistics.count, "reference_pictures": real.statistics.count}
+    return {**texts, **found, "pictures": made.count, "reference_pictures": real.count}

@@ -21,7 +21,6 @@ def require_picture(value: Any, column: str) -> Image.Image:
 
 
 def picture_of(example: dict[str, Any], name: str, option: str, advice: str = "") -> Image.Image:
-    """The picture of an example in a column, which an option of the task names."""
     return require_picture(column(example, name, option, advice), name)
 
 

@@ -35,11 +35,20 @@ from hf_ext.progress import progress
 
 from ..errors import DataError, MissingColumn, OtherRun, UsageError
 from .diffusion_data import Size, View, cut_view, nearest_bucket
-from .diffusion_latents import COLUMNS, SPREAD, encode_posterior, load_autoencoder, to_pixels, weights_hash, write_row
+from .diffusion_latents import (
+    COLUMNS,
+    SPREAD,
+    encode_posterior,
+    load_autoencoder,
+    pack_row,
+    to_pixels,
+    weights_hash,
+    write_row,
+    write_tar,
+)
 from .diffusion_texts import ENCODER, NULL, SHAPE, SUFFIX, TextEncoder, read_captions
 from .precompute_settings import Precompute
-from .precompute_sources import Example, Rows, Streams, open_pictures
-from .tar_files import pack_row, write_tar
+from .precompute_sources import Rows, Streams, open_pictures
 
 SETTINGS, BAD = "precompute.json", "bad_examples.jsonl"
 logger = logging.getLogger(__name__)
@@ -92,7 +101,7 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None)
         if ranks.index == 0:
             work.finish()
             os.replace(partial, out)
-            for path in out.glob("read-*.json"):
+            for path in [*out.glob("read-*.json"), *out.glob("taken-*")]:
                 path.unlink()
     return out
 
@@ -161,7 +170,6 @@ def keep_settings(
 
 
 def _check_picture(image: Image.Image, size: Size) -> None:
-    """Raises a ValueError for a picture that no latent should be made of."""
     if image.mode == "CMYK":
         raise ValueError("it has CMYK colours: convert it to RGB with its profile")
     pixels, (short, long) = f"{image.height} x {image.width} pixels", sorted((image.height, image.width))
@@ -173,8 +181,8 @@ def _check_picture(image: Image.Image, size: Size) -> None:
 
 # A picture's number, and the view of it that is encoded.
 _Cut = tuple[int, View]
-# The other columns of an example, its bucket and its view; of a bad one its line in the list.
-_Read = tuple[dict[str, Any], Size, View] | dict[str, str]
+# An example's number, its other columns, its bucket and its view; of a bad one its line in the list.
+_Read = tuple[int, dict[str, Any], Size, View] | dict[str, str]
 
 
 @dataclass
@@ -193,7 +201,13 @@ class _Work:
         kept = {name: kind for name, kind in self.source.features.items() if name != settings.image_column}
         if missing := [name for name in self.columns if name not in kept]:
             raise MissingColumn.of(missing[0], kept, "text_column")
-        added = self._added_features()
+        pair, content = datasets.List(datasets.Value("int32")), datasets.Value("binary")
+        added: dict[str, Any] = dict.fromkeys(COLUMNS, pair) | {"latent": content, "flip": datasets.Value("int8")}
+        added |= {SPREAD: content} if settings.posterior else {}
+        # Lists of a file are one array, which the short offsets of `binary` end at 2 GiB.
+        states = datasets.List(datasets.Value("large_binary"))
+        added |= {f"{name}{SUFFIX}": states for name in self.columns}
+        added |= {SHAPE: pair, NULL: content, ENCODER: datasets.Value("string")} if self.columns else {}
         if clash := sorted(kept.keys() & added.keys()):
             raise ValueError(f"the data already have the columns {clash}, which precompute adds: remove them first.")
         media = [name for name, kind in kept.items() if isinstance(kind, datasets.Image | datasets.Audio)]
@@ -202,28 +216,13 @@ class _Work:
         self.features = datasets.Features({**kept, **added})
         self.no_text = None if texts is None else texts.pack([""], self.autoencoder.device)[0]
 
-    def _added_features(self) -> dict[str, Any]:
-        pair, content = datasets.List(datasets.Value("int32")), datasets.Value("binary")
-        latents = dict.fromkeys(COLUMNS, pair) | {"latent": content, "flip": datasets.Value("int8")}
-        spread = {SPREAD: content} if self.settings.posterior else {}
-        # Lists of a file are one array, which the short offsets of `binary` end at 2 GiB.
-        states = {f"{name}{SUFFIX}": datasets.List(datasets.Value("large_binary")) for name in self.columns}
-        about = {SHAPE: pair, NULL: content, ENCODER: datasets.Value("string")} if states else {}
-        return {**latents, **spread, **states, **about}
-
     def _paths(self, part: int) -> tuple[Path, Path]:
-        """
-        The file of a part, as `datasets` names those of a split; and the number of examples that were read of it, with
-        the bad ones, which lasts until the end of the work.
-        """
+        """The file of a part, named as `datasets` names those of a split, and the record of what was read of it."""
         name = self.source.names[part]
         return self.folder / f"train-{name}.{self.settings.format}", self.folder / f"read-{name}.json"
 
     def clear(self) -> tuple[list[int], int]:
-        """
-        Deletes what killed processes and other contents left, where nobody writes yet; the missing parts, the largest
-        first, and the number of examples in the others.
-        """
+        """Deletes what kills and other contents left; the missing parts, and the number of examples in the others."""
         remove_leftovers(self.folder)
         counts = [self._count(part) for part in range(len(self.source.names))]
         wanted = {path for part, count in enumerate(counts) if count is not None for path in self._paths(part)}
@@ -243,10 +242,10 @@ class _Work:
                 read_metadata(file)
             else:
                 refuse_cut_tars([file])
+            return read
         except UNUSABLE:
             # Cut on its way from elsewhere: made again.
             return None
-        return read
 
     def take(self, part: int) -> bool:
         """Takes a part, unless another process has it: file systems make a file for one of them."""
@@ -290,35 +289,54 @@ class _Work:
         return bad
 
     def finish(self) -> None:
-        """One list of all bad examples; nobody takes parts any more, and their records go when the folder is there."""
+        """One list of all bad examples; the records of the parts go when the folder is there."""
         if rows := self._require_few(ended=True):
-            with whole_file(self.folder / BAD) as file:
-                file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-        for path in self.folder.glob("taken-*"):
-            path.unlink()
+            with whole_file(self.folder / BAD, "w") as file:
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
     def _rows(self, part: int, advance: Callable[[int], None]) -> list[dict[str, Any]]:
         """The rows of a part, in their order, with pictures of one bucket encoded together."""
         others: dict[int, dict[str, Any]] = {}
-        found: dict[int, dict[str, Any]] = {}
-        for batch in self._batches(part, others):
-            for (number, cut), (latent, spread) in zip(batch, self._encode(batch), strict=True):
-                if not all(values.half().isfinite().all() for values in (latent, spread) if values is not None):
-                    raise ValueError(
-                        f"{self.settings.vae} gives latents beyond float16 (65,504) for example {number} "
-                        f"({self.source.find_file(number)}): choose another autoencoder or dtype."
-                    )
-                found[number] = write_row(latent, cut, spread)
-            advance(len(batch))
-        self._add_states(others)
-        return [{**others[number], **found[number]} for number in others]
+        latents: dict[int, dict[str, Any]] = {}
+        waiting: dict[Size, list[_Cut]] = {}
+        bad: list[dict[str, str]] = []
 
-    def _read(self, example: Example) -> _Read:
-        """Decodes and cuts a picture."""
+        def encode(batch: list[_Cut]) -> None:
+            latents.update(self._encode(batch))
+            advance(len(batch))
+
+        for read in self._read_ahead(part):
+            if isinstance(read, dict):
+                bad.append(read)
+                continue
+            number, others[number], size, cut = read
+            waiting.setdefault(size, []).append((number, cut))
+            if len(waiting[size]) == self.settings.batch_size:
+                encode(waiting.pop(size))
+        for batch in waiting.values():
+            encode(batch)
+        write_json(self._paths(part)[1], {"read": len(others) + len(bad), "bad": bad})
+        if bad:
+            self._require_few()
+        self._add_states(others)
+        return [{**others[number], **latents[number]} for number in others]
+
+    def _read_ahead(self, part: int) -> Iterator[_Read]:
+        """The examples of a part, decoded by threads: a few ahead, not a whole part."""
+        waiting: deque[Future[_Read]] = deque()
+        with ThreadPoolExecutor(self.settings.workers) as pool:
+            for example in self.source.read(part):
+                waiting.append(pool.submit(self._read, *example))
+                if len(waiting) > 4 * self.settings.workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+    def _read(self, number: int, load: Callable[[], tuple[str, dict[str, Any]]]) -> _Read:
         # Grey pictures too: an autoencoder says how many channels it takes.
         channels = int(self.autoencoder.config.get("in_channels", 3))
         try:
-            digest, other = example.load()
+            digest, other = load()
             image: Image.Image | None = other.pop(self.settings.image_column)
             if image is None:
                 raise ValueError("it has no picture")
@@ -332,65 +350,45 @@ class _Work:
             if isinstance(error, HfHubHTTPError) and not isinstance(error, EntryNotFoundError):
                 # Not the picture's fault: the same call goes on later.
                 raise
-            return name_bad(str(example.number), self.source.find_file(example.number), error.__cause__ or error)
-        return other, size, cut
-
-    def _read_ahead(self, part: int) -> Iterator[tuple[int, _Read]]:
-        """The examples of a part, decoded by threads: a few ahead, not a whole part."""
-        waiting: deque[tuple[int, Future[_Read]]] = deque()
-        with ThreadPoolExecutor(self.settings.workers) as pool:
-            for example in self.source.read(part):
-                waiting.append((example.number, pool.submit(self._read, example)))
-                if len(waiting) > 4 * self.settings.workers:
-                    number, job = waiting.popleft()
-                    yield number, job.result()
-            for number, job in waiting:
-                yield number, job.result()
-
-    def _batches(self, part: int, others: dict[int, dict[str, Any]]) -> Iterator[list[_Cut]]:
-        """Cut pictures of one size; the other columns of each good example are left in `others`."""
-        waiting: dict[Size, list[_Cut]] = {}
-        bad: list[dict[str, str]] = []
-        for number, read in self._read_ahead(part):
-            if isinstance(read, dict):
-                bad.append(read)
-                continue
-            others[number], size, cut = read
-            batch = waiting.setdefault(size, [])
-            batch.append((number, cut))
-            if len(batch) == self.settings.batch_size:
-                yield waiting.pop(size)
-        yield from waiting.values()
-        write_json(self._paths(part)[1], {"read": len(others) + len(bad), "bad": bad})
-        if bad:
-            self._require_few()
+            return name_bad(str(number), self.source.find_file(number), error.__cause__ or error)
+        return number, other, size, cut
 
     @torch.no_grad()
-    def _encode(self, batch: list[_Cut]) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """The latent of each, and its spread where that is wanted."""
+    def _encode(self, batch: list[_Cut]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The columns of the latents of pictures of one size, by the numbers of their examples."""
         pixels = to_pixels([cut for _, cut in batch]).to(self.autoencoder.device)
         if self.settings.posterior:
-            return list(zip(*encode_posterior(self.autoencoder, pixels), strict=True))
-        return [(latent, None) for latent in DisentangledDiTPipeline.encode_image(self.autoencoder, pixels)]
+            pairs: Any = zip(*encode_posterior(self.autoencoder, pixels), strict=True)
+        else:
+            pairs = ((latent, None) for latent in DisentangledDiTPipeline.encode_image(self.autoencoder, pixels))
+        for (number, cut), (latent, spread) in zip(batch, pairs, strict=True):
+            if not all(values.half().isfinite().all() for values in (latent, spread) if values is not None):
+                raise ValueError(
+                    f"{self.settings.vae} gives latents beyond float16 (65,504) for example {number} "
+                    f"({self.source.find_file(number)}): choose another autoencoder or dtype."
+                )
+            yield number, write_row(latent, cut, spread)
 
     def _add_states(self, others: dict[int, dict[str, Any]]) -> None:
         """Adds the text encoder's states of the captions, and to the first example those of an empty text."""
         if self.texts is None or self.no_text is None:
             return
-        captions = {(number, name): read_captions(others[number], name) for number in others for name in self.columns}
-        texts, size = [text for found in captions.values() for text in found], self.settings.batch_size
-        owners = [number for (number, _), found in captions.items() for _ in found]
-        packed = []
-        for start in range(0, len(texts), size):
-            try:
-                packed += self.texts.pack(texts[start : start + size], self.autoencoder.device)
-            except ValueError as error:
-                files = [self.source.find_file(number) or str(number) for number in owners[start : start + size]]
-                raise ValueError(f"{error} The captions are those of: {', '.join(files)}.") from error
         shape = [self.settings.max_text_length, self.texts.encoder.config.hidden_size]
-        for place, number in enumerate(others):
-            first = {NULL: self.no_text, ENCODER: self.texts.source} if place == 0 else {NULL: None, ENCODER: None}
-            others[number] |= {SHAPE: shape, **first}
-        contents = iter(packed)
-        for (number, name), found in captions.items():
-            others[number][f"{name}{SUFFIX}"] = [next(contents) for _ in found]
+        first: dict[str, Any] = {NULL: self.no_text, ENCODER: self.texts.source}
+        # A caption, the number of its example, and the list that its states are added to.
+        captions: list[tuple[str, int, list[bytes]]] = []
+        for number, row in others.items():
+            row |= {SHAPE: shape, **first}
+            first = {NULL: None, ENCODER: None}
+            for name in self.columns:
+                row[f"{name}{SUFFIX}"] = states = list[bytes]()
+                captions += [(text, number, states) for text in read_captions(row, name)]
+        for start in range(0, len(captions), self.settings.batch_size):
+            texts, owners, places = zip(*captions[start : start + self.settings.batch_size], strict=True)
+            try:
+                packed = self.texts.pack([*texts], self.autoencoder.device)
+            except ValueError as error:
+                files = [self.source.find_file(number) or str(number) for number in owners]
+                raise ValueError(f"{error} The captions are those of: {', '.join(files)}.") from error
+            for states, content in zip(places, packed, strict=True):
+                states.append(content)

@@ -18,9 +18,8 @@ class Precompute:
     Settings that determine the latents.
 
     Args:
-        data (`dict`):
-            The pictures, a [`~hf_ext.training.arguments.DataSource`]; local tar files, and tar files, parquet files
-            and single pictures of the Hub, are read as they are.
+        data (`dict`): The pictures, a [`~hf_ext.training.arguments.DataSource`]; local tar files, and tar files,
+            parquet files and single pictures of the Hub, are read as they are.
         vae (`str`): Autoencoder of diffusers: folder or `org/name[@revision]`.
         image_size (`int`): Side of the encoded square in pixels; buckets have the same area.
         crops (`dict`): See [`Crops`].
@@ -32,12 +31,10 @@ class Precompute:
         format (`"parquet"` or `"tar"`, defaults to `"parquet"`):
             Format of the files; in the tar files of webdataset, classes are numbers without names.
         image_column (`str`, defaults to `"image"`): Column of the pictures, or the only one; the others are kept.
-        posterior (`bool`, defaults to `False`):
-            Write mean and standard deviation of each latent, in twice the space, so that a training with
-            `task.posterior` draws a new one in every step.
-        text_encoder (`str`, *optional*):
-            Text encoder of transformers, folder or `org/name[@revision]`, whose hidden states of the captions are
-            written; a training then does not run it.
+        posterior (`bool`, defaults to `False`): Write mean and standard deviation of each latent, in twice the space,
+            so that a training with `task.posterior` draws a new one in every step.
+        text_encoder (`str`, *optional*): Text encoder of transformers, folder or `org/name[@revision]`, whose hidden
+            states of the captions are written; a training then does not run it.
         text_column (`list[str]`): Column of captions, or of lists of captions; `text` if not given.
         max_text_length (`int`, defaults to 77): Largest number of tokens of a caption.
         dtype (`"float32"`, `"bfloat16"` or `"float16"`, defaults to `"float32"`): Precision of the autoencoder.

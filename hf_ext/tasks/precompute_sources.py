@@ -16,7 +16,7 @@ import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -41,12 +41,8 @@ _ENDS = 4096
 _HUB, _LOOKED_UP = "hf://datasets/", 500
 
 
-@dataclass
-class Example:
-    """A picture with its other columns, not read yet, and the hash that its place and mirroring follow from."""
-
-    number: int
-    load: Callable[[], tuple[str, dict[str, Any]]]
+# The number of an example, and what reads it: the hash that place and mirroring follow from, and all columns.
+Example = tuple[int, Callable[[], tuple[str, dict[str, Any]]]]
 
 
 class Rows:
@@ -58,11 +54,9 @@ class Rows:
         self.count: int | None = len(data)
 
     def count_parts(self, size: int) -> int:
-        """Parts of about `size` rows."""
         return -(-len(self.data) // size)
 
     def deal(self, parts: int, image_column: str) -> None:
-        """Deals the rows to parts."""
         self.image_column = image_column
         self.digests = hash_rows(self.data, image_column)
         self.parts: list[list[int]] = [[] for _ in range(parts)]
@@ -73,15 +67,13 @@ class Rows:
         self.weights = [len(part) for part in self.parts]
 
     def read(self, part: int) -> Iterator[Example]:
-        """The examples of a part."""
         for number in self.parts[part]:
-            yield Example(number, partial(self._load, number))
+            yield number, partial(self._load, number)
 
     def _load(self, number: int) -> tuple[str, dict[str, Any]]:
         return self.digests[number], read_example(self.data, number)
 
     def find_file(self, number: int) -> str:
-        """The file of an example's picture."""
         return find_example_file(self.data, number)
 
 
@@ -132,7 +124,6 @@ class Streams:
                 yield number, row
 
     def count_parts(self, size: int) -> int:
-        """Each file is one."""
         return len(self.files)
 
     def deal(self, parts: int, image_column: str) -> None:
@@ -158,7 +149,7 @@ class Streams:
                 row.pop("__url__", None)
                 inner = find_row_file(row) or row.get("__key__") or f"row {number}"
                 self.places[number] = f"{Path(self.files[part]).name}::{inner}"
-                yield Example(number, partial(_decode, self.features, self.image_column, row, self.unread.get(number)))
+                yield number, partial(_decode, self.features, self.image_column, row, self.unread.get(number))
         except (tarfile.TarError, *UNUSABLE) as error:
             raise DataError(f"{self.files[part]} cannot be read beyond example {len(self.places)}: {error}") from error
 
@@ -181,7 +172,6 @@ def _decode(
 
 
 def _first_step(stream: Any) -> Any:
-    """The part of a stream that reads its files, as `datasets` found them."""
     step: Any = getattr(stream, "_ex_iterable", None)
     while hasattr(step, "ex_iterable"):
         step = step.ex_iterable

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from huggingface_hub.dataclasses import strict
 from PIL import Image
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, PreTrainedModel
 
 import hf_ext.fast.semanir  # noqa: F401 (it enters itself: a training imports no more than its task)
 from hf_ext.hub.checkpoints import split_revision
@@ -21,15 +22,13 @@ from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir.configuration_semanir import PRESETS, SemanIRConfig
 from hf_ext.semanir.image_processing_semanir import SemanIRImageProcessor, from_unit, pixels_to_image, to_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
-from hf_ext.training.models import initialize_from, read_model_section
+from hf_ext.training.models import initialize_from, pin_revision, read_model_section
 from hf_ext.training.task import Task
 
 from ..errors import DataError, UsageError
 from .checks import Scores, require
-from .degradation_settings import Degradation, read_degradations
-from .degradations import matlab_luma, unpack_mosaic
+from .degradations import Degradation, matlab_luma, read_degradations, unpack_mosaic
 from .made_pictures import make_picture
-from .perceptual import FeatureLoss
 from .pictures import deep_grey, picture_of
 
 logger = logging.getLogger(__name__)
@@ -48,8 +47,8 @@ class SemanIRTask(Task):
 
     Args:
         degradation (`dict` or `list[dict]`, defaults to `{"kind": "gaussian_noise", "sigma": 25}`):
-            One [`~hf_ext.tasks.degradation_settings.Degradation`], or a list from which each training
-            sample draws one by weight. `bicubic` and `mosaic` need a model with that layout; the others can be mixed.
+            One [`~hf_ext.tasks.degradations.Degradation`], or a list from which each training sample draws one by
+            weight. `bicubic` and `mosaic` need a model with that layout; the others can be mixed.
         eval_degradation (`dict` or `list[dict]`, *optional*):
             Degradations of the evaluation, each measured separately; `degradation` when not given. From a range, each
             image draws one value, so evaluate models for a range at fixed values.
@@ -87,7 +86,8 @@ class SemanIRTask(Task):
     presets: ClassVar[dict[str, dict[str, Any]]] = PRESETS
 
     def __post_init__(self) -> None:
-        self.config, self.feature_loss = SemanIRConfig(), cast(FeatureLoss | None, None)
+        self.config = SemanIRConfig()
+        self.feature_loss: FeatureLoss | None = None
         self._step = 0  # of the last loss
         self.trained = read_degradations(self.degradation, "task.degradation")
         own = self.eval_degradation is None
@@ -106,19 +106,20 @@ class SemanIRTask(Task):
     @property
     def metric_names(self) -> dict[str, str]:  # type: ignore[override]
         """Metrics and how they are taken; of several degradations first the mean, then each."""
-        names = {} if len(self.evaluated) == 1 else self._names(self.evaluated[0], f"mean of {len(self.evaluated)}")
+        count = len(self.evaluated)
+        names = self._names(self.evaluated[0], f", mean of {count}") if count > 1 else {}
         # PSNR-B is taken of JPEG alone: there is no mean of it.
         names.pop("psnr_b", None)
         for degradation in self.evaluated:
-            title = None if len(self.evaluated) == 1 else degradation.title
-            names |= {self._key(name, degradation): words for name, words in self._names(degradation, title).items()}
+            of = f", {degradation.title}" if count > 1 else ""
+            names |= {self._key(name, degradation): words for name, words in self._names(degradation, of).items()}
         return names
 
     def _key(self, metric: str, degradation: Degradation) -> str:
         return metric if len(self.evaluated) == 1 else f"{metric}_{degradation.label}"
 
-    def _names(self, degradation: Degradation, title: str | None) -> dict[str, str]:
-        channel, border, of = self._channel.upper(), self._border, "" if title is None else f", {title}"
+    def _names(self, degradation: Degradation, of: str = "") -> dict[str, str]:
+        channel, border = self._channel.upper(), self._border
         names = {
             "psnr": f"PSNR ({channel}, border {border}, dB){of}",
             "ssim": f"SSIM ({channel}, valid region{f', border {border}' if border else ''}){of}",
@@ -127,9 +128,7 @@ class SemanIRTask(Task):
 
     @property
     def _channel(self) -> Literal["gray", "rgb", "y"]:
-        if self.config.num_channels_out == 1:
-            return "gray"
-        return "y" if self._border else "rgb"
+        return "gray" if self.config.num_channels_out == 1 else "y" if self._border else "rgb"
 
     @property
     def _border(self) -> int:
@@ -142,7 +141,6 @@ class SemanIRTask(Task):
             self.feature_loss = FeatureLoss(self.perceptual_model)
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> SemanIRForImageRestoration:
-        """Builds the model of the `model` section: a preset, a checkpoint's configuration or the defaults, changed."""
         allowed = {item.name for item in fields(SemanIRConfig)} & set(SemanIRConfig.__annotations__)
         preset, changes = read_model_section(config, allowed, init_from, PRESETS)
         if init_from:
@@ -159,9 +157,7 @@ class SemanIRTask(Task):
         return model
 
     def _check_layout(self) -> None:
-        """Refuses a model that cannot take what a degradation makes."""
         config = self.config
-        layout = (config.num_channels, config.num_channels_out, config.scale)
         if self.made_pictures and "paired" in (item.kind for item in self.trained):
             raise UsageError("task.made_pictures does not combine with the degradation paired: leave out one of them.")
         for option, is_set, channels in (
@@ -173,18 +169,19 @@ class SemanIRTask(Task):
                     f"task.{option} is {getattr(self, option)!r}, which needs a model of {channels} channel(s); this "
                     f"one has num_channels_out {config.num_channels_out}. Leave it out, or set model.num_channels."
                 )
-        for degradation in {*(item.kind for item in self.trained), *(item.kind for item in self.evaluated)}:
-            if degradation == "mosaic":
-                fits, wanted = config.demosaicks, "num_channels 4, num_channels_out 3 and scale 2"
-            else:
-                enlarges = {"bicubic": config.scale > 1, "paired": True}.get(degradation, config.scale == 1)
-                fits = layout[:2] in ((1, 1), (3, 3)) and enlarges
-                scales = {"bicubic": "scale 2, 3 or 4", "paired": "any scale"}.get(degradation, "scale 1")
-                wanted = f"num_channels 1 (grey) or 3 (RGB) and {scales}"
+        channels, channels_out, scale = config.num_channels, config.num_channels_out, config.scale
+        plain, colours = channels == channels_out and channels in (1, 3), "num_channels 1 (grey) or 3 (RGB)"
+        layouts = {
+            "mosaic": (config.demosaicks, "num_channels 4, num_channels_out 3 and scale 2"),
+            "bicubic": (plain and scale > 1, f"{colours} and scale 2, 3 or 4"),
+            "paired": (plain, f"{colours} and any scale"),
+        }
+        for kind in {item.kind for item in (*self.trained, *self.evaluated)}:
+            fits, wanted = layouts.get(kind, (plain and scale == 1, f"{colours} and scale 1"))
             if not fits:
                 raise UsageError(
-                    f"task.degradation {degradation} needs model.{wanted}; the model has num_channels {layout[0]}, "
-                    f"num_channels_out {layout[1]} and scale {layout[2]}."
+                    f"task.degradation {kind} needs model.{wanted}; the model has num_channels {channels}, "
+                    f"num_channels_out {channels_out} and scale {scale}."
                 )
 
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -198,7 +195,7 @@ class SemanIRTask(Task):
             for decays, values in groups.items()
         ]
 
-    def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> dict[str, torch.Tensor]:
+    def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> dict[str, Tensor]:
         """A random patch, flipped and turned, with its degraded version; both [channels, height, width] in [0, 1]."""
         chosen = self.trained[0]
         if len(self.trained) > 1:
@@ -213,10 +210,11 @@ class SemanIRTask(Task):
         if self.permute_channels:
             order = generator.permutation(3)
             images = [image if image.shape[-1] == 1 else image[..., order] for image in images]
-        degraded, clean = self._in_colour(chosen.patch(images, self.config.scale, self.patch_size, generator))
-        return {"pixel_values": _tensor(degraded), "labels": _tensor(clean)}
+        pair = self._in_colour(chosen.patch(images, self.config.scale, self.patch_size, generator))
+        degraded, clean = (torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))) for image in pair)
+        return {"pixel_values": degraded, "labels": clean}
 
-    def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
+    def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> Tensor:
         """The model's own loss, and the perceptual one; with `train_top_k`, one k for all stages and processes."""
         # A strength that the first model had is not that of what it becomes.
         vars(self.config).pop("restoration_strength", None)
@@ -224,7 +222,7 @@ class SemanIRTask(Task):
         choices = self.config.train_top_k
         top_k = int(np.random.default_rng((4, step)).choice(choices)) if choices else None
         output = model(pixel_values=batch["pixel_values"], labels=batch["labels"], top_k=top_k)
-        loss: torch.Tensor = output.loss
+        loss: Tensor = output.loss
         if self.feature_loss is not None:
             seen = self.feature_loss.to(loss.device)(output.reconstruction, batch["labels"])
             loss = loss + self.perceptual_weight * seen
@@ -249,10 +247,9 @@ class SemanIRTask(Task):
                             "learning_rate, or begin with a trained model (init_from).",
                             degradation.title,
                         )
-                    for name in self._names(degradation, None):
-                        options: dict[str, Any] = {} if name == "psnr_b" else {"border": self._border}
-                        score = scores[name](restored, clean, channel=self._channel, data_range=1.0, **options)
-                        rows[-1][self._key(name, degradation)] = score
+                    about: Any = {"channel": self._channel, "border": self._border, "data_range": 1.0}
+                    for name in self._names(degradation):
+                        rows[-1][self._key(name, degradation)] = scores[name](restored, clean, **about)
             except ValueError as error:
                 files = ", ".join(str(value.filename) for value in example.values() if getattr(value, "filename", ""))
                 told = f"example {index}{files and f' ({files})'} cannot be scored: {error}"
@@ -294,8 +291,14 @@ class SemanIRTask(Task):
         rows, scale = [], self.config.scale
         for index in range(max(len(examples), len(self.evaluated))):
             place = index % len(examples)
-            pair = self.degraded_example(examples[place], place, self.evaluated[index % len(self.evaluated)])
-            degraded, clean = _middles(*pair, scale)
+            degraded, clean = self.degraded_example(
+                examples[place], place, self.evaluated[index % len(self.evaluated)]
+            )
+            # The middle, as far as there is one.
+            size = 192 // scale
+            top, left = (max(0, (side - size) // 2) for side in degraded.shape[:2])
+            degraded = degraded[top : top + size, left : left + size]
+            clean = clean[top * scale : (top + size) * scale, left * scale : (left + size) * scale]
             # The input at the size of the output: colours of a mosaic, pixels of a small image.
             given = unpack_mosaic(degraded) if self.config.demosaicks else degraded.repeat(scale, 0).repeat(scale, 1)
             rows.append(np.concatenate([given, self.restore(model, degraded), clean], axis=1))
@@ -303,13 +306,12 @@ class SemanIRTask(Task):
         sheet = np.concatenate([np.pad(row, ((0, 4), (0, width - row.shape[1]), (0, 0))) for row in rows])
         return pixels_to_image(from_unit(sheet))
 
-    def save_model(self, model: torch.nn.Module, state_dict: dict[str, torch.Tensor], folder: Path) -> None:
+    def save_model(self, model: torch.nn.Module, state_dict: dict[str, Tensor], folder: Path) -> None:
         """Model, or adapter, with the image processor that fits its channels."""
         cast(PreTrainedModel, model).save_pretrained(folder, state_dict=state_dict)
         SemanIRImageProcessor(do_convert_rgb=self.config.num_channels == 3).save_pretrained(folder)
 
     def describe(self) -> dict[str, Any]:
-        """The degradations, which are what a score depends on."""
         options: dict[str, Any] = {} if self.top_k is None else {"top_k": self.top_k}
         if self.gray_from != "luma":
             options["gray_from"] = self.gray_from
@@ -317,10 +319,7 @@ class SemanIRTask(Task):
         return {name: [item.title for item in items] for name, items in titles.items()} | options
 
     def _images(self, example: dict[str, Any], degradation: Degradation) -> list[np.ndarray]:
-        """
-        The clean image, or degraded and clean, as [`_pixels`] gives them. For noise a file of one
-        channel stays one, also where the model has three: a grey picture has one noise, not three to average.
-        """
+        """The clean image, or degraded and clean, as [`_pixels`] gives them."""
         paired = degradation.kind == "paired"
         # Beside pairs in one list, other degradations start from the clean image of the pair.
         in_pairs = any(item.kind == "paired" for item in (*self.trained, *self.evaluated))
@@ -338,8 +337,8 @@ class SemanIRTask(Task):
 
     def _pixels(self, image: Image.Image, kind: str) -> np.ndarray:
         """
-        [height, width, channels], uint8, or of grey of 16 bits float32 with white at 1, which pairs and noise keep; of
-        a grey image one channel, but for a mosaic, which has colours.
+        [height, width, channels], uint8, or of grey of 16 bits float32 with white at 1, which pairs and noise keep. A
+        grey image has one channel, also for a model of three, so that its noise is one; but for a mosaic.
         """
         deep = deep_grey(image)
         if deep is not None and kind in ("paired", "gaussian_noise"):
@@ -361,18 +360,78 @@ class SemanIRTask(Task):
 def _is_unchanged(degraded: np.ndarray, restored: np.ndarray, clean: np.ndarray) -> bool:
     """True where the model changes its input by less than a tenth of what is wrong with it. A U that trains at too
     high a rate ends there: its features grow, and the norm behind them hands back no gradient."""
-    if not degraded.shape == restored.shape == clean.shape:
-        return False
-    return bool(np.abs(restored - degraded).mean() < 0.1 * np.abs(clean - degraded).mean())
+    same = degraded.shape == restored.shape == clean.shape
+    return same and bool(np.abs(restored - degraded).mean() < 0.1 * np.abs(clean - degraded).mean())
 
 
-def _tensor(image: np.ndarray) -> torch.Tensor:
-    """[height, width, channels] → [channels, height, width]"""
-    return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
+class FeatureLoss(torch.nn.Module):
+    """
+    Distance of two pictures for a frozen network: the mean over its feature maps of the distance of two maps, relative
+    to the size of the target's. So each map has equal weight, whatever its scale and size.
 
+    Args:
+        source (`str`): An image model of hf-ext or transformers whose `AutoModel` returns hidden states: the name of a
+            released restorer, a folder or `org/name[@revision]`.
 
-def _middles(degraded: np.ndarray, clean: np.ndarray, scale: int) -> tuple[np.ndarray, np.ndarray]:
-    size = 192 // scale
-    top, left = (max(0, (side - size) // 2) for side in degraded.shape[:2])
-    corner = (slice(top * scale, (top + size) * scale), slice(left * scale, (left + size) * scale))
-    return degraded[top : top + size, left : left + size], clean[corner]
+    Raises:
+        ValueError: If the network cannot be loaded, or takes no pictures in colours.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, source: str):
+        super().__init__()
+        pinned = pin_revision(source)
+        if pinned.startswith(f"{source}@"):
+            logger.warning("task.perceptual_model is %s at present; give this name to keep the same loss.", pinned)
+        name, revision = split_revision(pinned)
+        config = AutoConfig.from_pretrained(name, revision=revision)
+        ours = config.model_type == "semanir"
+        # Ours as a whole, of which all but the last layers is taken: nothing is left over that a report names.
+        kind: Any = SemanIRForImageRestoration if ours else AutoModel
+        try:
+            loaded = kind.from_pretrained(name, revision=revision, dtype=torch.float32)
+        except RuntimeError as error:
+            raise UsageError(f"task.perceptual_model {source} cannot be loaded: {error}") from error
+        network = loaded.model if ours else loaded
+        if network.main_input_name != "pixel_values" or getattr(config, "num_channels", 3) != 3:
+            raise DataError(
+                f"task.perceptual_model {source} ({type(network).__name__}) does not take pictures of three channels: "
+                "give a restorer of colour pictures, such as denoise-color, or an image model of transformers."
+            )
+        self.source, self.network = source, network.eval().requires_grad_(False)
+        # Ours takes [0, 1] as it is.
+        processor = None if ours else AutoImageProcessor.from_pretrained(name, revision=revision)
+        normalizes = getattr(processor, "do_normalize", False)
+        for buffer, usual in (("mean", [0.0] * 3), ("std", [1.0] * 3)):
+            values = getattr(processor, f"image_{buffer}") if normalizes else usual
+            self.register_buffer(buffer, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def check(self, side: int) -> None:
+        """Raises a ValueError if the network takes no pictures of this side, or gives no hidden states."""
+        try:
+            with torch.no_grad():
+                self.features(torch.zeros(1, 3, side, side))
+        # Each network has words of its own for a size that it does not take.
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"task.perceptual_model {self.source} ({type(self.network).__name__}) gives no hidden states of "
+                f"pictures of {side} x {side} pixels, as the training has them: {error}. Set task.patch_size, times "
+                "the scale, to a size that it takes, or give another network."
+            ) from error
+
+    def forward(self, made: Tensor, wanted: Tensor) -> Tensor:
+        """The distance of two batches `[batch, 1 or 3, height, width]` in [0, 1]; its gradient is that of `made`."""
+        with torch.no_grad():
+            targets = self.features(wanted)
+        pairs = zip(self.features(made), targets, strict=True)
+        distances = [(one - target).abs().mean() / target.abs().mean().clamp_min(1e-6) for one, target in pairs]
+        return torch.stack(distances).mean()
+
+    def features(self, pictures: Tensor) -> tuple[Tensor, ...]:
+        colours = pictures.expand(-1, 3, -1, -1)
+        maps = self.network(pixel_values=(colours - self.mean) / self.std, output_hidden_states=True).hidden_states
+        if not maps:
+            raise ValueError("its output has none")
+        return tuple(maps)

@@ -52,8 +52,6 @@ class MRConvTask(Task):
 
     # Replaced on an instance, other models train on the same data: examples/mrconv/peers.py.
     config_class: ClassVar[type[PreTrainedConfig]] = MRConvConfig
-    # Sizes that the `model` section may name instead of writing them out.
-    presets: ClassVar[dict[str, dict[str, Any]]] = {}
     model_class: ClassVar[Callable[..., PreTrainedModel]]
     greater_is_better: ClassVar[bool] = True
 
@@ -78,7 +76,6 @@ class MRConvTask(Task):
         raise NotImplementedError
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> PreTrainedModel:
-        """Builds the model of the `model` section."""
         decided = self.model_fields()
         names = {item.name for item in fields(self.config_class)} & set(self.config_class.__annotations__)
         preset, changes = read_model_section(config, names, init_from, self.presets, decided)
@@ -90,7 +87,13 @@ class MRConvTask(Task):
         answer = {"problem_type": None, **self.label_fields()}
         settings = self.config_class.from_pretrained(name, revision=revision, **{**answer, **changes})
         other = (stored.problem_type, stored.id2label) != (settings.problem_type, settings.id2label)
-        self._fit_units(settings, other)
+        # Means and spreads that a checkpoint lacks, or has of another answer, become those of the data.
+        for name in ("input_mean", "input_std", "target_mean", "target_std"):
+            is_absent = getattr(settings, name, None) is None
+            if name in self.learned if is_absent else other and name.startswith("target"):
+                setattr(settings, name, self.learned.get(name))
+        # What was set after the making is checked here, not first where the model is saved.
+        settings.validate()
         different = {key: getattr(settings, key) for key, value in decided.items() if getattr(settings, key) != value}
         if different:
             raise DataError(
@@ -101,22 +104,12 @@ class MRConvTask(Task):
         initialize_from(model, init_from)
         return model
 
-    def _fit_units(self, settings: PreTrainedConfig, other_answer: bool) -> None:
-        """Means and spreads that a checkpoint lacks, or has of another answer, become those of the data."""
-        for name in ("input_mean", "input_std", "target_mean", "target_std"):
-            is_absent = getattr(settings, name, None) is None
-            if name in self.learned if is_absent else other_answer and name.startswith("target"):
-                setattr(settings, name, self.learned.get(name))
-        # What was set after the making is checked here, not first where the model is saved.
-        settings.validate()
-
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Matrices decay; kernels have a learning rate of their own; alpha, norms and biases do not decay."""
         base = model.get_base_model() if isinstance(model, peft.PeftModel) else model
-        named = dict(base.named_parameters())
         kernels: set[int] = set()
         if isinstance(base, MRConvPreTrainedModel) and not base.config.reparameterized:
-            kernels = {id(named[name]) for name in base.kernel_parameters()}
+            kernels = {id(base.get_parameter(name)) for name in base.kernel_parameters()}
         matrices = {
             id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding | _ConvNd)
         }
@@ -130,11 +123,9 @@ class MRConvTask(Task):
         return [group for group in groups if group["params"]]
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
-        """The example as [`~MRConvTask.encode`] makes it; nothing is random."""
         return self.encode(example)
 
     def loss(self, model: nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
-        """The model's own loss."""
         return super().loss(model, cut_padding(batch), step)
 
     def batch(self, model: nn.Module, examples: list[dict[str, Any]]) -> Batch:
@@ -142,7 +133,6 @@ class MRConvTask(Task):
         return join_samples(model, [self.encode(example) for example in examples])
 
     def save_model(self, model: nn.Module, state_dict: Batch, folder: Path) -> None:
-        """Writes the model and its processor, if it has one."""
         super().save_model(model, state_dict, folder)
         if (processor := self.processor()) is not None:
             processor.save_pretrained(folder)
@@ -197,7 +187,6 @@ def make_rows(**columns: torch.Tensor) -> Scores:
 
 
 def number_names(names: list[str]) -> dict[str, Any]:
-    """Fields of a configuration that name its outputs."""
     return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
 
 
@@ -247,7 +236,6 @@ class ClassificationTask(MRConvTask):
         )
 
     def label_fields(self) -> dict[str, Any]:
-        """Number and names of the classes."""
         return number_names(self.label_names) if self.label_names else {"num_labels": self.num_labels}
 
     def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
@@ -271,7 +259,6 @@ class ClassificationTask(MRConvTask):
         return model
 
     def label(self, example: dict[str, Any]) -> torch.Tensor:
-        """The number of an example's class."""
         return torch.tensor(self.read_class(column(example, self.label_column, "label_column")))
 
     def read_class(self, value: Any) -> int:
@@ -281,10 +268,10 @@ class ClassificationTask(MRConvTask):
         name = value if isinstance(value, str) else class_name(value)
         named = name in self.label_names and not (self.numbered and not isinstance(value, str))
         index = self.label_names.index(str(name)) if named else value
-        if isinstance(index, str) and not self.label_names and index.isdecimal():
-            index = int(index)
+        is_decimal = isinstance(index, str) and not self.label_names and index.isdecimal()
         # A table with an empty cell, or of an array, has whole numbers as floats.
-        index = int(index) if isinstance(index, float) and index.is_integer() else index
+        if is_decimal or (isinstance(index, float) and index.is_integer()):
+            index = int(index)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.num_labels:
             names = f", or one of {', '.join(self.label_names)}" if self.label_names else ""
             raise DataError(
@@ -294,7 +281,6 @@ class ClassificationTask(MRConvTask):
         return index
 
     def _advise(self, value: Any) -> str:
-        """Advice for a value that is not a class."""
         if class_name(value) is None:
             return "Fill in the missing labels, or remove these examples"
         if isinstance(value, str | bool) or (isinstance(value, int) and value < 0):
@@ -305,7 +291,6 @@ class ClassificationTask(MRConvTask):
         return "A label is a whole number or a name; use method mrconv-regression for fractions"
 
     def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
-        """Predicted and true class and cross entropy of each example."""
         logits, labels = predict(model, self.batch(model, examples))
         losses = F.cross_entropy(logits, labels, reduction="none")
         return make_rows(prediction=logits.argmax(-1), label=labels, loss=losses)
@@ -318,12 +303,10 @@ class ClassificationTask(MRConvTask):
         return {"accuracy": float(np.mean(predictions == labels)), "loss": super().summarize(rows)["loss"]}
 
     def sample_picture(self, model: nn.Module, examples: list[dict[str, Any]]) -> Image.Image | None:
-        """The confusion matrix of the evaluation that was just done."""
         return None if self.confusion is None else draw_confusion(self.confusion, self.label_names)
 
 
 def draw_confusion(confusion: np.ndarray, names: list[str]) -> Image.Image:
-    """Draws a confusion matrix."""
     count = len(confusion)
     side = min(9.0, 2.5 + 0.45 * count)
     figure = new_figure(side, side)

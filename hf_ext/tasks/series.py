@@ -1,8 +1,7 @@
 """MRConv on sequences of numbers, such as sensors: their classes and values, and classes of positions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, ClassVar
 
 import datasets
@@ -27,8 +26,6 @@ from .sequences import Batch, ClassificationTask, MRConvTask, make_rows, number_
 _MEASURED = 10_000
 # Models compute in float32.
 _LARGEST = float(np.finfo(np.float32).max)
-# The class of a position that has none.
-_NO_CLASS = -100
 # What helps where a column of labels is missing.
 _ADVICE = f". {UNLABELLED.rstrip('.')}"
 
@@ -61,16 +58,13 @@ class SeriesTask(MRConvTask):
         )
 
     def label_fields(self) -> dict[str, Any]:
-        """The columns, which `hf-ext classify` looks for."""
         return {**super().label_fields(), "input_columns": self.columns}
 
     @property
     def channels(self) -> int:
-        """Number of channels of the model's input."""
         return len(self.columns) if self.num_channels is None else self.num_channels
 
     def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
-        """Measures mean and spread of each channel."""
         self.learned = measure("input", self.read_values, data)
         return super().read_data(data)
 
@@ -85,15 +79,11 @@ class SeriesTask(MRConvTask):
         return values
 
     def model_fields(self) -> dict[str, Any]:
-        """Channels and length of the input."""
         return {"input_size": self.channels, "max_position_embeddings": self.max_length}
 
-    def encode(self, example: dict[str, Any]) -> Batch:
-        """The numbers with their mask, and what is to be found."""
-        return self.encode_numbers(example, self.read_values(example)[: self.max_length])
-
-    def encode_numbers(self, example: dict[str, Any], numbers: np.ndarray) -> Batch:
-        """These numbers of an example, float64 `[length, channels]`, with their mask, and what is to be found."""
+    def encode(self, example: dict[str, Any], numbers: np.ndarray | None = None) -> Batch:
+        """The numbers of an example, or a window `[length, channels]` of them, with their mask and the labels."""
+        numbers = self.read_values(example)[: self.max_length] if numbers is None else numbers
         observed = torch.from_numpy(~np.isnan(numbers)).long()
         values = torch.from_numpy(np.nan_to_num(numbers, nan=0.0)).float()
         missing = self.max_length - len(values)
@@ -102,11 +92,11 @@ class SeriesTask(MRConvTask):
             "attention_mask": (torch.arange(self.max_length) < len(values)).long(),
             # What is missing takes the mean of its channel.
             "observed_mask": F.pad(observed, (0, 0, 0, missing)),
-            "labels": self.read_labels(example, self.max_length),
+            "labels": self.read_labels(example),
         }
 
-    def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
-        """The labels of an example, padded to a length."""
+    def read_labels(self, example: dict[str, Any]) -> torch.Tensor:
+        """The labels of an example; those of positions are padded to `max_length`."""
         raise NotImplementedError
 
 
@@ -119,9 +109,8 @@ class SeriesClassificationTask(SeriesTask, ClassificationTask):
     Args:
         deltas (`bool`, defaults to `False`):
             Also give the model the change of each channel from step to step, which shows fine detail of smooth series.
-        crop (`float`, defaults to 0.0):
-            Largest share of a series that each training sample cuts from its ends at random. For series whose class
-            does not depend on the time of an event.
+        crop (`float`, defaults to 0.0): Largest share of a series that each training sample cuts from its ends at
+            random. For series whose class does not depend on the time of an event.
     """
 
     deltas: bool = False
@@ -133,7 +122,6 @@ class SeriesClassificationTask(SeriesTask, ClassificationTask):
         require(self, ("crop", 0 <= self.crop < 1, "at least 0 and below 1"))
 
     def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
-        """Measures mean and spread of each channel, and the spread of its changes."""
         scanned = super().read_data(data)
         if self.deltas:
             changes = measure("input_delta", lambda example: np.diff(self.read_values(example), axis=0), data)
@@ -141,16 +129,14 @@ class SeriesClassificationTask(SeriesTask, ClassificationTask):
         return scanned
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
-        """The example, or a random window of it."""
         numbers = self.read_values(example)
         kept = max(1, round(len(numbers) * float(generator.uniform(1 - self.crop, 1))))
         start = int(generator.integers(len(numbers) - kept + 1))
         window = numbers[start : start + kept][: self.max_length]
         # A window without any number teaches nothing.
-        return self.encode(example) if np.isnan(window).all() else self.encode_numbers(example, window)
+        return self.encode(example, None if np.isnan(window).all() else window)
 
-    def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
-        """The class."""
+    def read_labels(self, example: dict[str, Any]) -> torch.Tensor:
         return torch.tensor(self.read_class(column(example, self.label_column, "label_column", _ADVICE)))
 
 
@@ -181,28 +167,26 @@ class SeriesRegressionTask(SeriesTask):
         require(self, ("target_columns", are_names, "different names, at least one"))
 
     def label_fields(self) -> dict[str, Any]:
-        """Number and names of the targets."""
         return {**super().label_fields(), "problem_type": "regression", **number_names(self.target_columns)}
 
     def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> None:
-        """Measures mean and spread of each channel and target."""
         super().read_data(data)
         self.learned |= measure("target", self.read_targets, data)
 
     def read_targets(self, example: dict[str, Any]) -> np.ndarray:
         """The values that are to be found, `[1, targets]`."""
-        found = [column(example, name, "target_columns", _ADVICE) for name in self.target_columns]
-        parts = [np.atleast_1d(value) for value in found]
-        for name, part in zip(self.target_columns, parts, strict=True):
+        targets = []
+        for name in self.target_columns:
+            part = np.atleast_1d(column(example, name, "target_columns", _ADVICE))
             if part.shape != (1,) or not is_number(part[0]) or not abs(float(part[0])) <= _LARGEST:
                 raise DataError(
                     f"{_place(example)}column {name!r} holds {part.tolist()!r:.80}; a target is one number, at "
                     "most 3.4e38. Set task.target_columns."
                 )
-        return np.array([[float(part[0]) for part in parts]])
+            targets.append(float(part[0]))
+        return np.array([targets])
 
-    def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
-        """The targets."""
+    def read_labels(self, example: dict[str, Any]) -> torch.Tensor:
         return torch.from_numpy(self.read_targets(example)[0]).float()
 
     def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
@@ -214,7 +198,6 @@ class SeriesRegressionTask(SeriesTask):
         return make_rows(mae=error.abs().mean(1), mse=error.square().mean(1), mae_of_mean=naive.abs().mean(1))
 
     def summarize(self, rows: Scores) -> dict[str, float]:
-        """Means over the examples."""
         means = super().summarize(rows)
         return {"mae": means["mae"], "rmse": float(np.sqrt(means["mse"])), "mae_of_mean": means["mae_of_mean"]}
 
@@ -241,8 +224,8 @@ class PositionsTask(SeriesTask, ClassificationTask):
         "loss": "cross entropy of a position (nats)",
     }
 
-    def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
-        """The class of each position, -100 at those without and at padding."""
+    def read_labels(self, example: dict[str, Any]) -> torch.Tensor:
+        """The class of each position, -100 at those without one and at padding."""
         given = np.asarray(column(example, self.label_column, "label_column", _ADVICE))
         count = len(self.read_values(example))
         if given.shape != (count,):
@@ -250,28 +233,27 @@ class PositionsTask(SeriesTask, ClassificationTask):
                 f"{_place(example)}column {self.label_column!r} has the shape {given.shape}; expected a class for "
                 f"each of the {count} positions."
             )
-        labels = torch.full((length,), _NO_CLASS)
+        labels = torch.full((self.max_length,), -100)
         # A sequence has many positions and few classes.
         for value in set(given.tolist()):
-            if value in ("", None, _NO_CLASS) or value != value:
+            if value in ("", None, -100) or value != value:
                 continue
             try:
                 number = self.read_class(value)
             except ValueError as error:
                 raise DataError(f"{_place(example, int((given == value).argmax()))}{error}") from error
-            labels[: len(given)][torch.from_numpy(given == value)[:length]] = number
+            labels[: len(given)][torch.from_numpy(given == value)[: self.max_length]] = number
         return labels
 
     def count_targets(self, batch: dict[str, Any]) -> torch.Tensor:
-        """The positions that have a class."""
-        return (batch["labels"] != _NO_CLASS).sum()
+        return (batch["labels"] != -100).sum()
 
     def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
         """For each example how often each class was taken for each, and the summed cross entropy."""
         logits, labels = predict(model, self.batch(model, examples))
         rows = []
         for truth, found, loss in zip(labels, logits.argmax(-1), sum_losses(logits, labels).tolist(), strict=True):
-            kept = truth != _NO_CLASS
+            kept = truth != -100
             pairs = torch.bincount(truth[kept] * self.num_labels + found[kept], minlength=self.num_labels**2)
             rows.append({"nats": loss, **{str(pair): float(count) for pair, count in enumerate(pairs.tolist())}})
         return rows
@@ -294,10 +276,7 @@ class PositionsTask(SeriesTask, ClassificationTask):
 
 
 def read_columns(example: dict[str, Any], names: list[str], option: str = "task.columns") -> np.ndarray:
-    """
-    Columns of numbers, which an option names, side by side as float64 `[length, channels]`, NaN where one is missing;
-    what is no number is said with its place.
-    """
+    """Columns of numbers, which an option names, as float64 `[length, channels]`, NaN where one is missing."""
     parts = [_read_numbers(example, name, option) for name in names]
     lengths = {name: len(part) for name, part in zip(names, parts, strict=True)}
     if len(set(lengths.values())) > 1 or not len(parts[0]):
@@ -340,8 +319,13 @@ def measure(
     name: str, read: Callable[[dict[str, Any]], np.ndarray], data: datasets.Dataset | datasets.IterableDataset
 ) -> dict[str, Any]:
     """Mean and spread of what is read of each example, `[length, channels]`, as fields of a configuration."""
+    if isinstance(data, datasets.IterableDataset):
+        chosen: Iterable[dict[str, Any]] = data.take(_MEASURED)
+    else:
+        places = np.unique(np.linspace(0, max(0, len(data) - 1), min(_MEASURED, len(data))).astype(int))
+        chosen = (data[int(place)] for place in places)
     count, mean, squares = np.zeros(1), np.zeros(1), np.zeros(1)
-    for example in _choose(data):
+    for example in chosen:
         try:
             values = read(example)
         except UNUSABLE:
@@ -361,13 +345,6 @@ def measure(
     # What never changes has no spread.
     std = np.where(std > 1e-6 * np.abs(mean), std, 1.0)
     return {f"{name}_mean": mean.tolist(), f"{name}_std": std.tolist()}
-
-
-def _choose(data: datasets.Dataset | datasets.IterableDataset) -> Iterator[dict[str, Any]]:
-    if isinstance(data, datasets.IterableDataset):
-        return islice(iter(data), _MEASURED)
-    chosen = np.unique(np.linspace(0, max(0, len(data) - 1), min(_MEASURED, len(data))).astype(int))
-    return (data[int(index)] for index in chosen)
 
 
 def _place(example: dict[str, Any], position: int | None = None) -> str:

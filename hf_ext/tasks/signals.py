@@ -33,9 +33,8 @@ class PixelTask(ClassificationTask):
 
     Args:
         image_size (`int`, defaults to 32): Side of the images, which must have that size.
-        mean, std (`list[float]`):
-            Mean and standard deviation of each channel, in [0, 1]; one value for grey images, three for colour.
-            Default: those of the Image task of Long Range Arena, grey CIFAR-10.
+        mean, std (`list[float]`): Mean and standard deviation of each channel, in [0, 1]; one value for grey images,
+            three for colour. Default: those of the Image task of Long Range Arena, grey CIFAR-10.
         image_column (`str`, defaults to `"image"`): Column of the images.
     """
 
@@ -57,7 +56,6 @@ class PixelTask(ClassificationTask):
         require(self, ("image_size", self.image_size >= 2, "at least 2 pixels"))
 
     def model_fields(self) -> dict[str, Any]:
-        """A continuous input, one position for each pixel."""
         return {"input_size": len(self.mean), "max_position_embeddings": self.image_size**2}
 
     def encode(self, example: dict[str, Any]) -> Batch:
@@ -74,7 +72,6 @@ class PixelTask(ClassificationTask):
         return {"input_values": torch.from_numpy((pixels - mean) / std), "labels": self.label(example)}
 
     def processor(self) -> MRConvNextImageProcessor:
-        """Makes the model's `pixel_values`."""
         # transformers declares the options of its own processors only.
         return MRConvNextImageProcessor(  # type: ignore[call-arg]
             size={"shortest_edge": self.image_size},
@@ -118,7 +115,6 @@ class AudioTask(ClassificationTask):
             )
 
     def model_fields(self) -> dict[str, Any]:
-        """Rate and length of the input."""
         return {"sampling_rate": self.sampling_rate, "max_position_embeddings": self.max_length}
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> PreTrainedModel:
@@ -134,7 +130,6 @@ class AudioTask(ClassificationTask):
         return model
 
     def encode(self, example: dict[str, Any]) -> Batch:
-        """The decimated recording with its mask, and the class."""
         recording = np.asarray(self._samples(example))[: self.max_length : self.decimation]
         processor, length = self.processor(), -(-self.max_length // self.decimation)
         options: Any = {"sampling_rate": processor.sampling_rate, "padding": "max_length", "max_length": length}
@@ -167,7 +162,6 @@ class AudioTask(ClassificationTask):
         return samples.astype(np.int16) if is_short else samples
 
     def processor(self) -> MRConvFeatureExtractor:
-        """Normalises and pads."""
         return MRConvFeatureExtractor(sampling_rate=self.sampling_rate // self.decimation)
 
 
@@ -202,11 +196,9 @@ class ImageTask(ClassificationTask):
         require(self, *sizes)
 
     def model_fields(self) -> dict[str, Any]:
-        """The size of the images."""
         return {"image_size": self.image_size}
 
     def encode(self, example: dict[str, Any]) -> Batch:
-        """The normalised centre and the class."""
         return self._pixels(self._processor(self._image(example), return_tensors="pt"), example)
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
@@ -225,7 +217,6 @@ class ImageTask(ClassificationTask):
         return {"pixel_values": inputs["pixel_values"][0], "labels": self.label(example)}
 
     def processor(self) -> MRConvNextImageProcessor:
-        """The image processor."""
         return self._processor
 
 

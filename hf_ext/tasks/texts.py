@@ -40,18 +40,6 @@ def _for_transformers(tokenizer: Tokenizer, max_length: int, **special: str) -> 
     )
 
 
-def listops_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
-    """Tokens of ListOps: digits, operators and their end between spaces."""
-    # Parentheses, which the published files have, are dropped; `]` becomes `X`, as in the S4 recipes.
-    words = [PAD, UNKNOWN, EOS, *(str(digit) for digit in range(10)), *LISTOPS_OPERATORS, "X"]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Replace("(", " "), normalizers.Replace(")", " "), normalizers.Replace(LISTOPS_END, "X")]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return _for_transformers(tokenizer, max_length, unk_token=UNKNOWN)
-
-
 def byte_tokenizer(max_length: int, **special: str) -> PreTrainedTokenizerFast:
     """Tokens of any text: its UTF-8 bytes, which are its characters where it is English; further special ones last."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -72,14 +60,12 @@ class TokenTask(MRConvTask):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """One token for each byte."""
         return byte_tokenizer(self.max_length)
 
     def validate_max_length(self) -> None:
         require(self, ("max_length", self.max_length >= 2, f"at least 2, a token and the {EOS} after it"))
 
     def model_fields(self) -> dict[str, Any]:
-        """The tokenizer's sizes."""
         return {
             "vocab_size": len(self.tokenizer),
             "pad_token_id": self.tokenizer.pad_token_id,
@@ -89,12 +75,11 @@ class TokenTask(MRConvTask):
 
     def read_tokens(self, example: dict[str, Any], name: str, option: str) -> Batch:
         """The text in a column as tokens, cut and padded to the tokenizer's length."""
-        text = read_text(example, name, option)
-        tokens = self.tokenizer(text, truncation=True, padding="max_length", return_tensors="pt")
+        options: Any = {"truncation": True, "padding": "max_length", "return_tensors": "pt"}
+        tokens = self.tokenizer(read_text(example, name, option), **options)
         return {name: tokens[name][0] for name in ("input_ids", "attention_mask")}
 
     def processor(self) -> PreTrainedTokenizerFast:
-        """The tokenizer."""
         return self.tokenizer
 
 
@@ -112,7 +97,6 @@ class TextTask(TokenTask, ClassificationTask):
     pipeline_tag: ClassVar[str] = "text-classification"
 
     def encode(self, example: dict[str, Any]) -> Batch:
-        """Tokens, mask and class."""
         return {**self.read_tokens(example, self.text_column, "text_column"), "labels": self.label(example)}
 
 
@@ -130,8 +114,14 @@ class ListOpsTask(TextTask):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """One token for each word of the grammar."""
-        return listops_tokenizer(self.max_length)
+        """Tokens of ListOps: digits, operators and their end between spaces."""
+        # Parentheses, which the published files have, are dropped; `]` becomes `X`, as in the S4 recipes.
+        words = [PAD, UNKNOWN, EOS, *map(str, range(10)), *LISTOPS_OPERATORS, "X"]
+        tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
+        changes = {"(": " ", ")": " ", LISTOPS_END: "X"}
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(*pair) for pair in changes.items()])
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        return _for_transformers(tokenizer, self.max_length, unk_token=UNKNOWN)
 
 
 @strict
@@ -155,7 +145,6 @@ class RetrievalTask(TextTask):
     model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForRetrieval
 
     def encode(self, example: dict[str, Any]) -> Batch:
-        """Tokens and masks of both texts, and the class."""
         second = self.read_tokens(example, self.second_text_column, "second_text_column")
         return {**super().encode(example), **{f"{name}_2": values for name, values in second.items()}}
 
@@ -171,9 +160,8 @@ class LanguageModelTask(TokenTask):
     Args:
         max_length (`int`, defaults to 1024): Bytes of a window; also the longest kernel.
         text_column (`str`, defaults to `"text"`): Column of the text.
-        packed (`bool`, defaults to `False`):
-            Put the texts of a training batch into one row, instead of padding them to the longest: the same loss and
-            gradients, faster if the lengths differ much.
+        packed (`bool`, defaults to `False`): Put the texts of a training batch into one row, instead of padding them
+            to the longest: the same loss and gradients, faster if the lengths differ much.
     """
 
     max_length: int = 1024
@@ -192,22 +180,18 @@ class LanguageModelTask(TokenTask):
         tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
         return tokenizer
 
-    def encode(self, example: dict[str, Any]) -> Batch:
-        """The beginning of the text."""
-        return self._window(example, 0)
+    def encode(self, example: dict[str, Any], start: int = 0) -> Batch:
+        """A window that begins at a byte; padding is not predicted."""
+        tokens = self.read_window(example, start)
+        return {**tokens, "labels": torch.where(tokens["attention_mask"] == 1, tokens["input_ids"], -100)}
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
-        """A window that begins anywhere."""
-        return self._window(example, self.choose_start(example, generator))
+        return self.encode(example, self.choose_start(example, generator))
 
     def choose_start(self, example: dict[str, Any], generator: np.random.Generator) -> int:
         """The start of a window: the last one holds the `<eos>` after the text."""
         count = len(read_text(example, self.text_column, "text_column").encode()) + 1
         return int(generator.integers(max(1, count - self.max_length + 1)))
-
-    def _window(self, example: dict[str, Any], start: int) -> Batch:
-        tokens = self.read_window(example, start)
-        return {**tokens, "labels": torch.where(tokens["attention_mask"] == 1, tokens["input_ids"], -100)}
 
     def read_window(self, example: dict[str, Any], start: int) -> Any:
         """Tokens of a text from a byte on, padded to one length, with their mask."""
@@ -220,11 +204,9 @@ class LanguageModelTask(TokenTask):
         return self.tokenizer.pad({"input_ids": ids}, padding="max_length", return_tensors="pt")
 
     def loss(self, model: nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
-        """The model's own loss, of padded or packed texts."""
         return super().loss(model, pack_texts(batch) if self.packed else batch, step)
 
     def count_targets(self, batch: dict[str, Any]) -> torch.Tensor:
-        """The predicted bytes."""
         return (batch["labels"][:, 1:] != -100).sum()
 
     def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
@@ -234,7 +216,6 @@ class LanguageModelTask(TokenTask):
         return make_rows(nats=sum_losses(logits, labels), bytes=(labels != -100).sum(1))
 
     def summarize(self, rows: Scores) -> dict[str, float]:
-        """Mean over all bytes."""
         nats, count = (sum(row[name] for row in rows) for name in ("nats", "bytes"))
         return {"bits_per_byte": float(nats / count / np.log(2))}
 
@@ -259,7 +240,6 @@ class MaskedLanguageModelTask(LanguageModelTask):
     greater_is_better: ClassVar[bool] = True
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
-        """A window that begins anywhere, masked."""
         return self.mask(self.read_window(example, self.choose_start(example, generator)), generator)
 
     def mask(self, tokens: Any, generator: np.random.Generator) -> Batch:
@@ -274,7 +254,6 @@ class MaskedLanguageModelTask(LanguageModelTask):
                 return {**tokens, "input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
 
     def count_targets(self, batch: dict[str, Any]) -> torch.Tensor:
-        """The masked bytes."""
         return (batch["labels"] != -100).sum()
 
     def evaluate_batch(self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]) -> Scores:
@@ -292,7 +271,6 @@ class MaskedLanguageModelTask(LanguageModelTask):
         return rows
 
     def summarize(self, rows: Scores) -> dict[str, float]:
-        """Over all masked bytes."""
         counts = [sum(row[str(byte)] for row in rows) for byte in range(len(self.tokenizer))]
         total = max(1.0, sum(counts))
         nats, hits = (sum(row[name] for row in rows) for name in ("nats", "hits"))
@@ -312,7 +290,6 @@ def pack_texts(batch: Batch) -> Batch:
 
 
 def read_text(example: dict[str, Any], name: str, option: str) -> str:
-    """The text in a column; refuses other values."""
     text = column(example, name, option)
     if text is None:
         raise DataError(f"column {name!r} is empty: fill it in, remove the example, or set task.{option}.")

@@ -26,12 +26,15 @@ from tests.tasks.diffusion_testing import make_arguments
 
 load = module_loader(EXAMPLES / "disentangled_dit")
 
+
+def script(name: str):
+    """A fixture of a module of the examples."""
+    return pytest.fixture(lambda load: load(name))
+
+
+generating, drift, controls, classifier = map(script, ("generating", "drift", "controls", "classifier"))
+
 STEPS = {"num_inference_steps": 2, "guidance_scale": 1.0}
-
-
-@pytest.fixture
-def generating(load):
-    return load("generating")
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +57,6 @@ def test_an_image_depends_on_seed_and_place_not_on_the_batch(generating, pipelin
     assert np.abs(whole[3].astype(int) - whole[4]).max() > 20
     assert np.abs(whole[1].astype(int) - generating.generate_images(pipeline, [4, 3], **STEPS)[1]).max() <= 1
     assert np.abs(whole.astype(int) - generating.generate_images(pipeline, labels, seed=1, **STEPS)).max() > 20
-
-
-@pytest.fixture
-def drift(load):
-    return load("drift")
 
 
 def photograph(size: int = 64) -> np.ndarray:
@@ -131,11 +129,6 @@ def test_means_are_over_pairs_of_settings_and_over_images(drift):
     assert equal == {"pixel_distance": 0, "content_distance": 0, "detail_distance": 0, "agreement": 1}
 
 
-@pytest.fixture
-def controls(load):
-    return load("controls")
-
-
 def blobs(places: list[tuple[float, float]], side: int = 32) -> np.ndarray:
     """A bright spot at each place, on grey: uint8 [images, side, side, 3]."""
     rows, columns = np.mgrid[:side, :side]
@@ -199,11 +192,6 @@ def test_a_mirrored_picture_is_known_by_its_mirror_image(controls):
 
 FOLDER = EXAMPLES / "disentangled_dit"
 SIZES = {"widths": [8, 12, 16]}
-
-
-@pytest.fixture
-def classifier(load):
-    return load("classifier")
 
 
 def picture(label: int, seed: int, size: int = 16) -> Image.Image:

@@ -13,8 +13,8 @@ from PIL import Image
 from transformers import ConvNextImageProcessor, RegNetConfig, RegNetForImageClassification
 
 from hf_ext.tasks.diffusion import DisentangledDiTTask
+from hf_ext.tasks.diffusion_latents import write_tar
 from hf_ext.tasks.precompute import Precompute
-from hf_ext.tasks.tar_files import write_tar
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
 from hf_ext.training.callbacks import TIMINGS

@@ -9,14 +9,15 @@ from skimage import data
 
 from hf_ext.metrics.psnr import psnr
 from hf_ext.settings import build
-from hf_ext.tasks.degradation_settings import Degradation, read_degradations
 from hf_ext.tasks.degradations import (
+    Degradation,
     blur,
     gaussian_noise,
     jpeg,
     matlab_bicubic,
     matlab_luma,
     mosaic,
+    read_degradations,
     resize_and_back,
     unpack_mosaic,
 )

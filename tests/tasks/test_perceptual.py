@@ -12,9 +12,8 @@ from transformers import BertConfig, BertModel, ConvNextImageProcessor, ResNetCo
 
 from hf_ext.errors import DataError, UsageError
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext.tasks import perceptual
-from hf_ext.tasks.perceptual import FeatureLoss
-from hf_ext.tasks.restoration import SemanIRTask
+from hf_ext.tasks import restoration
+from hf_ext.tasks.restoration import FeatureLoss, SemanIRTask
 from hf_ext.training import train
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
@@ -149,7 +148,7 @@ def test_a_name_without_a_commit_is_told_its_commit(restorer, monkeypatch, caplo
     FeatureLoss(str(restorer))
     # Others may have told transformers to say more.
     assert not [record for record in caplog.records if record.name.startswith("hf_ext")]
-    monkeypatch.setattr(perceptual, "pin_revision", lambda source: f"{source}@5c9e")
-    monkeypatch.setattr(perceptual, "split_revision", lambda pinned: (str(restorer), None))
+    monkeypatch.setattr(restoration, "pin_revision", lambda source: f"{source}@5c9e")
+    monkeypatch.setattr(restoration, "split_revision", lambda pinned: (str(restorer), None))
     FeatureLoss("org/sees")
     assert "task.perceptual_model is org/sees@5c9e at present" in caplog.text

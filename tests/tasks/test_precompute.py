@@ -22,9 +22,8 @@ from hf_ext.settings import SettingsError
 from hf_ext.tasks import precompute as module
 from hf_ext.tasks import precompute_sources as sources
 from hf_ext.tasks.diffusion_data import Crops, cut_view
-from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
+from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels, unpack_row, write_tar
 from hf_ext.tasks.precompute import precompute
-from hf_ext.tasks.tar_files import unpack_row, write_tar
 from hf_ext.training.data import TrainingLoader
 from tests.disentangled_dit.pipeline_testing import make_vae
 from tests.kit.models import assert_same_answers
