@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_ext.hub.front_matter import read_front_matter
-from hf_ext.hub.header_format import CheckpointError, header_length, parse_entries
+from hf_ext.hub.header_format import CheckpointError, read_entries
 
 from .errors import HubError
 from .objects import OWNER, Commit, Entry, Snapshot, hub_time
@@ -154,11 +154,9 @@ def count_parameters(snapshot: Snapshot, blobs: BlobStore) -> dict[str, int]:
 @lru_cache(maxsize=1024)
 def _parameters_of(path: Path) -> Counter[str] | None:
     """Parameters in a safetensors file; None for what is none. A blob's name is its content, so one look is enough."""
-    size = path.stat().st_size
     counts: Counter[str] = Counter()
     try:
-        with path.open("rb") as file:
-            tensors, _ = parse_entries(file.read(header_length(file.read(8), size, path.name)), size, path.name)
+        _, tensors = read_entries(path)
     except CheckpointError:
         return None
     for tensor in tensors.values():

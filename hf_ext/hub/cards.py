@@ -198,7 +198,7 @@ def _task(
     if "pipeline_tag" in config:
         # a pipeline of diffusers
         return str(config["pipeline_tag"])
-    measured = [result.get("task") for result in evaluation["results"][:1]]
+    measured: list[str | None] = [result.get("task") for result in evaluation["results"][:1]]
     is_own = installed_room(str(config.get("model_type"))) is not None
     for task in filter(None, [preferred, *measured, *(_OWN_TASKS.split() if is_own else ())]):
         about = PIPELINE_REGISTRY.supported_tasks.get(task)

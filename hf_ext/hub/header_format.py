@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import DataError
@@ -85,6 +86,14 @@ def parse_entries(data: bytes | bytearray, file_size: int, file: str) -> tuple[d
     return tensors, metadata
 
 
+def read_entries(path: Path) -> tuple[bytes, dict[str, Entry]]:
+    """The header of a safetensors file on disk, and the tensors that it describes."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        data = file.read(header_length(file.read(8), size, path.name))
+    return data, parse_entries(data, size, path.name)[0]
+
+
 def _describe(where: str, entry: Any, start: int) -> Entry:
     complete = isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}
     if not complete or not _are_sizes(entry["data_offsets"]) or len(entry["data_offsets"]) != 2:
@@ -112,5 +121,6 @@ def _describe(where: str, entry: Any, start: int) -> Entry:
 
 def _are_sizes(value: object) -> bool:
     # bool is an int to Python, but not a size; torch counts in 64-bit integers
-    is_short = isinstance(value, list) and len(value) <= _MAX_SIZES
-    return is_short and all(type(item) is int and 0 <= item < 2**63 for item in value)
+    if not isinstance(value, list) or len(value) > _MAX_SIZES:
+        return False
+    return all(type(item) is int and 0 <= item < 2**63 for item in value)
