@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_ext.hub.shipped import shipped_files
+from hf_ext.hub.load_check import shipped_files
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = sorted(

@@ -22,12 +22,7 @@ _TICKET_SECONDS = 6 * 3600
 class Access:
     """Access control of one server; without a token, every client has all rights."""
 
-    def __init__(
-        self,
-        token: str | None = None,
-        allowed_hosts: Iterable[str] = (),
-        public_url: str | None = None,
-    ):
+    def __init__(self, token: str | None = None, allowed_hosts: Iterable[str] = (), public_url: str | None = None):
         if token is not None and (not token or not token.isascii() or any(letter.isspace() for letter in token)):
             raise ValueError("token must be ASCII letters, digits and signs without spaces, and may not be empty")
         self._token = token

@@ -6,13 +6,12 @@ import html
 import json
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from hf_ext.hub.front_matter import read_front_matter
-from hf_ext.hub.header_format import CheckpointError, header_length, parse_entries
+from hf_ext.hub.header_format import CheckpointError, read_entries
 
 from .errors import HubError
 from .objects import OWNER, Commit, Entry, Snapshot, hub_time
@@ -25,18 +24,14 @@ _MAXIMUM_INDEX_BYTES = 25 << 20
 _ONE_CARD_AT_A_TIME = threading.Lock()
 _BUSY_SECONDS = 20.0
 # Card fields that the Hub turns into tags, with the prefix of the tag.
-_TAGGED_FIELDS = {"license": "license:", "language": "", "datasets": "dataset:", "base_model": "base_model:"}
+_TAGGED_FIELDS = dict.fromkeys(("library_name", "pipeline_tag", "tags"), "")
+_TAGGED_FIELDS |= {"license": "license:", "language": "", "datasets": "dataset:", "base_model": "base_model:"}
 
 
 def repository_url(repository: Repository, base_url: str = "") -> str:
     """Address of a repository for a browser."""
     prefix = "" if repository.kind == "model" else f"{repository.kind}s/"
     return f"{base_url}/{prefix}{repository.id}"
-
-
-def repository_api_url(repository: Repository, base_url: str) -> str:
-    """Address of a repository in the API."""
-    return f"{base_url}/api/{repository.kind}s/{repository.id}"
 
 
 def describe_entry(snapshot: Snapshot, path: str, last: Commit | None = None) -> dict[str, Any]:
@@ -53,10 +48,8 @@ def describe_entry(snapshot: Snapshot, path: str, last: Commit | None = None) ->
 
 def _describe_lfs(entry: Entry, key: str) -> dict[str, Any]:
     """The part of a description that only large files have; listings call their hash in two ways."""
-    if not entry.lfs:
-        return {}
     pointer = lfs_pointer(entry.sha256, entry.size)
-    return {"lfs": {key: entry.sha256, "size": entry.size, "pointerSize": len(pointer)}}
+    return {"lfs": {key: entry.sha256, "size": entry.size, "pointerSize": len(pointer)}} if entry.lfs else {}
 
 
 def describe_commit(commit: Commit, formatted: bool) -> dict[str, Any]:
@@ -90,9 +83,7 @@ def describe_pull(repository: Repository, pull: dict[str, Any]) -> dict[str, Any
         {"id": f"{pull['num']:08x}{order:08x}", "author": author, **event}
         for order, event in enumerate(pull["events"])
     ]
-    changes = {"base": f"refs/heads/{pull['branch']}"}
-    if pull["merge_commit"]:
-        changes["mergeCommitId"] = pull["merge_commit"]
+    merged = {"mergeCommitId": pull["merge_commit"]} if pull["merge_commit"] else {}
     return {
         "num": pull["num"],
         "title": pull["title"],
@@ -102,7 +93,7 @@ def describe_pull(repository: Repository, pull: dict[str, Any]) -> dict[str, Any
         "repo": {"name": repository.id, "type": repository.kind},
         "isPullRequest": True,
         "filesWithConflicts": repository.conflicts(pull),
-        "changes": changes,
+        "changes": {"base": f"refs/heads/{pull['branch']}", **merged},
         "events": events,
     }
 
@@ -134,8 +125,7 @@ def describe_repository(repository: Repository, commit: str, blobs: BlobStore, s
     if repository.kind == "model":
         described |= {"modelId": repository.id, "spaces": []}
         described |= {key: card[key] for key in ("pipeline_tag", "library_name", "model-index") if key in card}
-        parameters = count_parameters(snapshot, blobs)
-        if parameters:
+        if parameters := count_parameters(snapshot, blobs):
             described["safetensors"] = {"parameters": parameters, "total": sum(parameters.values())}
     return described
 
@@ -162,18 +152,16 @@ def count_parameters(snapshot: Snapshot, blobs: BlobStore) -> dict[str, int]:
 
 
 @lru_cache(maxsize=1024)
-def _parameters_of(path: Path) -> dict[str, int] | None:
+def _parameters_of(path: Path) -> Counter[str] | None:
     """Parameters in a safetensors file; None for what is none. A blob's name is its content, so one look is enough."""
-    size = path.stat().st_size
     counts: Counter[str] = Counter()
     try:
-        with path.open("rb") as file:
-            tensors, _ = parse_entries(file.read(header_length(file.read(8), size, path.name)), size, path.name)
+        _, tensors = read_entries(path)
     except CheckpointError:
         return None
     for tensor in tensors.values():
         counts[tensor.dtype] += tensor.numbers
-    return dict(counts)
+    return counts
 
 
 def read_metadata(card: str) -> dict[str, Any]:
@@ -196,14 +184,9 @@ def _card_at(path: Path) -> dict[str, Any]:
 
 
 def _tags(card: dict[str, Any]) -> list[str]:
-    """The tags that the Hub derives from a card."""
-    tags = [*_strings(card.get("library_name")), *_strings(card.get("pipeline_tag")), *_strings(card.get("tags"))]
+    tags: dict[str, None] = {}
     for field, prefix in _TAGGED_FIELDS.items():
-        tags += [prefix + value for value in _strings(card.get(field))]
-    return list(dict.fromkeys(tags))
-
-
-def _strings(value: Any) -> Sequence[str]:
-    """The strings of a card field that is one string or a list."""
-    values = value if isinstance(value, list) else [value]
-    return [each for each in values if isinstance(each, str)]
+        values = card.get(field)
+        values = values if isinstance(values, list) else [values]
+        tags |= dict.fromkeys(prefix + each for each in values if isinstance(each, str))
+    return list(tags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hf_ext.hub.ref_names import is_ref_name
+from hf_ext.hub.card_rules import is_ref_name
 
 from .errors import HubError
 

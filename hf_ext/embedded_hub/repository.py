@@ -66,7 +66,7 @@ class Repository:
         )
         # All commits that a ref can reach, or could when it was deleted. One that a crash left without a ref is not in
         # here, and so cannot be named by its hash.
-        self._visible = {commit.oid for commit in self._walk([*self.refs.values(), *self._state["kept"]])}
+        self._visible = {commit.oid for commit in self.history(*self.refs.values(), *self._state["kept"])}
 
     @classmethod
     def initialise(cls, folder: Path, identity: dict[str, Any], operations: Sequence[Operation]) -> None:
@@ -138,9 +138,23 @@ class Repository:
         """All files of a commit, by its hash."""
         return self._snapshot(self.commit(commit).tree)
 
-    def history(self, commit: str) -> Iterator[Commit]:
-        """A commit and its ancestors, latest first."""
-        return self._walk([commit])
+    def history(self, *starts: str) -> Iterator[Commit]:
+        """Some commits and their ancestors, each once, latest first and never before a child that led to it."""
+        seen: set[str] = set()
+        queue: list[tuple[float, int, Commit]] = []
+        pending: Sequence[str] = starts
+        while True:
+            for oid in pending:
+                if oid not in seen:
+                    seen.add(oid)
+                    commit = self.commit(oid)
+                    # The count breaks ties, so that commits are never compared.
+                    heapq.heappush(queue, (-commit.date.timestamp(), len(seen), commit))
+            if not queue:
+                return
+            latest = heapq.heappop(queue)[2]
+            pending = latest.parents
+            yield latest
 
     def last_changes(self, commit: str, paths: Iterable[str]) -> dict[str, Commit]:
         """For each path, the latest commit that gave the file or folder its present content."""
@@ -293,23 +307,6 @@ class Repository:
         write_atomically(inside(self.folder, "trees", f"{tree}.json"), snapshot.dump())
         write_atomically(inside(self.folder, "commits", commit.oid), data)
         return commit
-
-    def _walk(self, starts: Sequence[str]) -> Iterator[Commit]:
-        """Commits reachable from some, each once, latest first and never before a child that led to it."""
-        seen: set[str] = set()
-        queue: list[tuple[float, int, Commit]] = []
-        pending = list(starts)
-        while pending or queue:
-            for oid in pending:
-                if oid not in seen:
-                    seen.add(oid)
-                    commit = self.commit(oid)
-                    # The count breaks ties, so that commits are never compared.
-                    heapq.heappush(queue, (-commit.date.timestamp(), len(seen), commit))
-            if queue:
-                latest = heapq.heappop(queue)[2]
-                pending = list(latest.parents)
-                yield latest
 
 
 def _pull(pulls: list[dict[str, Any]], number: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Endpoints of the embedded Hub: a table of methods, paths, functions and required rights."""
+"""Endpoints of the embedded Hub, and the table of their methods, paths and required rights."""
 
 from __future__ import annotations
 
@@ -9,24 +9,119 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from starlette.responses import Response
 
-from . import administration, descriptions, downloads, pages, uploads
+from hf_ext.hub.card_rules import check_card
+from hf_ext.hub.front_matter import front_matter
+
+from . import descriptions, downloads, uploads
 from .errors import HubError, entry_not_found
 from .names import check_file_path, check_sha256
+from .objects import OWNER, Operation
 from .repository import Repository
 from .storage import Blob
+from .store import KINDS
 from .transport import Request, json_response, parse_object, text, unquote_part
 
-_TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE, _PULLS_PAGE = 1000, 50, 100, 10
+_REPOSITORIES_PAGE, _TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE, _PULLS_PAGE = 1000, 1000, 50, 100, 10
+_STRANGERS_CARD_CHARACTERS = 64 << 10
 
 
-def repository_info(request: Request, repository: Repository, revision: str = "main") -> Response:
-    """Describe a repository at a revision."""
-    commit = repository.resolve(revision)
-    blobs = request.store.blobs
-    return json_response(descriptions.describe_repository(repository, commit, blobs, request.flag("blobs")))
+def whoami(request: Request) -> Any:
+    """Name and role of a token."""
+    token = {"type": "access_token", "accessToken": {"displayName": OWNER, "role": "write"}}
+    return {"type": "user", "id": OWNER, "name": OWNER, "fullname": OWNER, "orgs": [], "auth": token}
 
 
-def list_tree(request: Request, repository: Repository, revision: str, path: str = "") -> Response:
+def validate_yaml(request: Request) -> Any:
+    asked = request.json()
+    card, kind = text(asked, "content"), text(asked, "repoType", "model")
+    if not request.trusted and len(front_matter(card)) > _STRANGERS_CARD_CHARACTERS:
+        # Reading YAML takes time. Clients send the token with the commit of a card, so longer cards are read then.
+        told = f"metadata of more than {_STRANGERS_CARD_CHARACTERS} characters is checked only with the token"
+        return {"errors": [], "warnings": [{"message": told}]}
+    try:
+        metadata = descriptions.read_metadata(card)
+    except ValueError as error:
+        return json_response({"errors": [{"message": str(error)}], "warnings": []}, 400)
+    answer: dict[str, list[dict[str, str]]] = {"errors": [], "warnings": []}
+    for each in check_card(card, metadata) if kind == "model" else []:
+        answer["errors" if each.refused else "warnings"].append({"message": f'"{each.field}" {each.reason}'})
+    if not metadata:
+        answer["warnings"].append({"message": "empty or missing yaml metadata in repo card"})
+    return json_response(answer, 400 if answer["errors"] else 200)
+
+
+def create_repository(request: Request) -> Any:
+    """Create a repository with a first commit; status 409 and its URL when it exists."""
+    payload = request.json()
+    kind, repository_id = _named_repository(payload)
+    private = payload.get("visibility") == "private" or payload.get("private") is True
+    store = request.store
+    with store.blobs.batch() as batch:
+        attributes = uploads.store_regular(uploads.DEFAULT_GITATTRIBUTES.encode(), batch)
+    try:
+        repository = store.create(kind, repository_id, private, [Operation(".gitattributes", attributes)])
+    except HubError as error:
+        existing = store.repository(kind, repository_id) if error.status == 409 else None
+        if existing is None:
+            raise
+        answer = {"error": error.message, "url": descriptions.repository_url(existing, request.base_url)}
+        return json_response(answer, 409, {"X-Error-Message": error.message})
+    return {"url": descriptions.repository_url(repository, request.base_url), "name": repository.id}
+
+
+def delete_repository(request: Request) -> Any:
+    kind, repository_id = _named_repository(request.json())
+    request.store.delete(kind, find_repository(request, kind, repository_id))
+
+
+def move_repository(request: Request) -> Any:
+    payload = request.json()
+    kind = _kind(payload)
+    repository = find_repository(request, kind, text(payload, "fromRepo"))
+    request.store.move(kind, repository, text(payload, "toRepo"))
+
+
+def list_repositories(request: Request, kind: str) -> Any:
+    """The repositories that the client may see, filtered by author, a part of the id and tags, by pages."""
+    author, part = request.parameter("author"), request.parameter("search").lower()
+    limit, after = request.number("limit", _REPOSITORIES_PAGE, _REPOSITORIES_PAGE), request.parameter("cursor")
+    tags = {*request.query.get("filter", ()), *request.query.get("pipeline_tag", ())}
+    page: list[dict[str, Any]] = []
+    headers = {}
+    for identifier in request.store.identifiers(kind):
+        owner = identifier.partition("/")[0]
+        if identifier <= after or part not in identifier.lower() or author not in ("", owner):
+            continue
+        repository = _see(request, kind, identifier)
+        if repository is None or (tags and tags - set(repository_info(request, repository)["tags"])):
+            continue
+        if len(page) == limit:
+            # One more than requested exists.
+            query = {"limit": limit, "cursor": page[-1]["id"] if page else after, "author": author, "search": part}
+            headers = _next_page(f"{request.base_url}/api/{kind}", {**query, "filter": sorted(tags)})
+            break
+        page.append({"id": repository.id, "private": repository.private, "createdAt": repository.created})
+    return json_response(page, headers=headers)
+
+
+def _next_page(url: str, query: dict[str, Any]) -> dict[str, str]:
+    return {"Link": f'<{url}?{urlencode(query, doseq=True)}>; rel="next"'}
+
+
+def update_settings(request: Request, repository: Repository) -> Any:
+    payload = request.json()
+    visibility = payload.get("visibility", "private" if payload.get("private") else "public")
+    if visibility not in ("private", "public") or set(payload) - {"visibility", "private"}:
+        raise HubError(400, "only the visibility, 'private' or 'public', can be set")
+    repository.set_private(visibility == "private")
+
+
+def repository_info(request: Request, repository: Repository, revision: str = "main") -> Any:
+    commit, blobs = repository.resolve(revision), request.store.blobs
+    return descriptions.describe_repository(repository, commit, blobs, request.flag("blobs"))
+
+
+def list_tree(request: Request, repository: Repository, revision: str, path: str = "") -> Any:
     """Files and folders of a folder, by pages."""
     commit = repository.resolve(revision)
     snapshot = repository.snapshot(commit)
@@ -42,15 +137,14 @@ def list_tree(request: Request, repository: Repository, revision: str, path: str
     headers = {}
     if start + limit < len(children):
         # The next page belongs to the same commit, even if the branch changes.
-        base = descriptions.repository_api_url(repository, request.base_url)
-        query = f"recursive={recursive}&expand={expand}&limit={limit}&cursor={start + limit}"
-        headers["Link"] = f'<{base}/tree/{commit}/{quote(path, safe="")}?{query}>; rel="next"'
-    return json_response(
-        [descriptions.describe_entry(snapshot, child, last.get(child)) for child in page], headers=headers
-    )
+        base = f"{request.base_url}/api/{repository.kind}s/{repository.id}"
+        query = {"recursive": recursive, "expand": expand, "limit": limit, "cursor": start + limit}
+        headers = _next_page(f"{base}/tree/{commit}/{quote(path, safe='')}", query)
+    described = [descriptions.describe_entry(snapshot, child, last.get(child)) for child in page]
+    return json_response(described, headers=headers)
 
 
-def paths_info(request: Request, repository: Repository, revision: str) -> Response:
+def paths_info(request: Request, repository: Repository, revision: str) -> Any:
     """The files and folders among some paths; what does not exist is left out."""
     body = request.read_body()
     # huggingface_hub sends a form, the client in JavaScript JSON.
@@ -66,15 +160,14 @@ def paths_info(request: Request, repository: Repository, revision: str) -> Respo
     snapshot = repository.snapshot(commit)
     present = [path for path in dict.fromkeys(path.strip("/") for path in paths) if path and snapshot.id_of(path)]
     last = repository.last_changes(commit, present) if expand else {}
-    return json_response([descriptions.describe_entry(snapshot, path, last.get(path)) for path in present])
+    return [descriptions.describe_entry(snapshot, path, last.get(path)) for path in present]
 
 
-def list_refs(request: Request, repository: Repository) -> Response:
-    """Branches, tags and pull requests with their commits."""
-    return json_response(descriptions.describe_refs(repository, request.flag("include_prs")))
+def list_refs(request: Request, repository: Repository) -> Any:
+    return descriptions.describe_refs(repository, request.flag("include_prs"))
 
 
-def list_commits(request: Request, repository: Repository, revision: str) -> Response:
+def list_commits(request: Request, repository: Repository, revision: str) -> Any:
     """Commits that a revision can reach, latest first, by pages."""
     head = repository.resolve(revision)
     page, limit = request.number("p", 0, 10**6), max(request.number("limit", _COMMITS_PAGE, _COMMITS_PAGE), 1)
@@ -82,45 +175,40 @@ def list_commits(request: Request, repository: Repository, revision: str) -> Res
     history = list(repository.history(head))
     headers = {"X-Total-Count": str(len(history))}
     if (page + 1) * limit < len(history):
-        base = descriptions.repository_api_url(repository, request.base_url)
-        expand = "&expand[]=formatted" if formatted else ""
-        headers["Link"] = f'<{base}/commits/{head}?p={page + 1}&limit={limit}{expand}>; rel="next"'
+        base = f"{request.base_url}/api/{repository.kind}s/{repository.id}"
+        query = {"p": page + 1, "limit": limit, "expand[]": ["formatted"] if formatted else []}
+        headers |= _next_page(f"{base}/commits/{head}", query)
     shown = history[page * limit : (page + 1) * limit]
     return json_response([descriptions.describe_commit(commit, formatted) for commit in shown], headers=headers)
 
 
-def create_branch(request: Request, repository: Repository, name: str) -> Response:
+def create_branch(request: Request, repository: Repository, name: str) -> Any:
     """Create a branch at `startingPoint`, or at `main`."""
     repository.create_ref("refs/heads", name, text(request.json(), "startingPoint", "main"))
-    return json_response({})
 
 
-def create_tag(request: Request, repository: Repository, revision: str) -> Response:
-    """Tag a revision."""
+def create_tag(request: Request, repository: Repository, revision: str) -> Any:
     repository.create_ref("refs/tags", text(request.json(), "tag"), revision)
-    return json_response({})
 
 
-def delete_ref(request: Request, repository: Repository, kind_of_ref: str, name: str) -> Response:
-    """Delete a branch or a tag."""
+def delete_ref(request: Request, repository: Repository, kind_of_ref: str, name: str) -> Any:
     repository.delete_ref("refs/heads" if kind_of_ref == "branch" else "refs/tags", name)
-    return json_response({})
 
 
-def preupload(request: Request, repository: Repository, revision: str) -> Response:
+def preupload(request: Request, repository: Repository, revision: str) -> Any:
     """Say how each file of a coming commit is to be sent."""
     snapshot = repository.snapshot(repository.resolve(revision))
-    return json_response({"files": uploads.plan_uploads(request.json(), snapshot, request.store.blobs)})
+    return {"files": uploads.plan_uploads(request.json(), snapshot, request.store.blobs)}
 
 
-def lfs_batch(request: Request, repository: Repository) -> Response:
+def lfs_batch(request: Request, repository: Repository) -> Any:
     """Say where to send large files that are not there yet."""
     href = f"{request.base_url}/lfs/upload"
     plan = uploads.plan_lfs(request.json(), request.store.blobs, request.tickets, href)
     return json_response(plan, headers={"Content-Type": "application/vnd.git-lfs+json"})
 
 
-def lfs_upload(request: Request, oid: str) -> Response:
+def lfs_upload(request: Request, oid: str) -> Any:
     """Receive a large file; the signature in the URL is the permission."""
     blob = Blob(check_sha256(oid), request.number("size", 0, 10**18))
     request.tickets.check(blob, request.parameter("expires"), request.parameter("signature"))
@@ -130,7 +218,7 @@ def lfs_upload(request: Request, oid: str) -> Response:
     return Response()
 
 
-def commit(request: Request, repository: Repository, revision: str) -> Response:
+def commit(request: Request, repository: Repository, revision: str) -> Any:
     """Commit to a branch or pull request, or open a pull request with the commit."""
     # The whole of a commit is bounded as one file is; each regular file in it is bounded by its line.
     request.body.set_limit(uploads.MAXIMUM_FILE_BYTES)
@@ -144,10 +232,10 @@ def commit(request: Request, repository: Repository, revision: str) -> Response:
         answer["pullRequestUrl"] = f"{url}/discussions/{pull['num']}"
     else:
         oid = repository.append(revision, change).oid
-    return json_response({**answer, "commitOid": oid, "commitUrl": f"{url}/commit/{oid}"})
+    return {**answer, "commitOid": oid, "commitUrl": f"{url}/commit/{oid}"}
 
 
-def list_pulls(request: Request, repository: Repository) -> Response:
+def list_pulls(request: Request, repository: Repository) -> Any:
     """Pull requests, latest first, by pages."""
     status, start = request.parameter("status"), request.number("p", 0, 10**6) * _PULLS_PAGE
     # A draft is open, and a merged one is closed, as on the Hub.
@@ -155,15 +243,14 @@ def list_pulls(request: Request, repository: Repository) -> Response:
     pulls = [pull for pull in reversed(repository.pulls) if wanted is None or pull["status"] in wanted]
     pulls = pulls if request.parameter("type") != "discussion" else []
     shown = [descriptions.describe_pull(repository, pull) for pull in pulls[start : start + _PULLS_PAGE]]
-    return json_response({"count": len(pulls), "start": start, "discussions": shown})
+    return {"count": len(pulls), "start": start, "discussions": shown}
 
 
-def show_pull(request: Request, repository: Repository, number: str) -> Response:
-    """One pull request."""
-    return json_response(descriptions.describe_pull(repository, repository.pull(int(number))))
+def show_pull(request: Request, repository: Repository, number: str) -> Any:
+    return descriptions.describe_pull(repository, repository.pull(int(number)))
 
 
-def create_pull(request: Request, repository: Repository) -> Response:
+def create_pull(request: Request, repository: Repository) -> Any:
     """Open a pull request without a commit yet."""
     payload = request.json()
     if payload.get("pullRequest") is not True:
@@ -172,47 +259,76 @@ def create_pull(request: Request, repository: Repository) -> Response:
     if not (title := " ".join(text(payload, "title").split())):
         raise HubError(400, "the title of a pull request must not be empty")
     pull = repository.open_pull("main", title, text(payload, "description", ""), None)
-    return json_response(descriptions.describe_pull(repository, pull))
+    return descriptions.describe_pull(repository, pull)
 
 
-def merge_pull(request: Request, repository: Repository, number: str) -> Response:
-    """Merge a pull request."""
-    return json_response({"mergeCommitId": repository.merge_pull(int(number)).oid})
+def merge_pull(request: Request, repository: Repository, number: str) -> Any:
+    return {"mergeCommitId": repository.merge_pull(int(number)).oid}
 
 
-def set_pull_status(request: Request, repository: Repository, number: str) -> Response:
-    """Close or reopen a pull request."""
+def set_pull_status(request: Request, repository: Repository, number: str) -> Any:
     repository.set_pull_status(int(number), text(request.json(), "status"))
-    described = descriptions.describe_pull(repository, repository.pull(int(number)))
-    return json_response({"newStatus": described["events"][-1]})
+    return {"newStatus": show_pull(request, repository, number)["events"][-1]}
 
 
-def refuse_xet(request: Request, repository: Repository, revision: str) -> Response:
+def refuse_xet(request: Request, repository: Repository, revision: str) -> Any:
     """Tell a client that insists on Xet what to do."""
     raise HubError(404, "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 in the client's environment")
 
 
+def find_repository(request: Request, kind: str, repository_id: str) -> Repository:
+    """The repository; refused alike if it does not exist and if the client may not see it."""
+    repository = _see(request, kind, _full_id(repository_id))
+    if repository is None:
+        raise HubError(404 if request.trusted else 401, f"Repository not found: {repository_id!r}", "RepoNotFound")
+    return repository
+
+
+def _see(request: Request, kind: str, repository_id: str) -> Repository | None:
+    """The repository, or None where there is none for this client."""
+    repository = request.store.repository(kind, repository_id)
+    return None if repository is None or (repository.private and not request.trusted) else repository
+
+
+def _full_id(repository_id: str) -> str:
+    """`owner/name`: an id of one part is of our only user, as it is for who creates a repository by it."""
+    return repository_id if "/" in repository_id else f"{OWNER}/{repository_id}"
+
+
+def _named_repository(payload: dict[str, Any]) -> tuple[str, str]:
+    owner = text(payload, "organization", "") or OWNER
+    return _kind(payload), f"{owner}/{text(payload, 'name')}"
+
+
+def _kind(payload: dict[str, Any]) -> str:
+    kinds = {name: kind for kind, name in KINDS.items()}
+    kind = kinds.get(text(payload, "type", "model"))
+    if kind is None:
+        raise HubError(400, f"field 'type' must be one of {sorted(kinds)}, got {payload['type']!r}")
+    return kind
+
+
 _KIND = r"/api/(?P<kind>models|datasets|spaces)"
-_OWNER = "(?P<owner>[^/]+)"
 # What stands for `owner/name`, and for `name` alone.
 _ID = "<id>"
-_TWO_PARTS, _ONE_PART = rf"{_OWNER}/(?P<repository>[^/]+)", "(?P<repository>[^/]+)"
+_TWO_PARTS, _ONE_PART = "(?P<owner>[^/]+)/(?P<repository>[^/]+)", "(?P<repository>[^/]+)"
 _API = rf"{_KIND}/{_ID}"
 _WEB = rf"/(?:(?P<kind>datasets|spaces)/)?{_ID}"
 _REVISION, _NAME, _NUMBER = "(?P<revision>[^/]+)", "(?P<name>[^/]+)", r"(?P<number>\d{1,9})"
 
-# Method, path, function, and whether only who holds the token may use it (else: whoever may see the repository).
-_TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
-    ("GET", "/api/whoami-v2", administration.whoami, False),
-    ("POST", "/api/validate-yaml", administration.validate_yaml, False),
-    ("POST", "/api/repos/create", administration.create_repository, True),
-    ("DELETE", "/api/repos/delete", administration.delete_repository, True),
-    ("POST", "/api/repos/move", administration.move_repository, True),
-    ("GET", _KIND, administration.list_repositories, False),
+# Method, path, function, and whether only who holds the token may use it (else: whoever may see the repository). A
+# function returns a response, or what is its JSON.
+_TABLE: list[tuple[str, str, Callable[..., Any], bool]] = [
+    ("GET", "/api/whoami-v2", whoami, True),
+    ("POST", "/api/validate-yaml", validate_yaml, False),
+    ("POST", "/api/repos/create", create_repository, True),
+    ("DELETE", "/api/repos/delete", delete_repository, True),
+    ("POST", "/api/repos/move", move_repository, True),
+    ("GET", _KIND, list_repositories, False),
     ("GET", _API, repository_info, False),
     ("GET", f"{_API}/revision/{_REVISION}", repository_info, False),
     ("GET", f"{_API}/auth-check", repository_info, False),
-    ("PUT", f"{_API}/settings", administration.update_settings, True),
+    ("PUT", f"{_API}/settings", update_settings, True),
     ("GET", f"{_API}/tree/{_REVISION}(?:/(?P<path>.*))?", list_tree, False),
     ("POST", f"{_API}/paths-info/{_REVISION}", paths_info, False),
     ("GET", f"{_API}/refs", list_refs, False),
@@ -232,8 +348,8 @@ _TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
     ("PUT", "/lfs/upload/(?P<oid>[^/]+)", lfs_upload, False),
     ("GET", f"{_WEB}/resolve/{_REVISION}/(?P<path>.+)", downloads.resolve, False),
     ("GET", f"{_WEB}/raw/{_REVISION}/(?P<path>.+)", downloads.show_text, False),
-    ("GET", "/", pages.show_repositories, False),
-    ("GET", f"(?!/(?:api|lfs)/){_WEB}", pages.show_repository, False),
+    ("GET", "/", downloads.show_repositories, False),
+    ("GET", f"(?!/(?:api|lfs)/){_WEB}", downloads.show_repository, False),
 ]
 # An id of one part is tried last: `/api/models/me/refs` is a model if there is one, else the refs of `me`.
 ROUTES = [
@@ -257,29 +373,31 @@ def dispatch(request: Request) -> Response:
             continue
         if guarded and not request.trusted:
             raise HubError(401, "Invalid username or password.")
-        values = {name: unquote_part(value) for name, value in match.groupdict().items() if value is not None}
-        if "repository" not in values:
-            return function(request, **values)
-        # Models have no prefix in the URLs of files.
-        kind, parts = values.pop("kind", "models"), (values.pop("owner", None), values.pop("repository"))
-        repository_id = "/".join(part for part in parts if part)
-        try:
-            repository = administration.find_repository(request, kind, repository_id)
-        except HubError as error:
-            moved = administration.find_moved(request, kind, repository_id)
-            if moved is not None:
-                start = match.start("owner" if parts[0] else "repository")
-                raise _redirect(request, start, match.end("repository"), moved) from error
-            if refusal is None or error.code:
-                refusal = error
-            continue
-        return function(request, repository, **values)
+        values: dict[str, Any] = {
+            name: unquote_part(value) for name, value in match.groupdict().items() if value is not None
+        }
+        if "repository" in values:
+            # Models have no prefix in the URLs of files.
+            kind, owner = values.pop("kind", "models"), values.pop("owner", None)
+            repository_id = values["repository"] if owner is None else f"{owner}/{values['repository']}"
+            try:
+                values["repository"] = find_repository(request, kind, repository_id)
+            except HubError as error:
+                moved = request.store.moved(kind, _full_id(repository_id))
+                if moved is not None and _see(request, kind, moved):
+                    raise _redirect(request, match, moved) from error
+                if refusal is None or error.code:
+                    refusal = error
+                continue
+        answer = function(request, **values)
+        return answer if isinstance(answer, Response) else json_response({} if answer is None else answer)
     raise refusal or HubError(405 if known else 404, f"this Hub has no {request.method} {request.path}")
 
 
-def _redirect(request: Request, start: int, end: int, repository_id: str) -> HubError:
-    """The answer for a repository that has another id now, which stands between two places of the path."""
+def _redirect(request: Request, match: re.Match[str], moved: str) -> HubError:
+    """The answer for a repository that has another id now."""
+    start, end = match.start("owner" if "owner" in match.re.groupindex else "repository"), match.end("repository")
     # A relative address, because a proxy may add a path before ours.
-    place = f"{urlsplit(request.base_url).path}{request.path[:start]}{repository_id}{request.path[end:]}"
+    place = f"{urlsplit(request.base_url).path}{request.path[:start]}{moved}{request.path[end:]}"
     query = f"?{urlencode(request.query, doseq=True)}" if request.query else ""
-    return HubError(307, f"this repository is called {repository_id} now", headers={"Location": place + query})
+    return HubError(307, f"this repository is called {moved} now", headers={"Location": place + query})

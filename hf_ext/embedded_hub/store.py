@@ -136,14 +136,14 @@ class HubStore:
     def _record_move(self, kind: str, old_id: str, new_id: str | None) -> None:
         """Note where a repository goes, or that its id is free for another one."""
         # No repository has the new id, or no longer the old one: what leads there leads to one that was deleted.
-        gone, moved = old_id if new_id is None else new_id, dict(self._moved)
+        gone, moved = new_id or old_id, dict(self._moved)
         for key, value in self._moved.items():
             of_kind, _, identifier = key.partition("/")
             if of_kind == kind and gone in (identifier, value):
                 del moved[key]
-            elif of_kind == kind and value == old_id and new_id is not None:
+            elif of_kind == kind and value == old_id:
                 # Of a repository that moves again, each earlier id leads to the last one.
-                moved[key] = new_id
+                moved[key] = str(new_id)
         if new_id is not None:
             moved[f"{kind}/{old_id}"] = new_id
         if moved != self._moved:

@@ -6,7 +6,6 @@ The rules are those of `.gitattributes` (only `filter=lfs`) and `.gitignore`.
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import re
 from collections.abc import Iterator
@@ -94,17 +93,20 @@ def _read_operation(key: str, value: dict[str, Any], blobs: BlobStore, batch: Bl
 
 
 def _decode(path: str, value: dict[str, Any]) -> bytes:
-    """The content of a regular file."""
     content, encoding = text(value, "content"), text(value, "encoding", "utf-8")
     if encoding not in ("base64", "utf-8"):
         raise HubError(400, f"encoding of {path!r} must be 'base64' or 'utf-8', got {encoding!r}")
-    try:
-        data = base64.b64decode(content, validate=True) if encoding == "base64" else content.encode()
-    except (binascii.Error, ValueError) as error:
-        raise HubError(400, f"the content of {path!r} is not valid base64: {error}") from error
+    data = _from_base64(content, f"the content of {path!r}") if encoding == "base64" else content.encode()
     if len(data) > MAXIMUM_REGULAR_BYTES:
         raise HubError(413, f"a regular file may have at most {MAXIMUM_REGULAR_BYTES} bytes: use LFS")
     return data
+
+
+def _from_base64(content: str, what: str) -> bytes:
+    try:
+        return base64.b64decode(content, validate=True)
+    except ValueError as error:
+        raise HubError(400, f"{what} is not valid base64: {error}") from error
 
 
 def store_regular(data: bytes, batch: BlobBatch) -> Entry:
@@ -126,18 +128,13 @@ def plan_uploads(payload: dict[str, Any], snapshot: Snapshot, blobs: BlobStore) 
         path, size, sample = check_file_path(text(file, "path")), whole_number(file, "size"), text(file, "sample", "")
         name, present = path.rpartition("/")[2], snapshot.files.get(path)
         matches = any(fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns)
-        large = size > 0 and (size > MAXIMUM_REGULAR_BYTES or matches or _is_binary(sample))
-        plan = {"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": ignored.match(path)}
-        planned.append({**plan, "oid": present.etag if present else None})
+        large = size > MAXIMUM_REGULAR_BYTES or matches
+        # To git a file is binary if it has a NUL.
+        large = size > 0 and (large or b"\0" in _from_base64(sample, "field 'sample'"))
+        mode = "lfs" if large else "regular"
+        oid = present.etag if present else None
+        planned.append({"path": path, "uploadMode": mode, "shouldIgnore": ignored.match(path), "oid": oid})
     return planned
-
-
-def _is_binary(sample: str) -> bool:
-    """Tell if the first bytes of a file, in base64, look binary to git: it has a NUL."""
-    try:
-        return b"\0" in base64.b64decode(sample, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise HubError(400, f"field 'sample' is not valid base64: {error}") from error
 
 
 def _rules(snapshot: Snapshot, path: str, blobs: BlobStore) -> str:

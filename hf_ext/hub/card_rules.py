@@ -1,7 +1,8 @@
-"""Rules of the Hub for the metadata of a model card, used by `card --check`, a push and the embedded Hub.
+"""Rules of the Hub for metadata of model cards and names of branches, for `card --check`, a push and the embedded Hub.
 
-Taken from the Hub's documentation and from what it has answered in public threads. It refuses a card that breaks one
-of the strict rules, with all files that come with it; of the others it says that something will not be found.
+Those for cards are taken from the Hub's documentation and from what it has answered in public threads. It refuses a
+card that breaks one of the strict rules, with all files that come with it; of the others it says that something will
+not be found.
 """
 
 from __future__ import annotations
@@ -46,6 +47,25 @@ _LINK = re.compile(r"https?://\S+|[^\s:]+")
 _OPENED = re.compile(r"(?:\ufeff)?\s*---[ \t]*\r?\n(?!\s*---[ \t]*(?:\r?\n|\Z))")
 # Of a model to its base.
 _RELATIONS = ("adapter", "finetune", "merge", "quantized")
+
+
+# Of the names of branches and tags.
+_LONGEST_REF = 255
+_NOT_IN_REFS = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//")
+
+
+def is_ref_name(name: str) -> bool:
+    """True for the name of a branch or tag by git's rules for refs, which is not a commit hash."""
+    components = name.split("/")
+    return not (
+        _NOT_IN_REFS.search(name)
+        or not name.isprintable()
+        or len(name.encode()) > _LONGEST_REF
+        or components[0] == "refs"
+        or any(not part or part[0] in ".-" or part.endswith((".", ".lock")) for part in components)
+        or re.fullmatch(r"[0-9a-f]{40}", name)
+        or name in ("@", "HEAD")
+    )
 
 
 class Problem(NamedTuple):

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from .disclosure import cut_paths
 from .folder_kinds import CardPart, describe
 from .front_matter import front_matter, read_card, read_front_matter
 from .load_check import installed_room
-from .pipeline_tags import runnable_task
 from .published_files import PICTURE
 
 # In every card that this module writes; an author who edits the card removes it, and then the card is kept.
@@ -49,6 +48,12 @@ _BUILDERS = {
     **dict.fromkeys(_OF_PICTURES.split(), "imagefolder"),
     **dict.fromkeys(("text-classification", "text-generation", "fill-mask"), "text"),
 }
+# The tasks of our methods. A bare model runs some of transformers' too, but nobody means these.
+_OWN_TASKS = """
+image-restoration image-classification audio-classification text-generation text-classification fill-mask
+"""
+# What a kind of pipeline reads its input with, as the files beside the weights name it.
+_READERS = {"audio": "feature_extractor_type", "image": "image_processor_type"}
 # Arguments that say where and how often to write, not how the model was trained.
 _NOT_SHOWN = """
 output_dir report_to logging_steps eval_steps save_steps save_minutes deadline_minutes save_total_limit
@@ -95,8 +100,8 @@ def _is_template(text: str) -> bool:
     """Tells if nobody has written anything into a card that peft or transformers saved."""
     template = ModelCard.default_template_path.read_text(encoding="utf-8")
     blank = re.sub(r'\{\{[^{}]*?default\("([^"]*)",\s*true\)\s*\}\}', r"\1", template)
-    known = {line.strip() for line in blank.splitlines()}
-    lines = {line.strip() for line in text.replace(front_matter(text), "", 1).splitlines()} - known
+    lines = {line.strip() for line in text.replace(front_matter(text), "", 1).splitlines()}
+    lines -= {line.strip() for line in blank.splitlines()}
     return PLACEHOLDER in text and all(map(_ADDED.fullmatch, lines)) and "license" not in read_front_matter(text)
 
 
@@ -111,9 +116,10 @@ def _require_license(card: Path, text: str, license: str | None) -> None:
             f"{card}: the card that you wrote has the licence {stated!r}, got license={license!r}; correct one of them"
         )
     line = f"license: {json.dumps(license)}\n"
-    start = re.match(r"(?:\ufeff)?\s*---[ \t]*\r?\n", text) if front_matter(text) else None
-    place = start.end() if start else 0
-    text = text[:place] + (line if start else f"---\n{line}---\n\n") + text[place:]
+    if front_matter(text):
+        text = re.sub(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n", lambda start: start[0] + line, text)
+    else:
+        text = f"---\n{line}---\n\n{text}"
     with whole_file(card, "w", newline="") as file:
         file.write(text)
 
@@ -122,11 +128,10 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     part = describe(folder)
     config, template_name = _read_config(folder, part)
     path = folder / "training.json"
-    training = read_json_object(path, optional=True)
+    training: dict[str, Any] = cut_paths(read_json_object(path, optional=True), near=folder)
     require_kinds(training, _TRAINING, path)
-    require_kinds(training.get("arguments") or {}, {"data": dict}, path)
-    training = dict(cut_paths(training, near=folder))
     arguments = training.get("arguments") or {}
+    require_kinds(arguments, {"data": dict}, path)
     if isinstance(base := config.get("base_model_name_or_path"), str):
         config["base_model_name_or_path"] = cut_paths(base, True, folder)
     fields, source = _template(template_name)
@@ -137,22 +142,23 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         fields = {**_template(f"{method}.md")[0], **fields}
     task = _task(folder, config, template_name, fields.pop("pipeline_tag", None), evaluation)
     config["classifies_images"] = task == "image-classification"
-    if part is not None:
-        fields = {**fields, **part.metadata}
-    if task is not None:
-        fields = {**fields, "pipeline_tag": task}
+    fields |= part.metadata if part is not None else {}
+    fields |= {"pipeline_tag": task} if task is not None else {}
     if config.get("pipeline_tag") == "unconditional-image-generation":
         # The Hub has no task of its own for pictures of a class.
-        fields = {**fields, "tags": [*fields["tags"], "class-conditional"]}
+        fields["tags"] = [*fields["tags"], "class-conditional"]
     shown = PICTURE if (folder / PICTURE).is_file() else None
     # A table of confusions, the picture of a classifier, is no answer to an input.
     if shown and (task is None or ("image" in task and "classification" not in task)):
         # "-" is the Hub's sign for what no text asked for.
         names = ", ".join(map(str, (config.get("id2label") or {}).values())) if is_pipeline(folder) else ""
-        fields = {**fields, "widget": [{"text": names or "-", "output": {"url": PICTURE}}]}
+        fields["widget"] = [{"text": names or "-", "output": {"url": PICTURE}}]
     # Weights have the licence of their data, where a run of ours says so.
     fields |= (training.get("released") or {}).get("card_license") or {}
-    front = _metadata(fields, repo_id, license, config, arguments, evaluation["results"])
+    fields |= {"license": license} if license is not None else {}
+    if (base := _base_model(config, arguments)) is not None:
+        fields |= {"base_model": base, "base_model_relation": "adapter" if "peft_type" in config else "finetune"}
+    front = ModelCardData(**(fields | _measured(repo_id, arguments, evaluation["results"])))
     text = _compile(source).render(
         title=repo_id.rpartition("/")[2],
         # A model that travels with the package has no repository.
@@ -161,7 +167,7 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         shown=shown,
         repo_id=repo_id,
         config=config,
-        base_model=_base_model(config, arguments),
+        base_model=base,
         results=[_result_row(result) for result in evaluation["results"]],
         evaluated_revision=evaluation.get("revision"),
         data=_flatten(arguments.get("data") or {}),
@@ -183,15 +189,48 @@ def expected_task(folder: Path) -> str | None:
 def _task(
     folder: Path, config: dict[str, Any], template: str, preferred: str | None, evaluation: dict[str, Any]
 ) -> str | None:
-    """The model's task: of a pipeline its own, else the template's, else that of its first result."""
+    """The model's task: the first of some that transformers can load and feed, so that `pipeline(task, ...)` runs."""
+    from transformers.pipelines import PIPELINE_REGISTRY
+
     # of an adapter transformers guesses no task, and the root of an artifact with masks does none
     if template == "adapter.md" or (folder / "emr.json").is_file():
         return None
     if "pipeline_tag" in config:
         # a pipeline of diffusers
         return str(config["pipeline_tag"])
-    measured = [result.get("task") for result in evaluation["results"][:1]]
-    return runnable_task(folder, config, [preferred, *measured])
+    measured: list[str | None] = [result.get("task") for result in evaluation["results"][:1]]
+    is_own = installed_room(str(config.get("model_type"))) is not None
+    for task in filter(None, [preferred, *measured, *(_OWN_TASKS.split() if is_own else ())]):
+        about = PIPELINE_REGISTRY.supported_tasks.get(task)
+        if about is not None and _loads(about["pt"], config, is_own) and _reads(folder, str(about.get("type"))):
+            return task
+    return None
+
+
+def _loads(loaders: Iterable[Any], config: dict[str, Any], is_own: bool) -> bool:
+    """True if an Auto class of a pipeline loads the saved class, or one of ours that is made of it."""
+    from transformers import CONFIG_MAPPING
+
+    model_type, names = config.get("model_type"), config.get("architectures")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING or not isinstance(names, list):
+        return False
+    for loader in loaders:
+        found = loader._model_mapping.get(CONFIG_MAPPING[model_type], ())
+        for kind in found if isinstance(found, tuple) else (found,):
+            # of our heads on other inputs each has the weights of the one that it extends
+            if {base.__name__ for base in (kind.__mro__ if is_own else (kind,))} & set(names):
+                return True
+    return False
+
+
+def _reads(folder: Path, kind: str) -> bool:
+    """True if a folder has a tokenizer, feature extractor or processor for the input of its model."""
+    if kind == "text":
+        return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    path = folder / "preprocessor_config.json"
+    if kind not in _READERS:
+        return path.is_file() or (folder / "processor_config.json").is_file()
+    return path.is_file() and _READERS[kind] in read_json_object(path)
 
 
 def _template(name: str) -> tuple[dict[str, Any], str]:
@@ -223,13 +262,12 @@ def _compile(source: str) -> jinja2.Template:
 
 def _read_config(folder: Path, part: CardPart | None) -> tuple[dict[str, Any], str]:
     """The configuration and the name of the template that describes it."""
-    if part is not None:
-        return read_json_object(folder / "config.json", optional=True), part.template
-    if is_pipeline(folder):
+    if part is None and is_pipeline(folder):
         return read_config(folder)
-    if (folder / "adapter_config.json").is_file():
-        return read_json_object(folder / "adapter_config.json", optional=True), "adapter.md"
-    config = read_json_object(folder / "config.json", optional=True)
+    is_adapter = part is None and (folder / "adapter_config.json").is_file()
+    config = read_json_object(folder / ("adapter_config.json" if is_adapter else "config.json"), optional=True)
+    if part is not None or is_adapter:
+        return config, "adapter.md" if part is None else part.template
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise DataError(f"{folder}/config.json: model_type is {model_type!r}; correct it, or write README.md yourself")
@@ -241,13 +279,8 @@ def _read_config(folder: Path, part: CardPart | None) -> tuple[dict[str, Any], s
 
 
 # What a training and an evaluation write under each name, and what a card is made from.
-_TRAINING: dict[str, Any] = {
-    "arguments": dict,
-    "task": dict,
-    "versions": dict,
-    "released": dict,
-    "seconds": int | float,
-}
+_TRAINING: dict[str, Any] = dict.fromkeys(("arguments", "task", "versions", "released"), dict)
+_TRAINING["seconds"] = int | float
 _RESULT: dict[str, Any] = {"metric": str, "dataset": str, "value": int | float}
 _OF_RESULT: dict[str, Any] = {"name": str, "split": str, "task": str, "arguments": dict, "baselines": dict}
 
@@ -274,14 +307,8 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
     return dict(cut_paths(evaluation, near=path.parent))
 
 
-def _metadata(
-    template: dict[str, Any],
-    repo_id: str,
-    license: str | None,
-    config: dict[str, Any],
-    arguments: dict[str, Any],
-    results: list[dict[str, Any]],
-) -> ModelCardData:
+def _measured(repo_id: str, arguments: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Fields of a card that name the data sets of a model and its results."""
     sources: list[Any] = []
     for source in (arguments.get("data") or {}).values():
         # several data sets may make one
@@ -289,18 +316,12 @@ def _metadata(
     paths = [source.get("path") for source in sources if isinstance(source, dict)]
     datasets = [str(path).partition("@")[0] for path in paths if _is_hub_id(path)]
     datasets += [result["dataset"] for result in results if _is_hub_id(result["dataset"])]
-    fields = dict(template)
-    if license is not None:
-        fields["license"] = license
-    if (base := _base_model(config, arguments)) is not None:
-        fields |= {"base_model": base, "base_model_relation": "adapter" if "peft_type" in config else "finetune"}
-    if datasets:
-        fields["datasets"] = list(dict.fromkeys(datasets))
+    fields: dict[str, Any] = {"datasets": list(dict.fromkeys(datasets))} if datasets else {}
     if results:
         fields["metrics"] = list(dict.fromkeys(result["metric"] for result in results))
         fields["model_name"] = repo_id.rpartition("/")[2]
         fields["eval_results"] = [_eval_result(result) for result in results]
-    return ModelCardData(**fields)
+    return fields
 
 
 def _base_model(config: dict[str, Any], arguments: dict[str, Any]) -> str | None:
@@ -336,18 +357,12 @@ def _eval_result(result: dict[str, Any]) -> EvalResult:
 
 def _benchmark_entries(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Only a data set of the Hub can show results, one for each of its tasks: the metrics are told apart as tasks."""
-    return eval_result_entries_to_yaml(
-        [
-            EvalResultEntry(
-                dataset_id=result["dataset"],
-                task_id=result["metric"],
-                value=result["value"],
-                notes=", ".join(filter(None, (result.get("name"), _options(result)))) or None,
-            )
-            for result in results
-            if _is_hub_id(result["dataset"])
-        ]
-    )
+    entries = []
+    for result in results:
+        if _is_hub_id(dataset := result["dataset"]):
+            notes = ", ".join(filter(None, (result.get("name"), _options(result)))) or None
+            entries.append(EvalResultEntry(dataset, result["metric"], result["value"], notes=notes))
+    return eval_result_entries_to_yaml(entries)
 
 
 def _result_row(result: dict[str, Any]) -> dict[str, str]:

@@ -35,8 +35,7 @@ from .safetensors_headers import MAX_INDEX_BYTES, TensorInfo, parse_header
 # In the order of transformers: the single file before the sharded form.
 _STEMS = ("model", "diffusion_pytorch_model", "adapter_model", "pytorch_lora_weights")
 _SUFFIX = ".safetensors"
-_INDEX_SUFFIX = ".safetensors.index.json"
-# The same of a variant, as transformers names it.
+# Of shards, if need be those of a variant, as transformers names it.
 _INDEX = re.compile(r".*\.safetensors\.index(?:\.\w+)?\.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
@@ -156,21 +155,17 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         self._fill(file, memoryview(data), start)
         return data
 
-    def _open(self, file: str) -> int:
-        self._readers[file] = self._open_file(file)
-        return self._readers[file].size
-
     def _read_header(self, file: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-        size = self._open(file)
-        prefix = self._read_bytes(file, 0, min(8, size))
-        header = self._read_bytes(file, 8, header_length(prefix, size, file))
-        reader = self._readers[file]
+        reader = self._readers[file] = self._open_file(file)
+        prefix = self._read_bytes(file, 0, min(8, reader.size))
+        header = self._read_bytes(file, 8, header_length(prefix, reader.size, file))
         digest = hashlib.sha256(prefix + header).hexdigest()
-        self.files[file] = WeightsFile(size, digest, reader.sha256, reader.path)
-        return parse_header(header, size, file)
+        self.files[file] = WeightsFile(reader.size, digest, reader.sha256, reader.path)
+        return parse_header(header, reader.size, file)
 
     def _read_index(self, index: str) -> None:
-        size = self._open(index)
+        self._readers[index] = self._open_file(index)
+        size = self._readers[index].size
         if size > MAX_INDEX_BYTES:
             raise CheckpointError(f"{index}: {size} bytes, at most {MAX_INDEX_BYTES} are allowed; save it again.")
         weight_map = parse_json_object(self._read_bytes(index, 0, size), index, CheckpointError).get("weight_map")
@@ -183,7 +178,6 @@ class Checkpoint(Mapping[str, torch.Tensor]):
                     "the index is allowed, without folders: do not use this checkpoint unless you trust its author."
                 )
         metadata: list[set[tuple[str, str]]] = []
-        found: dict[str, TensorInfo] = {}
         for file in dict.fromkeys(weight_map.values()):
             tensors, strings = self._read_header(file)
             metadata.append(set(strings.items()))
@@ -194,17 +188,13 @@ class Checkpoint(Mapping[str, torch.Tensor]):
                     f"{file}: does not match {index}: missing {missing[:3]}, not in the index {extra[:3]}; "
                     "the files come from different saves: download or save all of them again."
                 )
-            found.update(tensors)
-        self._tensors = {name: found[name] for name in weight_map}
+            self._tensors |= tensors
+        self._tensors = {name: self._tensors[name] for name in weight_map}
         self.metadata = dict(set.intersection(*metadata))
 
 
 def open_checkpoint(
-    source: str | Path,
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    endpoint: str | None = None,
+    source: str | Path, *, revision: str | None = None, token: str | bool | None = None, endpoint: str | None = None
 ) -> Checkpoint:
     """
     Opens a safetensors checkpoint, on disk or on a Hub, without reading its tensors.
@@ -252,12 +242,13 @@ def open_checkpoint(
 
 
 def _open_local(path: Path, commit: str | None = None) -> Checkpoint:
-    is_folder = path.is_dir()
-    entry = _find_entry([item.name for item in path.iterdir() if item.is_file()] if is_folder else [path.name], path)
-    if not is_folder and not _INDEX.fullmatch(entry):
+    folder, names = path.parent, [path.name]
+    if path.is_dir():
+        folder, names = path, [item.name for item in path.iterdir() if item.is_file()]
+    entry = _find_entry(names, path)
+    if folder != path and not _INDEX.fullmatch(entry):
         # The file itself was named, be it a link.
         return Checkpoint(lambda name: LocalFile(path, str(path)), entry, commit)
-    folder = path if is_folder else path.parent
     return Checkpoint(lambda name: LocalFile(_inside(folder, name), str(folder / name)), entry, commit)
 
 
@@ -275,23 +266,21 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _find_entry(names: list[str], where: object) -> str:
     """The file to start from: the weights themselves or the index of their shards."""
-    for stem in _STEMS:
-        for name in (stem + _SUFFIX, stem + _INDEX_SUFFIX):
-            if name in names:
-                return name
-    indexes = sorted(name for name in names if _INDEX.fullmatch(name))
-    for found in (indexes, sorted(name for name in names if name.endswith(_SUFFIX))):
-        if len(found) == 1:
-            return found[0]
-        if found:
+    names = sorted(names)
+    known = [stem + suffix for stem in _STEMS for suffix in (_SUFFIX, f"{_SUFFIX}.index.json")]
+    if present := [name for name in known if name in names]:
+        return present[0]
+    indexes = [name for name in names if _INDEX.fullmatch(name)]
+    if found := indexes or [name for name in names if name.endswith(_SUFFIX)]:
+        if len(found) > 1:
             raise CheckpointError(f"{where}: which of {found[:5]}? Download the folder and open one of the files.")
-    pickles = sorted(name for name in names if name.endswith(PICKLES))
-    if pickles:
+        return found[0]
+    if pickles := [name for name in names if name.endswith(PICKLES)]:
         raise CheckpointError(
             f"{where}: {pickles[0]} is a pickle, which can run code when it is read, and is refused. If you trust it, "
             "load it and save it as safetensors: model.save_pretrained(folder)."
         )
-    raise CheckpointError(f"{where}: no .safetensors file here; found {sorted(names)[:5]}. Give a checkpoint.")
+    raise CheckpointError(f"{where}: no .safetensors file here; found {names[:5]}. Give a checkpoint.")
 
 
 @contextmanager

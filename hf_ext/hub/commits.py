@@ -16,14 +16,7 @@ from typing import BinaryIO, TypeAlias
 from urllib.parse import quote
 
 import httpx2
-from huggingface_hub import (
-    CommitInfo,
-    CommitOperationAdd,
-    CommitOperationDelete,
-    HfApi,
-    constants,
-    get_session,
-)
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_session
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
@@ -146,19 +139,20 @@ def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path
     # Who may not write to a repository may ask all the same, for a pull request.
     url = f"{api.endpoint}/api/models/{repo_id}/preupload/{quote(branch, safe='')}{'?create_pr=1' * bool(create_pr)}"
     headers = build_hf_headers(token=api.token)
-    ignored: dict[str, str] = {}
-    files = [
-        {"path": name, "sample": base64.b64encode(_read_start(path)).decode(), "size": path.stat().st_size}
-        for name, path in paths.items()
-    ]
+    ignored: list[str] = []
+    files = []
+    for name, path in paths.items():
+        with open(path, "rb") as file:
+            sample = base64.b64encode(file.read(_SAMPLE_BYTES)).decode()
+        files.append({"path": name, "sample": sample, "size": path.stat().st_size})
     for start in range(0, len(files), _FILES_A_QUESTION):
-        part = files[start : start + _FILES_A_QUESTION]
-        answer = get_session().post(url, json={"files": part}, headers=headers)
+        question = {"files": files[start : start + _FILES_A_QUESTION]}
+        answer = get_session().post(url, json=question, headers=headers)
         hf_raise_for_status(answer)
-        asked = [file["path"] for file in answer.json()["files"] if file["shouldIgnore"]]
-        ignored |= dict.fromkeys(asked, "the .gitignore of the repository excludes it")
+        ignored += [file["path"] for file in answer.json()["files"] if file["shouldIgnore"]]
     if ignored:
-        raise NotOnHub(repo_id, ignored, "Nothing was uploaded. Remove the names from .gitignore, and push again")
+        told = dict.fromkeys(ignored, "the .gitignore of the repository excludes it")
+        raise NotOnHub(repo_id, told, "Nothing was uploaded. Remove the names from .gitignore, and push again")
 
 
 def _refuse_shadows(repo_id: str, paths: dict[str, Path], left: list[str]) -> None:
@@ -168,11 +162,6 @@ def _refuse_shadows(repo_id: str, paths: dict[str, Path], left: list[str]) -> No
     if shadows := [name for name in left if name in folders or above[name] & paths.keys()]:
         told = dict.fromkeys(shadows, "a file there is a folder here, or its folder there is a file here")
         raise NotOnHub(repo_id, told, "Nothing was uploaded. Delete or rename them on the Hub, and push again")
-
-
-def _read_start(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(_SAMPLE_BYTES)
 
 
 def lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
@@ -187,11 +176,11 @@ def lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
 @contextmanager
 def _without_fallback_warning() -> Iterator[None]:
     """Leaves out huggingface_hub's warning that open files are not sent by Xet, which is why they are opened."""
-    logger = logging.getLogger("huggingface_hub._commit_api")
 
     def is_other(record: logging.LogRecord) -> bool:
         return "binary IO buffer is not supported by Xet" not in record.getMessage()
 
+    logger = logging.getLogger("huggingface_hub._commit_api")
     logger.addFilter(is_other)
     try:
         yield
@@ -216,11 +205,8 @@ def _refuse_collisions(repo_id: str, before: Tree, now: Tree, paths: dict[str, P
     collisions = {name for name in changed & paths.keys() if _difference(now[name], paths[name]) is not None}
     collisions |= changed & (stale - paths.keys())
     if collisions:
-        raise NotOnHub(
-            repo_id,
-            dict.fromkeys(collisions, "it was changed by another commit meanwhile"),
-            "Check the files on the Hub, and push again to replace them",
-        )
+        told = dict.fromkeys(collisions, "it was changed by another commit meanwhile")
+        raise NotOnHub(repo_id, told, "Check the files on the Hub, and push again to replace them")
 
 
 def _verify(
@@ -228,15 +214,13 @@ def _verify(
 ) -> None:
     """Compares what a commit holds with the folder, and asks if the branch has the commit."""
     where = commit.pr_revision or branch
-    for wait in (*_WAITS, None):
+    for wait in (0.0, *_WAITS):
+        time.sleep(wait)
         wrong = dict(_find_differences(api, repo_id, where, commit.oid, paths, stale))
         if not wrong:
             return
-        if wait is not None:
-            time.sleep(wait)
-    raise NotOnHub(
-        repo_id, wrong, f"Commit {commit.oid[:12]} was made: push again, or contact the operators of the Hub"
-    )
+    advice = f"Commit {commit.oid[:12]} was made: push again, or contact the operators of the Hub"
+    raise NotOnHub(repo_id, wrong, advice)
 
 
 def _find_differences(

@@ -44,18 +44,17 @@ def read_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]]]:
     allowed = _pipelines().__all__
     if name is None or name not in allowed:
         raise DataError(f"{path}: _class_name is {index.get('_class_name')!r}; one of {allowed} is allowed")
-    pairs: dict[str, Any] = {
-        key: tuple(value)
-        for key, value in index.items()
-        if isinstance(value, list) and not key.startswith("_") and value != [None, None]
-    }
+    pairs: dict[str, Any] = {}
     ours = room_name(name)
-    for key, pair in pairs.items():
-        if len(pair) != 2 or pair[0] not in ("diffusers", "transformers", ours) or not isinstance(pair[1], str):
+    for key, value in index.items():
+        if not isinstance(value, list) or key.startswith("_") or value == [None, None]:
+            continue
+        if len(value) != 2 or value[0] not in ("diffusers", "transformers", ours) or not isinstance(value[1], str):
             raise DataError(
-                f"{path}: the component {key} is {list(pair)}, which names code that is not shipped; components are "
-                f"of diffusers, transformers or {ours}"
+                f"{path}: the component {key} is {value}, which names code that is not shipped; components are of "
+                f"diffusers, transformers or {ours}"
             )
+        pairs[key] = tuple(value)
     return name, pairs
 
 
@@ -127,11 +126,10 @@ def read_remote_headers(source: str) -> tuple[list[TensorInfo], str] | None:
 
 def _read_parts(names: Iterable[str], open_part: Callable[[str], Checkpoint]) -> list[TensorInfo]:
     """The tensors of the folders that hold safetensors files, each with its file by the path in the pipeline."""
-    tensors = []
+    tensors: list[TensorInfo] = []
     for part in sorted({name.partition("/")[0] for name in names if re.fullmatch(r"[^/]+/[^/]+\.safetensors", name)}):
         with open_part(part) as checkpoint:
-            found = map(checkpoint.info, checkpoint)
-            tensors += [replace(tensor, file=f"{part}/{tensor.file}") for tensor in found]
+            tensors += [replace(each, file=f"{part}/{each.file}") for each in map(checkpoint.info, checkpoint)]
     return tensors
 
 

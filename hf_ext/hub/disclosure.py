@@ -64,20 +64,21 @@ def clean(folder: Path, source: Path) -> None:
     for name, path in walk(folder):
         if path.suffix == ".png":
             strip_picture(path)
-        if name in ("training.json", "eval.json"):
-            content = read_json_object(path)
-            kept = content
-            if name == "training.json":
-                kept = {field: content[field] for field in _TRAINING if field in content}
-                if isinstance(arguments := kept.get("arguments"), dict):
-                    # where a run was written says nothing to others
-                    kept["arguments"] = {key: value for key, value in arguments.items() if key != "output_dir"}
-            _rewrite(path, content, cut_paths(kept, near=source))
-        elif path.name in (*CONFIGURATIONS, "tokenizer_config.json", "model_index.json"):
-            if path.name == "adapter_config.json":
-                _require_public_base(path, source)
-            content = read_json_object(path)
-            _rewrite(path, content, _cut_configuration(content, near=source))
+        is_report = name in ("training.json", "eval.json")
+        if not is_report and path.name not in (*CONFIGURATIONS, "tokenizer_config.json", "model_index.json"):
+            continue
+        if path.name == "adapter_config.json":
+            _require_public_base(path, source)
+        content = read_json_object(path)
+        kept = content
+        if name == "training.json":
+            kept = {field: content[field] for field in _TRAINING if field in content}
+            if isinstance(arguments := kept.get("arguments"), dict):
+                # where a run was written says nothing to others
+                kept["arguments"] = {key: value for key, value in arguments.items() if key != "output_dir"}
+        cleaned = cut_paths(kept, near=source) if is_report else _cut_configuration(content, near=source)
+        if cleaned != content:
+            path.write_text(json.dumps(cleaned, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 class SecretFound(NotPublished):
@@ -141,16 +142,10 @@ def find_machine_paths(folder: Path) -> tuple[str, ...]:
     pattern = re.compile("|".join(rf"(?<![\w.]){re.escape(place)}(?=[/\\\"'\s,;)]|$)" for place in sorted(written)))
     notes = []
     for name, path in walk(folder):
-        text = read_text(path)
-        if found := pattern.search(text):
+        if found := pattern.search(text := read_text(path)):
             line = text.count("\n", 0, found.start()) + 1
             notes.append(f"{name}, line {line}: names a folder of this machine")
     return tuple(notes)
-
-
-def _rewrite(path: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
-    if after != before:
-        path.write_text(json.dumps(after, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def is_path(text: str, near: Path | None = None) -> bool:
@@ -208,9 +203,7 @@ def _cut_configuration(value: Any, key: str = "", near: Path | None = None) -> A
     if isinstance(value, list):
         return [_cut_configuration(item, key, near) for item in value]
     if isinstance(value, dict):
-        return {
-            name: item if name in _LABELS else _cut_configuration(item, name, near) for name, item in value.items()
-        }
+        return {name: v if name in _LABELS else _cut_configuration(v, name, near) for name, v in value.items()}
     if not isinstance(value, str):
         return value
     # "/s" may be a token, and says nothing; a template of several lines is none
@@ -230,10 +223,10 @@ def _require_public_base(path: Path, near: Path) -> None:
     noted = isinstance(arguments, dict) and "/" in base and arguments.get("init_from") == last_name(base)
     try:
         validate_repo_id(base)
-        local = noted or is_here(base, near if "/" in base else None)
+        is_local = noted or is_here(base, near if "/" in base else None)
     except HFValidationError:
-        local = True
-    if local:
+        is_local = True
+    if is_local:
         raise NotPublished(
             f"{path.name}: the base of this adapter is {last_name(base)!r}, a folder on this machine. "
             'Push the base first, set "base_model_name_or_path" in adapter_config.json to its org/name, and push '
@@ -250,9 +243,8 @@ def strip_picture(path: Path) -> None:
         raise ValueError(
             f"{path.name}: not a complete PNG, so its metadata cannot be removed; save the picture as PNG again"
         )
-    stripped = _SIGNATURE + b"".join(
-        len(chunk[4:-4]).to_bytes(4, "big") + chunk for chunk in chunks if chunk[:4] in _SHOWN
-    )
+    kept = (len(chunk[4:-4]).to_bytes(4, "big") + chunk for chunk in chunks if chunk[:4] in _SHOWN)
+    stripped = _SIGNATURE + b"".join(kept)
     if stripped == content:
         return
     try:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import threading
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from huggingface_hub import cached_assets_path
 
-from ..files import write_json
+from ..files import read_json_object, write_json
 
 _TICK_NS = 2 * 10**9
 # The newest entries stay, of about 120 bytes each.
@@ -59,9 +58,7 @@ def file_sha256(path: str | Path, *, fresh: bool = False) -> str:
 def _read() -> dict[str, str]:
     """The hashes in the file; none where it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(cache_file().read_text())
-        if isinstance(found, dict):
-            return {key: value for key, value in found.items() if isinstance(value, str)}
+        return {key: value for key, value in read_json_object(cache_file()).items() if isinstance(value, str)}
     return {}
 
 

@@ -6,13 +6,11 @@ Such a room enters itself here; nothing of it is imported before a folder is pub
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class CardPart:
+class CardPart(NamedTuple):
     """The part of a card that is special to one kind of folder."""
 
     template: str  # name of the file in `model_cards`
@@ -20,8 +18,7 @@ class CardPart:
     values: Callable[[Mapping[str, Any], str], Mapping[str, Any]]  # what the template shows, by configuration and name
 
 
-@dataclass(frozen=True)
-class FolderKind:
+class FolderKind(NamedTuple):
     """Handlers for folders of one kind. For others `describe` returns `None`, and `hide_paths` does nothing."""
 
     describe: Callable[[Path], CardPart | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import re
 from datetime import date
@@ -56,8 +57,7 @@ def read_card(path: Path) -> str:
 
 def front_matter(card: str) -> str:
     """The text of the metadata; empty when there is none."""
-    match = _FRONT_MATTER.match(card)
-    return match[1] if match else ""
+    return match[1] if (match := _FRONT_MATTER.match(card)) else ""
 
 
 def read_front_matter(card: str) -> dict[str, Any]:
@@ -112,7 +112,8 @@ def _check_cost(text: str) -> None:
 def as_json(value: Any) -> Any:
     """Values in the types of JSON: keys, dates, binaries and the like are text, other numbers floats or null."""
     if isinstance(value, dict):
-        return {_as_key(key): as_json(each) for key, each in value.items()}
+        named = ((as_json(key), as_json(each)) for key, each in value.items())
+        return {key if isinstance(key, str) else json.dumps(key): each for key, each in named}
     if isinstance(value, (list, tuple, set)):
         return [as_json(each) for each in value]
     if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**64:
@@ -125,9 +126,3 @@ def as_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value if isinstance(value, str | int | float | None) else str(value)
-
-
-def _as_key(key: Any) -> str:
-    """A key of YAML as one of JSON, which knows only text."""
-    plain = as_json(key)
-    return plain if isinstance(plain, str) else {None: "null", True: "true", False: "false"}.get(plain, str(plain))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..errors import DataError
 from ..files import parse_json_object
@@ -27,23 +28,15 @@ class CheckpointError(DataError):
     """A checkpoint that cannot be read: the message names the file, what is wrong with it and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor as a header describes it: the shape counts numbers, also those that share a byte."""
 
     dtype: str
     shape: tuple[int, ...]
     offset: int
-
-    @property
-    def numbers(self) -> int:
-        """Count of numbers in the tensor."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Length in bytes."""
-        return self.numbers * BITS[self.dtype] // 8
+    # of numbers in the tensor
+    numbers: int
+    nbytes: int
 
 
 def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
@@ -67,28 +60,18 @@ def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
 
 def parse_entries(data: bytes | bytearray, file_size: int, file: str) -> tuple[dict[str, Entry], dict[str, str]]:
     """Parses the JSON header of a safetensors file, whose tensors must tile the file without gap or overlap."""
-    entries = parse_json_object(data, file, CheckpointError)
-    metadata = entries.pop("__metadata__", {})
+    header = parse_json_object(data, file, CheckpointError)
+    metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(
             f"{file}: `__metadata__` must map strings to strings, got {metadata!r:.80}; save it again."
         )
-    for name, entry in entries.items():
-        complete = isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}
-        if not complete or not _are_sizes(entry["data_offsets"]) or len(entry["data_offsets"]) != 2:
-            raise CheckpointError(
-                f"{file}: tensor {name!r} must have dtype, shape and data_offsets, two non-negative integers; got "
-                f"{entry!r:.80}: save the file again."
-            )
     start = position = 8 + len(data)
-    found = {
-        name: _describe(name, entry["dtype"], entry["shape"], start + entry["data_offsets"][0], file)
-        for name, entry in entries.items()
-    }
+    found = {name: _describe(f"{file}: tensor {name!r}", entry, start) for name, entry in header.items()}
     # As they lie in the file, those without bytes by their names: the same order for every reader.
     tensors = dict(sorted(found.items(), key=lambda item: (item[1].offset, item[1].nbytes, item[0])))
     for name, info in tensors.items():
-        offsets, needed = entries[name]["data_offsets"], [position - start, position - start + info.nbytes]
+        offsets, needed = header[name]["data_offsets"], [position - start, position - start + info.nbytes]
         if offsets != needed:
             raise CheckpointError(
                 f"{file}: tensor {name!r} has data_offsets {offsets}; its dtype and shape, after the tensor before "
@@ -103,25 +86,37 @@ def parse_entries(data: bytes | bytearray, file_size: int, file: str) -> tuple[d
     return tensors, metadata
 
 
-def _describe(name: str, dtype: object, shape: object, offset: int, file: str) -> Entry:
-    """Describes a tensor by what a header says of it, or refuses what cannot be."""
-    if not isinstance(dtype, str) or dtype not in BITS:
+def read_entries(path: Path) -> tuple[bytes, dict[str, Entry]]:
+    """The header of a safetensors file on disk, and the tensors that it describes."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        data = file.read(header_length(file.read(8), size, path.name))
+    return data, parse_entries(data, size, path.name)[0]
+
+
+def _describe(where: str, entry: Any, start: int) -> Entry:
+    complete = isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}
+    if not complete or not _are_sizes(entry["data_offsets"]) or len(entry["data_offsets"]) != 2:
         raise CheckpointError(
-            f"{file}: tensor {name!r} has dtype {dtype!r:.80}; allowed are {sorted(BITS)}: convert it."
+            f"{where} must have dtype, shape and data_offsets, two non-negative integers; got {entry!r:.80}: save the "
+            "file again."
         )
+    dtype, shape = entry["dtype"], entry["shape"]
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise CheckpointError(f"{where} has dtype {dtype!r:.80}; allowed are {sorted(BITS)}: convert it.")
     if not _are_sizes(shape):
         raise CheckpointError(
-            f"{file}: tensor {name!r} has shape {shape!r:.80}; a list of at most {_MAX_SIZES} non-negative "
-            "integers is allowed: save the file again."
+            f"{where} has shape {shape!r:.80}; a list of at most {_MAX_SIZES} non-negative integers is allowed: save "
+            "the file again."
         )
-    assert isinstance(shape, list)
     packed = max(8 // BITS[dtype], 1)
     if packed > 1 and (not shape or shape[-1] % packed):
         raise CheckpointError(
-            f"{file}: tensor {name!r} of dtype {dtype} has shape {shape!r:.80}; its last size must be a multiple "
-            f"of {packed}: save the file again."
+            f"{where} of dtype {dtype} has shape {shape!r:.80}; its last size must be a multiple of {packed}: save "
+            "the file again."
         )
-    return Entry(dtype, tuple(shape), offset)
+    numbers = math.prod(shape)
+    return Entry(dtype, tuple(shape), start + entry["data_offsets"][0], numbers, numbers * BITS[dtype] // 8)
 
 
 def _are_sizes(value: object) -> bool:

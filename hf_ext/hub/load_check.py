@@ -23,10 +23,11 @@ from ..errors import DataError, NotPublished
 from ..files import read_json, read_json_object
 from .diffusers_folders import is_pipeline, pipeline_code
 from .published_files import walk
-from .shipped import shipped_files
 
 # What restores a task of an artifact of EMR-Merging where hf_ext is not installed.
 LOADER = Path(__file__).parents[1] / "emr" / "emr_loader.py"
+# Rooms whose classes transformers loads as code beside a checkpoint.
+_METHODS = ("mrconv", "semanir")
 TIMEOUT_SECONDS = 3600
 # Of the repository that the check makes up.
 _COMMIT = "0" * 40
@@ -47,23 +48,25 @@ def installed_room(model_type: str) -> ModuleType | None:
 
 def room_of(folder: Path) -> ModuleType | None:
     """The sub-package of hf_ext that a checkpoint belongs to, of an adapter that of its base model."""
-    adapter, config = folder / "adapter_config.json", folder / "config.json"
-    if adapter.is_file():
-        mapping = read_json_object(adapter).get("auto_mapping")
-        library = str(mapping.get("parent_library")) if isinstance(mapping, dict) else ""
-        if library.startswith("hf_ext."):
-            return sys.modules.get(library.rpartition(".")[0])
-        # peft leaves that entry out where the configuration has a task_type; our own runs name their method.
-        training = folder / "training.json"
-        arguments = read_json_object(training, optional=True).get("arguments")
-        return installed_room(str(arguments.get("method"))) if isinstance(arguments, dict) else None
-    return installed_room(str(read_json_object(config).get("model_type"))) if config.is_file() else None
+    if not (folder / "adapter_config.json").is_file():
+        return installed_room(str(read_json_object(folder / "config.json", optional=True).get("model_type")))
+    mapping = read_json_object(folder / "adapter_config.json").get("auto_mapping")
+    library = str(mapping.get("parent_library")) if isinstance(mapping, dict) else ""
+    if library.startswith("hf_ext."):
+        return sys.modules.get(library.rpartition(".")[0])
+    # peft leaves that entry out where the configuration has a task_type; our own runs name their method.
+    arguments = read_json_object(folder / "training.json", optional=True).get("arguments")
+    return installed_room(str(arguments.get("method"))) if isinstance(arguments, dict) else None
+
+
+def shipped_files(room: Path) -> list[Path]:
+    """The files of a room that travel with checkpoints: of a method all but `__init__.py`, of other rooms none."""
+    return sorted(path for path in room.glob("*.py") if room.name in _METHODS and path.name != "__init__.py")
 
 
 def room_code(room: ModuleType) -> dict[str, Path]:
-    """The files of a room that travel with checkpoints."""
-    assert room.__file__ is not None
-    return {file.name: file for file in shipped_files(Path(room.__file__).parent)}
+    """The files of a room that travel with checkpoints, by name."""
+    return {file.name: file for file in shipped_files(Path(str(room.__file__)).parent)}
 
 
 def verify_code(folder: Path) -> None:
@@ -86,27 +89,21 @@ def verify_code(folder: Path) -> None:
                 "install the version of hf_ext that wrote it"
             )
         # where the loader has to fetch it, transformers does not say which one is missing
-        absent = sorted(
-            needed for needed in get_relative_imports(path) if not path.with_name(f"{needed}.py").is_file()
-        )
-        if absent:
-            raise DataError(f"{path}: imports {absent[0]}.py, which is not in the folder; stage the folder again")
+        for needed in sorted(get_relative_imports(path)):
+            if not path.with_name(f"{needed}.py").is_file():
+                raise DataError(f"{path}: imports {needed}.py, which is not in the folder; stage the folder again")
         shipped.add(path.stem)
+    # Nor may a JSON file make a loader run code from another place than the verified files.
     for path in sorted(folder.rglob("*.json")):
-        _verify_references(path, shipped)
-
-
-def _verify_references(path: Path, shipped: set[str]) -> None:
-    """Refuses a JSON file that makes a loader run code from another place than the verified files."""
-    content = read_json(path)
-    if not isinstance(content, dict):
-        return
-    for key in ("auto_map", "custom_pipelines"):
-        for reference in code_references({key: content.get(key)}):
-            module, _, name = reference.partition(".")
-            if module not in shipped or not name.isidentifier():
-                raise DataError(f"{path}: {key} names {reference!r}, code that is not in the folder; remove the entry")
-    refuse_kernels(content, path)
+        if not isinstance(content := read_json(path), dict):
+            continue
+        for key in ("auto_map", "custom_pipelines"):
+            for reference in code_references({key: content.get(key)}):
+                module, _, name = reference.partition(".")
+                if module not in shipped or not name.isidentifier():
+                    told = f"{path}: {key} names {reference!r}, code that is not in the folder"
+                    raise DataError(f"{told}; remove the entry")
+        refuse_kernels(content, path)
 
 
 def code_references(config: dict[str, Any]) -> list[str]:
@@ -143,8 +140,7 @@ def check_loads(
     """Loads a staged folder as those do who pull it: from a Hub's cache, in new processes, offline, without token."""
     # In the first process hf_ext cannot be imported, so the code beside the weights is what loads; in the second, for
     # what is ours, it is imported and its classes load. The ways are those that the card shows; see `load_probe`. The
-    # class that was saved must find all of its weights, and the file no others. Before any of that, no code was run:
-    # `verify_code` has compared each file with the installed package's.
+    # class that was saved must find all of its weights, and the file no others.
     folder = Path(folder).resolve()
     verify_code(folder)
     repo_id = repo_id or "org/" + (re.sub(r"[^A-Za-z0-9]+", "-", folder.name).strip("-") or "model")
@@ -154,27 +150,20 @@ def check_loads(
     with tempfile.TemporaryDirectory() as home:
         cache = Path(home, "hub")
         fill_cache(cache, repo_id, _COMMIT, {name: path for name, path in walk(folder) if path.is_file()})
-        arguments = [repo_id]
-        if base is not None:
-            arguments.append(str(fill_cache(cache, *base)))
-        for presence in ("absent", "installed") if own else ("absent",):
-            _run_probe(folder, [probe, presence, *arguments], Path(home), seconds)
+        arguments = [repo_id] if base is None else [repo_id, str(fill_cache(cache, *base))]
+        _run_probe(folder, [probe, "absent", *arguments], home, seconds, "where hf_ext is not installed")
+        if own:
+            _run_probe(folder, [probe, "installed", *arguments], home, seconds, "where hf_ext is installed")
 
 
-def _run_probe(folder: Path, command: list[str], home: Path, seconds: float) -> None:
-    how = "where hf_ext is not installed" if command[1] == "absent" else "where hf_ext is installed"
+def _run_probe(folder: Path, command: list[str], home: str, seconds: float, how: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key not in _CREDENTIALS}
-    environment |= {
-        "HF_HOME": str(home),
-        "HF_HUB_CACHE": f"{home}/hub",
-        "HF_MODULES_CACHE": f"{home}/modules",
-        "HF_HUB_OFFLINE": "1",
-    }
+    environment |= {"HF_HOME": home, "HF_HUB_CACHE": f"{home}/hub", "HF_MODULES_CACHE": f"{home}/modules"}
     try:
         result = subprocess.run(
             [sys.executable, "-c", *command],
             cwd=home,
-            env=environment,
+            env=environment | {"HF_HUB_OFFLINE": "1"},
             # where code had to be trusted, transformers would ask the user
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -184,10 +173,8 @@ def _run_probe(folder: Path, command: list[str], home: Path, seconds: float) -> 
     except subprocess.TimeoutExpired as error:
         raise DataError(f"{folder}: did not load {how} within {seconds} s") from error
     if result.returncode != 0:
-        raise NotPublished(
-            f"{folder}: does not load {how}; nothing was uploaded. The process said:"
-            f"{textwrap.indent(chr(10) + result.stderr[-_STDERR_TAIL:].strip(), '  ')}"
-        )
+        said = textwrap.indent(result.stderr[-_STDERR_TAIL:].strip(), "  ")
+        raise NotPublished(f"{folder}: does not load {how}; nothing was uploaded. The process said:\n{said}")
 
 
 def fill_cache(cache: Path, repo_id: str, commit: str, files: dict[str, Path]) -> Path:
@@ -217,10 +204,8 @@ def _fetch_base(
     folder: Path, endpoint: str | None, token: str | bool | None
 ) -> tuple[str, str, dict[str, Path]] | None:
     """Repository, commit and files of the weights that tasks of an artifact are restored from, if not inside it."""
-    if not (folder / "emr.json").is_file():
-        return None
-    base = read_json_object(folder / "emr.json")["base"]
-    if base["folder"] is not None:
+    base = read_json_object(folder / "emr.json", optional=True).get("base")
+    if base is None or base["folder"] is not None:
         return None
     repo_id = base["source"].partition("@")[0]
     options: dict[str, Any] = {"endpoint": endpoint, "token": token, "allow_patterns": list(base["files"])}

@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ABSENT = "absent"
-PRESENCE = sys.argv[1] if __name__ == "__main__" else ABSENT
+IS_ABSENT = sys.argv[1:2] != ["installed"]
 
 
 class _Absent(importlib.abc.MetaPathFinder):
@@ -102,7 +101,7 @@ def _load_merged(repo_id: str, folder: Path, base: str | None, trust: dict[str, 
         # a base may leave weights of its class to be made anew, and so does what was merged on it
         _load_model(getattr(transformers, (config.get("architectures") or ["AutoModel"])[0]), repo_id, False)
     task = next(iter(manifest["tasks"]))
-    if PRESENCE == ABSENT:
+    if IS_ABSENT:
         # load_check has verified that it is the installed package's
         loader = runpy.run_path(str(folder / "emr_loader.py"))
         if not loader["restore"](folder, task, base):
@@ -118,7 +117,7 @@ def _load_pipeline(repo_id: str, folder: Path, trust: dict[str, bool]) -> None:
     """A diffusers pipeline by its code, and then its networks once more, to see that they are complete."""
     from diffusers import DiffusionPipeline
 
-    if PRESENCE != ABSENT:
+    if not IS_ABSENT:
         importlib.import_module("hf_ext.pipelines")
     pipeline = DiffusionPipeline.from_pretrained(repo_id, **trust)
     for name, part in pipeline.components.items():
@@ -132,8 +131,7 @@ def main(repo_id: str, base: str | None = None) -> None:
 
     directory = Path(snapshot_download(repo_id))
     # load_check has verified that all code in the folder is that of the installed package
-    trusted = PRESENCE == ABSENT and any(directory.rglob("*.py"))
-    trust = {"trust_remote_code": True} if trusted else {}
+    trust = {"trust_remote_code": True} if IS_ABSENT and any(directory.rglob("*.py")) else {}
     if (directory / "emr.json").exists():
         _load_merged(repo_id, directory, base, trust)
     elif (directory / "adapter_config.json").exists():
@@ -151,7 +149,7 @@ def main(repo_id: str, base: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    if PRESENCE == ABSENT:
+    if IS_ABSENT:
         sys.meta_path.insert(0, _Absent())
     else:
         importlib.import_module("hf_ext")

@@ -17,18 +17,13 @@ from typing import Any
 
 import httpx2
 from huggingface_hub import CommitInfo, HfApi, constants
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
 from ..errors import DataError, NotPublished, UsageError
 from ..files import require_free, whole_folder
 from ..terminal import is_quiet
-from .card_rules import check_card, refuse_card
+from .card_rules import check_card, is_ref_name, refuse_card
 from .cards import PLACEHOLDER, write_card
 from .commits import NoHub, commit_folder, read_answers
 from .diffusers_folders import INDEX
@@ -37,10 +32,8 @@ from .folder_kinds import known_kinds
 from .front_matter import read_front_matter
 from .load_check import check_loads, verify_code
 from .published_files import Listing, copy_license, is_described, is_loaded, list_files
-from .ref_names import is_ref_name
 from .staging import MANIFEST, write_folder
 
-_CHECKPOINT = ("config.json", "adapter_config.json", INDEX)
 # What is also stale where the earlier push was an artifact of EMR-Merging.
 _OF_ARTIFACTS = ("tasks/", "base/", "mask.safetensors", "extra.safetensors", "sums.safetensors")
 # The same, of a diffusers pipeline.
@@ -92,12 +85,7 @@ def stage(
         True
     """
     source, out = Path(source), Path(out)
-    require_free(
-        out,
-        overwrite,
-        kind="checkpoint",
-        is_kind=lambda folder: any((folder / name).is_file() for name in _CHECKPOINT),
-    )
+    require_free(out, overwrite, kind="checkpoint", is_kind=_is_checkpoint)
     # What may leave this machine is decided in this order, and nothing is added after it was looked at: files of known
     # names, paths in them, code (only what equals the installed package's may the load check run), the card and the
     # licence that it names, and last of all secrets in every file. A step that refuses raises.
@@ -113,6 +101,10 @@ def stage(
         copy_license(source, folder, read_front_matter(card).get("license_link"))
         refuse_secrets(folder)
     return out
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json", INDEX))
 
 
 def push(
@@ -181,8 +173,8 @@ def push(
             whole_id = _create(api, repo_id, branch, private)
             if whole_id != repo_id:
                 write_card(folder, repo_id=whole_id, license=license)
-            options: dict[str, Any] = {"create_pr": create_pr, "message": commit_message}
-            return commit_folder(api, folder, whole_id, branch, find_stale=find_stale, tell=_tell, **options)
+            options: Any = {"create_pr": create_pr, "message": commit_message, "find_stale": find_stale, "tell": _tell}
+            return commit_folder(api, folder, whole_id, branch, **options)
 
 
 def preview(
@@ -236,10 +228,8 @@ def _check_options(repo_id: str, revision: str | None, create_pr: bool, message:
     validate_repo_id(repo_id or "")
     branch = revision or constants.DEFAULT_REVISION
     if create_pr and branch != constants.DEFAULT_REVISION:
-        raise UsageError(
-            f"create_pr opens a pull request against main, but revision={revision!r} names another branch; give one "
-            "of them"
-        )
+        told = f"create_pr opens a pull request against main, but revision={revision!r} names another branch"
+        raise UsageError(f"{told}; give one of them")
     if not is_ref_name(branch):
         raise UsageError(f"revision={branch!r} is no name for a branch, by git's rules for names")
     if not isinstance(message, str) or not message.strip() or message != message.encode(errors="ignore").decode():
@@ -274,9 +264,8 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> str:
         raise NotPublished(f"{repo_id} exists and is {state}, got private={private}; nothing was uploaded")
     if branch != constants.DEFAULT_REVISION:
         if branch in {tag.name for tag in api.list_repo_refs(repo_id).tags}:
-            raise UsageError(
-                f"revision={branch!r} is a tag of {repo_id}, which a branch would hide; choose another name"
-            )
+            told = f"revision={branch!r} is a tag of {repo_id}, which a branch would hide; choose another name"
+            raise UsageError(told)
         api.create_branch(repo_id, branch=branch, exist_ok=True)
     return repo_id
 
@@ -284,11 +273,7 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> str:
 def find_stale(files: list[str]) -> list[str]:
     """Finds the files of a model in a repository: beside another one that lacks them, loaders would mix the two."""
     others = (_OF_ARTIFACTS if MANIFEST in files else ()) + (_OF_PIPELINES if INDEX in files else ())
-    return [
-        name
-        for name in files
-        if is_loaded(name) or is_described(name) or _WRITTEN.fullmatch(name) or name.startswith(others)
-    ]
+    return [n for n in files if is_loaded(n) or is_described(n) or _WRITTEN.fullmatch(n) or n.startswith(others)]
 
 
 def _tell(stale: list[str], left: list[str]) -> str:

@@ -90,8 +90,8 @@ def walk(folder: Path, skipped: frozenset[str] = UNLISTED) -> Iterator[tuple[str
 
 def copy_files(folder: Path, out: Path, chosen: Callable[[str], bool]) -> None:
     """Copies the chosen files of a model that `refuse_links` has seen, but for links that leave its folder."""
-    files = {name: path for name, path in walk(folder) if chosen(name) and path.is_file()}
-    copy_into({name: path for name, path in files.items() if stays_inside(folder, path)}, out)
+    files = ((name, path) for name, path in walk(folder) if chosen(name) and path.is_file())
+    copy_into({name: path for name, path in files if stays_inside(folder, path)}, out)
 
 
 def copy_license(source: Path, out: Path, link: object) -> None:
@@ -145,11 +145,9 @@ def list_files(folder: Path, staged: Path, notes: tuple[str, ...] = ()) -> Listi
     counts: Counter[str] = Counter()
     for name, path in walk(folder):
         top, nested, _ = name.partition("/")
-        if name in files and stays_inside(folder, path):
-            continue
         if nested and top not in kept:
             counts[top] += 1
-        else:
+        elif name not in files or not stays_inside(folder, path):
             behind[name] = _reason(folder, name, path)
     for top, count in counts.items():
         behind[f"{top}/"] = f"{count} file{'s' if count > 1 else ''}, no files of a model"

@@ -55,9 +55,8 @@ class LocalFile:
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by close())
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be opened ({error.strerror}); check the path.") from error
-        self.name = name
+        self._name, self.sha256 = name, sha256
         self.path: Path | None = path
-        self.sha256 = sha256
         # for plain reads, as long as the file is open
         self.descriptor: int | None = self._file.fileno()
         self.size = os.fstat(self._file.fileno()).st_size
@@ -70,7 +69,7 @@ class LocalFile:
             count = read_at(self._file.fileno(), buffer[done:], start + done)
             if not count:
                 raise CheckpointError(
-                    f"{self.name}: short read, {done} of {len(buffer)} bytes from byte {start}; "
+                    f"{self._name}: short read, {done} of {len(buffer)} bytes from byte {start}; "
                     "the file was cut while it was being read: save or fetch it again."
                 )
             done += count
@@ -94,6 +93,9 @@ class RemoteFile:
     # answer that is cut goes on at the byte that was reached. Of redirects, the client drops the token for good as
     # soon as one leaves the Hub's origin (scheme, host and port).
 
+    path: Path | None = None
+    descriptor: int | None = None
+
     def __init__(
         self,
         repo_id: str,
@@ -104,12 +106,7 @@ class RemoteFile:
         endpoint: str | None,
         sha256: str | None = None,
     ) -> None:
-        self.name = name
-        self.size = size
-        self.path: Path | None = None
-        self.descriptor: int | None = None
-        self.sha256 = sha256
-        self._commit = commit
+        self.size, self.sha256, self._commit = size, sha256, commit
         self._where = f"{repo_id}@{commit[:12]}/{name}"
         self._url = hf_hub_url(repo_id, name, revision=commit, endpoint=endpoint)
         # compression would change the bytes that a range means
@@ -134,9 +131,8 @@ class RemoteFile:
             except (httpx2.TransportError, _TryAgain) as error:
                 problem = error
             except OfflineModeIsEnabled as error:
-                raise self._error(
-                    "offline mode is on and the file is not in the cache; unset HF_HUB_OFFLINE"
-                ) from error
+                told = "offline mode is on and the file is not in the cache; unset HF_HUB_OFFLINE"
+                raise self._error(told) from error
             if done == len(buffer):
                 return
         raise self._error(
@@ -183,12 +179,8 @@ class RemoteFile:
         if status != 206:
             return f"HTTP {status} instead of 206 for a range; download the repository and open the folder"
         expected, found = f"bytes {start}-{stop - 1}/{self.size}", response.headers.get("Content-Range")
-        if found is None or found.strip() != expected:
-            return (
-                f"Content-Range is {found!r}, expected {expected}: the file has another length; open the checkpoint "
-                "again"
-            )
-        return None
+        told = f"Content-Range is {found!r}, expected {expected}: the file has another length"
+        return None if found is not None and found.strip() == expected else f"{told}; open the checkpoint again"
 
     def _error(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._where}: {what}.")

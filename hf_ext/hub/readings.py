@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import codecs
+import contextlib
 import html
 import re
 import unicodedata
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-from .header_format import CheckpointError, header_length, parse_entries
+from .header_format import CheckpointError, read_entries
 
 # An escape may stand in an escape: a notebook in a string of JSON.
 _ROUNDS = 4
@@ -42,7 +43,11 @@ _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n")
 
 def read_text(path: Path) -> str:
     """The text of a file, of weights that of their header, where programs note how they were called."""
-    content = _read_header(path) if path.suffix == ".safetensors" else None
+    content = None
+    if path.suffix == ".safetensors":
+        # All of it, where the rest of the file is not the tensors that its header describes.
+        with contextlib.suppress(CheckpointError):
+            content, _ = read_entries(path)
     if content is None:
         content = path.read_bytes()
     # A binary file may begin with such a mark too; its letters are then not two bytes each.
@@ -52,18 +57,6 @@ def read_text(path: Path) -> str:
         return content.decode(encoding)
     except UnicodeDecodeError:
         return content.decode("latin-1")
-
-
-def _read_header(path: Path) -> bytes | None:
-    """The header of weights; `None` where the rest of the file is not the tensors that it describes."""
-    size = path.stat().st_size
-    try:
-        with open(path, "rb") as file:
-            header = file.read(header_length(file.read(8), size, path.name))
-        parse_entries(header, size, path.name)
-    except CheckpointError:
-        return None
-    return header
 
 
 def readings(text: str) -> Iterator[str]:

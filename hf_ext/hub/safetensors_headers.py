@@ -24,7 +24,7 @@ _DTYPES: dict[str, torch.dtype] = {
 # How a header names each type.
 DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # Numbers in an element: torch packs two numbers of 4 bits into one, a header counts them one by one.
-_PACKED = {dtype: 8 // BITS[name] for name, dtype in _DTYPES.items() if BITS[name] < 8}
+PACKED = {dtype: max(8 // BITS[name], 1) for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class TensorInfo:
     @property
     def numbers(self) -> int:
         """Count of numbers in the tensor; of `torch.float4_e2m1fn_x2` two in each element."""
-        return math.prod(self.shape) * _PACKED.get(self.dtype, 1)
+        return math.prod(self.shape) * PACKED[self.dtype]
 
 
 def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
@@ -51,13 +51,7 @@ def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[di
     found = {}
     for name, entry in entries.items():
         dtype, shape = _DTYPES[entry.dtype], entry.shape
-        if dtype in _PACKED:
-            shape = (*shape[:-1], shape[-1] // _PACKED[dtype])
+        if PACKED[dtype] > 1:
+            shape = (*shape[:-1], shape[-1] // PACKED[dtype])
         found[name] = TensorInfo(dtype, shape, entry.nbytes, file, entry.offset)
     return found, metadata
-
-
-def header_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> list[int]:
-    """Shape of a tensor as a header writes it."""
-    packed = _PACKED.get(dtype, 1)
-    return list(shape) if packed == 1 else [*shape[:-1], shape[-1] * packed]

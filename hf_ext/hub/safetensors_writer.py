@@ -10,7 +10,8 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from ..errors import DataError, UsageError
 from ..system import free_bytes, open_descriptor, reserve, sync_data, write_at
 from .header_format import MAX_HEADER_BYTES
-from .safetensors_headers import DTYPE_NAMES, header_shape
+from .safetensors_headers import DTYPE_NAMES, PACKED
 
 # Data starts at a multiple of this, so that every tensor is aligned for a memory map and for vector instructions.
 _ALIGNMENT = 64
@@ -37,14 +38,13 @@ class SafetensorsWriter:
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         self.path = Path(path)
-        header, self._offsets, self.dtypes, self.size = _layout(tensors, metadata, self.path.name)
+        header, self._offsets, self.size = _layout(tensors, metadata, self.path.name)
+        self.dtypes = {name: dtype for name, (dtype, _) in tensors.items()}
         self._lengths = {name: math.prod(shape) for name, (_, shape) in tensors.items()}
         self._descriptor = open_descriptor(self.path, os.O_RDWR | os.O_CREAT)
         try:
-            try:
+            with self._explain():
                 reserve(self._descriptor, self.size, self.path)
-            except OSError as error:
-                raise self._explain(error) from error
             self._write_at(memoryview(header), 0)
         except BaseException:
             os.close(self._descriptor)
@@ -92,22 +92,23 @@ class SafetensorsWriter:
 
     def _write_at(self, data: memoryview, position: int) -> None:
         done = 0
-        while done < len(data):
-            try:
+        with self._explain():
+            while done < len(data):
                 done += write_at(self._descriptor, data[done:], position + done)
-            except OSError as error:
-                raise self._explain(error) from error
 
-    def _explain(self, error: OSError) -> OSError:
-        """The same error, with what is needed and what there is."""
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return OSError(error.errno, f"cannot write ({error.strerror})", str(self.path))
-        return OSError(
-            error.errno,
-            f"no room ({error.strerror}): this file needs {self.size:,} bytes in all, "
-            f"{free_bytes(self.path.parent):,} are free on its disk; make room, or lift the limit",
-            str(self.path),
-        )
+    @contextmanager
+    def _explain(self) -> Iterator[None]:
+        """Has an error of the system say what is needed and what there is."""
+        try:
+            yield
+        except OSError as error:
+            told = f"cannot write ({error.strerror})"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                told = (
+                    f"no room ({error.strerror}): this file needs {self.size:,} bytes in all, "
+                    f"{free_bytes(self.path.parent):,} are free on its disk; make room, or lift the limit"
+                )
+            raise OSError(error.errno, told, str(self.path)) from error
 
 
 def plan_shards(sizes: Mapping[str, int], max_shard_size: int, stem: str) -> dict[str, list[str]]:
@@ -137,29 +138,24 @@ def shard_index(shards: Mapping[str, Iterable[str]], sizes: Mapping[str, int]) -
 
 def _layout(
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None, file: str
-) -> tuple[bytes, dict[str, int], dict[str, torch.dtype], int]:
-    """Header, first byte and type of every tensor, and the length of the file."""
+) -> tuple[bytes, dict[str, int], int]:
+    """Header, first byte of every tensor, and the length of the file."""
     for name, (dtype, shape) in tensors.items():
         # Of two numbers in an element, as in float4_e2m1fn_x2, a header counts the last size: there has to be one.
-        known = dtype in DTYPE_NAMES and (len(shape) > 0 or header_shape(dtype, (1,)) == [1])
-        if not known or any(size < 0 for size in shape):
+        if dtype not in DTYPE_NAMES or (PACKED[dtype] > 1 and not shape) or any(size < 0 for size in shape):
             raise DataError(f"{file}: tensor {name!r} is {dtype} {tuple(shape)}, which safetensors cannot hold")
     header: dict[str, object] = {"__metadata__": dict({"format": "pt"} if metadata is None else metadata)}
     starts: dict[str, int] = {}
     position = 0
     for name in sorted(tensors, key=lambda name: -tensors[name][0].itemsize):
         dtype, shape = tensors[name]
-        starts[name] = position
-        position += math.prod(shape) * dtype.itemsize
-        header[name] = {
-            "dtype": DTYPE_NAMES[dtype],
-            "shape": header_shape(dtype, shape),
-            "data_offsets": [starts[name], position],
-        }
+        starts[name], position = position, position + math.prod(shape) * dtype.itemsize
+        counts = [*shape[:-1], *(size * PACKED[dtype] for size in shape[-1:])]
+        header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": counts, "data_offsets": [starts[name], position]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     if len(text) > MAX_HEADER_BYTES:
         raise DataError(f"{file}: the header would have {len(text)} bytes, at most {MAX_HEADER_BYTES} are allowed")
     begin = 8 + len(text)
     offsets = {name: begin + start for name, start in starts.items()}
-    return len(text).to_bytes(8, "little") + text, offsets, {n: t[0] for n, t in tensors.items()}, begin + position
+    return len(text).to_bytes(8, "little") + text, offsets, begin + position

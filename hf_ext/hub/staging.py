@@ -46,8 +46,7 @@ def write_folder(folder: Path, out: Path) -> None:
         return
     refuse_links(folder)
     # refuses pickles, and verifies the headers of what is loaded first
-    with open_checkpoint(folder):
-        pass
+    open_checkpoint(folder).close()
     for path in folder.glob("*.safetensors.index*.json"):
         if not isinstance(read_json_object(path).get("metadata"), dict):
             raise CheckpointError(f"{path}: no `metadata` object in it, which loaders want; save the model again.")
@@ -82,13 +81,10 @@ def _write_pipeline(folder: Path, out: Path) -> None:
 def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
     code = {} if room is None else room_code(room)
     # Copies of our code in the folders of base and tasks stay here: the one at the root is the installed package's.
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
-    ours = re.compile(
-        rf"({re.escape(LOADER.name)})|((base/|tasks/[^/]+/)?({'|'.join(map(re.escape, code)) or '(?!)'}))"
-    )
-    foreign = sorted(name for name in names if not ours.fullmatch(name))
-    if foreign:
-        raise NotPublished(f"{folder}: {foreign[0]} is code, which is never published; remove it first")
+    for path in sorted(folder.rglob("*.py")):
+        name = path.relative_to(folder).as_posix()
+        if name != LOADER.name and re.sub(r"^(base|tasks/[^/]+)/", "", name) not in code:
+            raise NotPublished(f"{folder}: {name} is code, which is never published; remove it first")
     for kind in known_kinds():
         kind.copy_artifact(folder, out)
     if room is not None:
@@ -154,8 +150,7 @@ def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
                     path.rename(path.with_name(path.name.replace(f".{variant}", "")))
     # loaders may be told to read each of them
     for path in sorted([*out.glob("*.safetensors"), *out.glob("*.safetensors.index*.json")]):
-        with open_checkpoint(path):
-            pass
+        open_checkpoint(path).close()
     if not any(out.glob("*.safetensors")):
         raise DataError(
             f"{folder}: its weights do not have the names of transformers, diffusers or peft (model.safetensors, "

@@ -16,9 +16,7 @@ from hf_ext.embedded_hub.server import EmbeddedHub
 from tests.kit.hub import CONTENT, ask, commit_body, create_repository, raw
 from tests.kit.refusals import refused
 
-from .conftest import BEARER
-
-COMMIT = "/api/models/me/model/commit/main"
+from .conftest import BEARER, COMMIT
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from hf_ext.errors import DataError, NotPublished
 from hf_ext.hub import load_check
-from hf_ext.hub.load_check import check_loads, installed_room, verify_code
+from hf_ext.hub.load_check import check_loads, installed_room, shipped_files, verify_code
 from hf_ext.hub.publish import stage
-from hf_ext.hub.shipped import shipped_files
 from tests.kit import warm_python
 from tests.kit.refusals import refused
 
