@@ -378,7 +378,7 @@ def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: An
     Examples:
       hf-ext emr learn-weights a.yaml --config a=a.yaml --config b=a.yaml --out learned.yaml
     """
-    from hf_ext.merging.adamerging import write_weights
+    from hf_ext.merging.measuring import write_weights
 
     named = {name: Path(place) for name, place in map(name_and_value, configs)}
     write_weights(file, named, out, **options)

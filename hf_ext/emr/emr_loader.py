@@ -231,7 +231,6 @@ _SCALE = ("a finite hexadecimal number in quotes, not negative", _is_exact)
 
 
 def _check_manifest(manifest: Any) -> None:
-    """Refuses whatever no merge writes."""
     _check(manifest, "", _MANIFEST)
     fits = (manifest["format_version"] == 2) == ("deltas" in manifest)
     _expect(fits, "`deltas` belongs to format_version 2", manifest.get("deltas"))
@@ -275,7 +274,6 @@ def _check_files(files: Any, form: re.Pattern[str]) -> None:
 
 
 def _check(record: Any, where: str, rules: _Rules) -> None:
-    """Refuses a record with a value that is not what it must be."""
     _expect(isinstance(record, dict), f"{where or 'the manifest'} must be an object", record)
     of = f" of {where}" if where else ""
     for key, (allowed, fits) in rules.items():
@@ -382,7 +380,6 @@ def _base_name(description: dict[str, Any], name: str) -> str:
 
 
 def _verify(path: Path, expected: dict[str, Any], advice: str) -> None:
-    """Refuses a file that is not the one that was merged, or written."""
     found: dict[str, Any] = {"bytes": path.stat().st_size}
     with open(path, "rb") as file:
         prefix = file.read(8)

@@ -197,9 +197,7 @@ class Pass:
     """One forward pass for rows of several tasks; the model is as before when it is over."""
 
     def __init__(self, units: Units, rows: Rows) -> None:
-        self._units = units
-        self._rows = rows
-        self._size = sum(map(len, rows.values()))
+        self._units, self._rows, self._size = units, rows, sum(map(len, rows.values()))
         self._thread = threading.get_ident()
         self._indices: dict[Any, Tensor] = {}
         # Width of the head's output by task, if they differ.
@@ -286,11 +284,10 @@ class Pass:
 
     def _count(self, leaf: Any) -> int:
         """Rows for each sample of what a unit takes; 0 if all tasks take the same."""
-        if isinstance(leaf, Tensor):
-            return 0 if leaf.ndim == 0 or len(leaf) % self._size else len(leaf) // self._size
-        if not isinstance(leaf, _PLAIN):
+        if not isinstance(leaf, (Tensor, *_PLAIN)):
             raise NotByRows(f"a {type(leaf).__name__} cannot be divided by samples")
-        return 0
+        by_rows = isinstance(leaf, Tensor) and leaf.ndim and not len(leaf) % self._size
+        return len(leaf) // self._size if by_rows else 0
 
     def _all_rows(self, task: str, count: int, device: torch.device) -> Tensor:
         """Indices of a task's rows, of which each sample has so many."""
@@ -300,7 +297,6 @@ class Pass:
         return self._indices[key]
 
     def _join(self, parts: dict[str, Any], by_rows: bool) -> Any:
-        """The tasks' results in the order of the batch."""
         first = next(iter(parts.values()))
         if isinstance(first, _PLAIN):
             return first
@@ -316,14 +312,12 @@ class Pass:
             raise NotByRows("a module does not return rows for each sample")
         if len({part.shape[1:-1] for part in parts.values()}) > 1:
             raise NotByRows("a module returns tensors of different shapes for different tasks")
-        if first.ndim == 1:
-            whole = first.new_empty(count * self._size)
-        else:
-            widths = {task: part.shape[-1] for task, part in parts.items()}
-            if len(set(widths.values())) > 1:
-                self._widths = widths
-            # Narrower heads leave zeros at the end, which are cut off when the model is done.
-            whole = first.new_zeros(count * self._size, *first.shape[1:-1], max(widths.values()))
+        # Narrower heads leave zeros at the end, which are cut off when the model is done.
+        widths = {task: part.shape[-1] for task, part in parts.items() if part.ndim > 1}
+        if len(set(widths.values())) > 1:
+            self._widths = widths
+        widest = [max(widths.values())] if widths else []
+        whole = first.new_zeros(count * self._size, *first.shape[1:-1], *widest)
         for task, part in parts.items():
             target = whole if first.ndim == 1 else whole[..., : part.shape[-1]]
             target.index_copy_(0, self._all_rows(task, count, part.device), part)

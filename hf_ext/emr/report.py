@@ -70,7 +70,6 @@ def is_measured(report: Mapping[str, Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """The numbers for JSON: null for what is not known."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value if math.isfinite(value) else None
@@ -107,7 +106,6 @@ def _sizes(sizes: Mapping[str, int], masks: bool, planes: int) -> dict[str, int]
 
 
 def _warnings(report: Mapping[str, Any]) -> list[str]:
-    """Warnings to read before the model is used."""
     warnings, masks = [], report["method"]["masks"]
     for entry in report["tasks"]:
         task, error = entry["task"], entry["error"]
@@ -241,7 +239,6 @@ def number_text(value: float | None, digits: int = 3) -> str:
 
 
 def _task_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """One row for each task and one for the mean."""
     masks, deltas = report["method"]["masks"], report["method"].get("deltas")
     # Title, decimals, and the keys of the number in an entry.
     columns = [("‖τ‖/‖W0‖", 4, "norm_to_base")]
@@ -274,7 +271,6 @@ def _rescale_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]
 
 
 def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Bytes, and the share of all checkpoints together."""
     sizes, count = report["sizes"], len(report["tasks"])
     titles = {
         "checkpoints": "checkpoint" if count == 1 else f"{count} checkpoints",

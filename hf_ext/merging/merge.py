@@ -26,9 +26,8 @@ from ..system import count_cores, free_bytes
 from .configuration import MergeConfig
 from .engine import Engine, add_up, make_units
 from .finishing import finish
-from .journal import FULL, PASSES, Journal, lock_partial, read_passes, require_target
+from .journal import FULL, PASSES, Journal, Outputs, lock_partial, read_passes, require_target
 from .methods import MethodError
-from .outputs import Outputs
 from .plan import Plan, make_plan, resolve_plan
 from .vectors import NotFiniteError, TaskVectors
 
@@ -282,7 +281,6 @@ class _Run:
 
 
 def _start_beside(function: Callable[[], Any]) -> Future[Any]:
-    """Runs a function in a daemon thread."""
     future: Future[Any] = Future()
 
     def run() -> None:

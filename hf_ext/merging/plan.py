@@ -18,12 +18,11 @@ import torch
 from hf_ext.emr.artifact import mask_bytes
 
 from ..errors import DataError, UsageError
-from .adapters import read_adapters
 from .companions import join_companions
 from .configuration import MergeConfig, load_config
 from .methods import Method
 from .name_matching import Matching, match_names
-from .sources import Source, open_weights, size_text
+from .sources import Source, open_weights, read_adapters, size_text
 from .tensors import COMPARED, KEPT, LOST, SHARED, SKIPPED, TIED, WHOLE_NUMBERS, Own, Row, Table, name_some
 
 _OPENED_AT_ONCE = 8
@@ -78,10 +77,8 @@ class Plan(AbstractContextManager["Plan", None]):
     def mask_bytes(self) -> tuple[int, ...]:
         """Bytes of each task's mask, or of its signs."""
         planes = self.config.merge_method.deltas or 1
-        return tuple(
-            sum(planes * mask_bytes(row.elements) for row in self.merged_rows if index in row.members)
-            for index in range(len(self.tasks))
-        )
+        sizes = [(row.members, planes * mask_bytes(row.elements)) for row in self.merged_rows]
+        return tuple(sum(size for members, size in sizes if index in members) for index in range(len(self.tasks)))
 
     @property
     def extra_bytes(self) -> tuple[int, ...]:
@@ -172,10 +169,17 @@ def make_plan(
         specs["merged"] = config.merged
     specs |= {f"statistics of {task}": config.statistics[task] for task in config.tasks if config.statistics}
     with ExitStack() as stack:
-        opened = _open_all(specs, token, endpoint, stack)
+
+        def open_one(label: str) -> Source:
+            source = open_weights(label, specs[label], token=token, endpoint=endpoint)
+            stack.callback(source.close)
+            return source
+
+        with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
+            opened = dict(zip(specs, pool.map(open_one, specs), strict=True))
         base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
         model = opened.get("merged")
-        statistics = tuple(source for label, source in opened.items() if label.startswith("statistics of "))
+        statistics = tuple(opened[f"statistics of {task}"] for task in config.tasks if config.statistics)
         if base.library == "peft":
             # the base of the adapters has no other owner
             config = dataclasses.replace(config, include_base=config.with_masks)
@@ -206,21 +210,6 @@ def make_plan(
     return plan
 
 
-def _open_all(
-    specs: dict[str, str], token: str | bool | None, endpoint: str | None, stack: ExitStack
-) -> dict[str, Source]:
-    """The sources by their labels, opened by their headers in parallel; `stack` closes them."""
-    with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
-        futures = {
-            label: pool.submit(open_weights, label, spec, token=token, endpoint=endpoint)
-            for label, spec in specs.items()
-        }
-    for future in futures.values():
-        if future.exception() is None:
-            stack.callback(future.result().close)
-    return {label: future.result() for label, future in futures.items()}
-
-
 def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], name: str) -> MergeConfig:
     """The merge of a module with weights in a folder of its own; what does not fit is refused before it begins."""
     if config.statistics or config.merged is not None:
@@ -238,9 +227,7 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
 
 
 def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source], files: Sequence[Source]) -> None:
-    """Refuses files that are not what the method needs for the merged tensors."""
     grams = method.statistics == "gram"
-
     known = [
         row.members
         for row in rows
@@ -254,8 +241,7 @@ def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Sourc
                 f"{method.statistics!r}: {advice}."
             )
         for name in (members[index] for members in known if index in members):
-            found = tuple(file.tensors[name].shape) if name in file.tensors else None
-            shape = tuple(task.tensors[name].shape)
+            shape, found = task.tensors[name].shape, file.tensors[name].shape if name in file.tensors else None
             if grams and found is None:
                 raise ValueError(f"{file.title} lack {name!r}, of which another task has a gram: {advice}.")
             if grams:
@@ -321,9 +307,8 @@ def _carry_constants(plan: Plan) -> Plan:
         if held and _is_constant(plan.base, row.name, held):
             constants.append(row.name)
             rows[place] = Row(row.name, row.shape, plan.base.tensors[row.name].dtype)
-            types = [task.tensors[name].dtype for task, name in held]
-            members = zip(row.members.items(), types, strict=True)
-            own += [Own(*member, row.name, row.shape, dtype, SHARED) for member, dtype in members]
+            for index, name in row.members.items():
+                own.append(Own(index, name, row.name, row.shape, plan.tasks[index].tensors[name].dtype, SHARED))
     if not constants:
         return plan
     said = f"{name_some(constants)}: NaN or infinity, the same in base and tasks; carried over unchanged"
@@ -334,10 +319,10 @@ def _is_constant(base: Source, name: str, tasks: Sequence[tuple[Source, str]]) -
     """True for NaN or infinity that is the same everywhere. Trained weights differ within their first elements, so
     that little of them is read."""
 
-    def same(elements: int | None) -> bool:
+    def same(elements: float = math.inf) -> bool:
         return all(_equal(base, name, task, own, elements) for task, own in tasks)
 
-    return same(_FIRST) and not all(bool(block.float().isfinite().all()) for block in _read(base, name)) and same(None)
+    return same(_FIRST) and not all(bool(block.float().isfinite().all()) for block in _read(base, name)) and same()
 
 
 def _tell_lost(plan: Plan, own: Iterable[Own]) -> list[str]:
@@ -368,7 +353,7 @@ def _compare(plan: Plan, item: Own) -> str:
     return SHARED if _equal(task, item.name, plan.base, item.base_name) else KEPT
 
 
-def _equal(first: Source, first_name: str, second: Source, second_name: str, elements: int | None = None) -> bool:
+def _equal(first: Source, first_name: str, second: Source, second_name: str, elements: float = math.inf) -> bool:
     """True if two tensors, or so many leading elements of them, are equal byte for byte; they are read in blocks."""
     ours, theirs = first.tensors[first_name], second.tensors[second_name]
     if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
@@ -377,10 +362,10 @@ def _equal(first: Source, first_name: str, second: Source, second_name: str, ele
     return all(one.view(torch.uint8).equal(other.view(torch.uint8)) for one, other in pairs)
 
 
-def _read(source: Source, name: str, elements: int | None = None) -> Iterator[torch.Tensor]:
+def _read(source: Source, name: str, elements: float = math.inf) -> Iterator[torch.Tensor]:
     """The blocks of a tensor, or of so many leading elements of it."""
     info = source.tensors[name]
-    count = math.prod(info.shape) if elements is None else min(elements, math.prod(info.shape))
+    count = int(min(elements, math.prod(info.shape)))
     for start in range(0, count, _COMPARED_AT_ONCE):
         block = torch.empty(min(_COMPARED_AT_ONCE, count - start), dtype=info.dtype)
         source.read_into(name, start, start + len(block), block)

@@ -9,21 +9,16 @@ from typing import Any
 from hf_ext.emr.arithmetic import find_kernels
 
 from .plan import Plan
-from .sources import Source, size_text
+from .sources import Source, describe_label, size_text
 from .tensors import COMPARED, KEPT, SHOWN_NAMES, SKIPPED, Own, type_name
 
 
 def plan_lines(plan: Plan) -> list[str]:
     """The lines of a plan: sources, treatment of the tensors, sizes, memory, warnings."""
-    rows = [("base", _source_text(plan.base))]
-    rows += [(f"task {task.label}", _source_text(task)) for task in plan.tasks]
-    if plan.merged_model is not None:
-        rows.append(("merged model", _source_text(plan.merged_model)))
-    rows += [(file.label, _source_text(file)) for file in plan.statistics]
+    rows = [(describe_label(source.label).replace("'", ""), _source_text(source)) for source in plan.sources]
     rows.append(("method", _method_text(plan)))
-    rows.append(("merged", _count_text({row.name: row.elements for row in plan.merged_rows})))
-    if plan.copied_rows:
-        rows.append(("base's values", _count_text({row.name: row.elements for row in plan.copied_rows})))
+    for key, items in (("merged", plan.merged_rows), ("base's values", plan.copied_rows)):
+        rows += [(key, _count_text({row.name: row.elements for row in items}))] if items else []
     rows += [("tied", f"{name} = {kept}") for name, kept in plan.matching.aliases.items() if name in plan.base.tensors]
     for index, task in enumerate(plan.tasks):
         rows += [(f"  {task.label}", text) for text in _task_texts(plan, index)]
@@ -78,7 +73,6 @@ def _method_text(plan: Plan) -> str:
 
 
 def _count_text(elements: Mapping[str, int]) -> str:
-    """Elements by the names of tensors, in a line."""
     shown = ", ".join([*elements][:SHOWN_NAMES]) + (", …" if len(elements) > SHOWN_NAMES else "")
     return f"{len(elements)} tensors, {sum(elements.values()):,} elements: {shown}"
 
