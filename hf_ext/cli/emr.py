@@ -114,8 +114,7 @@ def merge(
         return
     target = target_folder(place, out, dry_run)
     from hf_ext.merging.merge import merge_checkpoints
-    from hf_ext.merging.plan import Plan, make_plan
-    from hf_ext.merging.plan_table import plan_lines, plan_values
+    from hf_ext.merging.plan import Plan, make_plan, plan_lines, plan_values
 
     def show(plan: Plan) -> None:
         if not as_json:

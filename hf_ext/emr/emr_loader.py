@@ -71,7 +71,10 @@ def restore(
     own = [f"tasks/{task}/{kind}" for kind in _OF_A_TASK]
     has_extras = own[1] in manifest["files"] or (root / own[1]).exists()
     extras = _Files([inside(here, _OF_A_TASK[1], root)] if has_extras else [], f"the extras of {task}")
-    verify_own(root, manifest, [*manifest["unified"]["files"], *own])
+    for name in (*manifest["unified"]["files"], *own):
+        if (root / name).is_file():
+            told = {"sha256": manifest["files"].get(name, {}).get("sha256")}
+            _verify(root / name, told, f"its SHA-256 is not that of emr.json; {_DAMAGED}")
     tensors = {entry["name"]: entry for entry in manifest["tensors"] if entry["elements"]}
 
     restored: dict[str, torch.Tensor] = {}
@@ -289,14 +292,6 @@ def _is_long(path: str) -> bool:
     """True for a path that the system refuses with an error of its own."""
     lengths = [len(part.encode("utf-8", "surrogatepass")) for part in path.split("/")]
     return max(lengths) > 255 or sum(lengths) + len(lengths) > 4000
-
-
-def verify_own(root: Path, manifest: dict[str, Any], names: list[str]) -> None:
-    """Compares files of the folder with their SHA-256 in `emr.json`."""
-    for name in names:
-        if (root / name).is_file():
-            told = {"sha256": manifest["files"].get(name, {}).get("sha256")}
-            _verify(root / name, told, f"its SHA-256 is not that of emr.json; {_DAMAGED}")
 
 
 def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str] | None = None) -> _Files:

@@ -8,6 +8,7 @@ https://arxiv.org/abs/2402.10193), which take the room of the masks and need no 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -168,8 +169,7 @@ def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | No
     """Warnings about pairs of nearly equal task vectors, which share more than the base."""
     pairs = [
         f"{names[i]} and {names[j]} ({cosine:.2f})"
-        for i in range(len(names))
-        for j in range(i + 1, len(names))
+        for i, j in itertools.combinations(range(len(names)), 2)
         if (cosine := cosines[i][j]) is not None and cosine > COSINE
     ]
     if not pairs:
@@ -206,10 +206,8 @@ def report_markdown(report: Mapping[str, Any]) -> str:
     """The report as a section of a model card, without a heading."""
     marked = [[header, ["---", *["---:"] * (len(header) - 1)], *rows] for header, rows in report_tables(report)]
     first, *others = ("\n".join(f"| {' | '.join(row)} |" for row in table) for table in marked)
-    parts = [first, report_legend(report), *others]
-    if report["warnings"]:
-        parts.append("\n".join(f"- **Warning**: {text}" for text in report["warnings"]))
-    return "\n\n".join(parts) + "\n"
+    warnings = "\n".join(f"- **Warning**: {text}" for text in report["warnings"])
+    return "\n\n".join(filter(None, (first, report_legend(report), *others, warnings))) + "\n"
 
 
 NOT_MEASURED = (

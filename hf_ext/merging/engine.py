@@ -3,12 +3,9 @@
 A unit is a segment of a tensor, or several small tensors. Which worker takes it, and in which blocks it is read,
 changes no bit: sums are taken per segment and added up in the order of the segments.
 
-A unit is also what a kill can cost. Its results go to the output files before its sums go to the journal, so a unit
-that the journal knows is there, and one that it does not know is done again, over the same bytes. Nothing else has to
-be remembered: no unit reads what another one writes, their sums are added up only when all are there, and in their
-order, and whatever a resumed merge computes is computed from the checkpoints, whose identity was compared before. So
-the result of a merge that was interrupted ten times is that of one that was not, to the bit; `test_interrupted` and
-`test_failures` kill and fill disks and compare all files.
+A unit is also what a kill can cost (see `journal`): none reads what another one writes, and their sums are added up
+only when all are there, in their order. So the result of a merge that was interrupted ten times is that of one that
+was not, to the bit; `test_interrupted` and `test_failures` kill and fill disks and compare all files.
 
 Memory does not depend on the models: a worker has one buffer for a block of each checkpoint, of the result and of the
 masks, and every tensor goes through them. Where all lies in local files, compiled code reads, merges and writes such a

@@ -72,7 +72,8 @@ def open_task(config: Path, part: str, overrides: Sequence[str] = ()) -> tuple[T
 def save_statistics(
     task: Task, source: str, data: Any, kind: str, out: Path, *, examples: int = 256
 ) -> dict[str, Any]:
-    """[`write_statistics`] with a task of one's own and its training data."""
+    """[`write_statistics`] with a task of one's own and its training data, of which examples are drawn without repetition;
+    the first ones of a stream."""
     from ..training.models import adapter_base, build_model, pin_revision
 
     examples = whole_number("examples", examples)
@@ -81,7 +82,10 @@ def save_statistics(
     if adapter_base(pinned) is not None:
         raise ValueError(f"{source} is an adapter; statistics are of full weights: merge it into its base first.")
     model = build_model(task, {}, pinned).to(Ranks().own_device())
-    samples = read_samples(task, data, examples)
+    if hasattr(data, "__len__"):
+        data = data.select(np.random.default_rng(0).permutation(len(data))[:examples])
+    drawn = enumerate(data.take(examples))
+    samples = (task.training_sample(example, np.random.default_rng((7, index))) for index, example in drawn)
     found, count = measure(task, model, progress(samples, "measuring", total=examples, leave=False), kind)
     conv = {f"{name}.weight": module.weight for name, module in model.named_modules() if isinstance(module, Conv1D)}
     found, transposed = name_as_saved(model, found), [*name_as_saved(model, conv)]
@@ -94,14 +98,6 @@ def save_statistics(
 def name_as_saved(model: nn.Module, tensors: Tensors) -> Tensors:
     """Tensors by the names that a checkpoint has: transformers renames those of a ViT, for instance, on loading."""
     return revert_weight_conversion(model, tensors) if isinstance(model, PreTrainedModel) else tensors
-
-
-def read_samples(task: Task, data: Any, examples: int) -> Iterator[dict[str, Any]]:
-    """Samples of examples that are drawn without repetition; the first ones of a stream."""
-    if hasattr(data, "__len__"):
-        data = data.select(np.random.default_rng(0).permutation(len(data))[:examples])
-    for index, example in enumerate(data.take(examples)):
-        yield task.training_sample(example, np.random.default_rng((7, index)))
 
 
 def measure(

@@ -180,17 +180,14 @@ def find_voters(method: Mapping[str, Any], tasks: Collection[str]) -> list[str]:
 def _notes(merge: Merge) -> list[str]:
     """Notes on later changes of the artifact and their effect on its tasks."""
     voted = find_voters(merge.method, merge.tasks)
-    frozen = [name for name in merge.tasks if name not in voted]
-    gone = [name for name in voted if name not in merge.tasks]
-    notes = []
-    if frozen:
-        notes.append(
-            f"Added later, without influence on the unified model: {', '.join(frozen)}. The unified model and the "
-            "other tasks were not changed; a new merge of all tasks would restore these more accurately."
-        )
-    if gone:
-        notes.append(f"Merged and removed later: {', '.join(gone)}. They still influence the unified model.")
-    return notes
+    frozen = ", ".join(name for name in merge.tasks if name not in voted)
+    gone = ", ".join(name for name in voted if name not in merge.tasks)
+    added = (
+        f"Added later, without influence on the unified model: {frozen}. The unified model and the other tasks were "
+        "not changed; a new merge of all tasks would restore these more accurately."
+    )
+    removed = f"Merged and removed later: {gone}. They still influence the unified model."
+    return [text for names, text in ((frozen, added), (gone, removed)) if names]
 
 
 def keep_tasks(value: Any, tasks: Collection[str]) -> Any:
@@ -253,27 +250,22 @@ def copy_artifact(folder: Path, out: Path) -> None:
         # What the merge took along beside what loaders read; code is taken from installed packages.
         inner = "" if place == Path() else f"{place.as_posix()}/"
         along = {name.removeprefix(inner) for name in manifest.files if name.startswith(inner)}
-        along = {name for name in along if not re.match(r"(tasks|base)/|.*\.py$", name)}
-        _copy(folder, place, out, weights | along)
+        chosen = {*_OWN, *weights, *(name for name in along if not re.match(r"(tasks|base)/|.*\.py$", name))}
+        for name, path in walk(folder / place):
+            described = name in LICENCES if place.parts else is_described(name)
+            if not (is_loaded(name) or name in chosen or described) or not path.is_file():
+                continue
+            if not stays_inside(folder, path):
+                raise ValueError(
+                    f"{path}: a link out of the folder, which is not published; copy the file into the folder"
+                )
+            copy_into({name: path}, out / place)
     # The root is no task's model, so its configuration offers no pipeline; those of the tasks do.
     path = out / "config.json"
     if path.is_file() and "custom_pipelines" in (config := read_json_object(path)):
         del config["custom_pipelines"]
         write_json(path, config)
     shutil.copyfile(_LOADER_HERE, out / LOADER)
-
-
-def _copy(folder: Path, place: Path, out: Path, weights: set[str]) -> None:
-    for name, path in walk(folder / place):
-        described = name in LICENCES if place.parts else is_described(name)
-        chosen = is_loaded(name) or name in _OWN or name in weights or described
-        if not chosen or not path.is_file():
-            continue
-        if not stays_inside(folder, path):
-            raise ValueError(
-                f"{path}: a link out of the folder, which is not published; copy the file into the folder"
-            )
-        copy_into({name: path}, out / place)
 
 
 def hide_paths(folder: Path) -> None:

@@ -230,6 +230,11 @@ def size_text(count: int) -> str:
     return f"{count / 1000**power:.{min(power, 1)}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
+def type_name(dtype: torch.dtype) -> str:
+    """The name of a type as people write it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def open_weights(
     label: str, spec: str | Path, *, token: str | bool | None = None, endpoint: str | None = None
 ) -> Source:

@@ -23,7 +23,7 @@ from .configuration import MergeConfig
 from .loading import find_label_rows, read_labels
 from .methods.registry import find_filters, find_value
 from .name_matching import Matching, Names
-from .sources import Source
+from .sources import Source, type_name
 
 # Treatments of a task's tensor that is not merged as a whole.
 KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's", "skipped"
@@ -37,7 +37,7 @@ LOST = {
     COMPUTED: "which the model may compute from its configuration",
     STATISTIC: "statistics of its data",
 }
-SHOWN_NAMES = 3
+SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -279,10 +279,5 @@ class Table:
 
 def name_some(names: Sequence[str]) -> str:
     """A few of the names, and how many there are."""
-    more = f" and {len(names) - SHOWN_NAMES} more tensors" if len(names) > SHOWN_NAMES else ""
-    return ", ".join(names[:SHOWN_NAMES]) + more
-
-
-def type_name(dtype: torch.dtype) -> str:
-    """The name of a type as people write it."""
-    return str(dtype).removeprefix("torch.")
+    more = f" and {len(names) - SHOWN} more tensors" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
