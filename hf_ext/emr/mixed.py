@@ -333,17 +333,13 @@ class _Choices(TorchFunctionMode):
         self._pass = mixed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._pass.inside is None and _chooses(getattr(func, "__name__", ""), args):
-            self._pass.has_chosen = True
+        name = getattr(func, "__name__", "")
+        chooses = name in _CHOOSES or (name == "where" and len(args) == 1)
+        if name == "__getitem__":
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            chooses = any(isinstance(part, Tensor) and part.ndim and part.dtype == torch.bool for part in index)
+        self._pass.has_chosen |= chooses and self._pass.inside is None
         return func(*args, **(kwargs or {}))
-
-
-def _chooses(name: str, args: tuple[Any, ...]) -> bool:
-    """True for a function that chooses rows by value: `nonzero` and its kin, or a mask as an index."""
-    if name == "__getitem__":
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return any(isinstance(part, Tensor) and part.ndim and part.dtype == torch.bool for part in index)
-    return name in _CHOOSES or (name == "where" and len(args) == 1)
 
 
 def _trim(output: Any, widths: Mapping[str, int], rows: Rows) -> Any:

@@ -72,8 +72,8 @@ def open_task(config: Path, part: str, overrides: Sequence[str] = ()) -> tuple[T
 def save_statistics(
     task: Task, source: str, data: Any, kind: str, out: Path, *, examples: int = 256
 ) -> dict[str, Any]:
-    """[`write_statistics`] with a task of one's own and its training data, of which examples are drawn without repetition;
-    the first ones of a stream."""
+    """[`write_statistics`] with a task of one's own and its training data: examples are drawn without repetition, of a
+    stream the first ones."""
     from ..training.models import adapter_base, build_model, pin_revision
 
     examples = whole_number("examples", examples)
