@@ -284,10 +284,11 @@ class Pass:
 
     def _count(self, leaf: Any) -> int:
         """Rows for each sample of what a unit takes; 0 if all tasks take the same."""
-        if not isinstance(leaf, (Tensor, *_PLAIN)):
+        if isinstance(leaf, Tensor):
+            return 0 if leaf.ndim == 0 or len(leaf) % self._size else len(leaf) // self._size
+        if not isinstance(leaf, _PLAIN):
             raise NotByRows(f"a {type(leaf).__name__} cannot be divided by samples")
-        by_rows = isinstance(leaf, Tensor) and leaf.ndim and not len(leaf) % self._size
-        return len(leaf) // self._size if by_rows else 0
+        return 0
 
     def _all_rows(self, task: str, count: int, device: torch.device) -> Tensor:
         """Indices of a task's rows, of which each sample has so many."""

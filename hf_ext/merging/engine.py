@@ -36,16 +36,7 @@ from .methods.registry import find_depths
 from .plan import Plan, inputs_first
 from .sources import Source
 from .tensors import Row
-from .vectors import (
-    TaskVectors,
-    add_sample,
-    is_finite,
-    make_not_finite,
-    make_overflow,
-    pick_sample,
-    require_finite,
-    require_finite_vectors,
-)
+from .vectors import NotFiniteError, TaskVectors, add_sample, is_finite, pick_sample, require_finite, require_vectors
 
 
 @dataclass(frozen=True)
@@ -178,7 +169,7 @@ class Engine:
                     base, tasks, _ = self._read(row, low, high, buffers)
                     made = self._make_vectors(piece.index, low, base, tasks, buffers)
                     if index == 0 and not self._measured:
-                        require_finite_vectors(self._plan, row, *made)
+                        require_vectors(self._plan, row, *made)
                     for task, vector in made[1].items():
                         vectors.count(index, task, vector, counts)
             with lock:
@@ -256,7 +247,7 @@ class Engine:
             values = buffers.inputs.view(-1)[: (high - low) * info.dtype.itemsize].view(info.dtype)
             item.source.read_into(item.name, low, high, values)
             if item.finite and info.dtype.is_floating_point and not is_finite(values):
-                raise make_not_finite(item.name, item.source)
+                raise NotFiniteError.of_input(item.name, item.source)
             item.writer.write(item.name, low, values.to(item.writer.dtypes[item.name]))
         return np.empty(0)
 
@@ -339,7 +330,7 @@ class Engine:
                         add_sample(pick_sample(base), picked, piece.stop - piece.start, sums)
                     wide, vectors = self._make_vectors(piece.index, low, base, tasks, buffers)
                     if not (self._measured or self._vectors.passes):
-                        require_finite_vectors(plan, row, wide, vectors)
+                        require_vectors(plan, row, wide, vectors)
                     block = Block(row.name, row.shape, low, wide, [*vectors.values()], merged)
                     if self._method.deltas:
                         kept = self._method.function(block, **self._options[piece.index])
@@ -381,7 +372,7 @@ class Engine:
         flat: torch.Tensor = merged.reshape(-1).contiguous()
         flat = flat if flat.dtype == room.dtype else room.resize_(len(flat)).copy_(flat)
         if not (self._measured or is_finite(flat)):
-            raise make_overflow(block.name, flat.dtype)
+            raise NotFiniteError.of_result(block.name, flat.dtype)
         return flat
 
     def _merge_whole(self, piece: Piece, row: Row, sums: Sums) -> torch.Tensor:
@@ -397,7 +388,7 @@ class Engine:
             vectors[task] = self._vectors.make(piece.index, task, 0, base.view(-1), weights, room).view(row.shape)
         if not self._measured:
             add_sample(pick_sample(base.view(-1)), picked, row.elements, sums)
-            require_finite_vectors(plan, row, base, vectors)
+            require_vectors(plan, row, base, vectors)
         block = Block(row.name, row.shape, 0, base, [*vectors.values()], count=len(plan.tasks))
         if plan.statistics:
             # of each task that has the tensor, in the order of the vectors
