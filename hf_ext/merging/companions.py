@@ -6,7 +6,6 @@ the tokens of the rows of two vocabularies, read from the files of their tokeniz
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from tokenizers import Tokenizer
 
 from ..errors import DataError
-from ..files import read_json, same_bytes, stays_inside
+from ..files import hash_file, read_json, same_bytes, stays_inside
 from ..hub.disclosure import find_secret
 from ..hub.published_files import LICENCES, REPORTS, is_loaded, is_tokenizer, walk
 
@@ -289,21 +288,16 @@ def _load_tokens(file: Path) -> dict[int, str]:
 
 def _read_file(file: Path) -> dict[int, str]:
     """The tokens of one file by their rows; its errors are those of a malformed file."""
-    if file.name in _WHOLE:
-        return _read_whole(file)
     if file.name == "tokenizer.json":
         return {row: token for token, row in Tokenizer.from_file(str(file)).get_vocab().items()}
-    text = file.read_text(encoding="utf-8")
-    if file.name == "vocab.txt":
-        return dict(enumerate(text.removesuffix("\n").split("\n")))
-    told = json.loads(text)
-    if file.name == "tokenizer_config.json":
-        return {int(row): item["content"] for row, item in told.get("added_tokens_decoder", {}).items()}
-    if any(isinstance(row, dict) for row in told.values()):
-        # a vocabulary for each language, as of MMS, whose tokens share the rows
-        return _read_whole(file)
-    return {row: token for token, row in told.items()}
-
-
-def _read_whole(file: Path) -> dict[int, str]:
-    return {_FILE: f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"}
+    if file.name not in _WHOLE:
+        text = file.read_text(encoding="utf-8")
+        if file.name == "vocab.txt":
+            return dict(enumerate(text.removesuffix("\n").split("\n")))
+        told = json.loads(text)
+        if file.name == "tokenizer_config.json":
+            return {int(row): item["content"] for row, item in told.get("added_tokens_decoder", {}).items()}
+        # otherwise a vocabulary for each language, as of MMS, whose tokens share the rows
+        if not any(isinstance(row, dict) for row in told.values()):
+            return {row: token for token, row in told.items()}
+    return {_FILE: f"{file.name} {hash_file(file)[:12]}"}
