@@ -22,8 +22,7 @@ from sets import EXAMPLES, SETS, Set
 from hf_ext import EMRModel, merge_checkpoints
 from hf_ext.data.opening import open_source
 from hf_ext.files import whole_folder, write_json
-from hf_ext.merging.adamerging import learn_weights
-from hf_ext.merging.measuring import save_statistics
+from hf_ext.merging.measuring import learn_weights, save_statistics
 from hf_ext.training import Task, evaluate, train
 from hf_ext.training.arguments import DataSource, build
 

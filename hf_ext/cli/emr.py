@@ -114,8 +114,7 @@ def merge(
         return
     target = target_folder(place, out, dry_run)
     from hf_ext.merging.merge import merge_checkpoints
-    from hf_ext.merging.plan import Plan, make_plan
-    from hf_ext.merging.plan_table import plan_lines, plan_values
+    from hf_ext.merging.plan import Plan, make_plan, plan_lines, plan_values
 
     def show(plan: Plan) -> None:
         if not as_json:
@@ -378,7 +377,7 @@ def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: An
     Examples:
       hf-ext emr learn-weights a.yaml --config a=a.yaml --config b=a.yaml --out learned.yaml
     """
-    from hf_ext.merging.adamerging import write_weights
+    from hf_ext.merging.measuring import write_weights
 
     named = {name: Path(place) for name, place in map(name_and_value, configs)}
     write_weights(file, named, out, **options)

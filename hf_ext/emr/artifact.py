@@ -87,7 +87,7 @@ def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
     Columns are `ops.SUMS`; 0 where the task takes no part.
     """
     path = _own_file(folder, manifest, f"tasks/{task}/{FILE}")
-    sums = _read_arrays(path, {"sums": (len(manifest.merged), len(SUMS))}, SUMS)["sums"]
+    (sums,) = _read(path, SUMS, sums=(len(manifest.merged), len(SUMS)))
     _require(bool(np.isfinite(sums).all() and (sums[:, :7] >= 0).all()), path, "contains impossible sums")
     return sums
 
@@ -102,7 +102,6 @@ def _own_file(folder: str | Path, manifest: Manifest, name: str) -> Path:
 
 @contextlib.contextmanager
 def _close_on_error(source: str | Path) -> Iterator[Checkpoint]:
-    """A checkpoint that stays open unless it is found wrong."""
     checkpoint = open_checkpoint(source)
     try:
         yield checkpoint
@@ -118,32 +117,32 @@ def _require(fits: bool, where: str | Path, what: str) -> None:
 
 def write_sums(folder: Path, task: str, sums: np.ndarray) -> None:
     """Writes the sums of a task."""
-    _write(folder / "tasks" / task / FILE, {"sums": sums}, SUMS)
+    _write(folder / "tasks" / task / FILE, SUMS, sums=sums)
 
 
 def write_totals(folder: Path, totals: np.ndarray, gram: np.ndarray) -> None:
     """Writes the sums that belong to no task alone."""
-    _write(folder / FILE, {"totals": totals, "gram": gram}, TOTALS)
+    _write(folder / FILE, TOTALS, totals=totals, gram=gram)
 
 
 def read_totals(folder: Path, manifest: Manifest) -> tuple[np.ndarray, np.ndarray]:
     """Reads what [`write_totals`] wrote: totals `[merged tensors, 4]` and sampled inner products `[N, N]`."""
     tasks = len(manifest.tasks)
     shapes = {"totals": (len(manifest.merged), len(TOTALS)), "gram": (tasks, tasks)}
-    arrays = _read_arrays(artifact_file(folder, FILE), shapes, TOTALS)
-    return arrays["totals"], arrays["gram"]
+    totals, gram = _read(artifact_file(folder, FILE), TOTALS, **shapes)
+    return totals, gram
 
 
-def _read_arrays(path: Path, shapes: Mapping[str, tuple[int, ...]], columns: Sequence[str]) -> dict[str, np.ndarray]:
+def _read(path: Path, columns: Sequence[str], **shapes: tuple[int, ...]) -> list[np.ndarray]:
     with open_checkpoint(path) as file:
         expected = {name: (shape, torch.float64) for name, shape in shapes.items()}
         found = {name: (file.info(name).shape, file.info(name).dtype) for name in file}
         _require(found == expected, path, f"holds {found}, expected {expected}")
         _require(file.metadata.get("columns") == ",".join(columns), path, "has other columns")
-        return {name: file[name].numpy() for name in shapes}
+        return [file[name].numpy() for name in shapes]
 
 
-def _write(path: Path, arrays: Mapping[str, np.ndarray], columns: Sequence[str]) -> None:
+def _write(path: Path, columns: Sequence[str], **arrays: np.ndarray) -> None:
     # a new file: the one that is there may be shared with an artifact that is being replaced
     path.unlink(missing_ok=True)
     exact = {name: np.ascontiguousarray(array, np.float64) for name, array in arrays.items()}

@@ -71,20 +71,17 @@ def find_by_sample(model: Any, given: Any, size: int) -> list[Any]:
     firsts = (take_rows(given, torch.arange(count), size) for count in (1, 2))
     one, two = (model(*arguments, **named) for arguments, named in firsts)
 
+    def is_first(row: Any, rows: Any) -> bool:
+        if not isinstance(row, Tensor) or not isinstance(rows, Tensor) or row.shape[:1] != (1,):
+            return False
+        # while training, dropout changes values
+        return rows.shape == (2, *row.shape[1:]) and (model.training or are_close(row, rows[:1]))
+
     def follows(key: Any) -> bool:
         pairs = list(zip(leaves_of(one[key])[0], leaves_of(two[key])[0], strict=True))
-        return bool(pairs) and all(_is_first(*pair, model.training) for pair in pairs)
+        return bool(pairs) and all(is_first(*pair) for pair in pairs)
 
     return [key for key in keys_of(one) if follows(key)]
-
-
-def _is_first(one: Any, two: Any, training: bool) -> bool:
-    """True for the row of a sample by itself and those of two, of which it is the first; while training, dropout
-    changes values."""
-    if not isinstance(one, Tensor) or not isinstance(two, Tensor) or not one.ndim or not two.ndim:
-        return False
-    by_rows = (len(one), len(two)) == (1, 2) and one.shape[1:] == two.shape[1:]
-    return by_rows and (training or are_close(one, two[:1]))
 
 
 def join_outputs(outputs: Mapping[str, Any], rows: Rows, by_sample: Sequence[Any]) -> tuple[Any, list[Any]]:

@@ -35,12 +35,8 @@ class Place(NamedTuple):
     # experts of a layer on loading, for instance. `None` if it is the whole tensor
     part: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
 
-    def of(self, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The tensor or its part, in the memory of the model."""
-        return self.within(held[self.tensor])
-
     def within(self, whole: torch.Tensor) -> torch.Tensor:
-        """The part of a tensor that is laid out as the model's."""
+        """The part, or all, of a tensor that is laid out as the model's, in its memory."""
         if self.part is None:
             return whole
         shape, strides, first = self.part
@@ -80,11 +76,8 @@ def build_model(
 
 def same_network(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """True for two configurations of one network, which may have heads for other labels."""
-    one, two = (
-        {key: value for key, value in config.items() if key not in _LABEL_KEYS + _ORIGIN_KEYS}
-        for config in (first, second)
-    )
-    return one == two
+    keys = first.keys() | second.keys()
+    return all(first.get(key, keys) == second.get(key, keys) for key in keys.difference(_LABEL_KEYS, _ORIGIN_KEYS))
 
 
 def relabel(model: torch.nn.Module, config: PreTrainedConfig) -> None:

@@ -71,7 +71,10 @@ def restore(
     own = [f"tasks/{task}/{kind}" for kind in _OF_A_TASK]
     has_extras = own[1] in manifest["files"] or (root / own[1]).exists()
     extras = _Files([inside(here, _OF_A_TASK[1], root)] if has_extras else [], f"the extras of {task}")
-    verify_own(root, manifest, [*manifest["unified"]["files"], *own])
+    for name in (*manifest["unified"]["files"], *own):
+        if (root / name).is_file():
+            told = {"sha256": manifest["files"].get(name, {}).get("sha256")}
+            _verify(root / name, told, f"its SHA-256 is not that of emr.json; {_DAMAGED}")
     tensors = {entry["name"]: entry for entry in manifest["tensors"] if entry["elements"]}
 
     restored: dict[str, torch.Tensor] = {}
@@ -231,7 +234,6 @@ _SCALE = ("a finite hexadecimal number in quotes, not negative", _is_exact)
 
 
 def _check_manifest(manifest: Any) -> None:
-    """Refuses whatever no merge writes."""
     _check(manifest, "", _MANIFEST)
     fits = (manifest["format_version"] == 2) == ("deltas" in manifest)
     _expect(fits, "`deltas` belongs to format_version 2", manifest.get("deltas"))
@@ -275,7 +277,6 @@ def _check_files(files: Any, form: re.Pattern[str]) -> None:
 
 
 def _check(record: Any, where: str, rules: _Rules) -> None:
-    """Refuses a record with a value that is not what it must be."""
     _expect(isinstance(record, dict), f"{where or 'the manifest'} must be an object", record)
     of = f" of {where}" if where else ""
     for key, (allowed, fits) in rules.items():
@@ -291,14 +292,6 @@ def _is_long(path: str) -> bool:
     """True for a path that the system refuses with an error of its own."""
     lengths = [len(part.encode("utf-8", "surrogatepass")) for part in path.split("/")]
     return max(lengths) > 255 or sum(lengths) + len(lengths) > 4000
-
-
-def verify_own(root: Path, manifest: dict[str, Any], names: list[str]) -> None:
-    """Compares files of the folder with their SHA-256 in `emr.json`."""
-    for name in names:
-        if (root / name).is_file():
-            told = {"sha256": manifest["files"].get(name, {}).get("sha256")}
-            _verify(root / name, told, f"its SHA-256 is not that of emr.json; {_DAMAGED}")
 
 
 def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str] | None = None) -> _Files:
@@ -382,7 +375,6 @@ def _base_name(description: dict[str, Any], name: str) -> str:
 
 
 def _verify(path: Path, expected: dict[str, Any], advice: str) -> None:
-    """Refuses a file that is not the one that was merged, or written."""
     found: dict[str, Any] = {"bytes": path.stat().st_size}
     with open(path, "rb") as file:
         prefix = file.read(8)

@@ -47,6 +47,10 @@ class SourceRecord:
     files: dict[str, dict[str, Any]]  # `bytes`, `sha256` (or `None`) and `header_sha256` of every weight file
     folder: str | None = None  # `"base"` when the weights lie in the artifact
 
+    def as_given(self) -> dict[str, Any]:
+        """The source as a task records it."""
+        return {"source": self.source, "revision": self.revision, "files": self.files}
+
 
 @dataclass(frozen=True)
 class TaskRecord:
@@ -100,13 +104,41 @@ class Manifest:
             record = read_manifest(Path(folder))
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        return _parse(record, path)
+        _check_for_this_package(record, path)
+        return cls(
+            library=record["library"],
+            base=_source(record["base"]),
+            unified=record["unified"]["files"],
+            method=record["method"],
+            tensors=tuple(
+                TensorRecord(tensor["name"], tuple(tensor["shape"]), _DTYPES[tensor["dtype"]], tensor["elements"])
+                for tensor in record["tensors"]
+            ),
+            aliases=record["aliases"],
+            tasks={name: _task(task) for name, task in record["tasks"].items()},
+            version=record["hf_ext_version"],
+            files=record["files"],
+            deltas=record.get("deltas") or 0,
+        )
 
-    def write(self, folder: str | Path) -> Path:
+    def write(self, folder: str | Path) -> None:
         """Writes `emr.json`, complete or not at all."""
-        path = Path(folder, MANIFEST)
-        write_json(path, _to_dict(self), indent=1)
-        return path
+        record = {
+            "format": FORMAT,
+            "format_version": DELTAS_VERSION if self.deltas else FORMAT_VERSION,
+            **({"deltas": self.deltas} if self.deltas else {}),
+            "hf_ext_version": self.version,
+            "library": self.library,
+            "bit_order": "little",
+            "base": vars(self.base),
+            "unified": {"files": self.unified},
+            "method": self.method,
+            "tensors": [{**vars(tensor), "dtype": DTYPE_NAMES[tensor.dtype]} for tensor in self.tensors],
+            "aliases": self.aliases,
+            "tasks": {name: _task_dict(task) for name, task in self.tasks.items()},
+            "files": self.files,
+        }
+        write_json(Path(folder, MANIFEST), record, indent=1)
 
 
 def artifact_file(folder: str | Path, *parts: str) -> Path:
@@ -120,26 +152,7 @@ def artifact_file(folder: str | Path, *parts: str) -> Path:
     return path
 
 
-def _to_dict(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "format_version": DELTAS_VERSION if manifest.deltas else FORMAT_VERSION,
-        **({"deltas": manifest.deltas} if manifest.deltas else {}),
-        "hf_ext_version": manifest.version,
-        "library": manifest.library,
-        "bit_order": "little",
-        "base": vars(manifest.base),
-        "unified": {"files": manifest.unified},
-        "method": manifest.method,
-        "tensors": [{**vars(tensor), "dtype": DTYPE_NAMES[tensor.dtype]} for tensor in manifest.tensors],
-        "aliases": manifest.aliases,
-        "tasks": {name: _task_dict(task) for name, task in manifest.tasks.items()},
-        "files": manifest.files,
-    }
-
-
 def _task_dict(task: TaskRecord) -> dict[str, Any]:
-    origin = {key: value for key, value in vars(task.origin).items() if key != "folder"}
     named = {key: getattr(task, key) for key in ("architecture", "base_prefix", "task_prefix")}
     if task.scale is None:
         scale: dict[str, Any] = {"scales": {name: scale.hex() for name, scale in task.scales.items()}}
@@ -147,11 +160,11 @@ def _task_dict(task: TaskRecord) -> dict[str, Any]:
         scale = {"scale": task.scale, "scale_hex": task.scale.hex()}
     tails = {name: {"shape": shape} for name, shape in task.tails.items()}
     lists = {"shared": task.shared} | ({"absent": task.absent} if task.absent else {})
-    return {**origin, **named, **scale, "density": task.density, **lists, "tails": tails}
+    return {**task.origin.as_given(), **named, **scale, "density": task.density, **lists, "tails": tails}
 
 
-def _parse(record: dict[str, Any], path: Path) -> Manifest:
-    """The manifest of what `emr_loader.read_manifest` has checked, and what only this package needs to be right."""
+def _check_for_this_package(record: dict[str, Any], path: Path) -> None:
+    """Checks what `emr_loader.read_manifest` has not, and only this package needs to be right."""
     for tensor in record["tensors"]:
         if tensor["dtype"] not in _DTYPES:
             known = sorted(_DTYPES)
@@ -164,21 +177,6 @@ def _parse(record: dict[str, Any], path: Path) -> Manifest:
         raise CheckpointError(
             f"{path}: `statistics` must be a mapping of tasks to texts, and `merged` a text or null: fetch it again."
         )
-    return Manifest(
-        library=record["library"],
-        base=_source(record["base"]),
-        unified=record["unified"]["files"],
-        method=record["method"],
-        tensors=tuple(
-            TensorRecord(tensor["name"], tuple(tensor["shape"]), _DTYPES[tensor["dtype"]], tensor["elements"])
-            for tensor in record["tensors"]
-        ),
-        aliases=record["aliases"],
-        tasks={name: _task(task) for name, task in record["tasks"].items()},
-        version=record["hf_ext_version"],
-        files=record["files"],
-        deltas=record.get("deltas") or 0,
-    )
 
 
 def _source(record: Mapping[str, Any]) -> SourceRecord:

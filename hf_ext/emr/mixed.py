@@ -197,9 +197,7 @@ class Pass:
     """One forward pass for rows of several tasks; the model is as before when it is over."""
 
     def __init__(self, units: Units, rows: Rows) -> None:
-        self._units = units
-        self._rows = rows
-        self._size = sum(map(len, rows.values()))
+        self._units, self._rows, self._size = units, rows, sum(map(len, rows.values()))
         self._thread = threading.get_ident()
         self._indices: dict[Any, Tensor] = {}
         # Width of the head's output by task, if they differ.
@@ -300,7 +298,6 @@ class Pass:
         return self._indices[key]
 
     def _join(self, parts: dict[str, Any], by_rows: bool) -> Any:
-        """The tasks' results in the order of the batch."""
         first = next(iter(parts.values()))
         if isinstance(first, _PLAIN):
             return first
@@ -316,14 +313,12 @@ class Pass:
             raise NotByRows("a module does not return rows for each sample")
         if len({part.shape[1:-1] for part in parts.values()}) > 1:
             raise NotByRows("a module returns tensors of different shapes for different tasks")
-        if first.ndim == 1:
-            whole = first.new_empty(count * self._size)
-        else:
-            widths = {task: part.shape[-1] for task, part in parts.items()}
-            if len(set(widths.values())) > 1:
-                self._widths = widths
-            # Narrower heads leave zeros at the end, which are cut off when the model is done.
-            whole = first.new_zeros(count * self._size, *first.shape[1:-1], max(widths.values()))
+        # Narrower heads leave zeros at the end, which are cut off when the model is done.
+        widths = {task: part.shape[-1] for task, part in parts.items() if part.ndim > 1}
+        if len(set(widths.values())) > 1:
+            self._widths = widths
+        widest = [max(widths.values())] if widths else []
+        whole = first.new_zeros(count * self._size, *first.shape[1:-1], *widest)
         for task, part in parts.items():
             target = whole if first.ndim == 1 else whole[..., : part.shape[-1]]
             target.index_copy_(0, self._all_rows(task, count, part.device), part)
@@ -339,17 +334,13 @@ class _Choices(TorchFunctionMode):
         self._pass = mixed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._pass.inside is None and _chooses(getattr(func, "__name__", ""), args):
-            self._pass.has_chosen = True
+        name = getattr(func, "__name__", "")
+        chooses = name in _CHOOSES or (name == "where" and len(args) == 1)
+        if name == "__getitem__":
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            chooses = any(isinstance(part, Tensor) and part.ndim and part.dtype == torch.bool for part in index)
+        self._pass.has_chosen |= chooses and self._pass.inside is None
         return func(*args, **(kwargs or {}))
-
-
-def _chooses(name: str, args: tuple[Any, ...]) -> bool:
-    """True for a function that chooses rows by value: `nonzero` and its kin, or a mask as an index."""
-    if name == "__getitem__":
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return any(isinstance(part, Tensor) and part.ndim and part.dtype == torch.bool for part in index)
-    return name in _CHOOSES or (name == "where" and len(args) == 1)
 
 
 def _trim(output: Any, widths: Mapping[str, int], rows: Rows) -> Any:

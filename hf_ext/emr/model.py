@@ -67,15 +67,11 @@ class EMRModel:
         dtype: torch.dtype | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        self.weights = weights
+        self.weights, self._source, self._dtype, self._trust_remote_code = weights, source, dtype, trust_remote_code
         self.current: str | None = None
-        self._source = source
         self._device = torch.device(device or "cpu")
-        self._dtype = dtype
-        self._trust_remote_code = trust_remote_code
-        self._turns = Turns()
+        self._turns, self._mixer = Turns(), Mixer(weights)
         self._told: set[str] = set()
-        self._mixer = Mixer(weights)
         # by kind of batch that takes turns: the outputs that have a row for each sample
         self._by_sample: dict[Any, list[Any]] = {}
         # by what the tasks' files say: the settings of generation of tasks that were the current one
@@ -229,7 +225,12 @@ class EMRModel:
         if self._fits(task):
             self._switch_in_place(task, config)
         else:
-            self._warn_of_another_model(config)
+            if not self._built.complete and same_network(config, self._config):
+                self._warn_once(
+                    f"the weights of {type(self._built.model).__name__} are changed on loading in a way that cannot "
+                    "be followed: every switch of tasks makes a new `model`, and what holds the old one (a pipeline, "
+                    "an optimizer) keeps the old task. Take `model` anew after each switch."
+                )
             self._built = self._build(task)
             self._generation.clear()
         self._config = config
@@ -254,23 +255,17 @@ class EMRModel:
     def _switch_settings(self, task: str) -> None:
         """Gives the model a task's settings of generation; what a user set in another's is there again with it."""
         own, before = self.generation_config(task), self.generation_config(str(self.current))
-        if own == before:
-            return
-        model, kept = cast(Any, self._built.model), self._generation
-        kept[str(before)] = model.generation_config
-        if str(own) not in kept:
-            # Without a file of its own it is what from_pretrained takes from the model's configuration.
-            new = GenerationConfig.from_dict(own) if own else GenerationConfig.from_model_config(model.config)
-            kept[str(own)] = new
-        model.generation_config = kept[str(own)]
+        if own != before:
+            model, kept = cast(Any, self._built.model), self._generation
+            kept[str(before)] = model.generation_config
+            if str(own) not in kept:
+                # Without a file of its own it is what from_pretrained takes from the model's configuration.
+                new = GenerationConfig.from_dict(own) if own else GenerationConfig.from_model_config(model.config)
+                kept[str(own)] = new
+            model.generation_config = kept[str(own)]
 
-    def _warn_of_another_model(self, config: dict[str, Any]) -> None:
-        text = (
-            f"the weights of {type(self._built.model).__name__} are changed on loading in a way that cannot be "
-            "followed: every switch of tasks makes a new `model`, and what holds the old one (a pipeline, an "
-            "optimizer) keeps the old task. Take `model` anew after each switch."
-        )
-        if text not in self._told and not self._built.complete and same_network(config, self._config):
+    def _warn_once(self, text: str) -> None:
+        if text not in self._told:
             self._told.add(text)
             warnings.warn(text, stacklevel=4)
 
@@ -405,13 +400,10 @@ class EMRModel:
             failure = str(error)
         output, left_out = self._answer_in_turns(rows, given)
         missing = f", and these outputs, which are not by sample, are left out: {left_out}" if left_out else ""
-        text = (
+        self._warn_once(
             f"samples of several tasks could not run in one forward pass, so each task gets its own: {failure}. This "
             f"is slower{missing}."
         )
-        if text not in self._told:
-            self._told.add(text)
-            warnings.warn(text, stacklevel=3)
         return output
 
     @torch.no_grad()
@@ -481,4 +473,4 @@ class EMRModel:
                 relabel(self.model, type(self.model.config).from_dict(config))
             held = self.model.state_dict()
             for name, place in self._built.places.items():
-                self.weights.restore_into(task, name, place.of(held))
+                self.weights.restore_into(task, name, place.within(held[place.tensor]))

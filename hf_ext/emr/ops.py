@@ -11,24 +11,16 @@ sub-blocks are added in the order of their index: how a tensor is cut into block
 import torch
 from torch import Tensor
 
-from hf_ext.fast.emr_sums import SUB_BLOCK, SUMS, TOTALS, Sums
+from hf_ext.fast.emr_sums import SUB_BLOCK as SUB_BLOCK
+from hf_ext.fast.emr_sums import SUMS as SUMS
+from hf_ext.fast.emr_sums import TOTALS as TOTALS
+from hf_ext.fast.emr_sums import Sums as Sums
 
 from ..errors import UsageError
-from .arithmetic import DTYPES, find_kernels, pack_mask, unpack_mask
-
-__all__ = [
-    "DTYPES",
-    "SEGMENT",
-    "SUB_BLOCK",
-    "SUMS",
-    "TOTALS",
-    "Sums",
-    "mask_block",
-    "merge_block",
-    "pack_mask",
-    "restore_block",
-    "unpack_mask",
-]
+from .arithmetic import DTYPES as DTYPES
+from .arithmetic import find_kernels
+from .arithmetic import pack_mask as pack_mask
+from .arithmetic import unpack_mask as unpack_mask
 
 # Elements of one tensor that are one unit of work, of the journal and of partial sums.
 SEGMENT = 128 * SUB_BLOCK

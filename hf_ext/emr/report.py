@@ -8,6 +8,7 @@ https://arxiv.org/abs/2402.10193), which take the room of the masks and need no 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -70,7 +71,6 @@ def is_measured(report: Mapping[str, Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """The numbers for JSON: null for what is not known."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value if math.isfinite(value) else None
@@ -107,7 +107,6 @@ def _sizes(sizes: Mapping[str, int], masks: bool, planes: int) -> dict[str, int]
 
 
 def _warnings(report: Mapping[str, Any]) -> list[str]:
-    """Warnings to read before the model is used."""
     warnings, masks = [], report["method"]["masks"]
     for entry in report["tasks"]:
         task, error = entry["task"], entry["error"]
@@ -170,8 +169,7 @@ def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | No
     """Warnings about pairs of nearly equal task vectors, which share more than the base."""
     pairs = [
         f"{names[i]} and {names[j]} ({cosine:.2f})"
-        for i in range(len(names))
-        for j in range(i + 1, len(names))
+        for i, j in itertools.combinations(range(len(names)), 2)
         if (cosine := cosines[i][j]) is not None and cosine > COSINE
     ]
     if not pairs:
@@ -208,10 +206,8 @@ def report_markdown(report: Mapping[str, Any]) -> str:
     """The report as a section of a model card, without a heading."""
     marked = [[header, ["---", *["---:"] * (len(header) - 1)], *rows] for header, rows in report_tables(report)]
     first, *others = ("\n".join(f"| {' | '.join(row)} |" for row in table) for table in marked)
-    parts = [first, report_legend(report), *others]
-    if report["warnings"]:
-        parts.append("\n".join(f"- **Warning**: {text}" for text in report["warnings"]))
-    return "\n\n".join(parts) + "\n"
+    warnings = "\n".join(f"- **Warning**: {text}" for text in report["warnings"])
+    return "\n\n".join(filter(None, (first, report_legend(report), *others, warnings))) + "\n"
 
 
 NOT_MEASURED = (
@@ -241,7 +237,6 @@ def number_text(value: float | None, digits: int = 3) -> str:
 
 
 def _task_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """One row for each task and one for the mean."""
     masks, deltas = report["method"]["masks"], report["method"].get("deltas")
     # Title, decimals, and the keys of the number in an entry.
     columns = [("‖τ‖/‖W0‖", 4, "norm_to_base")]
@@ -274,7 +269,6 @@ def _rescale_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]
 
 
 def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Bytes, and the share of all checkpoints together."""
     sizes, count = report["sizes"], len(report["tasks"])
     titles = {
         "checkpoints": "checkpoint" if count == 1 else f"{count} checkpoints",

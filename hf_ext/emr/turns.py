@@ -42,7 +42,9 @@ class Turns:
     def hold(self) -> Iterator[bool]:
         """Keeps all other threads from the model inside a `with` block; they wait."""
         with self._lock:
-            coroutine = _running_coroutine()
+            coroutine = None
+            with suppress(RuntimeError):
+                coroutine = asyncio.current_task()
             if self._depth and coroutine is not self._coroutine:
                 raise RuntimeError(
                     "another coroutine of this thread is inside `with em.task(...)` and waits for something: do not "
@@ -103,8 +105,7 @@ class Turns:
             self._seen.changes = self._changes if current else None
 
     def _end(self, model: torch.nn.Module) -> None:
-        seen = getattr(self._seen, "changes", None)
-        if seen is not None and seen != self._changes:
+        if getattr(self._seen, "changes", None) not in (None, self._changes):
             raise RuntimeError(
                 "another thread switched the task while the model ran, so its output is of no task: use `with "
                 "em.task(name) as model:` or call the EMRModel itself, which wait for each other, or create one "
@@ -125,9 +126,3 @@ class _Hook:
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
         return (_Hook, ())
-
-
-def _running_coroutine() -> asyncio.Task[Any] | None:
-    with suppress(RuntimeError):
-        return asyncio.current_task()
-    return None

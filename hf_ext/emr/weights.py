@@ -230,7 +230,9 @@ class TaskWeights:
             stem = WEIGHT_STEMS.get(self.manifest.library, "model")
             shards = plan_shards(sizes, self.shard_bytes, stem)
             for file, names in shards.items():
-                self._write(task, partial / file, {name: entries[name] for name in names})
+                with closing(SafetensorsWriter(partial / file, {name: entries[name] for name in names})) as writer:
+                    for name in names:
+                        writer.write(name, 0, self.restore(task, name))
             if len(shards) > 1:
                 index = partial / f"{stem}.safetensors.index.json"
                 index.write_text(shard_index(shards, sizes), encoding="utf-8")
@@ -256,11 +258,6 @@ class TaskWeights:
         with whole_folder(out) as partial:
             shutil.copytree(self.folder, partial, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
         return out
-
-    def _write(self, task: str, path: Path, entries: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
-        with closing(SafetensorsWriter(path, entries)) as writer:
-            for name in entries:
-                writer.write(name, 0, self.restore(task, name))
 
     def _open(self, task: str) -> _TaskFiles:
         if task in self._tasks:
@@ -293,16 +290,14 @@ class TaskWeights:
     def _scales(self, task: str, record: TaskRecord, masks: _MappedFiles) -> dict[str, float]:
         if self._rescale is None:
             return {name: record.scales[name] if record.scale is None else record.scale for name in masks.infos}
-        merged = list(self._merged.values())
         named = {record.base_name(name): name for name in masks.infos}
-        part = np.array([[tensor.name in named] for tensor in merged], dtype=bool).reshape(-1, 1)
-        elements = np.array([tensor.elements for tensor in merged], dtype=np.int64)
+        part = np.array([[name in named] for name in self._merged], dtype=bool).reshape(-1, 1)
+        elements = np.array([tensor.elements for tensor in self._merged.values()], dtype=np.int64)
         sums = read_sums(self.folder, self.manifest, task)[:, None, :]
-        scales = np.broadcast_to(compute_scales(sums, elements, part, self._rescale), part.shape)
-        return {named[t.name]: float(scale) for t, (scale,) in zip(merged, scales, strict=True) if t.name in named}
+        scales = np.broadcast_to(compute_scales(sums, elements, part, self._rescale), part.shape)[:, 0].tolist()
+        return {named[name]: scale for name, scale in zip(self._merged, scales, strict=True) if name in named}
 
     def _open_base(self, given: str | Path | None) -> list[Checkpoint]:
-        """The files of the base, which are those of the merge."""
         base = self.manifest.base
         named = base.source + (f" at commit {base.revision}" if base.revision else "")
         hub = given is None and base.folder is None and base.revision is not None
@@ -324,7 +319,6 @@ class TaskWeights:
         return [_open_verified(place, file, base, named, not hub) for file in base.files]
 
     def _resolve(self, source: str, revision: str | None) -> tuple[str, str]:
-        """Repository and commit of `org/name` or `org/name@revision`."""
         name, _, written = source.partition("@")
         if written and revision is not None and written != revision:
             raise ValueError(f"two revisions for {name}: {written!r} and {revision!r}; give one")

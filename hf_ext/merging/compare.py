@@ -61,24 +61,21 @@ def _compare(sources: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> di
     kinds = ["rescaled" if report["method"]["masks"] else "unified" for report in reports]
     tasks: list[dict[str, Any]] = []
     for name in dict.fromkeys(task for found in entries for task in found):
-        errors = [
-            found[name]["error"][kind] if name in found else None for found, kind in zip(entries, kinds, strict=True)
-        ]
-        one_bit = next(found[name]["error"]["one_bit"] for found in entries if name in found)
+        held = [found[name]["error"] if name in found else None for found in entries]
+        errors = [error and error[kind] for error, kind in zip(held, kinds, strict=True)]
+        one_bit = next(error for error in held if error is not None)["one_bit"]
         tasks.append({"task": name, "errors": errors, "one_bit": one_bit})
     shared = [task for task in tasks if None not in task["errors"]]
-    merges = []
-    for index, (source, report) in enumerate(zip(sources, reports, strict=True)):
-        size = report["sizes"]["artifact"]
-        merges.append(
-            {
-                "name": source,
-                **{key: report["method"][key] for key in ("method", "rescale", "masks")},
-                "error": _mean([task["errors"][index] for task in shared]),
-                "bytes": size,
-                "bytes_with_base": report["sizes"].get("artifact_and_base", size),
-            }
-        )
+    merges = [
+        {
+            "name": source,
+            **{key: report["method"][key] for key in ("method", "rescale", "masks")},
+            "error": _mean([task["errors"][index] for task in shared]),
+            "bytes": report["sizes"]["artifact"],
+            "bytes_with_base": report["sizes"].get("artifact_and_base", report["sizes"]["artifact"]),
+        }
+        for index, (source, report) in enumerate(zip(sources, reports, strict=True))
+    ]
     one_bit = _mean([task["one_bit"] for task in shared if task["one_bit"] is not None])
     warnings = [
         text
@@ -93,7 +90,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _differences(begin: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    """Differences that make merges hard to compare: other tasks, other checkpoints of the same name."""
     if other.keys() != first.keys():
         yield f"{begin} tasks ({', '.join(sorted(other.keys() ^ first.keys()))}): means are over common tasks."
     changed = []
@@ -112,10 +108,11 @@ def comparison_table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str
     if len(set(names)) < len(names):
         names = [merge["name"] for merge in merges]
     header = ["error", *names, "1-bit deltas"]
-    rows = [[task["task"], *map(number_text, [*task["errors"], task["one_bit"]])] for task in found["tasks"]]
-    rows.append(["mean", *map(number_text, [*(merge["error"] for merge in merges), found["one_bit"]])])
-    rows.append(["method", *(merge["method"] for merge in merges), ""])
-    rows.append(["rescale", *(merge["rescale"] if merge["masks"] else "-" for merge in merges), ""])
-    rows.append(["bytes", *(f"{merge['bytes']:,}" for merge in merges), ""])
-    rows.append(["with the base", *(f"{merge['bytes_with_base']:,}" for merge in merges), ""])
-    return header, rows
+    return header, [
+        *([task["task"], *map(number_text, [*task["errors"], task["one_bit"]])] for task in found["tasks"]),
+        ["mean", *map(number_text, [*(merge["error"] for merge in merges), found["one_bit"]])],
+        ["method", *(merge["method"] for merge in merges), ""],
+        ["rescale", *(merge["rescale"] if merge["masks"] else "-" for merge in merges), ""],
+        ["bytes", *(f"{merge['bytes']:,}" for merge in merges), ""],
+        ["with the base", *(f"{merge['bytes_with_base']:,}" for merge in merges), ""],
+    ]

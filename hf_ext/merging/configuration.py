@@ -1,5 +1,6 @@
 """Configuration of a merge: which checkpoints, by which method, into what. From YAML, a mapping or keywords."""
 
+import contextlib
 import dataclasses
 import operator
 import re
@@ -26,13 +27,10 @@ RUNNING = ("measure", "memory", "workers", "max_shard_size")
 
 def whole_number(name: str, value: Any, least: int = 1) -> int:
     """An `int` of a setting of the Python API: of numpy's and torch's whole numbers too, not of a float or a bool."""
-    try:
-        found = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        found = None
-    if found is None or found < least:
-        raise UsageError(f"{name} must be a whole number of at least {least}; got {value!r:.80}.")
-    return found
+    with contextlib.suppress(TypeError):
+        if not isinstance(value, bool) and (found := operator.index(value)) >= least:
+            return found
+    raise UsageError(f"{name} must be a whole number of at least {least}; got {value!r:.80}.")
 
 
 def _take_numpy(kind: Any) -> Any:
@@ -172,9 +170,8 @@ class MergeConfig:
         try:
             return cls.from_dict(mapping)
         except ValueError as error:
-            line = ""
-            if isinstance(error, MergekitError):
-                line = f", line {error.find_line(Path(path).read_text(encoding='utf-8'))}"
+            text = Path(path).read_text(encoding="utf-8")
+            line = f", line {error.find_line(text)}" if isinstance(error, MergekitError) else ""
             raise DataError(f"{path}{line}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,12 +3,9 @@
 A unit is a segment of a tensor, or several small tensors. Which worker takes it, and in which blocks it is read,
 changes no bit: sums are taken per segment and added up in the order of the segments.
 
-A unit is also what a kill can cost. Its results go to the output files before its sums go to the journal, so a unit
-that the journal knows is there, and one that it does not know is done again, over the same bytes. Nothing else has to
-be remembered: no unit reads what another one writes, their sums are added up only when all are there, and in their
-order, and whatever a resumed merge computes is computed from the checkpoints, whose identity was compared before. So
-the result of a merge that was interrupted ten times is that of one that was not, to the bit; `test_interrupted` and
-`test_failures` kill and fill disks and compare all files.
+A unit is also what a kill can cost (see `journal`): none reads what another one writes, and their sums are added up
+only when all are there, in their order. So the result of a merge that was interrupted ten times is that of one that
+was not, to the bit; `test_interrupted` and `test_failures` kill and fill disks and compare all files.
 
 Memory does not depend on the models: a worker has one buffer for a block of each checkpoint, of the result and of the
 masks, and every tensor goes through them. Where all lies in local files, compiled code reads, merges and writes such a
@@ -33,22 +30,13 @@ from hf_ext.emr.artifact import mask_bytes
 from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
 
 from ..system import has_positions
+from .journal import Copy, Outputs
 from .methods import Block, MethodError
-from .methods.options import find_depths
-from .outputs import Copy, Outputs
+from .methods.registry import find_depths
 from .plan import Plan, inputs_first
 from .sources import Source
 from .tensors import Row
-from .vectors import (
-    TaskVectors,
-    add_sample,
-    is_finite,
-    make_not_finite,
-    make_overflow,
-    pick_sample,
-    require_finite,
-    require_finite_vectors,
-)
+from .vectors import NotFiniteError, TaskVectors, add_sample, is_finite, pick_sample, require_finite, require_vectors
 
 
 @dataclass(frozen=True)
@@ -74,14 +62,12 @@ class TensorSums(NamedTuple):
 
 def make_units(merged: Sequence[Row], copies: Sequence[Copy], *, whole: bool = False) -> list[Unit]:
     """Cuts the work into units of about a segment, or with `whole` so that each merged tensor is one piece."""
-    pieces = []
+    pieces, groups, filled = [], list[list[Piece]](), SEGMENT
     kinds: tuple[tuple[bool, Sequence[Row | Copy]], ...] = ((True, merged), (False, copies))
     for is_merged, items in kinds:
         for index, item in enumerate(items):
             step = item.elements if whole and is_merged else SEGMENT
             pieces += [Piece(is_merged, index, low, high) for low, high in _blocks(0, item.elements, step)]
-    groups: list[list[Piece]] = []
-    filled = SEGMENT
     for piece in pieces:
         length = piece.stop - piece.start
         if filled + length > SEGMENT:
@@ -132,9 +118,7 @@ class Engine:
     """Does the units of a merge."""
 
     def __init__(self, plan: Plan, outputs: Outputs, vectors: TaskVectors, workers: int, memory: int) -> None:
-        self._plan = plan
-        self._outputs = outputs
-        self._vectors = vectors
+        self._plan, self._outputs, self._vectors, self._workers = plan, outputs, vectors, workers
         self._method, self._arguments = plan.config.merge_method, plan.config.arguments
         depths = find_depths(plan.base.tensors)
         self._options = [
@@ -146,7 +130,6 @@ class Engine:
         self._fused = self._method.fused and plan.config.drop == 0
         # one worker at a time holds a whole tensor of every checkpoint
         self._whole = threading.Lock()
-        self._workers = workers
         self._sources = plan.sources
         remote = any(source.repo_id is not None for source in self._sources)
         # Large blocks help if a network causes waiting.
@@ -186,7 +169,7 @@ class Engine:
                     base, tasks, _ = self._read(row, low, high, buffers)
                     made = self._make_vectors(piece.index, low, base, tasks, buffers)
                     if index == 0 and not self._measured:
-                        require_finite_vectors(self._plan, row, *made)
+                        require_vectors(self._plan, row, *made)
                     for task, vector in made[1].items():
                         vectors.count(index, task, vector, counts)
             with lock:
@@ -242,10 +225,10 @@ class Engine:
 
     def _names(self, piece: Piece) -> list[tuple[Source, str]]:
         """The tensors that a piece is made of, with their names in the files."""
-        if not piece.merged:
-            item = self._outputs.copies[piece.index]
-            return [(item.source, item.name)]
-        return [(source, name) for _, source, name in self._sources_of(self._plan.merged_rows[piece.index])]
+        if piece.merged:
+            return [(source, name) for _, source, name in self._sources_of(self._plan.merged_rows[piece.index])]
+        item = self._outputs.copies[piece.index]
+        return [(item.source, item.name)]
 
     def _sources_of(self, row: Row) -> list[tuple[int, Source, str]]:
         """The base and the tasks that have a tensor, and the model that was merged elsewhere, if there is one, with
@@ -257,7 +240,6 @@ class Engine:
         return found
 
     def _copy(self, piece: Piece, buffers: _Buffers) -> np.ndarray:
-        """Copies a piece; there is nothing to sum up."""
         item = self._outputs.copies[piece.index]
         info = item.source.tensors[item.name]
         step = buffers.inputs.numel() // max(info.dtype.itemsize, 4)
@@ -265,7 +247,7 @@ class Engine:
             values = buffers.inputs.view(-1)[: (high - low) * info.dtype.itemsize].view(info.dtype)
             item.source.read_into(item.name, low, high, values)
             if item.finite and info.dtype.is_floating_point and not is_finite(values):
-                raise make_not_finite(item.name, item.source)
+                raise NotFiniteError.of_input(item.name, item.source)
             item.writer.write(item.name, low, values.to(item.writer.dtypes[item.name]))
         return np.empty(0)
 
@@ -293,11 +275,9 @@ class Engine:
         """Merges a piece; its sums, totals and gram in one row."""
         plan, row = self._plan, self._plan.merged_rows[piece.index]
         members = [*row.members]
-        sums = Sums.zeros(len(members))
-        if not self._merge_files(piece, members, sums, buffers):
+        if not self._merge_files(piece, members, sums := Sums.zeros(len(members)), buffers):
             # after a failed read or write, the Python path below continues or raises the error
-            sums = Sums.zeros(len(members))
-            self._merge_blocks(piece, members, sums, buffers)
+            self._merge_blocks(piece, members, sums := Sums.zeros(len(members)), buffers)
         require_finite(plan, row, members, sums)
         wide, pairs = np.zeros((len(plan.tasks), len(SUMS))), np.zeros((len(plan.tasks),) * 2)
         wide[members], pairs[np.ix_(members, members)] = sums.tasks.numpy(), sums.gram.numpy()
@@ -307,19 +287,18 @@ class Engine:
         """Merges a piece without the interpreter, if everything lies in local files; False if it is not done."""
         if self._run_files is None:
             return False
-        plan, row = self._plan, self._plan.merged_rows[piece.index]
-        inputs = self._names(piece)
-        writers = [(self._outputs.root[row.name], row.name)]
-        if plan.config.with_masks:
-            writers += [(self._outputs.masks[task], row.members[task]) for task in members]
+        row, inputs = self._plan.merged_rows[piece.index], self._names(piece)
         files = [place for source, name in inputs if (place := source.location(name)) is not None]
         if len(files) < len(inputs):
             return False
-        files += [writer.location(name) for writer, name in writers]
+        files.append(self._outputs.root[row.name].location(row.name))
+        masks = None
+        if self._plan.config.with_masks:
+            files += [self._outputs.masks[task].location(row.members[task]) for task in members]
+            masks = buffers.masks[0]
         dtypes = [source.tensors[name].dtype for source, name in inputs]
         blocks = [buffers.inputs[place].view(dtype) for place, dtype in enumerate(dtypes)]
         blocks.append(buffers.unified.view(row.dtype))
-        masks = buffers.masks[0] if plan.config.with_masks else None
         return all(
             self._run_files(files, blocks, masks, range(begin, end, self.step), sums, self._arguments["tie"])
             for begin, end in _blocks(piece.start, piece.stop, self.span)
@@ -327,8 +306,7 @@ class Engine:
 
     def _merge_blocks(self, piece: Piece, members: list[int], sums: Sums, buffers: _Buffers) -> None:
         """Merges a piece by any method, from and to anywhere."""
-        plan, row = self._plan, self._plan.merged_rows[piece.index]
-        whole = None
+        plan, row, whole = self._plan, self._plan.merged_rows[piece.index], None
         if self._method.whole:
             with self._whole:
                 whole = self._merge_whole(piece, row, sums)
@@ -352,7 +330,7 @@ class Engine:
                         add_sample(pick_sample(base), picked, piece.stop - piece.start, sums)
                     wide, vectors = self._make_vectors(piece.index, low, base, tasks, buffers)
                     if not (self._measured or self._vectors.passes):
-                        require_finite_vectors(plan, row, wide, vectors)
+                        require_vectors(plan, row, wide, vectors)
                     block = Block(row.name, row.shape, low, wide, [*vectors.values()], merged)
                     if self._method.deltas:
                         kept = self._method.function(block, **self._options[piece.index])
@@ -368,7 +346,6 @@ class Engine:
                     self._outputs.masks[task].write_bytes(row.members[task], at, packed.numpy().data)
 
     def _write(self, row: Row, low: int, values: torch.Tensor) -> None:
-        """Writes elements of a tensor of the root from `low` on."""
         data = values.view(torch.uint8).numpy().data
         self._outputs.root[row.name].write_bytes(row.name, low * row.dtype.itemsize, data)
 
@@ -395,7 +372,7 @@ class Engine:
         flat: torch.Tensor = merged.reshape(-1).contiguous()
         flat = flat if flat.dtype == room.dtype else room.resize_(len(flat)).copy_(flat)
         if not (self._measured or is_finite(flat)):
-            raise make_overflow(block.name, flat.dtype)
+            raise NotFiniteError.of_result(block.name, flat.dtype)
         return flat
 
     def _merge_whole(self, piece: Piece, row: Row, sums: Sums) -> torch.Tensor:
@@ -411,7 +388,7 @@ class Engine:
             vectors[task] = self._vectors.make(piece.index, task, 0, base.view(-1), weights, room).view(row.shape)
         if not self._measured:
             add_sample(pick_sample(base.view(-1)), picked, row.elements, sums)
-            require_finite_vectors(plan, row, base, vectors)
+            require_vectors(plan, row, base, vectors)
         block = Block(row.name, row.shape, 0, base, [*vectors.values()], count=len(plan.tasks))
         if plan.statistics:
             # of each task that has the tensor, in the order of the vectors

@@ -223,21 +223,20 @@ class _Extraction:
         for module, found in self._matrices.items() if self._biases else ():
             # peft gives B a bias in every module or in none.
             self._keep({f"{module}.lora_B.bias": self._biases.get(module, torch.zeros(found["shape"][0]))})
-        self._warnings, files = _warn_of_settings(self._pair), dict(self._pair.files)
-        own = read_json_object(files["config.json"])
+        files, own = dict(self._pair.files), read_json_object(self._pair.files["config.json"])
+        warnings = _warn_of_settings(self._pair, own)
         # Beside a config.json, transformers looks for whole weights and not for an adapter, so it is taken only where
         # that of the base would not do.
-        if not self._warnings and all(own.get(key) == self._pair.base_config.get(key) for key in _LABELS):
+        if not warnings and all(own.get(key) == self._pair.base_config.get(key) for key in _LABELS):
             del files["config.json"]
         copy_into(files, self._folder)
         self._write_config(saved)
         save_file(self._tensors, self._folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        report = self._report(saved)
+        report = self._report(saved, warnings)
         write_json(self._folder / "report.json", report)
         return report
 
     def _take(self, name: str, rank: int | None, error: float | None) -> None:
-        """Decides on a tensor of the fine-tune, and keeps what the adapter needs of it."""
         own = self._pair.read(name)
         self._bytes += own.nbytes
         fits = self._pair.base_shapes.get(name) == tuple(own.shape)
@@ -300,7 +299,6 @@ class _Extraction:
         return ""
 
     def _keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Puts tensors of the adapter aside."""
         self._tensors |= {_PREFIX + name: tensor.contiguous().clone() for name, tensor in tensors.items()}
 
     def _save_modules(self) -> list[str]:
@@ -336,18 +334,17 @@ class _Extraction:
         # A set in peft, whose order changes from process to process.
         write_json(self._folder / "adapter_config.json", config | {"target_modules": sorted(ranks)})
 
-    def _report(self, saved: list[str]) -> dict[str, Any]:
-        largest = max(found["rank"] for found in self._matrices.values())
+    def _report(self, saved: list[str], warnings: list[str]) -> dict[str, Any]:
         return {
             "source": self._pair.public_name,
             "base": cut_paths(self._pair.base),
             "revision": self._pair.revision,
-            "rank": largest,
+            "rank": max(found["rank"] for found in self._matrices.values()),
             "bytes": (self._folder / "adapter_model.safetensors").stat().st_size,
             "bytes_of_fine_tune": self._bytes,
             "error_of_matrices": _share(self._lost_of_matrices, self._of_matrices),
             "error": _share(self._lost_of_all, self._of_all),
-            "warnings": self._warnings,
+            "warnings": warnings,
             "by_rank": _list_ranks(self._known),
             "matrices": self._matrices,
             "biases": sorted(self._biases),
@@ -360,7 +357,6 @@ class _Extraction:
 
 
 def _build_outline(pair: Pair) -> nn.Module:
-    """The model of a fine-tune without its weights."""
     if "config.json" not in pair.files:
         raise ValueError(f"{pair.title}: config.json, which names the class of the model, is missing; add it")
     told = read_json_object(pair.files["config.json"])
@@ -374,13 +370,13 @@ def _build_outline(pair: Pair) -> nn.Module:
         return model_class(config, pair.files["config.json"].parent, False)(config)
 
 
-def _warn_of_settings(pair: Pair) -> list[str]:
+def _warn_of_settings(pair: Pair, own: Mapping[str, Any]) -> list[str]:
     """Tells of settings in which a fine-tune is another model than its base, so that its weights are not all of it."""
-    own = read_json_object(pair.files["config.json"])
-    base = find_part(pair.base_config, own)
-    different = {key for key, _, _ in compare_settings(base, own)} if base else set()
+    if not (base := find_part(pair.base_config, own)):
+        return []
+    different = {key for key, _, _ in compare_settings(base, own)}
     different |= {key for key in ("vocab_size", "tie_word_embeddings") if own.get(key, base.get(key)) != base.get(key)}
-    if not base or not different:
+    if not different:
         return []
     return [
         f"{pair.public_name} has other values of {', '.join(sorted(different))} than the base, which peft loads the "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from .companions import find_absent, same_content
 from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
 from .engine import TensorSums
-from .outputs import masked_names, masked_rows
+from .journal import masked_names
 from .plan import Plan, warn_of_size
-from .sources import CONFIGURATION_FILES, Source, open_weights
+from .sources import CONFIGURATION_FILES, open_weights
 from .tensors import SHARED
 
 # Beside the weights at the root.
@@ -53,7 +53,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
         }
         participates = np.array([[name is not None for name in row.task_names] for row in rows])
         elements = np.array([row.elements for row in rows], np.int64)
-        method = method_record(config, out)
+        method = _record_method(config, out)
         if config.with_masks:
             for index, task in enumerate(plan.tasks):
                 write_sums(folder, task.label, sums.sums[:, index])
@@ -61,7 +61,11 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             copy_into({"emr_loader.py": Path(emr_loader.__file__)}, folder)
         kept = written.result() if written is not None else None
         # the sizes that came out are warned of, not those of the plan
-        warnings = [_without_places(text, plan.sources) for text in plan.warnings if text not in plan.size_warnings]
+        warnings = [text for text in plan.warnings if text not in plan.size_warnings]
+        for source in plan.sources:
+            if source.repo_id is None:
+                # it is named by what it is of the merge, not by where it lay
+                warnings = [text.replace(f" ({source.spec})", "") for text in warnings]
         report = write_report(
             folder,
             sources=sources,
@@ -83,15 +87,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
     return report
 
 
-def _without_places(text: str, sources: Iterable[Source]) -> str:
-    """A warning as it is kept: sources are named by what they are of the merge, not by where they lay."""
-    for source in sources:
-        if source.repo_id is None:
-            text = text.replace(f" ({source.spec})", "")
-    return text
-
-
-def method_record(config: MergeConfig, out: Path) -> dict[str, Any]:
+def _record_method(config: MergeConfig, out: Path) -> dict[str, Any]:
     """The options that decided the numbers."""
     record = {key: value for key, value in config.to_dict().items() if key not in _NOT_METHOD}
     record |= config.arguments | {"rescale": config.scaling}
@@ -128,8 +124,7 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
         }
         copy_into(own, folder / "tasks" / task.label)
     dtype, tasks = plan.config.dtype, [task.label for task in plan.tasks if plan.config.with_masks]
-    for place in (folder, *(folder / "tasks" / task for task in tasks)):
-        path = place / "config.json"
+    for path in (folder / "config.json", *(folder / "tasks" / task / "config.json" for task in tasks)):
         if dtype and plan.base.library == "transformers" and path.is_file():
             # Weights are loaded in the type that the configuration tells: the one that they were written in.
             config = read_json(path)
@@ -150,10 +145,6 @@ def _make_manifest(
     from .. import __version__
 
     base = SourceRecord(**sources["base"])
-    tasks = {
-        task.label: _task_record(plan, index, SourceRecord(**sources["tasks"][task.label]), sums[:, index], scales)
-        for index, task in enumerate(plan.tasks)
-    }
     return Manifest(
         library=plan.base.library,
         base=base if kept is None else SourceRecord(base.source, base.revision, kept, "base"),
@@ -164,37 +155,38 @@ def _make_manifest(
         },
         method=method,
         tensors=tuple(
-            TensorRecord(row.name, tuple(row.shape), row.dtype, row.elements if row.task_names else 0)
-            for row in plan.rows
+            TensorRecord(row.name, row.shape, row.dtype, row.elements if row.task_names else 0) for row in plan.rows
         ),
         aliases=plan.matching.aliases,
-        tasks=tasks,
+        tasks={
+            name: _task_record(plan, index, SourceRecord(**origin), sums[:, index], scales)
+            for index, (name, origin) in enumerate(sources["tasks"].items())
+        },
         version=__version__,
         deltas=plan.config.merge_method.deltas,
     )
 
 
 def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray, scales: np.ndarray) -> TaskRecord:
-    task, masked = plan.tasks[index], masked_rows(plan, index)
-    merged = sum(row.elements for row in masked.values())
-    places = {row.name: place for place, row in enumerate(plan.merged_rows)}
+    task, names = plan.tasks[index], plan.matching.names[index]
+    masked = [(place, row) for place, row in enumerate(plan.merged_rows) if index in row.members]
+    merged = sum(row.elements for _, row in masked)
     by_tensor = plan.config.scaling in TENSOR_RESCALES
     architectures = task.config.get("architectures") or [task.config.get("_class_name")]
     return TaskRecord(
         origin=origin,
         architecture=architectures[0],
-        base_prefix=plan.matching.names[index].base_prefix,
-        task_prefix=plan.matching.names[index].task_prefix,
+        base_prefix=names.base_prefix,
+        task_prefix=names.task_prefix,
         scale=None if by_tensor else float(scales[index]),
         density=float(sums[:, SUMS.index("mask")].sum() / merged) if merged else 0.0,
-        scales={name: float(scales[places[row.name], index]) for name, row in masked.items()} if by_tensor else {},
+        scales={row.members[index]: float(scales[place, index]) for place, row in masked} if by_tensor else {},
         shared=tuple(item.name for item in plan.own_tensors(SHARED, task=index)),
         absent=find_absent(plan.base.companions.all, task.companions),
     )
 
 
 def _identify_copy(folder: Path) -> dict[str, dict[str, Any]]:
-    """Lengths and hashes of the base's weight files that were just written."""
     with open_weights("base", folder) as copy:
         return dict(copy.identity(hash_files=True)["files"])
 
@@ -252,12 +244,9 @@ def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> Non
         named = masked_names(folder, manifest, task)
         participates[:, index] = [tensor.name in named for tensor in merged]
     totals, gram = read_totals(folder, manifest)
-    origins = {task: dataclasses.asdict(record.origin) for task, record in tasks.items()}
-    for origin in origins.values():
-        del origin["folder"]
     write_report(
         folder,
-        sources=sources | {"tasks": origins},
+        sources=sources | {"tasks": {task: record.origin.as_given() for task, record in tasks.items()}},
         base=manifest.base.files,
         library=manifest.library,
         warnings=warnings,

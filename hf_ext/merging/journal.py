@@ -1,4 +1,5 @@
-"""The folder in which a merge grows, and its journal: which units are finished, with their sums. A merge goes on.
+"""The folder in which a merge grows: weight files, reserved before the work begins and filled in place by any thread
+or process, and the journal: which units are finished, with their sums. A merge goes on.
 
 In `.NAME.partial/` beside the result lie `result/`, the `journal/`, `merge.json` (what is merged) and `lock`. The
 journal also holds `passes.json`: what the counting passes of TIES have found.
@@ -18,30 +19,39 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import tempfile
 import threading
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from filelock import FileLock, Timeout
 
-from hf_ext.emr.manifest import FORMAT, MANIFEST
+from hf_ext.emr.artifact import mask_bytes, open_masks
+from hf_ext.emr.manifest import FORMAT, MANIFEST, WEIGHT_STEMS, Manifest
 
-from ..errors import UsageError
+from ..errors import DataError, UsageError
 from ..files import read_json_object, recover_folder, require_free
+from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from ..system import open_descriptor, sync_data
+from .plan import Plan
+from .sources import Source
+from .tensors import COMPUTED, EXCLUDED, KEPT
 
 PASSES = "passes.json"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
 # Position of the line of a unit: its file, its first byte and its length.
 _Place = tuple[Path, int, int]
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LOCK = "lock"
+Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 class Journal:
@@ -102,20 +112,13 @@ class Journal:
             self.lines += 1
 
     def _find(self) -> dict[int, _Place]:
-        """The line of every trusted unit."""
         found: dict[int, _Place] = {}
         for file in sorted(self._folder.glob("*.jsonl")):
-            trusted, boot = 0, None
-            places: list[tuple[int, int, _Place]] = []
-            for number, (start, line) in enumerate(_lines(file)):
-                record = _parse(line)
-                if number == 0:
-                    boot = record.get("boot")
-                elif "flushed" in record:
-                    trusted = max(trusted, int(record["flushed"]))
-                elif "unit" in record:
-                    places.append((number, record["unit"], (file, start, len(line))))
-            found |= {unit: place for number, unit, place in places if number < trusted or boot == self._boot}
+            records = [(_parse(line), (file, start, len(line))) for start, line in _lines(file)]
+            trusted = max((int(record["flushed"]) for record, _ in records if "flushed" in record), default=0)
+            if records and records[0][0].get("boot") == self._boot:
+                trusted = len(records)
+            found |= {record["unit"]: place for record, place in records[:trusted] if "unit" in record}
         return found
 
 
@@ -130,18 +133,112 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """A record; empty where the line was damaged, by a loss of power for instance."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        record = json.loads(line)
-        if isinstance(record, dict) and (
-            "unit" not in record or zlib.crc32(bytes.fromhex(record["sums"])) == record["crc"]
-        ):
+    """A record without its sums; empty where the line was damaged, by a loss of power for instance."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        record: dict[str, Any] = json.loads(line)
+        sums = record.pop("sums", None)
+        if "unit" not in record or zlib.crc32(bytes.fromhex(sums)) == record["crc"]:
             return record
     return {}
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_LOCK = "lock"
+@dataclass(frozen=True)
+class Copy:
+    """A tensor that is copied as it is, at most converted to the type of the file that it goes to."""
+
+    source: Source
+    name: str
+    writer: SafetensorsWriter
+    finite: bool  # False where NaN and infinity are copied too, since the tensor takes no part
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.source.tensors[self.name].shape)
+
+
+class Outputs:
+    """Every weight file of the result, open for writing."""
+
+    def __init__(self, folder: Path, plan: Plan, *, resume: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self._plan, self._resume = folder, plan, resume
+        self.writers: list[SafetensorsWriter] = []
+        self.copies: list[Copy] = []
+        self.root: dict[str, SafetensorsWriter] = {}
+        self.masks: list[SafetensorsWriter] = []
+        try:
+            if not plan.config.merge_method.deltas:
+                self.root = self._open_shards("", {row.name: (row.dtype, row.shape) for row in plan.rows})
+                self._copy_base([row.name for row in plan.copied_rows], self.root)
+            if plan.config.with_masks:
+                self._open_tasks()
+            if plan.config.include_base:
+                tensors = {name: (info.dtype, info.shape) for name, info in plan.base.tensors.items()}
+                self._copy_base(tensors, self._open_shards("base/", tensors))
+        except BaseException:
+            self.close(sync=False)
+            raise
+
+    def flush(self) -> None:
+        """Waits until what was written so far is on the disk."""
+        for writer in self.writers:
+            writer.flush()
+
+    def close(self, *, sync: bool = True) -> None:
+        """Closes all files."""
+        for writer in self.writers:
+            writer.close(sync=sync)
+
+    def _open(self, place: str, layout: Layout) -> SafetensorsWriter:
+        path = self.folder / place
+        found = path.stat().st_size if path.is_file() else None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer = SafetensorsWriter(path, layout)
+        self.writers.append(writer)
+        if self._resume and found != writer.size:
+            # once opened it has its whole length, for which it must not be taken later
+            writer.close(sync=False)
+            path.unlink()
+            raise DataError(f"{path} is gone or cut, so that the merge cannot go on: remove {self.folder.parent}")
+        return writer
+
+    def _open_shards(self, folder: str, layout: Layout) -> dict[str, SafetensorsWriter]:
+        """Weights as `from_pretrained` finds them, in as many files as `max_shard_size` asks for."""
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in layout.items()}
+        stem = WEIGHT_STEMS[self._plan.base.library]
+        shards = plan_shards(sizes, self._plan.config.shard_bytes, stem)
+        found: dict[str, SafetensorsWriter] = {}
+        for file, names in shards.items():
+            writer = self._open(folder + file, {name: layout[name] for name in names})
+            found |= dict.fromkeys(names, writer)
+        if len(shards) > 1:
+            (self.folder / f"{folder}{stem}.safetensors.index.json").write_text(shard_index(shards, sizes))
+        return found
+
+    def _copy_base(self, names: Iterable[str], writers: Mapping[str, SafetensorsWriter]) -> None:
+        self.copies += [Copy(self._plan.base, name, writers[name], finite=False) for name in names]
+
+    def _open_tasks(self) -> None:
+        planes = self._plan.config.merge_method.deltas or 1
+        for index, task in enumerate(self._plan.tasks):
+            layout: Layout = {
+                row.members[index]: (torch.uint8, (planes * mask_bytes(row.elements),))
+                for row in self._plan.merged_rows
+                if index in row.members
+            }
+            self.masks.append(self._open(f"tasks/{task.label}/mask.safetensors", layout))
+            if own := self._plan.own_tensors(KEPT, task=index):
+                kept = {extra.name: (extra.dtype, extra.shape) for extra in own}
+                writer = self._open(f"tasks/{task.label}/extra.safetensors", kept)
+                self.copies += [
+                    Copy(task, extra.name, writer, finite=extra.reason not in (EXCLUDED, COMPUTED)) for extra in own
+                ]
+
+
+def masked_names(folder: Path, manifest: Manifest, task: str) -> set[str]:
+    """The merged tensors of an artifact in which a task takes part, by their names in the base."""
+    with open_masks(folder, manifest, task) as masks:
+        return {manifest.tasks[task].base_name(name) for name in masks}
 
 
 def require_target(out: Path, overwrite: bool) -> None:
@@ -150,26 +247,20 @@ def require_target(out: Path, overwrite: bool) -> None:
         raise ValueError(f"{out} is not a folder, and is not replaced; give a folder")
     recover_folder(out)
     require_free(out, overwrite, kind="merge", is_kind=_is_merge)
-    _require_writable(out)
-
-
-def _require_writable(out: Path) -> None:
-    """Tests writing by doing it: permissions do not show read-only disks or systems such as /proc."""
+    # Tried by doing it: permissions do not show read-only disks or systems such as /proc.
     place = next(folder for folder in out.parents if folder.exists())
     try:
         os.rmdir(tempfile.mkdtemp(prefix=f".{out.name[:64]}.", dir=place))
     except OSError as error:
-        if error.errno in FULL:
-            # That is told later, with the room that is needed.
-            return
-        raise UsageError(
-            f"{out} cannot be written: no folder can be made in {place} ({error.strerror}); choose another folder, or "
-            "get permission to write there"
-        ) from error
+        # A full disk is told later, with the room that is needed.
+        if error.errno not in FULL:
+            raise UsageError(
+                f"{out} cannot be written: no folder can be made in {place} ({error.strerror}); choose another "
+                "folder, or get permission to write there"
+            ) from error
 
 
 def _is_merge(folder: Path) -> bool:
-    """True if a merge wrote a folder, with masks or without."""
     try:
         if (folder / MANIFEST).is_file():
             return bool(read_json_object(folder / MANIFEST).get("format") == FORMAT)

@@ -26,9 +26,8 @@ from ..system import count_cores, free_bytes
 from .configuration import MergeConfig
 from .engine import Engine, add_up, make_units
 from .finishing import finish
-from .journal import FULL, PASSES, Journal, lock_partial, read_passes, require_target
+from .journal import FULL, PASSES, Journal, Outputs, lock_partial, read_passes, require_target
 from .methods import MethodError
-from .outputs import Outputs
 from .plan import Plan, make_plan, resolve_plan
 from .vectors import NotFiniteError, TaskVectors
 
@@ -149,9 +148,8 @@ class _Run:
     """One merge by this process, from the plan to the result."""
 
     def __init__(self, plan: Plan, out: Path, ranks: Ranks, progress: bool) -> None:
-        self.plan, self.out, self.ranks = plan, out, ranks
+        self.plan, self.out, self.ranks, self.identity = plan, out, ranks, _identity(plan)
         self.partial = out.with_name(f".{out.name}.partial")
-        self.identity = _identity(plan)
         self.progress = progress and ranks.index == 0
         self.vectors = TaskVectors(plan.config)
 
@@ -245,11 +243,9 @@ class _Run:
         if self.ranks.index > 0:
             self.outputs.close()
 
-    # The folder appears whole. Until its very last step all lies in `.NAME.partial/result`, which nothing reads; that
-    # step is one rename, or one exchange with an earlier result, so at every moment `NAME` is what was there before or
-    # all of the new. What is written after the weights is written anew after a kill, from the sums of the journal, and
-    # therefore needs no journal of its own. Before the rename everything is flushed to the disk, and the journal is
-    # deleted: were it deleted after, a kill between the two would leave a journal without its result.
+    # What is written after the weights is written anew after a kill, from the sums of the journal, and therefore needs
+    # no journal of its own. Before the rename, the only step that a reader sees, everything is flushed to the disk and
+    # the journal is deleted: were it deleted after, a kill between the two would leave a journal without its result.
     def complete(self, check: Callable[[Path], None]) -> dict[str, Any]:
         """Writes scales, manifest, report and card when all units are finished, then renames the folder."""
         if changed := _differences(self.identity, _identity(self.plan)):
@@ -282,7 +278,6 @@ class _Run:
 
 
 def _start_beside(function: Callable[[], Any]) -> Future[Any]:
-    """Runs a function in a daemon thread."""
     future: Future[Any] = Future()
 
     def run() -> None:

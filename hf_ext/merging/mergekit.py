@@ -105,12 +105,10 @@ def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
     fields = {"method": ours, "base": reader.base, **read(reader), "tasks": reader.tasks}
     # the later one counts
     for key in ("dtype", "out_dtype"):
-        dtype = root.get(key)
-        if dtype.value is None:
-            continue
-        fields["dtype"] = str(dtype.value).removeprefix("torch.")
-        if fields["dtype"] not in _DTYPES:
-            dtype.refuse(f"{key} {dtype.value!r:.80}; {', '.join(_DTYPES)} are known")
+        if (dtype := root.get(key)).value is not None:
+            fields["dtype"] = str(dtype.value).removeprefix("torch.")
+            if fields["dtype"] not in _DTYPES:
+                dtype.refuse(f"{key} {dtype.value!r:.80}; {', '.join(_DTYPES)} are known")
     return fields
 
 
@@ -278,7 +276,6 @@ def _read_model(model: _Entry) -> str:
 
 
 def _count_layers(entry: _Entry) -> int:
-    """Layers by the configuration of a model, on this disk or on the Hub."""
     model = _read_model(entry.get("model"))
     folder = Path(model).expanduser()
     path = folder / "config.json" if folder.exists() else fetch_file(model, "config.json")

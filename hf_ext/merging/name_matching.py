@@ -17,8 +17,8 @@ from hf_ext.hub.safetensors_headers import TensorInfo
 
 from ..errors import DataError
 from . import loading
+from .companions import UnreadableError, compare_tokens, count_tokens
 from .sources import Source
-from .tokens import UnreadableError, compare_tokens, count_tokens
 
 # Buffers that models compute from their configuration; newer versions do not save them.
 _COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
@@ -85,10 +85,11 @@ def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None =
     """Finds which tensor of a task is which of the base, and refuses a task that is no fine-tune of it. `given` is the
     model of that method; with `masks` a task keeps its own."""
     names = tuple(match_fine_tune(base, task) for task in tasks)
+    known = (None, "", base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path"))
     warnings = [
-        f"{task.title} was made from {task.came_from!r} by its configuration, not from {base.repo_id!r}: check it"
+        f"{task.title} was made from {origin!r} by its configuration, not from {base.repo_id!r}: check it"
         for task in tasks
-        if _comes_from_another(base, task)
+        if base.repo_id and (origin := task.came_from) not in known and not Path(str(origin)).is_absolute()
     ]
     warnings += [warning for task in tasks for warning in _compare_configurations(base, task, masks)]
     aliases = _find_tied_names(base, tasks, warnings)
@@ -288,13 +289,6 @@ def _refuse_other_model(base: Source, task: Source) -> None:
                 f"{task.title} has {key} {found!r}, {base.title} has {expected!r}: they cannot come from "
                 "one model. Give the model that the task was fine-tuned from as base, or leave the task out."
             )
-
-
-def _comes_from_another(base: Source, task: Source) -> bool:
-    """True if the configuration of a task names another model than the base, both of a Hub."""
-    known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
-    origin = task.came_from
-    return bool(origin and base.repo_id and origin not in known and not Path(origin).is_absolute())
 
 
 def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str]:

@@ -1,10 +1,11 @@
-"""The plan of a merge, made from headers and small files: treatment of each tensor, and costs."""
+"""The plan of a merge, made from headers and small files: treatment of each tensor, and costs; its table and JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
@@ -15,16 +16,16 @@ from typing import Any
 
 import torch
 
+from hf_ext.emr.arithmetic import find_kernels
 from hf_ext.emr.artifact import mask_bytes
 
 from ..errors import DataError, UsageError
-from .adapters import read_adapters
 from .companions import join_companions
 from .configuration import MergeConfig, load_config
 from .methods import Method
 from .name_matching import Matching, match_names
-from .sources import Source, open_weights, size_text
-from .tensors import COMPARED, KEPT, LOST, SHARED, SKIPPED, TIED, WHOLE_NUMBERS, Own, Row, Table, name_some
+from .sources import Source, describe_label, open_weights, read_adapters, size_text, type_name
+from .tensors import COMPARED, KEPT, LOST, SHARED, SHOWN, SKIPPED, TIED, WHOLE_NUMBERS, Own, Row, Table, name_some
 
 _OPENED_AT_ONCE = 8
 _COMPARED_AT_ONCE = 2**18
@@ -78,10 +79,8 @@ class Plan(AbstractContextManager["Plan", None]):
     def mask_bytes(self) -> tuple[int, ...]:
         """Bytes of each task's mask, or of its signs."""
         planes = self.config.merge_method.deltas or 1
-        return tuple(
-            sum(planes * mask_bytes(row.elements) for row in self.merged_rows if index in row.members)
-            for index in range(len(self.tasks))
-        )
+        sizes = [(row.members, planes * mask_bytes(row.elements)) for row in self.merged_rows]
+        return tuple(sum(size for members, size in sizes if index in members) for index in range(len(self.tasks)))
 
     @property
     def extra_bytes(self) -> tuple[int, ...]:
@@ -172,10 +171,17 @@ def make_plan(
         specs["merged"] = config.merged
     specs |= {f"statistics of {task}": config.statistics[task] for task in config.tasks if config.statistics}
     with ExitStack() as stack:
-        opened = _open_all(specs, token, endpoint, stack)
+
+        def open_one(label: str) -> Source:
+            source = open_weights(label, specs[label], token=token, endpoint=endpoint)
+            stack.callback(source.close)
+            return source
+
+        with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
+            opened = dict(zip(specs, pool.map(open_one, specs), strict=True))
         base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
         model = opened.get("merged")
-        statistics = tuple(source for label, source in opened.items() if label.startswith("statistics of "))
+        statistics = tuple(opened[f"statistics of {task}"] for task in config.tasks if config.statistics)
         if base.library == "peft":
             # the base of the adapters has no other owner
             config = dataclasses.replace(config, include_base=config.with_masks)
@@ -206,21 +212,6 @@ def make_plan(
     return plan
 
 
-def _open_all(
-    specs: dict[str, str], token: str | bool | None, endpoint: str | None, stack: ExitStack
-) -> dict[str, Source]:
-    """The sources by their labels, opened by their headers in parallel; `stack` closes them."""
-    with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
-        futures = {
-            label: pool.submit(open_weights, label, spec, token=token, endpoint=endpoint)
-            for label, spec in specs.items()
-        }
-    for future in futures.values():
-        if future.exception() is None:
-            stack.callback(future.result().close)
-    return {label: future.result() for label, future in futures.items()}
-
-
 def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], name: str) -> MergeConfig:
     """The merge of a module with weights in a folder of its own; what does not fit is refused before it begins."""
     if config.statistics or config.merged is not None:
@@ -238,9 +229,7 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
 
 
 def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source], files: Sequence[Source]) -> None:
-    """Refuses files that are not what the method needs for the merged tensors."""
     grams = method.statistics == "gram"
-
     known = [
         row.members
         for row in rows
@@ -254,8 +243,7 @@ def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Sourc
                 f"{method.statistics!r}: {advice}."
             )
         for name in (members[index] for members in known if index in members):
-            found = tuple(file.tensors[name].shape) if name in file.tensors else None
-            shape = tuple(task.tensors[name].shape)
+            shape, found = task.tensors[name].shape, file.tensors[name].shape if name in file.tensors else None
             if grams and found is None:
                 raise ValueError(f"{file.title} lack {name!r}, of which another task has a gram: {advice}.")
             if grams:
@@ -321,9 +309,8 @@ def _carry_constants(plan: Plan) -> Plan:
         if held and _is_constant(plan.base, row.name, held):
             constants.append(row.name)
             rows[place] = Row(row.name, row.shape, plan.base.tensors[row.name].dtype)
-            types = [task.tensors[name].dtype for task, name in held]
-            members = zip(row.members.items(), types, strict=True)
-            own += [Own(*member, row.name, row.shape, dtype, SHARED) for member, dtype in members]
+            for index, name in row.members.items():
+                own.append(Own(index, name, row.name, row.shape, plan.tasks[index].tensors[name].dtype, SHARED))
     if not constants:
         return plan
     said = f"{name_some(constants)}: NaN or infinity, the same in base and tasks; carried over unchanged"
@@ -334,10 +321,10 @@ def _is_constant(base: Source, name: str, tasks: Sequence[tuple[Source, str]]) -
     """True for NaN or infinity that is the same everywhere. Trained weights differ within their first elements, so
     that little of them is read."""
 
-    def same(elements: int | None) -> bool:
+    def same(elements: float = math.inf) -> bool:
         return all(_equal(base, name, task, own, elements) for task, own in tasks)
 
-    return same(_FIRST) and not all(bool(block.float().isfinite().all()) for block in _read(base, name)) and same(None)
+    return same(_FIRST) and not all(bool(block.float().isfinite().all()) for block in _read(base, name)) and same()
 
 
 def _tell_lost(plan: Plan, own: Iterable[Own]) -> list[str]:
@@ -368,7 +355,7 @@ def _compare(plan: Plan, item: Own) -> str:
     return SHARED if _equal(task, item.name, plan.base, item.base_name) else KEPT
 
 
-def _equal(first: Source, first_name: str, second: Source, second_name: str, elements: int | None = None) -> bool:
+def _equal(first: Source, first_name: str, second: Source, second_name: str, elements: float = math.inf) -> bool:
     """True if two tensors, or so many leading elements of them, are equal byte for byte; they are read in blocks."""
     ours, theirs = first.tensors[first_name], second.tensors[second_name]
     if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
@@ -377,11 +364,115 @@ def _equal(first: Source, first_name: str, second: Source, second_name: str, ele
     return all(one.view(torch.uint8).equal(other.view(torch.uint8)) for one, other in pairs)
 
 
-def _read(source: Source, name: str, elements: int | None = None) -> Iterator[torch.Tensor]:
+def _read(source: Source, name: str, elements: float = math.inf) -> Iterator[torch.Tensor]:
     """The blocks of a tensor, or of so many leading elements of it."""
     info = source.tensors[name]
-    count = math.prod(info.shape) if elements is None else min(elements, math.prod(info.shape))
+    count = int(min(elements, math.prod(info.shape)))
     for start in range(0, count, _COMPARED_AT_ONCE):
         block = torch.empty(min(_COMPARED_AT_ONCE, count - start), dtype=info.dtype)
         source.read_into(name, start, start + len(block), block)
         yield block
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """The lines of a plan: sources, treatment of the tensors, sizes, memory, warnings."""
+    rows = [(describe_label(source.label).replace("'", ""), _source_text(source)) for source in plan.sources]
+    rows.append(("method", _method_text(plan)))
+    for key, items in (("merged", plan.merged_rows), ("base's values", plan.copied_rows)):
+        rows += [(key, _count_text({row.name: row.elements for row in items}))] if items else []
+    rows += [("tied", f"{name} = {kept}") for name, kept in plan.matching.aliases.items() if name in plan.base.tensors]
+    for index, task in enumerate(plan.tasks):
+        rows += [(f"  {task.label}", text) for text in _task_texts(plan, index)]
+    rows += _size_rows(plan)
+    rows += [("warning", text) for text in plan.warnings]
+    width = max(len(key) for key, _ in rows)
+    return [f"{key:<{width}}  {text}" for key, text in rows]
+
+
+def plan_values(plan: Plan) -> dict[str, Any]:
+    """The same as plain values: configuration, sources, names of the tensors by their treatment, bytes, warnings."""
+    numbers = ("bytes_read", "bytes_written", "result_bytes", "checkpoints_bytes", "peak_memory")
+    return {
+        "config": plan.config.to_dict() | plan.config.arguments,
+        "base": _source_values(plan.base),
+        "tasks": {task.label: _source_values(task) | _task_values(plan, i) for i, task in enumerate(plan.tasks)},
+        "merged": [row.name for row in plan.merged_rows],
+        "copied": [row.name for row in plan.copied_rows],
+        **{name: getattr(plan, name) for name in numbers},
+        "warnings": plan.warnings,
+    }
+
+
+def _stored(plan: Plan, index: int) -> list[Own]:
+    """The tensors stored for a task, as far as headers tell; certain ones first."""
+    return plan.own_tensors(KEPT, task=index) + plan.own_tensors(COMPARED, task=index)
+
+
+def _task_values(plan: Plan, index: int) -> dict[str, Any]:
+    about = {"extras": _stored(plan, index), "skipped": plan.own_tensors(SKIPPED, task=index)}
+    return {key: [{"name": item.name, "reason": item.reason} for item in items] for key, items in about.items()}
+
+
+def _source_values(source: Source) -> dict[str, Any]:
+    about = {"library": source.library, "architecture": source.architecture, "bytes": source.nbytes}
+    return {"source": source.repo_id or source.spec, "revision": source.commit, **about}
+
+
+def _source_text(source: Source) -> str:
+    place = source.spec if source.commit is None else f"{source.repo_id}@{source.commit[:12]}"
+    types = sorted({type_name(info.dtype) for info in source.tensors.values() if info.dtype.is_floating_point})
+    about = [source.architecture or source.library, f"{len(source.tensors)} tensors", size_text(source.nbytes), *types]
+    return f"{place}: {', '.join(about)}"
+
+
+def _method_text(plan: Plan) -> str:
+    config = plan.config
+    text = f"{config.method} without {config.drop:.0%} of each task vector" if config.drop else config.method
+    if config.merge_method.deltas:
+        return f"{text}, signs and a scale for each tensor, no unified model"
+    return f"{text}, masks, rescale {config.rescale}" if config.with_masks else f"{text}, one model"
+
+
+def _count_text(elements: Mapping[str, int]) -> str:
+    shown = ", ".join([*elements][:SHOWN]) + (", …" if len(elements) > SHOWN else "")
+    return f"{len(elements)} tensors, {sum(elements.values()):,} elements: {shown}"
+
+
+def _task_texts(plan: Plan, index: int) -> list[str]:
+    """The tensors of one task that are treated specially, grouped by the reason."""
+    texts = []
+    groups: dict[str, list[Own]] = defaultdict(list)
+    for item in _stored(plan, index):
+        # one model has no place for what is a task's alone
+        rule = item.rule if plan.config.with_masks else "left out"
+        groups[f"{rule}: {item.reason}"].append(item)
+    for reason, items in groups.items():
+        count = _count_text({item.name: item.nbytes // item.dtype.itemsize for item in items})
+        texts.append(f"{reason}: {count} ({size_text(sum(item.nbytes for item in items))})")
+    absent = sum(index not in row.members for row in plan.merged_rows)
+    if absent:
+        texts.append(f"does not take part in {absent} merged tensors")
+    return texts + [f"skipped {item.name}: {item.reason}" for item in plan.own_tensors(SKIPPED, task=index)]
+
+
+def _size_rows(plan: Plan) -> list[tuple[str, str]]:
+    count, base = len(plan.tasks), plan.base.nbytes
+    noun = "checkpoint" if count == 1 else "checkpoints"
+    share = plan.result_bytes / plan.checkpoints_bytes
+    with_base = (plan.result_bytes + base) / (plan.checkpoints_bytes + base)
+    masks = f" (root {size_text(plan.unified_bytes)}, each mask {size_text(max(plan.mask_bytes))})"
+    rows = [
+        ("reads", f"{size_text(plan.bytes_read)} of tensors; {size_text(plan.header_bytes)} of headers so far"),
+        ("writes", f"{size_text(plan.bytes_written)}{masks if plan.config.with_masks else ''}"),
+        (
+            "result",
+            f"{size_text(plan.result_bytes)} for {count} {noun} of {size_text(plan.checkpoints_bytes)} "
+            f"({share:.0%}); with the base {size_text(plan.result_bytes + base)} for "
+            f"{size_text(plan.checkpoints_bytes + base)} ({with_base:.0%})",
+        ),
+        ("memory", f"{size_text(plan.peak_memory)} of buffers beside the process itself"),
+    ]
+    # to ask takes a second; what is not measured needs no kernels
+    if plan.config.is_measured and find_kernels("cpu").run_files is None:
+        rows.append(("speed", "plain torch; with numba a merge is 3 times faster: pip install 'hf-ext[fast]'"))
+    return rows

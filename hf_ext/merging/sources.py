@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +17,12 @@ from tqdm.auto import tqdm
 
 from hf_ext.emr.artifact import find_code
 from hf_ext.emr.manifest import MANIFEST
-from hf_ext.files import read_json_object
+from hf_ext.files import hash_file, read_json_object
 from hf_ext.hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from hf_ext.hub.file_hashes import file_sha256
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
 
+from ..errors import DataError, UsageError
 from .companions import CODE, LEFT_OUT, Companions, find_companions, read_modules
 from .loading import OWN_KINDS
 
@@ -36,6 +37,8 @@ _READ: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("auto_map", "auto_mapping"), (dict, "a mapping")),
     **dict.fromkeys(("model_type", "_class_name", "peft_type", "task_type"), (str, "a text")),
 }
+# Suffixes of tensor names in LoRA files of diffusers and of kohya's scripts.
+_LORA_FILE_ENDS = (".lora_down.weight", "lora.down.weight", "lora_linear_layer.down.weight", ".lora_A.weight")
 # Levels of a configuration within each other.
 _DEEPEST = 100
 # Larger files have their hashes in a cache.
@@ -57,13 +60,9 @@ class Source(AbstractContextManager["Source", None]):
     origin: tuple[str, str | None] | None = None  # of a copy the original and its commit, which are told in its place
 
     def __init__(self, label: str, spec: str, checkpoint: Checkpoint, place: Path | RepositoryFiles) -> None:
-        self.label = label
-        self.spec = spec
+        self.label, self.spec, self.checkpoint, self.place = label, spec, checkpoint, place
         self.repo_id = place.repo_id if isinstance(place, RepositoryFiles) else None
-        self.commit = checkpoint.commit
-        self.metadata: Mapping[str, str] = checkpoint.metadata
-        self.checkpoint = checkpoint
-        self.place = place
+        self.commit, self.metadata = checkpoint.commit, checkpoint.metadata
         self._stored = {name: checkpoint.info(name) for name in checkpoint}
         self._in_file = {name: name for name in self._stored}
         self.tensors: Mapping[str, TensorInfo] = {name: _as_single(info) for name, info in self._stored.items()}
@@ -80,7 +79,7 @@ class Source(AbstractContextManager["Source", None]):
     @property
     def title(self) -> str:
         """The name in messages."""
-        return f"{_describe_label(self.label)} ({self.spec})"
+        return f"{describe_label(self.label)} ({self.spec})"
 
     @cached_property
     def companions(self) -> Companions:
@@ -164,7 +163,11 @@ class Source(AbstractContextManager["Source", None]):
         times of its weights and the content of its small files, such as the factor of an adapter."""
         result = self.identity()
         if self.repo_id is None:
-            result["small_files"] = {name: _hash_small(path) for name, path in self.companions.all.items()}
+            # To look a hash up in the cache takes longer than to read a configuration.
+            result["small_files"] = {
+                name: file_sha256(path) if path.stat().st_size > _CACHED_HASH else hash_file(path)
+                for name, path in self.companions.all.items()
+            }
         for name, file in self.checkpoint.files.items():
             if file.path is not None:
                 result["files"][name]["mtime_ns"] = os.stat(file.path).st_mtime_ns
@@ -178,24 +181,19 @@ class Source(AbstractContextManager["Source", None]):
         self.close()
 
 
-def _hash_small(path: Path) -> str:
-    """The SHA-256 of a file. To look it up in the cache of hashes takes longer than to read a configuration."""
-    return file_sha256(path) if path.stat().st_size > _CACHED_HASH else sha256(path.read_bytes()).hexdigest()
-
-
-def _describe_label(label: str) -> str:
+def describe_label(label: str) -> str:
     """The label of a source in messages; the space tells it from a task's name."""
     return {"base": "base", "merged": "merged model"}.get(label, label if " " in label else f"task {label!r}")
 
 
+@dataclass(frozen=True)
 class RepositoryFiles:
     """Small files of a repository at one commit."""
 
-    def __init__(self, repo_id: str, commit: str, token: str | bool | None, endpoint: str | None) -> None:
-        self.repo_id = repo_id
-        self._commit = commit
-        self._token = token
-        self._endpoint = endpoint
+    repo_id: str
+    commit: str
+    token: str | bool | None
+    endpoint: str | None
 
     def fetch_companions(self) -> Path:
         """The snapshot with all that belongs to the model beside its weights."""
@@ -206,14 +204,14 @@ class RepositoryFiles:
 
     def fetch(self, patterns: tuple[str, ...], ignored: tuple[str, ...] = ()) -> Path:
         """The snapshot in the cache, with the files of these patterns."""
-        with explain_hub(f"configuration and tokenizer of {self.repo_id}@{self._commit[:12]}", self._endpoint):
+        with explain_hub(f"configuration and tokenizer of {self.repo_id}@{self.commit[:12]}", self.endpoint):
             folder = snapshot_download(
                 self.repo_id,
-                revision=self._commit,
+                revision=self.commit,
                 allow_patterns=list(patterns),
                 ignore_patterns=list(ignored) or None,
-                token=self._token,
-                endpoint=self._endpoint,
+                token=self.token,
+                endpoint=self.endpoint,
                 tqdm_class=_NoBar,
             )
         return Path(folder)
@@ -228,12 +226,13 @@ class _NoBar(tqdm):
 
 def size_text(count: int) -> str:
     """A number of bytes for people."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    power = min((len(str(count)) - 1) // 3, 4)
+    return f"{count / 1000**power:.{min(power, 1)}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """The name of a type as people write it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def open_weights(
@@ -256,23 +255,27 @@ def open_weights(
             source = Source(label, str(spec), checkpoint, place)
             _refuse_quantised(source)
         except ValueError as error:
-            raise CheckpointError(f"{_describe_label(label)}: {error}") from error
+            raise CheckpointError(f"{describe_label(label)}: {error}") from error
         opened.pop_all()
         return source
 
 
 def _as_single(info: TensorInfo) -> TensorInfo:
-    if info.dtype != torch.float64:
-        return info
-    return TensorInfo(torch.float32, info.shape, info.nbytes // 2, info.file, info.offset)
+    wide = info.dtype == torch.float64
+    return replace(info, dtype=torch.float32, nbytes=info.nbytes // 2) if wide else info
 
 
 def _read_configuration(folder: Path) -> tuple[Library, dict[str, Any]]:
-    """The library that the folder is for, and its configuration."""
     config = read_json_object(folder / "config.json", optional=True)
     adapter = read_json_object(folder / "adapter_config.json", optional=True)
     for name, told in (("config.json", config), ("adapter_config.json", adapter)):
-        _check_types(folder / name, told)
+        for key, (kind, words) in _READ.items():
+            value = told.get(key)
+            parts = value if kind is list and isinstance(value, list) else []
+            if value is not None and not (isinstance(value, kind) and all(isinstance(part, str) for part in parts)):
+                raise CheckpointError(
+                    f"{folder / name}: {key} must be {words}, got {value!r:.80}; correct it, or fetch the file again."
+                )
         level: list[Any] = [told]
         for _ in range(_DEEPEST):
             level = [part for found in level for part in (found.values() if isinstance(found, dict) else found)]
@@ -282,17 +285,6 @@ def _read_configuration(folder: Path) -> tuple[Library, dict[str, Any]]:
     if adapter:
         return "peft", adapter
     return ("diffusers" if "_diffusers_version" in config else "transformers"), config
-
-
-def _check_types(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuses values of other types among those that a merge reads."""
-    for key, (kind, words) in _READ.items():
-        value = config.get(key)
-        parts = value if kind is list and isinstance(value, list) else []
-        if value is not None and not (isinstance(value, kind) and all(isinstance(part, str) for part in parts)):
-            raise CheckpointError(
-                f"{path}: {key} must be {words}, got {value!r:.80}; correct it, or fetch the file again."
-            )
 
 
 def _refuse_quantised(source: Source) -> None:
@@ -316,3 +308,87 @@ def _refuse_quantised(source: Source) -> None:
             f"{source.spec} is quantised: {reason}. Its differences from the base would be meaningless; merge "
             "the checkpoint that it was made from, or dequantise it: model.dequantize(), model.save_pretrained(…)."
         )
+
+
+def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Source, tuple[Source, ...]]:
+    """Base and tasks with the base of adapters in place of their model, as `adapters` of the configuration says."""
+    for source in (base, *tasks):
+        _refuse_other_files(source)
+    if base.library == "peft":
+        raise DataError(f"{base.title} is an adapter; give the model that it was trained on as base.")
+    adapters = [task for task in tasks if task.library == "peft"]
+    if not adapters:
+        return base, tuple(tasks)
+    if how == "refuse":
+        raise UsageError(
+            f"{', '.join(repr(task.label) for task in adapters)} are peft adapters, which are exact, and mostly "
+            "smaller than a mask of what they change: keep them as they are. To merge the full weights that they "
+            "give, let peft write them: PeftModel.from_pretrained(MODEL, ADAPTER).merge_and_unload()"
+            ".save_pretrained(FOLDER), and give that folder as the task. adapters: adapter merges (IA)³ among "
+            "themselves."
+        )
+    others = [task.title for task in tasks if task.library != "peft" or task.config.get("peft_type") != "IA3"]
+    if others:
+        raise UsageError(
+            f"adapters: adapter merges (IA)³ among themselves, and {others[0]} is none: use peft's "
+            "add_weighted_adapter, which joins LoRA, or merge_and_unload(), which writes full weights."
+        )
+    base.close()
+    return BaseOfOnes(base, tasks), tuple(tasks)
+
+
+def _refuse_other_files(source: Source) -> None:
+    """Refuses an artifact, the configuration of an adapter beside other weights, and a LoRA in another form than
+    peft's."""
+    if source.is_artifact:
+        raise DataError(
+            f"{source.title} is a merge with masks, whose folder is not the model of a task: write a task with hf-ext "
+            "emr export, and give that folder."
+        )
+    kind = source.config.get("peft_type", "LORA") if source.library == "peft" else None
+    if kind in ("LORA", "IA3") and not any(map(_is_adapter_part, source.tensors)):
+        raise DataError(
+            f"{source.title} has an adapter_config.json, and its weights are no adapter. Remove that file if it was "
+            "left over, or give the adapter's folder."
+        )
+    if kind is None and any(name.endswith(_LORA_FILE_ENDS) for name in source.tensors):
+        raise DataError(
+            f"{source.title} is a LoRA file of diffusers or of another program, and only adapters of peft are read. "
+            "Let diffusers convert it: pipeline.load_lora_weights(FILE), pipeline.fuse_lora(), "
+            "pipeline.unload_lora_weights(), then save the model that it changes, such as "
+            "pipeline.unet.save_pretrained(FOLDER), and give that folder as the task."
+        )
+
+
+class BaseOfOnes(Source):
+    """The (IA)³ adapter that changes nothing, as the base of adapters that are merged among themselves. Its elements
+    are in no file."""
+
+    def __init__(self, base: Source, tasks: Sequence[Source]) -> None:
+        super().__init__("base", base.spec, tasks[0].checkpoint, tasks[0].place)
+        self.repo_id, self.commit = base.repo_id, base.commit
+        parts = {name: task.tensors[name] for task in reversed(tasks) for name in task.tensors}
+        self._stored = {name: info for name, info in parts.items() if _is_adapter_part(name)}
+        self.rename({name: name for name in self._stored})
+
+    def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
+        out.fill_(1.0)
+
+    def location(self, name: str) -> tuple[int, int] | None:
+        return None
+
+    def will_need(self, name: str, start: int, stop: int) -> None:
+        """As [`Source.will_need`]: there is nothing to fetch."""
+
+    def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
+        return {"source": self.spec, "revision": None, "files": {}}
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self.identity()
+
+    def close(self) -> None:
+        """Nothing to close: the files are the tasks'."""
+
+
+def _is_adapter_part(name: str) -> bool:
+    return ".lora_" in name or name.endswith("ia3_l")

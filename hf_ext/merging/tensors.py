@@ -21,9 +21,9 @@ from hf_ext.hub.safetensors_headers import TensorInfo
 from ..errors import DataError
 from .configuration import MergeConfig
 from .loading import find_label_rows, read_labels
-from .methods.options import find_filters, find_value
+from .methods.registry import find_filters, find_value
 from .name_matching import Matching, Names
-from .sources import Source
+from .sources import Source, type_name
 
 # Treatments of a task's tensor that is not merged as a whole.
 KEPT, SHARED, COMPARED, SKIPPED = "kept", "the base's", "kept if not the base's", "skipped"
@@ -37,7 +37,7 @@ LOST = {
     COMPUTED: "which the model may compute from its configuration",
     STATISTIC: "statistics of its data",
 }
-SHOWN_NAMES = 3
+SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class Row:
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -135,11 +134,10 @@ class Table:
         """Warnings about patterns of the configuration that fit no tensor, perhaps for a slip of the pen."""
         names = [name for source in (self._base, *self._tasks) for name in source.tensors]
         patterns = [pattern.pattern for pattern in self._excluded if not any(map(pattern.match, names))]
-        filters = [part for part in find_filters(self._config.arguments) if not any(part in name for name in names)]
-        return [
-            *(f"exclude: {pattern!r} is the beginning of no tensor's name" for pattern in patterns),
-            *(f"the filter {part!r} is in no tensor's name" for part in dict.fromkeys(filters)),
-        ]
+        filters = dict.fromkeys(find_filters(self._config.arguments))
+        unused = [part for part in filters if not any(part in name for name in names)]
+        warnings = [f"exclude: {pattern!r} is the beginning of no tensor's name" for pattern in patterns]
+        return [*warnings, *(f"the filter {part!r} is in no tensor's name" for part in unused)]
 
     def _default_warnings(self) -> list[str]:
         """Warnings about options that are given for some tasks or tensors only: the others take the default."""
@@ -281,10 +279,5 @@ class Table:
 
 def name_some(names: Sequence[str]) -> str:
     """A few of the names, and how many there are."""
-    more = f" and {len(names) - SHOWN_NAMES} more tensors" if len(names) > SHOWN_NAMES else ""
-    return ", ".join(names[:SHOWN_NAMES]) + more
-
-
-def type_name(dtype: torch.dtype) -> str:
-    """The name of a type as people write it."""
-    return str(dtype).removeprefix("torch.")
+    more = f" and {len(names) - SHOWN} more tensors" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

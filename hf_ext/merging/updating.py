@@ -24,15 +24,14 @@ from hf_ext.emr.ops import SUMS
 from ..errors import DataError, UsageError
 from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
-from ..hub.safetensors_headers import CheckpointError
-from .card import VOTED, find_voters, keep_tasks
 from .compare import REPORT
 from .configuration import MergeConfig
 from .finishing import rewrite_report
+from .journal import masked_names
 from .merge import merge_checkpoints
 from .methods import METHODS, MethodError
-from .outputs import masked_names
 from .plan import Plan, make_plan
+from .publishing import VOTED, find_voters, keep_tasks
 from .vectors import NotFiniteError
 
 # Options of the merge that determine a frozen task's tensors and scale.
@@ -76,22 +75,19 @@ def add_task(
 
 
 def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: str, options: dict[str, Any]) -> None:
-    """Merges all tasks with the new one, by the options of the first merge."""
     # What the artifact tells besides, such as who voted, is no field of a configuration.
-    fields = [field.name for field in dataclasses.fields(MergeConfig)]
-    method = {key: value for key, value in manifest.method.items() if key in fields}
+    method = {key: value for key, value in manifest.method.items() if key in MergeConfig.__dataclass_fields__}
     if method.get("merged"):
         merged = find_recorded(str(method["merged"]), place)
         method["merged"] = str(merged) if merged.exists() else method["merged"]
     tasks = {task: source_spec(record.origin, place) for task, record in manifest.tasks.items()}
-    config = MergeConfig.from_dict(
-        {**method, **_own_options(manifest, tasks), "base": base, "tasks": {**tasks, name: source}}
-    )
+    method |= _own_options(manifest, tasks)
+    config = MergeConfig.from_dict({**method, "base": base, "tasks": {**tasks, name: source}})
 
     def require_same_checkpoints(plan: Plan) -> None:
-        _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {base}")
+        _require_same(manifest.base, plan.base.identity(hash_files=True)["files"], f"the base {base}")
         for opened in plan.tasks[:-1]:
-            _require_same(manifest.tasks[opened.label].origin, opened.identity(), f"task {opened.label!r}")
+            _require_same(manifest.tasks[opened.label].origin, opened.identity()["files"], f"task {opened.label!r}")
         if (first := manifest.base).folder is not None:
             plan.base.origin = (first.source if first.revision else source_spec(first, place), first.revision)
 
@@ -99,12 +95,12 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
         for task in manifest.tasks:
             _require_same_weights(task, (place, manifest), (result, Manifest.read(result)))
 
-    checks: dict[str, Any] = {"show": require_same_checkpoints, "check": require_same_weights}
+    options |= {"show": require_same_checkpoints, "check": require_same_weights}
     try:
-        merge_checkpoints(config, place, **options, overwrite=True, progress=False, **checks)
+        merge_checkpoints(config, place, **options, overwrite=True, progress=False)
     except (NotFiniteError, MethodError):
         raise
-    except (CheckpointError, ValueError) as error:
+    except ValueError as error:
         raise DataError(
             f"{place}: to add {name!r}, all tasks are merged again, and that fails: {error} Restore the checkpoints, "
             "or add the task frozen (hf-ext emr add --frozen)"
@@ -127,11 +123,10 @@ def _add_frozen(place: Path, manifest: Manifest, name: str, source: str, base: s
     config = {**method, "base": base, "tasks": {name: source}}
     # What was not merged before, or not in as many elements, has no unified weights: the task keeps it.
     merged = manifest.merged
+    elements = {tensor: record.elements for tensor, record in merged.items()}
     with make_plan(config, **options) as plan:
-        _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {base}")
-        own = [
-            row.name for row in plan.merged_rows if row.name not in merged or merged[row.name].elements != row.elements
-        ]
+        _require_same(manifest.base, plan.base.identity(hash_files=True)["files"], f"the base {base}")
+        own = [row.name for row in plan.merged_rows if elements.get(row.name) != row.elements]
     config["exclude"] = [*config.get("exclude", []), *(f"{re.escape(tensor)}$" for tensor in own)]
     with _rewrite(place) as work:
         alone = work / ".adding"
@@ -196,9 +191,8 @@ def _open(folder: str | Path) -> tuple[Path, Manifest]:
     return place, Manifest.read(place)
 
 
-def _require_same(record: SourceRecord, found: dict[str, Any], what: str) -> None:
+def _require_same(record: SourceRecord, files: dict[str, Any], what: str) -> None:
     """The files of a source are those of the merge, as far as their hashes are known."""
-    files = found["files"]
     changed = [] if files.keys() == record.files.keys() else [f"files {sorted(files)}, not {sorted(record.files)}"]
     for file, about in record.files.items():
         for key in ("bytes", "header_sha256", "sha256"):

@@ -27,8 +27,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from hf_ext.merging.plan import make_plan
-from hf_ext.merging.plan_table import Plan
+from hf_ext.merging.plan import Plan, make_plan
 from hf_ext.merging.tensors import COMPARED, KEPT
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
 

@@ -19,8 +19,7 @@ from hf_ext.emr.report import report_markdown, report_tables
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.hub.safetensors_headers import CheckpointError
 from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.merging.plan import make_plan
-from hf_ext.merging.plan_table import plan_lines
+from hf_ext.merging.plan import make_plan, plan_lines
 from hf_ext.merging.updating import add_task, remove_task
 from tests.emr import reference_deltas as twin
 from tests.emr.blocks import DTYPES

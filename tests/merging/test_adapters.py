@@ -14,8 +14,7 @@ from transformers import AutoModel
 
 from hf_ext.emr.model import EMRModel
 from hf_ext.errors import DataError, UsageError
-from hf_ext.merging.plan import make_plan
-from hf_ext.merging.plan_table import Plan, plan_lines, plan_values
+from hf_ext.merging.plan import Plan, make_plan, plan_lines, plan_values
 from hf_ext.merging.tensors import KEPT
 from tests.emr.emr_testing import tiny_adapter, tiny_bert, write_weights
 from tests.emr.use_testing import copied, merge

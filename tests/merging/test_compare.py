@@ -12,7 +12,7 @@ from hf_ext.errors import UsageError
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging.compare import compare_merges, comparison_table, read_report
 from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.merging.plan_table import plan_lines
+from hf_ext.merging.plan import plan_lines
 from tests.emr.emr_testing import push_folder, raw_family, write_weights
 from tests.kit.refusals import refused
 from tests.merging.merging import siblings

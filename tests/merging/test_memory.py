@@ -18,7 +18,7 @@ MEASURE = """
     from pathlib import Path
     from hf_ext.emr import arithmetic
     from hf_ext.merging.merge import merge_checkpoints
-    import hf_ext.hub.cards, hf_ext.merging.card
+    import hf_ext.hub.cards, hf_ext.merging.publishing
 
     place = Path(sys.argv[1])
 

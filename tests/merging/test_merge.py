@@ -18,7 +18,7 @@ from hf_ext.errors import DataError, UsageError
 from hf_ext.files import TakenError
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.merging.plan_table import Plan, plan_lines
+from hf_ext.merging.plan import Plan, plan_lines
 from hf_ext.merging.vectors import NotFiniteError
 from tests.emr.emr_testing import family, tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
 from tests.kit.refusals import refused

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.methods import METHODS, Block
-from hf_ext.merging.methods.options import find_depths
-from hf_ext.merging.methods.registry import MethodError
+from hf_ext.merging.methods.registry import MethodError, find_depths
 from tests.emr.emr_testing import raw_family
 from tests.kit.refusals import refused
 from tests.merging import reference_methods as twin

@@ -14,8 +14,7 @@ from hf_ext.emr import arithmetic
 from hf_ext.errors import DataError
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.merging.plan import Plan, make_plan, resolve_plan
-from hf_ext.merging.plan_table import plan_lines, plan_values
+from hf_ext.merging.plan import Plan, make_plan, plan_lines, plan_values, resolve_plan
 from hf_ext.merging.sources import open_weights
 from hf_ext.merging.tensors import COMPARED, KEPT, SHARED, SKIPPED, Own, Row
 from tests.emr.emr_testing import (

@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import BertForSequenceClassification, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
 from hf_ext.errors import UsageError
-from hf_ext.merging.adamerging import START, WeightedMerge, learn_weights
 from hf_ext.merging.configuration import MergeConfig
-from hf_ext.merging.measuring import measure, save_statistics
+from hf_ext.merging.measuring import START, WeightedMerge, learn_weights, measure, save_statistics
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block
 from hf_ext.merging.methods.registry import MethodError

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError
 from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.merging.plan import make_plan, resolve_plan
-from hf_ext.merging.plan_table import plan_lines, plan_values
+from hf_ext.merging.plan import make_plan, plan_lines, plan_values, resolve_plan
 from hf_ext.merging.tensors import KEPT, SHARED, SKIPPED, Row
 from hf_ext.merging.vectors import NotFiniteError
 from tests.emr.emr_testing import ones, raw_plan, reasons, tiny_bert, write_weights

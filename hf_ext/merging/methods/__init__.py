@@ -16,8 +16,7 @@ The help of the command line imports these files, so none of them imports torch 
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .options import Option
-from .registry import METHODS, Block, Method, MethodError, Tensor, merge_method, options_by_name
+from .registry import METHODS, Block, Method, MethodError, Option, Tensor, merge_method, options_by_name
 
 __all__ = ["METHODS", "Block", "Method", "MethodError", "Option", "Tensor", "merge_method", "options_by_name"]
 

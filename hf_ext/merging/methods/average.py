@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from .options import Option
-from .registry import Block, MethodError, Tensor, merge_method
+from .registry import Block, MethodError, Option, Tensor, merge_method
 
 Share = Annotated[list[float], Option("Weight of each task.", default=1.0)]
 

@@ -2,8 +2,7 @@
 
 from typing import Annotated, Literal
 
-from .options import Option
-from .registry import Block, Tensor, merge_method
+from .registry import Block, Option, Tensor, merge_method
 
 Tie = Annotated[Literal["zero", "negative"], Option("Elected value where the tasks sum to zero.")]
 

@@ -2,8 +2,7 @@
 
 from typing import Annotated
 
-from .options import Option
-from .registry import Block, MethodError, Tensor, merge_method
+from .registry import Block, MethodError, Option, Tensor, merge_method
 
 Weight = Annotated[list[float], Option("Weight of each task.", default=1.0, above=0)]
 Floor = Annotated[float, Option("Added to each Fisher value, as a share of the mean over tensor and tasks.", least=0)]

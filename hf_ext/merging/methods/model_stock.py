@@ -3,8 +3,7 @@
 from typing import Annotated
 
 from .average import add_up, inner_products
-from .options import Option
-from .registry import Block, Tensor, merge_method
+from .registry import Block, Option, Tensor, merge_method
 
 Rows = Annotated[bool, Option("Measure the angle of every row of a matrix, not of the whole tensor.")]
 Away = Annotated[bool, Option("Move away from the average where the mean cosine is negative, in place of the base.")]

@@ -3,8 +3,7 @@
 from typing import Annotated
 
 from .average import add_up
-from .options import Option
-from .registry import Block, MethodError, Tensor, merge_method
+from .registry import Block, MethodError, Option, Tensor, merge_method
 
 # With 1 the system has no solution where a task has fewer examples than a layer has inputs.
 Alpha = Annotated[float, Option("Factor of the off-diagonals of G.", least=0, most=0.99)]

@@ -4,8 +4,7 @@ import math
 from typing import Annotated
 
 from .average import inner_products
-from .options import Option
-from .registry import Block, Tensor, merge_method
+from .registry import Block, Option, Tensor, merge_method
 
 Place = Annotated[float, Option("Place between the two models: 0 is the first, 1 the second.", least=0, most=1)]
 # Above this cosine the arc is as good as straight, and its formula divides by nearly nothing.

@@ -3,8 +3,7 @@
 from typing import Annotated
 
 from .average import add_up
-from .options import Option
-from .registry import Block, Tensor, merge_method
+from .registry import Block, Option, Tensor, merge_method
 
 Weight = Annotated[list[float], Option("Weight of each task.", default=0.3)]
 

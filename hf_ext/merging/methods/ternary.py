@@ -2,8 +2,7 @@
 
 from typing import Annotated
 
-from .options import Option
-from .registry import Block, Tensor, merge_method
+from .registry import Block, Option, Tensor, merge_method
 
 Density = Annotated[list[float], Option("Share of each task vector that is kept.", default=0.4, above=0, most=1)]
 

@@ -3,8 +3,7 @@
 from typing import Annotated
 
 from .average import add_up, weigh
-from .options import Option
-from .registry import Block, Tensor, merge_method
+from .registry import Block, Option, Tensor, merge_method
 
 Weight = Annotated[list[float], Option("Weight of each task.", default=1.0)]
 Density = Annotated[list[float], Option("Share of each task vector that is kept.", default=0.2, above=0, most=1)]
