@@ -108,7 +108,7 @@ class AudioClassificationPipeline(PlainPipeline):
 def _read(given: Any, rate: int) -> np.ndarray:
     """The samples of a sound at a rate, in one channel."""
     # What reads files is imported when it is needed: `import hf_ext` imports this file.
-    from hf_ext.data.sound_files import read_recording
+    from hf_ext.data.files import read_recording
 
     if hasattr(given, "get_all_samples"):
         samples = given.get_all_samples()  # of torchcodec

@@ -1,12 +1,15 @@
-"""Answers of a trained classifier to sounds, pictures, texts and series of numbers."""
+"""Answers of a trained model to sounds, pictures and texts, and to series of numbers: classes, values, or a class for
+each row."""
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import pandas as pd
 import torch
 from PIL import Image, ImageOps
 from transformers import (
@@ -20,18 +23,33 @@ from transformers import (
     AutoTokenizer,
     pipeline,
 )
+from transformers.utils import logging
 
+from hf_ext.data import sequence_files as sequences
 from hf_ext.data.about import METADATA
-from hf_ext.data.broken import UNDECODABLE
-from hf_ext.data.roles import Hints
-from hf_ext.data.sound_files import AUDIO_SUFFIXES, read_recording
+from hf_ext.data.cells import class_name
+from hf_ext.data.files import AUDIO_SUFFIXES, UNDECODABLE, read_recording
+from hf_ext.data.opening import open_source
+from hf_ext.data.roles import Hints, find_joined, find_roles, order_rows, step_columns
+from hf_ext.data.source import DataSource
+from hf_ext.data.tables import read_table
 from hf_ext.hub.checkpoints import split_revision
+from hf_ext.mrconv.streaming_mrconv import MRConvCache
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
 from hf_ext.tasks.pictures import in_colours
+from hf_ext.tasks.series import read_columns
 from hf_ext.training.models import adapter_base, load_adapter
 
 from ..errors import DataError, UsageError
-from .series import INPUTS, answer_series
+
+logger = logging.get_logger(__name__)
+
+# Files of series; of the last two each row is one.
+INPUTS = (*sequences.SUFFIXES, ".jsonl", ".json")
+# The rows of the file that positions are, beside the columns of a series.
+ROWS = "the rows of the file"
+# Rows of a long file that a causal model takes at once.
+_ROWS = 4096
 
 
 class Kind(NamedTuple):
@@ -48,7 +66,6 @@ KINDS = {
     "pictures": Kind("image-classification", AutoModelForImageClassification, AutoImageProcessor, "image_processor"),
     "texts": Kind("text-classification", AutoModelForSequenceClassification, AutoTokenizer, "tokenizer"),
 }
-_HEADS = {"AudioClassification": "sounds", "ImageClassification": "pictures", "SequenceClassification": "texts"}
 
 
 class Input(NamedTuple):
@@ -60,14 +77,11 @@ class Input(NamedTuple):
 
 class Classifier:
     """
-    A classifier with what reads its inputs.
+    A classifier with what reads its inputs. A checkpoint that is none is refused by a [`DataError`].
 
     Args:
         source (`str`): A folder or `org/name[@revision]`; of a peft adapter the base comes with it.
         device (`str`, *optional*): Where it computes; on the GPU if there is one.
-
-    Raises:
-        DataError: If the checkpoint is no classifier.
     """
 
     def __init__(self, source: str, device: str | None = None):
@@ -86,15 +100,14 @@ class Classifier:
 
     def find_inputs(self, inputs: list[str]) -> Iterator[Input]:
         """The inputs that the words of a command name: texts themselves; files of folders, patterns and lists."""
-        if self.kind == "texts":
-            for word in inputs:
+        endings = {"sounds": AUDIO_SUFFIXES, "pictures": picture_endings(), "series": INPUTS}.get(self.kind, ())
+        for word in inputs:
+            if self.kind == "texts":
                 # A text, that of standard input, or those of a list, one a line.
                 given = [sys.stdin.read().removesuffix("\n")] if word == "-" else [word]
                 yield from (Input(text, text) for text in (read_list(word) if word.startswith("@") else given))
-            return
-        endings = frozenset({"sounds": AUDIO_SUFFIXES, "pictures": picture_endings(), "series": INPUTS}[self.kind])
-        for word in inputs:
-            for found in find_files(word, None, endings):
+                continue
+            for found in find_files(word, None, frozenset(endings)):
                 # What is known of the others is no series.
                 if self.kind == "series" and Path(str(found.source)).name in METADATA and found.source != Path(word):
                     continue
@@ -188,7 +201,7 @@ def find_kind(source: str, config: Any) -> tuple[str, str]:
             return "series", "positions"
         if "ForSequenceClassification" in head:
             return "series", "values" if config.problem_type == "regression" else "classes"
-    kind = next((kind for ending, kind in _HEADS.items() if f"For{ending}" in head), None)
+    kind = next((kind for kind, of in KINDS.items() if of.model.__name__.removeprefix("AutoModel") in head), None)
     if kind == "texts" and type(config) not in AutoModelForSequenceClassification._model_mapping:
         # wav2vec 2.0 and its family give their heads of sounds the name of those of texts.
         kind = "sounds"
@@ -211,3 +224,141 @@ def read_picture(value: str | Path | bytes, mode: str = "RGB") -> Image.Image:
     except UNDECODABLE as error:
         name = "standard input" if isinstance(value, bytes) else value
         raise DataError(f"{name} is not a readable picture: {error}") from error
+
+
+@torch.no_grad()
+def answer_series(
+    model: Any, path: Path, answer: str, top_k: int = 1, columns: list[str] | None = None, hints: Hints | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """
+    The answers to a file, by the name of each series in it: `label` and `score` of each class, with its `position`,
+    the row in the file, where each has one; `label` and `value` of each value. A causal model of positions streams
+    long ones. A [`DataError`]: the file or its columns do not fit the model.
+
+    Args:
+        model (`PreTrainedModel`): An MRConv that takes numbers.
+        path (`Path`):
+            A file as trainings read it: a series, whose rows are positions, or several: a row each, named in a column,
+            lists in rows, an array of three axes.
+        answer (`str`): `"classes"`, `"values"` or `"positions"`: what the model was trained to tell.
+        top_k (`int`, defaults to 1): Likeliest classes of a series or of each position.
+        columns (`list[str]`, *optional*):
+            The channels in the order of the training; when not given, those of the training by name, or all columns
+            of numbers where the model has no names.
+        hints ([`Hints`], *optional*): The columns of the time and of the series' names, where those are not found.
+    """
+    config, found = model.config, {}
+    channels, classes = columns or config.input_columns, config.id2label.values()
+    for name, example in read_examples(path, channels, config.input_size, hints, classes).items():
+        values = read_channels(path, example, channels, config.input_size)
+        found[name] = _answer(model, name, values, answer, top_k)
+        for row in (row for row in found[name] if "position" in row):
+            row["position"] = int(example[ROWS][row["position"]])
+    return found
+
+
+def _answer(model: Any, name: str, values: np.ndarray, answer: str, top_k: int) -> list[dict[str, Any]]:
+    """The answer to the numbers of one series, `[length, channels]`."""
+    config = model.config
+    step, more = len(values), {}
+    if step > config.longest_input and answer == "positions" and not config.bidirectional:
+        # Part by part, with the state between them.
+        step, more = _ROWS, {"cache": MRConvCache(config)}
+    elif step > config.longest_input:
+        logger.warning(f"{name} has {step} positions: only the first {config.longest_input} are used.")
+        values = values[: config.longest_input]
+    parts = torch.split(torch.from_numpy(values).float()[None].to(model.device), step, 1)
+    # What is missing takes the mean of its channel.
+    found = [model(input_values=part, observed_mask=~part.isnan(), **more).logits.float() for part in parts]
+    logits, names = torch.cat(found, 1), config.id2label
+    if answer == "values":
+        return [{"label": names[place], "value": value} for place, value in enumerate(logits[0].tolist())]
+    several = config.problem_type == "multi_label_classification"
+    chances = logits[0].sigmoid() if several else logits[0].softmax(-1)
+    scores, places = (part.reshape(-1, part.shape[-1]).tolist() for part in chances.topk(min(top_k, len(names))))
+    rows = [
+        [{"label": names[place], "score": score} for place, score in zip(*row, strict=True)]
+        for row in zip(places, scores, strict=True)
+    ]
+    if answer == "classes":
+        return rows[0]
+    return [{"position": position, **item} for position, row in enumerate(rows) for item in row]
+
+
+def read_examples(
+    path: Path, columns: list[str] | None, channels: int, hints: Hints | None = None, classes: Iterable[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """
+    The series of a file by their names: their columns, and the row of the file that each position is. Without names of
+    columns, a first or last one that holds but classes of the model is no step.
+    """
+    ending = path.suffix.lower()
+    if ending not in INPUTS:
+        raise DataError(f"{path} is not a file of a sequence; allowed: {', '.join(INPUTS)}.")
+    if ending in sequences.ARRAYS:
+        arrays = sequences.read_file(path)
+        given = [array for name, array in arrays.items() if name in (columns or arrays)]
+        if any(array.ndim > 2 or (array.ndim == 2 and channels == 1 < array.shape[1]) for array in given):
+            return _count(path, [dict(zip(arrays, row, strict=True)) for row in zip(*arrays.values(), strict=True)])
+        return {str(path): {**arrays, ROWS: np.arange(len(next(iter(arrays.values()))))}}
+    if ending == sequences.TS:
+        return _count(path, [{sequences.ARRAY_COLUMN: series} for series in sequences.read_ts(path)[0]])
+    if ending not in sequences.SUFFIXES or (ending == ".parquet" and sequences.holds_lists(path)):
+        return _count(path, list(open_source(DataSource(str(path), split="train")).with_format("numpy")))
+    table, values = read_table(path), sequences.ARRAY_COLUMN
+    frame, wide = table.frame, columns == [values] and values not in table.frame
+    # Columns of texts, which may be several things, are not asked for.
+    numbers = [name for name in frame if pd.api.types.is_numeric_dtype(frame[name].dtype)]
+    steps, inputs = step_columns(numbers) if wide else [], () if wide else tuple(columns or numbers)
+    if not steps:
+        try:
+            chosen = tuple(name for name in inputs if name in numbers)
+            roles = find_roles(table, replace(hints or Hints(), inputs=chosen))
+        except DataError as error:
+            raise DataError(f"{path}: {error}; leave out what the model does not need.") from error
+        steps = roles.inputs if wide and roles.layout == "series" else []
+    ends = [steps[0], steps[-1]] if steps and table.nameless else []
+    for label in [name for name in ends if {*map(class_name, frame[name])} <= {*classes}][:1]:
+        logger.warning(f"{path}: column {label} holds classes of the model, and is left out.")
+        steps = [name for name in steps if name != label]
+    if steps:
+        series = map(sequences.trim, frame[steps].to_numpy(dtype=np.float64))
+        return _count(path, [{values: row} for row in series])
+    if notes := [*table.notes, *roles.notes]:
+        logger.warning(f"{path}: {'; '.join(notes)}.")
+    if roles.problems:
+        logger.warning(f"{path} is read as it is written: {'; '.join(roles.problems)}.")
+    elif (joined := find_joined(frame, roles)) is not None:
+        logger.warning(f"{path} is read as one series, though {joined}.")
+    named = roles.series if roles.series not in inputs else None
+    parts = order_rows(frame, named, None if roles.problems else roles.time)
+    arrays = {name: sequences.plain_column(values) for name, values in frame.items()}
+    found = {}
+    for name, rows in parts.items():
+        told = str(path) if named is None else f"{path}, {named} {class_name(name)}"
+        found[told] = {**{column: cells[rows] for column, cells in arrays.items()}, ROWS: rows}
+    return found
+
+
+def _count(path: Path, examples: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Examples by the number of their row."""
+    return {f"{path}, row {place}": {**example, ROWS: range(1 << 40)} for place, example in enumerate(examples, 1)}
+
+
+def read_channels(path: Path, table: dict[str, Any], columns: list[str] | None, channels: int) -> np.ndarray:
+    """The numbers of a series, `[length, channels]`."""
+    table = {name: column for name, column in table.items() if name != ROWS}
+    chosen = columns or [name for name, column in table.items() if np.asarray(column).dtype.kind in "iuf"]
+    if absent := [name for name in chosen if name not in table]:
+        raise DataError(
+            f"{path} has no column {', '.join(absent)}; it has {', '.join(table)!s:.300}: list the columns for the "
+            f"channels of the training, {', '.join(chosen)}, in this order: --columns a,b."
+        )
+    example = {**table, "file": {"path": str(path), "bytes": None}}
+    values = read_columns(example, chosen, "--columns") if chosen else np.empty((0, 0))
+    if values.shape[1] != channels:
+        raise DataError(
+            f"{path} has {values.shape[1]} channels in {', '.join(chosen) or 'no column'}, the model takes {channels}:"
+            " list the columns that it was trained on, in their order: --columns a,b."
+        )
+    return values

@@ -26,10 +26,8 @@ class Writer(TextStreamer):
 
 def load_language_model(source: str, device: str | None = None) -> tuple[Any, Any]:
     """
-    A language model and its tokenizer, on the GPU if there is one; of a peft adapter the base comes with it.
-
-    Raises:
-        UsageError: If the checkpoint is none, or the device cannot be used.
+    A language model and its tokenizer, on the GPU if there is one; of a peft adapter the base comes with it. Raises a
+    [`UsageError`] if the checkpoint is none, or the device cannot be used.
     """
     base = adapter_base(source) or source
     head = (load_reader(AutoConfig, base).architectures or ["no class named"])[0]
@@ -66,7 +64,7 @@ def continue_text(
         DataError: If the text is no valid Unicode.
     """
     require_unicode(text)
-    if not (math.isfinite(temperature) and temperature >= 0):
+    if not 0 <= temperature < math.inf:
         raise UsageError(f"temperature is {temperature}; give a number such as 0.8, or 0 for the likeliest tokens.")
     if not 0 < top_p <= 1:
         raise UsageError(f"top_p is {top_p}; give a share above 0 and at most 1, which draws from all tokens.")
@@ -74,22 +72,22 @@ def continue_text(
     if tokens.shape[1] and tokens[0, -1] == tokenizer.eos_token_id:
         # A text that has ended is not continued.
         tokens = tokens[:, :-1]
-    if not tokens.shape[1]:
+    if not (given := tokens.shape[1]):
         raise UsageError("the text has no tokens: give at least one character.")
     # An MRConv streams: its texts have any length.
     longest = None if model.config.model_type == "mrconv" else getattr(model.config, "max_position_embeddings", None)
-    if longest and tokens.shape[1] + max_new_tokens > longest:
-        given, fits = tokens.shape[1], longest - tokens.shape[1]
+    if longest and given + max_new_tokens > longest:
+        fewer = f"give --max-new-tokens {longest - given} or less, or a shorter text" if longest > given else ""
         raise UsageError(
             f"the text has {given} tokens, and {max_new_tokens} more are requested; the model takes {longest}: "
-            + (f"give --max-new-tokens {fits} or less, or a shorter text." if fits > 0 else "give a shorter text.")
+            f"{fewer or 'give a shorter text'}."
         )
     set_seed(seed)
-    chosen: dict[str, Any] = {"do_sample": False}
     # Below this, scores overflow, and the likeliest token is drawn anyway.
-    if temperature > 1e-30:
+    chosen: dict[str, Any] = {"do_sample": temperature > 1e-30}
+    if chosen["do_sample"]:
         # From all tokens: left out, transformers would take the 50 likeliest.
-        chosen = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+        chosen |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
     model.generate(
         tokens.to(model.device),
         attention_mask=torch.ones_like(tokens).to(model.device),

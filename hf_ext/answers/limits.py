@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torch.overrides import TorchFunctionMode
 
-from ..data.sound_files import read_recording
+from ..data.files import read_recording
 from ..errors import DataError, UsageError
 from ..extras import import_extra
 from ..hub.disclosure import last_name
@@ -237,15 +237,12 @@ def open_sound(path: str, wanted: int, limits: Limits, whole: bool = False) -> I
     soundfile = import_extra("soundfile")
     try:
         with soundfile.SoundFile(path) as file:
+            rate, (least, most) = file.samplerate, RATES
             if not file.frames:
                 raise DataError("The sound has no samples: record or choose one that has.")
-            if not RATES[0] <= file.samplerate <= RATES[1]:
-                least, most = RATES
-                raise DataError(
-                    f"{last_name(path)} has {file.samplerate} samples a second; give a sound of {least} to {most}."
-                )
-            count = file.frames if whole else min(file.frames, file.samplerate)
-            limits.check_sound(file.channels, count, file.samplerate, wanted)
+            if not least <= rate <= most:
+                raise DataError(f"{last_name(path)} has {rate} samples a second; give a sound of {least} to {most}.")
+            limits.check_sound(file.channels, file.frames if whole else min(file.frames, rate), rate, wanted)
             yield file
     except soundfile.SoundFileError as error:
         raise DataError(f"{last_name(path)} is not a readable sound file: {error}") from error

@@ -17,43 +17,36 @@ from transformers.utils import logging
 
 from ..errors import DataError
 from ..terminal import count_of
-from .labels import class_name
+from .cells import class_name
+from .files import is_seen, list_files
 from .source import DataSource
 from .splits import SPLIT_WORDS, make_part, slice_split
 from .tables import LABEL, is_utf8, option, read_table, read_text, shorten
-from .walking import is_seen, list_files
 
 logger = logging.get_logger(__name__)
 
 # Names that `datasets` reads. Other tables are recognised by their content.
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 TABLES = (".csv", ".tsv", ".jsonl")
-# Bytes of a table that tell whether its first rows name files.
-_HEAD = 1 << 12
 
 
 def find_about(place: Path, files: list[Path]) -> Path | None:
     """
-    The table beside files that has a row of each.
+    The table beside files that has a row of each; refuses several that name them.
 
     It is called `metadata.csv`, `.jsonl` or `.parquet`, or is text one of whose first rows names a file. It lies in
     the folder of a split, or beside it under the same name.
-
-    Raises:
-        DataError: If several tables name the files.
     """
-    named = [place / name for name in METADATA if (place / name).is_file()]
-    usual = Counter(file.suffix.lower() for file in files).most_common(1)[0][0]
-    tables = [
-        file
-        for file in sorted([*place.iterdir(), *place.parent.glob(f"{glob.escape(place.name)}.*")])
-        if file.suffix.lower() in TABLES and file.is_file() and is_seen(file.name)
-    ]
-    known = {folder: _index(folder, files) for folder in {table.parent for table in tables}}
-    # Beside tables, one with the columns that most have is one of them.
-    heads = Counter(_read_lines(file)[0] for file in files[:20] if usual in TABLES).most_common(1)
-    common = heads[0][0] if heads and heads[0][1] > 1 else None
-    found = named or [file for file in tables if _names_one(file, known[file.parent], usual, common)]
+    found = [place / name for name in METADATA if (place / name).is_file()]
+    if not found:
+        usual = Counter(file.suffix.lower() for file in files).most_common(1)[0][0]
+        beside = sorted([*place.iterdir(), *place.parent.glob(f"{glob.escape(place.name)}.*")])
+        tables = [file for file in beside if file.suffix.lower() in TABLES and file.is_file() and is_seen(file.name)]
+        known = {folder: _index(folder, files) for folder in {table.parent for table in tables}}
+        # Beside tables, one with the columns that most have is one of them.
+        heads = Counter(_read_lines(file)[0] for file in files[:20] if usual in TABLES).most_common(1)
+        common = heads[0][0] if heads and heads[0][1] > 1 else None
+        found = [file for file in tables if _names_one(file, known[file.parent], usual, common)]
     if len(found) > 1:
         raise DataError(f"{found[0]} and {found[1].name} both describe the files: remove one of them.")
     return found[0] if found else None
@@ -61,9 +54,8 @@ def find_about(place: Path, files: list[Path]) -> Path | None:
 
 def _index(folder: Path, files: list[Path]) -> dict[str, Path | None]:
     """
-    Files by the names that a table may use for them; None for ambiguous names.
-
-    With their folders or without, with endings or without, in any case of letters. A whole path is that file alone.
+    Files by the names that a table may use for them, with their folders or without, with endings or without, in any
+    case of letters; None for ambiguous names. A whole path is that file alone.
     """
     paths = {file.relative_to(folder): file for file in files}
     known: dict[str, Path | None] = {}
@@ -88,9 +80,8 @@ def _spell(cells: Iterable[Any], known: dict[str, Path | None]) -> str:
 
 
 def _read_lines(table: Path) -> list[str]:
-    """The first lines of a table of text."""
     with table.open("rb") as file:
-        head = file.read(_HEAD)
+        head = file.read(1 << 12)
     # UTF-16 has a zero beside each letter.
     return head.replace(b"\0", b"").decode("utf-8", errors="replace").splitlines()[:5] or [""]
 
@@ -110,11 +101,8 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
 
     The column of the names is the one that names the most, with endings or without, with folders or without them where
     one file alone is called so. A column of classes is called `label`, whatever its name. Files that have no row are
-    left out, and counted in a warning.
-
-    Raises:
-        DataError: If it cannot be read, a row names no file, a file has several rows, or several columns may be the
-            class.
+    left out, and counted in a warning. A [`DataError`]: it cannot be read, a row names no file, a file has several
+    rows, or several columns may be the class.
     """
     frame, written = (read_table(table, True, label=label, raw=raw).frame for raw in (False, True))
     known = _index(table.parent, files)
@@ -125,32 +113,31 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         logger.warning(f"{table}: {shorten(nested)} hold lists, and are left out.")
         frame = frame.drop(columns=nested)
     named = {
-        str(name): [_spell(cells, known) for cells in zip(written[name], frame[name], strict=True)]
+        name: [_spell(cells, known) for cells in zip(written[name], frame[name], strict=True)]
         for name in frame
         if name not in (label, "label")
     }
-    best = max(named, key=lambda name: sum(cell in known for cell in named[name]), default=None)
-    if best is None or not any(cell in known for cell in named[best]):
+    best = max(named, key=lambda name: sum(cell in known for cell in named[name]), default="")
+    names = named.get(best, [])
+    if known.keys().isdisjoint(names):
         return None
-    if absent := [cell for cell in named[best] if known.get(cell) is None]:
+    if absent := [name for name in names if known.get(name) is None]:
         told = "of several folders" if absent[0] in known else "not found"
         raise DataError(
             f"{table} names {count_of(len(absent), 'file')} in its column {best} {told}, such as {absent[0]!r}: add "
             "the folders to the names, remove the rows, or add the files."
         )
-    chosen = [one for cell in named[best] if (one := known[cell]) is not None]
+    chosen = [file for name in names if (file := known[name]) is not None]
     (often, count), *_ = Counter(chosen).most_common(1)
     if count > 1:
         raise DataError(f"{table} has {count} rows for {often.name} in its column {best}: keep one row per file.")
     frame = frame.drop(columns=best)
-    classes = [str(name) for name in frame if LABEL.fullmatch(str(name))]
-    if label not in frame and len(classes) > 1:
+    classes = [*filter(LABEL.fullmatch, frame)] if label not in frame else []
+    if len(classes) > 1:
         raise DataError(f"{table}: {shorten(classes)} may each be the class: say {option('label', classes[0])}.")
-    if label not in frame and classes:
-        frame = frame.rename(columns={classes[0]: "label"})
     if len(chosen) < len(files):
         logger.warning(f"left out: {len(files) - len(chosen):,} of {count_of(len(files), 'file')}, not in {table}.")
-    return chosen, frame
+    return chosen, frame.rename(columns=dict.fromkeys(classes, "label"))
 
 
 def open_described(
@@ -159,12 +146,8 @@ def open_described(
     """
     Opens a folder of files and their descriptions; None if there are none.
 
-    Either one table lies beside them, a column of which names each file, with its ending or without; or each file has
-    a `.txt` of its name beside it, its caption. A column of classes is called `label`, whatever its name; where there
-    is none, folders are the classes.
-
-    Raises:
-        DataError: If a table names files that are not there.
+    Either one table lies beside them, as [`match_rows`] reads it; or each file has a `.txt` of its name beside it, its
+    caption. Where there is no column of classes, folders are the classes.
     """
     place = find_folder(folder, source.split)
     below = sorted(list_files(place))
@@ -175,12 +158,11 @@ def open_described(
     # Read by `datasets` itself.
     if not files or (table is not None and table.name in METADATA and _is_usual(table)):
         return None
-    columns: dict[str, list[Any]] = {}
     if table is not None:
         if (found := match_rows(table, files, source.column_of("label"))) is None:
             return None
         files, frame = found
-        columns = {str(name): [class_name(value) for value in frame[name]] for name in frame}
+        columns: dict[str, list[Any]] = {name: [*map(class_name, frame[name])] for name in frame}
         if column in columns:
             raise DataError(f"{table} has a column {column!r}, as the files themselves are called: rename it.")
     elif alone[:1] == files[:1] and 2 * len(alone) > len(files):
@@ -215,9 +197,6 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
 
     None where some lie in no such folder, there is one class alone, or other files are there: then `datasets` makes an
     example of each line.
-
-    Raises:
-        DataError: If a file is no text.
     """
     place = find_folder(folder, source.split)
     files = sorted(list_files(place))
@@ -228,12 +207,12 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
         return None
     require_train(folder, place, source.split)
     word = source.split.partition("[")[0]
-    kept = [files[index] for index in slice_split(source.split, len(files))]
     if word == "train" and len(files) == len(names) and any("\n" in read_text(file) for file in files):
         raise DataError(
             f"{place} has one file in the folder of each class, such as {files[0].relative_to(place)}, and a file is "
             "an example: write each text into a file of its own, or all into a table with the columns text and label."
         )
+    kept = [files[index] for index in slice_split(source.split, len(files))]
     columns = {"text": [read_text(file) for file in kept], "label": [file.parent.name for file in kept]}
     return make_part(columns, {"label": datasets.ClassLabel(names=names)}, word)
 

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from ..errors import DataError
 from ..files import read_rows, whole_file
-from .broken import UNDECODABLE, UNUSABLE
+from .files import UNDECODABLE, UNUSABLE
 
 # The length of a stream is unknown: the share refers to the examples read so far, and at least to this number.
 _LEAST_COUNT = 1000
@@ -25,9 +25,7 @@ class BadExamples:
     # The file is read again when the run goes on, so that the count goes on too.
 
     def __init__(self, share: float = 0.0, total: int | None = None, file: Path | None = None):
-        self.share = share
-        self.total = total
-        self.file = file
+        self.share, self.total, self.file = share, total, file
         self.found: set[str] = set()
         if file is not None and file.exists():
             # What a crash cut off is met again, and begins a line of its own.

@@ -15,7 +15,7 @@ from datasets.packaged_modules.folder_based_builder.folder_based_builder import 
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from ..errors import DataError
-from .sound_files import AUDIO_SUFFIXES
+from .files import AUDIO_SUFFIXES
 from .tables import LABEL, read_table
 
 
@@ -79,16 +79,14 @@ def _to_arrow(frame: pd.DataFrame) -> pa.Table:
 
 
 def _fit(table: pa.Table, name: str, first: str, schema: pa.Schema) -> pa.Table:
-    """The table with the types of the first one."""
     if table.column_names != schema.names:
         raise DataError(
             f"{name} has the columns {', '.join(table.column_names)!s:.200}; {first} has "
             f"{', '.join(schema.names)!s:.200}: use the same columns in all files."
         )
-    columns = []
-    for field in schema:
+    for place, field in enumerate(schema):
         try:
-            columns.append(table[field.name].cast(field.type))
+            table = table.set_column(place, field, table[place].cast(field.type))
         except pa.ArrowInvalid as error:
             raise DataError(f"{name}: column {field.name!r} is not as in {first}: {error}.") from error
-    return pa.Table.from_arrays(columns, schema=schema)
+    return table

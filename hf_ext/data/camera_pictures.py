@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 
 import datasets
@@ -19,21 +18,19 @@ from hf_ext.restoration.camera import RAW_ENDINGS, MissingLibraryError
 
 from ..errors import DataError
 from ..terminal import count_of
-from .walking import list_files
+from .about import TABLES
+from .files import first_files, list_files
 
 logger = logging.get_logger(__name__)
 
 # Those that `datasets` and Pillow both read.
-# fmt: off
 IMAGE_SUFFIXES = {
     ".apng", ".bmp", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx", ".pbm", ".pcx", ".pgm",
     ".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp",
-}
-# fmt: on
+}  # fmt: skip
 # `.raw` is the ending of other things too.
 CAMERA_SUFFIXES = {".avif", ".heic", ".heif", ".hif", ".qoi", *RAW_ENDINGS} - {".raw"}
-# Tables that may name pictures, and names of camera pictures in them.
-_TABLES = {".csv", ".tsv", ".jsonl"}
+# Names of camera pictures in tables.
 _NAMES = re.compile(
     rb"[^\\/,;|\t\"\r\n]+(?:%s)(?!\w)" % b"|".join(re.escape(ending.encode()) for ending in sorted(CAMERA_SUFFIXES)),
     re.IGNORECASE,
@@ -49,8 +46,7 @@ def find_camera_pictures(files: Iterable[Path]) -> tuple[list[Path], list[Path]]
     camera = [file for file in files if file.suffix.lower() in CAMERA_SUFFIXES and file.name[0] != "."]
     known = {file.with_suffix("") for file in files if file.suffix.lower() in IMAGE_SUFFIXES} if camera else set()
     for file in sorted(camera, key=lambda file: (file.suffix.lower() in RAW_ENDINGS, file)):
-        if file.with_suffix("") in known:
-            left_out.append(file)
+        left_out += [file] if file.with_suffix("") in known else []
         known.add(file.with_suffix(""))
     return camera, left_out
 
@@ -63,40 +59,31 @@ def tell_twins(twins: list[Path]) -> str:
 
 def decode_camera_pictures(found: list[str]) -> list[str]:
     """
-    Decodes the HEIC, AVIF and RAW pictures of a folder, or among files, into PNG files of 8 bits.
+    Decodes the HEIC, AVIF and RAW pictures of a folder, or among files, into PNG files of 8 bits; returns a copy of
+    the folder, or the files with PNG files in the place of those; the same if there are none.
 
-    They lie in a copy of the folder in the cache of `datasets`, where other files are links: splits, classes, pairs,
-    captions and tables are found as in the folder. A training reads each picture many times, and a RAW file takes
-    seconds to decode, so it is decoded once. A picture with another one of its name beside it, such as the JPEG of a
-    camera, is left out. The copy is used again as long as names, sizes and times of the files are the same.
-
-    Returns the copy, or the files with PNG files in the place of those; the same if there are none.
-
-    Raises:
-        MissingLibraryError: If the library that decodes them is not installed.
+    The copy lies in the cache of `datasets`, and other files are links in it: splits, classes, pairs, captions and
+    tables are found as in the folder. A training reads each picture many times, and a RAW file takes seconds to
+    decode, so it is decoded once. A picture with another one of its name beside it, such as the JPEG of a camera, is
+    left out. The copy is used again as long as names, sizes and times of the files are the same.
     """
-    first = Path(found[0])
-    # The first names are enough for a folder of a million pictures.
-    looked_at = islice(list_files(*found), 10_000)
-    if not any(file.suffix.lower() in CAMERA_SUFFIXES for file in looked_at):
+    if not any(file.suffix.lower() in CAMERA_SUFFIXES for file in first_files(*found)):
         return found
+    first = Path(found[0])
     if first.is_dir():
-        files = sorted(list_files(first))
         # A table beside a folder, of its name, may describe it.
-        root = first.resolve().name
-        tables = (file for file in first.resolve().parent.glob(f"{glob.escape(root)}.*") if file.is_file())
-        places = {file: Path(root, file.relative_to(first)) for file in files}
-        places |= {file: Path(file.name) for file in tables if file.suffix.lower() in _TABLES}
-        return [str(_copy(places) / root)]
+        root = first.resolve()
+        tables = (file for file in root.parent.glob(f"{glob.escape(root.name)}.*") if file.is_file())
+        places = {file: Path(root.name, file.relative_to(first)) for file in sorted(list_files(first))}
+        places |= {file: Path(file.name) for file in tables if file.suffix.lower() in TABLES}
+        return [str(_copy(places) / root.name)]
     folders = {Path(file): Path(file).resolve().parent for file in found}
     parents = sorted({*folders.values()})
     places = {file: Path(str(parents.index(folder)), folder.name, file.name) for file, folder in folders.items()}
-    copy = _copy(places)
-    return sorted(str(file) for file in copy.glob("*/*/*"))
+    return sorted(map(str, _copy(places).glob("*/*/*")))
 
 
 def _copy(places: dict[Path, Path]) -> Path:
-    """The copy of files, each at its place in a folder of the cache."""
     state = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in places]
     key = hashlib.sha256(repr(state).encode()).hexdigest()[:32]
     copy = Path(datasets.config.HF_DATASETS_CACHE) / "hf_ext_camera_pictures" / key
@@ -132,7 +119,7 @@ def _fill(folder: Path, places: dict[Path, Path]) -> None:
                 broken.append(str(error))
                 # Unreadable too: it is counted and left out as other broken pictures are.
                 place.with_suffix(".png").touch()
-        elif file.suffix.lower() in _TABLES:
+        elif file.suffix.lower() in TABLES:
             named = _NAMES.sub(lambda hit: os.fsencode(names.get(hit[0], os.fsdecode(hit[0]))), file.read_bytes())
             place.write_bytes(named)
         else:

@@ -1,24 +1,32 @@
-"""Findings about data, and the choice of a split for evaluation."""
+"""Findings about data, the choice of a split for evaluation, and the survey of series of numbers."""
 
 import contextlib
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 
+from ..errors import DataError
 from ..terminal import count_of
-from .labels import class_name
+from .about import METADATA, find_about, find_folder
+from .cells import are_values, check_classes, class_name
+from .files import list_files
 from .opening import SourceError, open_source
+from .roles import Hints, Roles, find_roles
+from .sequence_files import ARRAY_COLUMN, ARRAYS, TS, UNLABELLED, holds_lists, open_arrays, read_file, split_files
 from .source import DataSource
-from .splits import compare_splits, read_labels, split_examples
-from .tables import shorten
+from .splits import compare_splits, find_usable, read_labels, slice_split, split_examples
+from .tables import Table, option, read_table, shorten
 
 # Share of each class that is held out, and largest number of held-out examples.
 _KEPT, _MOST_KEPT = 0.1, 1000
 # Words that programs write where a class is missing.
 _MISSING = {"nan", "NaN", "-nan", "NA", "N/A", "n/a", "<NA>", "#N/A", "null", "NULL", "None"}
+_LABELS = ("label", "labels", "y", "class", "classes", "target", "targets")
 
 
 @dataclass
@@ -35,13 +43,12 @@ class Survey:
     classes: list[str] = field(default_factory=list)
     # True if the data contain class names with their numbers, as folders do
     named: bool = False
-    # Pictures: shorter sides in ascending order; True if all are squares of one size; True if all are grey
+    # Pictures: shorter sides in ascending order; True if all are squares of one size; True if all are grey; most bits
+    # per channel, 32 if the range is unknown, as of floats; size of those in hq/ relative to those in lq/
     sides: list[int] = field(default_factory=list)
     square: bool = False
     gray: bool = False
-    # Most bits per channel; 32 if the range is unknown, as of floats
     bits: int = 8
-    # Size of the pictures in hq/ relative to those in lq/
     scale: int = 1
     rate: int = 0
     lengths: list[int] = field(default_factory=list)
@@ -75,8 +82,8 @@ class Survey:
         elif "hold_out" in self.eval:
             split = f"{self.learned:,} for training, {self.count - self.learned:,} held out for evaluation"
         else:
-            split = f"{self.train.get('split', self.train['path'])} for training, "
-            split += f"{self.eval.get('split', self.eval['path'])} for evaluation"
+            learned, measured = (part.get("split", part["path"]) for part in (self.train, self.eval))
+            split = f"{learned} for training, {measured} for evaluation"
         return [
             f"data: {self.about}",
             f"columns: {'; '.join(self.roles) or shorten(self.columns) or 'none'}",
@@ -105,7 +112,6 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
 
 
 def _compare_labels(learned: Any, measured: Any) -> list[str]:
-    """Warnings of the classes that only one part of the data has."""
     kind = learned.features.get("label")
     named = kind.names if isinstance(kind, datasets.ClassLabel) else []
     return compare_classes(read_labels(learned), [*read_labels(measured), *named])
@@ -128,3 +134,248 @@ def tell_unlabelled(survey: Survey, labels: list[Any]) -> None:
 def rename(label: str | None) -> dict[str, Any]:
     """Renames the column of the label to the name that trainings use."""
     return {"rename_columns": {label: "label"}} if label not in (None, "label") else {}
+
+
+def span(values: list[Any], form: str = "") -> str:
+    """The least and the largest of some numbers, or the one that all are."""
+    return " to ".join(dict.fromkeys(f"{value:{form}}" for value in (min(values), max(values))))
+
+
+def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> Survey | None:
+    """Tables and arrays of numbers; None where rows are examples of something else."""
+    below = {file for file in list_files(*places) if file.suffix.lower() == ending and file.name not in METADATA}
+    folder = find_folder(places[0], "train") if len(places) == 1 else places[0]
+    inside = sorted(file for file in below if folder in file.parents)
+    about = find_about(folder, inside) if inside else None
+    files, table = sorted(below - {about}), None
+    if ending == TS:
+        train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
+        return look_at_lists(train, open_source(DataSource(**train)), [ARRAY_COLUMN], hints)
+    if ending in ARRAYS and len(files) == 1 and places[0].is_file():
+        return _look_at_arrays(path, files[0], hints)
+    if ending in ARRAYS:
+        if apart := [file for file in files if file.stem.lower().partition("_")[0] in _LABELS]:
+            raise DataError(
+                f"{path}: {apart[0].name} contains the labels of another file: save both in one file per split, "
+                "np.savez('train.npz', X=..., label=...)."
+            )
+        roles = Roles("positions", list(read_file(files[0])))
+    elif ending == ".parquet" and holds_lists(files[0]):
+        # Pictures, for instance, or lists.
+        return None
+    else:
+        table = read_table(files[0], label=hints.label)
+        if (roles := _find_roles(files[0], table, hints)).layout == "texts":
+            return None
+        if places[0].is_dir() and split_files(files, "train"):
+            files = files[:1]
+    survey = _look_at_tables(path, files, table, roles, hints)
+    if about is not None and (absent := len({*inside} - {about}) - survey.count) > 0:
+        survey.left_out.append(f"{count_of(absent, 'file')} without a row in the table beside them")
+    return survey
+
+
+def _find_roles(file: Path, table: Table, hints: Hints) -> Roles:
+    """The roles of a table's columns; refuses one without rows, or with infinite numbers."""
+    if not len(table.frame):
+        raise DataError(f"{file} has no row below the names of its columns: add rows, or remove the file.")
+    try:
+        roles = find_roles(table, hints)
+    except ValueError as error:
+        raise DataError(f"{file}: {error}.") from error
+    for name in roles.inputs if roles.layout != "texts" else ():
+        if (infinite := np.isinf(table.frame[name].to_numpy(dtype=np.float64, na_value=np.nan))).any():
+            raise DataError(
+                f"{file}: column {name!r}, row {int(infinite.argmax()) + 1}: contains an infinite number; leave "
+                "the cell empty if the value is unknown."
+            )
+    roles.notes += table.notes
+    return roles
+
+
+def _look_at_tables(path: str, files: list[Path], table: Table | None, roles: Roles, hints: Hints) -> Survey:
+    """Rows that are series, series one under the other, one long series, or a file for each."""
+    train: dict[str, Any] = {"path": path, "split": "train", "rows": roles.layout}
+    train |= {name: value for name in ("time", "series") if (value := getattr(roles, name)) is not None}
+    train |= rename(hints.label or roles.label)
+    count, steps, how, columns = len(files), 0, ", a file each", roles.inputs
+    if table is not None and roles.layout == "series":
+        count, steps, how, columns = len(table.frame), len(columns), ", a row each", [ARRAY_COLUMN]
+    elif table is not None and roles.series is not None:
+        count, how = table.frame[roles.series].nunique(), f", named by {roles.series}"
+    elif table is not None and len(files) == 1:
+        steps, how = len(table.frame), ""
+    length = f" of {count_of(steps, 'step')}" if steps else ""
+    named = [f"numbers in {shorten(roles.inputs)}"] if roles.layout != "series" else []
+    named += [f"series named in {roles.series}"] if roles.series is not None else []
+    named += [f"label in {roles.label}"] if roles.label is not None else []
+    about = "; ".join([f"{count:,} series{length}{how}", *named, *roles.notes])
+    if roles.label is None and how != ", a file each":
+        _refuse_unlabelled(path, about, table, roles)
+    if roles.problems:
+        raise DataError(f"{path}: {about}. {_sentence(roles.problems)}")
+    data = open_source(DataSource(**train))
+    if "label" not in data.features:
+        _refuse_unlabelled(path, about, None, roles)
+    is_long = not how and len(data) == 1
+    # The last part of one long series measures.
+    parts = {"train": {**train, "split": "train[:80%]"}, "eval": {**train, "split": "train[80%:]"}, "learned": 1}
+    survey = _measure(parts if is_long else keep_back(train, data), data, columns, hints.values, how)
+    survey.roles = named
+    survey.notes += roles.notes
+    survey.left_out += [f"{name} ({why})" for name, why in roles.left_out.items()]
+    if table is not None and roles.layout != "series":
+        _tell_values(survey, table.frame, roles.inputs)
+    if is_long and survey.rows_have_labels:
+        # Classes that only one part of the recording has, where 80 % of its time is for training.
+        labels = [value for row in data["label"] for value in row]
+        steps = len(slice_split("train[:80%]", len(labels)))
+        advice = "the evaluation is the last 20 %: record each class several times, or in several series"
+        if told := compare_classes(labels[:steps], labels[steps:]):
+            survey.notes.append(f"{'; '.join(told)}; {advice}")
+    return survey
+
+
+def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
+    """Arrays `[examples, steps, channels]` with an array of labels."""
+    arrays = read_file(file)
+    flat = [name for name, values in arrays.items() if values.ndim == 1]
+    label = hints.label or next((name for name in flat if name.lower() in _LABELS), None)
+    inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3) and name != label]
+    shapes = ", ".join(f"{name} {[*values.shape]}" for name, values in arrays.items())
+    if label not in arrays or len(inputs) != 1:
+        raise DataError(
+            f"{path}: arrays {shapes}: name one of the series, [examples, steps, channels], and one of the classes: "
+            f"--inputs NAME --label NAME. Save each split as a separate file. {UNLABELLED}"
+        )
+    if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
+        raise DataError(
+            f"{path}: {shapes}: {label} must hold a class for each example, or for each step; of one-hot rows save "
+            f"{label}.argmax(1)."
+        )
+    renamed = rename(label)
+    data = open_arrays(file, "train").rename_columns(renamed.get("rename_columns", {}))
+    survey = look_at_lists({"path": path, "split": "train", **renamed}, data, inputs, hints)
+    survey.roles.append(f"label in {label}")
+    survey.left_out += [name for name in arrays if name not in (*inputs, label)]
+    return survey
+
+
+def look_at_lists(train: dict[str, Any], data: Any, columns: list[str], hints: Hints) -> Survey:
+    """A series in each example, whose columns are lists."""
+    known = [key for key, kind in data.features.items() if key.lower() in _LABELS and isinstance(kind, datasets.Value)]
+    renamed = known[0] if "label" not in data.features and len(known) == 1 else None
+    if renamed is not None:
+        train, data = {**train, **rename(renamed)}, data.rename_columns({renamed: "label"})
+    if "label" not in data.features:
+        raise DataError(
+            f"{train['path']}: {len(data):,} series in {shorten(columns)}, and no label. {UNLABELLED} Add a column "
+            "label, or give its name: --label NAME."
+        )
+    columns = [name for name in columns if name != "label"]
+    survey = _measure(keep_back(train, data), data, columns, hints.values)
+    survey.roles = [f"numbers in {shorten(columns)}", *([f"label in {renamed}"] if renamed is not None else [])]
+    if survey.channels is not None and survey.channels > max(survey.lengths):
+        survey.notes.append("fewer steps than channels: transpose the array if the axes are swapped")
+    return survey
+
+
+def _measure(kept: dict[str, Any], data: Any, columns: list[str], wanted: bool | None, how: str = "") -> Survey:
+    """Survey of opened series: lengths, channels, classes or values."""
+    survey = Survey("series", **kept, about=f"{len(data):,} series", count=len(data), columns=columns)
+    _read_labels(survey, data, wanted)
+    # Numbers that are too large are counted already.
+    with np.errstate(over="ignore"):
+        first = np.asarray(data.with_format("numpy")[int(np.argmax(survey.lengths))][columns[0]])
+    survey.channels = first.shape[1] if first.ndim == 2 else None
+    survey.lengths = [length for length in survey.lengths if length]
+    channels, steps = survey.channels or len(columns), "step" if max(survey.lengths) == 1 else "steps"
+    told = f" and {channels} channels" if channels > 1 else ""
+    survey.about += f" of {span(survey.lengths, ',')} {steps}{told}{how}"
+    if survey.values:
+        survey.about += "; values to be told"
+    elif survey.classes:
+        place = " of steps" if survey.rows_have_labels else ""
+        survey.about += f"; {count_of(len(survey.classes), 'class', 'classes')}{place}: {shorten(survey.classes)}"
+    return survey
+
+
+def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
+    """Lengths of all series, and their classes or values."""
+    path, kind = survey.train["path"], data.features["label"]
+    survey.rows_have_labels = not isinstance(kind, datasets.Value | datasets.ClassLabel)
+    if survey.rows_have_labels and not isinstance(getattr(kind, "feature", None), datasets.Value):
+        raise DataError(f"{path}: the column label must hold one text or number for each series, or for each step.")
+    raw = data.with_format("arrow").select_columns(list({*survey.columns, "label"}))[:]
+    sizes = {name: raw[name].combine_chunks().value_lengths().fill_null(0).to_pylist() for name in survey.columns}
+    survey.lengths = sizes[survey.columns[0]]
+    for name, others in sizes.items():
+        if odd := [row for row, size in enumerate(others, 1) if size != survey.lengths[row - 1]]:
+            raise DataError(
+                f"{path}, row {odd[0]}: {survey.columns[0]} and {name} differ in length, but a series has the same "
+                "steps in all channels."
+            )
+    usable = find_usable(data, survey.columns)
+    survey.leave_out(int((~usable).sum()), len(data), "without a number, or with an infinite one")
+    if not usable.any():
+        raise DataError(f"{path}: no series in {shorten(survey.columns)} has a number.")
+    labels = raw["label"].combine_chunks()
+    found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()
+    if not survey.rows_have_labels:
+        tell_unlabelled(survey, found)
+        survey.values = are_values(found, wanted)
+        given = [value for value in found if class_name(value) is not None]
+        if all(type(value) in (int, float) and value % 1 == 0 for value in given):
+            kinds = ("classes", "--values predicts them"), ("values to predict", "--classes takes them as classes")
+            survey.notes.append("the whole numbers of label are {}; {}".format(*kinds[survey.values]))
+    if survey.values:
+        return
+    survey.classes = check_classes(path, found, wanted)
+    if len(survey.classes) == len(found) > 2:
+        raise DataError(
+            f"{path}: {survey.about}; the label has {len(found)} different values, one each: it names the examples. A "
+            "class occurs several times; --values predicts numbers."
+        )
+    if len(survey.classes) < 2:
+        only = survey.classes or "missing"
+        raise DataError(f"{path}: {survey.about}; the only class is {only}; a classifier needs at least two.")
+
+
+def _refuse_unlabelled(path: str, about: str, table: Table | None, roles: Roles) -> None:
+    """Refuses series that nothing is known of, with all findings; of a file for each there is no table."""
+    which, files = "--label NAME", ""
+    if table is None:
+        files = "Put the files into a folder for each class, name the class of each in a metadata.csv, or: "
+    elif texts := [name for name, why in roles.left_out.items() if why == "texts"]:
+        # Classes are fewer than names.
+        which = option("label", min(texts, key=lambda name: table.frame[name].nunique()))
+    raise DataError(
+        f"{path}: {about}; and no label. {_sentence([*roles.problems, UNLABELLED[:-1]])} {files}Add a column label "
+        f"with the class of each {'series' if roles.layout == 'series' or roles.series else 'row'}, or say which it "
+        f"is: {which}."
+    )
+
+
+def _sentence(parts: list[str]) -> str:
+    return " ".join(f"{part[:1].upper()}{part[1:]}." for part in parts)
+
+
+def _tell_values(survey: Survey, frame: pd.DataFrame, inputs: list[str]) -> None:
+    """Notes on numbers that may mean none, cells without one, and columns that never change."""
+    for name in inputs:
+        if (mark := _find_mark(frame[name])) is not None:
+            survey.notes.append(f"WARNING: {mark:g} in {name} is read as a number: empty the cells if it means none")
+    if told := [f"{name} {count}" for name in inputs if (count := int(frame[name].isna().sum()))]:
+        survey.notes.append(f"missing values by a mask: {shorten(told)}")
+    if still := [name for name in inputs if frame[name].nunique() < 2 and len(frame) > 1]:
+        survey.notes.append(f"{shorten(still)} never changes")
+
+
+def _find_mark(values: "pd.Series[Any]") -> float | None:
+    """A number such as -999 that several cells have, far from all others, as programs write what is missing."""
+    given = np.unique(values.dropna().to_numpy(dtype=np.float64))
+    for mark, rest in ((given[0], given[1:]), (given[-1], given[:-1])) if len(given) > 2 else ():
+        far = np.abs(rest - mark).min() > 3 * (rest.max() - rest.min())
+        if far and re.fullmatch(r"-?9{2,}|-?8{2,}", f"{mark:.0f}") and (values == mark).sum() > 1:
+            return float(mark)
+    return None

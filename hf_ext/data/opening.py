@@ -1,11 +1,11 @@
 """Sources of examples: files, folders, the Hub and mixtures of them, opened with `datasets`."""
 
+import contextlib
 import glob
 import os
 import re
 from collections import Counter
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,19 +24,22 @@ from hf_ext import __version__
 from ..errors import DataError
 from ..terminal import count_of
 from .about import METADATA, open_described, open_text_folders
-from .broken import UNOPENABLE, is_broken_picture
 from .builders import PictureFolder, RecordingFolder, TableFiles
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
+from .files import (
+    AUDIO_SUFFIXES,
+    UNOPENABLE,
+    find_tars,
+    first_files,
+    is_broken_picture,
+    is_broken_sound,
+    list_files,
+    refuse_cut_tars,
+)
 from .sequence_files import ARRAYS, open_arrays, open_sequences
-from .sound_files import AUDIO_SUFFIXES, is_broken_sound
 from .source import DataSource, SourcePart
 from .splits import SPLIT_WORDS, hold_out, make_part, slice_split
 from .tables import is_utf8
-from .tars import find_tars, refuse_cut_tars
-from .walking import list_files
-
-# Files of words that `datasets` reads.
-_WORD_SUFFIXES = {".txt", ".json", ".jsonl"}
 
 # What `datasets` reads files of an ending with.
 _MODULES = {".csv": "csv", ".tsv": "csv", ".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
@@ -48,9 +51,6 @@ PAIRS = (
     ("low", "high"), ("blur", "sharp"), ("blurry", "sharp"), ("blurred", "sharp"), ("rain", "clean"),
     ("hazy", "clear"), ("degraded", "clean"), ("source", "target"), ("a", "b"),
 )  # fmt: skip
-
-# Rows of parquet read at once: `datasets` takes as many as a file's first group has, and fails in an empty shard.
-_PARQUET_ROWS = 1000
 
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
 
@@ -107,29 +107,31 @@ def find_files(path: Any) -> list[str]:
     return [str(place)] if place.exists() else sorted(glob.glob(str(place), recursive=True))
 
 
-# The error of `datasets` lists four lines of irrelevant file name extensions.
-_FORMATS = re.compile(r"(?:Unable to find|Couldn't find any data file at) (\S+) with any supported extension \[.*\]")
-_SPLITS = re.compile(r'Unknown split ("\w+")\. Should be one of (\[.*?\])\.?')
+# What `datasets` says, of a format with four lines of file name extensions, in words for users.
+_KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy, .ts"
 _PLAIN = {
-    "invalid literal for int() with base 10: b": "a .cls file of webdataset, which holds a whole number, holds ",
+    r"(?:Unable to find|Couldn't find any data file at) (\S+) with any supported extension \[.*\]": (
+        rf"\1 contains no supported files; supported: {_KINDS}"
+    ),
+    r'Unknown split ("\w+")\. Should be one of (\[.*?\])\.?': (
+        r"there is no split \1, but \2: rename its folder or file, or set data.train.split"
+    ),
+    r"invalid literal for int\(\) with base 10: b": "a .cls file of webdataset, which holds a whole number, holds ",
     'Instruction "train" corresponds to no data!': "it holds no example",
 }
-_KINDS = "pictures, sounds, texts, CSV, TSV, JSON lines, parquet, NumPy, .ts"
 
 
-def _reasons(error: BaseException) -> str:
+def _reasons(error: BaseException | None) -> str:
     # datasets wraps the informative exception in "An error occurred".
     texts: list[str] = []
-    found: BaseException | None = error
-    while found is not None:
-        text = _FORMATS.sub(rf"\1 contains no supported files; supported: {_KINDS}", " ".join(str(found).split()))
+    while error is not None:
+        text = " ".join(str(error).split())
         for words, plain in _PLAIN.items():
-            text = text.replace(words, plain)
-        text = _SPLITS.sub(r"there is no split \1, but \2: rename its folder or file, or set data.train.split", text)
-        text = text or type(found).__name__
+            text = re.sub(words, plain, text)
+        text = text or type(error).__name__
         if not any(text in known for known in texts):
             texts.append(text)
-        found = found.__cause__
+        error = error.__cause__
     return " ← ".join(text.rstrip(".") for text in texts) + "."
 
 
@@ -141,14 +143,11 @@ def _advice(section: str) -> str:
 
 
 def _refuse_capital_splits(folder: Path, tables: bool) -> None:
-    """
-    Refuses folders Train and Test: `datasets` knows splits in lower case only, and would join these.
-
-    Files of series, such as GunPoint_TRAIN.tsv, are found in any case.
-    """
+    """Refuses folders Train and Test, which `datasets` would join. Files of series are found in any case."""
     places = [path for path in folder.iterdir() if tables or path.is_dir()]
-    names = [path.name for path in places if path.name.partition(".")[0].casefold() in SPLIT_WORDS]
-    wrong = sorted(name for name in names if name.partition(".")[0] not in SPLIT_WORDS)
+    words = {path.name: path.name.partition(".")[0] for path in places}
+    names = [name for name, word in words.items() if word.casefold() in SPLIT_WORDS]
+    wrong = sorted(name for name in names if words[name] not in SPLIT_WORDS)
     if len(names) > 1 and wrong:
         raise DataError(
             f"{folder} has {', '.join(wrong)}: only lower-case names are recognised as splits (small letters), and "
@@ -170,26 +169,28 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         _require_split(found, source.split)
     if source.rows != "examples":
         return open_sequences(found, source)
-    # The first files are enough for a folder of a million pictures.
-    looked_at = [*islice(list_files(*found), 10_000)]
+    looked_at = first_files(*found)
     sounds = any(file.suffix.lower() in AUDIO_SUFFIXES for file in looked_at)
-    if (data := _open_here(first, found, source, sounds)) is not None:
+    if (data := _open_here(first, len(found) == 1, source, sounds)) is not None:
         return data.to_iterable_dataset(num_shards=min(64, len(data))) if source.streaming else data
+    if not sounds:
+        # Of the files of a folder, beginnings are enough.
+        _refuse_unreadable(looked_at, 0 if first.is_dir() else 64)
     # `datasets` names a data set by its folder, but "." has no name.
     folder, files = str((first if first.is_dir() else first.parent).resolve()), dict[str, Any]()
     if chained := next((place for place in (folder, *map(str, looked_at)) if "::" in place), None):
         raise DataError(f"{chained} has :: in its name, which `datasets` reads as a place in an archive: rename it.")
     # `datasets` knows no .CSV and no .Jpg.
     usual = Counter(file.suffix for file in looked_at).most_common(1)[0][0] if looked_at else ""
+    module = _MODULES.get(usual.lower()) if usual != usual.lower() else None
     linked = any(Path(place, name).is_symlink() for place, names, _ in os.walk(first) for name in names)
-    if first.is_dir() and (linked or glob.has_magic(folder) or (usual != usual.lower() and usual.lower() in _MODULES)):
-        files = _find_splits(Path(folder), ".wav" if sounds else usual)
-    elif not first.is_dir():
+    if not first.is_dir():
         # `data_files` with the split's name makes any split work; `datasets` would read brackets as patterns.
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
+    elif linked or glob.has_magic(folder) or module:
+        files = _find_splits(Path(folder), ".wav" if sounds else usual)
     if sounds:
         return _build(RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder), source)
-    module = _MODULES.get(usual.lower()) if usual != usual.lower() else None
     builder = datasets.load_dataset_builder(module or folder, source.name, data_files=files or None)
     given = dict[str, Any](dataset_name=builder.dataset_name, data_files=builder.config.data_files, base_path=folder)
     if isinstance(builder, Csv):
@@ -220,8 +221,11 @@ def _find_splits(folder: Path, ending: str) -> dict[str, DataFilesList]:
 def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
     path = str(source.path)
     name, _, revision = path.partition("@")
-    is_local = path.startswith((".", "/", "~")) or glob.has_magic(path)
-    if is_local or ("/" not in name and not _is_on_hub(name)):
+    is_local, known = path.startswith((".", "/", "~")) or glob.has_magic(path), "/" in name
+    # `datasets` would load anything of that name from its cache, such as an earlier state of a moved folder.
+    with contextlib.suppress(OSError, ValueError, httpx2.TransportError):
+        known = known or (not is_local and HfApi().repo_exists(name, repo_type="dataset"))
+    if is_local or not known:
         confirmed = "" if is_local else " (the Hub confirms no data set of that name)"
         raise SourceError(
             f"no data at {path}{confirmed}: give a folder, a data file, a pattern of files or a Hub data set id, "
@@ -231,18 +235,18 @@ def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
 
 
 def _build(builder: datasets.DatasetBuilder, source: DataSource) -> AnyDataset:
-    """The split of a builder."""
     if isinstance(builder.config, ParquetConfig):
-        builder.config.batch_size = _PARQUET_ROWS
+        # `datasets` reads as many rows at once as a file's first group has, and fails in an empty shard.
+        builder.config.batch_size = 1000
     if source.streaming:
         return builder.as_streaming_dataset(split=source.split)
     builder.download_and_prepare()
     return builder.as_dataset(split=source.split)
 
 
-def _open_here(first: Path, found: list[str], source: DataSource, sounds: bool) -> datasets.Dataset | None:
+def _open_here(first: Path, alone: bool, source: DataSource, sounds: bool) -> datasets.Dataset | None:
     """Opens arrays, pairs and described files; None if there are none."""
-    if len(found) == 1 and first.suffix.lower() in ARRAYS:
+    if alone and first.suffix.lower() in ARRAYS:
         return open_arrays(first, source.split)
     if source.pairs or ((first / "lq").is_dir() and (first / "hq").is_dir()):
         return _paired_folder(first, tuple(source.pairs or ("lq", "hq")), source)
@@ -251,16 +255,12 @@ def _open_here(first: Path, found: list[str], source: DataSource, sounds: bool) 
         if source.split.partition("[")[0] != (data.split or "train"):
             raise DataError(f"{first} holds the split {data.split or 'train'} alone.")
         return data.select(slice_split(source.split, len(data)))
-    if first.is_dir():
-        endings, column = (AUDIO_SUFFIXES, "audio") if sounds else (IMAGE_SUFFIXES, "image")
-        data = open_described(first, source, endings, column, datasets.Image(decode=not sounds))
-        if data is None and not sounds:
-            data = open_text_folders(first, source)
-        if data is not None:
-            return data
-    if not sounds:
-        _refuse_unreadable(first, found)
-    return None
+    if not first.is_dir():
+        return None
+    if sounds:
+        return open_described(first, source, AUDIO_SUFFIXES, "audio", datasets.Image(decode=False))
+    pictures = open_described(first, source, IMAGE_SUFFIXES, "image", datasets.Image())
+    return open_text_folders(first, source) if pictures is None else pictures
 
 
 def _require_split(files: list[str], split: str) -> None:
@@ -277,14 +277,12 @@ def _require_split(files: list[str], split: str) -> None:
         )
 
 
-def _refuse_unreadable(first: Path, found: list[str]) -> None:
+def _refuse_unreadable(files: list[Path], megabytes: int) -> None:
     """Refuses texts and JSON lines that `datasets` would misread or crash at."""
-    # The beginnings of some files are enough for a folder.
-    files = islice(list_files(*found), 10_000)
-    words = [file for file in files if file.suffix.lower() in _WORD_SUFFIXES and file.is_file()]
+    words = [file for file in files if file.suffix.lower() in (".txt", ".json", ".jsonl")]
     if null := next(filter(_has_null_row, words), None):
         raise DataError(f"{null} has a row that is null: remove the line, or replace it by {{}}.")
-    if foreign := next((file for file in words if not is_utf8(file, 0 if first.is_dir() else 64)), None):
+    if foreign := next((file for file in words if not is_utf8(file, megabytes)), None):
         kind = "UTF-16" if b"\0" in foreign.read_bytes()[:64] else "CP1252"
         raise DataError(f"{foreign} is not UTF-8: convert it, as with iconv -f {kind} -t UTF-8 {foreign.name}.")
 
@@ -299,25 +297,14 @@ def _has_null_row(file: Path) -> bool:
         return first == b"null" or (first[:1] == b"{" != first and b"null" in map(bytes.strip, rows))
 
 
-def _is_on_hub(name: str) -> bool:
-    """True if a Hub says that it has a data set."""
-    # `datasets` would load anything of that name from its cache, such as an earlier state of a moved folder.
-    try:
-        HfApi().dataset_info(name)
-    except (OSError, ValueError, httpx2.TransportError):
-        return False
-    return True
-
-
 def _read_as_files(data: AnyDataset) -> AnyDataset:
     """Columns of bytes, as pandas writes files to parquet, as pictures; sounds as files that the tasks decode."""
     for name, kind in (data.features or {}).items():
         if isinstance(kind, datasets.Audio):
             data = data.cast_column(name, datasets.Audio(decode=False))
         is_file = isinstance(kind, dict) and {*kind} == {"bytes", "path"}
-        if isinstance(data, datasets.Dataset) and (
-            is_file or getattr(kind, "dtype", "") in ("binary", "large_binary")
-        ):
+        is_file = is_file or getattr(kind, "dtype", "") in ("binary", "large_binary")
+        if is_file and isinstance(data, datasets.Dataset):
             held = next((cell for cell in data[name] if cell), None)
             value = held if isinstance(held, dict) else {"bytes": held, "path": None}
             if not is_broken_picture(value):
@@ -342,17 +329,12 @@ def _join(data: list[AnyDataset], parts: list[SourcePart]) -> AnyDataset:
             data = _agree_on_classes(data, name)
         # `.txt` and `.csv` have types of their own for the same text: those of the first part count.
         data = [part.cast(data[0].features) for part in data]
-    weights = [part.weight for part in parts]
-    if all(weight is None for weight in weights):
+    if all(part.weight is None for part in parts):
         return datasets.concatenate_datasets(data)
-    shares = [1.0 if weight is None else weight for weight in weights]
+    shares = [1.0 if part.weight is None else part.weight for part in parts]
     # An epoch contains every example at least once, and repeats examples of a part whose weight exceeds its size.
-    return datasets.interleave_datasets(
-        data,
-        probabilities=[share / sum(shares) for share in shares],
-        seed=0,
-        stopping_strategy="all_exhausted",
-    )
+    chances = [share / sum(shares) for share in shares]
+    return datasets.interleave_datasets(data, probabilities=chances, seed=0, stopping_strategy="all_exhausted")
 
 
 def _agree_on_classes(data: list[AnyDataset], name: str) -> list[AnyDataset]:
@@ -376,19 +358,15 @@ def renumber_classes(data: AnyDataset, column: str, names: list[str]) -> AnyData
     """The same data, whose classes in a column have the numbers of their names in a list."""
     assert data.features is not None
     kind, before = datasets.ClassLabel(names=names), data.features[column].names
+    # Streams of folders give names; what has no class, None or -1, stays so.
     numbers = {key: names.index(word) for key, word in [*enumerate(before), *zip(before, before, strict=True)]}
     kinds = datasets.Features({**data.features, column: kind})
-
-    # Streams of folders give names; what has no class, None or -1, stays so.
-    def renumber(label: Any) -> Any:
-        return numbers.get(label, label)
-
     if isinstance(data, datasets.IterableDataset):
         # Not decoded on the way, where a broken picture would end the stream: who reads it decodes.
         raw = data.decode(False)
         raw_kinds = datasets.Features({**(raw.features or {}), column: kind})
-        return raw.map(lambda row: {column: renumber(row[column])}, features=raw_kinds).cast(kinds)
-    labels = [renumber(label) for label in data.with_format(None)[column][:]]
+        return raw.map(lambda row: {column: numbers.get(row[column], row[column])}, features=raw_kinds).cast(kinds)
+    labels = [numbers.get(label, label) for label in data.with_format(None)[column][:]]
     changed = data.remove_columns(column).add_column(column, labels, feature=kind)
     return changed.select_columns(list(kinds))
 
@@ -397,12 +375,10 @@ def match_classes(data: Any, task: Any, training: bool = False) -> Any:
     """The same data, whose classes have the numbers that a task knows their names by; of other tasks as it is."""
     if hasattr(task, "see_labels"):
         task.see_labels(data)
-    known: list[str] | None = getattr(task, "known_classes", None)
+    known: list[str] = getattr(task, "known_classes", None) or []
     kind = (data.features or {}).get(task.label_column) if known else None
-    if not known or not isinstance(kind, datasets.ClassLabel) or kind.names == known:
-        return data
     # ImageNet has two cranes: such names tell nothing.
-    if len({*known}) < len(known):
+    if not isinstance(kind, datasets.ClassLabel) or kind.names == known or len({*known}) < len(known):
         return data
     strange = [name for name in kind.names if name not in known]
     if not strange:
@@ -419,11 +395,10 @@ def match_classes(data: Any, task: Any, training: bool = False) -> Any:
 
 def find_pairs(place: Path, names: tuple[str, ...] = ()) -> tuple[str, str] | None:
     """The folders of inputs and targets: the given ones, or two with usual names."""
-    if not place.is_dir():
-        return None
-    folders = {folder.name.lower(): folder.name for folder in place.iterdir() if folder.is_dir()}
-    for given, wanted in [names] if names else PAIRS:
-        if given.lower() in folders and wanted.lower() in folders and (names or len(folders) == 2):
+    inside = place.iterdir() if place.is_dir() else ()
+    folders = {folder.name.lower(): folder.name for folder in inside if folder.is_dir()}
+    for given, wanted in [names] if names else PAIRS if len(folders) == 2 else ():
+        if given.lower() in folders and wanted.lower() in folders:
             found = folders[given.lower()], folders[wanted.lower()]
             first, second = ({*_pictures(place / name)} for name in found)
             # Folders of classes have names of their own.
@@ -433,7 +408,6 @@ def find_pairs(place: Path, names: tuple[str, ...] = ()) -> tuple[str, str] | No
 
 
 def _pictures(folder: Path) -> dict[str, Path]:
-    """The pictures of a folder, by their names without endings."""
     endings = IMAGE_SUFFIXES | CAMERA_SUFFIXES
     files = sorted(file for file in list_files(folder) if file.suffix.lower() in endings)
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}

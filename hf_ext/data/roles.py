@@ -1,9 +1,10 @@
 """Detection of the roles of a table's columns: time, series, label, inputs."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,8 @@ import pandas as pd
 
 from ..errors import DataError
 from ..terminal import count_of
-from .groups import GROUPS
-from .labels import class_name
-from .numbers import find_filled, is_number
+from .cells import class_name, find_filled, is_clock, is_dated, is_number, seconds_of, to_seconds
 from .tables import LABEL, Table, option, shorten
-from .times import is_clock, is_dated, seconds_of, to_seconds
 
 TIME = re.compile(
     r"(time|date|ds$|ts$|epoch|zeit|datum|step|steps|year|timestamp|datetime).*|.*(_|\b)(time|date|timestamp)",
@@ -32,6 +30,21 @@ _SERIES = re.compile(
     r"([ _-]?(id|no|number))?",
     re.IGNORECASE,
 )
+# Columns that say from whom or where an example comes. Examples of one speaker resemble one another: a model that has
+# heard one of them knows the others, so that they stay together, and the number of a speaker is no input.
+_PERSONS = (
+    "speaker|spk|subject|subj|patient|person|user|participant|animal|client|customer|author|writer|reader|singer|child"
+    "|student|driver|donor|volunteer|player|worker|mouse|sprecher(in)?|proband(in)?|nutzer(in)?|kunden?|autor(in)?"
+    "|locuteur|sujet|utilisateur|auteur|hablante|paciente|sujeto|usuario|cliente|paziente|utente"
+)
+_OTHERS = (
+    "group|session|recording|device|machine|household|family|hospital|site|lot|batch|thread|conversation|dialogue"
+    "|document|doc|article|video|clip|movie|song|slide|plate|case|visit|trial|fold"
+)
+PERSONS, GROUPS = (
+    re.compile(rf"({names})s?([ _-]?(id|no|nr|number|nummer|name|code|key|uuid))?", re.IGNORECASE)
+    for names in (_PERSONS, f"{_PERSONS}|{_OTHERS}")
+)
 # Numbers with a sign or a unit: 5 %, $5, 5 kg, (5) of accountants.
 _SIGNED = re.compile(r"[-+(\u2212]?([$€£¥]?)\s*[-+]?[\d.,]+\s*([^\d\s.,()]{0,8})\)?")
 # A row with this many numbers and rising column names is a series: t0, V1, 400.5, h06:30, 0.5 s.
@@ -42,10 +55,10 @@ _PARTS = re.compile(r"year|quarter|month|week|day|hour|minute", re.IGNORECASE)
 _JOIN = "join them into one column"
 # A column with a larger share of different texts contains prose or row names.
 _REPEATS = 0.5
-# So many different values are not in one order by chance.
-_COPIED = 7
 # Sizes of numbers that are nano-, micro- and milliseconds since 1970, and how many a second has.
 _EPOCHS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
+# Units and their least lengths in seconds.
+_UNITS = {"years": 365 * 86400, "months": 28 * 86400, "days": 86400, "hours": 3600, "min": 60}
 
 
 @dataclass(frozen=True)
@@ -65,67 +78,57 @@ class Hints:
 
 @dataclass
 class Roles:
-    """
-    Roles of the columns of a table.
+    """Roles of the columns of a table: label, time, names of series, and the inputs, numbers that a model gets."""
 
-    Args:
-        layout (`str`): `"positions"`: a row is a step of a series; `"series"`: a row is a series; `"texts"`.
-        inputs (`list[str]`): The columns of numbers that a model gets.
-        label (`str`, *optional*): The column of the class.
-        time, series (`str`, *optional*): The column of the time, and of the series' names.
-        left_out (`dict[str, str]`): Unused columns with the reason.
-        notes (`list[str]`): Sentences on the interpretation of the time.
-        problems (`list[str]`): Problems that must be fixed before training.
-    """
-
+    # "positions": a row is a step of a series; "series": a row is a series; "texts"
     layout: str
     inputs: list[str]
     label: str | None = None
     time: str | None = None
     series: str | None = None
+    # Unused columns with the reason
     left_out: dict[str, str] = field(default_factory=dict)
+    # Sentences on the interpretation of the time, and on what must be fixed before training
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 def find_roles(table: Table, hints: Hints) -> Roles:
     """
-    Finds the roles of a table's columns.
-
-    Raises:
-        DataError: If a given column is missing, or several columns could have one role; the message names the flag to
-        use.
+    Finds the roles of a table's columns. Raises a [`DataError`] if a given column is missing, or several columns could
+    have one role; the message names the flag to use.
     """
     frame = table.frame
     named = [name for name in (hints.label, hints.time, hints.series, *hints.inputs) if name is not None]
     if absent := [name for name in named if name not in frame.columns]:
         raise DataError(f"there is no column {absent[0]!r}; the columns are {shorten(list(frame.columns))}")
-    label = hints.label or _only([name for name in frame if LABEL.fullmatch(str(name))], "a label", "--label")
+    label = hints.label or _only([*filter(LABEL.fullmatch, frame)], "a label", "--label")
     numbers = [name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
     if table.nameless and label is None:
         label = _nameless_label(frame)
-    texts = [str(name) for name in _without(frame, numbers, [label])]
-    steps = [name for name in numbers if name != label]
-    if (wide := _find_wide(table, steps, label, hints)) is not None:
+    if (wide := _find_wide(table, _without(numbers, [label]), label, hints)) is not None:
         return wide
     series = hints.series or _find_series(frame, label)
     time = hints.time or _find_time(frame, _without(frame, [label, series]), series)
-    if time is None and not hints.inputs:
-        _refuse_parts(numbers)
-    columns = dict(frame.items())
-    known = [time, series]
-    times = [name for name in _without(texts, known) if to_seconds(columns[name]) is not None]
-    others = _without(texts, known, times)
-    named = [name for name in numbers if GROUPS.fullmatch(str(name)) or _is_copy(frame, name, label)]
-    inputs = list(hints.inputs) or _without(numbers, [label], known, named) or _without(numbers, [label], known)
+    # As channels the parts of a time would be learned.
+    parts = [*filter(_PARTS.fullmatch, numbers)] if time is None and not hints.inputs else []
+    if len(parts) > 1 and "year" in map(str.lower, parts):
+        raise DataError(f"{shorten(parts)} hold the time in parts: {_JOIN}, as in 2024-12-31")
+    columns, known = dict(frame.items()), [label, time, series]
+    texts = _without(frame, numbers, known)
+    times = [name for name in texts if to_seconds(columns[name]) is not None]
+    others = _without(texts, times)
+    named = [name for name in numbers if GROUPS.fullmatch(name) or _is_copy(frame, name, label)]
+    inputs = list(hints.inputs) or _without(numbers, known, named) or _without(numbers, known)
     prose = [name for name in others if is_prose(columns[name])]
     # One word a row, seldom the same, beside numbers: keys, serial numbers.
-    names = [name for name in _without(others, prose) if _names_rows(columns[name])]
+    words = {name: _list_words(columns[name]) for name in _without(others, prose)}
+    names = [name for name, cells in words.items() if len({*cells}) > max(2, _REPEATS * len(cells))]
     if all(map(TIME.fullmatch, prose)) and not hints.inputs:
         _refuse_unread(frame, others, not inputs)
     if not inputs:
         names, prose = [], prose + names
-    wrong = [name for name in hints.inputs if name not in numbers]
+    wrong = _without(hints.inputs, numbers)
     if wrong and {*wrong} != {*hints.inputs} - {*times}:
         raise DataError(f"{shorten(wrong)} holds no numbers: name inputs that are all texts, or all numbers")
     if not inputs or wrong or (prose and not hints.inputs):
@@ -143,21 +146,14 @@ def find_roles(table: Table, hints: Hints) -> Roles:
         )
     left_out = dict.fromkeys(others, "texts") | dict.fromkeys(names, "names of the rows")
     left_out |= dict.fromkeys(times, "another time")
-    roles = Roles("positions", inputs, label, time, series, left_out)
-    roles.left_out |= dict.fromkeys(_without(numbers, inputs, [label], known), "not among the inputs")
+    left_out |= dict.fromkeys(_without(numbers, inputs, known), "not among the inputs")
     told = "names the group or the class; --inputs takes it all the same"
-    roles.left_out |= dict.fromkeys(_without(named, inputs, [label], known), told)
+    left_out |= dict.fromkeys(_without(named, inputs, known), told)
+    roles = Roles("positions", inputs, label, time, series, left_out)
     if not hints.inputs and (joined := find_joined(frame, roles)) is not None:
         raise DataError(f"{joined}; if all rows are one series, name the columns to read: --inputs NAME,NAME")
     _judge(frame, roles)
     return roles
-
-
-def _refuse_parts(numbers: list[Any]) -> None:
-    """Refuses a time whose year and month are a column each: as channels they would be learned."""
-    parts = [str(name) for name in numbers if _PARTS.fullmatch(str(name))]
-    if len(parts) > 1 and "year" in map(str.lower, parts):
-        raise DataError(f"{shorten(parts)} hold the time in parts: {_JOIN}, as in 2024-12-31")
 
 
 def _refuse_unread(frame: pd.DataFrame, others: list[str], alone: bool) -> None:
@@ -187,8 +183,8 @@ def find_joined(frame: pd.DataFrame, roles: Roles) -> str | None:
     if not keys or (roles.time is not None and not is_clock(frame[roles.time])):
         return None
     # A column of times may have any name.
-    named = filter(_may_rise, frame)
-    for name in dict.fromkeys([*named, *(name for name, why in roles.left_out.items() if why == "another time")]):
+    times = [name for name, why in roles.left_out.items() if why == "another time"]
+    for name in dict.fromkeys([*filter(_may_rise, frame), *times]):
         for chosen in (chosen for count in (1, 2, 3) for chosen in combinations(keys, count)):
             if _is_time_of(frame, name, [*known, *chosen]) and not _is_time_of(frame, name, known):
                 together = [*known, *chosen]
@@ -197,9 +193,8 @@ def find_joined(frame: pd.DataFrame, roles: Roles) -> str | None:
     return None
 
 
-def _may_rise(name: Any) -> bool:
-    """True for the name of a column of times."""
-    return bool(TIME.fullmatch(str(name)) or _RISING.fullmatch(str(name)))
+def _may_rise(name: str) -> bool:
+    return bool(TIME.fullmatch(name) or _RISING.fullmatch(name))
 
 
 def _is_time_of(frame: pd.DataFrame, name: Any, keys: list[str]) -> bool:
@@ -213,45 +208,41 @@ def _is_copy(frame: pd.DataFrame, name: Any, label: str | None) -> bool:
         return False
     given = frame[[name, label]].dropna()
     classes, pairs = given[label].nunique(), given.drop_duplicates()
-    if pd.api.types.is_numeric_dtype(frame[label].dtype) and classes > _COPIED:
+    # More than seven values are not in one order by chance.
+    if pd.api.types.is_numeric_dtype(frame[label].dtype) and classes > 7:
         ranks = pairs.rank()
         return len(pairs) == classes and pairs[name].nunique() == classes and abs(ranks.corr().iloc[0, 1]) > 1 - 1e-9
     return len(pairs) == classes == given[name].nunique() and 1 < classes <= 0.5 * len(given)
 
 
-def _without(names: Iterable[Any], *others: Iterable[Any]) -> list[Any]:
-    known = {name for group in others for name in group}
+def _without(names: Iterable[str], *others: Iterable[str | None]) -> list[str]:
+    known = {*chain(*others)}
     return [name for name in names if name not in known]
 
 
-def _only(names: list[Any], what: str, flag: str) -> str | None:
+def _only(names: list[str], what: str, flag: str) -> str | None:
     if len(names) > 1:
         raise DataError(f"{shorten(names)} may each be {what}: choose one with {flag}, for instance {flag} {names[0]}")
-    return str(names[0]) if names else None
+    return names[0] if names else None
 
 
-def step_columns(names: list[Any]) -> list[str]:
+def step_columns(names: list[str]) -> list[str]:
     """The columns that count the steps of a series in each row, `t0`, `t1` or `0.5 s`, `1.0 s`; none otherwise."""
     groups = _count_up(names)
     return groups[0] if len(groups) == 1 and len(groups[0]) >= 0.8 * len(names) else []
 
 
-def _count_up(names: list[Any]) -> list[list[str]]:
+def _count_up(names: list[str]) -> list[list[str]]:
     """Names that differ in a number alone, which rises, at least so many that they may be steps."""
-    groups: dict[tuple[str, str], list[tuple[float, str]]] = {}
-    for name in map(str, names):
+    groups: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for name in names:
         if (part := _COUNTED.fullmatch(name)) is not None:
-            place = float(part[2].replace(":", "."))
-            groups.setdefault((part[1], part[3]), []).append((place, name))
-    rising = [
-        [name for _, name in group]
-        for group in groups.values()
-        if all(after > before for (before, _), (after, _) in zip(group[:-1], group[1:], strict=True))
-    ]
-    return [group for group in rising if len(group) >= _WIDE]
+            groups[part[1], part[3]][name] = float(part[2].replace(":", "."))
+    found = [[*group] for group in groups.values() if (np.diff([*group.values()]) > 0).all()]
+    return [group for group in found if len(group) >= _WIDE]
 
 
-def _find_wide(table: Table, names: list[Any], label: str | None, hints: Hints) -> Roles | None:
+def _find_wide(table: Table, names: list[str], label: str | None, hints: Hints) -> Roles | None:
     """A table whose rows are series; None where a row is a step. Refuses one that may be either."""
     frame, groups = table.frame, _count_up(names)
     if hints.time is not None or hints.series is not None or hints.inputs:
@@ -276,18 +267,17 @@ def _find_wide(table: Table, names: list[Any], label: str | None, hints: Hints) 
             "the other columns out of the file, or save series of several channels as arrays [examples, steps, "
             "channels] in an .npz"
         )
-    held = {*names}
-    return Roles("series", steps, label, left_out={str(name): "no step" if name in held else "texts" for name in rest})
+    return Roles("series", steps, label, left_out={name: "no step" if name in names else "texts" for name in rest})
 
 
 def _nameless_label(frame: pd.DataFrame) -> str | None:
     """The first or the last column, where one of them holds few whole numbers."""
-    ends = [str(frame.columns[0]), str(frame.columns[-1])]
-    fit = [name for name in ends if _is_class(frame[name])]
+    first, *_, last = frame.columns
+    fit = [name for name in (first, last) if _is_class(frame[name])]
     if len(fit) > 1:
         raise DataError(
             "the columns have no names, and both the first and the last hold classes: say which is the label, "
-            f"{option('label', ends[0])} or {option('label', ends[1])}"
+            f"{option('label', first)} or {option('label', last)}"
         )
     return fit[0] if fit else None
 
@@ -308,11 +298,6 @@ def is_prose(values: "pd.Series[Any]") -> bool:
     )
 
 
-def _names_rows(values: "pd.Series[Any]") -> bool:
-    cells = _list_words(values)
-    return len(set(cells)) > max(2, _REPEATS * len(cells))
-
-
 def _list_words(values: "pd.Series[Any]") -> list[str]:
     """The cells of a column of words; none where most have no letters, such as numbers with signs."""
     held = values.to_numpy(dtype=object)
@@ -321,19 +306,17 @@ def _list_words(values: "pd.Series[Any]") -> list[str]:
 
 
 def _share(pattern: str, cells: list[str]) -> float:
-    """The share of cells that contain a pattern."""
-    search = re.compile(pattern).search
-    return sum(search(cell) is not None for cell in cells) / len(cells)
+    return sum(re.search(pattern, cell) is not None for cell in cells) / len(cells)
 
 
 def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
-    """The column that names series."""
+    named = [name for name in frame if name != label and _SERIES.fullmatch(name)]
     found = [
-        str(name)
-        for name in frame
-        if name != label and _SERIES.fullmatch(str(name)) and 1 < frame[name].nunique() <= _REPEATS * len(frame)
-        and (not pd.api.types.is_numeric_dtype(frame[name].dtype) or bool((frame[name].dropna() % 1 == 0).all()))
-    ]  # fmt: skip
+        name
+        for name in named
+        if 1 < frame[name].nunique() <= _REPEATS * len(frame)
+        and (not pd.api.types.is_numeric_dtype(frame[name].dtype) or (frame[name].dropna() % 1 == 0).all())
+    ]
     if len(found) > 1:
         for time in filter(_may_rise, frame):
             fit = [name for name in found if _is_time_of(frame, time, [name])]
@@ -346,19 +329,17 @@ def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
     return found[0] if found else None
 
 
-def _find_time(frame: pd.DataFrame, names: list[Any], series: str | None) -> str | None:
+def _find_time(frame: pd.DataFrame, names: list[str], series: str | None) -> str | None:
     written, counted, columns = [], [], dict(frame.items())
     for place, name in enumerate(names):
-        values, strong = columns[name], bool(TIME.fullmatch(str(name)))
-        if pd.api.types.is_numeric_dtype(values.dtype):
+        values, strong, named = columns[name], bool(TIME.fullmatch(name)), _may_rise(name)
+        if not pd.api.types.is_numeric_dtype(values.dtype):
+            written += [name] if (named or place == 0) and to_seconds(values) is not None else []
+        elif named and len(values) > 1:
             kept = [values] if series is None else [part for _, part in values.groupby(frame[series])]
-            rising = all(part.is_monotonic_increasing and part.is_unique for part in kept)
-            mixed = all(part.is_unique for part in kept) and (strong or all(map(_is_even, kept)))
-            named = strong or _RISING.fullmatch(str(name))
-            if len(values) > 1 and named and (mixed or (rising and not strong)):
-                counted.append(str(name))
-        elif (strong or place == 0 or _RISING.fullmatch(str(name))) and to_seconds(values) is not None:
-            written.append(str(name))
+            unique = all(part.is_unique for part in kept)
+            rising = not strong and all(part.is_monotonic_increasing for part in kept)
+            counted += [name] if unique and (strong or rising or all(map(_is_even, kept))) else []
     if len(written) == 2 and sum(is_clock(columns[name]) for name in written) == 1:
         raise DataError(f"{' and '.join(written)} hold a date and a time of day: {_JOIN}")
     # A date says more than the year beside it.
@@ -373,34 +354,30 @@ def _is_even(values: "pd.Series[Any]") -> bool:
 
 def _judge(frame: pd.DataFrame, roles: Roles) -> None:
     """Says what the times are: their span and step, and whether they are sorted, repeated, with gaps."""
-    named, parts = None, [np.arange(len(frame))]
-    if roles.series is not None:
-        named = frame[roles.series].map(class_name)
-        if unnamed := int(named.isna().sum()):
-            told = count_of(unnamed, "row names", "rows name")
-            roles.problems.append(f"{told} no series in {roles.series}: fill it in, or remove them")
-            return
-        parts = [np.asarray(found) for found in frame.groupby(named.to_numpy(), sort=False).indices.values()]
-    if roles.time is None:
+    parts = order_rows(frame, roles.series)
+    unnamed = 0 if roles.series is None else int(frame[roles.series].map(class_name).isna().sum())
+    if unnamed:
+        told = count_of(unnamed, "row names", "rows name")
+        roles.problems.append(f"{told} no series in {roles.series}: fill it in, or remove them")
+    if unnamed or roles.time is None:
         return
     cells = frame[roles.time]
-    times = seconds_of(cells, parts)
+    times = seconds_of(cells, [*parts.values()])
     if missing := int(np.isnan(times).sum()):
         roles.problems.append(f"{count_of(missing, 'row has', 'rows have')} no time in {roles.time}: remove them")
         return
-    if any((np.diff(times[part]) < 0).any() for part in parts):
+    if any((np.diff(times[part]) < 0).any() for part in parts.values()):
         roles.notes.append(f"the rows are not in the order of {roles.time}, and are sorted by it")
-    steps = np.concatenate([np.diff(np.sort(times[part])) for part in parts])
+    steps = np.concatenate([np.diff(np.sort(times[part])) for part in parts.values()])
     if not len(steps):
         return
-    dated = is_dated(cells)
     usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
-    step, least, most = (_length(float(size), dated, times) for size in (usual, steps.min(), steps.max()))
+    step, least, most = (_length(float(size), is_dated(cells), times) for size in (usual, steps.min(), steps.max()))
     first, last = cells.iloc[times.argmin()], cells.iloc[times.argmax()]
     roles.notes.insert(0, f"time in {roles.time}, {first} to {last}, a step of {step}")
     if repeated := int((steps == 0).sum()):
-        keys = pd.DataFrame({"time": times, "series": 0 if named is None else named.to_numpy()})
-        twice = cells[keys.duplicated().to_numpy()].iloc[0]
+        found = (rows[pd.Series(times[rows]).duplicated().to_numpy()] for rows in parts.values())
+        twice = cells.iloc[min(np.concatenate([*found]))]
         more = "" if roles.series else "; if they belong to several series, name their column: --series NAME"
         told = count_of(repeated, "row repeats", "rows repeat")
         roles.problems.append(f"{told} a time in {roles.time}, such as {twice}: keep one of each{more}")
@@ -414,16 +391,24 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
         roles.notes.append(f"{gaps}: the rows before and after are treated as neighbours")
 
 
+def order_rows(frame: pd.DataFrame, series: str | None, time: str | None = None) -> dict[Any, np.ndarray]:
+    """The rows of each series by its name, those of the only series by None, in the order of a time."""
+    groups = {None: np.arange(len(frame))} if series is None else frame.groupby(series, sort=False).indices
+    parts = {name: np.asarray(rows) for name, rows in groups.items()}
+    if time is not None:
+        order = seconds_of(frame[time], [*parts.values()])
+        parts = {name: rows[np.argsort(order[rows], kind="stable")] for name, rows in parts.items()}
+    return parts
+
+
 def _length(step: float, dated: bool, times: np.ndarray) -> str:
-    """A step of time in words."""
     largest = float(np.abs(times).max())
     if not dated and not largest > 1e8:
         return f"{step:g}"
     seconds = step if dated else step / next((size for limit, size in _EPOCHS if largest > limit), 1)
-    for size, unit in ((365 * 86400, "years"), (28 * 86400, "months"), (86400, "days"), (3600, "hours"), (60, "min")):
+    for unit, size in _UNITS.items():
         if seconds >= size:
-            # Months and years have days more or less.
-            count = seconds / {"months": 30.4375 * 86400}.get(unit, size)
+            count = seconds / (30.4375 * 86400 if unit == "months" else size)
             count = round(count) if abs(count - round(count)) < 0.1 else count
             return f"{count:.3g} {unit.removesuffix('s') if count == 1 else unit}"
     return f"{seconds:g} s"

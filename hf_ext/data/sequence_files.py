@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,12 @@ from hf_ext import __version__
 
 from ..errors import BROKEN_ARCHIVE, DataError
 from .about import METADATA, find_about, find_folder, match_rows, require_train
-from .groups import GROUPS
-from .labels import class_name
-from .numbers import is_number
-from .roles import step_columns
+from .cells import class_name, is_number, to_seconds
+from .files import list_files
+from .roles import GROUPS, order_rows, step_columns
 from .source import DataSource
 from .splits import SPLIT_WORDS, make_part, slice_split
 from .tables import read_table
-from .times import seconds_of, to_seconds
-from .walking import list_files
 
 logger = logging.get_logger(__name__)
 
@@ -36,28 +34,18 @@ ARRAYS = (".npy", ".npz")
 ARRAY_COLUMN = "values"
 # Of series that nothing is known of.
 UNLABELLED = "Series need labels: one for each, or a class for each position. For forecasts use statsmodels or sktime."
-_TIME = re.compile(r"\d{4}-\d\d-\d\d")
 # The column that numbers the file of a row.
 _ORIGIN = "the number of its file"
 
 
 def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
     """
-    Opens files of sequences.
+    Opens a folder or files of sequences: for each its columns as lists, `file`, `first_row`, and what is known of it:
+    `label`, the name of its folder, or its row of `metadata.csv`.
 
     Of a folder the files are those in the sub-folder that is named as the split, or in the folder itself; a slice of
-    the split takes some of them. If it is a single file, a slice takes a part of its rows: `train[:80%]`.
-
-    Args:
-        found (`list[str]`): A folder, or files.
-        source ([`DataSource`]): Its split, with or without a slice, and the columns of times and of series' names.
-
-    Returns:
-        `datasets.Dataset`: For each file its columns as lists, `file`, `first_row`, and what is known of it: `label`,
-        the name of its folder, or its row of `metadata.csv`.
-
-    Raises:
-        DataError: If there are no such files, or one cannot be read; with its name and line.
+    the split takes some of them. If it is a single file, a slice takes a part of its rows: `train[:80%]`. A
+    [`DataError`] about a file names it and the line.
     """
     split = source.split
     folder, files = _list_files(found, split)
@@ -92,40 +80,31 @@ def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
         "first": str(files[0]),
         "texts": {name: _is_text(values) for name, values in first.items()},
         "keys": (source.time, label),
-        "stamps": tuple(_stamp(files[index]) for index in kept),
+        # They change with a file.
+        "stamps": tuple((at.st_size, at.st_mtime_ns) for at in (files[index].stat() for index in kept)),
     }
-    columns = {name: _feature(values) for name, values in first.items()}
-    return _make(_generate_files, options, {**known, **columns}, split)
+    return _make(_generate_files, options, {**known, **{n: _feature(values) for n, values in first.items()}}, split)
 
 
 def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
-    """Tables whose rows are series: their numbers as the list `values`, and the label."""
-    label = source.column_of("label")
+    """Tables whose rows are series: their numbers as the list `values`, the label, and what names groups of them."""
+    label, named = source.column_of("label"), dict[str, list[Any]]()
     if files[0].suffix.lower() == TS:
-        parts = [read_ts(file) for file in files]
-        numbered, named = [series for found, _ in parts for series in found], dict[str, list[Any]]()
-        classes = [value for _, found in parts for value in found]
+        series, classes = ([*chain(*parts)] for parts in zip(*map(read_ts, files), strict=True))
     else:
-        numbered, classes, named = _read_rows(files, label)
+        frames = [read_table(file, label=label).frame for file in files]
+        kinds = frames[0].dtypes.drop(label, errors="ignore")
+        numbers = [name for name, kind in kinds.items() if pd.api.types.is_numeric_dtype(kind)]
+        numbers = [name for name in numbers if not GROUPS.fullmatch(name)]
+        # Columns of texts may name groups, such as patients.
+        groups = [*kinds.index.difference([*numbers, ARRAY_COLUMN], sort=False)]
+        steps = step_columns(numbers) or numbers
+        frame = _stack(files, frames, [*steps, label, *groups])
+        series = [trim(row) for row in frame[steps].to_numpy(dtype=np.float64)]
+        classes, named = frame[label].tolist(), {name: [*map(class_name, frame[name])] for name in groups}
     kind, labels = _column_of(classes)
-    texts = {name: list(map(class_name, groups)) for name, groups in named.items()}
-    features = {ARRAY_COLUMN: _feature(numbered[0]), label: kind}
-    data = make_part({ARRAY_COLUMN: numbered, label: labels, **texts}, features, source.split)
-    return data.with_format("numpy")
-
-
-def _read_rows(files: list[Path], label: str) -> tuple[list[np.ndarray], list[Any], dict[str, list[Any]]]:
-    """The series in the rows of tables, their labels, and the columns that name groups of them."""
-    tables = [read_table(file, label=label) for file in files]
-    numbers = {name for name, kind in tables[0].frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)}
-    rest = [str(name) for name in tables[0].frame if name != label]
-    # Columns of texts may name groups, such as patients.
-    groups = [name for name in rest if (name not in numbers or GROUPS.fullmatch(name)) and name != ARRAY_COLUMN]
-    names = [name for name in rest if name in numbers and name not in groups]
-    names = step_columns(names) or names
-    frame = _stack(files, [table.frame for table in tables], [*names, label, *groups])
-    told = {name: frame[name].tolist() for name in (label, *groups)}
-    return [trim(row) for row in frame[names].to_numpy(dtype=np.float64)], told.pop(label), told
+    features = {ARRAY_COLUMN: _feature(series[0]), label: kind}
+    return make_part({ARRAY_COLUMN: series, label: labels, **named}, features, source.split).with_format("numpy")
 
 
 def _stack(files: list[Path], frames: list[pd.DataFrame], needed: list[str]) -> pd.DataFrame:
@@ -185,15 +164,12 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
     frames = [read_table(file, label=label).frame for file in files]
     frame = _stack(files, frames, needed)
     _check_joined(frame.assign(**{_ORIGIN: np.repeat(range(len(files)), [*map(len, frames)])}), files, needed)
-    groups = [np.asarray(rows) for rows in frame.groupby(series, sort=False).indices.values()]
-    if source.time is not None:
-        order = seconds_of(frame[source.time], groups)
-        groups = [rows[np.argsort(order[rows], kind="stable")] for rows in groups]
+    groups = order_rows(frame, series, source.time)
     features: dict[str, Any] = {}
-    columns: dict[str, list[Any]] = {series: [class_name(frame[series].iloc[rows[0]]) for rows in groups]}
-    for name in (str(name) for name in frame.columns if name != series):
+    columns: dict[str, list[Any]] = {series: [*map(class_name, groups)]}
+    for name in (name for name in frame if name != series):
         values = plain_column(frame[name].rename("label" if name == label else name))
-        parts = [values[rows] for rows in groups]
+        parts = [values[rows] for rows in groups.values()]
         may_name = name == label or GROUPS.fullmatch(name) or _is_text(values)
         if may_name and all(map(_is_of_the_whole, parts)):
             features[name], columns[name] = _column_of([part[0] for part in parts])
@@ -235,7 +211,8 @@ def open_arrays(path: Path, split: str) -> datasets.Dataset:
     arrays = read_file(path)
     kept = slice_split(split, len(next(iter(arrays.values()))))
     features = {name: _feature(values[0]) for name, values in arrays.items()}
-    options = {"path": str(path), "stamp": _stamp(path), "first": kept.start, "stop": kept.stop}
+    stamp = path.stat().st_size, path.stat().st_mtime_ns
+    options = {"path": str(path), "stamp": stamp, "first": kept.start, "stop": kept.stop}
     return _make(_generate_rows, options, features, split)
 
 
@@ -249,8 +226,8 @@ def read_file(path: Path, time: str | None = None, label: str | None = None) -> 
             if time is not None and time not in frame.columns:
                 raise DataError(f"{path} has no column {time!r}, which was given as the time.")
             if time is not None:
-                frame = frame.iloc[np.argsort(seconds_of(frame[time]), kind="stable")]
-            columns = {str(name): plain_column(values) for name, values in frame.items()}
+                frame = frame.iloc[order_rows(frame, None, time)[None]]
+            columns = {name: plain_column(values) for name, values in frame.items()}
     except DataError:
         raise
     except (OSError, ValueError, TypeError, MemoryError, *BROKEN_ARCHIVE) as error:
@@ -278,15 +255,14 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     # A member of another ending is given as its bytes.
     if wrong := [name for name, array in arrays.items() if not getattr(array, "ndim", 0)]:
         raise DataError(f"{path} cannot be read: {', '.join(wrong)} is not an array with at least one axis.")
-    if odd := [name for name, array in arrays.items() if array.dtype.kind in "cV"]:
-        raise DataError(f"{path}: {odd[0]} holds complex numbers or records: save plain numbers, as channels.")
     # `datasets` knows no times, no numbers of 16 bytes, and one order of bytes.
-    arrays = {name: np.char.decode(array) if array.dtype.kind == "S" else array for name, array in arrays.items()}
     kinds: dict[str, Any] = {"g": np.float64, "m": str, "M": str}
-    return {
-        name: array.astype(kinds.get(array.dtype.char, array.dtype.newbyteorder("=")), copy=False)
-        for name, array in arrays.items()
-    }
+    for name, array in arrays.items():
+        if array.dtype.kind in "cV":
+            raise DataError(f"{path}: {name} holds complex numbers or records: save plain numbers, as channels.")
+        plain = np.char.decode(array) if array.dtype.kind == "S" else array
+        arrays[name] = plain.astype(kinds.get(plain.dtype.char, plain.dtype.newbyteorder("=")), copy=False)
+    return arrays
 
 
 def plain_column(values: "pd.Series[Any]") -> np.ndarray:
@@ -296,7 +272,8 @@ def plain_column(values: "pd.Series[Any]") -> np.ndarray:
         return values.to_numpy(dtype=np.float64, na_value=np.nan)
     if len(values) and isinstance(values.iloc[0], list | np.ndarray):
         raise DataError(f"column {values.name!r} contains lists, so its rows are examples and not steps")
-    if pd.api.types.is_datetime64_any_dtype(kind) or _TIME.match(str(values.iloc[0] if len(values) else "")):
+    first = str(values.iloc[0]) if len(values) else ""
+    if pd.api.types.is_datetime64_any_dtype(kind) or re.match(r"\d{4}-\d\d-\d\d", first):
         # A long table with a time in each row: as texts they would take longer to read than all else.
         seconds = to_seconds(values)
         if seconds is not None:
@@ -321,21 +298,21 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
             f"{place} has the folder {other[0]!r}, another split, and none of the name 'train': move the training "
             "files into a folder 'train'."
         )
-    files = sorted(
-        file for file in list_files(folder.resolve()) if file.suffix.lower() in SUFFIXES and file.name not in METADATA
-    )
+    files = sorted(filter(_is_sequence, list_files(folder.resolve())))
     files = (split_files(files, name) if held else []) or files
     if not files:
         raise DataError(f"{folder} contains no files of type {', '.join(SUFFIXES)}; each file is one sequence.")
     return folder.resolve(), files
 
 
+def _is_sequence(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES and file.name not in METADATA
+
+
 def split_files(files: list[Path], name: str) -> list[Path]:
     """The files of a split, where all are called by one: GunPoint_TRAIN.tsv beside GunPoint_TEST.tsv."""
     found: dict[Path, str] = {}
-    for file in files:
-        if file.suffix.lower() not in SUFFIXES or file.name in METADATA:
-            continue
+    for file in filter(_is_sequence, files):
         parts = [part for part in re.split(r"[\W_]|\d+", file.stem.lower()) if part in SPLIT_WORDS]
         if not parts:
             return []
@@ -350,18 +327,17 @@ def _read_about(folder: Path, files: list[Path], label: str) -> tuple[list[Path]
     if table is None:
         return files, {}
     files = [file for file in files if file != table]
-    found = match_rows(table, files, label)
-    if found is None:
+    if (found := match_rows(table, files, label)) is None:
         raise DataError(f"{table} names none of the files, such as {files[0].name}: add a column file_name.")
     files, frame = found
-    if reserved := sorted({"file", "first_row"} & {*map(str, frame)}):
+    if reserved := sorted({"file", "first_row"} & {*frame}):
         raise DataError(f"{table} has a column {reserved[0]!r}, a reserved name: rename it.")
-    return files, {str(name): plain_column(frame[name]).tolist() for name in frame}
+    return files, {name: plain_column(frame[name]).tolist() for name in frame}
 
 
 def _feature(values: np.ndarray) -> Any:
     """The type of a column that is a list for each file."""
-    kind: Any = datasets.Value("string" if values.dtype.kind in "OU" else values.dtype.name)
+    kind: Any = datasets.Value("string" if _is_text(values) else values.dtype.name)
     for _ in range(values.ndim):
         kind = datasets.List(kind)
     return kind
@@ -370,9 +346,22 @@ def _feature(values: np.ndarray) -> Any:
 def _generate_files(
     records: tuple[dict[str, Any], ...], stop: int, first: str, texts: dict[str, bool], keys: tuple[Any, ...], **_: Any
 ) -> Iterator[dict[str, Any]]:
+    """The record and the columns of each file, as those of the first; refuses what cannot be."""
     for record in records:
         path = Path(record["file"]["path"])
-        columns = _fit_columns(path, read_file(path, *keys), first, texts)
+        columns = read_file(path, *keys)
+        if columns.keys() != texts.keys():
+            raise DataError(
+                f"{path} has the columns {', '.join(columns)}; {first} has {', '.join(texts)}. A table that names the "
+                "class of each file is called metadata.csv and has the columns file_name and label."
+            )
+        for name, values in columns.items():
+            if _is_text(values) and not texts[name]:
+                row = next((row for row, value in enumerate(values) if not is_number(value)), 0)
+                raise DataError(f"{path}, line {row + 2}: column {name!r} holds {values[row]!r}, and {first} numbers.")
+            if texts[name] and not _is_text(values):
+                # Numbers as names of classes would be written.
+                columns[name] = np.array([class_name(value) or "" for value in values], dtype=object)
         yield {**record, **{name: values[record["first_row"] : stop] for name, values in columns.items()}}
 
 
@@ -388,25 +377,6 @@ def _find_kinds(files: list[Path], label: str) -> dict[str, np.ndarray]:
     return found
 
 
-def _fit_columns(
-    path: Path, columns: dict[str, np.ndarray], first: str, texts: dict[str, bool]
-) -> dict[str, np.ndarray]:
-    """The columns of a file as those of the first; refuses what cannot be."""
-    if columns.keys() != texts.keys():
-        raise DataError(
-            f"{path} has the columns {', '.join(columns)}; {first} has {', '.join(texts)}. A table that names the "
-            "class of each file is called metadata.csv and has the columns file_name and label."
-        )
-    for name, values in columns.items():
-        if _is_text(values) and not texts[name]:
-            row = next((row for row, value in enumerate(values) if not is_number(value)), 0)
-            raise DataError(f"{path}, line {row + 2}: column {name!r} holds {values[row]!r}, and {first} numbers.")
-        if texts[name] and not _is_text(values):
-            # Numbers as names of classes would be written.
-            columns[name] = np.array([class_name(value) or "" for value in values], dtype=object)
-    return columns
-
-
 def _is_text(values: np.ndarray) -> bool:
     return values.dtype.kind in "OU"
 
@@ -415,11 +385,6 @@ def _generate_rows(path: str, first: int, stop: int, **_: Any) -> Iterator[dict[
     arrays = read_file(Path(path))
     for index in range(first, stop):
         yield {name: values[index] for name, values in arrays.items()}
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    """Time stamp and size, which change with a file."""
-    return path.stat().st_size, path.stat().st_mtime_ns
 
 
 def _make(generate: Any, options: dict[str, Any], features: dict[str, Any], split: str) -> datasets.Dataset:

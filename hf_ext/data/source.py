@@ -1,7 +1,6 @@
 """Data source section of a recipe."""
 
 import math
-from copy import copy
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -69,10 +68,8 @@ class DataSource:
             return []
         own = ("path", "name", "shuffle_buffer")
         shared = {item.name: getattr(self, item.name) for item in fields(DataSource) if item.name not in own}
-        parts = [copy(part) if isinstance(part, dict) else {"path": part} for part in self.path]
-        for part in parts:
-            part.update((name, value) for name, value in shared.items() if name not in part)
-        return [build(SourcePart, part, f"path[{place}]") for place, part in enumerate(parts)]
+        parts = (part if isinstance(part, dict) else {"path": part} for part in self.path)
+        return [build(SourcePart, {**shared, **part}, f"path[{place}]") for place, part in enumerate(parts)]
 
     def validate_path(self) -> None:
         if not self.path:

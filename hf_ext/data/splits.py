@@ -1,14 +1,17 @@
-"""Held-out examples for data without splits, disjoint from the training examples and their groups."""
+"""Held-out examples for data without splits, disjoint from the training examples and their groups, which resemble
+one another: named by a column, by folders, or by the names of files."""
 
 import hashlib
 import html
 import io
+import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -19,23 +22,23 @@ from datasets.data_files import SPLIT_KEYWORDS
 
 from ..errors import DataError
 from ..terminal import count_of
-from .broken import is_broken_picture, open_bytes
-from .groups import find_groups, join_units, name_groups
-from .labels import are_values
-from .roles import TIME
-from .sound_files import is_broken_sound
-from .times import to_seconds
+from .cells import are_values, to_seconds
+from .files import is_broken_picture, is_broken_sound, open_bytes
+from .roles import GROUPS, PERSONS, TIME
 
 # The split that a word means in folders, files and cells, as `datasets` has it.
 SPLIT_WORDS = {word: str(kind) for kind, words in SPLIT_KEYWORDS.items() for word in words}
-# Columns that may say which split an example is of.
-_SPLITS = ("split", "set", "subset", "partition")
 # Hashes of an example; two examples are equal where one hash of theirs is.
 Keys = tuple[bytes, ...]
 # More examples are compared by `hf-ext data check` alone.
 _MOST_COMPARED = 5_000
+# Types of columns of files.
+_FILE = datasets.Image | datasets.Audio
 # Columns that name an example and are no part of it.
 _NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", "index"}
+# The beginnings of file names are groups if so many examples are of one that has several, if there are so many groups,
+# and if none has more than this share of all.
+_IN_SEVERAL, _FEWEST, _LARGEST = 0.5, 8, 0.2
 
 
 def slice_split(split: str, count: int) -> range:
@@ -57,15 +60,12 @@ def make_part(columns: dict[str, list[Any]], features: dict[str, Any], split: st
 
 def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) -> datasets.Dataset:
     """
-    The examples that measure, or the others, which are trained on.
+    The examples that measure, or the others, which are trained on; refuses to leave none on one side.
 
     Whether an example measures follows from a hash of what it holds, not from its place: sorted data are split as well
     as mixed ones. Of each class the same share is taken, of two examples or more at least one. Examples with equal
     inputs stay together, as [`hash_inputs`] sees them, and so do those of one group, as [`find_groups`] finds it. A
     column called `split` decides by itself.
-
-    Raises:
-        DataError: If nothing would be left to measure on, or to train on.
     """
     chosen, _ = split_examples(data, share, seed)
     if chosen.all() or not chosen.any():
@@ -78,11 +78,12 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
 
 def split_examples(data: datasets.Dataset, share: float, seed: int) -> tuple[np.ndarray, list[str]]:
     """Boolean array of the held-out examples, and sentences on what was kept together, and what could not be."""
-    labels, column = read_labels(data), _find_split_column(data)
-    if column is not None:
-        own = np.array([not _is_training(cell) for cell in data.with_format(None)[column]])
-        return own, [f"the column {column} says which examples measure"]
-    keys = hash_inputs(data)
+    # A column whose cells are names of splits, of which one is the training.
+    for column in (name for name in data.column_names if name.lower() in ("split", "set", "subset", "partition")):
+        kinds = [SPLIT_WORDS.get(str(cell).strip().casefold()) for cell in data.with_format(None)[column]]
+        if None not in kinds and "train" in kinds and len({*kinds}) > 1:
+            return np.array(kinds) != "train", [f"the column {column} says which examples measure"]
+    labels, keys = read_labels(data), hash_inputs(data)
     units, told = _find_units(data, labels, keys)
     return _draw_units(data, labels, keys, units, share, seed), told
 
@@ -99,23 +100,10 @@ def _find_units(data: datasets.Dataset, labels: list[Any], keys: list[Keys]) -> 
     return join_units(keys, list(range(len(keys)))), told
 
 
-def _find_split_column(data: datasets.Dataset) -> str | None:
-    """A column whose cells are names of splits, of which one is the training."""
-    for name in (name for name in data.column_names if name.lower() in _SPLITS):
-        cells = {str(cell).strip().casefold() for cell in data.with_format(None)[name]}
-        if len(cells) > 1 and cells <= SPLIT_WORDS.keys() and any(map(_is_training, cells)):
-            return name
-    return None
-
-
-def _is_training(cell: Any) -> bool:
-    return SPLIT_WORDS.get(str(cell).strip().casefold()) == "train"
-
-
 def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> list[str]:
     """Warnings of evaluation examples that equal training examples, and of speakers and others of both."""
-    told = []
-    if 0 < len(learned) + len(measured) <= _MOST_COMPARED and (shared := count_shared(learned, measured)):
+    told, count = [], len(learned) + len(measured)
+    if 0 < count <= _MOST_COMPARED and (shared := count_shared(learned, measured)):
         told.append(f"also in the training: {shared:,} of {count_of(len(measured), 'evaluation example')}")
     beside = {groups.told: {*groups.of} for groups in name_groups(learned)}
     for groups in name_groups(measured):
@@ -123,7 +111,7 @@ def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> lis
         if known:
             told.append(f"{groups.told} are in both, with {known:,} of {count_of(len(measured), 'measured example')}")
     warnings = [f"WARNING: {line}, which makes the scores too good" for line in told]
-    if len(learned) + len(measured) > _MOST_COMPARED:
+    if count > _MOST_COMPARED:
         warnings.append(f"the parts have more than {_MOST_COMPARED:,} examples: `hf-ext data check` compares them")
     return warnings
 
@@ -157,17 +145,13 @@ def _draw_units(
     for order in orders:
         count = sum(len(members[unit]) for unit in order)
         exact = share * count + spare
-        wanted = min(max(least, round(exact)), count - 1)
-        taken = 0
-        # The last unit stays for the training.
+        wanted, taken = min(max(least, round(exact)), count - 1), 0
+        # The last unit stays for the training, and broken files and gaps, which it leaves out and counts; an
+        # evaluation would end.
         for unit in order[:-1]:
-            if taken >= wanted:
-                break
-            # A training leaves broken files and gaps out and counts them; an evaluation would end.
-            if has_broken(members[unit]):
-                continue
-            chosen[members[unit]] = True
-            taken += len(members[unit])
+            if taken < wanted and not has_broken(members[unit]):
+                chosen[members[unit]] = True
+                taken += len(members[unit])
         spare = 0.0 if least else exact - taken
     if not chosen.any() and len(members) > 1:
         # Each class has one unit: one of them measures all the same.
@@ -178,26 +162,25 @@ def _draw_units(
 
 def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[int]], bool]:
     """Tells whether some of these examples have a broken file, no text or number, or no class where others do."""
-    kinds = {name: kind for name, kind in data.features.items() if _is_file(kind)}
+    kinds = {name: kind for name, kind in data.features.items() if isinstance(kind, _FILE)}
     # Sounds are kept as undecoded images.
     pictures = {name for name, kind in kinds.items() if isinstance(kind, datasets.Image) and kind.decode}
-    checks = {name: is_broken_picture if name in pictures else is_broken_sound for name in kinds}
     raw = data.select_columns(list(kinds))
     for name, kind in kinds.items():
         raw = raw.cast_column(name, type(kind)(decode=False))
     has_labels = any(label is not None for label in labels)
-    inputs = [name for names in _choose_inputs(data) for name in names]
+    inputs = [*chain(*_choose_inputs(data))]
     texts = [data.with_format(None)[name][:] for name in inputs if name in _texts(data)]
     if lists := [name for name in inputs if isinstance(data.features[name], datasets.List)]:
         texts.append(find_usable(data, lists))
 
-    def has_broken(indices: list[int]) -> bool:
-        rows = (raw[index] for index in (indices if checks else ()))
-        gaps = has_labels and any(labels[index] is None for index in indices)
-        gaps = gaps or (bool(texts) and any(not any(cells[index] for cells in texts) for index in indices))
-        return gaps or any(check(row[name]) for row in rows for name, check in checks.items())
+    def is_broken(index: int) -> bool:
+        if (has_labels and labels[index] is None) or (texts and not any(cells[index] for cells in texts)):
+            return True
+        files = raw[index] if kinds else {}
+        return any((is_broken_picture if name in pictures else is_broken_sound)(files[name]) for name in kinds)
 
-    return has_broken
+    return lambda indices: any(map(is_broken, indices))
 
 
 def find_usable(data: datasets.Dataset, names: list[str]) -> np.ndarray:
@@ -219,15 +202,12 @@ def find_usable(data: datasets.Dataset, names: list[str]) -> np.ndarray:
 
 
 def _choose_inputs(data: datasets.Dataset) -> list[list[str]]:
-    """
-    The columns by whose content examples are equal, in sets: examples are equal where they agree on one set.
-
-    A number of the row, a date, a comment or another caption makes no other example of the same picture or text. So
-    files count alone, of pairs the clean ones, since a clean picture may have several bad ones; then numbers in lists,
-    without their times; then each text for itself; else all columns but labels and names.
-    """
+    """The columns by whose content examples are equal, in sets: examples are equal where they agree on one set."""
+    # A number of the row, a date, a comment or another caption makes no other example of the same picture or text. So
+    # files count alone, of pairs the clean ones, since a clean picture may have several bad ones; then numbers in
+    # lists, without their times; then each text for itself; else all columns but labels and names.
     kinds = data.features
-    files = [name for name, kind in kinds.items() if _is_file(kind)]
+    files = [name for name, kind in kinds.items() if isinstance(kind, _FILE)]
     if files:
         return [["hq"] if "hq" in files else files]
     columns = sorted({*data.column_names} - {*_NAMES, "label", "labels"}) or data.column_names
@@ -240,72 +220,51 @@ def _choose_inputs(data: datasets.Dataset) -> list[list[str]]:
 
 
 def _texts(data: datasets.Dataset) -> set[str]:
-    """The columns of texts."""
     return {name for name, kind in data.features.items() if getattr(kind, "dtype", "") in ("string", "large_string")}
 
 
 def _choose_texts(texts: dict[str, list[str]]) -> list[str]:
     """Those columns of texts that may be inputs; each step leaves some, or changes nothing."""
-
-    def is_prose(name: str) -> bool:
-        # Other scripts have no blanks.
-        return 2 * sum(" " in value.strip() or not value.isascii() for value in texts[name]) > len(texts[name])
-
-    def mean_length(name: str) -> float:
-        return sum(map(len, texts[name])) / max(1, len(texts[name]))
-
     # A date with a time has a blank, too.
     names = [name for name, found in texts.items() if to_seconds(pd.Series(found[:100])) is None] or [*texts]
     # What has few values, such as a prompt or a topic, would join most examples.
     names = [name for name in names if len({*texts[name]}) > 0.1 * len(texts[name])] or names
-    if prose := [name for name in names if is_prose(name)]:
-        most = max(map(mean_length, prose))
-        return [name for name in prose if mean_length(name) >= 0.5 * most]
-    return names
+    # Other scripts have no blanks.
+    spaced = {name: sum(" " in cell.strip() or not cell.isascii() for cell in texts[name]) for name in names}
+    lengths = {name: np.mean([*map(len, texts[name])]) for name in names if 2 * spaced[name] > len(texts[name])}
+    return [name for name, length in lengths.items() if length >= 0.5 * max(lengths.values())] or names
 
 
 def hash_inputs(data: datasets.Dataset, *beside: datasets.Dataset) -> list[Keys]:
     """Keys of each example; two examples are equal where one key of theirs is, also those of data beside them."""
-    chosen = _choose_inputs(data)
-    columns = [name for names in chosen for name in names]
-    raw = data.select_columns(columns).with_format("arrow")
-    sizes = _sizes([data, *beside])
-    keys: list[Keys] = []
-    for table in raw.iter(batch_size=256):
-        for index, row in enumerate(table.to_pylist(), len(keys)):
-            # An example without a text is like no other.
-            keys.append(tuple(_hash_row(row, names, sizes, index) for names in chosen))
-    return keys
+    chosen, sizes = _choose_inputs(data), _sizes([data, *beside])
+    raw = data.select_columns([*chain(*chosen)]).with_format("arrow")
+    rows = enumerate(row for table in raw.iter(batch_size=256) for row in table.to_pylist())
+    return [tuple(_hash_row(row, names, sizes, index) for names in chosen) for index, row in rows]
 
 
-def _hash_row(row: dict[str, Any], names: list[str], sizes: dict[int, int], index: int) -> bytes:
+def _hash_row(row: dict[str, Any], names: list[str], sizes: Counter[int], index: int) -> bytes:
     digest = hashlib.sha256("\0".join(names).encode())
     for name in names:
         _add(digest, row[name], sizes)
-    if all(row[name] in (None, "") for name in names):
-        digest.update(str(index).encode())
+    # An example without a text is like no other.
+    digest.update(str(index).encode() if all(row[name] in (None, "") for name in names) else b"")
     return digest.digest()
 
 
-def _sizes(data: list[datasets.Dataset]) -> dict[int, int]:
+def _sizes(data: list[datasets.Dataset]) -> Counter[int]:
     """Number of named files of each size: a file whose size no other has is never read."""
-    count: dict[int, int] = defaultdict(int)
+    count = Counter[int]()
     for part in data:
-        raw = part.with_format("arrow")
-        for name in (name for name, kind in part.features.items() if _is_file(kind)):
-            for table in raw.select_columns([name]).iter(batch_size=4096):
+        for name in (name for name, kind in part.features.items() if isinstance(kind, _FILE)):
+            for table in part.with_format("arrow").select_columns([name]).iter(batch_size=4096):
                 column = table[name].combine_chunks()
-                for path, held in zip(column.field("path").to_pylist(), column.field("bytes").is_valid(), strict=True):
-                    if not held.as_py() and path is not None and Path(path).is_file():
-                        count[Path(path).stat().st_size] += 1
+                paths = column.field("path").filter(column.field("bytes").is_null()).to_pylist()
+                count.update(os.path.getsize(path) for path in paths if path and os.path.isfile(path))
     return count
 
 
-def _is_file(feature: Any) -> bool:
-    return isinstance(feature, datasets.Image | datasets.Audio)
-
-
-def _add(digest: Any, value: Any, sizes: dict[int, int]) -> None:
+def _add(digest: Any, value: Any, sizes: Counter[int]) -> None:
     """Adds a value to a hash: of a file what is in it, wherever it lies."""
     if isinstance(value, str):
         # Neither blanks nor case, quotes and other signs make another text, unless it has no words.
@@ -333,3 +292,98 @@ def read_labels(data: datasets.Dataset) -> list[Any]:
     if isinstance(kind, datasets.ClassLabel):
         return [None if number is None or number < 0 else kind.names[number] for number in found]
     return nothing if are_values(found) else found
+
+
+class Groups(NamedTuple):
+    """The group of each example, what they are in words, and whether their name says that they are groups."""
+
+    of: list[Any]
+    told: str
+    named: bool = True
+
+
+def find_groups(data: datasets.Dataset, labels: list[Any]) -> list[Groups]:
+    """
+    Ways to group examples, the best first: by columns of persons, as sessions and devices are those of a person; by
+    other columns, by folders that are no classes, and by names of files such as `patient3_slice7`.
+    """
+    # A class of one speaker stays in the training; where each has one, speakers are the classes.
+    found = [groups for groups in name_groups(data) if _separable(groups.of, labels, any)]
+    if (paths := find_paths(data)) is not None:
+        # Folders of patients, say, whose classes stand in a metadata.csv; of classes they separate nothing.
+        folders = [path.parent for path in paths]
+        if _separable(folders, labels, all):
+            found.append(Groups(folders, f"files of one folder, such as {folders[0].name},"))
+        found += filter(None, [_group_by_names(paths, labels)])
+    return found
+
+
+def name_groups(data: datasets.Dataset) -> list[Groups]:
+    """The groups of each column whose name says that it has some: persons first."""
+    values = datasets.Value | datasets.ClassLabel
+    names = [name for name, kind in data.features.items() if GROUPS.fullmatch(name) and isinstance(kind, values)]
+    found = []
+    for name in sorted(names, key=lambda name: not PERSONS.fullmatch(name)):
+        # Of whom nothing is known, that is a group of its own.
+        cells = enumerate(data.with_format(None)[name])
+        groups = [index if value in (None, "") else (value,) for index, value in cells]
+        found.append(Groups(groups, f"examples of one {name}"))
+    return found
+
+
+def join_units(keys: list[tuple[Any, ...]], groups: list[Any]) -> list[int]:
+    """The number of the unit of each example: those of one group are in one, and those of equal inputs."""
+    parent, first = list(range(len(keys))), dict[Any, int]()
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    for index, (own, group) in enumerate(zip(keys, groups, strict=True)):
+        for name in (*own, ("group", group)):
+            parent[root(index)] = root(first.setdefault(name, index))
+    return [root(index) for index in range(len(keys))]
+
+
+def _group_by_names(paths: list[Path], labels: list[Any]) -> Groups | None:
+    """
+    Groups by the beginnings of file names, the shortest that name some: `patient3` of `patient3_slice7`, the day of
+    `IMG_20240131_101502`. A beginning holds a number; `cat` of `cat_7` is a kind of thing.
+    """
+    words = [re.findall(r"[^\W_]+", path.stem) for path in paths]
+    for count in range(1, max(map(len, words), default=0)):
+        groups = [(*of[:count],) if len(of) > count else path for of, path in zip(words, paths, strict=True)]
+        starts = [group for group in groups if isinstance(group, tuple)]
+        numbered = sum(any(map(str.isdigit, "".join(group))) for group in starts)
+        sizes = Counter(groups)
+        several = sum(size for size in sizes.values() if size > 1)
+        recurs = several >= _IN_SEVERAL * len(groups) and max(sizes.values()) <= _LARGEST * len(groups)
+        recurs = recurs and len(sizes) >= _FEWEST
+        if numbered >= 0.8 * len(starts) and recurs and _separable(groups, labels, all):
+            first = next(of for of, size in sizes.items() if size > 1)
+            alike = [path.name for path, of in zip(paths, groups, strict=True) if of == first]
+            return Groups(groups, f"files such as {alike[0]} and {alike[1]}", False)
+    return None
+
+
+def _separable(groups: list[Any], labels: list[Any], some: Callable[[Iterable[bool]], bool]) -> bool:
+    """True if each class, or any, has two groups or more, and some group has two examples or more."""
+    found: dict[Any, set[Any]] = defaultdict(set)
+    labelled = any(label is not None for label in labels)
+    for group, label in zip(groups, labels, strict=True):
+        if label is not None or not labelled:
+            found[label].add(group)
+    return len(set(groups)) < len(groups) and some(len(of) > 1 for of in found.values())
+
+
+def find_paths(data: datasets.Dataset) -> list[Path] | None:
+    """The files of the examples, where each has one."""
+    for name in (name for name, kind in data.features.items() if isinstance(kind, _FILE) or name == "file"):
+        column = data.with_format("arrow").select_columns([name])[:][name].combine_chunks()
+        # A column of a table may be called file, and hold texts.
+        if pa.types.is_struct(column.type):
+            paths = column.field("path").to_pylist()
+            return [*map(Path, paths)] if paths and None not in paths else None
+    return None

@@ -5,7 +5,7 @@ import shlex
 import tarfile
 import zipfile
 from collections import Counter
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,34 +17,34 @@ from PIL import Image
 from ..errors import DataError
 from ..terminal import count_of
 from .about import METADATA, find_folder
-from .broken import UNDECODABLE, is_broken_picture, open_bytes
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
-from .found import Survey, keep_back, rename, tell_unlabelled
-from .groups import find_paths
-from .labels import check_classes
-from .numbers import is_number
+from .cells import check_classes, is_number, to_seconds
+from .files import (
+    AUDIO_SUFFIXES,
+    UNDECODABLE,
+    SoundAbout,
+    describe_sound,
+    first_files,
+    is_broken_picture,
+    is_seen,
+    list_files,
+    open_bytes,
+)
+from .found import Survey, keep_back, look_at_lists, look_at_series, rename, span, tell_unlabelled
 from .opening import PAIRS, find_files, find_pairs, open_source
 from .roles import Hints, is_prose
 from .sequence_files import SUFFIXES
-from .series import is_list_of_numbers, look_at_lists, look_at_series
-from .sound_files import AUDIO_SUFFIXES, SoundAbout, describe_sound
 from .source import DataSource
-from .splits import SPLIT_WORDS
+from .splits import SPLIT_WORDS, find_paths
 from .tables import LABEL, option, read_table, shorten
-from .times import to_seconds
-from .walking import is_seen, list_files
 
-# Number of file names to inspect, and of examples to open.
-_NAMES, _EXAMPLES = 10_000, 64
-# Folders of more files are not searched for those that are not read.
-_MOST_FILES = 100_000
+# Number of members of archives to inspect, and of examples to open.
+_MEMBERS, _EXAMPLES = 10_000, 64
 # Files that people have, and no training reads.
 _FOREIGN = {
     ".3gp", ".7z", ".amr", ".arff", ".db", ".dta", ".feather", ".h5", ".mat", ".mov", ".mp4", ".numbers", ".ods",
     ".pickle", ".pkl", ".pt", ".rar", ".sav", ".sqlite", ".webm", ".wma", ".xls", ".xlsx", ".zst",
 }  # fmt: skip
-# Names of folders with annotations of pictures, which are not classes.
-_MASKS = {"mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations"}
 # Places of a label in a line of text: fastText's mark, before or behind a separator, a number at the start.
 _LABELS_IN_LINES = (
     r"__label__(\S+)\s", r"(\S{1,30}?)\s*(?:[\t,;|]|::?\s)", r".*(?:[\t,;|]|\s::?)\s*([^\s,]{1,30})$",
@@ -56,17 +56,14 @@ _TABLES = (
     "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. A table of "
     "numbers in JSON lines becomes one with pandas: read_json(..., lines=True).to_csv(...)."
 )
-# Columns of captions, the best first.
-_CAPTIONS = ("text", "caption", "captions", "prompt", "description")
 
 
 def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Survey:
     """
     Looks at a folder, a file or a pattern of this machine; pairs of pictures are sought where a method restores.
 
-    Raises:
-        DataError: If there is no such thing, or nothing in it that our trainings read, or it may mean several things;
-            then it names the flag that decides.
+    Raises a [`DataError`] if there is no such thing, or nothing in it that our trainings read, or it may mean several
+    things; then it names the flag that decides.
     """
     # One bar is enough of a training; here none is. Where the environment hides them already, datasets warns of each
     # call that would show them again.
@@ -75,20 +72,20 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
         datasets.disable_progress_bars()
     try:
         found = find_files(path)
-        named = [*islice(list_files(*found), _NAMES)]
+        named = first_files(*found)
         survey = _look_at_files(path, found, named, hints, restores)
-        unused = {"series": (), "texts": ("time", "series")}.get(survey.kind, ("time", "series", "inputs"))
-        survey.left_out += [f"--{name}, of which {survey.kind} have none" for name in unused if getattr(hints, name)]
-        camera, twins = find_camera_pictures(named)
-        if camera and survey.kind in ("pictures", "pairs"):
-            kinds = ", ".join(sorted({file.suffix.lower() for file in camera}))
-            count = count_of(len(camera) - len(twins), "picture")
-            survey.notes.append(f"{count} of {kinds} with 8 bits, decoded once into the cache of datasets")
-            survey.left_out += [tell_twins(twins)] if twins else []
-        return survey
     finally:
         if not hidden:
             datasets.enable_progress_bars()
+    unused = {"series": (), "texts": ("time", "series")}.get(survey.kind, ("time", "series", "inputs"))
+    survey.left_out += [f"--{name}, of which {survey.kind} have none" for name in unused if getattr(hints, name)]
+    camera, twins = find_camera_pictures(named)
+    if camera and survey.kind in ("pictures", "pairs"):
+        kinds = ", ".join(sorted({file.suffix.lower() for file in camera}))
+        count = count_of(len(camera) - len(twins), "picture")
+        survey.notes.append(f"{count} of {kinds} with 8 bits, decoded once into the cache of datasets")
+        survey.left_out += [tell_twins(twins)] if twins else []
+    return survey
 
 
 def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints, restores: bool) -> Survey:
@@ -147,8 +144,9 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
 
 def _refuse_masks(folder: Path) -> None:
     """Refuses pictures and their masks in two folders: as folders of classes they would be learned."""
-    names = {path.name.casefold() for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
-    if len(names) == 2 and names & {"image", "images", "img", "imgs"} and names & _MASKS:
+    names = {path.name.casefold() for path in folder.glob("*") if path.is_dir()}
+    masks = {"mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations"}
+    if len(names) == 2 and names & {"image", "images", "img", "imgs"} and names & masks:
         raise DataError(
             f"{folder} has the folders {' and '.join(sorted(names))}: no training of hf-ext learns masks or boxes. "
             "Give the folder of the pictures only."
@@ -157,7 +155,7 @@ def _refuse_masks(folder: Path) -> None:
 
 def _refuse_mixed_pairs(folder: Path) -> None:
     """Refuses 1_noisy.png beside 1_clean.png: as single pictures the noisy ones would be learned as targets."""
-    stems = {file.stem for file in islice(folder.iterdir(), _NAMES) if file.is_file() and is_seen(file.name)}
+    stems = {file.stem for file in islice(folder.iterdir(), _MEMBERS) if file.is_file() and is_seen(file.name)}
     for given, wanted in PAIRS:
         # Endings of a letter, and files that belong to other words, say little.
         inputs = [stem for stem in stems if len(given) > 1 and re.search(rf"[_-]{given}$", stem, re.IGNORECASE)]
@@ -172,11 +170,11 @@ def _refuse_mixed_pairs(folder: Path) -> None:
 
 def _refuse_folders_in(archive: Path) -> None:
     """Refuses an archive of several folders, which may be classes or splits: a training would not see them."""
-    if zipfile.is_zipfile(archive) and archive.suffix.lower() == ".zip":
+    if archive.suffix.lower() == ".zip" and zipfile.is_zipfile(archive):
         tool, members = "zipfile", zipfile.ZipFile(archive).namelist()
     elif archive.name.lower().endswith((".tar", ".tar.gz", ".tgz")) and tarfile.is_tarfile(archive):
         with tarfile.open(archive) as opened:
-            tool, members = "tarfile", [member.name for member in islice(opened, _NAMES) if member.isfile()]
+            tool, members = "tarfile", [member.name for member in islice(opened, _MEMBERS) if member.isfile()]
     else:
         return
     files = [name for name in members if not name.endswith("/") and "__MACOSX" not in name]
@@ -196,7 +194,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     data = data.select_columns([name for name in data.column_names if not name.startswith("__")])
     if not len(data):
         raise DataError(f"{path} holds no example: add rows or files.")
-    labels = [name for name in data.column_names if LABEL.fullmatch(name)]
+    labels = [*filter(LABEL.fullmatch, data.column_names)]
     if "label" not in labels and len(labels) == 1:
         train |= rename(labels[0])
         data = data.rename_columns({labels[0]: "label"})
@@ -205,8 +203,10 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
     texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype]
     words = [name for name in texts if name != "label"]
-    lists = [name for name, kind in features.items() if is_list_of_numbers(kind)]
-    if lists and not pictures and not sounds:
+    # Series of one channel or several.
+    inner = {name: getattr(kind, "feature", None) for name, kind in features.items()}
+    lists = [name for name, kind in inner.items() if _is_numeric(getattr(kind, "feature", kind))]
+    if lists and not sounds:
         return look_at_lists(train, data, list(hints.inputs) or lists, hints)
     survey = Survey("", **keep_back(train, data), about="", count=len(data))
     survey.classes = _find_classes(path, data, hints.values)
@@ -221,7 +221,8 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     chosen = _choose(len(data))
     if pictures:
         _measure_pictures(survey, data, pictures[0], chosen)
-        captions = [name for name in _CAPTIONS if name in texts] or (words if len(words) == 1 else [])
+        usual = ("text", "caption", "captions", "prompt", "description")
+        captions = [name for name in usual if name in texts] or (words if len(words) == 1 else [])
         survey.captions = captions[0] if captions and not survey.classes else None
     elif sounds:
         _measure_sounds(survey, data, sounds[0], chosen)
@@ -232,7 +233,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
         _measure_texts(survey, data, words, chosen, hints)
     else:
         raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")
-    if pictures or sounds:
+    if sounds:
         _tell_folders(survey, data, Path(path), IMAGE_SUFFIXES | CAMERA_SUFFIXES if pictures else AUDIO_SUFFIXES)
     if others := [name for name in words if 1 < len({*data[name]}) <= max(2, _CLASSES * len(data))]:
         survey.advice = f"; or say {option('label', others[0])}"
@@ -243,32 +244,29 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     return survey
 
 
-def _span(values: list[Any], form: str = "") -> str:
-    """The least and the largest of some numbers, or the one that all are."""
-    return " to ".join(dict.fromkeys(f"{value:{form}}" for value in (min(values), max(values))))
+def _is_numeric(kind: Any) -> bool:
+    return isinstance(kind, datasets.Value) and kind.dtype.startswith(("float", "int", "uint"))
 
 
 def _choose(count: int) -> list[int]:
-    """Places of the examples to open, evenly spread."""
     return [int(index) for index in np.linspace(0, count - 1, min(_EXAMPLES, count))]
 
 
 def _find_classes(path: str, data: Any, wanted: bool | None) -> list[str]:
     kind = data.features.get("label")
-    if kind is None:
-        return []
-    if not isinstance(kind, datasets.ClassLabel | datasets.Value):
-        raise DataError(f"{path}: the column label holds lists, or texts and numbers: a class is one of them.")
     if isinstance(kind, datasets.ClassLabel):
         check_classes(path, kind.names)
         return list(kind.names)
-    return check_classes(path, data["label"][:], wanted)
+    if not isinstance(kind, datasets.Value | None):
+        raise DataError(f"{path}: the column label holds lists, or texts and numbers: a class is one of them.")
+    return [] if kind is None else check_classes(path, data["label"][:], wanted)
 
 
 def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) -> None:
     """Says which files are read in no part, and which folders name no class."""
     read = find_paths(data)
-    if read is None or not folder.is_dir() or len(read) > _MOST_FILES:
+    # Larger folders are not searched.
+    if read is None or not folder.is_dir() or len(read) > 100_000:
         return
     if survey.eval is not None and "hold_out" not in survey.eval:
         read += find_paths(open_source(DataSource(**survey.eval))) or []
@@ -281,8 +279,7 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
         survey.left_out.append(f"{count_of(len(unread), 'file')} such as {place}, which neither part reads")
     if not survey.named and len({len(file.parts) for file in read}) > 1:
         loose = min(read, key=lambda file: len(file.parts))
-        seen = files.get(loose.resolve())
-        told = loose.name if seen is None else seen.relative_to(folder)
+        told = files[loose.resolve()].relative_to(folder) if loose.resolve() in files else loose.name
         survey.advice = f"; the files lie at different depths, such as {told}"
     outer = {path.parent.parent for path in read if path.parent.name in survey.classes}
     above = {place.name for place in outer if not SPLIT_WORDS.keys() & {*re.split(r"[\W_]", place.name.lower())}}
@@ -300,11 +297,7 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
 def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> None:
     """Refuses a table of numbers that is no file of tables: in an archive, in JSON lines, in lines of text."""
     head = pd.DataFrame(data.select_columns(texts)[:_EXAMPLES])
-    numbers = [
-        name
-        for name, kind in data.features.items()
-        if isinstance(kind, datasets.Value) and name != "label" and kind.dtype.startswith(("float", "int", "uint"))
-    ]
+    numbers = [name for name, kind in data.features.items() if name != "label" and _is_numeric(kind)]
     if len(numbers) > 1 and not hints.inputs and not any(is_prose(head[name]) for name in texts):
         raise DataError(
             f"{path} has the columns {shorten(list(data.features))}: a table of numbers. {_TABLES} For the texts of "
@@ -331,33 +324,30 @@ def _refuse_labelled(path: str, lines: list[str]) -> None:
 
 def _find_words(data: Any, names: list[str], hints: Hints) -> list[str]:
     """The columns of texts; dates beside numbers are none."""
-    if hints.inputs:
+    if hints.inputs or not names:
         return [name for name in hints.inputs if name in names]
-    head = pd.DataFrame(data.select_columns(names)[:_EXAMPLES]) if names else pd.DataFrame()
+    head = pd.DataFrame(data.select_columns(names)[:_EXAMPLES])
     return [name for name in names if to_seconds(head[name].dropna()) is None]
 
 
 def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
-    headers, broken = [], 0
     undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-    for value in (undecoded[index][column] for index in chosen):
-        broken += is_broken_picture(value)
-        headers += _read_header(value)
-    _tell_broken(survey, broken, len(chosen), len(headers), "picture")
+    values = [undecoded[index][column] for index in chosen]
+    headers = [header for value in values for header in _read_header(value)]
+    _tell_broken(survey, sum(map(is_broken_picture, values)), len(chosen), len(headers), "picture")
     _tell_modes(survey, headers)
     sizes = {header.size for header in headers}
     survey.kind, survey.columns = "pictures", [column]
-    survey.square = len({side for size in sizes for side in size}) == 1
+    survey.square = len({*chain(*sizes)}) == 1
     survey.sides = sorted(min(size) for size in sizes)
     ends = dict.fromkeys(f"{width} x {height}" for width, height in (min(sizes, key=sorted), max(sizes, key=sorted)))
     survey.about = f"{count_of(len(data), 'picture')} of {' to '.join(ends)} pixels{', grey' if survey.gray else ''}"
 
 
 class _Header(NamedTuple):
-    """Header of a picture that is not decoded: size, mode, whether Pillow halves its bits, number of frames."""
-
     size: tuple[int, int]
     mode: str
+    # Of its bits Pillow keeps the upper half.
     halved: bool
     frames: int
 
@@ -391,14 +381,14 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
         except UNDECODABLE:
             broken += value is not None
             continue
-        found += [about] if about.frames else []
+        found += [about] * bool(about.frames)
         broken += not about.frames
     _tell_broken(survey, broken, len(chosen), len(found), "sound")
     rates = Counter(about.rate for about in found)
     seconds = [about.frames / about.rate for about in found]
     survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
     survey.lengths = [max(1, round(survey.rate * length)) for length in seconds]
-    survey.about = f"{count_of(survey.count, 'sound')} at {survey.rate} Hz, {_span(seconds, '.2f')} s"
+    survey.about = f"{count_of(survey.count, 'sound')} at {survey.rate} Hz, {span(seconds, '.2f')} s"
     if len(rates) > 1:
         survey.notes.append(f"sounds of {', '.join(map(str, sorted(rates)))} Hz are resampled to one rate")
     if any(about.channels > 1 for about in found):
@@ -426,25 +416,23 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     survey.kind, survey.columns, survey.lengths = "texts", [column], [max(1, length) for length in lengths[column]]
     missing = sum(text is None or not (text or survey.classes) for text in data.with_format(None)[column][:])
     survey.leave_out(missing, survey.count, "without a text")
-    survey.about = f"{count_of(survey.count, 'text')} of {_span(lengths[column])} bytes"
-    others = [name for name in data.features if name != column]
-    if others and "label" not in others and not hints.inputs:
-        few = [name for name in others if len({*map(str, data[name])}) <= _CLASSES * len(data)]
-        if few:
-            raise DataError(
-                f"{survey.train['path']}: the column{'s' if len(few) > 1 else ''} {shorten(few)} beside the texts of "
-                f"{column} may contain classes: choose one with {option('label', few[0])}, or use the texts only with "
-                f"{option('inputs', column)}."
-            )
-    if others and "label" not in others:
+    survey.about = f"{count_of(survey.count, 'text')} of {span(lengths[column])} bytes"
+    others = [name for name in data.features if name != column] if "label" not in data.features else []
+    few = [name for name in others if len({*map(str, data[name])}) <= _CLASSES * len(data)]
+    if few and not hints.inputs:
+        raise DataError(
+            f"{survey.train['path']}: the column{'s' if len(few) > 1 else ''} {shorten(few)} beside the texts of "
+            f"{column} may contain classes: choose one with {option('label', few[0])}, or use the texts only with "
+            f"{option('inputs', column)}."
+        )
+    if others:
         survey.about += f" in the column {column}; classes would be in a column `label`, not in {shorten(others)}"
 
 
 def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     """Pictures in two folders, of the same names."""
     train: dict[str, Any] = {"path": str(place), "split": "train"}
-    if names != ("lq", "hq"):
-        train["pairs"] = list(names)
+    train |= {"pairs": list(names)} if names != ("lq", "hq") else {}
     data = open_source(DataSource(**train))
     raw = data.cast_column("lq", datasets.Image(decode=False)).cast_column("hq", datasets.Image(decode=False))
     rows = [[_read_header(raw[index][side]) for side in ("lq", "hq")] for index in _choose(len(data))]
@@ -452,9 +440,10 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     other = find_folder(place.parent, "validation")
     if place.name == "train" and other != place.parent and find_pairs(other, names):
         train.pop("split")
-        survey = Survey("pairs", train, {**train, "path": str(other)}, len(data), about="", count=len(data))
+        kept: dict[str, Any] = {"train": train, "eval": {**train, "path": str(other)}, "learned": len(data)}
     else:
-        survey = Survey("pairs", **keep_back(train, data), about="", count=len(data))
+        kept = keep_back(train, data)
+    survey = Survey("pairs", **kept, about="", count=len(data))
     _tell_broken(survey, 0, len(rows), len(read), "pair")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
     survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))

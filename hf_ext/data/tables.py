@@ -7,9 +7,10 @@ import io
 import re
 import shlex
 import warnings
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ import psutil
 
 from ..errors import DataError
 from ..terminal import count_of
-from .numbers import MISSING, find_filled, has_decimal_comma, is_number, to_numbers
-from .times import to_seconds
+from .cells import MISSING, find_filled, has_decimal_comma, is_number, to_numbers, to_seconds
 
 # Names of columns of classes.
 LABEL = re.compile(r"(label|labels|class|classes|cls|category|target)", re.IGNORECASE)
@@ -28,17 +28,12 @@ LABEL = re.compile(r"(label|labels|class|classes|cls|category|target)", re.IGNOR
 _CELLS: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_col": False, "skipinitialspace": True}
 # Characters of a file that tell its separator.
 _SAMPLE = 1 << 16
-_COMMENTS = ("#", "%", "//")
 _CODE = re.compile(r"0\d+|[-+]?\d{16,}")
 _SIGNED_CODE = re.compile(r"\d+[eE]\d+|\+\d+")
 # Keys, of which two would be one number as floats.
 _KEY = re.compile(r"\d{19,40}")
 _SEPARATORS = (",", ";", "\t", "|", "~", "^")
 _INDEX = re.compile(r"(Unnamed: 0(\.\d+)?|index|row|rownames?|row_?id|id|)", re.IGNORECASE)
-# How pandas tells of a line that is longer than others.
-_UNEVEN = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
-# What Excel writes before a table: sep=;
-_SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 # Memory that a table of words needs, in lengths of its file: 9.7 for numbers, 10.0 for short texts.
 _MEMORY = 10
 # Columns from which on a table whose first line are numbers is one without names: a series in each row.
@@ -64,7 +59,8 @@ def read_table(
     path: Path | str, keep_index: bool = False, held: bytes | None = None, label: str | None = None, raw: bool = False
 ) -> Table:
     """
-    Reads a CSV, TSV, JSON lines or parquet file.
+    Reads a CSV, TSV, JSON lines or parquet file. A [`TableError`]: it is not a table, contains an invalid number, or
+    is too large for the free memory.
 
     Args:
         path (`Path`): The file, whose name errors have.
@@ -72,25 +68,30 @@ def read_table(
         held (`bytes`, *optional*): What is in the file, of one in an archive.
         label (`str`, *optional*): The column of classes, if its name does not say that.
         raw (`bool`): Leaves all cells of text as they are written, also numbers.
-
-    Raises:
-        TableError: If it is not a table, contains an invalid number, or is too large for the free memory.
     """
     path = Path(path)
-    if path.suffix.lower() != ".parquet":
-        _check_memory(path, held)
     try:
         if path.suffix.lower() == ".parquet":
             table = Table(_plain_frame(pd.read_parquet(path)))
-        elif path.suffix.lower() == ".jsonl":
-            table = Table(pd.read_json(path, lines=True, dtype=False))
         else:
-            table = _read_table(path, path.read_bytes() if held is None else held, label, raw)
+            # Of a file that does not fit, the system would kill the process without a word.
+            size = path.stat().st_size if held is None and path.is_file() else len(held or b"")
+            if (needed := _MEMORY * size) > (free := psutil.virtual_memory().available):
+                raise TableError(
+                    f"{path} would need about {needed / 1e9:.2g} GB of memory, and {free / 1e9:.2g} GB are free: "
+                    "split it into several files, or write it as parquet, which is read in pieces."
+                )
+            if path.suffix.lower() == ".jsonl":
+                table = Table(pd.read_json(path, lines=True, dtype=False).rename(columns=str))
+            else:
+                table = _read_table(path, path.read_bytes() if held is None else held, label, raw)
         if not raw:
             _convert_columns(table, label)
+    except TableError:
+        raise
     except (OSError, ValueError, TypeError, OverflowError, csv.Error, pd.errors.ParserWarning) as error:
         told = str(error).strip().partition("\n")[0].rstrip(".")
-        if (found := _UNEVEN.search(told)) is not None:
+        if (found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", told)) is not None:
             told = f"line {found[2]} has {found[3]} cells, others {found[1]}: quote cells that hold a separator"
         elif "EOF inside string" in told:
             told = "a quote is opened and never closed: write quotes inside of cells twice, or remove them"
@@ -104,30 +105,14 @@ def read_table(
 
 
 def read_text(path: Path) -> str:
-    """
-    Reads a file of text of any usual encoding.
-
-    Raises:
-        TableError: If it is no text.
-    """
+    """The text of a file in any usual encoding; raises a [`TableError`] if it is none."""
     try:
         return _decode(path.read_bytes())[0].strip()
     except (OSError, ValueError) as error:
         raise TableError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
 
 
-def _check_memory(path: Path, held: bytes | None) -> None:
-    """Refuses a file that is read whole and does not fit: otherwise the system kills the process without a word."""
-    size = path.stat().st_size if held is None and path.is_file() else len(held or b"")
-    if (needed := _MEMORY * size) > (free := psutil.virtual_memory().available):
-        raise TableError(
-            f"{path} would need about {needed / 1e9:.2g} GB of memory, and {free / 1e9:.2g} GB are free: split it "
-            "into several files, or write it as parquet, which is read in pieces."
-        )
-
-
 def _plain_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame of a parquet file with names and cells as tables of text have them."""
     # An index of dates is a column as any other.
     frame = frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
     names = ["_".join(map(str, name)).rstrip("_") if isinstance(name, tuple) else str(name) for name in frame.columns]
@@ -148,12 +133,13 @@ def _read_table(path: Path, held: bytes, label: str | None, raw: bool) -> Table:
         raise ValueError(f"line {line} holds a zero byte, which no text has: remove it")
     # Old Macs end lines with a return alone.
     lines = re.sub(r"\r\n?", "\n", text).split("\n")
-    rows = (place for place, line in enumerate(lines) if line.strip() and not line.lstrip().startswith(_COMMENTS))
+    rows = (n for n, line in enumerate(lines) if line.strip() and not line.lstrip().startswith(("#", "%", "//")))
     start = next(rows, len(lines))
     if comments := sum(bool(line.strip()) for line in lines[:start]):
         notes.append(f"{count_of(comments, 'comment line')} before the names of the columns")
     usual = "\t" if ".tsv" in map(str.lower, path.suffixes) else ","
-    told = _SEPARATOR_LINE.fullmatch(lines[start]) if start < len(lines) else None
+    # As Excel writes it before a table.
+    told = re.fullmatch(r"(?i)sep=(.)\s*", lines[start]) if start < len(lines) else None
     text = "\n".join(lines[start if told is None else start + 1 :])
     if told is not None:
         separator = told[1]
@@ -164,10 +150,8 @@ def _read_table(path: Path, held: bytes, label: str | None, raw: bool) -> Table:
         notes.append(f"separated by {names.get(separator, repr(separator))}")
     if len(separator) == 1:
         text = _begin_at_names(text, separator, notes)
-        first = next(csv.reader(io.StringIO(text), delimiter=separator), [])
-    else:
-        first = text.partition("\n")[0].split()
-    named = _has_names(first, text, separator)
+    first = next(_read_rows(text, separator), [])
+    named = _has_names(first, [*_read_rows(text[:_SAMPLE], separator)], separator)
     with warnings.catch_warnings():
         # It says that fields without a name are dropped.
         warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -195,6 +179,12 @@ def _read_table(path: Path, held: bytes, label: str | None, raw: bool) -> Table:
     return table
 
 
+def _read_rows(text: str, separator: str) -> Iterator[list[str]]:
+    """The rows of a table, or of a part of it, of which the last may be cut off."""
+    lines = io.StringIO(text)
+    return map(str.split, lines) if len(separator) > 1 else csv.reader(lines, delimiter=separator)
+
+
 def _has_plain_quotes(text: str, separator: str) -> bool:
     """True if quotes are letters, as in many TSV files: read as quotes, they would join lines that are whole rows."""
     lines = [line for line in text.split("\n") if line.strip()]
@@ -216,10 +206,9 @@ def _decode(held: bytes) -> tuple[str, list[str]]:
     if held[:200].count(0) > len(held[:200]) // 4:
         order = "le" if held[1:2] == b"\0" else "be"
         return held.decode(f"utf-16-{order}"), ["encoded as UTF-16"]
-    with contextlib.suppress(UnicodeDecodeError):
-        return held.decode("utf-8-sig"), []
-    with contextlib.suppress(UnicodeDecodeError):
-        return held.decode("cp1252"), ["encoded as Windows-1252 (latin-1)"]
+    for encoding, name in (("utf-8-sig", ""), ("cp1252", "Windows-1252 (latin-1)")):
+        with contextlib.suppress(UnicodeDecodeError):
+            return held.decode(encoding), [f"encoded as {name}"] * bool(name)
     return held.decode("latin-1"), ["encoded as latin-1"]
 
 
@@ -240,21 +229,17 @@ def is_utf8(path: Path, megabytes: int = 64) -> bool:
 def _find_separator(sample: str) -> str:
     """The separator that cuts all lines into as many fields, more than one."""
     best, most = ",", 1
-    for separator in _SEPARATORS:
-        try:
-            rows = [row for row in csv.reader(io.StringIO(sample), delimiter=separator) if row][:50]
-        except csv.Error:
-            continue
-        # The last line of a sample may be cut off.
-        counts = [len(row) for row in (rows[:-1] if len(rows) > 2 else rows)]
-        if counts and min(counts) == max(counts) > most:
-            best, most = separator, counts[0]
+    for separator in (*_SEPARATORS, r"\s+"):
+        with contextlib.suppress(csv.Error):
+            rows = [*islice(filter(None, _read_rows(sample, separator)), 50)] or [[]]
+            # The last line of a sample may be cut off.
+            rows = rows[:-1] if len(rows) > 2 else rows
+            # Words have spaces as well: only numbers have nothing else between them.
+            spaces = len(separator) > 1 and (most > 1 or not all(map(is_number, rows[-1])))
+            if not spaces and len({*map(len, rows)}) == 1 and len(rows[0]) > most:
+                best, most = separator, len(rows[0])
     if most > 1:
         return best
-    lines = [line.split() for line in sample.splitlines()[:50] if line.strip()]
-    lines = lines[:-1] if len(lines) > 2 else lines
-    if lines and len({len(fields) for fields in lines}) == 1 < len(lines[-1]) and all(map(is_number, lines[-1])):
-        return r"\s+"
     # Lines of different lengths: the separator of the first line, so that the error names a line.
     first = sample.split("\n", 1)[0]
     return max(_SEPARATORS, key=lambda separator: (first.count(separator), separator == ","))
@@ -262,7 +247,7 @@ def _find_separator(sample: str) -> str:
 
 def _begin_at_names(text: str, separator: str, notes: list[str]) -> str:
     """A table without the title above its names; with a name for the index that R writes without one."""
-    rows = list(csv.reader(io.StringIO(text[:_SAMPLE]), delimiter=separator))[:50]
+    rows = [*islice(_read_rows(text[:_SAMPLE], separator), 50)]
     counts = [len(row) for row in rows if row]
     width = Counter(counts).most_common(1)[0][0] if counts else 0
     counted = len(rows) > 2 and [row[:1] for row in rows[1:]] == [[str(place)] for place in range(1, len(rows))]
@@ -272,28 +257,28 @@ def _begin_at_names(text: str, separator: str, notes: list[str]) -> str:
     # A line of one cell, or of few, is no line of names.
     if width < 3 or not start or any(len(row) > width / 2 for row in rows[:start]):
         return text
-    above = [row for row in rows[:start] if any(row)]
-    notes.append(f"{count_of(len(above), 'line')} above the names of the columns left out")
+    notes.append(f"{count_of(sum(map(any, rows[:start])), 'line')} above the names of the columns left out")
     return "\n".join(text.split("\n")[start:])
 
 
-def _has_names(first: list[str], text: str, separator: str) -> bool:
-    """True if the first line holds names; False if it is a series, with its class or without. Refuses another row."""
-    words = [place for place, name in enumerate(first) if not is_number(_point(name, separator))]
+def _has_names(first: list[str], rows: list[list[str]], separator: str) -> bool:
+    """True if the first row holds names; False if it is a series, with its class or without. Refuses another row."""
+    cells = first if separator == "," else [name.replace(",", ".") for name in first]
+    words = [place for place, cell in enumerate(cells) if not is_number(cell)]
     # 0, 1, 2, …, as pandas writes columns without any.
     start = 0 if len(first) < _NAMELESS or first[0].strip() == "0" else 1
     counts_up = len(first) > 1 and [name.strip() for name in first] == [str(n + start) for n in range(len(first))]
     if first and not counts_up:
         # The class, first or last, is one that other rows have in its place.
-        classes = words if len(first) > _NAMELESS and words in ([0], [len(first) - 1]) else []
+        classes = words if len(separator) == 1 and len(first) > _NAMELESS and words in ([0], [len(first) - 1]) else []
         numbers = not words and len(first) >= _NAMELESS and len(set(first)) > 2
-        given = [float(_point(name, separator)) for place, name in enumerate(first) if place not in words]
-        if numbers or _repeats(first, text, separator, classes):
+        if numbers or _repeats(first, rows, classes):
             return False
         # A number of stars or a class, which others have too, and a review.
         alone = [place for place, name in enumerate(first) if name.strip() and " " not in name.strip()]
-        row = any(name.count(" ") > 3 for name in first) and _repeats(first, text, separator, alone)
+        row = len(separator) == 1 and any(name.count(" ") > 3 for name in first) and _repeats(first, rows, alone)
         # Years and wavelengths rise; values do not, and some are below 0.
+        given = [float(cell) for place, cell in enumerate(cells) if place not in words]
         row = row or any(number < 0 or after <= number for number, after in zip(given[:-1], given[1:], strict=True))
         if row or not words:
             advice = ", such as label and text" if row else ""
@@ -304,31 +289,17 @@ def _has_names(first: list[str], text: str, separator: str) -> bool:
     return True
 
 
-def _repeats(first: list[str], text: str, separator: str, places: list[int]) -> bool:
-    """True if a cell of the first line, at one of these places, stands again in its column."""
-    if not places or len(separator) > 1:
-        return False
-    rows = [row for row in csv.reader(io.StringIO(text[:_SAMPLE]), delimiter=separator) if len(row) == len(first)]
-    return any([row[place].strip() for row in rows].count(first[place].strip()) > 1 for place in places)
-
-
-def _point(value: str, separator: str) -> str:
-    return value.replace(",", ".") if separator != "," else value
+def _repeats(first: list[str], rows: list[list[str]], places: list[int]) -> bool:
+    """True if a cell of the first row, at one of these places, stands again in its column."""
+    alike = [row for row in rows if len(row) == len(first)]
+    return any([row[place].strip() for row in alike].count(first[place].strip()) > 1 for place in places)
 
 
 def _drop_units(table: Table) -> None:
     """Leaves out a first row of units: words where all that follows are numbers."""
     frame = table.frame
-    if len(frame) < 2:
-        return
     units = {}
-    for name in frame.columns:
-        values = frame[name]
-        if pd.api.types.is_numeric_dtype(values):
-            # A number, or nothing, in the first row.
-            if values.notna().iloc[0]:
-                return
-            continue
+    for name, values in frame.items() if len(frame) > 1 else ():
         first, rest = str(values.iloc[0]).strip(), values.iloc[1:]
         if pd.isna(values.iloc[0]) or first.lower() in MISSING:
             continue
@@ -336,7 +307,7 @@ def _drop_units(table: Table) -> None:
         if to_numbers([first], decimal=True)[0] is not None:
             return
         if to_numbers(find_filled(rest)[1], decimal=True)[0] is not None:
-            units[str(name)] = first
+            units[name] = first
         elif to_seconds(rest) is None or to_seconds(values) is not None:
             return
     if units:
@@ -347,33 +318,28 @@ def _drop_units(table: Table) -> None:
 
 def _convert_columns(table: Table, label: str | None) -> None:
     """Makes numbers of columns of texts that are some: with commas, thousands, words for what is missing."""
-    frame = table.frame
-    columns = {place: values for place, (_, values) in enumerate(frame.items()) if _has_texts(values)}
+    columns = {name: values for name, values in table.frame.items() if _has_texts(values)}
     # 1,234 is a thousand or one and a quarter: other cells of the file tell.
     decimal = table.separator == ";" or any(map(has_decimal_comma, columns.values()))
-    said: dict[str, list[str]] = {}
-    changed: dict[int, pd.Series[float]] = {}
-    for place, values in columns.items():
+    said: dict[str, list[str]] = defaultdict(list)
+    changed: dict[str, np.ndarray] = {}
+    for name, values in columns.items():
         rows, cells = find_filled(values)
-        name = str(frame.columns[place])
         is_code = (name == label or LABEL.fullmatch(name)) and _has_codes(cells)
         if is_code or (cells and all(map(_KEY.fullmatch, cells))):
             continue
-        numbers, how = to_numbers(cells, decimal) if cells else (None, "")
-        if numbers is None and (cells or not values.isna().all()):
+        numbers, how = to_numbers(cells, decimal) if cells or values.isna().all() else (None, "")
+        if numbers is None:
             continue
-        full = np.full(len(values), np.nan)
-        if numbers is not None:
-            full[rows] = numbers
-            said.setdefault(how, []).append(name)
-            if np.isinf(full).any():
-                row = int(np.isinf(full).argmax()) + 1
-                raise DataError(f"column {name!r}, row {row}: the number is too large, or infinite")
-        changed[place] = pd.Series(full, index=values.index)
+        changed[name] = np.full(len(values), np.nan)
+        changed[name][rows] = numbers
+        said[how].append(name)
+        if np.isinf(numbers).any():
+            row = rows[np.isinf(numbers).argmax()] + 1
+            raise DataError(f"column {name!r}, row {row}: the number is too large, or infinite")
     if changed:
-        # One after the other they would be moved again and again.
-        table.frame = pd.concat([changed.get(n, frame.iloc[:, n]) for n in range(len(frame.columns))], axis=1)
-        table.frame.columns = frame.columns
+        # At once: one after the other they would be moved again and again.
+        table.frame = pd.DataFrame({**dict(table.frame.items()), **changed})
     table.notes += [f"{how} in {shorten(names)}" for how, names in said.items() if how]
 
 
@@ -396,7 +362,7 @@ def _drop_index(table: Table) -> bool:
     frame = table.frame
     if len(frame.columns) < 2 or not len(frame):
         return False
-    name, values = str(frame.columns[0]), frame.iloc[:, 0]
+    name, values = frame.columns[0], frame.iloc[:, 0]
     counts = pd.api.types.is_numeric_dtype(values) and values.dtype != bool
     # Whole numbers as they are: large ones are equal as floats.
     if counts and _INDEX.fullmatch(name) and len(frame) > 1 and (np.diff(values.to_numpy()) == 1).all():
@@ -405,8 +371,7 @@ def _drop_index(table: Table) -> bool:
         table.notes.append(f"the first column{told} counts the rows, and is left out")
         return True
     if name.startswith("Unnamed:"):
-        alone = counts and len(frame) == 1
-        table.frame = frame.iloc[:, 1:] if alone else frame.rename(columns={frame.columns[0]: "index"})
+        table.frame = frame.iloc[:, 1:] if counts and len(frame) == 1 else frame.rename(columns={name: "index"})
     return False
 
 

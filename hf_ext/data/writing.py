@@ -24,10 +24,8 @@ _SMALLEST = 16
 
 def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
     """
-    Writes a recipe for data, with sizes for a GPU or for two CPU cores.
-
-    Raises:
-        DataError: If the method cannot learn from such data.
+    Writes a recipe for data, with sizes for a GPU or for two CPU cores; raises a [`DataError`] if the method cannot
+    learn from such data.
     """
     kinds, make = _METHODS[method]
     if survey.kind not in kinds:
@@ -54,11 +52,9 @@ def _write(fields: Fields, indent: str = "") -> list[str]:
         value, *comment = field if isinstance(field, tuple) else (field,)
         if value is None:
             continue
+        section = isinstance(value, dict) and not indent
         lines += [f"{indent}# {line}" for line in comment]
-        if isinstance(value, dict) and not indent:
-            lines += [f"{name}:", *_write(value, "  ")]
-        else:
-            lines.append(f"{indent}{name}: {flow(value)}")
+        lines += [f"{name}:", *_write(value, "  ")] if section else [f"{indent}{name}: {flow(value)}"]
     return lines
 
 
@@ -109,12 +105,12 @@ def _semanir(survey: Survey, gpu: bool) -> Fields:
     if survey.kind == "pairs":
         task: Fields = {"degradation": ({"kind": "paired"}, f"Pairs: {survey.roles[0]}.")}
     else:
+        told = (
+            "Degradation to learn, applied to clean pictures. Others: {kind: jpeg, quality: [10, 90]}, or",
+            "{kind: blur, sigma: [0.5, 3]}, a list of several, or pairs of pictures in lq/ and hq/.",
+        )
         task = {
-            "degradation": (
-                {"kind": "gaussian_noise", "sigma": [0, 50]},
-                "Degradation to learn, applied to clean pictures. Others: {kind: jpeg, quality: [10, 90]}, or",
-                "{kind: blur, sigma: [0.5, 3]}, a list of several, or pairs of pictures in lq/ and hq/.",
-            ),
+            "degradation": ({"kind": "gaussian_noise", "sigma": [0, 50]}, *told),
             "eval_degradation": {"kind": "gaussian_noise", "sigma": 25},
             "image_column": _column(survey, "image"),
         }
@@ -143,11 +139,9 @@ def _mrconv(survey: Survey, gpu: bool) -> Fields:
     # models of differences between steps do not stream.
     causal, series = method == "mrconv-lm", method == "mrconv-series"
     streams = [] if series else ["false gives a causal model, which also classifies streams."]
+    width = 128 if gpu else 64 if series else 32
     model: Fields = {
-        "hidden_size": (
-            128 if gpu else 64 if series else 32,
-            "Width and depth: larger models learn more and take longer.",
-        ),
+        "hidden_size": (width, "Width and depth: larger models learn more and take longer."),
         "num_hidden_layers": 6 if gpu else 3,
         "kernel_type": "dilated" if series else "fourier",
         "kernel_size": (8 if series else 16, "Length of the shortest kernel; the longest covers the input."),
@@ -156,24 +150,23 @@ def _mrconv(survey: Survey, gpu: bool) -> Fields:
         "bidirectional": None if causal else (True, *streams),
     }
     if method == "mrconv-images":
-        kernels = {"kernel_type": "fourier", "kernel_size": 16}
         sizes = {"patch_size": 2, "hidden_sizes": [32, 64, 128], "depths": [2, 2, 2]}
-        model = {**({"preset": "tiny"} if gpu else sizes), **kernels}
+        model = {**({"preset": "tiny"} if gpu else sizes), "kernel_type": "fourier", "kernel_size": 16}
     steps = 20000 if gpu else 600 if series else 1000
     schedule = _schedule(survey, steps, 32 if gpu else 16, 4e-3, gpu, 50)
     return {"method": method, "task": task, "model": model, "weight_decay": 0.05, **schedule}
 
 
 def _sounds(survey: Survey, gpu: bool) -> tuple[str, Fields]:
-    _need_classes(survey, "sounds")
+    _need_classes(survey)
     # On a CPU, telephone quality takes a tenth of the time.
     rate = survey.rate if gpu else min(survey.rate, 8000)
     lengths = [max(1, length * rate // survey.rate) for length in survey.lengths]
-    length = _longest(lengths, 160_000 if gpu else 16_000)
+    length, cut = _fit(lengths, 1, 160_000 if gpu else 16_000)
     told = f"Sampling rate of the model in Hz; sounds of other rates are resampled (most have {survey.rate})."
     return "mrconv-audio", {
         "sampling_rate": (rate, told),
-        "max_length": (length, f"Samples per sound. {_cut(lengths, length)}."),
+        "max_length": (length, f"Samples per sound. {cut}."),
         **_classes(survey),
         "audio_column": _column(survey, "audio"),
     }
@@ -187,46 +180,39 @@ def _texts(survey: Survey, gpu: bool) -> tuple[str, Fields]:
             "of the class they train a language model."
         )
     if not survey.classes:
-        size = max(32, _longest(survey.lengths, 1024 if gpu else 256))
+        size, _ = _fit(survey.lengths, 32, 1024 if gpu else 256)
         return "mrconv-lm", {"max_length": (size, "Bytes per training example."), **column}
-    size = max(16, _longest(survey.lengths, 4096 if gpu else 512))
-    told = f"Bytes per text, plus one for its class. {_cut(survey.lengths, size)}."
+    size, cut = _fit(survey.lengths, 16, 4096 if gpu else 512)
+    told = f"Bytes per text, plus one for its class. {cut}."
     return "mrconv-text", {"max_length": (1 + size, told), **_classes(survey), **column}
 
 
 def _series(survey: Survey, gpu: bool) -> tuple[str, Fields]:
-    longest = max(16, _longest(survey.lengths, 16384 if gpu else 2048))
+    longest, cut = _fit(survey.lengths, 16, 16384 if gpu else 2048)
     fields: Fields = {
         "columns": (survey.columns, "Columns that the model reads as channels."),
         "num_channels": survey.channels,
-        "max_length": (longest, f"Steps per series. {_cut(survey.lengths, longest)}."),
+        "max_length": (longest, f"Steps per series. {cut}."),
     }
     if survey.values:
         return "mrconv-regression", {**fields, "target_columns": (["label"], "Column of the value to predict.")}
     if survey.rows_have_labels:
         return "mrconv-positions", {**fields, **_classes(survey)}
     crop = "Training uses random windows, shorter by up to this share; set 0.0 if a class depends on an event's time."
-    return "mrconv-series", {
-        **fields,
-        "deltas": (True, "The model also gets the difference of each channel between steps."),
-        "crop": (0.4, crop),
-        **_classes(survey),
-    }
+    fields["deltas"] = True, "The model also gets the difference of each channel between steps."
+    return "mrconv-series", {**fields, "crop": (0.4, crop), **_classes(survey)}
 
 
-def _longest(lengths: list[int], limit: int) -> int:
-    """The 95th percentile of lengths, at most a limit."""
-    return min(limit, int(np.ceil(np.quantile(lengths, 0.95))))
-
-
-def _cut(lengths: list[int], longest: int) -> str:
-    """Sentence with the number of inputs that are cut."""
+def _fit(lengths: list[int], least: int, most: int) -> tuple[int, str]:
+    """The 95th percentile of lengths within limits, and a sentence with the number of inputs that are cut."""
+    longest = max(least, min(most, int(np.ceil(np.quantile(lengths, 0.95)))))
     cut = sum(length > longest for length in lengths)
-    return f"{cut:,} of {len(lengths):,} sampled inputs are longer, and are cut" if cut else "No input is longer"
+    told = f"{cut:,} of {len(lengths):,} sampled inputs are longer, and are cut" if cut else "No input is longer"
+    return longest, told
 
 
 def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, Fields]:
-    _need_classes(survey, "pictures")
+    _need_classes(survey)
     rest = {**_classes(survey), "image_column": _column(survey, "image")}
     if survey.square and survey.sides[0] <= 32:
         channels = 1 if survey.gray else 3
@@ -244,18 +230,13 @@ def _dit(survey: Survey, gpu: bool) -> Fields:
             "pictures/train/cat/1.png, or add a caption file for each, such as 1.txt for 1.png."
         )
     side = max(8, min(64 if gpu else 32, _side(survey, 0.0) // 8 * 8))
+    latents = "Above 64, train on latents: see hf-ext dit precompute, and the recipe disentangled_dit/imagenet_256."
+    flip = "Probability of a horizontal flip; set 0.0 if left and right differ, as in letters."
     task: Fields = {
-        "image_size": (
-            side,
-            f"Side of the generated pictures{_smallest(survey)}.",
-            "Above 64, train on latents: see hf-ext dit precompute, and the recipe disentangled_dit/imagenet_256.",
-        ),
+        "image_size": (side, f"Side of the generated pictures{_smallest(survey)}.", latents),
         "objective": "v_prediction",
         "noise_schedule": {"beta_schedule": "squaredcos_cap_v2"},
-        "crops": (
-            {"flip": 0.5},
-            "Probability of a horizontal flip; set 0.0 if left and right differ, as in letters.",
-        ),
+        "crops": ({"flip": 0.5}, flip),
         "image_column": _column(survey, "image"),
     }
     learned: Fields = {"num_classes": len(survey.classes)}
@@ -275,12 +256,8 @@ def _dit(survey: Survey, gpu: bool) -> Fields:
     return {"method": "disentangled-dit", "task": task, "model": (model, preset), "ema_decay": average, **schedule}
 
 
-_INPUTS: dict[str, Callable[[Survey, bool], tuple[str, Fields]]] = {
-    "sounds": _sounds,
-    "pictures": _classified_pictures,
-    "texts": _texts,
-    "series": _series,
-}
+_INPUTS: dict[str, Callable[[Survey, bool], tuple[str, Fields]]]
+_INPUTS = {"sounds": _sounds, "pictures": _classified_pictures, "texts": _texts, "series": _series}
 # Kinds of data that a method learns from, and its recipe.
 _METHODS: dict[str, tuple[tuple[str, ...], Callable[[Survey, bool], Fields]]] = {
     "semanir": (("pictures", "pairs"), _semanir),
@@ -297,12 +274,12 @@ def _refuse_deep(survey: Survey, deep: bool) -> None:
         )
 
 
-def _need_classes(survey: Survey, what: str) -> None:
+def _need_classes(survey: Survey) -> None:
     if len(survey.classes) < 2:
         found = f"only the class {survey.classes[0]}" if survey.classes else "no classes"
         raise DataError(
-            f"the {what} have {found}: put them into one folder per class, as in {what}/train/first/1, or add a "
-            f"metadata.csv with the columns file_name and label{survey.advice}."
+            f"the {survey.kind} have {found}: put them into one folder per class, as in {survey.kind}/train/first/1, "
+            f"or add a metadata.csv with the columns file_name and label{survey.advice}."
         )
 
 
@@ -314,7 +291,6 @@ def _classes(survey: Survey) -> Fields:
 
 
 def _column(survey: Survey, usual: str) -> str | None:
-    """The column of the inputs, if it does not have its default name."""
     return next((name for name in survey.columns[:1] if name != usual), None)
 
 

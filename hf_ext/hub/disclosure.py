@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from PIL import Image
 
-from ..data.broken import UNREADABLE
+from ..data.files import UNREADABLE
 from ..errors import DataError, NotPublished
 from ..files import read_json_object
 from .published_files import CONFIGURATIONS, UNLISTED, walk

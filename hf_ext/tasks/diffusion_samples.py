@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hf_ext.data.tars import count_examples, refuse_cut_tars
+from hf_ext.data.files import count_examples, refuse_cut_tars
 from hf_ext.distributed import Ranks
 from hf_ext.files import remove_leftovers_of, require_new, whole_file
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline

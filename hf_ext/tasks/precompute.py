@@ -25,9 +25,8 @@ from PIL import Image
 from pyarrow.parquet import read_metadata
 
 from hf_ext.data.bad_examples import describe_bad, name_bad
-from hf_ext.data.broken import UNUSABLE
+from hf_ext.data.files import UNUSABLE, refuse_cut_tars
 from hf_ext.data.opening import find_files
-from hf_ext.data.tars import refuse_cut_tars
 from hf_ext.distributed import Ranks, require_device
 from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, write_json
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline

@@ -28,10 +28,9 @@ from datasets.packaged_modules.webdataset.webdataset import base_plus_ext
 from huggingface_hub import HfApi, HfFileSystem
 
 from hf_ext.data.bad_examples import decode_row, find_example_file, find_row_file, read_example
-from hf_ext.data.broken import UNUSABLE
+from hf_ext.data.files import UNUSABLE, count_examples, find_tars
 from hf_ext.data.opening import find_files, open_source
 from hf_ext.data.source import DataSource
-from hf_ext.data.tars import count_examples, find_tars
 
 from ..errors import DataError
 

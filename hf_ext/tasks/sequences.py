@@ -22,7 +22,7 @@ from torch.utils.data import default_collate
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import hf_ext.fast.mrconv  # noqa: F401 (it enters itself: a training imports no more than its task)
-from hf_ext.data.labels import class_name
+from hf_ext.data.cells import class_name
 from hf_ext.figures import new_figure, picture_of
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig

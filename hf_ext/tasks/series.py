@@ -12,8 +12,8 @@ from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_ext.data.broken import UNUSABLE
-from hf_ext.data.numbers import is_number
+from hf_ext.data.cells import is_number
+from hf_ext.data.files import UNUSABLE
 from hf_ext.data.sequence_files import UNLABELLED
 from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification
 from hf_ext.mrconv.modeling_positions_mrconv import MRConvForTokenClassification

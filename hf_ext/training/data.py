@@ -24,7 +24,7 @@ from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 from ..data.bad_examples import BadExamples, decode_row, describe_bad, find_example_file, name_bad, read_example
-from ..data.broken import UNUSABLE
+from ..data.files import UNUSABLE
 from ..errors import DataError, MissingColumn, UsageError
 from .arguments import DataSource
 from .loader_processes import ignore_signals, read_all

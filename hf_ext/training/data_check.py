@@ -6,7 +6,7 @@ import datasets
 import numpy as np
 
 from ..data.bad_examples import decode_row, describe_bad, name_bad
-from ..data.broken import UNUSABLE
+from ..data.files import UNUSABLE
 from ..data.opening import match_classes, open_source
 from ..data.splits import count_shared
 from ..progress import progress

@@ -14,8 +14,8 @@ from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import hf_ext
-from hf_ext.answers.series import answer_series
-from hf_ext.data.sound_files import read_recording
+from hf_ext.answers.classifying import answer_series
+from hf_ext.data.files import read_recording
 from hf_ext.emr import EMRModel
 from hf_ext.mrconv import (
     MRConvCache,
@@ -189,7 +189,7 @@ def test_values_of_a_series_are_told_in_their_units(tmp_path, caplog):
 @torch.no_grad()
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_classes_of_positions_stream_where_the_model_does_not_look_ahead(bidirectional, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("hf_ext.answers.series._ROWS", 30)
+    monkeypatch.setattr("hf_ext.answers.classifying._ROWS", 30)
     values = write_table(tmp_path / "long.csv", 100)
     model = save_series_model(tmp_path / "model", MRConvForTokenClassification, **LABELS, bidirectional=bidirectional)
     (found,) = answers(tmp_path / "model", tmp_path / "long.csv", "--top-k", 3)

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from hf_ext.data.bad_examples import BadExamples
+from hf_ext.data.files import read_recording
 from hf_ext.data.opening import SourceError, open_source
-from hf_ext.data.sound_files import read_recording
 from hf_ext.errors import DataError
 from hf_ext.settings import SettingsError
 from hf_ext.tasks.signals import AudioTask, PixelTask

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_ext.data.sound_files import describe_sound, read_samples
+from hf_ext.data.files import describe_sound, read_samples
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
 from tests.cli.init_testing import in_a_folder_of_its_own as in_a_folder_of_its_own
