@@ -1,5 +1,6 @@
 """Command line of hf-ext, installed as hf_ext_cli so that --help imports neither models nor torch."""
 
+import importlib
 import os
 
 # hf_ext reads it while it is imported: modules such as `hf_ext.terminal` are cheap, and commands that need the models
@@ -8,7 +9,7 @@ _SETTING = "HF_EXT_REGISTER_MODELS"
 _given = _SETTING in os.environ
 os.environ.setdefault(_SETTING, "0")
 try:
-    import hf_ext
+    _package = importlib.import_module("hf_ext")
 finally:
     if not _given:
         del os.environ[_SETTING]
@@ -16,4 +17,4 @@ finally:
 
 def register_models() -> None:
     """Registers the package's models with transformers."""
-    hf_ext._register_models()
+    _package._register_models()
