@@ -6,6 +6,7 @@ works on is moved to its device.
 """
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -230,7 +231,7 @@ class _Work:
             done = self.done
             try:
                 turns = (self._restore_turned(image, number, side, share) for number in range(self.turns))
-                return reduce(np.add, turns) / np.float32(self.turns)
+                return reduce(operator.add, turns) / np.float32(self.turns)
             except RuntimeError as error:
                 smaller = self._tile_below(side or max(image.shape[:2]))
                 if not lacks_memory(error) or self.tile != "auto" or smaller == side:
