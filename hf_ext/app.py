@@ -49,6 +49,7 @@ from hf_ext.app_work import (
 from hf_ext.hub.released import list_released
 from hf_ext.semanir.image_processing_semanir import from_unit
 from hf_ext.tasks.degradations import blur, gaussian_noise, jpeg, matlab_bicubic
+from hf_ext.terminal import count_of
 
 # Letters of a text at most, and requests that may wait; the next one is refused.
 LETTERS, WAITING = 100_000, 32
@@ -92,7 +93,6 @@ class Tab:
 
     @property
     def first(self) -> str:
-        """The model that is shown first."""
         return next(iter(self.sources.values()))
 
     def ask(self, function: Callable[..., Any], name: str, *given: Any, **options: Any) -> Any:
@@ -329,19 +329,15 @@ def describe_model(tab: str, name: str, source: str) -> str:
     return f"**{name}**: a model of yours; its card names its purpose. {WARNINGS[tab]}"
 
 
-def say_size(pixels: np.ndarray) -> str:
-    """Width and height of a picture."""
-    return f"{pixels.shape[1]} × {pixels.shape[0]} pixels"
-
-
 def describe_restoration(name: str, before: np.ndarray, after: np.ndarray, strength: float, seconds: float) -> str:
     """The result of a restoration: model, size, strength, time, and what was changed or left out."""
-    if before.shape[:2] == after.shape[:2]:
+    size, new_size = (f"{pixels.shape[1]} × {pixels.shape[0]} pixels" for pixels in (before, after))
+    if size == new_size:
         change = np.abs(before.astype(np.float32) - after).mean() * 255 / np.iinfo(after.dtype).max
-        done = f"**{name}** restored {say_size(before)} at strength {strength:g} in {seconds:.1f} s."
+        done = f"**{name}** restored {size} at strength {strength:g} in {seconds:.1f} s."
         done += f" Its values changed by {change:.2g} of 255 levels on average."
     else:
-        done = f"**{name}** enlarged {say_size(before)} to {say_size(after)} in {seconds:.1f} s."
+        done = f"**{name}** enlarged {size} to {new_size} in {seconds:.1f} s."
     if before.dtype != np.uint8:
         done += " The picture has 16 bits per channel; the page shows 8."
     if before.shape[2] in (2, 4):
@@ -350,8 +346,7 @@ def describe_restoration(name: str, before: np.ndarray, after: np.ndarray, stren
 
 
 def describe_sound(name: str, words: int, sound: float, seconds: float) -> str:
-    """The result of a sound."""
-    heard = f"{words} word{'' if words == 1 else 's'}" if words else "no word"
+    heard = count_of(words, "word") if words else "no word"
     return f"**{name}** recognised {heard} in {sound:.1f} s of sound; the work took {seconds:.1f} s."
 
 

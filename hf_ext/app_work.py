@@ -32,6 +32,7 @@ from hf_ext.semanir.image_processing_semanir import from_unit, to_unit
 from hf_ext.tasks.diffusion_grids import default_batch_size, draw_grid, sample_rows
 from hf_ext.training.models import pipeline_index
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TABS = ("restore", "draw", "listen", "merge")
 # What a request may take unless the command says otherwise.
 LIMITS = Limits()
@@ -98,29 +99,23 @@ def find_tab(source: str) -> str:
     )
 
 
-def place() -> str:
-    """The GPU if there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 load_restorer = functools.lru_cache(maxsize=8)(load_model)
 
 
 @functools.lru_cache(maxsize=2)
 def load_drawer(source: str) -> DisentangledDiTPipeline:
-    """The pipeline of a Disentangled DiT."""
     name, revision = split_revision(source)
     pipeline = DiffusionPipeline.from_pretrained(name, revision=revision)
     if not isinstance(pipeline, DisentangledDiTPipeline):
         raise ValueError(f"{source} contains a {type(pipeline).__name__}; give a DisentangledDiTPipeline.")
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(place())
+    return pipeline.to(DEVICE)
 
 
 @functools.lru_cache(maxsize=2)
 def load_merge(source: str) -> tuple[EMRModel, dict[str, AnsweringTask]]:
     """A merge, and what its tasks can be asked."""
-    merged = EMRModel.from_pretrained(source, device=place())
+    merged = EMRModel.from_pretrained(source, device=DEVICE)
     return merged, {name: AnsweringTask(merged, name) for name in merged.tasks}
 
 
@@ -177,13 +172,11 @@ def show_colours(pixels: np.ndarray) -> np.ndarray:
 
 
 def pair(before: np.ndarray, after: np.ndarray) -> Pair:
-    """Pixels as two pictures of one size."""
     result = Image.fromarray(show_colours(after))
     return Image.fromarray(show_colours(before)).resize(result.size, Image.Resampling.BICUBIC), result
 
 
 def require_given(given: str | None, what: str) -> str:
-    """The given value; raises an error if it is missing."""
     if not given:
         raise ValueError(f"There is no {what} yet; add one first.")
     return given
@@ -197,7 +190,6 @@ def list_classes(source: str) -> list[str]:
 
 
 def list_controls(source: str) -> set[str]:
-    """The controls that a DiT takes."""
     return set(load_drawer(source).transformer.config.control_alpha)
 
 
@@ -315,10 +307,9 @@ def answer(
 def answer_all(source: str, *given: str | None, limits: Limits = LIMITS, bar: Any = None) -> dict[str, Answer]:
     """The answer of each task of a merge to the same picture, sound or text."""
     names, found = list(load_merge(source)[1]), {}
-    show = follow(bar) if bar else None
+    show = follow(bar) if bar else lambda share: None
     for number, name in enumerate(names):
-        if show:
-            show(number / len(names))
+        show(number / len(names))
         found[name] = answer(source, name, *given, limits=limits)
     return found
 

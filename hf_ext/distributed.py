@@ -152,13 +152,15 @@ class Ranks:
 
 
 def require_device(device: str) -> str:
-    """The name of a device; a ValueError where nothing can be computed on it."""
+    """The name of a device; a UsageError where nothing can be computed on it."""
     import torch
+
+    from .errors import UsageError
 
     try:
         torch.zeros(1, device=device).tolist()
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device} cannot be used: {error}") from error
+        raise UsageError(f"device {device} cannot be used: {error}") from error
     return device
 
 

@@ -38,11 +38,7 @@ _MARK = ".tmp-"
 
 def neighbour(path: Path) -> Path:
     """A new hidden name beside a path. The name of the path is cut: file systems take 255 bytes."""
-    return path.with_name(f"{_hidden_name(path)}{_MARK}{secrets.token_hex(4)}")
-
-
-def _hidden_name(path: Path) -> str:
-    return f".{path.name[:50]}"
+    return path.with_name(f".{path.name[:50]}{_MARK}{secrets.token_hex(4)}")
 
 
 @contextlib.contextmanager
@@ -205,7 +201,7 @@ def remove_leftovers_of(paths: Iterable[Path]) -> None:
     old = time.time() - 3600
     names: dict[Path, set[str]] = {}
     for path in paths:
-        names.setdefault(path.parent, set()).add(_hidden_name(path))
+        names.setdefault(path.parent, set()).add(f".{path.name[:50]}")
     for folder, wanted in names.items():
         for found in folder.glob(f".*{_MARK}????????"):
             if found.name.rpartition(_MARK)[0] not in wanted:
@@ -284,10 +280,8 @@ def place_folder(new: Path, out: Path) -> None:
 def recover_folder(out: Path) -> None:
     """Finishes or takes back a [`replace_folder`] that was killed."""
     aside = out.with_name(f".{out.name}.old")
-    if aside.is_dir() and not out.exists():
-        os.replace(aside, out)
-    elif aside.is_dir():
-        shutil.rmtree(aside)
+    if aside.is_dir():
+        shutil.rmtree(aside) if out.exists() else os.replace(aside, out)
 
 
 def exchange_folders(first: Path, second: Path) -> bool:
@@ -301,11 +295,13 @@ def exchange_folders(first: Path, second: Path) -> bool:
 
 def lies_in_cache(folder: Path) -> bool:
     """True for a commit in the cache of huggingface_hub, or a folder in one, which nobody changes."""
-    resolved = folder.resolve()
-    return any(
-        commit.parent.name == "snapshots" and commit.parent.parent.name.startswith(_CACHED)
-        for commit in (resolved, *resolved.parents)
-    )
+    return bool(_find_cached(folder.resolve()))
+
+
+def _find_cached(folder: Path) -> list[Path]:
+    """The repositories in the cache of huggingface_hub in whose commits a folder lies."""
+    commits = (place for place in (folder, *folder.parents) if place.parent.name == "snapshots")
+    return [commit.parent.parent for commit in commits if commit.parent.parent.name.startswith(_CACHED)]
 
 
 def stays_inside(folder: Path, path: Path) -> bool:
@@ -315,12 +311,8 @@ def stays_inside(folder: Path, path: Path) -> bool:
     # however deep in the commit the folder lies. Everything that follows a path of a folder asks this function;
     # `emr_loader.py`, which travels alone, has a copy that is tested against the same cases.
     home, target = folder.resolve(), path.resolve()
-    allowed = [home]
-    for commit in (home, *home.parents):
-        repository = commit.parent.parent
-        if commit.parent.name == "snapshots" and repository.name.startswith(_CACHED):
-            allowed += [repository / "blobs", repository.parent / "blobs"]
-    return any(target.is_relative_to(place) for place in allowed)
+    blobs = [place / "blobs" for repository in _find_cached(home) for place in (repository, repository.parent)]
+    return any(target.is_relative_to(place) for place in (home, *blobs))
 
 
 def same_bytes(first: Path, second: Path) -> bool:

@@ -1,6 +1,7 @@
 """Safe output to a terminal: escapes unprintable characters and control sequences."""
 
 import contextlib
+import logging
 import os
 import re
 import sys
@@ -102,6 +103,18 @@ def guarded_streams() -> Iterator[None]:
             for stream, kept in zip(changed, errors, strict=True):
                 if not stream.closed:
                     stream.reconfigure(errors=kept)
+
+
+@contextlib.contextmanager
+def log_level(name: str, level: int) -> Iterator[None]:
+    """Gives the logger of a library another level until the block ends."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def is_quiet() -> bool:

@@ -1,6 +1,20 @@
 """Command line of hf-ext, installed as hf_ext_cli so that --help imports neither models nor torch."""
 
-from .library import import_without_models
+import importlib
+import os
 
-# Modules such as `hf_ext.terminal` are cheap to import; commands that need the models register them.
-import_without_models()
+# hf_ext reads it while it is imported: modules such as `hf_ext.terminal` are cheap, and commands that need the models
+# register them. Child processes do not inherit it.
+_SETTING = "HF_EXT_REGISTER_MODELS"
+_given = _SETTING in os.environ
+os.environ.setdefault(_SETTING, "0")
+try:
+    _package = importlib.import_module("hf_ext")
+finally:
+    if not _given:
+        del os.environ[_SETTING]
+
+
+def register_models() -> None:
+    """Registers the package's models with transformers."""
+    _package._register_models()

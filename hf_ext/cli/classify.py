@@ -1,18 +1,18 @@
-"""hf-ext classify: classes of sounds, pictures, texts and series, and values of series."""
+"""hf-ext classify: classes of sounds, pictures, texts and series, and values. hf-ext generate: texts go on."""
 
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
 
 from hf_ext.terminal import count_of
 
-from .errors import Failed, Unusable, loads
-from .library import register_models
-from .options import split_names
-from .output import print_json, print_table
-from .sources import Model
-from .terminal import say
+from . import register_models
+from .errors import Failed, Unusable, loading
+from .options import AT_LEAST_1, DEVICE, JSON, MODEL, TASK, split_names
+from .output import print_json, print_table, say
 
 # Columns of the table for each kind of answer.
 _HEADERS = {
@@ -23,17 +23,15 @@ _HEADERS = {
 
 
 @click.command()
-@click.argument("source", metavar="MODEL", type=Model())
+@MODEL
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
-@click.option("--task", metavar="NAME", help="Task of a merge.")
-@click.option(
-    "--top-k", type=click.IntRange(min=1), default=1, show_default=True, help="Number of most likely classes to print."
-)
+@TASK
+@click.option("--top-k", type=AT_LEAST_1, default=1, show_default=True, help="Number of most likely classes to print.")
 @click.option("--columns", help="Channels of series, such as a,b.  [default: those of the training]")
 @click.option("--series", metavar="NAME", help="Column that names the series of a row.  [default: found by name]")
 @click.option("--time", metavar="NAME", help="Column of the time, in tables.  [default: found by name]")
-@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@DEVICE
+@JSON
 def classify(
     source: str,
     inputs: tuple[str, ...],
@@ -99,10 +97,55 @@ def classify(
         raise Failed(f"{failed} of {count_of(len(given), 'input')} could not be classified.")
 
 
-@loads
 def load_task(source: str, task: str | None, load: Callable[..., Any], device: str | None) -> Any:
     """Loads the model of a folder or org/name[@revision], or of one task of a merge."""
     from hf_ext.emr.weights import task_checkpoint
 
-    with task_checkpoint(source, task) as checkpoint:
-        return load(checkpoint, device)
+    with loading(source), task_checkpoint(source, task) as checkpoint:
+        loaded = load(checkpoint, device)
+    return loaded
+
+
+@click.command()
+@MODEL
+@click.argument("prompt")
+@TASK
+@click.option(
+    "--max-new-tokens", type=AT_LEAST_1, default=200, show_default=True, help="Number of tokens to generate."
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=0.8,
+    show_default=True,
+    help="Temperature of sampling; 0 takes the most likely token.",
+)
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Sample from the most likely tokens with this total probability.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the sampling.")
+@DEVICE
+def generate(source: str, prompt: str, task: str | None, device: str | None, **options: Any) -> None:
+    """Continue the text PROMPT with the language model MODEL, a folder or org/name[@revision].
+
+    PROMPT and its continuation are printed as they are generated. If PROMPT is -, it is read from standard input. An
+    MRConv model streams: the cost of a token does not grow with the length of the text.
+
+    \b
+    Examples:
+      hf-ext generate runs/mrconv-lm/snapshot "The list "
+      hf-ext generate org/name "The " --temperature 0 --max-new-tokens 50
+      cat begin.txt | hf-ext generate org/merged - --task poems --seed 3
+    """
+    from hf_ext.answers.continuing import continue_text, load_language_model
+
+    register_models()
+    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    model, tokenizer = load_task(source, task, load_language_model, device)
+    # The options have the names of the arguments of continue_text.
+    continue_text(model, tokenizer, text, partial(click.echo, nl=False), **options)
+    click.echo()

@@ -8,13 +8,17 @@ from typing import Any
 
 import click
 
-from .errors import Failed, Unusable, loads
+from .errors import Failed, Unusable, loading
 from .groups import Group
-from .library import import_without_models
-from .options import options_of, split_names
-from .output import print_json, print_rows
-from .sources import Model
-from .terminal import say
+from .options import AT_LEAST_1, DEVICE, FILE, JSON_RESULT, MODEL, NEW_FILE, options_of, split_names, value_type
+from .output import print_json, print_rows, say
+
+PAIR = value_type(
+    "HEIGHT,WIDTH",
+    lambda text: tuple(map(int, text.split(","))),
+    "not a pair of whole numbers such as 32,32",
+    lambda pair: len(pair) == 2 and min(pair) >= 0,
+)
 
 
 @click.group(cls=Group)
@@ -27,10 +31,9 @@ class PrecomputeCommand(click.Command):
     """A command with an option for each field of [`Precompute`], made when it runs or shows its help."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        import_without_models()
         from hf_ext.tasks.precompute_settings import Precompute
 
-        fields = options_of(Precompute, flags={"image_size": "--size"}, but=("data", "crops"))
+        fields = options_of(Precompute, {"image_size": "--size"}, but=("data", "crops"))
         for field in fields:
             field.required = field.name in ("vae", "image_size")
         own = super().get_params(ctx)
@@ -46,7 +49,7 @@ class PrecomputeCommand(click.Command):
 @click.option("--local-prob", type=float, default=0.0, show_default=True, help="Probability of a local crop.")
 @click.option("--local-size", type=int, help="Shorter side of a picture before a local crop is cut.")
 @click.option("--centre", is_flag=True, help="Crop the centre instead of a random place; for test data.")
-@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
+@DEVICE
 def precompute(
     data: str,
     out: Path,
@@ -105,19 +108,13 @@ def precompute(
 @click.option("--clip", help="CLIP model for the score between pictures and texts: folder or org/name[@revision].")
 @click.option("--split", default="train", show_default=True, help="Split of the reference.")
 @click.option(
-    "--size",
-    type=click.IntRange(min=1),
-    help="Crop the pictures of the reference to centred squares of this side first.",
+    "--size", type=AT_LEAST_1, help="Crop the pictures of the reference to centred squares of this side first."
 )
 @click.option("--kernel", is_flag=True, help="Also compute the kernel distance (KID).")
-@click.option(
-    "--keep",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the statistics of the reference to this .npz file.",
-)
-@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Pictures per batch.")
-@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--keep", type=NEW_FILE, help="Write the statistics of the reference to this .npz file.")
+@click.option("--batch-size", type=AT_LEAST_1, default=64, show_default=True, help="Pictures per batch.")
+@DEVICE
+@JSON_RESULT
 def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -> None:
     """Compute the FID, KID or CLIP score of PICTURES.
 
@@ -142,7 +139,7 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
 
 
 @click.command()
-@click.argument("source", metavar="MODEL", type=Model())
+@MODEL
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -155,30 +152,25 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
     "first ten in a grid, all in a folder]",
 )
 @click.option("--prompt", "prompts", multiple=True, help="Text, for a text model. Repeatable.")
-@click.option(
-    "--prompts",
-    "prompt_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with one text per line.",
-)
-@click.option("--count", type=click.IntRange(min=1), help="Pictures per row of a grid (default 4), or in the folder.")
-@click.option("--shard-size", type=click.IntRange(min=1), help="Pictures per tar file.  [default: no tar files]")
-@click.option("--size", metavar="HEIGHT,WIDTH", help="Size in pixels.  [default: the model's]")
-@click.option("--original-size", metavar="HEIGHT,WIDTH", help="Control: original size, which sets the sharpness.")
-@click.option("--target-size", metavar="HEIGHT,WIDTH", help="Control: target size.")
-@click.option("--crop", metavar="TOP,LEFT", help="Control: crop.  [default: 0,0]")
+@click.option("--prompts", "prompt_file", type=FILE, help="File with one text per line.")
+@click.option("--count", type=AT_LEAST_1, help="Pictures per row of a grid (default 4), or in the folder.")
+@click.option("--shard-size", type=AT_LEAST_1, help="Pictures per tar file.  [default: no tar files]")
+@click.option("--size", type=PAIR, help="Size in pixels.  [default: the model's]")
+@click.option("--original-size", type=PAIR, help="Control: original size, which sets the sharpness.")
+@click.option("--target-size", type=PAIR, help="Control: target size.")
+@click.option("--crop", type=PAIR, metavar="TOP,LEFT", help="Control: crop.  [default: 0,0]")
 @click.option("--flip", is_flag=True, help="Control: horizontal flip.")
-@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Steps of the scheduler.")
+@click.option("--steps", type=AT_LEAST_1, default=50, show_default=True, help="Steps of the scheduler.")
 @click.option("--guidance-scale", type=float, default=4.0, show_default=True, help="Class or text guidance; 1 is off.")
 @click.option(
     "--control-guidance-scale", type=float, default=1.0, show_default=True, help="Guidance by the controls; 1 is off."
 )
 @click.option("--negative", help="Class or text to steer away from.  [default: none]")
 @click.option("--scheduler", help="diffusers scheduler, such as DPMSolverMultistepScheduler.  [default: the model's]")
-@click.option("--image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Picture to start from.")
+@click.option("--image", type=FILE, help="Picture to start from.")
 @click.option("--strength", type=float, help="Share of --image that is replaced, 0 to 1.  [default: 0.8]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the noise.")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Pictures per batch.  [default: half a million pixels]")
+@click.option("--batch-size", type=AT_LEAST_1, help="Pictures per batch.  [default: half a million pixels]")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
@@ -186,7 +178,7 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
     show_default=True,
     help="Precision of the model.",
 )
-@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
+@DEVICE
 def sample(
     source: str,
     out: Path,
@@ -235,7 +227,7 @@ def sample(
         raise click.UsageError("--negative needs guidance: give a --guidance-scale above 1, or leave out --negative.")
     if strength is not None and image is None:
         raise click.UsageError("--strength is the share of --image that is replaced: give both, or neither.")
-    with ranks.first_before_others():
+    with ranks.first_before_others(), loading(source):
         pipeline = load_pipeline(source, require_device(ranks.own_device(device)), dtype)
     if scheduler is not None:
         pipeline.scheduler = _other_scheduler(pipeline.scheduler, scheduler)
@@ -278,7 +270,6 @@ def _read_prompts(path: Path | None) -> tuple[str, ...]:
 
 
 def _check_out(out: Path, is_grid: bool, count: int | None, shard_size: int | None, processes: int) -> None:
-    """Refuses an output path that fits neither a grid nor a folder."""
     from PIL import Image
 
     is_file = out.is_file() or out.suffix.lower() in {".tar", ".zip", *Image.registered_extensions()}
@@ -297,9 +288,7 @@ def _check_out(out: Path, is_grid: bool, count: int | None, shard_size: int | No
             raise click.UsageError(problem)
 
 
-@loads
 def load_pipeline(source: str, device: str, dtype: str) -> Any:
-    """Loads the pipeline of a folder or org/name[@revision]."""
     import torch
     from diffusers import DiffusionPipeline
 
@@ -342,16 +331,12 @@ def _conditions(
 
 
 def _call_options(pipeline: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of the pipeline's call for the options of the command."""
     options = {name: asked[name] for name in ("guidance_scale", "control_guidance_scale")}
     options["num_inference_steps"] = asked["steps"]
-    pairs = {name: asked[name] for name in ("size", "original_size", "target_size", "crop") if asked[name] is not None}
-    options |= {name: _pair(text, f"--{name.replace('_', '-')}") for name, text in pairs.items()}
-    if (size := options.pop("size", None)) is not None:
-        options["height"], options["width"] = size
-    options |= {"flip": True} if asked["flip"] else {}
-    negative = asked["negative"]
-    if negative is None:
+    options |= {name: asked[name] for name in ("original_size", "target_size", "crop", "flip") if asked[name]}
+    if asked["size"] is not None:
+        options["height"], options["width"] = asked["size"]
+    if (negative := asked["negative"]) is None:
         return options
     if pipeline.transformer.config.num_classes is None:
         return {**options, "negative_prompt": negative}
@@ -383,10 +368,3 @@ def _other_scheduler(before: Any, name: str) -> Any:
     except (NotImplementedError, TypeError) as error:
         told = f"{name} does not take the model's schedule: {error}."
         raise click.BadParameter(told, param_hint="--scheduler") from error
-
-
-def _pair(text: str, option: str) -> tuple[int, int]:
-    parts = text.split(",")
-    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
-        raise click.BadParameter(f"{text!r} is not a pair of whole numbers such as 32,32.", param_hint=option)
-    return int(parts[0]), int(parts[1])

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from .options import JSON
 from .output import print_json, print_rows
 
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "accelerate", "datasets", "evaluate", "huggingface-hub")
@@ -20,7 +21,7 @@ PATIENCE = 5.0
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@JSON
 @click.option("--offline", is_flag=True, help="Do not contact the Hub.")
 def doctor(as_json: bool, offline: bool) -> None:
     """Print versions, devices, extras, cache and Hub, for a bug report. No token is printed.
@@ -59,7 +60,6 @@ def attempt(describe: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def installed_version(name: str) -> str:
-    """The version of a library, or "missing"."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -67,17 +67,16 @@ def installed_version(name: str) -> str:
 
 
 def describe_extras() -> dict[str, str]:
-    """State of each extra: installed, or the names of its missing modules."""
     from hf_ext.extras import EXTRAS
 
-    missing: dict[str, list[str]] = {extra: [] for extra in EXTRAS.values()}
-    for name in (module for module in EXTRAS if find_spec(module) is None):
-        missing[EXTRAS[name]].append(name)
-    return {extra: f"without {', '.join(names)}" if names else "installed" for extra, names in sorted(missing.items())}
+    found = dict.fromkeys(sorted(EXTRAS.values()), "installed")
+    for name, extra in EXTRAS.items():
+        if find_spec(name) is None:
+            found[extra] = f"without {name}" if found[extra] == "installed" else f"{found[extra]}, {name}"
+    return found
 
 
 def describe_devices() -> dict[str, str]:
-    """The CPU and the accelerators that torch finds."""
     import psutil
     import torch
 
@@ -92,7 +91,6 @@ def describe_devices() -> dict[str, str]:
 
 
 def describe_cache() -> str:
-    """The folder of the Hub's cache, and the free space on its disk."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     place = Path(HF_HUB_CACHE)

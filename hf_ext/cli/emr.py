@@ -9,17 +9,26 @@ import click
 
 from hf_ext.terminal import count_of, is_quiet
 
-from .errors import Unusable, loads
+from . import register_models
+from .errors import Unusable, loading
 from .groups import Group
-from .library import import_without_models, register_models
-from .options import Number, name_and_value, options_of
-from .output import print_json, print_rows, print_table
-from .sources import Model, ModelFolder, NewFolder, find_released
-from .terminal import note, say
+from .options import (
+    AT_LEAST_1,
+    FILE,
+    JSON,
+    MODEL,
+    MODEL_FOLDER,
+    NEW_FILE,
+    NEW_FOLDER,
+    Model,
+    Number,
+    find_released,
+    name_and_value,
+    options_of,
+)
+from .output import note, print_json, print_rows, print_table, say
 
 ARTIFACT = click.Path(exists=True, file_okay=False, path_type=Path)
-CONFIG_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 BASE_OPTION = click.option("--base", metavar="ID", type=Model(), help="Base model, if it is not where ARTIFACT says.")
 ENDPOINT_OPTION = click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
 
@@ -31,11 +40,10 @@ class MergeCommand(click.Command):
     """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        import_without_models()
         from hf_ext.merging.configuration import MergeConfig
 
         own = super().get_params(ctx)
-        fields = options_of(MergeConfig, flags={"tasks": "--task"}, but=("method", "options"))
+        fields = options_of(MergeConfig, {"tasks": "--task"}, but=("method", "options"))
         # After FILE, OUT and --out.
         return [*own[:3], *fields[:2], *method_options(), *fields[2:], *own[3:]]
 
@@ -65,14 +73,14 @@ def method_options() -> list[click.Parameter]:
 
 
 @click.command(cls=MergeCommand)
-@click.argument("file", metavar="[FILE.yaml]", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("place", metavar="[OUT]", required=False, type=NewFolder())
-@click.option("--out", type=NewFolder(), help="Same as OUT.")
+@click.argument("file", metavar="[FILE.yaml]", required=False, type=NEW_FILE)
+@click.argument("place", metavar="[OUT]", required=False, type=NEW_FOLDER)
+@click.option("--out", type=NEW_FOLDER, help="Same as OUT.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it holds an earlier merge.")
 @click.option("--dry-run", is_flag=True, help="Show the plan only; no weight is read or downloaded.")
 @click.option("--dump-yaml", is_flag=True, help="Print the configuration as YAML only.")
 @ENDPOINT_OPTION
-@JSON_OPTION
+@JSON
 def merge(
     file: Path | None,
     place: Path | None,
@@ -102,7 +110,6 @@ def merge(
     Several processes or machines that share a disk:
       accelerate launch --config_file examples/accelerate/ddp_2_cpu.yaml -m hf_ext_cli.main merge FILE.yaml OUT
     """
-    import_without_models()
     from hf_ext.system import import_undisturbed
 
     with import_undisturbed():
@@ -112,7 +119,11 @@ def merge(
 
         click.echo(yaml.safe_dump(config.to_dict(), sort_keys=False), nl=False)
         return
-    target = target_folder(place, out, dry_run)
+    if place is not None and out is not None:
+        raise click.UsageError(f"OUT is given twice, as '{place}' and as --out '{out}'; give it once.")
+    target = place or out
+    if target is None and not dry_run:
+        raise click.UsageError("Missing OUT: give it after FILE.yaml, or with --out.")
     from hf_ext.merging.merge import merge_checkpoints
     from hf_ext.merging.plan import Plan, make_plan, plan_lines, plan_values
 
@@ -125,7 +136,7 @@ def merge(
 
     # Only the first process prints.
     speaks = os.environ.get("RANK", "0") == "0"
-    if dry_run:
+    if target is None or dry_run:
         if speaks:
             with make_plan(config, endpoint=endpoint) as plan:
                 show(plan)
@@ -155,28 +166,18 @@ def read_config(file: Path | None, fields: dict[str, Any]) -> Any:
     return MergeConfig.from_dict(values)
 
 
-def target_folder(place: Path | None, out: Path | None, dry_run: bool) -> Path:
-    """The output folder, from OUT or --out."""
-    if place is not None and out is not None:
-        raise click.UsageError(f"OUT is given twice, as '{place}' and as --out '{out}'; give it once.")
-    target = place or out
-    if target is None and not dry_run:
-        raise click.UsageError("Missing OUT: give it after FILE.yaml, or with --out.")
-    return target or Path()
-
-
 def show_report(path: Path, report: dict[str, Any]) -> None:
-    """Prints the tables of a report and the paths of the results."""
     from hf_ext.emr.report import is_measured, report_legend, report_tables
 
     first, *others = report_tables(report)
-    measured = is_measured(report)
-    title, legend = ("Tasks of the merge", report_legend(report)) if measured else (None, "")
-    print_table(*first, title=title, legend=legend)
+    if is_measured(report):
+        print_table(*first, title="Tasks of the merge", legend=report_legend(report))
+    else:
+        print_table(*first)
     for table in others:
         click.echo()
         print_table(*table)
-    if not measured:
+    if not is_measured(report):
         note(report_legend(report))
     show_warnings(report)
     shown = [("masks", path / "tasks")] if (path / "emr.json").is_file() else []
@@ -184,24 +185,21 @@ def show_report(path: Path, report: dict[str, Any]) -> None:
 
 
 def show_warnings(found: Mapping[str, Any]) -> None:
-    """Prints the warnings of a report, one per line."""
-    for text in found["warnings"]:
+    for text in found.get("warnings", ()):
         note(f"warning: {text}")
 
 
 def show_result(result: dict[str, Any], as_json: bool) -> None:
-    """Prints the result of a command, as JSON or as rows."""
     if as_json:
         print_json(result)
     else:
         print_rows([(key, value) for key, value in result.items() if value is not None and key != "warnings"])
-        show_warnings({"warnings": [], **result})
+        show_warnings(result)
 
 
 @click.group(cls=Group)
 def emr() -> None:
     """Artifacts of a merge: add, remove and export tasks, verify, compare."""
-    import_without_models()
 
 
 @emr.command()
@@ -214,7 +212,7 @@ def emr() -> None:
 )
 @BASE_OPTION
 @ENDPOINT_OPTION
-@JSON_OPTION
+@JSON
 def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str | None, as_json: bool) -> None:
     """Add a fine-tuned model to ARTIFACT as the task NAME.
 
@@ -235,7 +233,7 @@ def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str
 @emr.command()
 @click.argument("artifact", type=ARTIFACT)
 @click.argument("name")
-@JSON_OPTION
+@JSON
 def remove(artifact: Path, name: str, as_json: bool) -> None:
     """Remove the task NAME from ARTIFACT; the merged model and the other tasks stay bit for bit as they are.
 
@@ -251,7 +249,7 @@ def remove(artifact: Path, name: str, as_json: bool) -> None:
 @emr.command()
 @click.argument("artifact", type=Model())
 @click.argument("task")
-@click.argument("out", type=NewFolder())
+@click.argument("out", type=NEW_FOLDER)
 @BASE_OPTION
 @ENDPOINT_OPTION
 def export(artifact: str, task: str, out: Path, base: str | None, endpoint: str | None) -> None:
@@ -268,8 +266,8 @@ def export(artifact: str, task: str, out: Path, base: str | None, endpoint: str 
 
 
 @emr.command()
-@click.argument("artifact", type=ModelFolder())
-@JSON_OPTION
+@click.argument("artifact", type=MODEL_FOLDER)
+@JSON
 def verify(artifact: Path, as_json: bool) -> None:
     """Compare every file of ARTIFACT, and of its base if that is on this disk, with emr.json.
 
@@ -295,7 +293,7 @@ def verify(artifact: Path, as_json: bool) -> None:
 @emr.command()
 @click.argument("merges", metavar="MERGE...", nargs=-1, required=True, type=Model())
 @ENDPOINT_OPTION
-@JSON_OPTION
+@JSON
 def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
     """Show the error of merges for each task, next to that of 1-bit deltas of the same size.
 
@@ -319,21 +317,17 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
 
 
 @emr.command(context_settings={"ignore_unknown_options": True})
-@click.argument("source", metavar="MODEL", type=Model())
+@MODEL
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option(
-    "--config", required=True, type=CONFIG_FILE, help="YAML file of the training, with method, task and data.train."
+    "--config", required=True, type=FILE, help="YAML file of the training, with method, task and data.train."
 )
 @click.option(
     "--kind", required=True, type=click.Choice(["fisher", "gram"]), help="fisher for method fisher, gram for regmean."
 )
-@click.option(
-    "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help=".safetensors file to write."
-)
-@click.option(
-    "--examples", default=256, show_default=True, type=click.IntRange(min=1), help="Examples drawn from data.train."
-)
-@JSON_OPTION
+@click.option("--out", required=True, type=NEW_FILE, help=".safetensors file to write.")
+@click.option("--examples", default=256, show_default=True, type=AT_LEAST_1, help="Examples drawn from data.train.")
+@JSON
 def statistics(
     source: str, overrides: tuple[str, ...], config: Path, kind: str, out: Path, examples: int, as_json: bool
 ) -> None:
@@ -354,7 +348,7 @@ def statistics(
 
 
 @emr.command(name="learn-weights")
-@click.argument("file", metavar="FILE.yaml", type=CONFIG_FILE)
+@click.argument("file", metavar="FILE.yaml", type=FILE)
 @click.option(
     "--config",
     "configs",
@@ -362,10 +356,10 @@ def statistics(
     multiple=True,
     help="YAML file with method, task and data.eval, for each task. Repeatable.",
 )
-@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="YAML file to write.")
-@click.option("--steps", default=500, show_default=True, type=click.IntRange(min=1), help="Steps of Adam.")
+@click.option("--out", required=True, type=NEW_FILE, help="YAML file to write.")
+@click.option("--steps", default=500, show_default=True, type=AT_LEAST_1, help="Steps of Adam.")
 @click.option("--learning-rate", default=1e-3, show_default=True, type=float, help="Learning rate of Adam.")
-@click.option("--batch-size", default=16, show_default=True, type=click.IntRange(min=1), help="Examples per step.")
+@click.option("--batch-size", default=16, show_default=True, type=AT_LEAST_1, help="Examples per step.")
 def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: Any) -> None:
     """Learn the weights of task arithmetic for the classifiers of the merge FILE.yaml, without labels (AdaMerging).
 
@@ -387,14 +381,14 @@ def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: An
 
 @emr.command("extract-lora")
 @click.argument("places", metavar="(ARTIFACT TASK | FINE_TUNE) OUT", nargs=-1, required=True)
-@click.option("--rank", type=click.IntRange(min=1), help="Rank of every matrix.")
+@click.option("--rank", type=AT_LEAST_1, help="Rank of every matrix.")
 @click.option("--error", type=click.FloatRange(0, 1), help="Largest relative error of a matrix, in place of --rank.")
 @click.option(
     "--base", metavar="ID", type=Model(), help="Base model: required with FINE_TUNE, optional if ARTIFACT names it."
 )
 @click.option("--lora-only", is_flag=True, help="Store matrices of linear layers only, as vLLM requires.")
 @ENDPOINT_OPTION
-@JSON_OPTION
+@JSON
 def extract_lora(places: tuple[str, ...], base: str | None, endpoint: str | None, as_json: bool, **how: Any) -> None:
     """Write TASK of ARTIFACT, or a FINE_TUNE of --base, as a LoRA that peft loads on the base.
 
@@ -413,28 +407,20 @@ def extract_lora(places: tuple[str, ...], base: str | None, endpoint: str | None
     if (how["rank"] is None) == (how["error"] is None):
         raise click.UsageError("Give either --rank or --error.")
     *words, out = places
-    NewFolder().convert(out, None, None)
+    NEW_FOLDER.convert(out, None, None)
     task = words[1] if len(words) == 2 else None
-    report = write_lora(find_released(words[0]), task, out, base, endpoint, **how)
+    source = find_released(words[0])
+    with loading(source):
+        register_models()
+        from hf_ext.merging import extracting
+
+        if task is None:
+            opened = extracting.open_fine_tune(str(base), source, endpoint)
+        else:
+            opened = extracting.open_task(source, task, base, endpoint)
+        with opened as pair:
+            report = extracting.extract_lora(pair, out, **how)
     if as_json:
         print_json(report)
     else:
-        from hf_ext.merging.extracting import report_lines
-
-        say(*report_lines(report), f"adapter: {report['path']}")
-
-
-@loads
-def write_lora(
-    source: str, task: str | None, out: str, base: str | None, endpoint: str | None, **how: Any
-) -> dict[str, Any]:
-    """Opens the fine-tune or the task, and writes its adapter."""
-    register_models()
-    from hf_ext.merging import extracting
-
-    if task is None:
-        opened = extracting.open_fine_tune(str(base), source, endpoint)
-    else:
-        opened = extracting.open_task(source, task, base, endpoint)
-    with opened as pair:
-        return extracting.extract_lora(pair, out, **how)
+        say(*extracting.report_lines(report), f"adapter: {report['path']}")

@@ -1,12 +1,10 @@
 """Conversion of exceptions for click; `hf_ext.errors` decides their exit codes and messages."""
 
-import functools
-from collections.abc import Callable
-from typing import IO, Any, ClassVar, TypeVar, cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
 
 import click
-
-from .library import import_without_models
 
 
 class Failed(click.ClickException):
@@ -19,51 +17,34 @@ class Unusable(click.ClickException):
     exit_code: ClassVar[int] = 2
 
 
-class Elsewhere(click.ClickException):
-    """End of a process because another process of the launch failed and reports the error: exit code 0, no message."""
-
-    # With another code the launcher might end the other process before it prints its message.
-    exit_code: ClassVar[int] = 0
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        """Prints nothing."""
-
-
-_KINDS = {kind.exit_code: kind for kind in (Elsewhere, Failed, Unusable)}
-
-
-def classify(error: BaseException) -> click.ClickException | None:
+def classify(error: BaseException) -> click.ClickException | click.exceptions.Exit | None:
     """The exception as a message with an exit code; `None` for an unexpected one, which is a bug."""
     if isinstance(error, click.ClickException):
         return error
-    # Imported here because the help of hf-ext needs no hf_ext.
-    import_without_models()
+    # Imported here because the help of hf-ext does not need it.
     from hf_ext import errors
 
     ending = errors.classify(error)
-    return None if ending is None else _KINDS[ending.exit_code](ending.message)
+    if ending is None:
+        return None
+    if ending.exit_code == errors.DONE:
+        # Another process of the launch failed and reports the error. With another code the launcher might end it
+        # before it prints its message.
+        return click.exceptions.Exit(errors.DONE)
+    return (Unusable if ending.exit_code == errors.UNUSABLE else Failed)(ending.message)
 
 
-Load = TypeVar("Load", bound=Callable[..., Any])
-
-
-def loads(function: Load) -> Load:
-    """Decorates a function that loads a model: errors of libraries become a message that names the model."""
+@contextmanager
+def loading(source: str) -> Iterator[None]:
+    """Turns errors of libraries while a model is loaded into a message that names it."""
     # These errors come from the files: weights that do not fit the configuration, a value of another type, a class
     # that does not exist.
-
-    @functools.wraps(function)
-    def load(source: str, *arguments: Any, **options: Any) -> Any:
-        try:
-            return function(source, *arguments, **options)
-        except click.ClickException:
+    try:
+        yield
+    except (RuntimeError, AttributeError, LookupError, ArithmeticError, AssertionError) as error:
+        if classify(error) is not None:
             raise
-        except (RuntimeError, AttributeError, LookupError, ArithmeticError, AssertionError) as error:
-            if classify(error) is not None:
-                raise
-            text = str(error).strip() or "no reason is given"
-            raise Unusable(
-                f"{source} cannot be loaded ({type(error).__name__}: {text}); download or save it again."
-            ) from error
-
-    return cast(Load, load)
+        text = str(error).strip() or "no reason is given"
+        raise Unusable(
+            f"{source} cannot be loaded ({type(error).__name__}: {text}); download or save it again."
+        ) from error

@@ -9,8 +9,8 @@ import click
 
 from hf_ext.terminal import count_of
 
+from .options import JSON, JSON_LIST, Model
 from .output import find_terminal, print_json, print_rows, result_row
-from .sources import Model
 
 # Small files beside the weights, fetched from a Hub together.
 DESCRIPTIONS = ["config.json", "model_index.json", "adapter_config.json", "eval.json", "emr.json", "README.md"]
@@ -115,19 +115,16 @@ def read_merge(folder: Path) -> dict[str, Any] | None:
     from hf_ext.emr.manifest import Manifest
 
     manifest = Manifest.read(folder)
+
+    def pick(record: Any, *names: str) -> dict[str, Any]:
+        return {name: getattr(record, name) for name in names}
+
     return {
-        "method": manifest.method.get("method"),
-        "rescale": manifest.method.get("rescale"),
+        **{name: manifest.method.get(name) for name in ("method", "rescale")},
         "deltas": manifest.deltas,
-        "base": {"source": manifest.base.source, "revision": manifest.base.revision},
+        "base": pick(manifest.base, "source", "revision"),
         "tasks": {
-            name: {
-                "source": task.origin.source,
-                "revision": task.origin.revision,
-                "architecture": task.architecture,
-                "scale": task.scale,
-                "density": task.density,
-            }
+            name: pick(task.origin, "source", "revision") | pick(task, "architecture", "scale", "density")
             for name, task in manifest.tasks.items()
         },
     }
@@ -152,7 +149,7 @@ def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
 
 @click.command()
 @click.argument("source", metavar="SOURCE", type=Model())
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@JSON
 def info(source: str, as_json: bool) -> None:
     """Describe SOURCE: a folder, a safetensors file, or org/name[@revision].
 
@@ -185,7 +182,7 @@ def info(source: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+@JSON_LIST
 def models(as_json: bool) -> None:
     """List the released models. Every command that takes a MODEL accepts their names.
 

@@ -10,9 +10,8 @@ import click
 
 from hf_ext.terminal import count_of
 
-from .library import import_without_models
 from .options import split_names
-from .terminal import note, say
+from .output import note, say
 
 _quote = partial(json.dumps, ensure_ascii=False)
 _MERGE = """\
@@ -81,7 +80,6 @@ def init(
             "--label, --time, --series, --inputs, --values, --classes and --pairs describe data of semanir, mrconv or "
             "dit: leave them out."
         )
-    import_without_models()
     from hf_ext.files import whole_file
 
     file = folder / ("merge.yaml" if method == "emr" else f"{method}.yaml")
@@ -91,7 +89,12 @@ def init(
         text = write_merge(folder, data)
         following = ["hf-ext", "merge", str(file), str(folder / "merged")]
     else:
-        _refuse_inside(folder, data)
+        place = Path(data).expanduser()
+        # As the training does.
+        if place.is_dir() and not (place / "lq").is_dir() and folder.resolve().is_relative_to(place.resolve()):
+            raise click.BadParameter(
+                f"{folder} is inside the data folder {data}: choose one outside.", param_hint="DIR"
+            )
         import torch
 
         from hf_ext.data.roles import Hints
@@ -107,13 +110,6 @@ def init(
         written.write(text)
     say(file)
     note(f"next: {shlex.join(following)}")
-
-
-def _refuse_inside(folder: Path, data: str) -> None:
-    """Refuses a folder of a run inside of its data, as the training does."""
-    place = Path(data).expanduser()
-    if place.is_dir() and not (place / "lq").is_dir() and folder.resolve().is_relative_to(place.resolve()):
-        raise click.BadParameter(f"{folder} is inside the data folder {data}: choose one outside.", param_hint="DIR")
 
 
 def write_merge(folder: Path, data: str) -> str:

@@ -14,33 +14,25 @@ from hf_ext import __version__
 from hf_ext.terminal import guarded_streams, is_verbose, show_lines
 
 from .errors import classify
-from .groups import Group
+from .groups import Group, add_loudness, kept_settings
 from .signals import ended_by_signals
-from .terminal import add_loudness, kept_settings
 
 # Heading of the help: command: the module of this package that defines a function of that name.
 COMMANDS = {
     "Use models": {
-        "restore": "semanir",
-        "export": "exporting",
+        **dict.fromkeys(("restore", "export"), "semanir"),
         "sample": "disentangled_dit",
-        "classify": "classify",
-        "generate": "generate",
-        "app": "app",
+        **dict.fromkeys(("classify", "generate"), "classify"),
+        "app": "serving",
         "merge": "emr",
     },
     "Train and evaluate": {
         "init": "init",
-        "train": "training",
-        "evaluate": "training",
-        "data": "training",
+        **dict.fromkeys(("train", "evaluate", "data"), "training"),
         "recipes": "recipes",
     },
     "Publish": {"push": "publishing", "card": "publishing", "hub": "serving"},
-    "Tools of one method": {
-        "dit": "disentangled_dit",
-        "emr": "emr",
-    },
+    "Tools of one method": {"dit": "disentangled_dit", "emr": "emr"},
     "Information": {"models": "information", "info": "information", "doctor": "doctor"},
 }
 MODULES = {name: module for commands in COMMANDS.values() for name, module in commands.items()}

@@ -1,15 +1,46 @@
-"""Command options created from the fields of a dataclass."""
+"""Options and arguments that commands share: models, files, names, and the fields of a dataclass."""
 
 import csv
 import dataclasses
+import difflib
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import click
 
 from hf_ext.docstrings import read_entries
+
+
+class Model(click.ParamType):  # type: ignore[type-arg]
+    """A folder, org/name[@revision], or the name of a released model, which is converted to its folder."""
+
+    name = "MODEL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return find_released(str(value))
+
+
+class ModelFolder(click.Path):
+    """A folder, or the name of a released model."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(find_released(str(value)), param, ctx)
+
+
+class NewFolder(click.Path):
+    """A folder for a checkpoint; a name of a file of weights is refused, since a folder of that name helps no one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(value)
+        if path.suffix.lower() in (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf") and not path.is_dir():
+            self.fail(
+                f"{path} has the name of a file, and a checkpoint is a folder: leave out {path.suffix}.", param, ctx
+            )
+        return super().convert(value, param, ctx)
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]
@@ -28,6 +59,55 @@ class Number(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r:.80} is not usable YAML: {error}", param, ctx)
 
 
+def value_type(
+    name: str, read: Callable[[str], Any], wrong: str, fits: Callable[[Any], bool] = lambda value: True
+) -> Callable[[Any], Any]:
+    """A type of values that a function reads from text: its name in the help, and what an invalid text is called."""
+
+    def convert(given: Any) -> Any:
+        if not isinstance(given, str) or given in name.split("|")[1:]:
+            return given
+        with suppress(ValueError):
+            if fits(value := read(given)):
+                return value
+        raise click.BadParameter(f"{given!r} is {wrong}.")
+
+    convert.__name__ = name
+    return convert
+
+
+AT_LEAST_1 = click.IntRange(min=1)
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+MODEL_FOLDER = ModelFolder(exists=True, file_okay=False, path_type=Path)
+NEW_FOLDER = NewFolder(file_okay=False, path_type=Path)
+NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+MODEL = click.argument("source", metavar="MODEL", type=Model())
+TASK = click.option("--task", metavar="NAME", help="Task of a merge.")
+DEVICE = click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+JSON_RESULT = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+JSON_LIST = click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+
+
+def find_released(value: str) -> str:
+    """
+    The folder of a released model for its name; every other value unchanged, without an import if it is a path. A name
+    similar to one of theirs is refused, since a request to a Hub may be slow.
+    """
+    if "/" in value or Path(value).exists():
+        return value
+    from hf_ext.hub.released import find_model, list_released
+
+    found = find_model(value)
+    names = [model.name for model in list_released()] if found == value else []
+    if value not in names and (close := difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.85)):
+        raise click.UsageError(
+            f"no released model is called {value!r}; did you mean {close[0]!r}? `hf-ext models` lists them; give "
+            "other models as a folder or org/name."
+        )
+    return found
+
+
 def split_names(text: str | None) -> list[str]:
     """Names between commas or on lines; a name with a comma stands in double quotes."""
     rows = csv.reader((text or "").splitlines(keepends=True), skipinitialspace=True)
@@ -37,13 +117,13 @@ def split_names(text: str | None) -> list[str]:
     return names
 
 
-def options_of(kind: type, flags: Mapping[str, str] | None = None, but: Collection[str] = ()) -> list[click.Parameter]:
+def options_of(kind: type, flags: Mapping[str, str], but: Collection[str]) -> list[click.Parameter]:
     """
     Creates an option for each field of a dataclass, with its entry in `Args:` as help. An absent option gives None.
 
     Args:
         kind (`type`): The dataclass.
-        flags (`dict[str, str]`, *optional*): Names of options that differ from their fields.
+        flags (`dict[str, str]`): Names of options that differ from their fields.
         but (`Collection[str]`): Fields without an option.
 
     Returns:
@@ -51,15 +131,15 @@ def options_of(kind: type, flags: Mapping[str, str] | None = None, but: Collecti
     """
     told = {name: entry.meaning.replace("`", "") for entry in read_entries(kind) for name in entry.names}
     hints = typing.get_type_hints(kind)
-    found: list[click.Parameter] = []
-    for field in dataclasses.fields(kind):
-        if field.name not in but:
-            flag = (flags or {}).get(field.name) or f"--{field.name.replace('_', '-')}"
-            found.append(_make_option(flag, field, hints[field.name], told[field.name]))
-    return found
+    return [
+        _make_option(flags.get(field.name), field, hints[field.name], told[field.name])
+        for field in dataclasses.fields(kind)
+        if field.name not in but
+    ]
 
 
-def _make_option(flag: str, field: "dataclasses.Field[Any]", hint: Any, told: str) -> click.Option:
+def _make_option(flag: str | None, field: "dataclasses.Field[Any]", hint: Any, told: str) -> click.Option:
+    flag = flag or f"--{field.name.replace('_', '-')}"
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
     origin, shown = typing.get_origin(hint), field.default

@@ -8,7 +8,19 @@ from typing import Any
 
 import click
 
-from hf_ext.terminal import escape, escape_line
+from hf_ext.terminal import escape, escape_line, is_quiet
+
+
+def say(*lines: object, to_stderr: bool = False) -> None:
+    """Prints lines; line breaks within one, for instance in a file name, are escaped."""
+    for line in lines:
+        click.echo(escape_line(str(line)), err=to_stderr)
+
+
+def note(text: str) -> None:
+    """Prints a message that -q suppresses."""
+    if not is_quiet():
+        say(text)
 
 
 def print_json(value: Any) -> None:
@@ -22,22 +34,16 @@ def print_json(value: Any) -> None:
 
 def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str | None = None) -> None:
     """Prints names and values in two columns, on a terminal under a title."""
+    cells = [(name, str(value)) for name, value in rows]
     terminal = find_terminal(to_stderr)
     if terminal is None:
-        width = max((len(name) for name, _ in rows), default=0)
-        for name, value in rows:
-            click.echo(escape_line(f"{name:<{width}}  {value}").rstrip(), err=to_stderr)
+        for line in _align(cells, names=2):
+            click.echo(line, err=to_stderr)
         return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=Text(escape(title)) if title else None, title_justify="left", show_header=False, box=None, pad_edge=False
-    )
+    table = _new_table(title, show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(Text(escape_line(name)), Text(escape_line(str(value))))
+    _fill(table, cells, range(2))
     terminal.print(table)
 
 
@@ -54,30 +60,32 @@ def print_table(
     if terminal is None:
         click.echo("\n".join(aligned_table(header, rows, names)))
         return
-    from rich.table import Table
-    from rich.text import Text
-
     parts = fit_columns(header, rows, names, terminal.width)
     for number, columns in enumerate(parts):
-        table = Table(
-            title=Text(escape(title)) if title and number == 0 else None,
-            title_justify="left",
-            caption=Text(escape(legend)) if legend and number == len(parts) - 1 else None,
-            caption_justify="left",
-        )
+        table = _new_table(title if number == 0 else None, legend if number == len(parts) - 1 else None)
         for column in columns:
-            table.add_column(
-                Text(escape(header[column])), justify="left" if column < names else "right", overflow="fold"
-            )
-        for row in rows:
-            table.add_row(*(Text(escape_line(row[column])) for column in columns))
+            table.add_column(escape(header[column]), justify="left" if column < names else "right", overflow="fold")
+        _fill(table, rows, columns)
         terminal.print(table)
+
+
+def _new_table(title: str | None, legend: str | None = None, **options: Any) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title and escape(title), title_style="", title_justify="left", **options)
+    table.caption, table.caption_style, table.caption_justify = legend and escape(legend), "", "left"
+    return table
+
+
+def _fill(table: Any, rows: Sequence[Sequence[str]], columns: Sequence[int]) -> None:
+    for row in rows:
+        table.add_row(*(escape_line(row[column]) for column in columns))
 
 
 def fit_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: int, width: int) -> list[list[int]]:
     """Splits the columns of a table that is too wide for a terminal; every part starts with the name columns."""
     # A column has a space on both sides and a line after it; the first line adds one more.
-    widths = [max(len(row[column]) for row in (header, *rows)) + 3 for column in range(len(header))]
+    widths = [max(map(len, column)) + 3 for column in zip(header, *rows, strict=True)]
     parts = [list(range(names))]
     for column in range(names, len(header)):
         if sum(widths[place] for place in (*parts[-1], column)) + 1 > width and len(parts[-1]) > names:
@@ -88,13 +96,15 @@ def fit_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: int
 
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
     """A table as lines: the first columns, which are names, left-aligned, the others right-aligned."""
-    rows = [[escape_line(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    return _align([header, *rows], names)
+
+
+def _align(rows: Sequence[Sequence[str]], names: int) -> list[str]:
+    rows = [[escape_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.ljust if column < names else str.rjust for column in range(len(widths))]
     return [
-        "  ".join(
-            cell.ljust(width) if column < names else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
+        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
         for row in rows
     ]
 
@@ -107,7 +117,7 @@ def find_terminal(to_stderr: bool = False) -> Any:
     from rich.console import Console
 
     # All styles come from this module, and all text is escaped here.
-    return Console(file=getattr(stream, "within", stream), highlight=False)
+    return Console(file=getattr(stream, "within", stream), highlight=False, markup=False, emoji=False)
 
 
 def result_row(result: dict[str, Any]) -> tuple[str, str]:

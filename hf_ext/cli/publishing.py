@@ -8,16 +8,15 @@ import click
 from hf_ext.hub.published_files import Listing
 from hf_ext.terminal import is_quiet
 
+from . import register_models
 from .information import read_results as read_evaluation
-from .library import register_models
-from .output import print_json, print_rows
+from .options import JSON, MODEL_FOLDER
+from .output import print_json, print_rows, say
 from .signals import ended_by_signals
-from .sources import ModelFolder
-from .terminal import say
 
 
 @click.command()
-@click.argument("folder", metavar="FOLDER", type=ModelFolder())
+@click.argument("folder", metavar="FOLDER", type=MODEL_FOLDER)
 @click.argument("repo_id", metavar="ORG/NAME")
 @click.option("--branch", "--revision", "revision", help="Branch to commit to, created if missing.  [default: main]")
 @click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing to main.")
@@ -29,7 +28,7 @@ from .terminal import say
 @click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
 @click.option("--check/--no-check", default=True, show_default=True, help="Test loading, with hf_ext and without.")
 @click.option("--dry-run", is_flag=True, help="Do everything except the upload, and list the files.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@JSON
 def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Publish FOLDER, the snapshot/ of a run or any safetensors model, as ORG/NAME in one commit.
 
@@ -46,28 +45,6 @@ def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, 
       hf-ext push runs/denoise/snapshot org/name --create-pr --message "Longer training"
       hf-ext push runs/denoise/snapshot org/name --dry-run
     """
-    with ended_by_signals("the copy is removed. Push again.", own_folder=True):
-        register_models()
-        if dry_run:
-            from hf_ext.hub.publish import preview
-
-            # The options have the names of the function's arguments.
-            listing, result = preview(folder, repo_id, check=check, **options), {"repo_id": repo_id}
-        else:
-            listing, result = upload(folder, repo_id, check, as_json, **options)
-    if as_json:
-        listed = {"files": listing.files, "stays_behind": listing.stays_behind, "notes": listing.notes}
-        print_json(result | listed | ({"deleted": listing.deleted} if dry_run else {}))
-    elif dry_run:
-        print_listing(listing)
-    else:
-        print_rows([(name.replace("_", " "), value) for name, value in result.items() if value is not None])
-
-
-def upload(folder: Path, repo_id: str, check: bool, as_json: bool, **options: Any) -> tuple[Listing, dict[str, Any]]:
-    """Pushes a folder after its listing was printed, and returns the listing and the commit."""
-    from hf_ext.hub.publish import push as run
-
     announced: list[Listing] = []
 
     def announce(listing: Listing) -> None:
@@ -75,9 +52,25 @@ def upload(folder: Path, repo_id: str, check: bool, as_json: bool, **options: An
         if not is_quiet():
             print_listing(listing, to_stderr=as_json)
 
-    commit = run(folder, repo_id, check=check, announce=announce, **options)
-    where = {"commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url}
-    return announced[0], {"repo_id": repo_id, **where}
+    result: dict[str, Any] = {"repo_id": repo_id}
+    with ended_by_signals("the copy is removed. Push again.", own_folder=True):
+        register_models()
+        from hf_ext.hub import publish
+
+        # The options have the names of the functions' arguments.
+        if dry_run:
+            listing = publish.preview(folder, repo_id, check=check, **options)
+        else:
+            commit = publish.push(folder, repo_id, check=check, announce=announce, **options)
+            result |= {"commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url}
+            listing = announced[0]
+    if as_json:
+        listed = {"files": listing.files, "stays_behind": listing.stays_behind, "notes": listing.notes}
+        print_json(result | listed | ({"deleted": listing.deleted} if dry_run else {}))
+    elif dry_run:
+        print_listing(listing)
+    else:
+        print_rows([(name.replace("_", " "), value) for name, value in result.items() if value is not None])
 
 
 def print_listing(listing: Listing, to_stderr: bool = False) -> None:
@@ -95,11 +88,11 @@ def print_listing(listing: Listing, to_stderr: bool = False) -> None:
 
 
 @click.command()
-@click.argument("folder", metavar="FOLDER", type=ModelFolder())
+@click.argument("folder", metavar="FOLDER", type=MODEL_FOLDER)
 @click.option("--repo-id", metavar="ORG/NAME", help="Repository of the card.  [default: name of the folder]")
 @click.option("--license", "license_name", help="Licence of the weights, as the Hub names it.")
 @click.option("--check", is_flag=True, help="Check the existing card, and write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@JSON
 @click.pass_context
 def card(
     context: click.Context, folder: Path, repo_id: str | None, license_name: str | None, check: bool, as_json: bool

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from .library import import_without_models
-from .output import find_terminal, print_json, print_table
-from .terminal import say
+from .options import JSON_LIST, NEW_FILE
+from .output import find_terminal, print_json, print_table, say
 
 _FOLDERS = ("disentangled_dit", "emr", "mrconv", "released", "semanir")
 # The configuration of a merge, which is not a training.
@@ -29,9 +28,6 @@ class Recipe(NamedTuple):
 class RecipeFile(click.Path):
     """A YAML file, or the name of a recipe if there is no such file."""
 
-    def __init__(self) -> None:
-        super().__init__(exists=True, dir_okay=False, path_type=Path)
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if Path(value).exists() or Path(value).suffix.lower() in (".yaml", ".yml"):
             return super().convert(value, param, ctx)
@@ -43,8 +39,8 @@ class RecipeFile(click.Path):
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Copy the recipe into this new file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+@click.option("--out", type=NEW_FILE, help="Copy the recipe into this new file.")
+@JSON_LIST
 def recipes(name: str | None, out: Path | None, as_json: bool) -> None:
     """List the recipes of the package, or print the recipe NAME.
 
@@ -82,7 +78,6 @@ def recipes(name: str | None, out: Path | None, as_json: bool) -> None:
 
 def list_recipes() -> list[Recipe]:
     """The recipes of this installation by name, without those of studies and scripts in examples/."""
-    import_without_models()
     import hf_ext
     from hf_ext.training.methods import TASKS
 

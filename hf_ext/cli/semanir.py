@@ -1,8 +1,7 @@
-"""hf-ext restore: SemanIR models on pictures."""
+"""hf-ext restore and hf-ext export: SemanIR models on pictures, and as ONNX files."""
 
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +10,11 @@ import click
 from hf_ext.system import import_undisturbed
 from hf_ext.terminal import count_of, is_quiet
 
-from .errors import Failed, Unusable, loads
-from .library import import_without_models
-from .sources import Model
-from .terminal import say
+from .errors import Failed, Unusable, loading
+from .options import AT_LEAST_1, DEVICE, MODEL, TASK, value_type
+from .output import say
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
-
-
-def value_type(name: str, read: Callable[[str], Any], wrong: str) -> Callable[[Any], Any]:
-    """A type of values that a function reads from text: its name in the help, and what an invalid text is called."""
-
-    def convert(value: Any) -> Any:
-        try:
-            return read(value) if isinstance(value, str) else value
-        except ValueError as error:
-            raise click.BadParameter(f"{value!r} is {wrong}.") from error
-
-    convert.__name__ = name
-    return convert
-
-
-def _read_strength(text: str) -> float | str:
-    if text != "auto" and not 0 <= float(text) <= 1:
-        raise ValueError(text)
-    return text if text == "auto" else float(text)
 
 
 def _read_colour(text: str) -> tuple[int, ...]:
@@ -48,36 +27,20 @@ def _read_colour(text: str) -> tuple[int, ...]:
     return colour[:3]
 
 
-def _read_megapixels(text: str) -> float:
-    if not 0 < float(text) < math.inf:
-        raise ValueError(text)
-    return float(text)
-
-
-TILE = value_type(
-    "PIXELS|auto", lambda text: text if text == "auto" else int(text), "neither a number of pixels nor 'auto'"
-)
-STRENGTH = value_type("0..1|auto", _read_strength, "neither a number from 0 to 1 nor 'auto'")
+TILE = value_type("PIXELS|auto", int, "neither a number of pixels nor 'auto'")
+STRENGTH = value_type("0..1|auto", float, "neither a number from 0 to 1 nor 'auto'", lambda share: 0 <= share <= 1)
 COLOUR = value_type("COLOUR", _read_colour, "not an opaque colour; give one such as white or #ffcc00")
-MEGAPIXELS = value_type("MEGAPIXELS", _read_megapixels, "not a number above 0")
-
-
-@loads
-def load_model(source: str, device: str | None, dtype: str | None, task: str | None = None) -> Any:
-    """Loads the model of a folder or org/name[@revision], or of one task of a merge, on the GPU if there is one."""
-    from hf_ext.restoration.restorer import load_model as run
-
-    return run(source, task, device, dtype)
+MEGAPIXELS = value_type("MEGAPIXELS", float, "not a number above 0", lambda size: 0 < size < math.inf)
 
 
 @click.command()
-@click.argument("source", metavar="MODEL", type=Model())
+@MODEL
 @click.argument("inputs", metavar="IN...", nargs=-1, required=True)
-@click.option("--task", metavar="NAME", help="Task of a merge.")
+@TASK
 @click.option("--out", required=True, help="Folder for restored pictures, or a file or - for one.")
 @click.option("--tile", type=TILE, help="Side of tiles in pixels; auto uses tiles if memory is short.")
 @click.option("--self-ensemble", is_flag=True, help="Average over 8 flips and rotations: better, 8 times the time.")
-@click.option("--top-k", type=click.IntRange(min=1), help="Number of keys that each token attends to.")
+@click.option("--top-k", type=AT_LEAST_1, help="Number of keys that each token attends to.")
 @click.option(
     "--strength",
     type=STRENGTH,
@@ -108,7 +71,7 @@ def load_model(source: str, device: str | None, dtype: str | None, task: str | N
     show_default=True,
     help="Largest picture; larger ones are reported and not decoded.",
 )
-@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
+@DEVICE
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Precision of the model.")
 def restore(
     source: str,
@@ -149,10 +112,10 @@ def restore(
       find photos -newer last | hf-ext restore org/name @- --out restored
     """
     # The model is loaded later, and only if there is work to do.
-    import_without_models()
     from hf_ext.distributed import Ranks
     from hf_ext.restoration.comparison import write_page
     from hf_ext.restoration.jobs import plan_jobs
+    from hf_ext.restoration.records import Records, identify_model
 
     # The others are those of `restore_image`.
     encoding = {name: options.pop(name) for name in ("quality", "lossless", "background")}
@@ -161,62 +124,51 @@ def restore(
     folder = _folder_of_results(out, compare, kind is not None or template != "{stem}")
     page = folder / "comparison.html" if folder is not None and compare else None
     ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": dtype}
+
+    def find_records() -> Records | None:
+        return None if folder is None else Records(folder, identify_model(source), made_with)
+
+    def make_plan() -> tuple[Any, list[Any]]:
+        plan = plan_jobs(list(inputs), None if folder is None else out, f".{kind}" if kind else None, template)
+        return _choose(plan, find_records(), page, overwrite, encoding)
+
     # One process plans: the others would see results of processes that started earlier, and standard input is read
     # once.
-    plan, to_do = ranks.ask_first(
-        lambda: _plan(
-            plan_jobs(list(inputs), None if folder is None else out, f".{kind}" if kind else None, template),
-            _records(source, folder, made_with),
-            page,
-            overwrite,
-            encoding,
-        )
-    )
+    plan, to_do = ranks.ask_first(make_plan)
     failed, parts, replaced = dict(plan.refused), [f"0 restored to {out}"], 0
     if to_do:
-        with import_undisturbed(), ranks.first_before_others():
-            model = load_model(source, ranks.own_device(device), dtype, task) if ranks.share(to_do) else None
-        # Once more: of a model that was just downloaded, the cache knows the commit by now.
-        records = _records(source, folder, made_with)
-        given = {**options, "max_megapixels": max_megapixels, "records": records}
-        report, speed = _restore(model, to_do, ranks, encoding, given)
+        with import_undisturbed(), ranks.first_before_others(), loading(source):
+            from hf_ext.restoration.restorer import load_model
+
+            model = load_model(source, task, ranks.own_device(device), dtype) if ranks.share(to_do) else None
+        # The records once more: of a model that was just downloaded, the cache knows the commit by now.
+        options |= {"max_megapixels": max_megapixels, "records": find_records()}
+        report, speed = _restore(model, to_do, ranks, encoding, options)
         failed |= report.failed
         parts = [f"{len(report.restored)} restored to {out}", speed]
         replaced = sum(job.replace and not overwrite and job.name not in report.failed for job in to_do)
     if ranks.index > 0:
         # Only the first process prints.
         return
-    done = [job for job in plan.jobs if job.name not in failed]
+    done = [(job.name, job.source, job.out) for job in plan.jobs if job.name not in failed]
     if page is not None and done and (to_do or not page.exists()):
-        write_page(page, [(job.name, job.source, job.out) for job in done])
+        write_page(page, done)
     if folder is not None:
-        say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, len(to_do), replaced)]))
+        counted = {
+            "already restored (--overwrite restores them again)": len(plan.jobs) - len(to_do),
+            "of them replace results of another picture, model or options, or damaged results": replaced,
+        }
+        parts += [f"{count} {what}" for what, count in counted.items() if count]
+        say(out if is_quiet() else "; ".join(parts))
     if failed:
         raise Failed(f"{len(failed)} of {_count_all(plan)} could not be restored.")
 
 
 def _count_all(plan: Any) -> str:
-    """The number of pictures that were given, with their noun."""
     return count_of(len(plan.jobs) + len(plan.refused), "picture")
 
 
-def _count_others(plan: Any, to_do: int, replaced: int) -> list[str]:
-    """Parts of the summary about pictures that were done before or replaced."""
-    counted = {
-        "already restored (--overwrite restores them again)": len(plan.jobs) - to_do,
-        "of them replace results of another picture, model or options, or damaged results": replaced,
-    }
-    return [f"{count} {what}" for what, count in counted.items() if count]
-
-
-def _records(source: str, folder: Path | None, made_with: dict[str, Any]) -> Any:
-    """The records of the results in a folder."""
-    from hf_ext.restoration.records import Records, identify_model
-
-    return None if folder is None else Records(folder, identify_model(source), made_with)
-
-
-def _plan(
+def _choose(
     plan: Any, records: Any, page: Path | None, overwrite: bool, encoding: dict[str, Any]
 ) -> tuple[Any, list[Any]]:
     """The plan and its unfinished jobs; prints the pictures that cannot be restored."""
@@ -228,8 +180,7 @@ def _plan(
         if plan.jobs and encoding[option] and not any(job.ending.lower() in endings for job in plan.jobs):
             raise Unusable(f"--{option} is for {' and '.join(endings)}, but no result has this format; see --format.")
     plan, to_do = choose_jobs(plan, records, overwrite)
-    for text in plan.refused.values():
-        say(text, to_stderr=True)
+    say(*plan.refused.values(), to_stderr=True)
     if not plan.jobs:
         raise Unusable(f"none of {_count_all(plan)} can be restored.")
     if to_do and page is not None and page.exists() and not overwrite:
@@ -275,22 +226,45 @@ def _restore(
     sizes = map(megapixels_of, ranks.share(jobs) if shown else [])
     # What is too large is not decoded.
     total = round(ranks.count * sum(size for size in sizes if size <= options["max_megapixels"]), 6)
-    with progress(total=total, unit="MP", shown=shown, bar_format=_FORMAT, smoothing=0.1) as bar:
+    form = "{percentage:3.0f} %|{bar}| {n:.2f} of {total:.2f} MP [{elapsed}, {remaining} left, {rate_fmt}]"
+    with progress(total=total, unit="MP", shown=shown, bar_format=form, smoothing=0.1) as bar:
 
         def tell(text: str) -> None:
             bar.clear()
             say(text, to_stderr=True)
 
-        report = restore_files(
-            model,
-            jobs,
-            encoding=Encoding(**encoding),
-            progress=lambda megapixels: bar.update(megapixels * ranks.count),
-            say=tell,
-            **options,
-        )
+        def count(megapixels: float) -> None:
+            bar.update(megapixels * ranks.count - bar.n)
+
+        report = restore_files(model, jobs, encoding=Encoding(**encoding), progress=count, say=tell, **options)
     seconds = time.monotonic() - started
     return report, f"{report.megapixels:.2f} megapixels in {seconds:.1f} s, {report.megapixels / seconds:.3f} MP/s"
 
 
-_FORMAT = "{percentage:3.0f} %|{bar}| {n:.2f} of {total:.2f} MP [{elapsed}, {remaining} left, {rate_fmt}]"
+@click.command()
+@MODEL
+@click.option("--onnx", "path", metavar="FILE", required=True, type=click.Path(), help="File to write.")
+@TASK
+def export(source: str, path: str, task: str | None) -> None:
+    """Export a restorer (folder or org/name[@revision]) to an ONNX file in float32.
+
+    The file restores batches of pictures of any size above a minimum, which its metadata contain. It is written only
+    after onnxruntime has restored pictures with the same result as the model. This takes minutes and needs the extra
+    hf-ext[onnx].
+
+    \b
+    Examples:
+      hf-ext export denoise-color --onnx denoise.onnx
+      hf-ext export merged --task jpeg --onnx jpeg.onnx
+    """
+    with loading(source):
+        from hf_ext.restoration.restorer import load_model
+
+        model = load_model(source, task, "cpu", "float32")
+    from hf_ext.restoration.export import export_onnx
+
+    written = export_onnx(model, path)
+    say(
+        f"{written.path}: {written.bytes / 1e6:.1f} MB, for pictures from {written.minimum} x {written.minimum} "
+        f"pixels on; onnxruntime and the model differ by at most {written.difference:.1g}"
+    )

@@ -6,7 +6,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -42,9 +42,7 @@ def ended_by_signals(advice: str = "", *, own_folder: bool = False) -> Iterator[
     before: dict[signal.Signals, Any] = {}
     met: list[int] = []
     owner, outside = os.getpid(), tempfile.tempdir
-    folder: AbstractContextManager[str | None] = nullcontext()
-    if own_folder:
-        folder = tempfile.TemporaryDirectory(prefix="hf-ext-")
+    folder = tempfile.TemporaryDirectory(prefix="hf-ext-") if own_folder else nullcontext()
     with folder as place:
 
         def stop(number: int, frame: FrameType | None) -> None:

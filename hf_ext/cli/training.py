@@ -5,13 +5,11 @@ from pathlib import Path
 import click
 
 from .groups import Group
-from .library import import_without_models
-from .output import print_json, print_rows, result_row
+from .options import JSON_RESULT, MODEL, NEW_FILE, TASK
+from .output import print_json, print_rows, result_row, say
 from .recipes import RecipeFile
-from .sources import Model
-from .terminal import say
 
-CONFIG_FILE = RecipeFile()
+CONFIG_FILE = RecipeFile(exists=True, dir_okay=False, path_type=Path)
 
 
 # Everything after FILE.yaml belongs to the training arguments, --help included.
@@ -36,8 +34,6 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
     Several GPUs or machines:
       accelerate launch --num_processes 4 -m hf_ext.training FILE.yaml --field value
     """
-    # Errors in the file are found before torch is imported.
-    import_without_models()
     from hf_ext.training import main as run
     from hf_ext.training.methods import describe_fields
 
@@ -50,19 +46,14 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("source", metavar="MODEL", type=Model())
+@MODEL
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--config", required=True, type=CONFIG_FILE, help="YAML file with method, task and data.eval.")
-@click.option("--task", metavar="NAME", help="Task of a merge.")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Also write eval.json to this file.")
+@TASK
+@click.option("--output", type=NEW_FILE, help="Also write eval.json to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; non-finite numbers become null.")
 def evaluate(
-    source: str,
-    overrides: tuple[str, ...],
-    config: Path,
-    task: str | None,
-    output: Path | None,
-    as_json: bool,
+    source: str, overrides: tuple[str, ...], config: Path, task: str | None, output: Path | None, as_json: bool
 ) -> None:
     """Evaluate MODEL, a folder or org/name[@revision], on data.eval of a YAML file.
 
@@ -79,8 +70,6 @@ def evaluate(
         raise click.UsageError(
             f"MODEL must be the first argument, before the flags that replace values of the file; got {source}."
         )
-    # Errors in the file are found before torch is imported.
-    import_without_models()
     from hf_ext.distributed import Ranks
     from hf_ext.training import evaluate_checkpoint
 
@@ -105,7 +94,7 @@ def data() -> None:
 
 
 @data.command(name="check", context_settings={"allow_interspersed_args": False})
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@JSON_RESULT
 @click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE)
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -121,7 +110,6 @@ def check(context: click.Context, config: Path, overrides: tuple[str, ...], as_j
       hf-ext data check --json examples/semanir/denoise_color.yaml
     """
     # Errors in the file are found before torch is imported.
-    import_without_models()
     from hf_ext.training.methods import build_task, read_arguments
 
     arguments = read_arguments(config, list(overrides), output_dir="")

@@ -110,8 +110,8 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> Frames:
     except DECODER_ERRORS as error:
         raise UnreadableError(f"is broken: {error}") from error
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    exif, xmp = _exif_of(file.info.get("exif")), file.info.get("xmp")
-    if xmp:
+    exif = _exif_of(file.info.get("exif"))
+    if xmp := file.info.get("xmp"):
         exif = Image.Exif() if exif is None else exif
         exif[XMP] = xmp
     lost = (FURTHER.format(len(file) - 1),) if len(file) > 1 else ()
@@ -120,9 +120,7 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> Frames:
 
 
 def read_raw(source: Source, check: Callable[[int, int], None]) -> Frames:
-    """
-    A camera's RAW file, developed to sRGB of 16 bits with the camera's white balance and LibRaw's own brightness.
-    """
+    """A camera's RAW file as sRGB of 16 bits, with the camera's white balance and LibRaw's own brightness."""
     try:
         import rawpy
     except ImportError as error:

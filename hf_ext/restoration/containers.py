@@ -1,11 +1,24 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Properties of PNG, JPEG and WebP files that Pillow does not report."""
+"""Content of picture files that Pillow does not report: chunks of PNG, kinds of JPEG and WebP, and more than 8 bits.
 
+Pillow's images have 8 bits in several channels, and grey as it lies in the file. Kinds of TIFF that it does not know,
+or reads wrongly, are in `tiff`.
+"""
+
+import io
+import re
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from PIL import ImageFile, JpegImagePlugin
+import numpy as np
+from PIL import Image, ImageFile, JpegImagePlugin
+
+from hf_ext.semanir.image_processing_semanir import add_alpha, image_to_pixels
+
+from .camera import Source, read_bytes, seekable
 
 # Colour chunks of a PNG; without them viewers show other colours.
 _COLOUR_CHUNKS = (b"cHRM", b"gAMA", b"sRGB", b"cICP", b"mDCV", b"cLLI")
@@ -44,7 +57,6 @@ def colour_chunks(image: ImageFile.ImageFile, say: Callable[[str], None]) -> byt
 
 
 def insert_chunks(png: bytes, chunks: bytes) -> bytes:
-    """A PNG with chunks behind its header."""
     return png[:PNG_HEADER] + chunks + png[PNG_HEADER:]
 
 
@@ -79,8 +91,7 @@ def jpeg_subsampling(image: ImageFile.ImageFile) -> int:
 
 def is_lossless_webp(data: bytes) -> bool:
     """Tells that all pictures in a WebP file are coded without loss."""
-    kinds = {kind for kind in _webp_chunks(data, 12) if kind in (b"VP8 ", b"VP8L")}
-    return kinds == {b"VP8L"}
+    return {kind for kind in _webp_chunks(data, 12) if kind in (b"VP8 ", b"VP8L")} == {b"VP8L"}
 
 
 def _webp_chunks(data: bytes, place: int) -> Iterator[bytes]:
@@ -92,3 +103,90 @@ def _webp_chunks(data: bytes, place: int) -> Iterator[bytes]:
             # Place, size, duration and flags of a frame; its chunks follow.
             yield from _webp_chunks(data[place + 8 : place + 8 + length], 16)
         place += 8 + length + length % 2
+
+
+# How Pillow's decoders call 16 bits in several channels: the channels, and which byte of a value comes first.
+_DEEP = re.compile(r"(RGB|RGBA|RGBa|RGBX+|LA|CMYKX*);16[BLN]")
+# Where other formats say the bits of a value: the head of SGI, the marker SIZ of JPEG 2000, the box av1C of AVIF.
+_DEPTHS: dict[str | None, tuple[re.Pattern[bytes], Callable[[int], int]]] = {
+    "SGI": (re.compile(rb"\x01\xda.(.)", re.DOTALL), lambda size: 8 * size),
+    "JPEG2000": (re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL), lambda depth: depth % 128 + 1),
+    "AVIF": (re.compile(rb"av1C..(.)", re.DOTALL), lambda flags: 8 + 2 * (flags >> 6 & 1) + 2 * (flags >> 5 & 1)),
+}
+
+
+def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarray | None:
+    """All 16 bits of a picture in colour, of which Pillow has 8."""
+    kind = _DEEP.fullmatch(_raw_mode(image))
+    if kind is None or image.format not in ("PNG", "TIFF") or image.mode.startswith("I;16"):
+        return None
+    # The frames of an animated PNG are put together by Pillow.
+    if image.format == "PNG" and getattr(image, "is_animated", False):
+        return None
+    if kind[1] in ("RGB", "RGBA", "RGBa", "RGBX"):
+        return add_alpha(_both_halves(source, page), image.info.get("transparency"))
+    if kind[1] != "LA":
+        return None
+    # Grey with alpha. A pixel has four bytes, as one of RGBA of 8 bits has, and filters and interlacing go by bytes:
+    # the same file with another depth and kind of colours in its header is such a picture. The tests read what was
+    # written.
+    data = bytearray(read_bytes(source))
+    data[24:26] = 8, 6
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4)
+    with Image.open(io.BytesIO(data)) as image:
+        return np.ascontiguousarray(image_to_pixels(image)).view(">u2").astype(np.uint16)
+
+
+def lost_bits(image: ImageFile.ImageFile, source: Source) -> list[str]:
+    """A line about values of more than 8 bits of which Pillow gives 8; asked before the picture is loaded."""
+    bits = 8
+    if image.format == "PPM" and image.tile[0].codec_name.startswith("ppm"):
+        arguments: Any = image.tile[0].args
+        # The largest value.
+        bits = arguments[1].bit_length()
+    elif image.format in _DEPTHS:
+        mark, bits_of = _DEPTHS[image.format]
+        found = mark.search(read_bytes(source))
+        bits = bits_of(found[1][0]) if found else 8
+    elif _DEEP.fullmatch(_raw_mode(image)):
+        bits = 16
+    return [f"{image.format} of {bits} bits: 8 of them were read"] if bits > 8 and image.mode[0] != "I" else []
+
+
+def _raw_mode(image: ImageFile.ImageFile) -> str:
+    """Pillow's raw mode for the values in the file, such as RGB;16B."""
+    arguments: Any = image.tile[0].args if image.tile else None
+    first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
+    return first if isinstance(first, str) else ""
+
+
+def _both_halves(source: Source, page: int) -> np.ndarray:
+    """All 16 bits of a picture in RGB or RGBA."""
+    # Pillow's images have 8 bits in several channels, and its decoders hand out the upper byte of each value. Told
+    # that the bytes lie the other way round, they take the lower byte for the upper one: two readings give both. The
+    # tests compare the result with what tifffile reads, for each order of bytes, compression and layout.
+    halves = []
+    for swapped in (False, True):
+        with Image.open(seekable(source)) as image:
+            image.seek(page)
+            # A colour that stands for transparency has 16 bits too.
+            image.info.pop("transparency", None)
+            raw = _raw_mode(image)
+            # Colours that were multiplied with alpha are divided by it below, with all their bits.
+            wanted = raw.replace("RGBa", "RGBA")
+            if swapped:
+                native = "B" if sys.byteorder == "little" else "L"
+                wanted = wanted[:-1] + {"B": "L", "L": "B", "N": native}[wanted[-1]]
+            for index, tile in enumerate(image.tile):
+                arguments = (wanted, *tile.args[1:]) if isinstance(tile.args, tuple) else wanted
+                image.tile[index] = tile._replace(args=arguments)
+            halves.append(image_to_pixels(image))
+    pixels = halves[0].astype(np.uint16) * 256 + halves[1]
+    return divide_by_alpha(pixels) if "RGBa" in raw else pixels
+
+
+def divide_by_alpha(pixels: np.ndarray) -> np.ndarray:
+    """Colours that were multiplied with alpha, which is the last channel, as they were before."""
+    top, alpha = np.iinfo(pixels.dtype).max, pixels[..., -1:].astype(np.float64)
+    colours = pixels[..., :-1] * (top / np.maximum(alpha, 1))
+    return np.concatenate([np.rint(colours.clip(0, top)), alpha], axis=-1).astype(pixels.dtype)

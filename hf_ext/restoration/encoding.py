@@ -135,15 +135,14 @@ def encode_frames(
 
 def require_place(frames: Frames, format: str) -> None:
     """Refuses pages or an animation for which a format has no place."""
-    count = len(frames.pictures)
-    if count > 1 and frames.durations is None and "pages" not in _KEEPS[format]:
-        raise UsageError(f"{format} cannot store {count} pages. Write a .tif, or save each page as its own file.")
-    if count > 1 and frames.durations is not None and "frames" not in _KEEPS[format]:
-        raise UsageError(f"{format} cannot store an animation of {count} frames. Write a .gif, .png or .webp.")
+    count, pages = len(frames.pictures), frames.durations is None
+    if count > 1 and ("pages" if pages else "frames") not in _KEEPS[format]:
+        what = f"{count} pages. Write a .tif, or save each page as its own file."
+        animation = f"an animation of {count} frames. Write a .gif, .png or .webp."
+        raise UsageError(f"{format} cannot store {what if pages else animation}")
 
 
 def _not_stored(frames: Frames, format: str) -> list[str]:
-    """Lines about what a format has no place for."""
     first = frames.pictures[0]
     other_light = not first.icc_profile and has_other_light(first.colour_chunks)
     # What there is, the place that it needs, and the words where a format has none.
@@ -161,7 +160,6 @@ def _not_stored(frames: Frames, format: str) -> list[str]:
 
 
 def _coding_options(frames: Frames, format: str, encoding: Encoding) -> dict[str, Any]:
-    """Pillow's options of loss."""
     quality = encoding.quality or 95
     comment = {"comment": frames.comment} if frames.comment and "comment" in _KEEPS[format] else {}
     if format == "JPEG":
@@ -180,7 +178,6 @@ def to_8_bits(pixels: np.ndarray) -> np.ndarray:
 
 
 def _shallow_image(picture: Picture, format: str, encoding: Encoding, say: Callable[[str], None]) -> Image.Image:
-    """The picture with 8 bits, on a background where a format has no alpha."""
     pixels = to_8_bits(picture.pixels)
     if pixels.shape[-1] % 2 or (format != "GIF" and "alpha" in _KEEPS[format]):
         return pixels_to_image(pixels)
@@ -232,14 +229,10 @@ def _animation_options(frames: Frames, format: str, images: list[Image.Image]) -
     assert frames.durations is not None
     # Pillow cuts those of a GIF.
     durations = [10 * int(time / 10 + 0.5) for time in frames.durations] if format == "GIF" else frames.durations
-    options: dict[str, Any] = {
-        "save_all": True,
-        "append_images": images[1:],
-        # Pillow counts the durations of an animated PNG without the picture that stands before it.
-        "duration": durations[1:] if frames.still and format == "PNG" else durations,
-    }
+    options: dict[str, Any] = {"save_all": True, "append_images": images[1:], "duration": durations}
     if format == "PNG":
-        options["default_image"] = frames.still
+        # Pillow counts the durations of an animated PNG without the picture that stands before it.
+        options |= {"default_image": frames.still, "duration": durations[frames.still :]}
     if format != "GIF":
         return {**options, "loop": frames.plays}
     if frames.pictures[0].pixels.shape[-1] % 2 == 0:
@@ -283,8 +276,7 @@ def descriptive_tags(picture: Picture, say: Callable[[str], None] = logger.warni
 
 
 def _tags_to_write(picture: Picture) -> Image.Exif | None:
-    exif = descriptive_tags(picture)
-    if exif is None:
+    if (exif := descriptive_tags(picture)) is None:
         return None
     for folder in (exif.get_ifd(folder) for folder in FOLDERS if folder in exif):
         folder.update({tag: _Text(value) for tag, value in folder.items() if isinstance(value, str)})
@@ -319,7 +311,6 @@ def _fitting_tags(exif: Image.Exif, say: Callable[[str], None]) -> Image.Exif | 
 
 
 def _tiff(pictures: list[Picture]) -> bytes:
-    """A TIFF of one page or several, with compressed pixels."""
     file, exifs = io.BytesIO(), [_tags_to_write(picture) for picture in pictures]
     with tifffile.TiffWriter(file, byteorder="<") as writer:
         for picture, exif in zip(pictures, exifs, strict=True):

@@ -19,13 +19,12 @@ from hf_ext.files import require_new, whole_file
 from hf_ext.restoration.jobs import check_places
 from hf_ext.semanir import ops_semanir
 from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRForImageRestoration
+from hf_ext.terminal import log_level
 
 # Of a picture in [0, 1]: the largest difference is below a level of 8 bits, the mean below a fortieth of one. Rounding
 # alone is a thousand times smaller; but where two keys are equally similar up to rounding, one program may take the
 # one and another the other, and some pixels differ more.
 _LARGEST, _MEAN = 1 / 255, 1e-4
-# The exporter lists the operators of torchvision, which is not installed and not used.
-_REGISTRATION = "torch.onnx._internal.exporter._registration"
 
 
 class ExportedFile(NamedTuple):
@@ -148,8 +147,6 @@ def compare_onnx(content: bytes, model: SemanIRForImageRestoration) -> float:
 
 
 class _Network(nn.Module):
-    """A tensor in, a tensor out."""
-
     def __init__(self, model: SemanIRForImageRestoration):
         super().__init__()
         self.model = model
@@ -195,13 +192,8 @@ def _whole_keys() -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what the exporter warns itself of; what it says of our code is told."""
-    logger = logging.getLogger(_REGISTRATION)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            for module in ("torch", "onnx", "onnxscript", "copyreg"):
-                warnings.filterwarnings("ignore", module=rf"{module}(\.|$)")
-            yield
-    finally:
-        logger.setLevel(level)
+    # The exporter lists the operators of torchvision, which is not installed and not used.
+    with log_level("torch.onnx._internal.exporter._registration", logging.ERROR), warnings.catch_warnings():
+        for module in ("torch", "onnx", "onnxscript", "copyreg"):
+            warnings.filterwarnings("ignore", module=rf"{module}(\.|$)")
+        yield

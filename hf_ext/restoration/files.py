@@ -18,11 +18,10 @@ from hf_ext.semanir.image_processing_semanir import image_to_pixels, load_image,
 from ..errors import DataError, UsageError
 from . import camera
 from .camera import DECODER_ERRORS, XMP, Frames, Picture, Source, UnreadableError, read_bytes
-from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling
-from .deep import lost_bits, read_deep
+from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling, lost_bits, read_deep
 from .encoding import FOLDERS, IPTC, descriptive_tags, to_8_bits
 from .jobs import FORMATS
-from .tiff import is_misread, is_tiff, read_tiff
+from .tiff import SIGNATURES, is_misread, read_tiff
 
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
 # phone's JPEG of several, the layers of a drawing). Several pictures in any other format are pages.
@@ -134,7 +133,7 @@ def _read_any(source: Source, limits: _Limits) -> Frames:
             return frames._replace(lost=tuple(lost))
     except (UnidentifiedImageError, KeyError, SyntaxError):
         # Of a TIFF, colours of a page (a syntax error of Pillow) or a compression (a key) may be unknown.
-        if not is_tiff(source):
+        if head[:4] not in SIGNATURES:
             raise
     frames = read_tiff(source, limits.check)
     limits.check_count(len(frames.pictures))

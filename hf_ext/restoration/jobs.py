@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -105,8 +106,7 @@ def plan_jobs(inputs: list[str], out: str | Path | None, ending: str | None = No
         result = name.format(stem=relative.stem, ext=relative.suffix.removeprefix("."))
         place = root if one else root / relative.with_name(result + written)
         planned.append((Job(title, source, place, written), named))
-    jobs = _without_clashes(planned, refused, renamed=name != "{stem}")
-    return Plan(jobs, refused)
+    return Plan(_without_clashes(planned, refused, renamed=name != "{stem}"), refused)
 
 
 def check_template(name: str) -> None:
@@ -124,9 +124,9 @@ def check_template(name: str) -> None:
 
 def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], renamed: bool) -> list[Job]:
     """The jobs whose results have distinct names; the reasons for the others go to `refused`."""
-    jobs, seen = dict[Job, None](), set[tuple[Path | bytes | None, str]]()
-    # Some file systems do not tell capitals.
-    places = dict[str, str]()
+    jobs = list[Job]()
+    # The picture and its name, by the place of the result: some file systems do not tell capitals.
+    places = dict[str, tuple[Path | bytes | None, str]]()
     # Links are followed once for each: of a million pictures that takes minutes. A pipe is known by its content.
     resolved = [
         tuple(_resolve(place) if isinstance(place, Path) else place for place in (job.source, job.out))
@@ -136,7 +136,8 @@ def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], r
     results = {result: job.name for (_, result), (job, _) in zip(resolved, planned, strict=True)}
     for (job, named), (source, result) in zip(planned, resolved, strict=True):
         place = str(job.out).casefold()
-        if job in jobs or (source, place) in seen:
+        holder, holders_name = places.get(place, (None, ""))
+        if holder == source:
             # Named twice, in one spelling or two, or by itself and with its folder.
             continue
         if renamed and source in results:
@@ -146,18 +147,17 @@ def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], r
             reason = f"is at the path of the result of {results[source]}; move it, or give another folder with --out."
         elif not renamed and result in sources:
             reason = f"its result would replace {sources[result]}; give another folder with --out, or a --name."
-        elif place in places:
+        elif holder is not None:
             reason = (
-                f"would be written to {job.out}, and so would {places[place]}; rename it, restore it into another "
+                f"would be written to {job.out}, and so would {holders_name}; rename it, restore it into another "
                 "folder, or use --name '{stem}-{ext}'."
             )
         else:
-            places[place] = job.name
-            jobs[job] = None
-            seen.add((source, place))
+            places[place] = source, job.name
+            jobs.append(job)
             continue
         refused[job.name] = f"{job.name}: {reason}"
-    return list(jobs)
+    return jobs
 
 
 def why_unreadable(path: Path) -> str | None:
@@ -281,8 +281,6 @@ def check_places(results: Iterable[Path]) -> None:
 
 def megapixels_of(job: Job) -> float:
     """Size of a picture as its header says."""
-    try:
-        with open_picture(job.source) as image:
-            return image.width * image.height / 1e6
-    except DECODER_ERRORS:
-        return 0.0
+    with suppress(*DECODER_ERRORS), open_picture(job.source) as image:
+        return image.width * image.height / 1e6
+    return 0.0

@@ -6,6 +6,7 @@ nothing is loaded.
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,14 +117,12 @@ def identify_model(source: str) -> str:
 def is_whole(path: Path) -> bool:
     """Tells a picture that can be decoded to its end; one that is too large for the memory passes for it."""
     try:
-        with open_picture(path) as image:
+        with suppress(MemoryError), open_picture(path) as image:
             for number in range(getattr(image, "n_frames", 1)):
                 image.seek(number)
                 image.load()
     except DECODER_ERRORS:
         return False
-    except MemoryError:
-        pass
     return True
 
 
@@ -132,10 +131,8 @@ def _read(file: Path) -> dict[str, list[tuple[str, str]]]:
     found: dict[str, list[tuple[str, str]]] = {}
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     for line in lines:
-        try:
+        with suppress(ValueError, TypeError, KeyError):
             values = json.loads(line[max(0, line.rfind('{"result": ')) :])
             record = str(values["made_by"]), str(values["content"])
             found.setdefault(str(values["result"]), []).append(record)
-        except (ValueError, TypeError, KeyError):
-            continue
     return found

@@ -7,8 +7,9 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
+from hf_ext.distributed import require_device
 from hf_ext.emr.weights import task_checkpoint
-from hf_ext.errors import DataError, UsageError
+from hf_ext.errors import DataError
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.semanir import SemanIRForImageRestoration
 
@@ -20,6 +21,7 @@ def load_model(
 ) -> SemanIRForImageRestoration:
     """The model of a folder or org/name[@revision], an adapter with its base, or one task of a merge; on the GPU if
     there is one."""
+    place = require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with task_checkpoint(source, task) as checkpoint:
         base = None
         if not os.path.isdir(checkpoint) or os.path.exists(os.path.join(checkpoint, "adapter_config.json")):
@@ -35,13 +37,7 @@ def load_model(
         model: Any = SemanIRForImageRestoration.from_pretrained(name, revision=revision, **options)
         if base is not None:
             model = load_adapter(model, checkpoint).merge_and_unload()
-        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            if torch.device(place).type == "meta":
-                raise RuntimeError("it computes nothing")
-            restorer: SemanIRForImageRestoration = model.eval().to(place)
-        except (RuntimeError, AssertionError) as error:
-            raise UsageError(f"device {device} cannot be used: {error}") from error
+        restorer: SemanIRForImageRestoration = model.eval().to(place)
         if restorer.device.type == "cpu" and restorer.dtype == torch.float16:
             logger.warning(
                 "float16 takes four times as long as float32 on a CPU, which lacks float16 arithmetic; use bfloat16, "

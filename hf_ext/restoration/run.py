@@ -46,12 +46,12 @@ def restore_files(
     Processes of `accelerate launch`, which all have the same `jobs`, share them; one that gets none needs no model.
     Each has the report of all, in the order of the jobs.
 
-    `progress` is called with the megapixels done since the last call, `say` with what was wrong with a picture, or
+    `progress` is called with the megapixels done by this process, `say` with what was wrong with a picture, or
     what its format cannot hold: when it happens, and of several processes in the end, by the first. The options are
     those of [`~tiles.restore_image`].
     """
     # By the number of a job: the megapixels of its frames, or None where it failed, and what is to be said of it.
-    ranks, outcomes = Ranks(), dict[int, tuple[float | None, list[str]]]()
+    ranks, outcomes, finished = Ranks(), dict[int, tuple[float | None, list[str]]](), 0.0
     # Once, not for each picture.
     strength = None if model is None else check_options(model, **options)
     for number, job in ranks.share(list(enumerate(jobs))):
@@ -69,9 +69,15 @@ def restore_files(
                     chosen = {**options, "strength": choose_strength(damage)}
                     more = "" if chosen["strength"] == 1 else "; if it is blurred, give 1"
                     texts.append(f"{damage}: strength {chosen['strength']:g}{more}")
-                counted = None if progress is None else _count(progress, share)
-                pixels = restore_image(model, picture.pixels, progress=counted, **chosen)
-                restored.append(picture._replace(pixels=pixels))
+
+                def count(pixels: int, total: int, before: float = finished, share: float = share) -> None:
+                    if progress is not None:
+                        progress(before + share * pixels / total)
+
+                restored.append(
+                    picture._replace(pixels=restore_image(model, picture.pixels, progress=count, **chosen))
+                )
+                finished += share
             # Of many frames it is said once.
             texts = list(dict.fromkeys(texts))
             _write(job, frames._replace(pictures=restored), encoding, records, texts.append)
@@ -102,7 +108,6 @@ def _megapixels(picture: Picture) -> float:
 
 
 def _write(job: Job, frames: Frames, encoding: Encoding, records: Records | None, say: Callable[[str], None]) -> None:
-    """Writes a result; `say` is called with what its format cannot hold."""
     data = encode_frames(frames, FORMATS[job.ending.lower()], encoding, say)
     if job.out is None:
         sys.stdout.buffer.write(data)
@@ -117,21 +122,7 @@ def _write(job: Job, frames: Frames, encoding: Encoding, records: Records | None
 
 
 def _describe(job: Job, error: Exception) -> str:
-    """The error without the picture's name in front."""
     if lacks_memory(error):
         return "not enough memory; try --tile auto"
     name = "the picture" if isinstance(job.source, bytes) else str(job.source)
     return (str(error) or type(error).__name__).removeprefix(name).strip()
-
-
-def _count(progress: Callable[[float], None], megapixels: float) -> Callable[[int, int], None]:
-    """Turns pixels done of a picture into megapixels since the last call."""
-    before = 0.0
-
-    def show(done: int, total: int) -> None:
-        nonlocal before
-        now = megapixels * done / total
-        progress(now - before)
-        before = now
-
-    return show

@@ -5,28 +5,25 @@ Pillow knows more compressions than tifffile alone, so it reads all that it gets
 """
 
 import io
+import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import tifffile
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
+from ..terminal import log_level
 from .camera import DECODER_ERRORS, Frames, Picture, Source, UnreadableError, read_bytes, resolution_of
-from .deep import divide_by_alpha
+from .containers import divide_by_alpha
 from .encoding import descriptive_tags
 
-_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+# Those of a TIFF and a BigTIFF.
+SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # Tags, and what they say: RGB, planes, and alpha with and without which the colours were multiplied.
 _BITS, _PHOTOMETRIC, _PLANAR, _EXTRA_SAMPLES, _SIGN, _DEPTH = 258, 262, 284, 338, 339, 32997
 _RGB, _SEPARATE, _MULTIPLIED, _PLAIN = 2, 2, 1, 2
-
-
-def is_tiff(source: Source) -> bool:
-    """Tells a TIFF or BigTIFF by its signature."""
-    return read_bytes(source, 4) in _SIGNATURES
 
 
 def is_misread(image: Image.Image) -> bool:
@@ -48,7 +45,12 @@ def read_tiff(source: Source, check: Callable[[int], None]) -> Frames:
     """All pages of a TIFF; `check` is called with their pixels before one is decoded."""
     data, pictures, lost = io.BytesIO(read_bytes(source)), list[Picture](), list[str]()
     try:
-        with _quiet(), tifffile.TiffFile(data) as file:
+        # Both libraries tell of damaged tags; the pixels decide.
+        with (
+            log_level("tifffile", logging.CRITICAL),
+            warnings.catch_warnings(action="ignore", category=UserWarning),
+            tifffile.TiffFile(data) as file,
+        ):
             # Where a page leads back to an earlier one, they have no end.
             pages: dict[int, tifffile.TiffPage] = {}
             for page in file.pages:
@@ -67,19 +69,6 @@ def read_tiff(source: Source, check: Callable[[int], None]) -> Frames:
     if masks := len(pages) - len(pictures):
         lost.append(f"masks of pages were left out: {masks}")
     return Frames(pictures, lost=tuple(dict.fromkeys(lost)))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what both libraries say of damaged tags; the pixels decide."""
-    logger = tifffile.logger()
-    before, logger.disabled = logger.disabled, True
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            yield
-    finally:
-        logger.disabled = before
 
 
 def _read_page(page: tifffile.TiffPage, data: io.BytesIO, say: Callable[[str], None]) -> Picture:

@@ -6,9 +6,11 @@ works on is moved to its device.
 """
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from numbers import Integral, Real
 from typing import Any, NamedTuple, cast
 
@@ -157,16 +159,6 @@ def lacks_memory(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or should_reduce_batch_size(error)
 
 
-def _turn(image: np.ndarray, number: int) -> np.ndarray:
-    """One of the eight flips and turns."""
-    return np.rot90(image[:, ::-1] if number >= 4 else image, number % 4)
-
-
-def _turn_back(image: np.ndarray, number: int) -> np.ndarray:
-    image = np.rot90(image, -(number % 4))
-    return image[:, ::-1] if number >= 4 else image
-
-
 class Span(NamedTuple):
     """One tile along one axis: its pixels, and how much each restored pixel counts, [(stop - start) * scale]."""
 
@@ -224,12 +216,10 @@ class _Work:
     done: float = 0.0
     precise: bool = False
 
-    def __post_init__(self) -> None:
-        self.config, self.overlap = self.model.config, tile_overlap(self.model)
-        self.turns = 8 if self.self_ensemble else 1
-
     def restore(self, images: np.ndarray) -> np.ndarray:
         """All passes over each image [n, height, width, channels]."""
+        self.config, self.overlap = self.model.config, tile_overlap(self.model)
+        self.turns = 8 if self.self_ensemble else 1
         self.passes = self.turns * len(images)
         return np.stack([self._restore_one(image) for image in images])
 
@@ -240,20 +230,20 @@ class _Work:
         while True:
             done = self.done
             try:
-                turns = (
-                    _turn_back(self._restore_tiles(_turn(image, number), side, share), number)
-                    for number in range(self.turns)
-                )
-                total = next(turns)
-                for restored in turns:
-                    total = total + restored
-                return total / np.float32(self.turns) if self.turns > 1 else total
+                turns = (self._restore_turned(image, number, side, share) for number in range(self.turns))
+                return reduce(operator.add, turns) / np.float32(self.turns)
             except RuntimeError as error:
                 smaller = self._tile_below(side or max(image.shape[:2]))
                 if not lacks_memory(error) or self.tile != "auto" or smaller == side:
                     raise
                 logger.warning(f"Memory of {self.model.device} is full: continuing with tiles of {smaller} pixels.")
                 side, self.done = smaller, done
+
+    def _restore_turned(self, image: np.ndarray, number: int, side: int | None, share: float) -> np.ndarray:
+        """One pass over one of the eight flips and turns, and back."""
+        mirror = -1 if number >= 4 else 1
+        restored = self._restore_tiles(np.rot90(image[:, ::mirror], number % 4), side, share)
+        return np.rot90(restored, -(number % 4))[:, ::mirror]
 
     def _restore_tiles(self, image: np.ndarray, side: int | None, share: float) -> np.ndarray:
         """One pass, in tiles of that side or whole."""

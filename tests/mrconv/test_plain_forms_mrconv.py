@@ -172,7 +172,7 @@ def test_a_checkpoint_answers_learns_and_is_saved_alike_without_the_package(kind
 # Each in a new process, where no models were registered.
 WAYS = {
     "a name": "import hf_ext; hf_ext.MRConvConfig",
-    "a command": "from hf_ext_cli.library import register_models; register_models()",
+    "a command": "from hf_ext_cli import register_models; register_models()",
     "a task": "import hf_ext.tasks.signals",
 }
 

@@ -102,8 +102,7 @@ def test_a_mistyped_key_of_a_method_is_found_before_data_are_read(tmp_path, meth
 def test_garbage_is_looked_for_again_after_the_imports_of_a_new_process(tmp_path):
     program = """
 import gc, sys
-from hf_ext_cli.library import import_without_models
-import_without_models()
+import hf_ext_cli
 from hf_ext.system import import_undisturbed
 for module in ("torch", "torch.nn"):
     frozen = gc.get_freeze_count()
