@@ -154,18 +154,22 @@ def restore(
     if page is not None and done and (to_do or not page.exists()):
         write_page(page, done)
     if folder is not None:
-        counted = {
-            "already restored (--overwrite restores them again)": len(plan.jobs) - len(to_do),
-            "of them replace results of another picture, model or options, or damaged results": replaced,
-        }
-        parts += [f"{count} {what}" for what, count in counted.items() if count]
-        say(out if is_quiet() else "; ".join(parts))
+        say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, len(to_do), replaced)]))
     if failed:
         raise Failed(f"{len(failed)} of {_count_all(plan)} could not be restored.")
 
 
 def _count_all(plan: Any) -> str:
     return count_of(len(plan.jobs) + len(plan.refused), "picture")
+
+
+def _count_others(plan: Any, to_do: int, replaced: int) -> list[str]:
+    """Parts of the summary about pictures that were done before or replaced."""
+    counted = {
+        "already restored (--overwrite restores them again)": len(plan.jobs) - to_do,
+        "of them replace results of another picture, model or options, or damaged results": replaced,
+    }
+    return [f"{count} {what}" for what, count in counted.items() if count]
 
 
 def _choose(

@@ -203,7 +203,7 @@ def _task(
     for task in filter(None, [preferred, *measured, *(_OWN_TASKS.split() if is_own else ())]):
         about = PIPELINE_REGISTRY.supported_tasks.get(task)
         if about is not None and _loads(about["pt"], config, is_own) and _reads(folder, str(about.get("type"))):
-            return task
+            return str(task)
     return None
 
 

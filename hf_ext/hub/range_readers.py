@@ -179,8 +179,9 @@ class RemoteFile:
         if status != 206:
             return f"HTTP {status} instead of 206 for a range; download the repository and open the folder"
         expected, found = f"bytes {start}-{stop - 1}/{self.size}", response.headers.get("Content-Range")
-        told = f"Content-Range is {found!r}, expected {expected}: the file has another length"
-        return None if found is not None and found.strip() == expected else f"{told}; open the checkpoint again"
+        if found is not None and found.strip() == expected:
+            return None
+        return f"Content-Range is {found!r}, expected {expected}: the file has another length; open the checkpoint again"
 
     def _error(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._where}: {what}.")

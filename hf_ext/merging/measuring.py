@@ -1,4 +1,4 @@
-"""What the tasks' data tell a merge: statistics for its methods, a safetensors file for each task, and AdaMerging.
+"""Measurements on the tasks' data: statistics for merge methods, a safetensors file for each task, and AdaMerging.
 
 `fisher`: for each tensor of the task's model the mean squared gradient, in its shape. `gram`: for each weight of a
 linear layer the mean over examples of XᵀX, `[inputs, inputs]`. `__metadata__` tells the kind, and in `inputs_first`

@@ -60,23 +60,16 @@ def restore_files(
         try:
             frames, restored = read_frames(job.source, max_megapixels), list[Picture]()
             require_place(frames, FORMATS[job.ending.lower()])
+            # To the bar all frames are as much as the first, whose size a file's header says.
+            share = _megapixels(frames.pictures[0]) / len(frames.pictures)
             for picture in frames.pictures:
-                # To the bar all frames are as much as the first, whose size a file's header says.
-                share = _megapixels(frames.pictures[0]) / len(frames.pictures)
                 chosen = options
                 if strength == "auto":
-                    damage = estimate_damage(picture.pixels)
-                    chosen = {**options, "strength": choose_strength(damage)}
-                    more = "" if chosen["strength"] == 1 else "; if it is blurred, give 1"
-                    texts.append(f"{damage}: strength {chosen['strength']:g}{more}")
-
-                def count(pixels: int, total: int, before: float = finished, share: float = share) -> None:
-                    if progress is not None:
-                        progress(before + share * pixels / total)
-
-                restored.append(
-                    picture._replace(pixels=restore_image(model, picture.pixels, progress=count, **chosen))
-                )
+                    chosen, text = _choose_strength(picture, options)
+                    texts.append(text)
+                shown = None if progress is None else _count_from(finished, share, progress)
+                pixels = restore_image(model, picture.pixels, progress=shown, **chosen)
+                restored.append(picture._replace(pixels=pixels))
                 finished += share
             # Of many frames it is said once.
             texts = list(dict.fromkeys(texts))
@@ -101,6 +94,18 @@ def restore_files(
             for text in texts:
                 say(text)
     return report
+
+
+def _choose_strength(picture: Picture, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The options with the strength that a picture's damage asks for, and what is said of it."""
+    damage = estimate_damage(picture.pixels)
+    strength = choose_strength(damage)
+    more = "" if strength == 1 else "; if it is blurred, give 1"
+    return {**options, "strength": strength}, f"{damage}: strength {strength:g}{more}"
+
+
+def _count_from(before: float, share: float, progress: Callable[[float], None]) -> Callable[[int, int], None]:
+    return lambda pixels, total: progress(before + share * pixels / total)
 
 
 def _megapixels(picture: Picture) -> float:
