@@ -1,4 +1,8 @@
-"""The training loop of all methods, on `accelerate.Accelerator`; a method fills it by being a [`Task`]."""
+"""The training loop of all methods, on `accelerate.Accelerator`; a method fills it by being a [`Task`].
+
+Order, augmentation and randomness are functions of (seed, rank, step), so that a run continued from a state equals the
+run that was never interrupted.
+"""
 
 import contextlib
 import math
