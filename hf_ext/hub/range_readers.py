@@ -181,8 +181,8 @@ class RemoteFile:
         expected, found = f"bytes {start}-{stop - 1}/{self.size}", response.headers.get("Content-Range")
         if found is not None and found.strip() == expected:
             return None
-        told = f"Content-Range is {found!r}, expected {expected}: the file has another length"
-        return f"{told}; open the checkpoint again"
+        wrong = f"Content-Range is {found!r}, expected {expected}: the file has another length"
+        return f"{wrong}; open the checkpoint again"
 
     def _error(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._where}: {what}.")
