@@ -280,8 +280,10 @@ def place_folder(new: Path, out: Path) -> None:
 def recover_folder(out: Path) -> None:
     """Finishes or takes back a [`replace_folder`] that was killed."""
     aside = out.with_name(f".{out.name}.old")
-    if aside.is_dir():
-        shutil.rmtree(aside) if out.exists() else os.replace(aside, out)
+    if aside.is_dir() and not out.exists():
+        os.replace(aside, out)
+    elif aside.is_dir():
+        shutil.rmtree(aside)
 
 
 def exchange_folders(first: Path, second: Path) -> bool:
