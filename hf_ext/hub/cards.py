@@ -158,7 +158,7 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     fields |= {"license": license} if license is not None else {}
     if (base := _base_model(config, arguments)) is not None:
         fields |= {"base_model": base, "base_model_relation": "adapter" if "peft_type" in config else "finetune"}
-    front = ModelCardData(**(fields | _measured(repo_id, arguments, evaluation["results"])))
+    front = ModelCardData(**(fields | _describe_results(repo_id, arguments, evaluation["results"])))
     text = _compile(source).render(
         title=repo_id.rpartition("/")[2],
         # A model that travels with the package has no repository.
@@ -307,7 +307,7 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
     return dict(cut_paths(evaluation, near=path.parent))
 
 
-def _measured(repo_id: str, arguments: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
+def _describe_results(repo_id: str, arguments: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
     """Fields of a card that name the data sets of a model and its results."""
     sources: list[Any] = []
     for source in (arguments.get("data") or {}).values():

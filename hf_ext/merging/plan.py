@@ -403,13 +403,13 @@ def plan_values(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _stored(plan: Plan, index: int) -> list[Own]:
+def _list_stored(plan: Plan, index: int) -> list[Own]:
     """The tensors stored for a task, as far as headers tell; certain ones first."""
     return plan.own_tensors(KEPT, task=index) + plan.own_tensors(COMPARED, task=index)
 
 
 def _task_values(plan: Plan, index: int) -> dict[str, Any]:
-    about = {"extras": _stored(plan, index), "skipped": plan.own_tensors(SKIPPED, task=index)}
+    about = {"extras": _list_stored(plan, index), "skipped": plan.own_tensors(SKIPPED, task=index)}
     return {key: [{"name": item.name, "reason": item.reason} for item in items] for key, items in about.items()}
 
 
@@ -442,7 +442,7 @@ def _task_texts(plan: Plan, index: int) -> list[str]:
     """The tensors of one task that are treated specially, grouped by the reason."""
     texts = []
     groups: dict[str, list[Own]] = defaultdict(list)
-    for item in _stored(plan, index):
+    for item in _list_stored(plan, index):
         # one model has no place for what is a task's alone
         rule = item.rule if plan.config.with_masks else "left out"
         groups[f"{rule}: {item.reason}"].append(item)

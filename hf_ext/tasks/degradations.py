@@ -319,12 +319,12 @@ class Degradation:
         clean = _enlarge(images[-1], size, scale) if chosen.kind == "paired" else _enlarge(images[-1], size * scale)
         top, left = (int(generator.integers(side // scale - size + 1)) for side in clean.shape[:2])
         turns, mirror = int(generator.integers(4)), bool(generator.integers(2))
-        target = _turned(_cut(clean, top * scale, left * scale, size * scale), turns, mirror)
+        target = _turn(_cut(clean, top * scale, left * scale, size * scale), turns, mirror)
         if chosen.kind in ("gaussian_noise", "mosaic"):
             # After turning, which would change the order of a mosaic's colours.
             degraded = chosen.of(target, scale, generator)
         elif chosen.kind == "paired":
-            degraded = _turned(_cut(_enlarge(images[0], size), top, left, size), turns, mirror)
+            degraded = _turn(_cut(_enlarge(images[0], size), top, left, size), turns, mirror)
         else:
             if chosen.kind == "bicubic":
                 unit, reach = scale, BICUBIC_REACH * scale
@@ -338,7 +338,7 @@ class Degradation:
             stops = [min(stop, side // scale * scale) for stop, side in zip(stops, clean.shape[:2], strict=True)]
             around = chosen.of(clean[starts[0] : stops[0], starts[1] : stops[1]], scale, generator)
             patch = _cut(around, top - starts[0] // scale, left - starts[1] // scale, size)
-            degraded = _turned(patch, turns, mirror)
+            degraded = _turn(patch, turns, mirror)
         return [unit_range(degraded), unit_range(target)]
 
 
@@ -381,6 +381,6 @@ def _cut(image: np.ndarray, top: int, left: int, size: int) -> np.ndarray:
     return image[top : top + size, left : left + size]
 
 
-def _turned(image: np.ndarray, turns: int, mirror: bool) -> np.ndarray:
+def _turn(image: np.ndarray, turns: int, mirror: bool) -> np.ndarray:
     image = np.rot90(image, turns)
     return image[:, ::-1] if mirror else image
