@@ -150,7 +150,8 @@ class TrainingArguments:
             when not given.
         gradient_accumulation_steps (`int`, defaults to 1): Backward passes per optimizer step.
         optim (`str`, defaults to `"AdamW"`): Optimizer, a class of `torch.optim`. `Muon` trains matrices and
-            kernels, AdamW the rest.
+            kernels, AdamW the rest; `OneBit` trains signs and sizes of the difference from `init_from`, which a merge
+            by `onebit` keeps whole.
         optim_args (`dict`, *optional*): Further arguments of the optimizer, for instance `{betas: [0.9, 0.95]}`.
         learning_rate (`float`, defaults to 2e-4): Peak learning rate.
         weight_decay (`float`, defaults to 0.0): Weight decay of the parameters that the task decays.

@@ -26,6 +26,7 @@ from ..errors import UsageError
 from ..settings import refuse_unknown
 from .arguments import SCHEDULES_WITHOUT_END, TrainingArguments
 from .muon import MuonWithAdamW, list_matrices
+from .one_bit import OneBit
 from .task import Task
 
 # These need a closure, another kind of gradients, or steps of their own.
@@ -46,10 +47,15 @@ def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optim
         for name, kind in vars(torch.optim).items()
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in _OTHER_STEPS
     }
-    found["Muon"] = MuonWithAdamW
+    found |= {"Muon": MuonWithAdamW, "OneBit": OneBit}
     if arguments.optim not in found:
         raise UsageError(f"optim must be one of {', '.join(sorted(found))}; got {arguments.optim!r}.")
     kind = found[arguments.optim]
+    if kind is OneBit and (arguments.init_from is None or arguments.ema_decay):
+        raise UsageError(
+            "optim OneBit trains the signs of the difference from the weights of init_from, and an average of these "
+            "has more than signs: set init_from, and leave ema_decay out."
+        )
     known = inspect.signature(kind).parameters
     options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
     options = {name: value for name, value in options.items() if name in known}

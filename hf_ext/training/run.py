@@ -285,9 +285,9 @@ class Run:
             # In place: wrapping would rename the parameters.
             module.compile()
         self.names = [*module.state_dict()]
-        if arguments.optim == "Muon" and self.accelerator.distributed_type not in WHOLE_WEIGHTS:
+        if arguments.optim in ("Muon", "OneBit") and self.accelerator.distributed_type not in WHOLE_WEIGHTS:
             raise UsageError(
-                "optim Muon needs whole matrices, which no process has with FSDP or DeepSpeed: use AdamW."
+                f"optim {arguments.optim} needs whole weights, which no process has with FSDP or DeepSpeed: use AdamW."
             )
         optimizer = build_optimizer(self.task, module, arguments)
         self.scheduler = build_schedule(optimizer, arguments)
