@@ -2,17 +2,14 @@
 
 import gc
 import json
-from pathlib import Path
 
-import numpy as np
 import pytest
-import soundfile
 
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
-from tests.kit.own_data import write_files, write_pictures
+from tests.kit.own_data import write_files, write_pictures, write_sounds
 from tests.kit.refusals import refused
 
 NAMES = [f"walk{index}" for index in range(12)]
@@ -152,9 +149,9 @@ def test_masks_are_no_class(tmp_path, beside, split):
     assert look_at(str(tmp_path / split / "images")).classes == []
 
 
-def write_texts(folder, count=6, encoding="utf-8"):
+def write_texts(folder, encoding="utf-8"):
     for name in ("neg", "pos"):
-        texts = (f"A café, number {index}.\nVery {name}.\n" for index in range(count))
+        texts = (f"A café, number {index}.\nVery {name}.\n" for index in range(6))
         write_files(folder, {f"{name}/{index}.txt": text.encode(encoding) for index, text in enumerate(texts)})
 
 
@@ -178,18 +175,14 @@ def test_texts_without_folders_are_lines(tmp_path):
 @pytest.mark.parametrize("labels", [[["a"], ["b"]], [["a", "b"], ["a"]], [{"x": 1}, {"x": 2}]])
 def test_labels_that_are_no_class_are_refused(tmp_path, labels):
     lines = [json.dumps({"text": f"a text {index}", "label": labels[index % 2]}) for index in range(COUNT)]
-    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
     with refused(DataError, "texts.jsonl", "label"):
-        look_at(str(tmp_path / "texts.jsonl"))
+        look_at(str(write_files(tmp_path, {"texts.jsonl": "\n".join(lines)}) / "texts.jsonl"))
 
 
 def test_a_folder_of_sounds_leaves_pathlib_as_it_is(tmp_path, monkeypatch):
     """`datasets` replaces `Path` in the module of each builder, by one that takes `a: b` for an address."""
     monkeypatch.chdir(tmp_path)
-    for index, name in enumerate(["hello", "goodbye"]):
-        (tmp_path / "sounds" / name).mkdir(parents=True)
-        soundfile.write(tmp_path / "sounds" / name / "0.wav", np.full(80, 0.1 * index), 8000)
+    write_sounds("sounds", ["hello", "goodbye"], 1, 8000, 0.01)
     assert len(open_source(DataSource(path="sounds"))) == 2
-    for name in ("cat", "dog"):
-        write_pictures(Path("a: zoo", name), [""], COUNT)
+    write_pictures("a: zoo", ["cat", "dog"], COUNT)
     assert look_at("a: zoo").classes == ["cat", "dog"]

@@ -12,7 +12,6 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
-from PIL import Image
 
 from hf_ext.data.bad_examples import BadExamples
 from hf_ext.data.files import read_recording
@@ -23,7 +22,8 @@ from hf_ext.tasks.signals import AudioTask, PixelTask
 from hf_ext.training import DataArguments, DataSource, evaluate
 from hf_ext.training.arguments import build
 from hf_ext.training.data import TrainingLoader
-from tests.kit.own_data import write_files
+from hf_ext.training.state import RunFolder
+from tests.kit.own_data import write_classes, write_files
 from tests.kit.refusals import refused
 from tests.training.tiny import SIDE, TinyTask, make_arguments, run, write_images
 
@@ -69,25 +69,19 @@ def test_a_mixture_follows_its_weights_and_holds_everything(tmp_path, streaming)
     assert Counter(texts(DataSource([few, many], streaming=streaming))).most_common(1)[0][1] == 1
 
 
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ([], "path is empty"),
-        ([{"path": "a", "weight": 0}], "weight must be more than 0"),
+def test_a_list_that_cannot_be_used_is_refused_in_words():
+    for path, said in (
+        *[([], "path is empty"), ([3], "path"), ([{"path": "a", "weight": 0}], "weight must be more than 0")],
         ([{"path": "a", "wait": 1}], r"unknown key 'wait' in section 'path\[0\]'. Did you mean 'weight'"),
         ([{"path": "a", "streaming": True}], "streaming and shuffle_buffer are set for the list"),
-        ([3], "path"),
-    ],
-)
-def test_a_list_that_cannot_be_used_is_refused_in_words(path, said):
-    with pytest.raises(ValueError, match=said):
-        build(DataSource, {"path": path})
+    ):
+        with pytest.raises(ValueError, match=said):
+            build(DataSource, {"path": path})
 
 
 def packed() -> bytes:
     """An archive with one text."""
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w") as archive:
+    with zipfile.ZipFile(whole := io.BytesIO(), "w") as archive:
         archive.writestr("a.txt", "a" * 100)
     return whole.getvalue()
 
@@ -127,27 +121,25 @@ def test_nulls_inside_of_rows_and_lists_are_read(tmp_path):
 def test_parts_without_a_common_column_and_absent_parts_are_named(tmp_path):
     one = write_lines(tmp_path / "one.jsonl", [{"text": "a"}])
     two = write_lines(tmp_path / "two.jsonl", [{"words": "b"}])
-    with refused(SourceError, "text", "words", "rename_columns"):
-        open_source(DataSource([one, two]), "data.train")
-    with refused(SourceError, "--data.train.path"):
-        open_source(DataSource([one, str(tmp_path / "absent-*")]), "data.train")
-    with refused(SourceError, "nothing", "read"):
-        open_source(DataSource(one, rename_columns={"nothing": "text"}))
     both = write_lines(tmp_path / "both.jsonl", [{"text": "a", "words": "b"}])
-    with refused(SourceError, "second", "'text'"):
-        open_source(DataSource(both, rename_columns={"words": "text"}))
+    for facts, path, renamed in (
+        (["text", "words", "rename_columns"], [one, two], {}),
+        (["--data.train.path"], [one, str(tmp_path / "absent-*")], {}),
+        (["nothing", "read"], one, {"nothing": "text"}),
+        (["second", "'text'"], both, {"words": "text"}),
+    ):
+        with refused(SourceError, *facts):
+            open_source(DataSource(path, rename_columns=renamed or None), "data.train")
     assert open_source(DataSource(both, rename_columns={"words": "text", "text": "words"}))["text"] == ["b"]
 
 
 def write_sounds(folder):
     """Two words as WAV and FLAC at different rates, one of them with two channels."""
     tone = np.sin(np.arange(8000) / 9).astype(np.float32) / 2
-    for word, name, rate, samples in (
-        ("no", "1.wav", 8000, tone),
-        ("yes", "2.flac", 16000, np.stack([np.repeat(tone, 2), np.repeat(tone, 2)], 1)),
-    ):
+    for word in ("no", "yes"):
         (folder / word).mkdir(parents=True)
-        soundfile.write(folder / word / name, samples, rate)
+    soundfile.write(folder / "no" / "1.wav", tone, 8000)
+    soundfile.write(folder / "yes" / "2.flac", tone.repeat(2)[:, None].repeat(2, 1), 16000)
     return folder, tone
 
 
@@ -168,17 +160,12 @@ def test_sound_files_are_read_without_torchcodec(tmp_path, streaming):
         assert sample["input_values"].shape[0] == 8000 and int(sample["labels"]) == row["label"]
     named = open_source(DataSource(str(folder / "*" / "*.flac"), streaming=streaming))
     assert [row["audio"]["path"].endswith("2.flac") for row in named] == [True]
-
-
-def test_an_audio_column_of_parquet_is_read_without_torchcodec(tmp_path):
-    folder, tone = write_sounds(tmp_path / "sounds")
+    # A column of parquet.
     row = {"bytes": (folder / "no" / "1.wav").read_bytes(), "path": "1.wav"}
-    kinds = {"audio": {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}}
-    data = datasets.Dataset.from_list([{"audio": row}], features=datasets.Features(kinds))
-    data.cast(datasets.Features({"audio": datasets.Audio(decode=False)})).to_parquet(tmp_path / "sounds.parquet")
-    for streaming in (False, True):
-        (found,) = open_source(DataSource(str(tmp_path / "sounds.parquet"), streaming=streaming))
-        assert np.abs(read_recording(found["audio"], 8000) - tone).max() < 1e-4
+    data = datasets.Dataset.from_list([{"audio": row}]).cast_column("audio", datasets.Audio(decode=False))
+    data.to_parquet(tmp_path / "sounds.parquet")
+    (found,) = open_source(DataSource(str(tmp_path / "sounds.parquet"), streaming=streaming))
+    assert np.abs(read_recording(found["audio"], 8000) - tone).max() < 1e-4
     with refused(DataError, "sound", "file"):
         read_recording({"bytes": b"no sound", "path": "1.wav"}, 8000)
 
@@ -190,9 +177,9 @@ def test_several_evaluation_sets_have_names_workers_and_a_batch_size(tmp_path, e
     arguments = make_arguments(tmp_path / "run", data, per_device_eval_batch_size=4)
     found = run(TinyTask(), arguments)
     assert found["numbers_examples"] == 9 and found["pictures_examples"] == 5
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    scores = [row["eval_numbers_mse"] for row in rows if "eval_numbers_mse" in row]
-    assert scores and all("eval_pictures_mse" in row for row in rows if "eval_numbers_mse" in row)
+    rows = [row for row in RunFolder(tmp_path / "run").read_metrics() if "eval_numbers_mse" in row]
+    scores = [row["eval_numbers_mse"] for row in rows]
+    assert scores and all("eval_pictures_mse" in row for row in rows)
     results = json.loads((tmp_path / "run" / "best" / "eval.json").read_text())["results"]
     assert {(row["dataset"], row["metric"]) for row in results} >= {(examples.name, "mse"), ("images", "mse")}
     assert min(scores) == next(row["value"] for row in results if row["metric"] == "mse")
@@ -211,14 +198,6 @@ def test_several_evaluation_sets_have_names_workers_and_a_batch_size(tmp_path, e
         build(DataArguments, {"eval": {"a": {"path": "b", "streaming": True}}})
 
 
-def write_classes(folder, *names):
-    """A folder with one grey picture for each class, as bright as its name is long."""
-    for name in names:
-        (folder / name).mkdir(parents=True)
-        Image.new("L", (SIDE, SIDE), len(name)).save(folder / name / f"{name}.png")
-    return str(folder)
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 def test_classes_of_several_folders_go_by_their_names(tmp_path, streaming):
     folders = [write_classes(tmp_path / "a", "cat", "horse"), write_classes(tmp_path / "b", "crane", "cat")]
@@ -226,9 +205,11 @@ def test_classes_of_several_folders_go_by_their_names(tmp_path, streaming):
     names = data.features["label"].names
     assert names == ["cat", "crane", "horse"] and data.features["image"].decode
     rows = data.decode(False) if streaming else data.cast_column("image", datasets.Image(decode=False))
-    assert {(names[row["label"]], Path(row["image"]["path"]).stem) for row in rows} == {(name, name) for name in names}
+    assert {(names[row["label"]], Path(row["image"]["path"]).parent.name) for row in rows} == {
+        (name, name) for name in names
+    }
     # As a training reads them, with a picture that cannot be decoded.
-    (tmp_path / "b" / "crane" / "crane.png").write_bytes(b"no picture")
+    (tmp_path / "b" / "crane" / "one.png").write_bytes(b"no picture")
     source = DataSource(folders, streaming=streaming)
     task = PixelTask(image_size=SIDE, num_labels=3, mean=[0.0], std=[1.0])
     bad = BadExamples(share=1.0, total=4)
@@ -255,21 +236,18 @@ def test_slices_of_paired_folders_share_nothing(tmp_path, streaming):
     for side in ("lq", "hq"):
         write_images(tmp_path / "pairs" / side, 10)
 
-    def count(split):
-        return len(list(open_source(DataSource(str(tmp_path / "pairs"), split=split, streaming=streaming))))
+    def read(split):
+        return [*open_source(DataSource(str(tmp_path / "pairs"), split=split, streaming=streaming))]
 
-    assert [count(split) for split in ("train", "train[:80%]", "train[80%:]")] == [10, 8, 2]
-    whole, *parts = (
-        [row["hq"].tobytes() for row in open_source(DataSource(str(tmp_path / "pairs"), split=split))]
-        for split in ("train", "train[:80%]", "train[80%:]")
-    )
-    assert sum(parts, []) == whole
+    splits = ("train", "train[:80%]", "train[80%:]")
+    whole, *parts = ([row["hq"].tobytes() for row in read(split)] for split in splits)
+    assert sum(parts, []) == whole and list(map(len, parts)) == [8, 2]
     for split, said in (("test[:3]", "has no split 'test'"), ("train[:0]", "of 10 pairs is empty")):
         with pytest.raises(ValueError, match=said):
-            count(split)
+            read(split)
     (tmp_path / "pairs" / "hq" / "009.png").unlink()
     with refused(SourceError, "got 10", "009"):
-        count("train")
+        read("train")
 
 
 def test_files_are_found_from_the_working_folder_and_gone_ones_not_in_the_cache(tmp_path, monkeypatch):

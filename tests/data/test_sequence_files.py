@@ -24,11 +24,10 @@ def read(place, split: str = "train", **options):
 @pytest.fixture
 def walks(tmp_path):
     """Four files of two channels in folders of two classes, of two splits."""
-    for split, count in (("train", 2), ("test", 1)):
+    for name in ("train/{}/0", "train/{}/1", "test/{}/0"):
         for kind, start in (("walk", 0), ("run", 10)):
-            for index in range(count):
-                lines = [f"{start + place},{place / 2}\n" for place in range(3 + index)]
-                write_files(tmp_path / "walks" / split / kind, {f"{index}.csv": "x,y\n" + "".join(lines)})
+            lines = [f"{start + place},{place / 2}\n" for place in range(3 + int(name[-1]))]
+            write_files(tmp_path / "walks", {f"{name.format(kind)}.csv": "x,y\n" + "".join(lines)})
     return tmp_path / "walks"
 
 
@@ -88,8 +87,7 @@ def test_a_part_of_a_long_table_keeps_its_lines(tmp_path):
 
 
 def test_arrays_are_examples_or_sequences(tmp_path):
-    generator = np.random.default_rng(0)
-    values = generator.normal(size=(6, 5, 2)).astype(np.float32)
+    values = np.random.default_rng(0).normal(size=(6, 5, 2)).astype(np.float32)
     np.savez(tmp_path / "all.npz", values=values, label=np.arange(6) % 2, kind=np.array(["a", "b"] * 3))
     data = open_source(DataSource(str(tmp_path / "all.npz"), split="train[2:]"))
     assert len(data) == 4 and data["label"][0] == 0 and data["kind"][0] == "a"

@@ -19,16 +19,12 @@ av = pytest.importorskip("av", reason="the extra `audio` is not installed")
 soundfile = pytest.importorskip("soundfile")
 
 
-def tone(rate: int, seconds: float, channels: int, pitch: float) -> np.ndarray:
-    time = np.arange(int(rate * seconds)) / rate
-    return np.repeat((0.5 * np.sin(2 * np.pi * pitch * time)).astype(np.float32)[:, None], channels, 1)
-
-
 def write(path: str, rate: int = 16000, channels: int = 1, seconds: float = 0.5, pitch: float = 440) -> Path:
     """A tone, encoded as the ending says."""
-    place = Path(path)
+    place, time = Path(path), np.arange(int(rate * seconds)) / rate
     place.parent.mkdir(parents=True, exist_ok=True)
-    samples, layout = tone(rate, seconds, channels, pitch), "stereo" if channels == 2 else "mono"
+    samples, layout = 0.5 * np.sin(2 * np.pi * pitch * time), "stereo" if channels == 2 else "mono"
+    samples = samples.astype(np.float32)[:, None].repeat(channels, 1)
     if place.suffix in (".wav", ".flac", ".opus", ".aiff"):
         kind = {".opus": "OGG"}.get(place.suffix)
         soundfile.write(place, samples, rate, format=kind, subtype="OPUS" if kind else None)
@@ -46,10 +42,10 @@ def write(path: str, rate: int = 16000, channels: int = 1, seconds: float = 0.5,
     return place
 
 
-@pytest.mark.parametrize(
-    ("ending", "rate", "channels"),
-    [("m4a", 8000, 1), ("m4a", 44100, 2), ("aac", 16000, 1), ("aac", 48000, 2)],
-)
+KINDS = [("m4a", 8000, 1), ("m4a", 44100, 2), ("aac", 16000, 1), ("aac", 48000, 2)]
+
+
+@pytest.mark.parametrize(("ending", "rate", "channels"), KINDS)
 @pytest.mark.parametrize("as_bytes", [False, True])
 def test_samples_are_those_that_were_encoded(ending, rate, channels, as_bytes):
     path = write(f"a.{ending}", rate, channels)
@@ -80,14 +76,10 @@ def test_folders_of_classes_are_read_and_train(ending):
         train("mrconv", "sounds", "--model.hidden_size", "8", "--model.num_hidden_layers", "1")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"\0\0\0\x18ftypM4A " + b"\0" * 50, b"\xff\xf1" + b"x" * 40, b"", b"RIFF"],
-)
+@pytest.mark.parametrize("content", [b"\0\0\0\x18ftypM4A " + b"\0" * 50, b"\xff\xf1" + b"x" * 40, b"", b"RIFF"])
 def test_broken_ones_are_refused_and_counted(content):
-    for number in range(5):
-        write(f"data/a/{number}.m4a", pitch=200 + 20 * number)
-        write(f"data/b/{number}.m4a", pitch=500 + 20 * number)
+    for number in range(10):
+        write(f"data/{'ab'[number % 2]}/{number // 2}.m4a", pitch=200 + 20 * number)
     Path("data/b/5.m4a").write_bytes(content)
     for read in (read_samples, describe_sound):
         with refused(DataError, "sound"):

@@ -1,6 +1,5 @@
 """Training and evaluation share no example and no group, whatever the data are: proved by what is in them."""
 
-import io
 import json
 import shutil
 from collections import Counter
@@ -11,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import soundfile
-from PIL import Image
 
 from hf_ext.data.opening import SourceError, open_source
 from hf_ext.data.roles import Hints, find_roles
@@ -23,7 +21,8 @@ from hf_ext.settings import SettingsError, build
 from hf_ext.training import TrainingArguments
 from hf_ext.training.data_check import check_data, describe_check
 from tests.kit.own_data import write_files, write_pictures, write_sounds, write_tables
-from tests.training.tiny import TinyTask, make_arguments, run
+from tests.kit.pictures import encode, noise
+from tests.training.tiny import TinyTask, evaluated, make_arguments, run
 
 RNG = np.random.default_rng(0)
 
@@ -36,16 +35,12 @@ def write_tar(file: Path) -> None:
 
 def write_rows(file: Path) -> None:
     # Sorted by class, with numbers that tell nothing of it.
-    rows = datasets.Dataset.from_dict(
-        {"text": [f"note {n} of {n * n}" for n in range(24)], "label": [0] * 8 + [1] * 16}
-    )
+    rows = datasets.Dataset.from_list([{"text": f"note {n} of {n * n}", "label": int(n > 7)} for n in range(24)])
     getattr(rows, {".jsonl": "to_json", ".csv": "to_csv", ".parquet": "to_parquet"}[file.suffix])(file)
 
 
 KINDS = {
-    "rows.jsonl": write_rows,
-    "rows.csv": write_rows,
-    "rows.parquet": write_rows,
+    **dict.fromkeys(("rows.jsonl", "rows.csv", "rows.parquet"), write_rows),
     "texts.txt": lambda place: place.write_text("".join(f"line {n}\n" for n in range(24))),
     "shard.tar": write_tar,
     "arrays.npz": lambda file: np.savez(file, values=RNG.normal(size=(24, 5, 2)), label=np.arange(24) % 2),
@@ -85,10 +80,8 @@ def test_what_measures_is_not_trained_on(tmp_path, kind):
 
 
 def test_a_test_is_for_the_end(tmp_path):
-    for split in ("train", "test"):
-        write_pictures(tmp_path / "two" / split, ["cat", "dog"], 12)
-        write_pictures(tmp_path / "three" / split, ["cat", "dog"], 12)
-    write_pictures(tmp_path / "three" / "validation", ["cat", "dog"], 12)
+    for split in ("two/train", "two/test", "three/train", "three/test", "three/validation"):
+        write_pictures(tmp_path / split, ["cat", "dog"], 12)
     two, three = look_at(str(tmp_path / "two")), look_at(str(tmp_path / "three"))
     assert two.eval["split"] == three.eval["split"] == "validation"
     assert two.eval["hold_out"] and "hold_out" not in three.eval
@@ -99,29 +92,26 @@ def test_a_test_is_for_the_end(tmp_path):
 def test_folders_of_patients_stay_together(tmp_path):
     # Their classes stand in a table.
     write_pictures(tmp_path, names := [f"patient{n}" for n in range(8)], 3)
-    rows = [
-        {"file_name": f"{name}/{number}.png", "label": "ill" if name < "patient4" else "well"}
-        for name in names
-        for number in range(3)
-    ]
-    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    labels = {f"{name}/{number}.png": "ill" if name < "patient4" else "well" for name in names for number in range(3)}
+    rows = [json.dumps({"file_name": name, "label": label}) for name, label in labels.items()]
+    write_files(tmp_path, {"metadata.jsonl": "\n".join(rows)})
     data = [open_source(DataSource(str(tmp_path), hold_out=0.25, split=split)) for split in ("train", "validation")]
     raw = [part.cast_column("image", datasets.Image(decode=False)) for part in data]
     learned, measured = ({Path(row["path"]).parent.name for row in part["image"]} for part in raw)
     assert len(learned) == 6 and len(measured) == 2 and not learned & measured
 
 
-def make_picture(seed: int) -> bytes:
-    held = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (6, 7, 3), dtype=np.uint8)).save(held, "png")
-    return held.getvalue()
+def with_pictures(seeds: list[int], paths: list, labels: list) -> datasets.Dataset:
+    """Rows of pictures, which are alike where their seeds are."""
+    named = zip(seeds, paths, strict=True)
+    held = [{"bytes": encode(noise(6, 7, 3, seed=seed)), "path": path} for seed, path in named]
+    return datasets.Dataset.from_dict({"image": held, "label": labels}).cast_column("image", datasets.Image())
 
 
 @pytest.mark.parametrize("named", [False, True])
 def test_equal_pictures_stay_together(named):
-    held = [{"bytes": make_picture(n // 2), "path": f"{n}.png" if named else None} for n in range(30)]
-    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    data = datasets.Dataset.from_dict({"image": held, "label": [n // 2 % 2 for n in range(30)]}, features=kinds)
+    paths = [f"{n}.png" if named else None for n in range(30)]
+    data = with_pictures([n // 2 for n in range(30)], paths, [n // 2 % 2 for n in range(30)])
     require_apart([n // 2 for n in range(30)], split_examples(data, 0.2, 0)[0])
     # Of given parts, each copy is counted.
     assert count_shared(data.select(range(0, 30, 2)), data.select(range(1, 30, 2))) == 15
@@ -136,15 +126,11 @@ def test_equal_pictures_stay_together(named):
     ],
 )  # fmt: skip
 def test_files_whose_names_begin_alike_stay_together(name, kept):
-    groups = [n // 4 for n in range(96)]
-    paths = [Path(f"{name.format(g=n // 4, i=n % 4)}.png") for n in range(96)]
-    held = [{"bytes": make_picture(n), "path": str(path)} for n, path in enumerate(paths)]
-    rows = {"image": held, "label": ["a" if n < 48 else "b" for n in range(96)]}
-    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
-    chosen, told = split_examples(datasets.Dataset.from_dict(rows, features=kinds), 0.1, 0)
-    assert any(paths[0].name in line for line in told) == kept
+    paths = [f"{name.format(g=n // 4, i=n % 4)}.png" for n in range(96)]
+    chosen, told = split_examples(with_pictures([*range(96)], paths, ["a"] * 48 + ["b"] * 48), 0.1, 0)
+    assert any(paths[0] in line for line in told) == kept
     if kept:
-        require_apart(groups, chosen)
+        require_apart([n // 4 for n in range(96)], chosen)
 
 
 @pytest.mark.parametrize(
@@ -169,11 +155,9 @@ def test_given_parts_that_share_examples_or_persons_are_told():
 
 def test_many_small_classes_give_a_share_and_few_give_one_each():
     for classes, held in ((200, 20), (30, 30)):
-        rows = {
-            "text": [f"message {n * 7919} of today" for n in range(400)],
-            "label": [f"c{n % classes}" for n in range(400)],
-        }
-        data = datasets.Dataset.from_dict(rows).select(range(2 * classes))
+        count = range(2 * classes)
+        rows = {"text": [f"message {n * 7919} of today" for n in count], "label": [f"c{n % classes}" for n in count]}
+        data = datasets.Dataset.from_dict(rows)
         chosen, _ = split_examples(data, 0.05, 0)
         assert chosen.sum() == held
         assert {*data.select(np.flatnonzero(~chosen))["label"]} == {*data["label"]}
@@ -216,10 +200,9 @@ def test_what_cannot_be_split_is_refused(tmp_path):
 
 
 def test_scores_of_what_is_trained_on_are_said(tmp_path, images, capsys):
-    data = {"train": {"path": str(images)}, "eval": {"path": str(images)}}
+    data = evaluated(images)
     run(TinyTask(), make_arguments(tmp_path / "run", data))
     assert "data.eval reads examples of data.train" in capsys.readouterr().err
-    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
     arguments = TrainingArguments("tiny", "run", {**data, "eval": {"path": str(images), "split": "train[:1]"}})
     found = check_data(TinyTask(), arguments)
     assert [row["shared"] for row in found] == [0, 1]
@@ -251,20 +234,17 @@ def test_equal_texts_are_on_one_side_whatever_stands_beside_them(extra):
 def test_a_missing_label_and_a_class_of_one_speaker_measure_nothing(label):
     labels = ["a" if number // 10 % 2 else "b" for number in range(100)]
     labels[7] = label
-    speakers = [f"s{number % 10}" for number in range(100)]
-    data = datasets.Dataset.from_dict(
-        {"text": [f"words of example {n}" for n in range(100)], "speaker": speakers, "label": labels}
-    )
-    held = hold_out(data, 0.1, 0, measures=True)
-    assert not {*held["speaker"]} & {*hold_out(data, 0.1, 0, measures=False)["speaker"]}
+    rows = {"text": [f"words of example {n}" for n in range(100)], "speaker": [f"s{n % 10}" for n in range(100)]}
+    data = datasets.Dataset.from_dict({**rows, "label": labels})
+    held, kept = (hold_out(data, 0.1, 0, measures=measures) for measures in (True, False))
+    assert not {*held["speaker"]} & {*kept["speaker"]}
     assert None not in held["label"] and "rare" not in held["label"]
 
 
 @pytest.mark.parametrize("layout", ["wide", "panel"])
 @pytest.mark.parametrize("number", [False, True])
 def test_groups_of_series_are_kept(tmp_path, layout, number):
-    generator = np.random.default_rng(0)
-    frame = pd.DataFrame(generator.normal(size=(80, 12)), columns=[f"t{index}" for index in range(12)])
+    frame = pd.DataFrame(RNG.normal(size=(80, 12)), columns=[f"t{index}" for index in range(12)])
     frame.insert(0, "speaker", [row // 8 if number else f"s{row // 8}" for row in range(80)])
     frame["label"] = ["a", "b"] * 40
     source = DataSource(path=str(tmp_path / "w.csv"), rows="series")

@@ -39,6 +39,14 @@ def write_pictures(folder: str | Path, classes: list[str], count: int, size=(40,
             Image.fromarray(pixels, mode).save(Path(folder, name, f"{number}.png"))
 
 
+def write_classes(folder: Path, *names: str, side: int = 8) -> str:
+    """A folder with one grey picture for each class, as bright as its name is long."""
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        Image.new("L", (side, side), len(name)).save(folder / name / "one.png")
+    return str(folder)
+
+
 def write_sounds(folder: str | Path, classes: list[str], count: int, rate: int, seconds: float) -> None:
     generator = np.random.default_rng(0)
     for name in classes:

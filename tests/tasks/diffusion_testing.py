@@ -1,13 +1,11 @@
 """Tiny runs of the Disentangled DiT for its training tests."""
 
-import hashlib
 import io
-import json
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 from transformers import ConvNextImageProcessor, RegNetConfig, RegNetForImageClassification
@@ -17,9 +15,10 @@ from hf_ext.tasks.diffusion_latents import write_tar
 from hf_ext.tasks.precompute import Precompute
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
-from hf_ext.training.callbacks import TIMINGS
+from hf_ext.training.state import RunFolder
+from tests.kit.killing import killed
 from tests.kit.process_state import forget_accelerate
-from tests.training.tiny import Interrupted, digest
+from tests.training import tiny
 
 MODEL = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "mlp_ratio": 2.0, "patch_size": 2}
 CLASSES = ["cat", "dog", "emu"]
@@ -49,7 +48,7 @@ def pack_tars(pictures: Path, folder: Path, count: int) -> Path:
     a file that would be the same stays as it is.
     """
     if (pictures / "train.parquet").exists():
-        rows = datasets.load_dataset(str(pictures), split="train").cast_column("image", datasets.Image(decode=False))
+        rows = rows_of(pictures).cast_column("image", datasets.Image(decode=False))
         given = [(row["image"]["bytes"], str(row["label"]).encode(), row["text"].encode()) for row in rows]
         examples = {f"{number:03d}": {"png": a, "cls": b, "txt": c} for number, (a, b, c) in enumerate(given)}
     else:
@@ -69,19 +68,10 @@ def pack_tars(pictures: Path, folder: Path, count: int) -> Path:
 
 def make_arguments(output: Path, data: Path, /, streaming: bool = False, **changes) -> TrainingArguments:
     """A run of a few steps."""
-    values = {
-        "method": "disentangled-dit",
-        "output_dir": str(output),
-        "data": {"train": {"path": str(data), "streaming": streaming}, "eval": {"path": str(data)}},
-        "task": {},
-        "model": MODEL,
-        "max_steps": 2,
-        "per_device_train_batch_size": 3,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "report_to": "none",
-    }
-    return build(TrainingArguments, {**values, **changes})
+    sources = tiny.evaluated(data, streaming=streaming)
+    values = {"method": "disentangled-dit", "output_dir": str(output), "data": sources, "task": {}, "model": MODEL}
+    values |= {"max_steps": 2, "per_device_train_batch_size": 3, "learning_rate": 1e-2, "logging_steps": 1}
+    return build(TrainingArguments, {**values, "report_to": "none", **changes})
 
 
 def run(arguments: TrainingArguments, kind: type = DisentangledDiTTask, **options):
@@ -92,44 +82,23 @@ def run(arguments: TrainingArguments, kind: type = DisentangledDiTTask, **option
 
 
 def losses(folder: Path) -> list[float]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if "loss" in row]
+    return [row["loss"] for row in RunFolder(folder).read_metrics() if "loss" in row]
 
 
-def contents(folder: Path) -> dict[str, str]:
+def contents(folder: Path) -> dict[str, Any]:
     """What a run left behind, without its times: rows of metrics, tensors, pictures."""
-    found = {}
-    for number, line in enumerate((folder / "metrics.jsonl").read_text().splitlines()):
-        row = {name: value for name, value in json.loads(line).items() if name not in TIMINGS}
-        found[f"metrics {number}"] = repr(row)
-    for path in (path for path in folder.rglob("*") if path.is_file()):
-        name = str(path.relative_to(folder))
-        if path.suffix in (".bin", ".pkl") and name.startswith("state"):
-            state = torch.load(path, weights_only=False)
-            found[name] = digest({key: value for key, value in state.items() if key != "seconds"})
-        elif path.suffix == ".safetensors" or (
-            name.startswith(("snapshot", "samples")) and path.name != "training.json"
-        ):
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
-
-
-class InterruptedTask(DisentangledDiTTask):
-    """Fails in its fourth step."""
-
-    def loss(self, model, batch, step):
-        if step == 3:
-            raise Interrupted
-        return super().loss(model, batch, step)
+    pictures = {f"samples/{path.name}": path.read_bytes() for path in (folder / "samples").glob("*")}
+    return tiny.contents(folder) | pictures
 
 
 def check_resuming(folder: Path, data: Path, **changes):
-    """Interrupted and continued, a run leaves what the whole one does, bit for bit."""
+    """Interrupted in its fourth step and continued, a run leaves what the whole one does, bit for bit."""
     options = {"max_steps": 4, "save_steps": 2, "eval_steps": 4, "per_device_train_batch_size": 2, **changes}
     whole = run(make_arguments(folder / "whole", data, **options))
-    with pytest.raises(Interrupted):
-        run(make_arguments(folder / "pieces", data, **options), InterruptedTask)
-    run(make_arguments(folder / "pieces", data, **options))
+    arguments = make_arguments(folder / "pieces", data, **options)
+    with killed((DisentangledDiTTask, "loss"), after=3 * arguments.gradient_accumulation_steps):
+        run(arguments)
+    run(arguments)
     assert contents(folder / "pieces") == contents(folder / "whole")
     return whole
 

@@ -11,7 +11,6 @@ from diffusers import DDIMScheduler, DiffusionPipeline
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import DataError, UsageError
-from hf_ext.settings import build
 from hf_ext.tasks.diffusion_data import Crops
 from hf_ext.tasks.diffusion_noise import Timesteps, make_scheduler, noise_shares, noisy_samples, weighted_error
 from hf_ext.tasks.diffusion_transfer import Checkpoint, Transfer, open_pipeline, transfer
@@ -91,21 +90,16 @@ def test_at_equal_places_a_patch_is_as_uncertain_as_before(objective, changes, s
         assert torch.equal(*told)
 
 
-@pytest.mark.parametrize(
-    ("classes", "model", "names"),
-    [
-        (["x", "y"], {}, {0: "x", 1: "y"}),
-        # Classes without names do not have those of the checkpoint's, unless they are as many.
-        (None, {"num_classes": 2}, None),
-        (None, {"num_classes": 3}, dict(enumerate(CLASSES))),
-        (None, {}, dict(enumerate(CLASSES))),
-    ],
-)
+# Classes without names do not have those of the checkpoint's, unless they are as many.
+NAMES = [("xy", {}, "xy"), (None, {"num_classes": 2}, None), (None, {"num_classes": 3}, CLASSES), (None, {}, CLASSES)]
+
+
+@pytest.mark.parametrize(("classes", "model", "names"), NAMES)
 def test_another_data_set_brings_its_own_classes(tmp_path, base, classes, model, names):
-    other = write_table(tmp_path / "other", [(20, 18)] * 4, classes, label=[0, 1, 0, 1])
+    other = write_table(tmp_path / "other", [(20, 18)] * 4, classes and [*classes], label=[0, 1, 0, 1])
     changes = {"model": model, "init_from": str(base), "task": {"image_size": 8}, "max_steps": 1}
     task, _ = run(make_arguments(tmp_path / "run", other, **changes))
-    assert task.id2label == names and task.config["num_classes"] == len(names or "xy")
+    assert task.id2label == (names and dict(enumerate(names))) and task.config["num_classes"] == len(names or "xy")
     assert len(losses(tmp_path / "run")) == 1
 
 
@@ -137,20 +131,17 @@ def test_weights_come_from_a_hub(tmp_path, base):
 
 
 def test_what_does_not_fit_is_refused(tmp_path, base):
-    def start(**changes):
-        changes = {"model": {}, "init_from": str(base), **changes}
-        run(make_arguments(tmp_path / "run", tmp_path / "pictures", **changes))
-
-    with refused(UsageError, "task.objective"):
-        start(task={"image_size": 8, "objective": "flow"})
-    with refused(UsageError, "init_from"):
-        start(model={"preset": "S"})
-    with refused(DataError, "diffusers", "pipeline"):
-        start(init_from=str(base / "transformer"))
     blind = shutil.copytree(base, tmp_path / "blind")
     DDIMScheduler(rescale_betas_zero_snr=True).save_pretrained(blind / "scheduler")
-    with refused(DataError, "schedule", "blind"):
-        start(init_from=str(blind))
+    for kind, facts, changes in (
+        (UsageError, ["task.objective"], {"task": {"image_size": 8, "objective": "flow"}}),
+        (UsageError, ["init_from"], {"model": {"preset": "S"}}),
+        (DataError, ["diffusers", "pipeline"], {"init_from": str(base / "transformer")}),
+        (DataError, ["schedule", "blind"], {"init_from": str(blind)}),
+    ):
+        changes = {"model": {}, "init_from": str(base), **changes}
+        with refused(kind, *facts):
+            run(make_arguments(tmp_path / "run", tmp_path / "pictures", **changes))
     DDIMScheduler(beta_schedule="linear").save_pretrained(blind / "scheduler")
     settings = blind / "scheduler" / "scheduler_config.json"
     settings.write_text(settings.read_text().replace("linear", "unheard-of"))
@@ -173,13 +164,9 @@ def test_what_does_not_fit_is_refused(tmp_path, base):
 PLACES = torch.tensor([0.0, 0.02, 0.3, 0.7, 0.98])
 
 
-def timesteps(**changes) -> Timesteps:
-    return build(Timesteps, changes, "task.timesteps")
-
-
 def draw(**changes) -> torch.Tensor:
     torch.manual_seed(0)
-    places = timesteps(**changes).draw(40_000, torch.device("cpu"))
+    places = Timesteps(**changes).draw(40_000, torch.device("cpu"))
     assert places.min() >= 0 and places.max() < 1
     return places.double()
 
@@ -203,24 +190,16 @@ def test_a_weight_is_that_of_the_picture_that_the_output_means(objective):
     _, signal, rest = noise_shares(scheduler, PLACES.double())
     a, b = (share[:, None, None, None] for share in (signal, rest))
     found = target + error
-    picture = {
-        "epsilon": lambda: (noisy - b * found) / a,
-        "v_prediction": lambda: a * noisy - b * found,
-        "flow": lambda: noisy - b * found,
-    }[objective]()
-    snr = (signal / rest).square()
-    expected = {
-        "equal": error.square().mean((1, 2, 3)),
-        "min_snr": (picture - clean).square().mean((1, 2, 3)) * snr.clamp(max=3.0),
-    }
-    for kind, wanted in expected.items():
-        weights = timesteps(loss_weight=kind, gamma=3.0).weigh(objective, signal, rest)
+    pictures = {"epsilon": (noisy - b * found) / a, "v_prediction": a * noisy - b * found, "flow": noisy - b * found}
+    snr, plain = (signal / rest).square(), error.square().mean((1, 2, 3))
+    of_pictures = (pictures[objective] - clean).square().mean((1, 2, 3)) * snr.clamp(max=3.0)
+    for kind, wanted in {"equal": plain, "min_snr": of_pictures}.items():
+        weights = Timesteps(loss_weight=kind, gamma=3.0).weigh(objective, signal, rest)
         assert weights.isfinite().all()
         # At the clean end of flow matching there is no noise to divide by.
         some = slice(1, None) if objective == "flow" else slice(None)
-        torch.testing.assert_close((error.square().mean((1, 2, 3)) * weights)[some], wanted[some])
-        total = weighted_error(found, target, weights)
-        torch.testing.assert_close(total, (error.square().mean((1, 2, 3)) * weights).mean())
+        torch.testing.assert_close((plain * weights)[some], wanted[some])
+        torch.testing.assert_close(weighted_error(found, target, weights), (plain * weights).mean())
     if objective == "v_prediction":
-        weights = timesteps(loss_weight="min_snr").weigh(objective, signal, rest)
+        weights = Timesteps(loss_weight="min_snr").weigh(objective, signal, rest)
         torch.testing.assert_close(weights, snr.clamp(max=5.0) / (snr + 1))

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import tarfile
 
 import numpy as np
 import pytest
@@ -12,8 +11,11 @@ from PIL import Image
 from hf_ext.errors import DataError, MissingColumn, UsageError
 from hf_ext.metrics import ClassifierFeatures, CLIPScores, frechet_distance, kernel_distance_of_subsets
 from hf_ext.tasks import picture_scores
+from hf_ext.tasks.diffusion_latents import write_tar
 from hf_ext.tasks.picture_scores import load_network, score
 from tests.kit.command_line import run
+from tests.kit.own_data import write_files
+from tests.kit.pictures import encode
 from tests.kit.refusals import refused
 from tests.kit.scorers import write_clip, write_inception
 
@@ -23,9 +25,14 @@ from .diffusion_testing import write_judge
 def write_noise(folder, seed: int, count: int) -> np.ndarray:
     images = np.random.default_rng(seed).integers(256, size=(count, 16, 16, 3), dtype=np.uint8)
     folder.mkdir()
-    for number, image in enumerate(images):
-        Image.fromarray(image).save(folder / f"{number:06d}.png")
+    write_files(folder, {f"{number:06d}.png": encode(image) for number, image in enumerate(images)})
     return images
+
+
+def write_rows(folder, name: str, values: list) -> None:
+    """What `hf-ext sample` writes beside its pictures."""
+    rows = [json.dumps({"file_name": f"{number:06d}.png", name: value}) for number, value in enumerate(values)]
+    write_files(folder, {"metadata.jsonl": "\n".join(rows)})
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -35,9 +42,7 @@ def test_transparent_pictures_are_seen_on_white(mode, tmp_path):
     shown = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
     converted = picture.quantize(method=Image.Quantize.FASTOCTREE) if mode == "P" else picture.convert(mode)
     for name, image in (("made", converted), ("real", shown.convert("L" if mode == "LA" else "RGB"))):
-        (tmp_path / name).mkdir()
-        for number in range(2):
-            image.save(tmp_path / name / f"{number}.png")
+        write_files(tmp_path / name, {f"{number}.png": encode(image) for number in range(2)})
     judge = write_judge(tmp_path / "judge")
     assert score(str(tmp_path / "made"), str(tmp_path / "real"), judge)["feature_distance"] < 1e-6
 
@@ -63,10 +68,8 @@ def test_statistics_that_are_none_are_named(tmp_path):
 def test_folders_are_scored_as_all_features_at_once_and_statistics_again(tmp_path):
     network = ClassifierFeatures(write_judge(tmp_path / "judge"))
     made = network(write_noise(tmp_path / "made", 0, 11))
-    # What `hf-ext sample` writes beside its pictures is no picture.
-    (tmp_path / "made" / "sampling.json").write_text("{}")
-    rows = [json.dumps({"file_name": f"{number:06d}.png", "label": 1}) + "\n" for number in range(11)]
-    (tmp_path / "made" / "metadata.jsonl").write_text("".join(rows))
+    write_files(tmp_path / "made", {"sampling.json": "{}"})
+    write_rows(tmp_path / "made", "label", [1] * 11)
     real = network(write_noise(tmp_path / "real", 1, 14))
     words = ["dit", "score", tmp_path / "made", tmp_path / "real", "--network", tmp_path / "judge", "--device", "cpu"]
     found = json.loads(run(*words, "--batch-size", 4, "--kernel", "--keep", tmp_path / "real.npz", "--json").stdout)
@@ -100,10 +103,8 @@ def test_a_set_that_cannot_be_scored_is_named(tmp_path, wrong, place):
     network = write_inception(tmp_path / "network.pt")
     write_noise(tmp_path / "right", 0, 2)
     write_noise(tmp_path / wrong, 1, {"empty": 0, "one": 1}.get(wrong, 2))
-    if wrong == "sizes":
-        Image.new("RGB", (8, 16)).save(tmp_path / wrong / "wide.png")
-    elif wrong == "broken":
-        (tmp_path / wrong / "part.png").write_bytes(b"")
+    added = {"sizes": {"wide.png": encode(Image.new("RGB", (8, 16)))}, "broken": {"part.png": b""}}
+    write_files(tmp_path / wrong, added.get(wrong, {}))
     sets = [str(tmp_path / "right")] * 2
     sets[place] = str(tmp_path / wrong)
     told = run("dit", "score", *sets, "--network", network, "--device", "cpu", "--batch-size", 2, code=2).stderr
@@ -112,12 +113,9 @@ def test_a_set_that_cannot_be_scored_is_named(tmp_path, wrong, place):
 
 @pytest.mark.slow
 def test_pictures_of_the_reference_are_cut_as_a_training_cuts_them(tmp_path):
-    noise = write_noise(tmp_path / "made", 0, 4)
-    (tmp_path / "real").mkdir()
-    for number, image in enumerate(noise):
-        # Beside the middle square there is something else, of another width in each.
-        wide = np.pad(image, ((0, 0), (number, number), (0, 0)))
-        Image.fromarray(wide).save(tmp_path / "real" / f"{number}.png")
+    # Beside the middle square there is something else, of another width in each.
+    wide = [np.pad(each, ((0, 0), (n, n), (0, 0))) for n, each in enumerate(write_noise(tmp_path / "made", 0, 4))]
+    write_files(tmp_path / "real", {f"{number}.png": encode(image) for number, image in enumerate(wide)})
     network = write_inception(tmp_path / "network.pt")
     given = (str(tmp_path / "made"), str(tmp_path / "real"), network)
     found = score(*given, size=16, keep=tmp_path / "real.npz", device="cpu")
@@ -164,15 +162,12 @@ def test_clip_score_of_a_folder_that_sample_wrote(tmp_path):
     model = write_clip(tmp_path / "clip")
     with refused(MissingColumn, "text"):
         score(str(tmp_path / "made"), clip=model, device="cpu")
-    rows = [json.dumps({"file_name": f"{number:06d}.png", "text": text}) + "\n" for number, text in enumerate(texts)]
-    (tmp_path / "made" / "metadata.jsonl").write_text("".join(rows))
+    write_rows(tmp_path / "made", "text", texts)
     found = json.loads(run("dit", "score", tmp_path / "made", "--clip", model, "--batch-size", 2, "--json").stdout)
     assert found == {"clip_score": pytest.approx(CLIPScores(model)(list(images), texts).mean(), abs=1e-3)}
-    with tarfile.open(tmp_path / "made.tar", "w") as tar:
-        for number, text in enumerate(texts):
-            tar.add(tmp_path / "made" / f"{number:06d}.png", f"{number:06d}.png")
-            (tmp_path / "words.txt").write_text(text)
-            tar.add(tmp_path / "words.txt", f"{number:06d}.txt")
+    with (tmp_path / "made.tar").open("wb") as tar:
+        files = [{"png": encode(image), "txt": text.encode()} for image, text in zip(images, texts, strict=True)]
+        write_tar(tar, [(f"{number:06d}", parts) for number, parts in enumerate(files)])
     assert score(str(tmp_path / "made.tar"), clip=model, device="cpu") == pytest.approx(found, abs=1e-4)
     for given in ({}, {"network": model}, {"reference": "real"}, {"clip": model, "kernel": True}):
         with refused(UsageError, "REFERENCE"):

@@ -21,12 +21,12 @@ from hf_ext.tasks.pictures import in_colours
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.tasks.series import SeriesClassificationTask
 from hf_ext.tasks.signals import ImageTask, PixelTask
-from hf_ext.training import train
 from hf_ext.training.launch import evaluate_checkpoint
+from tests.kit.own_data import write_classes
 from tests.kit.pictures import encode
-from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 from tests.restoration.tiff_testing import grey_tiff
+from tests.training.tiny import run
 
 from .diffusion_testing import MODEL as DIFFUSION
 from .diffusion_testing import make_arguments
@@ -62,19 +62,12 @@ def test_16_bits_of_a_tiff_become_8_however_they_lie(bits, photometric):
     np.testing.assert_array_equal(np.asarray(read_8_bits(data)), RAMP)
 
 
-@pytest.mark.parametrize(
-    ("picture", "said"),
-    [
-        (FLOATS, "PIL mode 'F' and values from 0 to 1,"),
-        (Image.fromarray(np.array([[-1, 70000]], np.int32)), "PIL mode 'I' and values from -1 to 70000,"),
-        (Image.fromarray(np.array([[0, 65536]], np.int32)), "PIL mode 'I' and values from 0 to 65536,"),
-    ],
-)
-def test_what_has_no_known_range_is_refused(picture, said):
-    with pytest.raises(
-        ValueError, match=f"a picture has {said} and only whole .* 0 to 65535 .*: convert it to 8 bits"
-    ):
-        in_colours(picture, "RGB")
+@pytest.mark.parametrize("values", [np.float32([[0, 1]]), np.int32([[-1, 70000]]), np.int32([[0, 65536]])])
+def test_what_has_no_known_range_is_refused(values):
+    mode = "F" if values.dtype == np.float32 else "I"
+    said = f"a picture has PIL mode '{mode}' and values from {values.min():g} to {values.max():g},"
+    with pytest.raises(ValueError, match=f"{said} and only whole .* 0 to 65535 .*: convert it to 8 bits"):
+        in_colours(Image.fromarray(values), "RGB")
 
 
 def trained(task: PixelTask | ImageTask, picture: Image.Image) -> torch.Tensor:
@@ -83,12 +76,12 @@ def trained(task: PixelTask | ImageTask, picture: Image.Image) -> torch.Tensor:
     return torch.stack([sample[next(iter(sample))] for sample in samples])
 
 
+TWO_CLASSES = {"image_size": 8, "num_labels": 2}
+IN_COLOURS = {**TWO_CLASSES, "mean": [0.5] * 3, "std": [0.5] * 3}
 PLACES = {
-    "grey pixels": lambda picture: trained(PixelTask(image_size=8, num_labels=2), picture),
-    "coloured pixels": lambda picture: trained(
-        PixelTask(image_size=8, num_labels=2, mean=[0.5] * 3, std=[0.5] * 3), picture
-    ),
-    "images": lambda picture: trained(ImageTask(image_size=8, num_labels=2), picture),
+    "grey pixels": lambda picture: trained(PixelTask(**TWO_CLASSES), picture),
+    "coloured pixels": lambda picture: trained(PixelTask(**IN_COLOURS), picture),
+    "images": lambda picture: trained(ImageTask(**TWO_CLASSES), picture),
     "a file": lambda picture: torch.from_numpy(np.array(read_picture(encode(picture, "TIFF")))),
 }
 
@@ -118,14 +111,6 @@ def test_a_server_takes_16_bits_and_says_what_else_to_send():
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
 
 
-def write_classes(folder: Path, *names: str) -> str:
-    """A folder with one grey picture of 4 x 4 for each class, as bright as its name is long."""
-    for name in names:
-        (folder / name).mkdir(parents=True)
-        Image.new("L", (4, 4), len(name)).save(folder / name / "one.png")
-    return str(folder)
-
-
 class Noted(PixelTask):
     """Notes the classes that are evaluated: the length of each name, by its brightness, and its number."""
 
@@ -139,32 +124,31 @@ class Noted(PixelTask):
 def run_classes(folder: Path, train_path: str, eval_path: str, **options) -> Noted:
     values = {"method": "mrconv-pixels", "model": TINY, "max_steps": 1, "per_device_train_batch_size": 2}
     values["data"] = {"train": {"path": train_path}, "eval": {"path": eval_path}}
-    forget_accelerate()
     task = Noted(image_size=4, num_labels=3, **options)
-    train(task, make_arguments(folder, Path(train_path), **values))
+    run(task, make_arguments(folder, Path(train_path), **values))
     return task
 
 
 def test_evaluation_data_are_scored_by_the_names_of_their_classes(tmp_path):
-    trained = write_classes(tmp_path / "t", "a", "bb", "ccc")
-    fewer, other = write_classes(tmp_path / "v", "a", "ccc"), write_classes(tmp_path / "w", "a", "dddd")
+    trained, fewer, other = (
+        write_classes(tmp_path / name, *names.split(), side=4)
+        for name, names in (("t", "a bb ccc"), ("v", "a ccc"), ("w", "a dddd"))
+    )
     assert run_classes(tmp_path / "run", trained, fewer).noted == [(1, 0), (3, 2)]
     with refused(DataError, "dddd", "label"):
         run_classes(tmp_path / "other", trained, other)
     # Names of the task are those of the classes, in training too; where they are other words, numbers count.
-    task = run_classes(tmp_path / "order", trained, fewer, label_names=["ccc", "a", "bb"])
-    assert task.noted == [(1, 1), (3, 0)]
-    task = run_classes(tmp_path / "words", trained, fewer, label_names=["one", "two", "three"])
-    assert task.noted == [(1, 0), (3, 2)]
+    order, words = ["ccc", "a", "bb"], ["one", "two", "three"]
+    assert run_classes(tmp_path / "order", trained, fewer, label_names=order).noted == [(1, 1), (3, 0)]
+    assert run_classes(tmp_path / "words", trained, fewer, label_names=words).noted == [(1, 0), (3, 2)]
     # The evaluation of a checkpoint goes by the recipe's names, or the checkpoint's own.
-    recipe = tmp_path / "run.yaml"
-    for names in (["ccc", "a", "bb"], []):
+    recipe, snapshot = tmp_path / "run.yaml", tmp_path / "order" / "snapshot"
+    for names in (order, []):
         values = {"method": "mrconv-pixels", "data": {"eval": {"path": fewer}}}
         recipe.write_text(json.dumps({**values, "task": {"image_size": 4, "num_labels": 3, "label_names": names}}))
-        found = evaluate_checkpoint(str(tmp_path / "order" / "snapshot"), recipe)
-        scores = {row["metric"]: row["value"] for row in found["results"]}
-        expected = json.loads((tmp_path / "order" / "snapshot" / "eval.json").read_text())["results"]
-        assert scores["loss"] == pytest.approx(next(row["value"] for row in expected if row["metric"] == "loss"))
+        reports = evaluate_checkpoint(str(snapshot), recipe), json.loads((snapshot / "eval.json").read_text())
+        scores = [{row["metric"]: row["value"] for row in report["results"]} for report in reports]
+        assert scores[0]["loss"] == pytest.approx(scores[1]["loss"])
 
 
 def diffusion(**model) -> DisentangledDiTTask:
@@ -173,7 +157,6 @@ def diffusion(**model) -> DisentangledDiTTask:
     return task
 
 
-TWO_CLASSES = {"image_size": 8, "num_labels": 2}
 PICTURE_TASKS = [PixelTask(**TWO_CLASSES), ImageTask(**TWO_CLASSES), diffusion(), SemanIRTask(patch_size=8)]
 
 

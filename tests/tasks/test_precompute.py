@@ -1,20 +1,25 @@
-"""Latents ahead of time: of rows and of tar files, going on after a kill, bad pictures, training from them."""
+"""Latents ahead of time: of rows, tar files and a Hub, going on after a kill, bad pictures, training from them."""
 
-import contextlib
 import json
 import os
+import shutil
+import sys
 import tarfile
+from pathlib import Path
+from unittest import mock
 
 import datasets
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import HfApi
 from PIL import Image
 from pyarrow.parquet import read_table
 
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.distributed import Ranks
+from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import DataError, MissingColumn, OtherRun, UsageError
 from hf_ext.files import TakenError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
@@ -26,20 +31,12 @@ from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
 from hf_ext.tasks.precompute import precompute
 from hf_ext.training.data import TrainingLoader
 from tests.disentangled_dit.pipeline_testing import make_vae
+from tests.kit.hub import run_python
+from tests.kit.killing import killed
 from tests.kit.models import assert_same_answers
 from tests.kit.refusals import refused
 
-from .diffusion_testing import (
-    CLASSES,
-    MODEL,
-    losses,
-    make_arguments,
-    pack_tars,
-    rows_of,
-    run,
-    settings,
-    write_pictures,
-)
+from .diffusion_testing import MODEL, losses, make_arguments, pack_tars, rows_of, run, settings, write_pictures
 from .test_precompute_campaign import BAD, png
 
 # Tall, square and wide, several of each.
@@ -58,7 +55,7 @@ def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae,
     names = sorted(path.name.rpartition("-")[0] for path in out.glob("*.parquet"))
     assert names == [f"train-{shard:05d}-of-00002" for shard in range(2)]
     rows, source, autoencoder = rows_of(out), rows_of(pictures), load_autoencoder(str(vae))
-    assert len(rows) == 7 and rows.features["label"].names == CLASSES
+    assert len(rows) == 7 and rows.features["label"] == source.features["label"]
     digests = sources.hash_rows(source, "image")
     assert len(set(digests)) == 7
     order = [number for part in range(2) for number in range(7) if int(digests[number][:15], 16) % 2 == part]
@@ -85,58 +82,32 @@ def test_buckets_follow_the_pictures_and_batches_do_not_mix_them(tmp_path, pictu
         height, width = row["original_size"]
         assert np.sign(row["target_size"][0] - row["target_size"][1]) == np.sign(height - width)
         assert row["latent_shape"] == [4, row["target_size"][0] // 2, row["target_size"][1] // 2]
-    task, metrics = run(make_arguments(tmp_path / "run", out, max_steps=4, task={"image_size": 16, "vae": str(vae)}))
+    options = {"image_size": 16, "vae": str(vae)}
+    arguments = make_arguments(tmp_path / "run", out, max_steps=4, task=options)
+    task, metrics = run(arguments)
     assert np.isfinite(metrics["loss"]) and len(losses(tmp_path / "run")) == 4
-    groups = task.read_data(rows)
+    groups, source = task.read_data(rows), arguments.data_arguments.train_source
     assert len(set(groups)) == 3
-    source = make_arguments(tmp_path / "run", out).data_arguments.train_source
     loader = iter(TrainingLoader(rows, source, task.training_sample, 0, 2, 0, 0, 1, groups=groups))
     shapes = {tuple(next(loader)["latents"].shape) for _ in range(12)}
     assert {shape[0] for shape in shapes} == {2} and len(shapes) == 3
     # Latents of one shape may be streamed, those of buckets not.
     with refused(ValueError, "stream"):
-        run(make_arguments(tmp_path / "stream", out, True, task={"image_size": 16, "vae": str(vae)}))
+        run(make_arguments(tmp_path / "stream", out, True, task=options))
     one = precompute(settings(pictures, vae), tmp_path / "one")
-    run(make_arguments(tmp_path / "square", one, True, task={"image_size": 16, "vae": str(vae)}))
+    run(make_arguments(tmp_path / "square", one, True, task=options))
     assert len(losses(tmp_path / "square")) == 2
 
 
-class Killed(BaseException):
-    """Ends the work as a kill would: nothing catches it."""
-
-
-@contextlib.contextmanager
-def killed(monkeypatch, owner, name, after):
-    """A block that ends as a kill does, in place of one more call of a function than `after`."""
-    calls, plain = [], getattr(owner, name)
-
-    def call(*arguments, **options):
-        calls.append(name)
-        if len(calls) > after:
-            raise Killed
-        return plain(*arguments, **options)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(owner, name, call)
-        yield
-
-
-@contextlib.contextmanager
-def nothing_copied(monkeypatch):
+def nothing_copied():
     """A block in which `datasets` must not copy what it reads."""
-
-    def refuse(*_, **__):
-        raise AssertionError("the pictures are copied")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(datasets.DatasetBuilder, "download_and_prepare", refuse)
-        yield
+    return mock.patch.object(datasets.DatasetBuilder, "download_and_prepare", side_effect=AssertionError("copied"))
 
 
-@pytest.mark.parametrize("moment", [(module, "cut_view", 5), (module.os, "replace", 3)], ids=["shard", "rename"])
-def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictures, vae, monkeypatch, moment):
+@pytest.mark.parametrize("call", [(module, "cut_view", 5), (module.os, "replace", 3)], ids=["shard", "rename"])
+def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictures, vae, monkeypatch, call):
     whole = precompute(settings(pictures, vae), tmp_path / "whole")
-    with killed(monkeypatch, *moment):
+    with killed(call[:2], after=call[2]):
         precompute(settings(pictures, vae), tmp_path / "killed")
     partial = tmp_path / "killed.partial"
     assert not (tmp_path / "killed").exists() and len([*partial.glob("*.parquet")]) == 1
@@ -163,12 +134,11 @@ def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictur
     assert not partial.exists()
 
 
-def test_work_of_exchanged_pictures_is_made_anew(tmp_path, pictures, vae, monkeypatch):
-    with killed(monkeypatch, module, "cut_view", 5):
+def test_work_of_exchanged_pictures_is_made_anew(tmp_path, pictures, vae):
+    with killed((module, "cut_view"), after=5):
         precompute(settings(pictures, vae), tmp_path / "out")
     # As many pictures, of other sizes.
-    (pictures / "train.parquet").unlink()
-    pictures.rmdir()
+    shutil.rmtree(pictures)
     write_pictures(pictures, side_column=SIZES[::-1])
     out, whole = (precompute(settings(pictures, vae), tmp_path / name) for name in ("out", "whole"))
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
@@ -195,36 +165,34 @@ def test_buckets_that_do_not_exist_leave_no_folder(tmp_path, pictures, vae, chan
 
 def test_what_does_not_fit_is_refused(tmp_path, pictures, vae):
     (tmp_path / "there").mkdir()
-    with refused(TakenError, path=tmp_path / "there"):
-        precompute(settings(pictures, vae), tmp_path / "there")
-    with refused(UsageError, pictures, pictures / "deep"):
-        precompute(settings(pictures, vae), pictures / "deep" / "out")
-    with refused(UsageError, "15 x 15 pixels"):
-        precompute(settings(pictures, vae, image_size=15), tmp_path / "a")
-    with refused(MissingColumn, "image", "label", column="photo"):
-        precompute(settings(pictures, vae, image_column="photo"), tmp_path / "b")
-    with refused(DataError, "'label'", "image"):
-        precompute(settings(pictures, vae, image_column="label"), tmp_path / "b")
+    for kind, out, changes, facts, fields in (
+        (TakenError, tmp_path / "there", {}, [], {"path": tmp_path / "there"}),
+        (UsageError, pictures / "deep" / "out", {}, [pictures, pictures / "deep"], {}),
+        (UsageError, tmp_path / "a", {"image_size": 15}, ["15 x 15 pixels"], {}),
+        (MissingColumn, tmp_path / "b", {"image_column": "photo"}, ["image", "label"], {"column": "photo"}),
+        (DataError, tmp_path / "b", {"image_column": "label"}, ["'label'", "image"], {}),
+    ):
+        with refused(kind, *facts, **fields):
+            precompute(settings(pictures, vae, **changes), out)
+    out = precompute(settings(pictures, vae), tmp_path / "c")
     with refused(DataError, "4 channels", "takes 3"):
-        out = precompute(settings(pictures, vae), tmp_path / "c")
         run(make_arguments(tmp_path / "run", out, task={"image_size": 16}, model=MODEL))
 
 
-class FirstOfTwo(Ranks):
-    """The first of two processes, whose words come back as they are."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 2
-
-    def gather(self, value):
-        return [value, value]
-
-    def of_first(self, value):
-        return value
-
-
 def test_a_process_takes_the_next_part_that_no_other_has(tmp_path, pictures, vae, monkeypatch):
+    class FirstOfTwo(Ranks):
+        """The first of two processes, whose words come back as they are."""
+
+        def __init__(self):
+            super().__init__()
+            self.count = 2
+
+        def gather(self, value):
+            return [value, value]
+
+        def of_first(self, value):
+            return value
+
     written = []
 
     def write(work, part, advance):
@@ -264,13 +232,13 @@ def write_folder(folder, count=24, every=6):
 # Pillow leaves the file of a picture open that nobody closes where the reading ends as by a kill.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("form", ["files", "tars"])
-def test_a_campaign_that_is_killed_leaves_out_the_bad_pictures_and_no_other(tmp_path, vae, monkeypatch, form):
+def test_a_campaign_that_is_killed_leaves_out_the_bad_pictures_and_no_other(tmp_path, vae, form):
     photos = tmp_path / "photos"
     bad = write_folder(photos)
     source = photos if form == "files" else pack_tars(photos, tmp_path / "tars", 5)
     chosen = settings(source, vae, max_bad_examples=0.3, shard_size=5, workers=3, format="tar")
     for after in (1, 5, 3, 2, 4):
-        with killed(monkeypatch, module, "cut_view", after):
+        with killed((module, "cut_view"), after=after):
             precompute(chosen, tmp_path / "out")
         if after == 5:
             # Of a picture that is taken away only its own file is made again.
@@ -303,15 +271,17 @@ def test_latents_that_are_not_finite_are_refused_with_their_file(tmp_path, pictu
         precompute(settings(tmp_path / "photos", vae, max_bad_examples=1.0), tmp_path / "none")
 
 
-def test_an_autoencoder_in_bfloat16_gives_nearly_the_same(tmp_path, pictures, vae):
+def test_an_autoencoder_in_bfloat16_gives_nearly_the_same_and_parts_may_have_no_picture(tmp_path, pictures, vae):
     out = precompute(settings(pictures, vae, shard_size=1), tmp_path / "float32")
-    # A part without a usable picture is an empty file.
-    assert len([*out.glob("*.parquet")]) == 7
-    assert 0 in [read_table(path).num_rows for path in out.glob("*.parquet")]
+    counts = [read_table(path).num_rows for path in out.glob("*.parquet")]
+    assert len(counts) == 7 and 0 in counts
+    # A tar file is never empty.
+    tars = precompute(settings(pictures, vae, shard_size=1, format="tar"), tmp_path / "tar")
+    assert len([*tars.glob("*.tar")]) < 7
     # A whole pipeline lends its autoencoder.
-    half = rows_of(precompute(settings(pictures, vae.parent, dtype="bfloat16", shard_size=1), tmp_path / "bfloat16"))
-    full = rows_of(out)
-    assert len(full) == 7
+    half = precompute(settings(pictures, vae.parent, dtype="bfloat16", shard_size=1), tmp_path / "bfloat16")
+    full, half, packed = map(rows_of, (out, half, tars))
+    assert len(full) == len(packed) == 7
     for one, other in zip(full, half, strict=True):
         latents, theirs = read_row(one)[0], read_row(other)[0]
         assert 0 < float((latents - theirs).norm() / latents.norm()) < 0.05
@@ -320,14 +290,14 @@ def test_an_autoencoder_in_bfloat16_gives_nearly_the_same(tmp_path, pictures, va
 # Tar files
 
 
-def test_tar_files_are_streamed_and_their_latents_are_those_of_the_rows(tmp_path, pictures, vae, monkeypatch):
+def test_tar_files_are_streamed_and_their_latents_are_those_of_the_rows(tmp_path, pictures, vae):
     """The same pictures, as tar files and as rows: nothing is copied, and the order is that of the tar files."""
     tars = pack_tars(pictures, tmp_path / "tars", 3)
     middle = {"crops": {"random": False, "flip": 0.0}, "max_ratio": 2.0, "bucket_step": 4}
     rows = rows_of(precompute(settings(pictures, vae, **middle), tmp_path / "rows"))
     known = {tuple(row["original_size"]): row for row in rows}
     for place in (tars, tars / "*.tar"):
-        with nothing_copied(monkeypatch):
+        with nothing_copied():
             out = precompute(settings(place, vae, **middle), tmp_path / f"out-{place.name.strip('*.')}")
         assert len([*out.glob("train-*.parquet")]) == 3
         found = rows_of(out)
@@ -353,12 +323,9 @@ def test_a_training_on_tar_files_of_latents_is_that_on_parquet(tmp_path, picture
         out = precompute(settings(pictures, vae, posterior=True, format=format, **texts, **sizes), tmp_path / format)
         task = {"image_size": 16, "vae": str(vae), "posterior": True}
         for kind, changes in (("classes", {}), ("texts", texts)):
-            model = MODEL if changes else {**MODEL, "num_classes": 3}
-            arguments = make_arguments(
-                tmp_path / f"{format}-{kind}", out, streaming, max_steps=4, task={**task, **changes}, model=model
-            )
-            run(arguments)
-            runs[format, kind] = losses(tmp_path / f"{format}-{kind}")
+            place, model = tmp_path / f"{format}-{kind}", MODEL if changes else {**MODEL, "num_classes": 3}
+            run(make_arguments(place, out, streaming, max_steps=4, task={**task, **changes}, model=model))
+            runs[format, kind] = losses(place)
     for kind in ("classes", "texts"):
         assert runs["tar", kind] == runs["parquet", kind] and len(runs["tar", kind]) == 4
     packed, plain = (rows_of(tmp_path / format) for format in ("tar", "parquet"))
@@ -398,9 +365,9 @@ def test_examples_of_a_tar_file_that_cannot_be_read_are_named_and_left_out(tmp_p
 
 
 @pytest.mark.parametrize("format", ["parquet", "tar"])
-def test_parts_that_were_cut_on_their_way_are_made_again(tmp_path, pictures, vae, monkeypatch, format):
+def test_parts_that_were_cut_on_their_way_are_made_again(tmp_path, pictures, vae, format):
     chosen = settings(pictures, vae, shard_size=2, format=format)
-    with killed(monkeypatch, module._Work, "finish", 0):
+    with killed((module._Work, "finish"), after=0):
         precompute(chosen, tmp_path / "out")
     first, second, *_ = sorted((tmp_path / "out.partial").glob("train-*"))
     first.write_bytes(first.read_bytes()[:-600])
@@ -424,27 +391,81 @@ def test_tar_files_that_do_not_fit_are_refused(tmp_path, pictures, vae):
                 with refused(DataError, name, "whole"):
                     precompute(settings(place, vae), tmp_path / "out")
     assert not (tmp_path / "out.partial").exists()
-    both = datasets.load_dataset(str(pictures), split="train")
-    both = both.add_column("second", both.with_format("arrow")[:]["image"].to_pylist()).cast_column(
-        "second", datasets.Image()
-    )
+    both = rows_of(pictures)
+    both = both.add_column("second", both.with_format("arrow")[:]["image"].to_pylist())
     (tmp_path / "both").mkdir()
-    both.to_parquet(str(tmp_path / "both" / "train.parquet"))
+    both.cast_column("second", datasets.Image()).to_parquet(str(tmp_path / "both" / "train.parquet"))
     with refused(UsageError, "second", "parquet"):
         precompute(settings(tmp_path / "both", vae, format="tar"), tmp_path / "other")
-
-
-def test_a_part_without_a_usable_picture_is_no_tar_file(tmp_path, pictures, vae):
-    out = precompute(settings(pictures, vae, shard_size=1, format="tar"), tmp_path / "out")
-    assert len(rows_of(out)) == 7 and len([*out.glob("*.tar")]) < 7
 
 
 def test_a_turned_picture_goes_into_the_bucket_that_it_is_shown_in(tmp_path, vae):
     turned = Image.Exif()
     turned[274] = 6
     (tmp_path / "photos").mkdir()
-    Image.new("RGB", (32, 16)).save(tmp_path / "photos" / "turned.jpg", exif=turned)
-    Image.new("RGB", (32, 16)).save(tmp_path / "photos" / "wide.jpg")
-    out = precompute(settings(tmp_path / "photos", vae, max_ratio=2.0, bucket_step=4), tmp_path / "out")
-    assert sorted(rows_of(out)["original_size"]) == [[16, 32], [32, 16]]
-    assert sorted(rows_of(out)["target_size"]) == [[12, 20], [20, 12]]
+    for name, exif in (("turned", turned), ("wide", Image.Exif())):
+        Image.new("RGB", (32, 16)).save(tmp_path / "photos" / f"{name}.jpg", exif=exif)
+    rows = rows_of(precompute(settings(tmp_path / "photos", vae, max_ratio=2.0, bucket_step=4), tmp_path / "out"))
+    found = sorted(zip(rows["original_size"], rows["target_size"], strict=True))
+    assert found == [([16, 32], [12, 20]), ([32, 16], [20, 12])]
+
+
+# Pictures of the Hub
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.tasks.test_precompute import main; main()"
+
+
+def write_rows(photos: Path, folder: Path, files: int) -> Path:
+    """The pictures of a folder in parquet files."""
+    paths = sorted(photos.iterdir())
+    columns = {"image": [{"path": path.name, "bytes": path.read_bytes()} for path in paths]}
+    rows = datasets.Dataset.from_dict(columns, features=datasets.Features({"image": datasets.Image(decode=False)}))
+    rows = rows.cast_column("image", datasets.Image())
+    for number in range(files):
+        rows.shard(files, number).to_parquet(folder / f"train-{number:05d}-of-{files:05d}.parquet")
+    return folder
+
+
+def main() -> None:
+    """In a process whose Hub is the embedded one: each kind of files, whole, interrupted, and changed on the way."""
+    root, form, api = Path(sys.argv[1]), sys.argv[2], HfApi()
+    bad = write_folder(root / "photos")
+    folder = root / ("photos" if form == "files" else form)
+    if form != "files":
+        folder.mkdir()
+        pack_tars(root / "photos", folder, 5) if form == "tars" else write_rows(root / "photos", folder, 5)
+    make_vae().save_pretrained(root / "vae")
+    api.create_repo("me/photos", repo_type="dataset")
+    api.upload_folder(folder_path=folder, repo_id="me/photos", repo_type="dataset")
+    options = {"max_bad_examples": 0.3, "workers": 1, "batch_size": 1}
+    here = rows_of(precompute(settings(folder, root / "vae", **options), root / "here"))
+    there = settings(Path("me/photos"), root / "vae", **options)
+    with nothing_copied():
+        whole = precompute(there, root / "whole")
+        with killed((module, "cut_view"), after=12):
+            precompute(there, root / "out")
+        kept = {path.name: path.stat().st_mtime_ns for path in (root / "out.partial").glob("*.parquet")}
+        assert 0 < len(kept) < len([*whole.glob("*.parquet")])
+        # Another commit, of the same files.
+        api.upload_file(repo_id="me/photos", path_or_fileobj=b"words", path_in_repo="README.md", repo_type="dataset")
+        out = precompute(there, root / "out")
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
+    assert all((out / name).stat().st_mtime_ns == time for name, time in kept.items())
+    listed = (out / "bad_examples.jsonl").read_text()
+    assert listed.count("\n") == len(bad) and all(Path(name).stem in listed for name in bad)
+
+    def places(rows):
+        return sorted([*row["crop"], row["flip"]] for row in rows)
+
+    found, wanted = (rows_of(place) for place in (out, whole))
+    for row, other in zip(found, wanted, strict=True):
+        assert_same_answers(read_row(row)[0].half(), read_row(other)[0].half())
+    # The place and the mirroring of a picture follow from its content, wherever it is.
+    assert len(found) == 25 - len(bad) and places(found) == places(here)
+
+
+@pytest.mark.parametrize("form", ["tars", "rows", "files"])
+def test_pictures_of_the_hub_are_encoded_without_a_copy_and_go_on_after_a_kill(tmp_path, form):
+    with EmbeddedHub(tmp_path / "hub") as hub:
+        run_python(SCRIPT, hub.url, tmp_path / "home", str(ROOT), str(tmp_path), form)

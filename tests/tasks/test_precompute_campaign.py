@@ -57,8 +57,7 @@ def kind_of(number: int) -> str | None:
 
 def examples_of(file: int) -> Iterator[tuple[str, dict[str, bytes]]]:
     for number in range(file * COUNT // FILES, (file + 1) * COUNT // FILES):
-        kind = kind_of(number)
-        content = (png if kind is None else BAD[kind])(pixels_of(number))
+        content = BAD.get(kind_of(number), png)(pixels_of(number))
         parts = {} if content is None else {"png": content}
         yield f"{number:06d}", {**parts, "cls": str(number % 10).encode()}
 

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.settings import build
 from hf_ext.tasks.precompute import Precompute, precompute
-from hf_ext.training import TrainingArguments, build_task, train
-from hf_ext.training.arguments import apply_overrides, read_yaml
+from hf_ext.training import build_task, train
+from hf_ext.training.arguments import read_yaml
+from tests.kit.recipes import read_short
 
 from .diffusion_testing import CLASSES, make_arguments, run, write_pictures, write_table
 
@@ -45,36 +46,14 @@ LATENTS |= dict.fromkeys(("cc12m_256", "cc12m_512"), ("jpg", "label", "txt"))
 LATENTS["imagenet22k_256"] = ("jpg", "cls", "text")
 # Those that go the way of another recipe.
 ALIKE = ("cifar10_16", "study", "imagenet_256", "imagenet_512", "imagenet22k_256", "cc12m_256")
-# Those that begin at half the size, and what they begin with.
-LARGER = {
-    "transfer_16_to_32": {"objective": "v_prediction"},
-    "imagenet_512": {"objective": "epsilon"},
-    "cc12m_512": {"objective": "flow"},
-}
+# Those that begin with a model of half the size, or of classes, and its objective.
+BEGUN = {"transfer_16_to_32": "v_prediction", "imagenet_512": "epsilon", "cc12m_512": "flow"}
+BEGUN["class_to_text"] = "v_prediction"
 
 
 def test_every_recipe_has_a_slice():
     written = {path.stem for path in RECIPES.glob("*.yaml") if read_yaml(path).get("method") == "disentangled-dit"}
     assert written == set(SLICES)
-
-
-def arguments_of(name: str, folder: Path, data: Path, *more: str) -> TrainingArguments:
-    source = f"{{path: {data}, split: train}}"
-    words = [
-        f"--output_dir={folder}",
-        f"--data={{train: {source}, eval: {source}}}",
-        *SLICES[name],
-        *["--task.sample_steps=1", "--task.samples_per_class=1", "--max_steps=2", "--per_device_train_batch_size=2"],
-        *["--mixed_precision='no'", "--report_to=none"],
-        *more,
-    ]
-    return build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
-
-
-def base_run(folder: Path, data: Path, **task) -> str:
-    """The snapshot that a recipe starts from."""
-    run(make_arguments(folder, data, max_steps=1, task=task))
-    return str(folder / "snapshot")
 
 
 def prepare(name: str, folder: Path, vae: Path, encoder: Path) -> tuple[Path, list[str]]:
@@ -98,19 +77,18 @@ def prepare(name: str, folder: Path, vae: Path, encoder: Path) -> tuple[Path, li
         values |= {"max_ratio": 2.0, "bucket_step": 4} if "--max-ratio 2" in command else {}
         data = precompute(build(Precompute, values), folder / "latents")
         more.append(f"--task.vae={vae}")
-    if name in LARGER:
-        half = {"image_size": 8, **LARGER[name], **latents, **texts}
-        more.append(f"--init_from={base_run(folder / 'base', pictures, **half)}")
-    if name == "class_to_text":
-        changes = {"image_size": 8, "objective": "v_prediction"}
-        more.append(f"--init_from={base_run(folder / 'base', pictures, **changes)}")
+    if name in BEGUN:
+        half = {"image_size": 8, "objective": BEGUN[name], **latents, **({} if name == "class_to_text" else texts)}
+        run(make_arguments(folder / "base", pictures, max_steps=1, task=half))
+        more.append(f"--init_from={folder / 'base' / 'snapshot'}")
     return data, more
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in SLICES])
 def test_a_recipe_trains_from_end_to_end(name, tmp_path, vae, encoder):
     data, more = prepare(name, tmp_path, vae, encoder)
-    arguments = arguments_of(name, tmp_path / "run", data, *more)
+    words = [*SLICES[name], "--task.sample_steps=1", "--task.samples_per_class=1", *more]
+    arguments = read_short(RECIPES / f"{name}.yaml", tmp_path / "run", data, *words)
     task = build_task(arguments)
     metrics = train(task, arguments)
     assert list(metrics) == ["loss"] and 0 < metrics["loss"] < 5
@@ -119,11 +97,11 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path, vae, encoder):
     assert {result["metric"]: result["value"] for result in results} == metrics
     pipeline = DiffusionPipeline.from_pretrained(snapshot)
     config = pipeline.transformer.config
-    if name in LARGER:
+    if name in BEGUN and name != "class_to_text":
         # Patches of 2: the grid of the pre-training, for twice its size; the noise has four times the power.
         assert config.sample_size == [2 * 2 * side for side in config.pos_embed_base_size]
         before = DiffusionPipeline.from_pretrained(tmp_path / "base" / "snapshot")
-        if LARGER[name]["objective"] == "flow":
+        if BEGUN[name] == "flow":
             assert pipeline.scheduler.config.shift == 2 * before.scheduler.config.shift
         else:
             old, new = (made.scheduler.alphas_cumprod.double() for made in (before, pipeline))

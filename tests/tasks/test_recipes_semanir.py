@@ -7,7 +7,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from skimage import data
 
 from hf_ext.errors import DataError, UsageError
@@ -15,7 +15,7 @@ from hf_ext.metrics.psnr import psnr
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, build_task, evaluate_checkpoint, train
-from hf_ext.training.arguments import apply_overrides, build, read_yaml
+from tests.kit.recipes import read_short
 from tests.kit.refusals import refused
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "semanir"
@@ -24,15 +24,11 @@ U_SHAPED = {**COLUMNAR, "depths": [1, 1], "num_heads": [1, 1], "refinement_depth
 # Recipe: its tiny model, whether its data are pairs, and the first metrics that it reports.
 SLICES = {
     **{f"super_resolution_x{scale}": (COLUMNAR, False, ["psnr", "ssim"]) for scale in (2, 3, 4)},
-    "denoise_gray": (U_SHAPED, False, ["psnr", "ssim"]),
-    "denoise_color": (U_SHAPED, False, ["psnr", "ssim"]),
-    "denoise_blind": (U_SHAPED, False, ["psnr", "ssim", "psnr_gaussian_noise_15"]),
+    **dict.fromkeys(("denoise_gray", "denoise_color", "demosaick"), (U_SHAPED, False, ["psnr", "ssim"])),
+    **dict.fromkeys(("denoise_blind", "all_in_one"), (U_SHAPED, False, ["psnr", "ssim", "psnr_gaussian_noise_15"])),
     "jpeg_gray": (U_SHAPED, False, ["psnr", "ssim", "psnr_b"]),
     "jpeg_color": (U_SHAPED, False, ["psnr", "ssim", "psnr_jpeg_10", "ssim_jpeg_10", "psnr_b_jpeg_10"]),
-    "demosaick": (U_SHAPED, False, ["psnr", "ssim"]),
-    "deblur": (U_SHAPED, True, ["psnr", "ssim"]),
-    "weather": (U_SHAPED, True, ["psnr", "ssim"]),
-    "all_in_one": (U_SHAPED, False, ["psnr", "ssim", "psnr_gaussian_noise_15"]),
+    **dict.fromkeys(("deblur", "weather"), (U_SHAPED, True, ["psnr", "ssim"])),
 }
 
 
@@ -42,24 +38,15 @@ def photo(height=37, width=42, top=60):
 
 def write_slice(folder: Path, paired: bool) -> Path:
     """A photograph for training and evaluation; of pairs the first is its negative."""
-    names = ("lq", "hq") if paired else ("images",)
-    for name in names:
+    for name in ("lq", "hq") if paired else ("images",):
         (folder / name).mkdir(parents=True)
-        picture = photo() if name != "lq" else Image.fromarray(255 - np.asarray(photo()))
-        picture.save(folder / name / "photo.png")
+        (ImageOps.invert(photo()) if name == "lq" else photo()).save(folder / name / "photo.png")
     return folder
 
 
 def arguments_of(name: str, folder: Path, source: Path, model: dict, *more: str) -> TrainingArguments:
-    words = [
-        f"--output_dir={folder}",
-        f"--data={{train: {{path: {source}}}, eval: {{path: {source}}}}}",
-        *(f"--model.{key}={value}" for key, value in model.items()),
-        *["--task.patch_size=8", "--max_steps=1", "--warmup_steps=0", "--per_device_train_batch_size=2"],
-        *["--mixed_precision='no'", "--report_to=none"],
-        *more,
-    ]
-    return build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
+    words = [*(f"--model.{key}={value}" for key, value in model.items()), "--task.patch_size=8", "--warmup_steps=0"]
+    return read_short(RECIPES / f"{name}.yaml", folder, source, *words, "--max_steps=1", *more)
 
 
 @pytest.mark.parametrize("name", SLICES)
@@ -111,8 +98,8 @@ def test_an_adapter_for_a_new_degradation_is_trained_and_evaluated(tmp_path, che
     assert {row["metric"]: row["value"] for row in measured} == pytest.approx(metrics, rel=1e-6)
     of_base = evaluate_checkpoint(str(base), RECIPES / "lora.yaml", evaluation)["results"]
     assert of_base[0]["value"] != measured[0]["value"]
-    settings = json.loads((adapter / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": None}))
+    config = adapter / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": None}))
     with refused(DataError, "names", "model"):
         evaluate_checkpoint(str(adapter), RECIPES / "lora.yaml", evaluation)
     assert peft.PeftConfig.from_pretrained(adapter).peft_type == "LORA"

@@ -1,6 +1,5 @@
 """MRConv in the training loop: every recipe trains, samples are what the recipes say, groups, rates, errors."""
 
-import json
 from pathlib import Path
 
 import datasets
@@ -18,11 +17,13 @@ from hf_ext.errors import DataError
 from hf_ext.tasks.sequences import draw_confusion
 from hf_ext.tasks.signals import AudioTask, ImageTask, PixelTask, random_box
 from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, MaskedLanguageModelTask, TextTask
-from hf_ext.training import TrainingArguments, build_task, evaluate_checkpoint, train
-from hf_ext.training.arguments import apply_overrides, build, read_yaml
+from hf_ext.training import build_task, evaluate_checkpoint, train
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.process_state import forget_accelerate
+from tests.kit.recipes import read_recipe, read_short
 from tests.kit.refusals import refused
+
+from .diffusion_testing import losses
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "mrconv"
 TEXTS = ["a good film", "bad", "a very good film indeed", "really bad"]
@@ -41,11 +42,12 @@ def recordings() -> list[list[int]]:
 
 # Of sequences of numbers.
 LENGTHS = (20, 32, 21, 40)
+WAVES = [[("none", "P", "T")[place % 3] for place in range(length)] for length in LENGTHS]
 
 
-def measurements(channels: int) -> list[list[list[float]]]:
+def measurements(*channels: str) -> dict[str, list[list[float]]]:
     generator = np.random.default_rng(0)
-    return [[generator.normal(10, 2, length).tolist() for length in LENGTHS] for _ in range(channels)]
+    return {name: [generator.normal(10, 2, length).tolist() for length in LENGTHS] for name in channels}
 
 
 def listops() -> dict[str, list]:
@@ -62,9 +64,7 @@ def of_sounds(labels: list[int]) -> tuple:
 
 
 def of_pixels(side: int, labels: list[int], mode: str = "RGB") -> tuple:
-    """The row of a recipe that reads pictures as sequences."""
-    data = {"image": pictures(side, mode), "label": labels}
-    return data, [f"--task.image_size={side}"], "SequenceClassification"
+    return {"image": pictures(side, mode), "label": labels}, [f"--task.image_size={side}"], "SequenceClassification"
 
 
 def of_images(labels: list[int]) -> tuple:
@@ -90,17 +90,8 @@ SLICES = {
     "imagenet": of_images([0, 1, 2, 999]),
     "lm": of_rows({"text": TEXTS}, 16, "CausalLM"),
     "masked_lm": of_rows({"text": TEXTS}, 16, "MaskedLM"),
-    "sensors": of_rows(
-        {**dict(zip("xyz", measurements(3), strict=True)), "label": ["worn", "loose", "sound", "sound"]}, 32
-    ),
-    "positions": of_rows(
-        {
-            **dict(zip(("lead1", "lead2"), measurements(2), strict=True)),
-            "label": [[["none", "P", "T"][place % 3] for place in range(length)] for length in LENGTHS],
-        },
-        32,
-        "TokenClassification",
-    ),
+    "sensors": of_rows({**measurements(*"xyz"), "label": ["worn", "loose", "sound", "sound"]}, 32),
+    "positions": of_rows({**measurements("lead1", "lead2"), "label": WAVES}, 32, "TokenClassification"),
 }
 IMAGE_NETWORKS = ("imagenet", "study-images")
 # Those that go the way of another recipe are slow.
@@ -121,17 +112,10 @@ def run_recipe(tmp_path: Path, name: str, *overrides: str, folder: str = "run") 
     """Two steps of a recipe on its slice."""
     forget_accelerate()
     data = write_slice(tmp_path / "data", name)
-    tiny = [] if name in IMAGE_NETWORKS else [f"--model.{key}={value}" for key, value in TINY.items()]
-    words = [
-        f"--output_dir={tmp_path / folder}",
-        f"--data={{train: {{path: {data}}}, eval: {{path: {data}}}}}",
-        *SLICES[name][1],
-        *tiny,
-        *["--max_steps=2", "--warmup_steps=0", "--per_device_train_batch_size=3", "--gradient_accumulation_steps=1"],
-        *["--mixed_precision='no'", "--logging_steps=1", "--report_to=none", "--init_from=null"],
-        *overrides,
-    ]
-    arguments = build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
+    words = [] if name in IMAGE_NETWORKS else [f"--model.{key}={value}" for key, value in TINY.items()]
+    words += ["--warmup_steps=0", "--gradient_accumulation_steps=1", "--logging_steps=1", "--init_from=null"]
+    words += [*SLICES[name][1], *overrides]
+    arguments = read_short(RECIPES / f"{name}.yaml", tmp_path / folder, data, *words, batch=3)
     return train(build_task(arguments), arguments)
 
 
@@ -143,15 +127,13 @@ def test_every_recipe_has_a_slice():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_trains_from_end_to_end(name, tmp_path):
     metrics = run_recipe(tmp_path, name)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert all(np.isfinite(row["loss"]) for row in rows if "loss" in row)
+    assert np.isfinite(losses(tmp_path / "run")).all()
     snapshot = tmp_path / "run" / "snapshot"
     kind = getattr(transformers, f"AutoModelFor{SLICES[name][2]}")
     model, report = kind.from_pretrained(snapshot, output_loading_info=True)
     assert not any(report.values()), report
     # What is published scores what was said, and its processor makes of an example what the task does.
-    arguments = build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), SLICES[name][1]))
-    task = build_task(arguments)
+    task = build_task(read_recipe(RECIPES / f"{name}.yaml", SLICES[name][1]))
     if isinstance(task, AudioTask):
         assert AutoFeatureExtractor.from_pretrained(snapshot).sampling_rate == task.sampling_rate
     elif isinstance(task, ListOpsTask):
@@ -179,7 +161,7 @@ def test_each_recipe_takes_the_kernels_of_the_papers_tables(name):
         assert not words or f"--model.kernel_type {kernel}`" in readme
         # One layer of its width and length is as good as six.
         words += [] if name in IMAGE_NETWORKS else ["--model.num_hidden_layers=1"]
-        arguments = build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
+        arguments = read_recipe(RECIPES / f"{name}.yaml", words)
         with torch.device("meta"):
             model = build_task(arguments).build_model(arguments.model, None)
         assert model.config.kernel_type == kernel
@@ -336,18 +318,18 @@ def test_a_checkpoint_for_other_data_and_wrong_models_are_refused(tmp_path):
     snapshot = str(tmp_path / "run" / "snapshot")
     with refused(DataError, "vocab_size", "258"):
         ListOpsTask(max_length=16).build_model({}, snapshot)
-    for task, model, fact in (
-        (TextTask(), {"hidden_sise": 3}, "hidden_size"),
-        (TextTask(), {"vocab_size": 3}, "vocab_size"),
-        (ImageTask(), {"preset": "huge"}, "tiny, small, base"),
+    for kind, model, fact in (
+        *[(TextTask, {"hidden_sise": 3}, "hidden_size"), (TextTask, {"vocab_size": 3}, "vocab_size")],
+        (ImageTask, {"preset": "huge"}, "tiny, small, base"),
     ):
         with refused(ValueError, fact):
-            task.build_model(model, None)
+            kind().build_model(model, None)
     # Another number of classes is another head on the same data.
     assert TextTask(max_length=16, num_labels=5).build_model({}, snapshot).config.num_labels == 5
 
 
-RECORDING = {"array": np.float32([0.5, -0.5, 0.25]), "sampling_rate": 8000}
+RECORDING, SOUNDS = {"array": np.float32([0.5, -0.5, 0.25]), "sampling_rate": 8000}, AudioTask(sampling_rate=8000)
+FAST = {**RECORDING, "sampling_rate": 9000}
 
 
 @pytest.mark.parametrize(
@@ -359,13 +341,9 @@ RECORDING = {"array": np.float32([0.5, -0.5, 0.25]), "sampling_rate": 8000}
         (TextTask(num_labels=2, label_names=["no", "yes"]), {"text": "a", "label": "maybe"}, ["maybe"]),
         (TextTask(num_labels=2), {"text": "a", "label": 2}, ["holds 2", "0 to 1"]),
         (LanguageModelTask(), {"text": ""}, ["empty", "text"]),
-        (
-            AudioTask(sampling_rate=8000),
-            {"audio": {**RECORDING, "sampling_rate": 16000}, "label": 0},
-            ["16000 samples", "task.sampling_rate", "says 8000"],
-        ),
-        *((AudioTask(), {"audio": wrong, "label": 0}, ["audio"]) for wrong in (None, "a", 3.0, {"array": [0.0]})),
-        (AudioTask(), {"audio": np.zeros((9, 2)), "label": 0}, ["(9, 2)"]),
+        (SOUNDS, {"audio": FAST, "label": 0}, ["9000 samples", "task.sampling_rate", "says 8000"]),
+        *((SOUNDS, {"audio": wrong, "label": 0}, ["audio"]) for wrong in (None, "a", 3.0, {"array": [0.0]})),
+        (SOUNDS, {"audio": np.zeros((9, 2)), "label": 0}, ["(9, 2)"]),
     ],
 )
 def test_data_that_do_not_fit_are_named(task, example, facts):
@@ -382,14 +360,11 @@ def test_packed_texts_train_as_padded_ones(kind):
         torch.manual_seed(0)
         fields = {**TINY, "num_hidden_layers": 2, "bidirectional": kind is not LanguageModelTask}
         model = task.build_model(fields, None).double()
-        samples = [
-            task.training_sample({"text": text}, np.random.default_rng(index)) for index, text in enumerate(texts)
-        ]
-        batch = default_collate(samples)
+        generators = map(np.random.default_rng, range(4))
+        batch = default_collate([task.training_sample({"text": text}, next(generators)) for text in texts])
         assert len({int(length) for length in batch["attention_mask"].sum(1)}) == 4
         loss = task.loss(model, batch, 0)
         loss.backward()
         found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
-    for padded, packed in zip(*found, strict=True):
-        # The loss of a causal model is summed in single precision.
-        torch.testing.assert_close(padded, packed, atol=1e-6, rtol=1e-5)
+    # The loss of a causal model is summed in single precision.
+    torch.testing.assert_close(*found, atol=1e-6, rtol=1e-5)

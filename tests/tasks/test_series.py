@@ -19,10 +19,10 @@ from hf_ext.errors import DataError
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask, SeriesRegressionTask, measure
 from hf_ext.tasks.texts import MaskedLanguageModelTask
 from hf_ext.training import TrainingArguments, build_task, train
-from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from hf_ext.training.evaluation import evaluate
 from tests.kit.models import assert_same_weights
 from tests.kit.process_state import forget_accelerate
+from tests.kit.recipes import read_recipe
 from tests.kit.refusals import refused
 from tests.kit.studies import EXAMPLES, module_loader
 
@@ -67,24 +67,17 @@ def test_a_regression_learns_in_the_units_of_its_targets(tmp_path):
     assert not (snapshot / "preprocessor_config.json").exists()
     model = AutoModelForSequenceClassification.from_pretrained(snapshot).eval()
     assert model.config.id2label == {0: "strength", 1: "length"} and model.config.problem_type == "regression"
-    errors, naive = [], []
-    spread = np.array([np.std(data["strength"]), np.std(data["length"])])
-    for row in data:
-        with torch.no_grad():
-            found = model(input_values=torch.tensor([row["x"], row["y"]]).T[None]).logits[0].numpy()
-        truth = np.array([row["strength"], row["length"]])
-        errors.append(abs(found - truth) / spread)
-        naive.append(abs(np.array([np.mean(data["strength"]), np.mean(data["length"])]) - truth) / spread)
-    assert scores["mae"] == pytest.approx(np.mean(errors), rel=1e-4)
-    assert scores["mae_of_mean"] == pytest.approx(np.mean(naive), rel=1e-4)
+    truth = np.array([data["strength"], data["length"]]).T
+    with torch.no_grad():
+        found = [model(input_values=torch.tensor([row["x"], row["y"]]).T[None]).logits[0].numpy() for row in data]
+    for name, guess in (("mae", found), ("mae_of_mean", truth.mean(0))):
+        assert scores[name] == pytest.approx(np.mean(abs(guess - truth) / truth.std(0)), rel=1e-4)
 
 
 def test_a_checkpoint_keeps_the_units_that_it_was_trained_in(tmp_path):
     run(SeriesClassificationTask(**KNOCKS, **LABELS), knocks(), tmp_path / "run", 2)
-    snapshot = str(tmp_path / "run" / "snapshot")
-    other = knocks().map(lambda row: {"x": [value * 9 for value in row["x"]]})
-    task = SeriesClassificationTask(**KNOCKS, **LABELS)
-    task.read_data(other)
+    task, snapshot = SeriesClassificationTask(**KNOCKS, **LABELS), str(tmp_path / "run" / "snapshot")
+    task.read_data(knocks().map(lambda row: {"x": [value * 9 for value in row["x"]]}))
     kept = AutoModelForSequenceClassification.from_pretrained(snapshot)
     model = task.build_model({}, snapshot)
     assert model.config.input_mean == kept.config.input_mean and model.config.input_mean[0] < 600
@@ -96,35 +89,32 @@ def test_a_checkpoint_keeps_the_units_that_it_was_trained_in(tmp_path):
 
 def test_a_checkpoint_of_another_answer_gets_its_units_and_loss(tmp_path):
     targets = {"target_columns": ["strength", "length"]}
-    models = {}
-    for name, task in (
-        ("classes", SeriesClassificationTask(**KNOCKS, **LABELS)),
-        ("values", SeriesRegressionTask(**KNOCKS, **targets)),
-    ):
+    models, classes, values = {}, str(tmp_path / "classes"), str(tmp_path / "values")
+    tasks = {classes: SeriesClassificationTask(**KNOCKS, **LABELS), values: SeriesRegressionTask(**KNOCKS, **targets)}
+    for place, task in tasks.items():
         task.read_data(knocks())
-        models[name] = task.build_model(TINY, None)
-        models[name].save_pretrained(tmp_path / name)
+        models[place] = task.build_model(TINY, None)
+        models[place].save_pretrained(place)
+    means = models[values].config.target_mean
     task = SeriesRegressionTask(**KNOCKS, **targets)
     task.read_data(knocks().map(lambda row: {"strength": row["strength"] * 9}))
     # Other units where the answer is another; those of the checkpoint where it is the same.
-    model = task.build_model({}, str(tmp_path / "classes"))
+    model = task.build_model({}, classes)
     assert model.config.target_mean == task.learned["target_mean"] and model.config.problem_type == "regression"
     assert task.loss(model, task.batch(model, list(knocks())), 0) < 10_000
-    assert task.build_model({}, str(tmp_path / "values")).config.target_mean == models["values"].config.target_mean
+    assert task.build_model({}, values).config.target_mean == means
     swapped = SeriesRegressionTask(**KNOCKS, target_columns=["length", "strength"])
     swapped.read_data(knocks())
-    model = swapped.build_model({}, str(tmp_path / "values"))
-    assert model.config.target_mean == models["values"].config.target_mean[::-1]
+    assert swapped.build_model({}, values).config.target_mean == means[::-1]
     task = SeriesClassificationTask(**KNOCKS, **LABELS)
-    model = task.build_model({}, str(tmp_path / "values"))
+    model = task.build_model({}, values)
     assert model.config.problem_type is None and model.config.target_mean is None
     batch = task.batch(model, list(knocks()))
     expected = torch.nn.functional.cross_entropy(model(**batch).logits, batch["labels"])
     torch.testing.assert_close(task.loss(model, batch, 0), expected)
-    model.save_pretrained(tmp_path / "again")
     # Of three targets those of two would not even be allowed.
     three = SeriesClassificationTask(**KNOCKS, num_labels=2)
-    assert three.build_model({}, str(tmp_path / "values")).config.target_std is None
+    assert three.build_model({}, values).config.target_std is None
 
 
 def test_means_and_spreads_are_those_of_all_positions():
@@ -150,8 +140,9 @@ def test_means_and_spreads_are_those_of_all_positions():
 
 
 def test_missing_numbers_are_trained_on_as_the_mean_of_their_channel(tmp_path):
-    rows = [{**row, "x": [None if place % 5 == 0 else value for place, value in enumerate(row["x"])]}
-            for row in knocks()]  # fmt: skip
+    rows = knocks().to_list()
+    for row in rows:
+        row["x"][::5] = [None] * len(row["x"][::5])
     task = SeriesClassificationTask(**KNOCKS, **LABELS)
     scores = run(task, datasets.Dataset.from_list(rows), tmp_path / "run", 4)
     assert np.isfinite(scores["loss"])
@@ -168,8 +159,7 @@ def test_classes_that_are_called_numbers_are_those_of_their_names():
     task = SeriesClassificationTask(num_labels=2, label_names=["-1", "1"])
     assert [task.read_class(value) for value in (-1, 1, -1.0, "1", np.int64(1))] == [0, 1, 0, 1, 1]
     # In folders of these names a number is a place.
-    features = datasets.Features({"label": datasets.ClassLabel(names=["1", "2"])})
-    folders = datasets.Dataset.from_dict({"label": [1]}, features=features)
+    folders = datasets.Dataset.from_dict({"label": [1]}).cast_column("label", datasets.ClassLabel(names=["1", "2"]))
     task = SeriesClassificationTask(num_labels=2, label_names=["1", "2"])
     assert task.read_class(1) == 0
     task.see_labels(folders)
@@ -272,17 +262,16 @@ def test_bytes_are_masked_as_transformers_does():
     sample = task.training_sample({"text": TEXT}, np.random.default_rng(0))
     again = task.training_sample({"text": TEXT}, np.random.default_rng(0))
     assert all(torch.equal(sample[name], again[name]) for name in sample)
-    chosen = counted = masked = 0
-    for seed in range(60):
-        sample = task.training_sample({"text": TEXT}, np.random.default_rng(seed))
-        hidden = sample["labels"] != -100
-        chosen, counted = chosen + int(hidden.sum()), counted + 64
-        masked += int((sample["input_ids"][hidden] == task.tokenizer.mask_token_id).sum())
-        assert not (sample["input_ids"] == task.tokenizer.mask_token_id)[~hidden].any()
-    assert chosen / counted == pytest.approx(0.15, abs=0.02) and masked / chosen == pytest.approx(0.8, abs=0.05)
+    samples = [task.training_sample({"text": TEXT}, np.random.default_rng(seed)) for seed in range(60)]
+    hidden = torch.stack([sample["labels"] for sample in samples]) != -100
+    masked = torch.stack([sample["input_ids"] for sample in samples]) == task.tokenizer.mask_token_id
+    assert hidden.shape == (60, 64) and not masked[~hidden].any()
+    assert float(hidden.float().mean()) == pytest.approx(0.15, abs=0.02)
+    assert float(masked[hidden].float().mean()) == pytest.approx(0.8, abs=0.05)
     # However short a text is, something is to be found.
-    assert all((task.mask(task.read_window({"text": "a"}, 0), np.random.default_rng(seed))["labels"] != -100).any()
-               for seed in range(9))  # fmt: skip
+    for seed in range(9):
+        short = task.mask(task.read_window({"text": "a"}, 0), np.random.default_rng(seed))
+        assert (short["labels"] != -100).any()
 
 
 def test_a_masked_language_model_fills_masks_from_its_folder(tmp_path):
@@ -308,7 +297,7 @@ def test_what_the_maker_writes_is_what_the_recipes_read(load, tmp_path, monkeypa
     maker.write_all(tmp_path / "data" / "series")
     values = ["--method=mrconv-regression", "--task={columns: [x, y, z], target_columns: [frequency, decay]}"]
     for name, words in (("sensors", []), ("sensors", values), ("positions", []), ("masked_lm", [])):
-        arguments = build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
+        arguments = read_recipe(RECIPES / f"{name}.yaml", words)
         task, sources = build_task(arguments), arguments.data_arguments
         data = open_source(sources.require_train_source())
         task.read_data(data)

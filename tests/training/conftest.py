@@ -7,6 +7,7 @@ from pathlib import Path
 import datasets
 import pytest
 
+from .launching import environment
 from .tiny import make_arguments, run_interrupted, write_images, write_shards
 
 
@@ -38,6 +39,13 @@ def halfway(interrupted: Path, tmp_path: Path) -> Path:
     """The data of that run, of which a copy is in `tmp_path / "run"`."""
     shutil.copytree(interrupted / "run", tmp_path / "run")
     return interrupted / "examples"
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that the test starts have one thread each, and no GPU."""
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow.parquet
 import torch
 from huggingface_hub import HfApi
 
 from hf_ext.hub import publish
 from hf_ext.training.state import RunFolder
 
-from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_shards
+from . import tiny
+from .tiny import TinyTask, contents, find_differences, make_arguments, run, run_interrupted
 
 REPO = "me/run"
 STATE = "last-checkpoint/state/step-4"
@@ -44,22 +44,10 @@ def list_errors(run: Path) -> list[str]:
     return [row["push_error"] for row in RunFolder(run).read_metrics() if "push_error" in row]
 
 
-def find_differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    return sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
-
-
-def push_hollow(root: Path, api: HfApi) -> str:
-    """Pushes data, one of whose shards has no rows; the commit."""
-    (file, *_) = write_shards(root / "hollow", 4, 9).glob("*-00002-*")
-    pyarrow.parquet.write_table(pyarrow.parquet.read_table(file)[:0], file)
-    api.create_repo("me/hollow", repo_type="dataset")
-    return api.upload_folder(folder_path=root / "hollow", repo_id="me/hollow", repo_type="dataset").oid
-
-
 def main() -> None:
     root, api = Path(sys.argv[1]), HfApi()
     publish.push = make_repository
-    data = {name: {"path": str(write_shards(root / name, 2, 9))} for name in ("train", "eval")}
+    data = {name: {"path": str(tiny.write_shards(root / name, 2, 9))} for name in ("train", "eval")}
     run(TinyTask(), make_arguments(root / "whole", data))
     pushing = {"hub_model_id": REPO, "hub_private_repo": True, "hub_strategy": "checkpoint"}
     run_interrupted(make_arguments(root / "cut", data, **pushing), step=5)
@@ -69,7 +57,10 @@ def main() -> None:
     shutil.rmtree(root / "cut")
     api.create_repo("me/ignored")
     api.upload_file(repo_id="me/ignored", path_or_fileobj=b"*.bin\n", path_in_repo=".gitignore")
-    part = {"path": f"me/hollow@{push_hollow(root, api)}", "split": "train[:80%]"}
+    api.create_repo("me/hollow", repo_type="dataset")
+    folder = tiny.write_hollow(root / "hollow")
+    commit = api.upload_folder(folder_path=folder, repo_id="me/hollow", repo_type="dataset").oid
+    part = {"path": f"me/hollow@{commit}", "split": "train[:80%]"}
     hollow = {"train": {"path": "me/hollow", "streaming": True}}
     kept = {
         "ignored": {"hub_model_id": "me/ignored", "data": hollow},
@@ -82,8 +73,8 @@ def main() -> None:
     found |= {"push errors": errors, "files": api.list_repo_files(REPO)}
     run(TinyTask(), make_arguments(root / "bare", data, **pushing | {"hub_model_id": "bare"}, max_steps=2))
     # Without a token one is `local` there.
-    whole = "local/bare"
-    found["bare"] = [*list_errors(root / "bare"), *{name.partition("/")[0] for name in api.list_repo_files(whole)}]
+    files = api.list_repo_files("local/bare")
+    found["bare"] = [*list_errors(root / "bare"), *{name.partition("/")[0] for name in files}]
     good = api.repo_info(REPO).sha
 
     def resume(name: str, source: str) -> dict[str, Any]:

@@ -32,7 +32,10 @@ SEQUENCES = {"hidden_size": 8, "num_hidden_layers": 2, "kernel_size": 4}
 SEMANIR = {"architecture": "columnar", "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
 DIT = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "mlp_ratio": 2.0, "patch_size": 2}
 DIT_TASK = {"image_size": 8, "sample_steps": 2, "samples_per_class": 1}
-CLASSES = {"num_labels": 3}
+FLOW = {**DIT_TASK, "objective": "flow"}
+CLASSES, TWO_TEXTS = {"num_labels": 3}, {"text_column": "text", "second_text_column": "text"}
+IMAGES = {"hidden_sizes": [4, 8], "depths": [1, 1], "kernel_size": 4}
+LORA = {"peft_type": "LORA", "r": 2, "target_modules": ["query_key_value", "projection"]}
 # What each run says, of a method or with another part of the loop.
 CASES: dict[str, dict[str, Any]] = {
     "semanir": {"task": {"patch_size": 8}, "model": {**SEMANIR, "top_k": 4}},
@@ -40,27 +43,12 @@ CASES: dict[str, dict[str, Any]] = {
     "mrconv-lm": {"task": {"max_length": 12}, "model": SEQUENCES, "gradient_accumulation_steps": 2},
     "disentangled-dit": {"task": DIT_TASK, "model": DIT},
     "mrconv-text": {"task": {"max_length": 12, **CLASSES}, "model": SEQUENCES, "activation_checkpointing": True},
-    "mrconv-retrieval": {
-        "task": {"max_length": 12, "text_column": "text", "second_text_column": "text", **CLASSES},
-        "model": SEQUENCES,
-    },
+    "mrconv-retrieval": {"task": {"max_length": 12, **TWO_TEXTS, **CLASSES}, "model": SEQUENCES},
     "mrconv-audio": {"task": {"max_length": 16, **CLASSES}, "model": SEQUENCES},
-    "mrconv-images": {
-        "task": {"image_size": 16, **CLASSES},
-        "model": {"hidden_sizes": [4, 8], "depths": [1, 1], "kernel_size": 4},
-    },
+    "mrconv-images": {"task": {"image_size": 16, **CLASSES}, "model": IMAGES},
     # Timesteps are no integers here: rounded to bf16 they would be others.
-    "bf16": {
-        "method": "disentangled-dit",
-        "task": {**DIT_TASK, "objective": "flow"},
-        "model": DIT,
-        "mixed_precision": "bf16",
-    },
-    "lora": {
-        "method": "semanir",
-        "task": {"patch_size": 8},
-        "peft": {"peft_type": "LORA", "r": 2, "target_modules": ["query_key_value", "projection"]},
-    },
+    "bf16": {"method": "disentangled-dit", "task": FLOW, "model": DIT, "mixed_precision": "bf16"},
+    "lora": {"method": "semanir", "task": {"patch_size": 8}, "peft": LORA},
 }
 
 

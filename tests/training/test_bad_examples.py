@@ -5,7 +5,6 @@ import json
 import datasets
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from hf_ext.data.bad_examples import BadExamples, name_bad, read_example
 from hf_ext.data.opening import open_source
@@ -13,7 +12,7 @@ from hf_ext.errors import DataError, UsageError
 from hf_ext.training import DataSource
 from hf_ext.training.data import IndexedSamples
 from hf_ext.training.state import RunFolder
-from hf_ext_cli.main import main
+from tests.kit.command_line import run as command
 from tests.kit.refusals import refused
 
 from .tiny import TinyTask, contents, evaluated, make_arguments, run, run_interrupted, write_config, write_images
@@ -37,19 +36,19 @@ def broken(tmp_path):
 
 
 def listed(folder):
-    """The rows of bad_examples.jsonl."""
     return [json.loads(line) for line in (folder / "bad_examples.jsonl").read_text().splitlines()]
 
 
-def arguments(output, photos, share=0.25, streaming=False, workers=0, **changes):
+def arguments(output, photos, share=None, streaming=False, workers=0):
+    # A stream's share is taken of a thousand examples at least.
+    share = (0.02 if streaming else 0.25) if share is None else share
     data = {"train": {"path": str(photos), "streaming": streaming}, "max_bad_examples": share}
-    return make_arguments(output, {**data, "num_workers": workers}, **changes)
+    return make_arguments(output, {**data, "num_workers": workers})
 
 
 @pytest.mark.parametrize(("streaming", "workers"), [(False, 1), (True, 0)])
 def test_a_few_are_left_out_listed_and_counted_also_after_a_resume(tmp_path, broken, streaming, workers, capfd):
-    # A stream's share is taken of a thousand examples at least.
-    options = {"share": 0.02 if streaming else 0.25, "streaming": streaming, "workers": workers}
+    options = {"streaming": streaming, "workers": workers}
     run(TinyTask(), arguments(tmp_path / "whole", broken, **options))
     rows = listed(tmp_path / "whole")
     assert {row["file"].rpartition("/")[2] for row in rows} == set(BAD)
@@ -87,11 +86,10 @@ def test_a_sample_that_the_task_refuses_is_left_out_too(tmp_path, examples):
                 raise ValueError("the pixel is too bright")
             return super().training_sample(example, generator)
 
-    data = {"train": {"path": str(examples)}, "max_bad_examples": 0.2}
-    run(Picky(), make_arguments(tmp_path / "run", data))
+    run(Picky(), arguments(tmp_path / "run", examples, share=0.2))
     assert [row["reason"] for row in listed(tmp_path / "run")] == ["the pixel is too bright"]
     with refused(DataError, "example 8", "bright"):
-        run(Picky(), make_arguments(tmp_path / "strict", {**data, "max_bad_examples": 0.0}))
+        run(Picky(), arguments(tmp_path / "strict", examples, share=0.0))
 
 
 def test_a_stand_in_is_of_the_same_group_and_has_the_randomness_of_its_position():
@@ -119,18 +117,16 @@ def test_a_stand_in_is_of_the_same_group_and_has_the_randomness_of_its_position(
 @pytest.mark.parametrize("streaming", [False, True])
 def test_data_check_reads_everything_once_and_tells(tmp_path, broken, streaming):
     config = write_config(tmp_path, evaluated(broken, streaming=streaming), method="semanir", task={"patch_size": 8})
-    words = ["data", "check", "--json", config, "--data.max_bad_examples", "0.2"]
-    result = CliRunner().invoke(main, words)
-    train, evaluation = json.loads(result.stdout)
+    words = [config, "--data.max_bad_examples", "0.2"]
+    # Of an evaluation nothing may be left out.
+    train, evaluation = json.loads(command("data", "check", "--json", *words, code=1).stdout)
     assert (train["section"], train["examples"], train["allowed"]) == ("data.train", 12, 2)
     assert [row["example"] for row in train["bad"]] == ["4", "7"]
     assert all(name in row["file"] + row["reason"] for name, row in zip(BAD, train["bad"], strict=True))
-    # Of an evaluation nothing may be left out.
-    assert evaluation["allowed"] == 0 and len(evaluation["bad"]) == 2 and result.exit_code == 1
-    result = CliRunner().invoke(main, [*words, "--data.eval", "null"])
-    assert result.exit_code == 0 and len(json.loads(result.stdout)) == 1
-    words.remove("--json")
-    said = CliRunner().invoke(main, [*words, "--data.eval", "null"]).stdout
+    assert evaluation["allowed"] == 0 and len(evaluation["bad"]) == 2
+    words += ["--data.eval", "null"]
+    assert len(json.loads(command("data", "check", "--json", *words).stdout)) == 1
+    said = command("data", "check", *words).stdout
     assert "12 examples of" in said and "2 cannot be used. example 4" in said
 
 
@@ -148,8 +144,7 @@ def test_a_list_that_was_cut_off_is_mended(tmp_path):
 
 @pytest.mark.parametrize(("kind", "streaming"), [(RuntimeError, False), (KeyError, True), (TypeError, False)])
 def test_whatever_a_decoder_raises_is_a_bad_example(tmp_path, monkeypatch, kind, streaming):
-    photos = write_images(tmp_path / "photos", 12)
-    decode = datasets.Image.decode_example
+    photos, decode = write_images(tmp_path / "photos", 12), datasets.Image.decode_example
 
     def fail(self, value, token_per_repo_id=None):
         if str(value["path"]).endswith("004.png"):
@@ -157,8 +152,7 @@ def test_whatever_a_decoder_raises_is_a_bad_example(tmp_path, monkeypatch, kind,
         return decode(self, value, token_per_repo_id)
 
     monkeypatch.setattr(datasets.Image, "decode_example", fail)
-    share = 0.02 if streaming else 0.25
-    run(TinyTask(), arguments(tmp_path / "run", photos, share=share, streaming=streaming))
+    run(TinyTask(), arguments(tmp_path / "run", photos, streaming=streaming))
     rows = listed(tmp_path / "run")
     assert rows and all("damaged" in row["reason"] and row["file"].endswith("004.png") for row in rows)
     with refused(OSError, "example 4", "004"):

@@ -20,6 +20,7 @@ from hf_ext.training.changes import OTHER, SAME, compare_settings, describe_run
 from hf_ext.training.state import RunFolder, read_manifest, write_manifest
 from tests.kit.refusals import refused
 
+from . import tiny
 from .launching import ROOT, fork_two
 from .test_damage import DAMAGES
 from .tiny import Interrupted, TinyTask, contents, make_arguments, run, run_interrupted, write_images, write_shards
@@ -50,9 +51,8 @@ def refuse(folder, data, match, **changes):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_no_step_reads_changes_nothing(tmp_path, capsys, examples, shards, workers):
-    train = {"train": {"path": str(examples)}}
-    before = {**train, "eval": {"path": str(examples)}, "num_workers": workers}
-    after = {**train, "eval": {"path": str(shards)}, "num_workers": 2 - workers}
+    before = {**tiny.evaluated(examples), "num_workers": workers}
+    after = {**before, "eval": {"path": str(shards)}, "num_workers": 2 - workers}
     changes = {"logging_steps": 1, "save_steps": 3, "eval_steps": 2, "save_total_limit": 5}
     said, is_equal = change(tmp_path, capsys, before, after, **changes)
     assert f"data.num_workers: {workers} → {2 - workers}: {SAME}" in said and is_equal
@@ -111,34 +111,30 @@ def test_other_data_is_refused_or_allowed(tmp_path, capsys, shards, kind, source
     with refused(OtherRun, "--allow_other_data", changes=changes):
         run(TinyTask(), make_arguments(tmp_path / "run", data))
     assert contents(tmp_path / "run") == before
-    capsys.readouterr()
-    run(TinyTask(), make_arguments(tmp_path / "run", data, allow_other_data=True))
-    assert OTHER in capsys.readouterr().err
-    # From here on it is the data of the run.
-    run(TinyTask(), make_arguments(tmp_path / "run", data))
-    assert OTHER not in capsys.readouterr().err
+    # Once allowed it is the data of the run.
+    for allowed in (True, False):
+        capsys.readouterr()
+        run(TinyTask(), make_arguments(tmp_path / "run", data, allow_other_data=allowed))
+        assert (OTHER in capsys.readouterr().err) == allowed
 
 
 def test_a_run_is_made_longer(tmp_path, capsys, examples):
     settings = {"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 3}
-    run(TinyTask(), make_arguments(tmp_path / "whole", examples, **settings))
-    run(TinyTask(), make_arguments(tmp_path / "run", examples, **settings, max_steps=5))
-    run(TinyTask(), make_arguments(tmp_path / "run", examples, **settings))
+    for name, steps in (("whole", 7), ("run", 5), ("run", 7)):
+        run(TinyTask(), make_arguments(tmp_path / name, examples, **settings, max_steps=steps))
     assert f"max_steps: 5 → 7: {SAME}" in capsys.readouterr().err
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_another_run_is_refused(tmp_path, halfway):
+    other = {"model": {"width": 8}, "task": {"noise": 0.1}}
+    for changes, words in (
         ({"max_steps": 9}, r"max_steps: 7 → 9 \(the schedule cosine depends on it: .*--init_from"),
         ({"learning_rate": 0.5}, "learning_rate: 0.01 → 0.5"),
-        ({"model": {"width": 8}, "task": {"noise": 0.1}}, "model.width: None → 8; task.noise: None → 0.1|task.noise"),
+        (other, "model.width: None → 8; task.noise: None → 0.1|task.noise"),
         ({"per_device_train_batch_size": 4}, "2 → 1 × 4 × 2 .each step had 4 examples and would have 8: choose"),
-    ],
-)
-def test_another_run_is_refused(tmp_path, halfway, changes, words):
-    refuse(tmp_path / "run", halfway, words, **changes)
+    ):
+        refuse(tmp_path / "run", halfway, words, **changes)
 
 
 def test_workers_of_a_stream_are_refused(tmp_path, shards):
@@ -155,11 +151,9 @@ class NotingTask(TinyTask):
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
         loss = super().loss(model, batch, step)
-        rank = PartialState().process_index
-        with (self.folder / f"samples-{rank}.txt").open("a") as file:
-            for noisy in batch["pixel_values"]:
-                # Example, flip and noise have all left their mark in the sum.
-                file.write(f"{step} {float(noisy.double().sum())}\n")
+        with (self.folder / f"samples-{PartialState().process_index}.txt").open("a") as file:
+            # Example, flip and noise have all left their mark in the sum.
+            file.writelines(f"{step} {float(noisy.double().sum())}\n" for noisy in batch["pixel_values"])
         return loss
 
 
@@ -171,12 +165,11 @@ def read_samples(folder: Path) -> list[list[str]]:
 
 def train_until(step: int, output: Path, data: Path, source: dict[str, Any] | None = None, **changes: Any) -> None:
     """Trains as far as a step, without dropout and statistics of batches, which depend on how a batch is split."""
-    sources = {"train": {"path": str(data), **(source or {})}, "eval": {"path": str(data)}}
-    task = NotingTask(interrupt_at=step)
+    task, still = NotingTask(interrupt_at=step), {"dropout": 0.0, "batch_norm": False}
     task.folder = output.parent
     task.folder.mkdir(exist_ok=True)
     with suppress(Interrupted):
-        run(task, make_arguments(output, sources, model={"dropout": 0.0, "batch_norm": False}, **changes))
+        run(task, make_arguments(output, tiny.evaluated(data, **(source or {})), model=still, **changes))
 
 
 @pytest.mark.parametrize("source", [pytest.param({}, marks=pytest.mark.slow), {"streaming": True}])
@@ -193,11 +186,8 @@ def test_batches_are_split_otherwise(tmp_path, capsys, shards, source):
 def compare_parts(tmp_path):
     """The same samples in every step, and weights that differ by rounding."""
     assert read_samples(tmp_path / "parts") == read_samples(tmp_path / "whole")
-    whole, parts = (
-        load_file(tmp_path / name / "run" / "snapshot" / "model.safetensors") for name in ("whole", "parts")
-    )
-    for name, tensor in whole.items():
-        torch.testing.assert_close(parts[name], tensor, rtol=0, atol=1e-5, msg=name)
+    parts, whole = (load_file(tmp_path / name / "run/snapshot/model.safetensors") for name in ("parts", "whole"))
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -224,19 +214,14 @@ def main() -> None:
     torch.distributed.destroy_process_group()
 
 
-class GroupedTask(TinyTask):
-    """Batches of examples of one group only."""
-
-    def read_data(self, data):
-        return np.arange(len(data)) % 2
-
-
-def test_the_batch_of_groups_is_refused(tmp_path, examples):
-    data, settings = {"train": {"path": str(examples)}}, {"lr_scheduler_type": "constant", "max_steps": 3}
-    run(GroupedTask(), make_arguments(tmp_path / "run", data, **settings))
+def test_the_batch_of_groups_is_refused(tmp_path, examples, monkeypatch):
+    # Batches are of examples of one group only.
+    monkeypatch.setattr(TinyTask, "read_data", lambda task, data: np.arange(len(data)) % 2)
+    settings = {"lr_scheduler_type": "constant", "max_steps": 3}
+    run(TinyTask(), make_arguments(tmp_path / "run", examples, **settings))
     split = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
     with refused(DataError, "per_device_train_batch_size"):
-        run(GroupedTask(), make_arguments(tmp_path / "run", data, **settings, **split))
+        run(TinyTask(), make_arguments(tmp_path / "run", examples, **settings, **split))
 
 
 def test_states_of_sharded_weights_fit_no_others(tmp_path, examples):
@@ -270,13 +255,12 @@ def test_versions_are_said(tmp_path, capsys, halfway):
 @pytest.mark.parametrize("kind", ["table", "stream"])
 def test_random_parts(tmp_path, kind):
     """Runs of several parts, between which data moves, workers come and go, intervals change and states break."""
-    rng, source = random.Random(kind), {"streaming": True} if kind == "stream" else {}
+    rng, is_stream = random.Random(kind), kind == "stream"
     places = [write_shards(tmp_path / name, shards=4, examples=22) for name in ("here", "there")]
 
     def arguments(output):
-        data = {"train": {"path": str(rng.choice(places)), **source}, "num_workers": rng.choice((0, 1, 2))}
-        if kind == "stream":
-            data["num_workers"] = rng.choice((0, 1))
+        train = {"path": str(rng.choice(places)), "streaming": is_stream}
+        data = {"train": train, "num_workers": rng.choice((0, 1) if is_stream else (0, 1, 2))}
         intervals = {"logging_steps": rng.randint(1, 4), "save_steps": rng.randint(1, 2), "save_total_limit": 3}
         return make_arguments(output, data, **intervals)
 
@@ -300,10 +284,9 @@ sys.path.insert(0, sys.argv.pop(1))
 from huggingface_hub import HfApi
 from tests.training.tiny import TinyTask, make_arguments, run, run_interrupted
 output, first, second = map(Path, sys.argv[1:])
-api = HfApi()
-api.create_repo("me/rows", repo_type="dataset")
+HfApi().create_repo("me/rows", repo_type="dataset")
 def upload(folder):
-    return api.upload_folder(folder_path=folder, repo_id="me/rows", repo_type="dataset", delete_patterns="*").oid
+    return HfApi().upload_folder(folder_path=folder, repo_id="me/rows", repo_type="dataset", delete_patterns="*").oid
 commit = upload(first)
 source = {"path": "me/rows", "streaming": True}
 def arguments(source):

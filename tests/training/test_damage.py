@@ -10,7 +10,7 @@ from hf_ext.errors import DataError
 from hf_ext.training.state import RunFolder
 from tests.kit.refusals import refused
 
-from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_shards
+from .tiny import TinyTask, contents, evaluated, make_arguments, run, run_interrupted, write_shards
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +25,7 @@ def runs(tmp_path_factory):
 
 
 def arguments(root: Path, output: Path):
-    data = {"train": {"path": str(root / "examples")}, "eval": {"path": str(root / "examples")}}
-    return make_arguments(output, data, save_total_limit=3)
+    return make_arguments(output, evaluated(root / "examples"), save_total_limit=3)
 
 
 def flip_bit(path: Path, rng: random.Random) -> None:
@@ -35,27 +34,16 @@ def flip_bit(path: Path, rng: random.Random) -> None:
     path.write_bytes(content)
 
 
-def cut(path: Path, rng: random.Random) -> None:
-    path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
-
-
-def remove(path: Path, rng: random.Random) -> None:
-    path.unlink()
-
-
-DAMAGES = {"flip": flip_bit, "cut": cut, "remove": remove}
-
-
-# A damage, the file or one at random, and what is said of it.
-STEP_6 = {
-    "flip model.safetensors": "model.safetensors changed after being saved",
-    "flip optimizer.bin": "optimizer.bin changed after being saved",
-    "flip manifest.json": "manifest.json is damaged",
-    "cut custom_checkpoint_2.pkl": "custom_checkpoint_2.pkl changed after being saved",
-    "cut manifest.json": "manifest.json is damaged",
-    "remove model.safetensors": "model.safetensors is missing",
-    "remove manifest.json": "manifest.json is missing",
+DAMAGES = {
+    "flip": flip_bit,
+    "cut": lambda path, rng: path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)]),
+    "remove": lambda path, rng: path.unlink(),
 }
+# A damage, the file or one at random, and what is said of it.
+CHANGED = ("flip model.safetensors", "flip optimizer.bin", "cut custom_checkpoint_2.pkl")
+STEP_6 = {words: f"{words.partition(' ')[2]} changed after being saved" for words in CHANGED}
+STEP_6 |= dict.fromkeys(("flip manifest.json", "cut manifest.json"), "manifest.json is damaged")
+STEP_6 |= {f"remove {name}": f"{name} is missing" for name in ("model.safetensors", "manifest.json")}
 
 
 @pytest.mark.parametrize(
@@ -97,10 +85,9 @@ def test_without_a_whole_state_nothing_is_begun_anew(runs, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(runs / "interrupted", output)
     for step in (3, 4, 6):
-        remove(output / "state" / f"step-{step}" / "optimizer.bin", random.Random(0))
-    before = {
-        path: path.read_bytes() for path in output.rglob("*") if path.is_file() and not path.name.startswith(".")
-    }
+        (output / "state" / f"step-{step}" / "optimizer.bin").unlink()
+    files = [path for path in output.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    before = {path: path.read_bytes() for path in files}
     with refused(DataError, "optimizer.bin"):
         run(TinyTask(), arguments(runs, output))
     assert before == {path: path.read_bytes() for path in before}

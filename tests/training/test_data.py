@@ -1,41 +1,34 @@
-"""Sources of examples, and the order in which they are read."""
+"""Sources of examples, the order in which they are read, and loader processes that are new interpreters."""
 
-import io
 import multiprocessing
-import tarfile
+import os
+import signal
 
+import datasets
+import numpy as np
 import pytest
+import torch
 
 from hf_ext.data.opening import open_source
 from hf_ext.errors import UsageError
+from hf_ext.tasks.restoration import SemanIRTask
+from hf_ext.tasks.series import SeriesRegressionTask
+from hf_ext.training import loader_processes
 from hf_ext.training.arguments import DataSource, apply_overrides
 from hf_ext.training.data import TrainingLoader, check_workers
-from hf_ext.training.evaluation import share_batches
+from hf_ext.training.evaluation import evaluate, share_batches
+from hf_ext.training.loader_processes import SIGNALS, read_batches, start
 from tests.kit.refusals import refused
+from tests.kit.studies import write_photos
 
 from .tiny import TinyTask
+from .worker_modules import list_modules
 
 
-def write_tar(path, images):
-    with tarfile.open(path, "w") as archive:
-        for index, file in enumerate(sorted(images.glob("*.png"))):
-            content = file.read_bytes()
-            member = tarfile.TarInfo(f"{index:04d}.image.png")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
-
-
-def make_loader(path, workers=0, first_batch=0, rank=0, world_size=1, **changes):
-    source = DataSource(str(path), **changes)
-    return TrainingLoader(
-        open_source(source), source, TinyTask(noise=0.0).training_sample, 0, 2, workers, rank, world_size, first_batch
-    )
-
-
-def read(loader, batches):
+def read(path, batches, workers=0, first_batch=0, rank=0, world_size=1, **changes):
     """Row numbers of the examples in reading order, whichever way they were flipped."""
-    iterator = iter(loader)
+    source, sample = DataSource(str(path), **changes), TinyTask(noise=0.0).training_sample
+    iterator = iter(TrainingLoader(open_source(source), source, sample, 0, 2, workers, rank, world_size, first_batch))
     labels = [picture for _ in range(batches) for picture in next(iterator)["labels"][:, 0, 0]]
     iterator.close()
     numbers = [[round(float(row[side]) * 100, 3) for side in (0, -1)] for row in labels]
@@ -43,24 +36,25 @@ def read(loader, batches):
 
 
 def test_each_epoch_is_another_permutation(examples):
-    order = read(make_loader(examples), 9)
+    order = read(examples, 9)
     first, second = order[:9], order[9:]
-    assert sorted(first) == sorted(second) == [*range(9)]
-    assert first != second
-    assert read(make_loader(examples, workers=2), 9) == order
-    assert read(make_loader(examples, first_batch=4), 5) == order[8:]
+    assert sorted(first) == sorted(second) == [*range(9)] and first != second
+    assert read(examples, 9, workers=2) == order
+    # Loader processes end with the reading.
+    assert not multiprocessing.active_children()
+    assert read(examples, 5, first_batch=4) == order[8:]
 
 
 def test_processes_share_an_epoch_of_indexed_data(examples):
-    whole = read(make_loader(examples), 8)
-    parts = [read(make_loader(examples, rank=rank, world_size=2), 4) for rank in (0, 1)]
+    whole = read(examples, 8)
+    parts = [read(examples, 4, rank=rank, world_size=2) for rank in (0, 1)]
     assert [whole[0:2], whole[2:4]] == [part[:2] for part in parts]
     assert sorted(parts[0] + parts[1]) == sorted(whole)
 
 
 @pytest.mark.parametrize("buffer", [0, 5])
 def test_each_epoch_of_a_stream_has_another_order_of_shards(shards, buffer):
-    order = read(make_loader(shards, streaming=True, shuffle_buffer=buffer), 33)
+    order = read(shards, 33, streaming=True, shuffle_buffer=buffer)
     epochs = [order[start : start + 22] for start in (0, 22, 44)]
     assert all(sorted(epoch) == [*range(22)] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
@@ -69,19 +63,11 @@ def test_each_epoch_of_a_stream_has_another_order_of_shards(shards, buffer):
         assert [number for number in epochs[0] if number < 6] == [*range(6)]
 
 
-def test_processes_share_a_stream(shards):
-    parts = [read(make_loader(shards, rank=rank, world_size=2, streaming=True), 5) for rank in (0, 1)]
+def test_processes_share_a_stream_of_shards_enough(shards):
+    parts = [read(shards, 5, rank=rank, world_size=2, streaming=True) for rank in (0, 1)]
     assert not {*parts[0]} & {*parts[1]}
-
-
-def test_too_many_workers_for_the_shards_of_a_stream(shards):
     with refused(UsageError, "2 shard", "2 process"):
         check_workers(open_source(DataSource(str(shards), streaming=True)), 3, 2)
-
-
-def test_loader_processes_end_with_the_reading(examples):
-    read(make_loader(examples, workers=2), 3)
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8, 9])
@@ -134,3 +120,67 @@ def test_a_named_set_and_a_given_split_keep_what_is_theirs():
     flags = ["--data.eval.second-one.path", "new", "--data.eval.first.path", "x", "--data.eval.first.split", "test"]
     data = apply_overrides({"data": {"train": {"path": "old", **HELD}, "eval": sets}}, flags)["data"]
     assert data["eval"] == {"first": {"path": "x", "split": "test"}, "second-one": {"path": "new"}}
+
+
+TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
+SMALL = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 8, "train_top_k": []}
+
+
+@pytest.fixture
+def spawn():
+    """Processes are new interpreters, not forks."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+def picture(folder):
+    folder = write_photos(folder / "photos", range(3), (20, 24, 3))
+    task = SemanIRTask({"kind": "gaussian_noise", "sigma": 25}, patch_size=8)
+    return task, task.build_model(SMALL, None), open_source(DataSource(str(folder)))
+
+
+def series(folder):
+    values = np.random.default_rng(0).normal(size=(5, 12))
+    data = datasets.Dataset.from_list([{"x": row.tolist(), "strength": float(row.std())} for row in values])
+    task = SeriesRegressionTask(columns=["x"], max_length=12, target_columns=["strength"])
+    task.read_data(data)
+    return task, task.build_model(TINY, None), data
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "way"),
+    [
+        (series, 1, "fork"),
+        *(pytest.param(*case, "spawn", marks=pytest.mark.slow) for case in ((series, 1), (picture, 2))),
+    ],
+)
+def test_an_evaluation_is_the_same_in_loader_processes(kind, workers, way, tmp_path, request):
+    if way == "spawn":
+        request.getfixturevalue("spawn")
+    torch.manual_seed(0)
+    task, model, data = kind(tmp_path)
+    alone, shared = (evaluate(task, model, data, batch_size=2, num_workers=count) for count in (0, workers))
+    assert alone == shared
+
+
+def test_a_loader_process_imports_what_a_dataset_needs_and_bears_signals_meanwhile(spawn, monkeypatch):
+    """A signal to the whole group may come while it starts."""
+    # Windows cannot hold signals back.
+    numbers = SIGNALS if hasattr(signal, "pthread_sigmask") else []
+
+    def start_under_signals(*words):
+        batches = start(*words)
+        (worker,) = batches._workers
+        for number in numbers:
+            os.kill(worker.pid, number)
+        return batches
+
+    monkeypatch.setattr(loader_processes, "start", start_under_signals)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, []) if numbers else None
+    data = datasets.Dataset.from_dict({"index": [0]}).with_transform(list_modules)
+    ((row,),) = read_batches(data, [[0]], 1)
+    assert not {"transformers", "accelerate", "diffusers", "peft", "hf_ext.mrconv"} & {*row["modules"]}
+    assert "hf_ext.training.loader_processes" in row["modules"] and "HF_EXT_REGISTER_MODELS" not in os.environ
+    assert not numbers or signal.pthread_sigmask(signal.SIG_BLOCK, []) == before

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -48,11 +48,15 @@ def test_help_and_missing_words(capsys):
         (["--report_to", "tensorboard,wandb"], "[tensorboard, wandb]"),
         (["--learning_rate", "\u0661"], "learning_rate"),
         (["--help", "--method", "none"], "unknown method 'tiny'"),
+        # What this machine cannot do.
+        (["--mixed_precision", "fp16"], "mixed_precision fp16 needs a GPU"),
+        (["--report_to", "wandb"], "report_to is 'wandb'; installed here are"),
+        (["--data.num_workers", "999999"], "data.num_workers is 999999"),
+        (["--data.train.streaming", "--data.num_workers", "3"], "a process has only 2 shard(s)"),
     ],
 )
-def test_wrong_words_exit_with_2_and_name_the_key(tmp_path, capsys, words, message):
-    config = write_config(tmp_path, {"train": {"path": "x"}})
-    assert message in fails(capsys, 2, config, *words)
+def test_wrong_words_exit_with_2_and_name_the_key(tmp_path, capsys, examples, words, message):
+    assert message in fails(capsys, 2, write_config(tmp_path, examples), *words)
     assert not (tmp_path / "run").exists()
 
 
@@ -61,40 +65,15 @@ def test_a_file_that_is_not_utf_8(tmp_path, capsys):
     assert "line 2 is not UTF-8" in fails(capsys, 2, str(tmp_path / "latin.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--mixed_precision", "fp16"], "mixed_precision fp16 needs a GPU"),
-        (["--report_to", "wandb"], "report_to is 'wandb'; installed here are"),
-        (["--data.num_workers", "999999"], "data.num_workers is 999999"),
-        (["--data.train.streaming", "--data.num_workers", "3"], "a process has only 2 shard(s)"),
-    ],
-)
-def test_what_this_machine_cannot_do(tmp_path, capsys, examples, words, message):
-    assert message in fails(capsys, 2, write_config(tmp_path, examples), *words)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("nan_at=2", "the loss is nan between steps 3 and 4; the last good state is step 2"),
-        ("overflow_at=3", "weights are no longer finite after step 4; the last good state is step 2"),
-    ],
-)
-def test_what_is_not_finite_stops_before_anything_is_saved(tmp_path, capsys, examples, fault, message):
-    assert message in fails(capsys, 1, write_config(tmp_path, examples), f"--task.{fault}")
-    assert RunFolder(tmp_path / "run").saved_steps() == [2]
-
-
-class VanishingTask(TinyTask):
-    """A picture disappears while the run goes on."""
-
-    doomed: Path
-
-    def loss(self, model, batch, step):
-        self.doomed.unlink(missing_ok=True)
-        return super().loss(model, batch, step)
+def test_what_is_not_finite_stops_before_anything_is_saved(tmp_path, capsys, examples):
+    for fault, message in (
+        ("nan_at=2", "the loss is nan between steps 3 and 4"),
+        ("overflow_at=3", "weights are no longer finite after step 4"),
+    ):
+        folder = tmp_path / fault
+        said = fails(capsys, 1, write_config(tmp_path, examples), f"--task.{fault}", f"--output_dir={folder}")
+        assert f"{message}; the last good state is step 2" in said
+        assert RunFolder(folder).saved_steps() == [2]
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -102,28 +81,27 @@ def test_a_vanished_file_is_named(tmp_path, capsys, workers):
     # Pairs are read from their folders; of a plain folder `datasets` makes a copy.
     for side in ("lq", "hq"):
         write_images(tmp_path / "pairs" / side, 6)
-    task = VanishingTask()
-    task.doomed = tmp_path / "pairs" / "hq" / "003.png"
-    config = write_config(tmp_path, {"train": {"path": str(tmp_path / "pairs")}}, max_steps=99)
-    message = fails(capsys, 1, config, "--data.num_workers", workers, make_task=lambda arguments: task)
+
+    class VanishingTask(TinyTask):
+        def loss(self, model, batch, step):
+            (tmp_path / "pairs" / "hq" / "003.png").unlink(missing_ok=True)
+            return super().loss(model, batch, step)
+
+    config = write_config(tmp_path, tmp_path / "pairs", max_steps=99)
+    message = fails(capsys, 1, config, "--data.num_workers", workers, make_task=lambda arguments: VanishingTask())
     assert "cannot be read" in message and "003.png" in message and "Restore the file" in message
     assert RunFolder(tmp_path / "run").saved_steps()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "fact"),
-    [
-        ("snapshot/model.bin", "", "args.json"),
-        ("args.json", '{"lr": 1}', "args.json"),
-        ("args.json", "{", "args.json"),
-        ("mine.tmp", "precious", "mine.tmp"),
-    ],
-)
-def test_folders_of_others_are_left_alone(tmp_path, examples, name, content, fact):
+FOREIGN = [("snapshot/model.bin", ""), ("args.json", '{"lr": 1}'), ("args.json", "{"), ("mine.tmp", "precious")]
+
+
+@pytest.mark.parametrize(("name", "content"), FOREIGN)
+def test_folders_of_others_are_left_alone(tmp_path, examples, name, content):
     file = tmp_path / "run" / name
     file.parent.mkdir(parents=True)
     file.write_text(content)
-    with refused(ValueError, fact):
+    with refused(ValueError, "mine.tmp" if name == "mine.tmp" else "args.json"):
         run(TinyTask(), make_arguments(tmp_path / "run", examples))
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [file]
     assert file.read_text() == content
@@ -131,10 +109,10 @@ def test_folders_of_others_are_left_alone(tmp_path, examples, name, content, fac
 
 def test_an_output_that_is_no_folder_or_within_the_data_is_refused(tmp_path, examples):
     (tmp_path / "d").write_text("precious")
-    (tmp_path / "to nothing").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "ring").symlink_to(tmp_path / "ring")
-    (tmp_path / "to a file").symlink_to(tmp_path / "d")
-    for name in ("d", "to a file", "to nothing", "ring"):
+    links = {"to nothing": "nowhere", "ring": "ring", "to a file": "d"}
+    for name in links:
+        (tmp_path / name).symlink_to(tmp_path / links[name])
+    for name in ("d", *links):
         with refused(UsageError, f"{tmp_path / name} is no folder"):
             run(TinyTask(), make_arguments(tmp_path / name, examples))
     with refused(DataError, "inside", "output_dir"):
@@ -210,19 +188,13 @@ def test_no_process_waits_for_one_that_failed(tmp_path, examples):
     assert "Connection" not in text
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_a_training_without_memory_names_the_flags_to_lower(tmp_path, examples, monkeypatch, capsys):
+    for error in (
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
-    ],
-)
-def test_a_training_without_memory_names_the_flags_to_lower(error, tmp_path, monkeypatch, capsys):
-    def loss(*_):
-        raise error
-
-    monkeypatch.setattr(TinyTask, "loss", loss)
-    config = write_config(tmp_path, {"train": {"path": str(write_images(tmp_path / "images", 4))}})
-    assert main([str(config)], make_task=make_task) == 1
-    said = capsys.readouterr().err
-    assert str(error) in said and "--per_device_train_batch_size" in said and "--activation_checkpointing true" in said
+    ):
+        monkeypatch.setattr(TinyTask, "loss", mock.Mock(side_effect=error))
+        forget_accelerate()
+        assert main([write_config(tmp_path, examples)], make_task) == 1
+        said, flags = capsys.readouterr().err, ("--per_device_train_batch_size", "--activation_checkpointing true")
+        assert all(told in said for told in (str(error), *flags))

@@ -5,15 +5,14 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from huggingface_hub import HfApi
-from PIL import Image
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from tests.hub.unfaithful_hub import Reply, UnfaithfulHub
 from tests.kit import warm_python
 from tests.kit.hub import client_environment, run_python
+from tests.kit.studies import write_photos
 
 from .launching import ROOT, launch_two
 from .on_a_hub import list_errors
@@ -51,12 +50,9 @@ def test_a_state_that_would_go_up_in_part_or_with_a_secret_is_not_pushed(found):
 @pytest.mark.parametrize(
     ("case", "kind", "fact"),
     [
-        ("absent", "CheckpointError", "me/absent"),
-        ("revision", "CheckpointError", "me/run@none"),
-        ("empty", "DataError", "me/empty"),
-        ("taken", "UsageError", "output_dir"),
-        ("code", "DataError", "custom_checkpoint_0.pkl"),
-        ("name", "DataError", "other.pkl"),
+        *[("absent", "CheckpointError", "me/absent"), ("revision", "CheckpointError", "me/run@none")],
+        *[("empty", "DataError", "me/empty"), ("taken", "UsageError", "output_dir")],
+        *[("code", "DataError", "custom_checkpoint_0.pkl"), ("name", "DataError", "other.pkl")],
     ],
 )
 def test_what_cannot_be_gone_on_from_is_refused_in_a_line_and_leaves_nothing(found, case, kind, fact):
@@ -68,9 +64,7 @@ def test_what_cannot_be_gone_on_from_is_refused_in_a_line_and_leaves_nothing(fou
 @pytest.fixture
 def recipe(tmp_path):
     """The recipe of a small restorer, whose states are pushed."""
-    (tmp_path / "photos").mkdir()
-    for number, picture in enumerate(np.random.default_rng(0).integers(256, size=(6, 16, 16, 3))):
-        Image.fromarray(np.uint8(picture)).save(tmp_path / "photos" / f"{number}.png")
+    write_photos(tmp_path / "photos", range(6), (16, 16, 3))
     model = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 4, "mlp_ratio": 1.0}
     values = {"method": "semanir", "task": {"patch_size": 8}, "model": model, "lr_scheduler_type": "constant"}
     values |= {"hub_model_id": "me/run", "hub_private_repo": True, "hub_strategy": "checkpoint"}

@@ -16,9 +16,9 @@ from hf_ext import files
 from hf_ext.files import replace_folder
 from hf_ext.training import state
 from hf_ext.training.state import RunFolder, read_manifest
+from tests.kit.killing import killed
 from tests.kit.refusals import refused
 
-from .launching import environment
 from .stoppable import finish, start
 from .tiny import TinyModel, TinyTask, contents, make_arguments, prepare, run
 
@@ -66,9 +66,7 @@ def kill_when(process, folder: Path, pattern: str, pause: float) -> bool:
 
 
 @pytest.mark.slow
-def test_killed_again_and_again(tmp_path, examples, monkeypatch):
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
+def test_killed_again_and_again(tmp_path, examples, alone):
     moments = ["metrics.jsonl", "state/step-*.tmp", ".best.tmp-*", "metrics.jsonl", ".snapshot.tmp-*"]
     whole, killed, rng = tmp_path / "whole", tmp_path / "killed", random.Random(1)
     finish(start(whole, examples, **SETTINGS))
@@ -93,37 +91,19 @@ def test_killed_again_and_again(tmp_path, examples, monkeypatch):
     assert not leftovers(killed)
 
 
-class Killed(BaseException):
-    """Ends a process as a kill would: nothing catches it."""
-
-
 @pytest.mark.parametrize("renames", range(3))
 def test_a_snapshot_survives_a_kill_between_its_renames(tmp_path, examples, monkeypatch, renames):
     """The calls that change names in replace_folder, each the last one that happens."""
     output = tmp_path / "run"
-    arguments = make_arguments(output, {"train": {"path": str(examples)}}, max_steps=2)
+    arguments = make_arguments(output, examples, max_steps=2)
     run(TinyTask(), arguments)
     expected = (output / "snapshot" / "model.safetensors").read_bytes()
     newer = output / ".snapshot.tmp-01234567"
     shutil.copytree(output / "snapshot", newer)
-    done = []
-
-    def count(function):
-        def counted(*words):
-            if len(done) == renames:
-                raise Killed
-            done.append(words)
-            return function(*words)
-
-        return counted
-
     with monkeypatch.context() as patch:
         patch.setattr(files, "exchange_folders", lambda first, second: False)
-        patch.setattr(files.os, "replace", count(os.replace))
-        patch.setattr(files.shutil, "rmtree", count(shutil.rmtree))
-        with pytest.raises(Killed):
+        with killed((files.os, "replace"), (files.shutil, "rmtree"), after=renames):
             replace_folder(newer, output / "snapshot")
-    assert len(done) == renames
     with RunFolder(output) as folder:
         prepare(folder, arguments)
     assert (output / "snapshot" / "model.safetensors").read_bytes() == expected
@@ -131,18 +111,11 @@ def test_a_snapshot_survives_a_kill_between_its_renames(tmp_path, examples, monk
     assert not leftovers(output)
 
 
-def test_a_kill_before_anything_was_saved_leaves_a_folder_that_can_be_used(tmp_path, examples, monkeypatch):
-    arguments = make_arguments(tmp_path / "run", {"train": {"path": str(examples)}}, max_steps=1)
-
-    def killed(*_, **__):
-        raise Killed
-
-    for place in ("os.replace", "Path.mkdir"):
-        with monkeypatch.context() as patch:
-            owner, name = place.split(".")
-            patch.setattr(state.os if owner == "os" else state.Path, name, killed)
-            with RunFolder(tmp_path / "run") as folder, pytest.raises(Killed):
-                prepare(folder, arguments)
+def test_a_kill_before_anything_was_saved_leaves_a_folder_that_can_be_used(tmp_path, examples):
+    arguments = make_arguments(tmp_path / "run", examples, max_steps=1)
+    for place in ((state.os, "replace"), (state.Path, "mkdir")):
+        with RunFolder(tmp_path / "run") as folder, killed(place, after=0):
+            prepare(folder, arguments)
     run(TinyTask(), arguments)
     assert RunFolder(tmp_path / "run").saved_steps() == [1]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from accelerate import Accelerator
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from safetensors.torch import load_file
@@ -88,12 +89,6 @@ HONOURED = [
     *(TORCHRUN, "LOCAL_RANK=-1", "WORLD_SIZE=2", "PMI_SIZE=1", "ACCELERATE_USE_CPU=1 ACCELERATE_DEBUG_MODE=YES"),
     # Without FSDP these say nothing.
     "FSDP_VERSION=1 FSDP_OFFLOAD_PARAMS=true",
-]
-# Refused rows that need neither DeepSpeed nor other fields of the run.
-LAUNCHED = [
-    row
-    for row, (file, _, fields, changes) in ROWS.items()
-    if changes is None and not fields and "DEEPSPEED" not in str(file)
 ]
 # The address at which this test's own processes meet.
 INHERITED = ("MASTER_ADDR", "MASTER_PORT", "KMP_AFFINITY", "LOCAL_RANK", "WORLD_SIZE", "RANK")
@@ -196,50 +191,48 @@ def test_deepspeed_that_is_not_installed_is_named(monkeypatch):
 
 
 def test_what_a_launcher_says_is_the_run(tmp_path, examples, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    run(TinyTask(), make_arguments(tmp_path / "launched", examples, max_steps=2))
-    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
+    launched = make_arguments(tmp_path / "launched", examples, max_steps=2)
+    with monkeypatch.context() as patch:
+        patch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+        run(TinyTask(), launched)
     run(TinyTask(), make_arguments(tmp_path / "flag", examples, max_steps=2, mixed_precision="bf16"))
-    told = [json.loads((tmp_path / name / "args.json").read_text())["arguments"] for name in ("launched", "flag")]
+    folders = [tmp_path / name for name in ("launched", "flag")]
+    told = [json.loads((folder / "args.json").read_text())["arguments"] for folder in folders]
     assert {**told[0], "output_dir": ""} == {**told[1], "output_dir": ""}
-    first, second = (load_file(tmp_path / name / "snapshot" / "model.safetensors") for name in ("launched", "flag"))
-    assert all(torch.equal(first[name], second[name]) for name in {*first, *second})
+    first, second = ((folder / "snapshot" / "model.safetensors").read_bytes() for folder in folders)
+    assert first == second
     # Without the launcher's word it would be another run.
     with pytest.raises(ValueError):
-        run(TinyTask(), make_arguments(tmp_path / "launched", examples, max_steps=2))
+        run(TinyTask(), launched)
 
 
 def test_weights_under_other_names_are_not_saved(tmp_path):
-    from accelerate import Accelerator
-
     forget_accelerate()
-    accelerator, model = Accelerator(cpu=True), torch.nn.Linear(2, 2)
-    assert {*gather_weights(model, accelerator, ["weight", "bias"])} == {"weight", "bias"}
-    wrapped = torch.nn.Sequential(model)
+    accelerator, model, names = Accelerator(cpu=True), torch.nn.Linear(2, 2), ["weight", "bias"]
+    assert {*gather_weights(model, accelerator, names)} == {*names}
     with pytest.raises(RuntimeError):
-        gather_weights(wrapped, accelerator, ["weight", "bias"])
+        gather_weights(torch.nn.Sequential(model), accelerator, names)
 
 
-def start(tmp_path: Path, settings: dict, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def start(tmp_path: Path, settings: dict, *words: str) -> subprocess.CompletedProcess[str]:
     """Runs `accelerate launch` on a small run, with no setting of ours but what is given."""
     config = write_text_recipe(tmp_path, max_steps=1)
     command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
     command += ["--config_file", str(write_file(tmp_path, settings)), *words, "-m", "hf_ext.training", config]
-    hidden = {name: value for name, value in environment(**variables).items() if name not in INHERITED}
-    if "ACCELERATE_USE_CPU" not in variables:
-        del hidden["ACCELERATE_USE_CPU"]
-    return subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=280)
+    hidden = (*INHERITED, "ACCELERATE_USE_CPU")
+    kept = {name: value for name, value in environment().items() if name not in hidden}
+    return subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=280)
 
 
-# A real launch that cannot be honoured is one line; the last row is sharding on processors.
+# A real launch that cannot be honoured is one line: refused rows that need neither DeepSpeed nor other fields of the
+# run, and sharding on processors.
 SHARDED = {"fsdp_config": {"fsdp_version": 2, "fsdp_cpu_ram_efficient_loading": True}, "mixed_precision": "fp16"}
-LAUNCHES = {row: ROWS[row][:2] for row in LAUNCHED}
+LAUNCHES = {row: (file, flags) for row, (file, flags, fields, changes) in ROWS.items()
+            if changes is None and not fields and "DEEPSPEED" not in str(file)}  # fmt: skip
 LAUNCHES["cpu"] = {**FSDP2, **SHARDED}, ["--fsdp_sync_module_states", "true"]
 
 
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=[] if row == "eager" else pytest.mark.slow) for row in LAUNCHES]
-)
+@pytest.mark.parametrize("row", [pytest.param(row, marks=[pytest.mark.slow] * (row != "eager")) for row in LAUNCHES])
 def test_every_refusal_in_a_real_launch(tmp_path, row):
     settings, flags = LAUNCHES[row]
     done = start(tmp_path, settings, *flags)
@@ -252,13 +245,12 @@ def test_every_refusal_in_a_real_launch(tmp_path, row):
 
 def test_processes_that_do_not_find_each_other_say_so(tmp_path, monkeypatch):
     port = free_port()
-    alone = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in alone.items():
+    told = f"RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
+    for name, value in read_words(told).items():
         monkeypatch.setenv(name, value)
     forget_accelerate()
     with refused(LostProcessError, "process 1 of 2", f"127.0.0.1:{port}"):
         make_accelerator(make_arguments(tmp_path, {}, timeout_minutes=0.01), tmp_path)
-    forget_accelerate()
 
 
 @pytest.mark.slow

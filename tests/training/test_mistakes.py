@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import BertConfig, BertForSequenceClassification
 
 from hf_ext.data.opening import SourceError, open_source
 from hf_ext.errors import DataError
@@ -21,6 +22,7 @@ from hf_ext.training.models import add_adapter, build_model, initialize_from, re
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
+from . import tiny
 from .launching import ROOT, environment
 from .tiny import TinyConfig, TinyModel, TinyTask, fails, make_arguments, run, write_config, write_text_recipe
 
@@ -28,37 +30,30 @@ SEMANIR = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads
 TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 4}
 
 
-@pytest.mark.parametrize(
-    ("method", "field", "value", "said"),
-    [
-        ("semanir", "num_heads", "[3]", "`num_heads[0]` is 3; it must divide the width 8"),
-        ("semanir", "embed_dim", "big", "embed_dim"),
-        ("mrconv-text", "kernel_type", "furier", "kernel_type"),
-        ("mrconv-text", "hidden_size", "-4", "hidden_size"),
-    ],
-)
-def test_a_wrong_value_of_a_model_is_said_and_leaves_no_folder(tmp_path, capsys, images, method, field, value, said):
-    if method == "semanir":
-        config = write_config(tmp_path, images, method=method, model=SEMANIR)
-    else:
-        config = write_text_recipe(tmp_path)
+# Of two methods; the number of heads must divide the width.
+WRONG = {"num_heads": "[3]", "embed_dim": "big", "kernel_type": "furier", "hidden_size": "-4"}
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG.items())
+def test_a_wrong_value_of_a_model_is_said_and_leaves_no_folder(tmp_path, capsys, images, field, value):
+    semanir = write_config(tmp_path, images, method="semanir", model=SEMANIR)
+    config = semanir if field in SEMANIR else write_text_recipe(tmp_path)
+    said = "`num_heads[0]` is 3; it must divide the width 8" if field == "num_heads" else field
     found = fails(capsys, 2, config, f"--model.{field}", value)
     assert found.startswith("Error: bad value in section 'model': ") and said in found
     assert not (tmp_path / "run").exists()
 
 
-class BrokenTask(TinyTask):
-    """A task with a bug."""
-
-    def build_model(self, config, init_from):
-        raise ZeroDivisionError
-
-
-def test_a_bug_of_ours_keeps_its_traceback(tmp_path, examples):
-    config = write_config(tmp_path, examples)
+def test_a_bug_of_ours_keeps_its_traceback(tmp_path, examples, monkeypatch):
+    monkeypatch.setattr(TinyTask, "build_model", lambda *_: 1 / 0)
     forget_accelerate()
     with pytest.raises(ZeroDivisionError):
-        main([config], lambda arguments: BrokenTask())
+        main([write_config(tmp_path, examples)], tiny.make_task)
+
+
+def run_python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command, paths = [sys.executable, *words], {**environment(), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=paths, capture_output=True, text=True)
 
 
 # Torch is imported by the models, transformers takes longest.
@@ -78,13 +73,10 @@ SLOW = {"torch", "transformers", "datasets", "accelerate", "diffusers"}
 )
 def test_a_mistyped_word_is_found_before_torch_is_imported(tmp_path, start, words):
     write_config(tmp_path, Path("x"))
-    command = [sys.executable, "-X", "importtime", *start, *words]
-    paths = {**environment(), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=paths, capture_output=True, text=True)
+    done = run_python(tmp_path, "-X", "importtime", *start, *words)
     lines = done.stderr.splitlines()
     imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
-    assert done.returncode == 2 and not SLOW & imported
-    assert "hf_ext.settings" in imported
+    assert done.returncode == 2 and not SLOW & imported and "hf_ext.settings" in imported
     told = ("no configuration file at nothere.yaml", "Did you mean '")
     assert any(text in line for text in told for line in lines)
 
@@ -114,22 +106,22 @@ for module in ("torch", "torch.nn"):
     except ValueError:
         print(gc.isenabled(), gc.get_freeze_count() > frozen)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True
-    )
+    done = run_python(tmp_path, "-c", program)
     # The second time it is a program that has torch, and maybe garbage, already.
     assert done.stdout.split() == ["False", "True", "True", "True", "True", "False"], done.stderr
 
 
 def test_no_is_a_precision_and_a_section_says_its_error_once():
-    values = {"method": "tiny", "output_dir": "x", "data": {"train": {"path": "x"}}}
-    arguments = build(TrainingArguments, apply_overrides(values, ["--mixed_precision", "no"]))
-    assert arguments.mixed_precision == "no"
+    def build_with(*flags: str) -> TrainingArguments:
+        values = {"method": "tiny", "output_dir": "x", "data": {"train": {"path": "x"}}}
+        return build(TrainingArguments, apply_overrides(values, list(flags)))
+
+    assert build_with("--mixed_precision", "no").mixed_precision == "no"
     for wrong in ("yes", "on", "bf32"):
         with refused(SettingsError, "mixed_precision"):
-            build(TrainingArguments, apply_overrides(values, ["--mixed_precision", wrong]))
+            build_with("--mixed_precision", wrong)
     with pytest.raises(SettingsError) as error:
-        build(TrainingArguments, apply_overrides(values, ["--data.train.paht", "y"]))
+        build_with("--data.train.paht", "y")
     assert str(error.value).count("data.train") == 1
 
 
@@ -170,11 +162,7 @@ def test_a_flag_without_its_value_is_not_the_default(flags):
         ({"model": {"classes": 10, "depth": 2}}, ["--model.classes", "null"], {"model": {"depth": 2}}),
         ({"data": {"eval": {"path": "x"}}}, ["--data.eval", "null", "--task.new=~"], {"data": {}, "task": {}}),
         # Names of the file stay, those of fields are written with underscores.
-        (
-            {"tasks": {"sun-397": {"path": "old"}}},
-            ["--tasks.sun-397.path", "x"],
-            {"tasks": {"sun-397": {"path": "x"}}},
-        ),
+        ({"tasks": {"sun-3": {"path": "old"}}}, ["--tasks.sun-3.path", "x"], {"tasks": {"sun-3": {"path": "x"}}}),
         ({}, ["--max-steps", "3", "--task.patch-size=8"], {"max_steps": 3, "task": {"patch_size": 8}}),
         # A text is not cut.
         *(({}, [f"--name={word}"], {"name": word}) for word in ("photos #1", "*.png", "@home", "&x", "a:b", "C:\\x")),
@@ -218,19 +206,12 @@ def test_an_option_of_text_takes_any_word(tmp_path, word, option):
 
 def test_words_in_lists_and_numbers_for_fractions(tmp_path):
     config = write_config(tmp_path, tmp_path, method="mrconv-pixels")
-    flags = [
-        "--task.label_names",
-        "[NO, 1e5, 010, null]",
-        "--task.num_labels=4",
-        "--data.train.path",
-        "[1, {path: 2}]",
-    ]
-    arguments = read_arguments(config, [*flags, "--task.mean=[0, 1, 1]", "--task.std", "[1, 1e0, 2.5]"])
-    task = build_task(arguments)
+    flags = ["--task.label_names", "[NO, 1e5, 010, null]", "--task.num_labels=4", "--data.train.path"]
+    flags += ["[1, {path: 2}]", "--task.mean=[0, 1, 1]", "--task.std", "[1, 1e0, 2.5]"]
+    arguments = read_arguments(config, flags)
+    task, parts = build_task(arguments), arguments.data_arguments.train_source.parts
     assert task.label_names == ["NO", "1e5", "010", "null"] and (task.mean, task.std) == ([0, 1, 1], [1, 1, 2.5])
-    assert (
-        find_paths(arguments.data) == ["1", "2"] == [part.path for part in arguments.data_arguments.train_source.parts]
-    )
+    assert find_paths(arguments.data) == ["1", "2"] == [part.path for part in parts]
 
 
 @pytest.mark.parametrize(
@@ -259,27 +240,27 @@ def test_missing_data_name_the_flag_and_the_inner_cause(tmp_path):
 
 
 def test_a_warm_up_beyond_the_end_is_said(tmp_path, examples, capsys):
-    said = "warning: warmup_steps is 2000, max_steps 1: the learning rate rises to 5e-06 and never reaches 0.01"
-    run(TinyTask(), make_arguments(tmp_path / "a", examples, max_steps=1, warmup_steps=2000))
-    assert said in capsys.readouterr().err
-    changes = {"max_steps": 1, "warmup_steps": 2000, "lr_scheduler_type": "constant"}
-    run(TinyTask(), make_arguments(tmp_path / "b", examples, **changes))
-    assert "warning: lr_scheduler_type constant does not use warmup_steps 2000" in capsys.readouterr().err
+    for kind, said in (
+        ("cosine", "warmup_steps is 2000, max_steps 1: the learning rate rises to 5e-06 and never reaches 0.01"),
+        ("constant", "lr_scheduler_type constant does not use warmup_steps 2000"),
+    ):
+        changes = {"max_steps": 1, "warmup_steps": 2000, "lr_scheduler_type": kind}
+        run(TinyTask(), make_arguments(tmp_path / kind, examples, **changes))
+        assert f"warning: {said}" in capsys.readouterr().err
 
 
 # peft still asks for the name that transformers deprecates.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_an_adapter_is_not_put_on_what_the_base_does_not_have(tmp_path, caplog):
-    TinyModel(TinyConfig(batch_norm=False)).save_pretrained(tmp_path / "base")
-    section = {"peft_type": "LORA", "r": 2, "target_modules": ["enter"]}
-    model = TinyModel(TinyConfig(batch_norm=True))
-    assert set(initialize_from(model, str(tmp_path / "base"))) >= {"norm.weight", "norm.bias"}
+    base, section = str(tmp_path / "base"), {"peft_type": "LORA", "r": 2, "target_modules": ["enter"]}
+    TinyModel(TinyConfig(batch_norm=False)).save_pretrained(base)
+    refusing, model = (TinyModel(TinyConfig(batch_norm=True)) for _ in range(2))
+    for each in (refusing, model):
+        assert set(initialize_from(each, base)) >= {"norm.weight", "norm.bias"}
     assert "tensors are new" in caplog.text
     with refused(DataError, "5 tensors", "norm.weight"):
-        add_adapter(model, section, str(tmp_path / "base"))
-    model = TinyModel(TinyConfig(batch_norm=True))
-    initialize_from(model, str(tmp_path / "base"))
-    adapted = add_adapter(model, {**section, "modules_to_save": ["norm"]}, str(tmp_path / "base"))
+        add_adapter(refusing, section, base)
+    adapted = add_adapter(model, {**section, "modules_to_save": ["norm"]}, base)
     assert any(parameter.requires_grad and "norm" in name for name, parameter in adapted.named_parameters())
 
 
@@ -305,19 +286,14 @@ def test_fields_of_the_training_alone_go_with_an_adapter(tmp_path):
 
 
 def test_a_head_for_other_classes_starts_anew(tmp_path):
-    from transformers import BertConfig, BertForSequenceClassification
+    def make(classes: int, width: int = 8) -> BertForSequenceClassification:
+        sizes = {"vocab_size": 11, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        return BertForSequenceClassification(BertConfig(**sizes, hidden_size=width, num_labels=classes))
 
-    sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    sizes |= {"intermediate_size": 8, "max_position_embeddings": 8}
-    torch.manual_seed(0)
-    BertForSequenceClassification(BertConfig(**sizes, num_labels=2)).save_pretrained(tmp_path / "base")
-    model = BertForSequenceClassification(BertConfig(**sizes, num_labels=5))
-    assert initialize_from(model, str(tmp_path / "base")) == ["classifier.weight", "classifier.bias"]
+    make(2).save_pretrained(tmp_path / "base")
+    assert initialize_from(make(5), str(tmp_path / "base")) == ["classifier.weight", "classifier.bias"]
     with refused(DataError, "sizes"):
-        initialize_from(
-            BertForSequenceClassification(BertConfig(**{**sizes, "hidden_size": 4}, num_labels=2)),
-            str(tmp_path / "base"),
-        )
+        initialize_from(make(2, 4), str(tmp_path / "base"))
 
 
 @pytest.mark.parametrize("key", ["a", "report_to", "data", "task", "optim_args"])

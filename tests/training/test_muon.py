@@ -23,9 +23,8 @@ class Blocks(torch.nn.Module):
         self.enter = torch.nn.Linear(20, 20)
         shapes = [(20, 20), (20, 48), (48, 20), (20, 20)]
         self.layers = torch.nn.ModuleList(torch.nn.Linear(*shape) for shape in shapes)
-        self.kernels = torch.nn.Sequential(
-            torch.nn.Conv2d(20, 20, 3, padding=1) if has_kernel else torch.nn.Identity()
-        )
+        kernel = torch.nn.Conv2d(20, 20, 3, padding=1) if has_kernel else torch.nn.Identity()
+        self.kernels = torch.nn.Sequential(kernel)
         self.narrow = torch.nn.Sequential(torch.nn.Linear(20, 2), torch.nn.Linear(2, 20))
         self.depthwise = torch.nn.Conv2d(20, 20, 5, padding=2, groups=20)
         self.tokens = torch.nn.Embedding(20, 20)
@@ -43,13 +42,14 @@ class Blocks(torch.nn.Module):
 MATRICES = {"enter.weight", *(f"layers.{index}.weight" for index in range(4)), "kernels.0.weight", "idle.0.weight"}
 
 
-def make_optimizer(model: Blocks, **options: Any) -> MuonWithAdamW:
+def group(values: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
     """Two groups, as the tasks make them: of weights, which decay, and of biases, which do not."""
-    values = [*model.parameters()]
-    groups = [
-        {"params": [value for value in values if value.ndim > 1], "weight_decay": 0.1, "betas": (0.9, 0.99)},
-        {"params": [value for value in values if value.ndim == 1], "weight_decay": 0.0},
-    ]
+    weights = {"params": [value for value in values if value.ndim > 1], "weight_decay": 0.1, "betas": (0.9, 0.99)}
+    return [weights, {"params": [value for value in values if value.ndim == 1], "weight_decay": 0.0}]
+
+
+def make_optimizer(model: Blocks, **options: Any) -> MuonWithAdamW:
+    groups = group([*model.parameters()])
     return MuonWithAdamW(groups, list_matrices(model), **{"lr": 0.01, "weight_decay": 0.0, **options})
 
 
@@ -89,14 +89,9 @@ def test_steps_equal_those_of_torch(monkeypatch):
     twin = copy.deepcopy(model)
     optimizer = make_optimizer(model)
     matrices = {id(value) for value in list_matrices(twin)}
-    options = {"lr": 0.01, "weight_decay": 0.1}
-    muon = torch.optim.Muon(list_matrices(twin), **options, adjust_lr_fn="match_rms_adamw")
+    muon = torch.optim.Muon(list_matrices(twin), lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     others = [value for value in twin.parameters() if id(value) not in matrices]
-    groups = [
-        {"params": [value for value in others if value.ndim > 1], "betas": (0.9, 0.99), **options},
-        {"params": [value for value in others if value.ndim == 1], "lr": 0.01, "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(groups, foreach=True)
+    adamw = torch.optim.AdamW(group(others), lr=0.01, foreach=True)
     data = torch.randn(8, 20, generator=torch.Generator().manual_seed(1))
     for part in (model, twin):
         (part(data) - data.flip(1)).pow(2).mean().backward()
@@ -125,27 +120,24 @@ def test_a_kernel_moves_as_the_matrix_of_its_rows():
 
 
 def test_a_state_goes_on_exactly(tmp_path):
-    torch.manual_seed(0)
+    arguments = make_arguments(tmp_path, {}, learning_rate=0.01, max_steps=6, warmup_steps=2)
+
+    def train(model: Blocks, seeds: range) -> None:
+        """Steps of an optimizer and a schedule that are new but for the state, if these are no first steps."""
+        optimizer = make_optimizer(model)
+        parts = [optimizer, build_schedule(optimizer, arguments)]
+        for part, state in zip(parts, torch.load(tmp_path / "state.pt") if seeds[0] else [], strict=False):
+            part.load_state_dict(state)
+        for seed in seeds:
+            step(model, optimizer, seed)
+            parts[1].step()
+        torch.save([part.state_dict() for part in parts], tmp_path / "state.pt")
+
     whole = Blocks()
     pieces = copy.deepcopy(whole)
-    arguments = make_arguments(tmp_path, {}, learning_rate=0.01, max_steps=6, warmup_steps=2)
-    optimizer = make_optimizer(whole)
-    schedule = build_schedule(optimizer, arguments)
-    for seed in range(6):
-        step(whole, optimizer, seed)
-        schedule.step()
-    for seeds in (range(3), range(3, 6)):
-        optimizer = make_optimizer(pieces)
-        schedule = build_schedule(optimizer, arguments)
-        if seeds[0]:
-            states = torch.load(tmp_path / "state.pt")
-            optimizer.load_state_dict(states["optimizer"])
-            schedule.load_state_dict(states["schedule"])
-        for seed in seeds:
-            step(pieces, optimizer, seed)
-            schedule.step()
-        states = {"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
-        torch.save(states, tmp_path / "state.pt")
+    train(whole, range(6))
+    train(pieces, range(3))
+    train(pieces, range(3, 6))
     for (name, value), other in zip(whole.named_parameters(), pieces.parameters(), strict=True):
         assert torch.equal(value, other), name
 
@@ -162,15 +154,9 @@ def test_a_run_goes_on_exactly(tmp_path, examples, monkeypatch):
 
 @pytest.mark.parametrize(
     ("width", "options"),
-    [
-        (4, {}),
-        (16, {"momentum": 1.0}),
-        (16, {"ns_steps": 5}),
-        (16, {"matrices": []}),
-        (16, {"momentum": float("nan")}),
-        (16, {"rms": 0.0}),
-    ],
-)
+    [(4, {}), *((16, {"momentum": value}) for value in (1.0, float("nan"))), (16, {"ns_steps": 5}),
+     (16, {"matrices": []}), (16, {"rms": 0.0})],
+)  # fmt: skip
 def test_what_muon_cannot_train_is_refused(tmp_path, width, options):
     arguments = make_arguments(tmp_path, {}, optim="Muon", optim_args=options)
     model = torch.nn.ModuleList([torch.nn.Linear(width, width)])

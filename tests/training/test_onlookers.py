@@ -17,6 +17,8 @@ from tests.kit.refusals import refused
 from .launching import fork_pairs
 from .tiny import TinyTask, contents, evaluated, make_arguments, run
 
+TRACKERS = "hf_ext.training.loop.start_trackers"
+
 
 class Broken(Callback):
     """Raises whenever it is told something."""
@@ -39,10 +41,7 @@ def test_onlookers_that_raise_end_no_run(tmp_path, examples, monkeypatch, capsys
     good = SimpleNamespace(name="good", log=lambda values, step: heard.append(step), finish=broken)
     bad = SimpleNamespace(name="bad", log=broken, log_images=broken, finish=broken)
 
-    def start(accelerator, *_):
-        accelerator.trackers = [bad, good]
-
-    monkeypatch.setattr("hf_ext.training.loop.start_trackers", start)
+    monkeypatch.setattr(TRACKERS, lambda accelerator, *_: setattr(accelerator, "trackers", [bad, good]))
     monkeypatch.setattr("PIL.Image.Image.save", broken)
     run(TinyTask(), make_arguments(tmp_path / "run", data), None, None, [Broken()])
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
@@ -55,12 +54,8 @@ def test_onlookers_that_raise_end_no_run(tmp_path, examples, monkeypatch, capsys
         run(TinyTask(), make_arguments(tmp_path / "strict", data, strict_callbacks=True))
 
 
-@pytest.mark.parametrize(
-    "place", ["hf_ext.training.loop.start_trackers", "tests.training.tiny.TinyTask.sample_picture"]
-)
-def test_a_tracker_that_does_not_start_and_a_picture_that_is_not_drawn_end_no_run(
-    tmp_path, examples, monkeypatch, place
-):
+@pytest.mark.parametrize("place", [TRACKERS, "tests.training.tiny.TinyTask.sample_picture"])
+def test_a_tracker_that_fails_to_start_and_a_picture_to_be_drawn_end_no_run(tmp_path, examples, monkeypatch, place):
     monkeypatch.setattr(place, broken)
     data = evaluated(examples)
     run(TinyTask(), make_arguments(tmp_path / "run", data, max_steps=2))
@@ -78,8 +73,6 @@ def test_several_trackers_are_checked_and_none_is_none(tmp_path, examples):
 
 
 class Spoiler(Callback):
-    """Changes what it is given."""
-
     def on_evaluate(self, step, metrics, model):
         metrics.clear()
 
@@ -94,8 +87,8 @@ def test_what_is_no_list_of_callbacks_is_refused(tmp_path, examples, given):
 class SlowHub:
     """Takes the place of `push`: each waits until it may go on, and tells what it was given."""
 
-    def __init__(self, monkeypatch, fails: bool = False):
-        self.pushed, self.may_go, self.fails = [], threading.Semaphore(0), fails
+    def __init__(self, monkeypatch, fails: bool = False, answers: int = 0):
+        self.pushed, self.may_go, self.fails = [], threading.Semaphore(answers), fails
         monkeypatch.setattr("hf_ext.hub.publish.push", self.push)
 
     def push(self, folder, repo_id, *, private, commit_message):
@@ -107,25 +100,18 @@ class SlowHub:
         return SimpleNamespace(commit_url=repo_id)
 
 
-class LastStep(Callback):
-    """Lets the Hub answer after the last step."""
-
-    def __init__(self, hub):
-        self.hub = hub
-
-    def on_begin(self, step, folder, model):
-        self.copies = folder / ".push"
-
-    def on_log(self, step, values):
-        if step == 4 and "loss" in values:
-            self.hub.copies = len([*self.copies.glob("step-*")])
-            self.hub.may_go.release(100)
-
-
 def push_run(folder, examples, hub, strategy):
+    class LastStep(Callback):
+        """Lets the Hub answer after the last step."""
+
+        def on_log(self, step, values):
+            if step == 4 and "loss" in values:
+                hub.copies = len([*(folder / ".push").glob("step-*")])
+                hub.may_go.release(100)
+
     values = {"save_steps": 1, "eval_steps": 1, "logging_steps": 1, "max_steps": 4, "hub_model_id": "me/run"}
     arguments = make_arguments(folder, evaluated(examples), **values, hub_strategy=strategy)
-    run(TinyTask(), arguments, None, None, [LastStep(hub)])
+    run(TinyTask(), arguments, None, None, [LastStep()])
     return [message for message, _ in hub.pushed]
 
 
@@ -158,8 +144,7 @@ def test_a_push_that_fails_is_a_row_and_begins_anew_with_the_same_command(tmp_pa
     assert "no Hub" in capsys.readouterr().err
     # A killed process leaves the same: what was to be pushed.
     assert [path.name for path in (tmp_path / "run" / ".push").iterdir()] == ["step-4"]
-    hub = SlowHub(monkeypatch)
-    hub.may_go.release(100)
+    hub = SlowHub(monkeypatch, answers=100)
     assert push_run(tmp_path / "run", examples, hub, "end") == ["Model, step 4"]
     assert not [*(tmp_path / "run" / ".push").iterdir()]
 
@@ -167,8 +152,7 @@ def test_a_push_that_fails_is_a_row_and_begins_anew_with_the_same_command(tmp_pa
 @pytest.mark.parametrize("strategy", ["end", "every_save", "best"])
 def test_what_a_killed_process_did_not_begin_to_push_is_pushed_once(tmp_path, examples, monkeypatch, strategy):
     run(TinyTask(), make_arguments(tmp_path / "run", evaluated(examples), save_steps=1, eval_steps=1, max_steps=4))
-    hub = SlowHub(monkeypatch)
-    hub.may_go.release(100)
+    hub = SlowHub(monkeypatch, answers=100)
     # After its last state; then the same command.
     for _ in range(2):
         assert push_run(tmp_path / "run", examples, hub, strategy)[0].endswith("odel, step 4")

@@ -33,8 +33,7 @@ WHOLE_BATCHES = {"ema_decay": 0.0, "gradient_accumulation_steps": 1, "max_grad_n
         ("stream", 0, {"seed": 5, "model": {"batch_norm": False}, "per_device_train_batch_size": 5}),
         ("buffer", 1, {}),
         # Two processes run streams too.
-        *(pytest.param(kind, workers, {}, marks=pytest.mark.slow) for kind in KINDS[:2] for workers in (0, 2)),
-        *(pytest.param("buffer", workers, {}, marks=pytest.mark.slow) for workers in (0, 2)),
+        *(pytest.param(kind, workers, {}, marks=pytest.mark.slow) for kind in KINDS for workers in (0, 2)),
     ],
 )
 def test_one_process(tmp_path, examples, shards, kind, workers, changes):

@@ -2,17 +2,16 @@
 
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from hf_ext import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.training.callbacks import TIMINGS
 from hf_ext.training.state import RunFolder
+from tests.tasks.diffusion_testing import write_table
 
 from .launching import fork_pairs, fork_two
 from .sharded import CASES, SEMANIR
@@ -22,19 +21,9 @@ from .tiny import contents
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Nine rows that have something for every method, and a model for adapters."""
-    rng = np.random.default_rng(0)
-    texts = ["a red hen", "fish", "a fish on the grass"]
-    columns = {
-        "image": [Image.fromarray(pixels) for pixels in rng.integers(256, size=(9, 16, 16, 3), dtype=np.uint8)],
-        "audio": rng.normal(size=(9, 16)).astype(np.float32).tolist(),
-        "label": [index % 3 for index in range(9)],
-        "text": [texts[index % 3] for index in range(9)],
-    }
-    kinds = {"image": datasets.Image(), "audio": datasets.List(datasets.Value("float32"))}
-    names = {"label": datasets.ClassLabel(names=["a", "b", "c"]), "text": datasets.Value("string")}
-    (tmp_path / "data").mkdir()
-    data = datasets.Dataset.from_dict(columns, features=datasets.Features({**kinds, **names}))
-    data.to_parquet(tmp_path / "data" / "train.parquet")
+    audio = [*np.random.default_rng(0).normal(size=(9, 16)).astype(np.float32)]
+    texts = ["a red hen", "fish", "a fish on the grass"] * 3
+    write_table(tmp_path / "data", [(16, 16)] * 9, ["a", "b", "c"], label=[0, 1, 2] * 3, text=texts, audio=audio)
     SemanIRForImageRestoration(SemanIRConfig(**SEMANIR, top_k=4)).save_pretrained(tmp_path / "base")
     return tmp_path
 
@@ -59,9 +48,7 @@ def read_others(run: Path) -> dict[str, str | bytes]:
 
 
 def assert_close(found: dict, expected: dict) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=name)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def assert_same_runs(root: Path, case: str) -> None:

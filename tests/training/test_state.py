@@ -1,6 +1,7 @@
 """Weight averages, resume states that are kept, and the rows and pictures of a run."""
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -39,75 +40,66 @@ def test_the_average_follows_parameters_and_saved_buffers():
             expected[name] = blended
     now = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert not torch.equal(now["norm.running_mean"], expected["norm.running_mean"])
-    with average.apply():
-        for name, tensor in model.state_dict().items():
-            torch.testing.assert_close(tensor, expected[name], msg=name)
-        assert model.norm.num_batches_tracked == 4
-        assert model.mask.tolist() == [0.0, float("-inf")]
-    assert all(torch.equal(tensor, now[name]) for name, tensor in model.state_dict().items())
-    with pytest.raises(ZeroDivisionError), average.apply():
-        _ = 1 / 0
-    assert all(torch.equal(tensor, now[name]) for name, tensor in model.state_dict().items())
-
-
-class SeeingTask(TinyTask):
-    """Keeps what the evaluation saw."""
-
-    def evaluate_batch(self, model, examples, indices):
-        self.seen = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        assert not model.training
-        return super().evaluate_batch(model, examples, indices)
+    # The weights come back after an error too.
+    for error in (nullcontext(), pytest.raises(ZeroDivisionError)):
+        with error, average.apply():
+            torch.testing.assert_close(dict(model.state_dict()), expected)
+            assert model.norm.num_batches_tracked == 4
+            assert model.mask.tolist() == [0.0, float("-inf")]
+            _ = 1 / isinstance(error, nullcontext)
+        assert all(torch.equal(tensor, now[name]) for name, tensor in model.state_dict().items())
 
 
 def test_averaged_weights_are_evaluated_and_published(tmp_path, examples):
-    task, data = SeeingTask(), {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
-    run(task, make_arguments(tmp_path / "run", data))
-    published = TinyModel.from_pretrained(tmp_path / "run" / "snapshot")
-    trained = RunFolder(tmp_path / "run").state(7) / "model.safetensors"
-    assert not torch.equal(load_file(trained)["enter.weight"], published.enter.weight)
-    for name, tensor in published.state_dict().items():
-        assert torch.equal(tensor, task.seen[name]), name
+    class SeeingTask(TinyTask):
+        def evaluate_batch(self, model, examples, indices):
+            self.seen = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            assert not model.training
+            return super().evaluate_batch(model, examples, indices)
+
+    task, folder = SeeingTask(), RunFolder(tmp_path / "run")
+    run(task, make_arguments(folder.path, evaluated(examples)))
+    published = TinyModel.from_pretrained(folder.snapshot)
+    assert not torch.equal(load_file(folder.state(7) / "model.safetensors")["enter.weight"], published.enter.weight)
+    assert all(torch.equal(tensor, task.seen[name]) for name, tensor in published.state_dict().items())
     assert published.mask.tolist() == [0.0, float("-inf")]
 
 
 def test_the_best_and_the_last_states_are_kept(tmp_path, examples):
-    arguments = make_arguments(
-        tmp_path / "run", evaluated(examples), max_steps=10, save_steps=1, eval_steps=2, save_total_limit=2
-    )
-    task = ScoredTask()
+    intervals = {"max_steps": 10, "save_steps": 1, "eval_steps": 2, "save_total_limit": 2}
+    task, folder = ScoredTask(), RunFolder(tmp_path / "run")
     task.scores = [5.0, 1.0, 3.0, 2.0, float("nan")]
-    run(task, arguments)
-    folder = RunFolder(tmp_path / "run")
+    run(task, make_arguments(folder.path, evaluated(examples), **intervals))
     assert folder.saved_steps() == [4, 9, 10]
-    assert json.loads((folder.best / "training.json").read_text())["steps"] == 4
     assert json.loads((folder.best / "eval.json").read_text())["results"][0]["value"] == 1.0
-    assert json.loads((folder.snapshot / "training.json").read_text())["steps"] == 10
+    steps = [json.loads((kept / "training.json").read_text())["steps"] for kept in (folder.best, folder.snapshot)]
+    assert steps == [4, 10]
 
 
 def test_a_run_leaves_rows_pictures_and_tracks(tmp_path, examples):
     run(TinyTask(), make_arguments(tmp_path / "run", evaluated(examples), report_to="tensorboard"))
     folder = RunFolder(tmp_path / "run")
     rows = folder.read_metrics()
-    assert [row["step"] for row in rows if "loss" in row] == [2, 3, 4, 6, 7]
+    trained = [row for row in rows if "loss" in row]
+    assert [row["step"] for row in trained] == [2, 3, 4, 6, 7]
     assert [row["step"] for row in rows if "eval_mse" in row] == [3, 6, 7]
     assert all(row["samples"] == 4 * row["step"] for row in rows)
     assert {"loss", *TIMINGS, "learning_rate", "gradient_norm"} < rows[0].keys()
-    for row in (row for row in rows if "loss" in row):
+    for row in trained:
         shares = [row[f"{part}_share"] for part in ("data", "compute", "overhead")]
         assert all(0 <= share <= 1 for share in shares) and sum(shares) == pytest.approx(1, abs=0.002)
         assert row["compute_share"] > 0
-    assert rows[0]["memory_gb"] > 0.01
-    assert [row["minutes_left"] for row in rows if "loss" in row][-1] == 0
-    assert sorted(path.name for path in (folder.path / "samples").iterdir()) == [
-        "step-3.png",
-        "step-6.png",
-        "step-7.png",
-    ]
+    assert rows[0]["memory_gb"] > 0.01 and trained[-1]["minutes_left"] == 0
+    assert sorted(path.name for path in (folder.path / "samples").iterdir()) == [f"step-{n}.png" for n in (3, 6, 7)]
     events = EventAccumulator(str(next(folder.path.glob("tensorboard/**/events.out.tfevents.*")).parent))
     events.Reload()
     assert [event.step for event in events.Images("samples")] == [3, 6, 7]
     assert {event.step for event in events.Scalars("loss")} == {2, 3, 4, 6, 7}
     assert not [*folder.snapshot.glob("*optimizer*")]
+    # Who can read the folder can read all of its files.
+    files = [path for path in folder.path.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    assert {path.name for path in files} >= {"model.safetensors", "optimizer.bin", "manifest.json"}
+    assert {path.stat().st_mode for path in files} == {folder.metrics.stat().st_mode}
 
 
 def test_the_time_between_two_rows_is_data_compute_and_overhead(monkeypatch):

@@ -13,7 +13,6 @@ from ast import literal_eval
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import psutil
 import pytest
@@ -24,6 +23,7 @@ from hf_ext.training import main as program
 from hf_ext.training.launcher import honour_launcher, require_devices
 from hf_ext.training.state import RunFolder
 from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped, Stopping
+from tests.kit.own_data import write_files
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
@@ -69,14 +69,11 @@ def stop_at_a_random_moment(started: list, folder: Path, number: int, rng: rando
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: signal.Signals(number).name)
-def test_a_signal_saves_within_a_step_and_the_run_goes_on(tmp_path, examples, monkeypatch, number, processes):
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
+def test_a_signal_saves_within_a_step_and_the_run_goes_on(tmp_path, examples, alone, number, processes):
     whole, stopped, rng = tmp_path / "whole", tmp_path / "stopped", random.Random(int(number))
-    words = (examples, processes)
-    finish(start(whole, *words, max_steps=STEPS))
+    finish(start(whole, examples, processes, max_steps=STEPS))
     for _ in range(20):
-        started = start(stopped, *words, max_steps=STEPS)
+        started = start(stopped, examples, processes, max_steps=STEPS)
         known = stop_at_a_random_moment(started, stopped, number, rng)
         if (code := finish(started, 0, EXIT_CODE)) == EXIT_CODE:
             break
@@ -85,7 +82,7 @@ def test_a_signal_saves_within_a_step_and_the_run_goes_on(tmp_path, examples, mo
     assert code == EXIT_CODE
     # Every step that was known to be done is in the state.
     assert saved_steps(stopped)[-1] == steps_done(stopped) >= known
-    finish(start(stopped, *words, max_steps=STEPS))
+    finish(start(stopped, examples, processes, max_steps=STEPS))
     assert outcome(contents(stopped), STEPS) == outcome(contents(whole), STEPS)
 
 
@@ -110,36 +107,28 @@ def test_two_processes_save_once_for_one_interval(monkeypatch):
     monkeypatch.setattr("hf_ext.training.stopping.time.monotonic", lambda: now)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: SimpleNamespace(wait=lambda: None))
     stopping = Stopping(SimpleNamespace(count=2, index=0, group=None), save_minutes=1, deadline_minutes=0)
-    answers = []
-    for now in (10.0, 61.0, 62.0, 63.0, 64.0, 123.0, 124.0, 125.0):  # noqa: B007
-        answers.append(stopping.ask())
-    assert answers == [0, 0, 1, 0, 0, 0, 1, 0]
+    answers = {}
+    for now in (10.0, 61.0, 62.0, 63.0, 64.0, 123.0, 124.0, 125.0):
+        answers[now] = stopping.ask()
+    assert [*answers.values()] == [0, 0, 1, 0, 0, 0, 1, 0]
 
 
-class HangingUpTask(TinyTask):
-    """Gets a signal in each step."""
-
-    def loss(self, model, batch, step):
-        os.kill(os.getpid(), signal.SIGHUP)
-        return super().loss(model, batch, step)
-
-
-class ScoringTask(TinyTask):
+class SignalledTask(TinyTask):
     """Gets a signal in the second batch of an evaluation, or in a step."""
 
-    stop_in: ClassVar[int] = 0
-    stop_at: ClassVar[int] = -1
-    scored: ClassVar[list[int]] = []
+    def __init__(self, stop_in: int = 0, stop_at: int = -1, number: int = signal.SIGTERM):
+        super().__init__()
+        self.stop_in, self.stop_at, self.number, self.scored = stop_in, stop_at, number, []
 
     def loss(self, model, batch, step):
         if step == self.stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
         return super().loss(model, batch, step)
 
     def evaluate_batch(self, model, examples, indices):
         self.scored.append(indices[0])
         if self.scored.count(2) == self.stop_in and indices[0] == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
         return super().evaluate_batch(model, examples, indices)
 
 
@@ -151,15 +140,13 @@ def test_a_signal_saves_within_a_step_or_a_batch_of_an_evaluation(tmp_path, exam
         run(task, make_arguments(tmp_path / name, data, save_total_limit=9))
         return contents(tmp_path / name)
 
-    whole, task = train_in("whole", TinyTask()), ScoringTask()
-    task.scored, task.stop_in, task.stop_at = [], evaluation, -1 if evaluation else step - 1
+    whole, task = train_in("whole", TinyTask()), SignalledTask(evaluation, -1 if evaluation else step - 1)
     with refused(RunStopped, "SIGTERM", f"step {step}"):
         train_in("stopped", task)
     assert not evaluation or task.scored[-1] == 2
     assert saved_steps(tmp_path / "stopped")[-1] == step and not multiprocessing.active_children()
-    assert not [
-        row for row in RunFolder(tmp_path / "stopped").read_metrics() if row["step"] == step and "loss" not in row
-    ]
+    rows = RunFolder(tmp_path / "stopped").read_metrics()
+    assert not [row for row in rows if row["step"] == step and "loss" not in row]
     if not evaluation:
         # A stop adds a row and a state to those of a run that was not stopped.
         assert outcome(train_in("stopped", TinyTask()), 7) == outcome(whole, 7)
@@ -175,10 +162,8 @@ def test_a_signal_saves_within_a_step_or_a_batch_of_an_evaluation(tmp_path, exam
 @pytest.mark.parametrize(("first", "asking"), [(2, []), (90, [Word("evaluate", 1)])])
 def test_an_interrupted_evaluation_is_done_whatever_its_steps_are_then(tmp_path, examples, first, asking):
     changes, data = {"max_steps": 4, "save_steps": 90, "logging_steps": 1}, evaluated(examples)
-    task = ScoringTask()
-    task.scored, task.stop_in = [], 1
     with refused(RunStopped, "step 2"):
-        run(task, make_arguments(tmp_path / "run", data, eval_steps=first, **changes), None, None, asking)
+        run(SignalledTask(1), make_arguments(tmp_path / "run", data, eval_steps=first, **changes), None, None, asking)
     run(TinyTask(), make_arguments(tmp_path / "run", data, eval_steps=90, **changes))
     assert [row["step"] for row in RunFolder(tmp_path / "run").read_metrics() if "eval_mse" in row] == [2, 4]
 
@@ -187,7 +172,7 @@ def test_signals_are_left_as_they_were(tmp_path, examples):
     # As `nohup` does.
     kept = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        run(HangingUpTask(), make_arguments(tmp_path / "ignored", examples, max_steps=2))
+        run(SignalledTask(0, 0, signal.SIGHUP), make_arguments(tmp_path / "ignored", examples, max_steps=2))
     finally:
         signal.signal(signal.SIGHUP, kept)
     before = [signal.getsignal(number) for number in SIGNALS]
@@ -211,34 +196,26 @@ exit $code
 @pytest.fixture
 def slurm(tmp_path):
     """A function that runs the job of examples/accelerate with commands that stand in for SLURM's."""
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    (commands / "python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
-    (commands / "srun").write_text(SRUN)
-    (commands / "scontrol").write_text(
-        f'#!/bin/bash\necho "$@" >> {tmp_path}/said\n[ $1 = requeue ] || echo localhost\n'
-    )
-    for name in ("python", "srun", "scontrol"):
-        (commands / name).chmod(0o755)
+    if sys.platform == "win32":
+        pytest.skip("a script of bash")
+    told = f'#!/bin/bash\necho "$@" >> {tmp_path}/said\n[ $1 = requeue ] || echo localhost\n'
+    commands = {"python": f'#!/bin/bash\nexec {sys.executable} "$@"\n', "srun": SRUN, "scontrol": told}
+    for name, script in commands.items():
+        write_files(tmp_path / "bin", {name: script})
+        (tmp_path / "bin" / name).chmod(0o755)
     recipe = write_text_recipe(tmp_path, max_steps=3)
 
     def job(tasks: int, a_node: int, *flags: str, **more: str) -> subprocess.CompletedProcess:
-        variables = environment(
-            PATH=f"{commands}:{os.environ['PATH']}",
-            SLURM_NTASKS=str(tasks),
-            SLURM_NTASKS_PER_NODE=str(a_node),
-            SLURM_JOB_NODELIST="node",
-            SLURM_JOB_ID="7",
-            **more,
-        )
+        of_slurm = {"NTASKS": str(tasks), "NTASKS_PER_NODE": str(a_node), "JOB_NODELIST": "node", "JOB_ID": "7"}
+        variables = {f"SLURM_{name}": value for name, value in of_slurm.items()} | more
         words = ["bash", str(ROOT / "examples/accelerate/slurm.sh"), recipe, *flags]
+        variables = environment(PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}", **variables)
         return subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=280)
 
     return job
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
 @pytest.mark.parametrize(("tasks", "a_node"), [(1, 1), (4, 2)])
 def test_a_job_of_slurm_that_was_stopped_is_queued_again(tmp_path, slurm, tasks, a_node):
     """Alone, and as four processes of two nodes, which are one run."""
@@ -253,7 +230,6 @@ def test_a_job_of_slurm_that_was_stopped_is_queued_again(tmp_path, slurm, tasks,
     assert told["samples"] == 3 * tasks * 2 and told["hardware"].startswith(f"{tasks} process")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
 def test_another_program_of_a_job_goes_on_after_the_signal(tmp_path, slurm):
     program = "import os, sys\nprint(os.environ['RANK'], *sys.argv[1:], flush=True)\n"
     (tmp_path / "program.py").write_text(program + "'last' in sys.argv or os.kill(os.getpid(), 10)")
@@ -265,7 +241,6 @@ def test_another_program_of_a_job_goes_on_after_the_signal(tmp_path, slurm):
     assert (tmp_path / "said").read_text().count("requeue") == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
 def test_a_sharded_job_is_told_to_the_training(tmp_path, slurm):
     program = "import os\nprint({name: value for name, value in os.environ.items() if 'FSDP' in name})"
     (tmp_path / "program.py").write_text(program)
@@ -279,10 +254,8 @@ def test_a_sharded_job_is_told_to_the_training(tmp_path, slurm):
 
 
 @pytest.mark.slow
-def test_loader_processes_leave_the_decision_to_the_training(tmp_path, examples, monkeypatch):
+def test_loader_processes_leave_the_decision_to_the_training(tmp_path, examples, alone):
     """A terminal and a scheduler signal all processes of a group."""
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
     (process,) = start(tmp_path / "run", examples, 1, num_workers=2)
     # Both have given a batch.
     while steps_done(tmp_path / "run") < 3:

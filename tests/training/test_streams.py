@@ -4,42 +4,41 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 import pytest
 
 from hf_ext.data.opening import open_source
 from hf_ext.errors import UsageError
+from hf_ext.tasks.diffusion_latents import write_tar
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.data import TrainingLoader, check_workers
 from tests.kit.refusals import refused
 
-from .test_data import write_tar
-from .tiny import SIDE, TinyTask, make_arguments, run, write_images, write_shards
+from .tiny import SIDE, TinyTask, make_arguments, run, write_hollow, write_images, write_shards
 
 BATCHES = 9
 
 
 def open_kind(root: Path, kind: str) -> tuple[Any, DataSource | None]:
     """Data of a kind, and the source that names it; none of what is given in Python."""
-    folders = {name: str(root / name) for name in ("a", "b", "c", "empty", "hollow")}
+    a, b, c, empty, hollow = (str(root / name) for name in ("a", "b", "c", "empty", "hollow"))
     paths: dict[str, Any] = {
-        "one": folders["a"],
-        "list": [folders["a"], folders["b"]],
+        "one": a,
+        "list": [a, b],
         # Of unequal lengths, the last one shorter than a batch of all.
-        "three": [folders["a"], folders["b"], folders["c"]],
+        "three": [a, b, c],
         "mixture": [
-            {"path": folders["a"], "weight": 3},
-            {"path": folders["b"]},
-            {"path": folders["c"], "weight": 0.5},
+            {"path": a, "weight": 3},
+            {"path": b},
+            {"path": c, "weight": 0.5},
         ],
-        "empty shard": folders["empty"],
-        "empty parquet": folders["hollow"],
-        "list with empty parquet": [folders["hollow"], folders["b"]],
+        "empty shard": empty,
+        "empty parquet": hollow,
+        "list with empty parquet": [hollow, b],
         "pictures": str(root / "pictures"),
         "tars": str(root / "tars" / "*.tar"),
     }
     if kind.startswith("python"):
-        data = open_source(DataSource(folders["a"], streaming=kind != "python map"))
+        data = open_source(DataSource(a, streaming=kind != "python map"))
         shuffled = {"python own shuffle": {"seed": 3, "buffer_size": 5}}
         mapped = kind == "python batched map"
         data = data.map(lambda rows: rows, batched=True, batch_size=4) if mapped else data
@@ -60,13 +59,12 @@ def root(tmp_path: Path) -> Path:
     for number in range(4):
         rows = [{"pixels": [number / 9 + row / 99] * SIDE**2} for row in range(3) if number != 2]
         (tmp_path / "empty" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    # A table of no rows has a group of no rows.
-    (file, *_) = write_shards(tmp_path / "hollow", 4, 9).glob("*-00002-*")
-    pyarrow.parquet.write_table(pyarrow.parquet.read_table(file)[:0], file)
+    write_hollow(tmp_path / "hollow")
     pictures = write_images(tmp_path / "pictures", 9)
     (tmp_path / "tars").mkdir()
     for number in range(4):
-        write_tar(tmp_path / "tars" / f"{number}.tar", pictures)
+        with (tmp_path / "tars" / f"{number}.tar").open("wb") as file:
+            write_tar(file, [(path.stem, {"image.png": path.read_bytes()}) for path in sorted(pictures.iterdir())])
     return tmp_path
 
 
@@ -101,7 +99,22 @@ class Cut:
         return found, after
 
 
-def check(root: Path, kind: str, workers: int, world: int, cuts: list[int]) -> None:
+READERS = [(0, 2), (1, 1), (2, 1), (2, 2)]
+SHARDS = [(f"empty {kind}", workers) for kind in ("shard", "parquet") for workers in (0, 2)]
+SHARDS += [("empty parquet map", 0), ("empty parquet with buffer", 0), ("list with empty parquet", 2)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "world", "cuts"),
+    [
+        *((kind, 0, 1, [1, 6]) for kind in KINDS),
+        *((kind, 2, 1, [1, 4]) for kind in ("list", "tars", "python own shuffle")),
+        # A shard without rows is no end.
+        *((kind, workers, 1, [1, 3]) for kind, workers in SHARDS),
+        *(pytest.param(kind, *read, [1, 2, 5, 8], marks=pytest.mark.slow) for kind in KINDS for read in READERS),
+    ],
+)
+def test_data_of_each_kind_go_on_wherever_they_were_cut(root, kind, workers, world, cuts):
     if kind == "pictures" and workers > 1:
         # A folder of so few pictures is one shard, which has no place for two readers.
         with refused(UsageError, "num_workers", "1 shard"):
@@ -118,55 +131,21 @@ def check(root: Path, kind: str, workers: int, world: int, cuts: list[int]) -> N
             assert found == expected[place:], (rank, place)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_kinds_of_data_go_on_where_they_were_cut(root, kind):
-    check(root, kind, 0, 1, [1, 6])
-
-
-@pytest.mark.parametrize("kind", ["list", "tars", "python own shuffle"])
-def test_loader_processes_go_on_where_they_were_cut(root, kind):
-    check(root, kind, 2, 1, [1, 4])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("workers", "world"), [(0, 2), (1, 1), (2, 1), (2, 2)])
-def test_loader_processes_go_on_wherever_they_were_cut(root, kind, workers, world):
-    check(root, kind, workers, world, [1, 2, 5, 8])
-
-
-@pytest.mark.parametrize(
-    ("kind", "workers"),
-    [
-        *(("empty shard", 0), ("empty shard", 2), ("empty parquet", 0), ("empty parquet", 2)),
-        *(("empty parquet map", 0), ("empty parquet with buffer", 0), ("list with empty parquet", 2)),
-    ],
-)
-def test_a_shard_without_rows_is_no_end(root, kind, workers):
-    check(root, kind, workers, 1, [1, 3])
-
-
 def test_a_worker_whose_shards_are_all_empty_is_refused_in_words(root):
-    cut = Cut(root, "empty shard", 4, 0, 1)
     with pytest.raises(ValueError):
-        cut.read(4)
+        Cut(root, "empty shard", 4, 0, 1).read(4)
 
 
 def test_a_shuffle_without_a_seed_is_not_gone_on_with(root):
-    def shuffled() -> Cut:
-        cut = Cut(root, "python stream", 0, 0, 1)
+    first, second = (Cut(root, "python stream", 0, 0, 1) for _ in range(2))
+    for cut in (first, second):
         cut.data = cut.data.shuffle(buffer_size=5)
-        return cut
-
-    first = shuffled()
     expected, states = first.read(6)
     assert first.read(3, 3, states[2])[0] == expected[3:]
     with pytest.raises(ValueError):
-        shuffled().open(3, states[2])
-
-
-def test_a_run_on_a_stream_shuffled_without_a_seed_is_refused_before_a_step(root):
-    stream, changes = Cut(root, "python stream", 0, 0, 1).data, {"save_steps": 2, "lr_scheduler_type": "constant"}
-    run(TinyTask(), make_arguments(root / "run", {}, max_steps=2, **changes), stream.shuffle())
+        second.open(3, states[2])
+    # Of a run, before a step.
+    changes = {"save_steps": 2, "lr_scheduler_type": "constant"}
+    run(TinyTask(), make_arguments(root / "run", {}, max_steps=2, **changes), first.data)
     with pytest.raises(ValueError):
-        run(TinyTask(), make_arguments(root / "run", {}, max_steps=4, **changes), stream.shuffle())
+        run(TinyTask(), make_arguments(root / "run", {}, max_steps=4, **changes), second.data)

@@ -22,7 +22,7 @@ from accelerate import PartialState
 from hf_ext.training import Callback, train
 from tests.kit.process_state import forget_accelerate
 
-from .tiny import TinyTask, contents, make_arguments, run_interrupted
+from .tiny import TinyTask, contents, find_differences, make_arguments, run_interrupted
 
 FAILURES = ("error", "kill", "busy")
 STOPS = (3, 5)
@@ -55,43 +55,33 @@ def compare(root: Path, case: str, **changes: Any) -> dict[str, Any]:
     if not PartialState().is_main_process:
         return {}
     first, second = ({**contents(folder), "returned": told} for folder, told in ((whole, expected), (pieces, metrics)))
-    return {
-        "names": sorted(first),
-        "differing": sorted(name for name in {*first, *second} if first.get(name) != second.get(name)),
-        "metrics": metrics,
-        "processes": json.loads((pieces / "args.json").read_text())["processes"],
-    }
-
-
-class FailingTask(TinyTask):
-    """Fails, or is killed, in the second process."""
-
-    case = ""
-
-    def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
-        if step == 1 and PartialState().process_index == 1 and self.case == "error":
-            raise ValueError("its disk is gone")
-        if step == 1 and PartialState().process_index == 1 and self.case == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().loss(model, batch, step)
-
-
-class SlowPush(Callback):
-    """Keeps the main process busy for longer than the others wait."""
-
-    def on_save(self, step: int, folder: Path, is_best: bool) -> None:
-        time.sleep(12)
+    processes = json.loads((pieces / "args.json").read_text())["processes"]
+    differing = find_differences(first, second)
+    return {"names": sorted(first), "differing": differing, "metrics": metrics, "processes": processes}
 
 
 def fail(root: Path, case: str) -> None:
+    """Fails, or is killed, in the second process, or keeps the first busy for longer than the other waits."""
+
+    class FailingTask(TinyTask):
+        def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
+            if step == 1 and PartialState().process_index == 1 and case == "error":
+                raise ValueError("its disk is gone")
+            if step == 1 and PartialState().process_index == 1 and case == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().loss(model, batch, step)
+
+    class SlowPush(Callback):
+        def on_save(self, step: int, folder: Path, is_best: bool) -> None:
+            time.sleep(12 if case == "busy" else 0)
+
     forget_accelerate()
-    task, callbacks = FailingTask(), [SlowPush()] if case == "busy" else []
-    task.case = case
     limit = {"timeout_minutes": 0.1} if case == "busy" else {}
     said, kind = io.StringIO(), ""
     with contextlib.redirect_stderr(said):
         try:
-            train(task, make_arguments(root / "run", root / "examples", **limit), None, None, callbacks)
+            arguments = make_arguments(root / "run", root / "examples", **limit)
+            train(FailingTask(), arguments, None, None, [SlowPush()])
         except Exception as error:
             kind = type(error).__name__
     (root / f"ended-{os.environ['RANK']}.json").write_text(json.dumps({"kind": kind, "said": said.getvalue()}))
