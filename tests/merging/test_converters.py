@@ -4,8 +4,6 @@ LLAMA_CPP=FOLDER of its source runs the converter, which knows such a tokenizer 
 tokens of GGUF files back by the library `gguf` that lies beside it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
