@@ -169,7 +169,6 @@ def tiny_adapter(folder: Path, base: Path, seed: int = 0, *, kind: str = "lora",
 
 
 def push_folder(url: str, repo_id: str, folder: Path) -> str:
-    """Uploads a folder to the Hub at `url` and returns the commit."""
     api = HfApi(endpoint=url, token=False)
     api.create_repo(repo_id, exist_ok=True)
     # the embedded Hub has no Xet storage

@@ -49,7 +49,6 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(merged: Path, tmp_path: Path) -> Path:
-    """An artifact that a test may damage."""
     return shutil.copytree(merged, tmp_path / "merged")
 
 

@@ -29,8 +29,6 @@ RELATIVE = 1e-12
 
 
 class Block:
-    """What one call takes and gives."""
-
     def __init__(self, base, tasks, dtype=torch.float32):
         self.base, self.tasks, self.dtype = base, tasks, dtype
         count, n = len(tasks), len(base)
@@ -38,35 +36,21 @@ class Block:
         self.unified = torch.full((n,), torch.nan).to(dtype)
         self.masks = torch.full((count, -(-n // 8) + 3), 0xA5, dtype=torch.uint8)
         self.added = ops.Sums.zeros(count)
+        self.sums, self.totals, self.gram = self.added
 
-    def merge(self, module=ops, cuts=(), **options):
-        """Merge, cut into blocks after the sub-blocks in `cuts`."""
-        return self._run(module.merge_block, cuts, options)
-
-    def mask(self, unified, module=ops, cuts=(), **options):
+    def mask(self, unified, module=ops):
         self.unified = unified
-        return self._run(module.mask_block, cuts, options)
+        return self.merge(module, operation="mask_block")
 
-    def _run(self, operation, cuts, options):
-        first = options.pop("first", 0)
+    def merge(self, module=ops, cuts=(), *, operation="merge_block", first=0, **options):
+        """Merge, cut into blocks after the sub-blocks in `cuts`."""
         edges = [0, *(cut * ops.SUB_BLOCK for cut in cuts), len(self.base)]
         for low, high in itertools.pairwise(edges):
-            masks = self.masks[:, low // 8 :].clone()
-            operation(
-                self.base[low:high],
-                [task[low:high] for task in self.tasks],
-                self.unified[low:high],
-                masks,
-                self.added,
-                first=first + low // ops.SUB_BLOCK,
-                **options,
-            )
+            masks, parts = self.masks[:, low // 8 :].clone(), [task[low:high] for task in self.tasks]
+            given = (self.base[low:high], parts, self.unified[low:high], masks, self.added)
+            getattr(module, operation)(*given, first=first + low // ops.SUB_BLOCK, **options)
             self.masks[:, low // 8 :] = masks
         return self
-
-    sums = property(lambda self: self.added.tasks)
-    totals = property(lambda self: self.added.totals)
-    gram = property(lambda self: self.added.gram)
 
     def bits(self, task):
         return ops.unpack_mask(self.masks[task], len(self.base))

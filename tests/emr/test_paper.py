@@ -70,7 +70,6 @@ def told_commands(table: str) -> list[list[str]]:
 
 
 def reproduce(table: str, out: str) -> list[list[str]]:
-    """What reproduce.sh runs."""
     return written_commands('exec bash "$@"', str(PAPER / "reproduce.sh"), table, out)
 
 

@@ -39,7 +39,6 @@ def emr(merged: Path) -> Iterator[EMRModel]:
 
 @pytest.fixture
 def right(emr: EMRModel) -> dict[str, torch.Tensor]:
-    """The answers of each task."""
     with torch.no_grad():
         return {task: by_context(emr, task) for task in TASKS}
 

@@ -27,21 +27,18 @@ def merge_family(
 
 
 def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Changes what the manifest of an artifact says."""
     manifest = json.loads((folder / "emr.json").read_text())
     change(manifest)
     (folder / "emr.json").write_text(json.dumps(manifest))
 
 
 def flip(path: Path, place: int = -1) -> None:
-    """Changes a bit of a file."""
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
 
 
 def restored(weights: TaskWeights, task: str) -> dict[str, torch.Tensor]:
-    """All tensors of a task."""
     return {name: weights.restore(task, name) for name in weights.entries(task)}
 
 

@@ -49,7 +49,6 @@ for _name, _case in CASES.items():
 
 
 def in_folder(case: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The configuration with its models in a folder."""
     case = copy.deepcopy(case) | {"dtype": "float32"}
     if "base_model" in case:
         case["base_model"] = str(folder / case["base_model"])

@@ -13,10 +13,8 @@ from hf_ext.emr.artifact import verify_artifact
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError
 from hf_ext.files import read_json
+from hf_ext.merging import add_task, make_plan, merge_checkpoints
 from hf_ext.merging.companions import find_companions
-from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.merging.plan import make_plan
-from hf_ext.merging.updating import add_task
 from tests.emr.emr_testing import family, push_folder, tiny_bert, tiny_gpt2, write_code, write_weights
 from tests.kit.refusals import refused
 from tests.merging.merging import merge

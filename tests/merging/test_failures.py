@@ -19,9 +19,8 @@ from hf_ext.errors import DataError, OtherRun, UsageError
 from hf_ext.files import copy_into
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
-from hf_ext.merging import finishing
+from hf_ext.merging import finishing, merge_checkpoints
 from hf_ext.merging.engine import Engine
-from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block, merge_method
 from hf_ext.merging.sources import Source, open_weights
 from tests.emr.emr_testing import push_folder

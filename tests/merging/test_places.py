@@ -17,9 +17,8 @@ from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError, OtherRun
 from hf_ext.files import read_json, write_json
 from hf_ext.hub.header_format import CheckpointError
-from hf_ext.merging import add_task, journal, merge_checkpoints, remove_task
+from hf_ext.merging import add_task, journal, make_plan, merge_checkpoints, remove_task
 from hf_ext.merging.engine import Engine
-from hf_ext.merging.plan import make_plan
 from hf_ext.merging.vectors import NotFiniteError
 from tests.emr.emr_testing import family, tiny_bert, write_weights
 from tests.emr.use_testing import equal, restored

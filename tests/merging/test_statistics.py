@@ -14,11 +14,9 @@ from transformers import BertForSequenceClassification, GPT2LMHeadModel, ViTConf
 
 from hf_ext.errors import UsageError
 from hf_ext.files import read_json
-from hf_ext.merging.configuration import MergeConfig
+from hf_ext.merging import MergeConfig, make_plan, merge_checkpoints
 from hf_ext.merging.measuring import START, WeightedMerge, learn_weights, measure, save_statistics
-from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods.registry import MethodError
-from hf_ext.merging.plan import make_plan
 from hf_ext.merging.publishing import hide_paths
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
 from hf_ext.tasks.texts import byte_tokenizer
