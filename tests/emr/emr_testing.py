@@ -1,7 +1,5 @@
 """Tiny real checkpoints for the tests of EMR-Merging; import them as `from tests.emr.emr_testing import ...`."""
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings
@@ -11,21 +9,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import transformers
 from diffusers import UNet2DModel
 from huggingface_hub import HfApi, constants, save_torch_state_dict
 from peft import IA3Config, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
-from transformers import (
-    AutoModel,
-    BertConfig,
-    BertForSequenceClassification,
-    BertModel,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModel, BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
 from hf_ext.merging.plan import Plan, make_plan
 from hf_ext.merging.tensors import COMPARED, KEPT
@@ -139,7 +130,7 @@ def maker(build: Callable[[], Any], finish: Callable[[Path], object] = lambda fo
     return write
 
 
-_GPT2 = GPT2Config(
+_GPT2 = transformers.GPT2Config(
     vocab_size=len(WORDS), n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=3
 )
 _UNET: dict[str, Any] = {
@@ -149,7 +140,7 @@ _UNET: dict[str, Any] = {
 }
 _SEMANIR = SemanIRConfig(embed_dim=8, depths=(1,), num_heads=(2,), window_size=4, top_k=6)
 # A language model whose head is tied to its embedding, a model of diffusers, and our restorer with its processor.
-tiny_gpt2 = maker(lambda: GPT2LMHeadModel(copy.deepcopy(_GPT2)), write_tokenizer)
+tiny_gpt2 = maker(lambda: transformers.GPT2LMHeadModel(copy.deepcopy(_GPT2)), write_tokenizer)
 tiny_unet = maker(lambda: UNet2DModel(**_UNET))
 tiny_semanir = maker(
     lambda: SemanIRForImageRestoration(copy.deepcopy(_SEMANIR)),
@@ -178,7 +169,6 @@ def tiny_adapter(folder: Path, base: Path, seed: int = 0, *, kind: str = "lora",
 
 
 def push_folder(url: str, repo_id: str, folder: Path) -> str:
-    """Uploads a folder to the Hub at `url` and returns the commit."""
     api = HfApi(endpoint=url, token=False)
     api.create_repo(repo_id, exist_ok=True)
     # the embedded Hub has no Xet storage
@@ -186,11 +176,6 @@ def push_folder(url: str, repo_id: str, folder: Path) -> str:
         # huggingface_hub 2.4 sends large files with an argument that its HTTP library deprecates
         warnings.filterwarnings("ignore", "Use 'content=<...>' to upload", DeprecationWarning)
         return str(api.upload_folder(repo_id=repo_id, folder_path=folder).oid)
-
-
-def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Something of a shape."""
-    return torch.ones(shape, dtype=dtype)
 
 
 def raw_plan(

@@ -1,7 +1,5 @@
 """The manifest and the files of an artifact: what is written is read back, what is hostile is refused; rescalers."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -26,13 +24,14 @@ from hf_ext.hub.safetensors_headers import CheckpointError
 from tests.kit.refusals import refused
 
 SUM_COLUMNS = {"columns": ",".join(SUMS)}
-ABS, MASKED_ABS = SUMS.index("abs"), SUMS.index("masked_abs")
-SQUARE, MASKED_SQUARE, MASKED_DOT = SUMS.index("square"), SUMS.index("masked_square"), SUMS.index("masked_dot")
+SUMMED = ("abs", "masked_abs", "square", "masked_dot", "masked_square")
+ABS, MASKED_ABS, SQUARE, MASKED_DOT, MASKED_SQUARE = map(SUMS.index, SUMMED)
 
 
-def write_artifact(folder: Path) -> Manifest:
+@pytest.fixture
+def written(tmp_path: Path) -> Manifest:
     """Two tensors, of which one is merged over its first 600 elements by the task `a.b`; written by hand."""
-    place = folder / "tasks" / "a.b"
+    folder, place = tmp_path, tmp_path / "tasks" / "a.b"
     place.mkdir(parents=True)
     save_file({"w": torch.zeros(100, 7), "ids": torch.arange(3)}, folder / "model.safetensors")
     save_file({"m.w": torch.zeros(128, dtype=torch.uint8)}, place / "mask.safetensors")
@@ -55,28 +54,23 @@ def write_artifact(folder: Path) -> Manifest:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_artifact(tmp_path / "merged")
-    return tmp_path / "merged"
+def folder(written: Manifest, tmp_path: Path) -> Path:
+    return tmp_path
 
 
-def test_what_is_written_is_read_back(tmp_path):
-    written = write_artifact(tmp_path)
+def test_what_is_written_is_read_back(written, tmp_path):
     manifest = Manifest.read(tmp_path)
-    assert manifest == written
-    assert list(manifest.merged) == ["w"]
+    assert manifest == written and list(manifest.merged) == ["w"]
     assert manifest.tasks["a.b"].base_name("m.w") == "w"
     with open_unified(tmp_path, manifest) as unified, open_masks(tmp_path, manifest, "a.b") as masks:
         assert set(unified) == {"w", "ids"} and set(masks) == {"m.w"}
-    extras = open_extras(tmp_path, manifest, "a.b")
-    assert extras is not None and set(extras) == {"m.w", "head"}
-    extras.close()
+    with open_extras(tmp_path, manifest, "a.b") as extras:
+        assert set(extras) == {"m.w", "head"}
     assert read_sums(tmp_path, manifest, "a.b").shape == (1, 10)
     text = (tmp_path / "emr.json").read_text()
     assert '"scale_hex": "0x1.999999999999ap-4"' in text and '"scale": 0.1' in text
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(scales=st.dictionaries(st.text(min_size=1), st.floats(0, 1e300), min_size=1))
 def test_scales_are_exact(folder, scales):
     manifest = Manifest.read(folder)
@@ -130,10 +124,9 @@ def test_a_hostile_manifest_is_refused(folder, case):
     keys, value, message = HOSTILE[case]
     record = json.loads((folder / "emr.json").read_text())
     place = functools.reduce(operator.getitem, keys[:-1], record)
+    place[keys[-1]] = value
     if value is None:
         del place[keys[-1]]
-    else:
-        place[keys[-1]] = value
     (folder / "emr.json").write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match=rf"(?s)^{folder}/emr\.json: .*{message}"):
         Manifest.read(folder)
@@ -178,10 +171,8 @@ def test_files_that_do_not_fit_the_manifest_are_refused(folder, case):
 
 def toy_sums() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Two tensors of 2 and 8 elements, two tasks; the second takes part in the second tensor only."""
-    sums = np.zeros((2, 2, len(SUMS)))
-    sums[0, 0, [ABS, MASKED_ABS, SQUARE, MASKED_DOT, MASKED_SQUARE]] = [3, 4, 5, 6, 8]
-    sums[1, 0, [ABS, MASKED_ABS, SQUARE, MASKED_DOT, MASKED_SQUARE]] = [8, 16, 10, 12, 24]
-    sums[1, 1, [ABS, MASKED_ABS, SQUARE, MASKED_DOT, MASKED_SQUARE]] = [6, 5, 4, 3, 2]
+    sums, columns = np.zeros((2, 2, len(SUMS))), [ABS, MASKED_ABS, SQUARE, MASKED_DOT, MASKED_SQUARE]
+    sums[:, :, columns] = [[[3, 4, 5, 6, 8], [0] * 5], [[8, 16, 10, 12, 24], [6, 5, 4, 3, 2]]]
     return sums, np.array([2, 8]), np.array([[True, False], [True, True]])
 
 
@@ -200,16 +191,13 @@ def test_rescalers_by_hand(mode, expected):
     assert compute_scales(*toy_sums(), mode).tolist() == expected
 
 
-@pytest.mark.parametrize("mode", ["global", "official", "l2", "tensor", "tensor_l2"])
-def test_guards_of_the_rescalers(mode):
+def test_guards_of_the_rescalers():
     sums, elements, participates = toy_sums()
     sums[:, 0] = 0  # equals the base
     sums[1, 1, [MASKED_ABS, MASKED_DOT, MASKED_SQUARE]] = 0  # lost every vote
-    scales = compute_scales(sums, elements, participates, mode)
-    assert scales.reshape(-1, 2)[-1].tolist() == [1, 0]
-
-
-def test_an_empty_tensor_does_not_count():
+    for mode in ("global", "official", "l2", "tensor", "tensor_l2"):
+        assert compute_scales(sums, elements, participates, mode).reshape(-1, 2)[-1].tolist() == [1, 0], mode
+    # An empty tensor does not count.
     sums, elements, participates = toy_sums()
     elements[0], sums[0] = 0, 0
     assert compute_scales(sums, elements, participates, "official").tolist() == [0.5, 6 / 5]

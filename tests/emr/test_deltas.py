@@ -1,7 +1,5 @@
 """1-bit and ternary deltas: kernels, artifacts, loader, EMRModel, updates, report and plan."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -14,15 +12,12 @@ from hf_ext.emr import arithmetic
 from hf_ext.emr.artifact import mask_bytes, verify_artifact
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
-from hf_ext.emr.ops import SUMS, Sums, unpack_mask
+from hf_ext.emr.ops import DTYPES, SUMS, Sums, unpack_mask
 from hf_ext.emr.report import report_markdown, report_tables
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.hub.safetensors_headers import CheckpointError
-from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan, plan_lines
 from hf_ext.merging.updating import add_task, remove_task
-from tests.emr import reference_deltas as twin
-from tests.emr.blocks import DTYPES
 from tests.emr.emr_testing import family, tiny_bert
 from tests.emr.use_testing import alone, assert_rows, copied, edit_manifest, equal
 from tests.kit.refusals import refused
@@ -30,7 +25,7 @@ from tests.merging.conftest import short_segments
 from tests.merging.merging import merge, write_set
 
 METHODS = ("onebit", "ternary")
-# applies to the merges of this file too
+# Applies to the merges of this file too.
 assert short_segments
 
 
@@ -47,6 +42,30 @@ def read(folder):
     return found
 
 
+def one_bit(base, task):
+    """W_0 ± the mean magnitude of the difference, of one tensor; what did not change goes down."""
+    vector = task.double() - base.double()
+    return base.double() + torch.where(vector > 0, 1.0, -1.0) * vector.abs().mean()
+
+
+def ternary(base, task, density):
+    """The largest share over all tensors moves by the mean magnitude of those in its tensor."""
+    vectors = {name: (task[name].float() - base[name].float()).double() for name in base}
+    magnitudes = torch.cat([vector.abs().flatten() for vector in vectors.values()]).sort(descending=True).values
+    smallest = magnitudes[max(1, int(density * len(magnitudes))) - 1]
+    restored = {}
+    for name, vector in vectors.items():
+        kept = (vector.abs() >= smallest) & (vector != 0)
+        scale = vector.abs()[kept].mean() if kept.any() else 0.0
+        restored[name] = base[name].double() + scale * vector.sign() * kept
+    return restored
+
+
+def relative_error(vector, found):
+    """‖τ - τ̂‖² / ‖τ‖²."""
+    return float((vector - found).square().sum() / vector.square().sum())
+
+
 def merged_names(base):
     return [name for name, values in base.items() if values.is_floating_point()]
 
@@ -61,8 +80,8 @@ def test_directions_are_packed_and_restored(kernels, kind, length):
     kept = [vector * (torch.rand(length, generator=generator) < 0.5) for vector in vectors]
     planes = [torch.zeros(count, 2, mask_bytes(length), dtype=torch.uint8) for count in (1, 2)]
     sums = [Sums.zeros(2), Sums.zeros(2)]
-    arithmetic.pack_directions(base, tasks, vectors, planes[0], sums[0])
-    arithmetic.pack_directions(base, tasks, kept, planes[1], sums[1])
+    for moved, packed, found in zip((vectors, kept), planes, sums, strict=True):
+        arithmetic.pack_directions(base, tasks, moved, packed, found)
     for index, (vector, part) in enumerate(zip(vectors, kept, strict=True)):
         for direction, packed, found in (
             (torch.where(vector > 0, 1.0, -1.0), planes[0], sums[0]),
@@ -93,10 +112,8 @@ def test_an_artifact_restores_what_is_defined(models, tmp_path, method):
     report = json.loads((out / "report.json").read_text())
     for place, (task, folder) in enumerate(models["tasks"].items()):
         own, names = read(Path(folder)), merged_names(base)
-        if method == "ternary":
-            expected = twin.ternary({n: base[n] for n in names}, {n: own[n] for n in names}, 0.3)
-        else:
-            expected = {name: twin.one_bit(base[name], own[name]) for name in names}
+        signs = {name: one_bit(base[name], own[name]) for name in names}
+        expected = signs if method == "onebit" else ternary({n: base[n] for n in names}, own, 0.3)
         loaded = restore(out, task)
         assert loaded.keys() == own.keys()
         for name, values in loaded.items():
@@ -107,9 +124,9 @@ def test_an_artifact_restores_what_is_defined(models, tmp_path, method):
                 assert torch.equal(values, own[name])
         vectors = [torch.cat([(w[n].double() - base[n].double()).flatten() for n in names]) for w in (own, loaded)]
         error = report["tasks"][place]["error"]
-        assert error["rescaled"] == pytest.approx(twin.error(*vectors), rel=1e-4)
-        one_bit = torch.cat([(twin.one_bit(base[n], own[n]) - base[n].double()).flatten() for n in names])
-        assert error["one_bit"] == pytest.approx(twin.error(vectors[0], one_bit), rel=1e-4)
+        assert error["rescaled"] == pytest.approx(relative_error(*vectors), rel=1e-4)
+        plain = torch.cat([(signs[n] - base[n].double()).flatten() for n in names])
+        assert error["one_bit"] == pytest.approx(relative_error(vectors[0], plain), rel=1e-4)
         assert error["unified"] is None and report["tasks"][place]["sign_conflict"]["weights"] is None
     text = str(report_tables(report)) + report_markdown(report)
     assert "nan" not in text.lower() and "unified" not in text
@@ -136,7 +153,7 @@ def berts(request, tmp_path_factory):
     place = tmp_path_factory.mktemp("berts")
     config = family(place, tiny_bert, ("two", "five")) | {"method": request.param}
     tiny_bert(place / "five", 2, base=place / "base", num_labels=5)
-    return config, merge_checkpoints(config, place / "merged", progress=False).path
+    return config, merge(config, place / "merged")
 
 
 def test_a_model_turns_into_each_task_and_takes_mixed_batches(berts, tmp_path):
@@ -147,9 +164,8 @@ def test_a_model_turns_into_each_task_and_takes_mixed_batches(berts, tmp_path):
     right = alone(emr, {"input_ids": ids}, mixed := ["two", "five"] * 2)
     assert equal(copied(emr.set_task("five").set_task("two").model), first) and right[1].shape == (5,)
     assert_rows(emr(input_ids=ids, task_ids=mixed).logits, right)
-    exported = read(emr.export("five", tmp_path / "five"))
     loaded = restore(folder, "five")
-    assert equal(exported, loaded)
+    assert equal(read(emr.export("five", tmp_path / "five")), loaded)
     # another choice of scales, from the same sums: with `none` every element moves by 1
     plain = TaskWeights(folder, rescale="none")
     name = next(iter(loaded))
@@ -162,9 +178,7 @@ def test_a_model_turns_into_each_task_and_takes_mixed_batches(berts, tmp_path):
 
 def test_tasks_are_added_and_removed_without_a_change_of_the_others(berts, tmp_path):
     config, folder = berts
-    alone = merge_checkpoints(
-        config | {"tasks": {"two": config["tasks"]["two"]}}, tmp_path / "alone", progress=False
-    ).path
+    alone = merge(config | {"tasks": {"two": config["tasks"]["two"]}}, tmp_path / "alone")
     before = restore(alone, "two")
     for frozen in (True, False):
         add_task(alone, "five", config["tasks"]["five"], frozen=frozen)
@@ -175,7 +189,7 @@ def test_tasks_are_added_and_removed_without_a_change_of_the_others(berts, tmp_p
 
 
 def test_a_manifest_of_the_other_deltas_is_refused(berts, tmp_path):
-    folder = merge_checkpoints(berts[0], tmp_path / "merged", progress=False).path
+    folder = merge(berts[0], tmp_path / "merged")
     planes = Manifest.read(folder).deltas
     edit_manifest(folder, lambda manifest: manifest.update(deltas=3 - planes))
     with refused(CheckpointError, "need"):

@@ -1,7 +1,5 @@
 """The loader that travels with an artifact: by itself, without this package, and bit-equal to it."""
 
-from __future__ import annotations
-
 import functools
 import os
 import random
@@ -18,7 +16,7 @@ from hf_ext.emr import EMRModel, emr_loader
 from hf_ext.emr.weights import TaskWeights
 from tests.cli.fuzzing import CHANGES
 from tests.emr.emr_testing import tiny_bert
-from tests.emr.use_testing import edit_manifest, equal, flip, merge_family
+from tests.emr.use_testing import edit_manifest, equal, flip, merge_family, restored
 from tests.kit import warm_python
 from tests.kit.refusals import refused
 
@@ -51,7 +49,6 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(merged: Path, tmp_path: Path) -> Path:
-    """An artifact that a test may damage."""
     return shutil.copytree(merged, tmp_path / "merged")
 
 
@@ -71,24 +68,25 @@ def test_the_shipped_loader_needs_torch_and_safetensors_only(merged: Path, tmp_p
     assert equal(found, load_file(emr.export("b.2", tmp_path / "export") / "model.safetensors"))
     with refused(SystemExit, "emr_loader", "'c'", "'a', 'b.2'"):
         emr_loader.main([str(merged), "c", str(tmp_path / "no.safetensors")])
+    # A place that cannot be written is told.
+    for out in (tmp_path / "absent" / "a.safetensors", tmp_path):
+        with refused(SystemExit, "emr_loader: "):
+            emr_loader.main([str(merged), "a", str(out)])
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".safetensors"] == ["out.safetensors"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dtype": torch.bfloat16, "rescale": "tensor_l2"},
-        {"rescale": "official", "include_base": True, "max_shard_size": "4KB"},
-        {"exclude": [".*pooler.*"]},
-    ],
-    ids=["bfloat16", "shards", "raw"],
-)
-def test_bit_equal_to_the_package(options, tmp_path: Path):
-    folder = merge(tmp_path, **options)
-    weights = TaskWeights(folder)
+KINDS = {
+    "bfloat16": {"dtype": torch.bfloat16, "rescale": "tensor_l2"},
+    "shards": {"rescale": "official", "include_base": True, "max_shard_size": "4KB"},
+    "raw": {"exclude": [".*pooler.*"]},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bit_equal_to_the_package(kind: str, tmp_path: Path):
+    folder = merge(tmp_path, **KINDS[kind])
     for task in ("a", "b.2"):
-        expected = {name: weights.restore(task, name) for name in weights.entries(task)}
-        assert equal(emr_loader.restore(folder, task), expected)
+        assert equal(emr_loader.restore(folder, task), restored(TaskWeights(folder), task))
 
 
 def test_a_tail_that_an_earlier_version_wrote(copy: Path, merged: Path):
@@ -101,20 +99,13 @@ def test_a_tail_that_an_earlier_version_wrote(copy: Path, merged: Path):
     assert torch.equal(found, TaskWeights(copy).restore("a", name))
 
 
-def test_a_place_that_cannot_be_written_is_told(merged: Path, tmp_path: Path):
-    for out in (tmp_path / "absent" / "a.safetensors", tmp_path):
-        with pytest.raises(SystemExit, match="emr_loader: "):
-            emr_loader.main([str(merged), "a", str(out)])
-
-
 def test_a_base_somewhere_else(copy: Path, merged: Path, tmp_path: Path):
     edit_manifest(copy, lambda manifest: manifest["base"].update(source="org/base", revision="0" * 40))
     with refused(ValueError, "org/base", "commit 0", "model.safetensors"):
         emr_loader.restore(copy, "a")
     base = merged.parent / "base"
-    expected = emr_loader.restore(merged, "a")
-    assert equal(emr_loader.restore(copy, "a", base), expected)
-    assert equal(emr_loader.restore(copy, "a", base / "model.safetensors"), expected)
+    for given in (base, base / "model.safetensors"):
+        assert equal(emr_loader.restore(copy, "a", given), emr_loader.restore(merged, "a"))
     other = shutil.copytree(base, tmp_path / "other")
     flip(other / "model.safetensors")
     with refused(ValueError, "sha256", "org/base"):
@@ -142,7 +133,7 @@ def test_a_manifest_that_does_not_fit(change, named: str, copy: Path):
 
 
 def test_files_that_are_damaged(copy: Path, tmp_path: Path):
-    mask, manifest = copy / "tasks" / "a" / "mask.safetensors", copy / "emr.json"
+    mask = copy / "tasks" / "a" / "mask.safetensors"
 
     def refuse(*facts: str, folder: Path = copy) -> None:
         with refused(ValueError, *facts):
@@ -152,7 +143,6 @@ def test_files_that_are_damaged(copy: Path, tmp_path: Path):
     flip(mask)
     refuse("mask.safetensors", "SHA-256", "emr.json")
     edit_manifest(copy, lambda manifest: manifest.update(files={}))
-    emr_loader.restore(copy, "a")
     save_file(tensors | {name: values[:1] for name, values in list(tensors.items())[:1]}, mask)
     refuse("elements", "bytes")
     mask.write_bytes(b"no")
@@ -164,21 +154,17 @@ def test_files_that_are_damaged(copy: Path, tmp_path: Path):
         refuse("leaves", "folder")
         path.unlink()
         aside.rename(path)
-    mask.unlink()
-    refuse("mask.safetensors")
     refuse("emr.json", folder=copy / "tasks")
-    manifest.write_text("{")
+    (copy / "emr.json").write_text("{")
     refuse("JSON")
 
 
 def test_any_changed_manifest_or_file_is_a_value_error(copy):
     """Hundreds of them: never an AttributeError or TypeError, and never an error of the system."""
     chance = random.Random(0)
-    files = sorted(path for path in copy.rglob("*") if path.suffix in CHANGES)
-    manifest = copy / "emr.json"
-    refused = 0
+    files, refused = sorted(path for path in copy.rglob("*") if path.suffix in CHANGES), 0
     for _ in range(300):
-        changed = manifest if chance.random() < 0.7 else chance.choice(files)
+        changed = copy / "emr.json" if chance.random() < 0.7 else chance.choice(files)
         data = changed.read_bytes()
         changed.write_bytes(CHANGES[changed.suffix](data, chance))
         try:
@@ -188,5 +174,4 @@ def test_any_changed_manifest_or_file_is_a_value_error(copy):
             refused += 1
         finally:
             changed.write_bytes(data)
-    assert 100 < refused < 300
-    assert emr_loader.restore(copy, "a")
+    assert 100 < refused < 300 and emr_loader.restore(copy, "a")

@@ -1,9 +1,6 @@
 """Files of an artifact: damage of them and of the base is found, read once, given by a Hub, rescaled anew."""
 
-from __future__ import annotations
-
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import os
@@ -12,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from huggingface_hub import HfApi
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
@@ -25,7 +21,7 @@ from hf_ext.errors import UsageError
 from hf_ext.files import copy_into
 from hf_ext.hub.header_format import CheckpointError
 from tests.emr.emr_testing import push_folder, tiny_bert
-from tests.emr.use_testing import edit_manifest, equal, flip, merge, merge_berts
+from tests.emr.use_testing import edit_manifest, equal, flip, merge, merge_berts, restored
 from tests.kit.refusals import refused
 
 LONG_AGO = 10**18
@@ -42,20 +38,6 @@ def artifact(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "merged"))
 
 
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that are read through."""
-    names: list[str] = []
-    digest = hashlib.file_digest
-
-    def noted(file, kind):
-        names.append(Path(file.name).name)
-        return digest(file, kind)
-
-    monkeypatch.setattr(hashlib, "file_digest", noted)
-    return names
-
-
 DAMAGED = ("model.safetensors", "tasks/two/mask.safetensors", "tasks/two/extra.safetensors")
 DAMAGES = [*itertools.product(DAMAGED, (flip, Path.unlink)), ("tasks/two/config.json", Path.unlink)]
 
@@ -64,10 +46,12 @@ DAMAGES = [*itertools.product(DAMAGED, (flip, Path.unlink)), ("tasks/two/config.
 def test_a_flipped_bit_and_a_lost_file_are_found_on_loading(artifact: Path, tmp_path: Path, name: str, damage: Any):
     """No head at random, and no configuration of the root in place of the task's."""
     damage(artifact / name)
-    with refused(CheckpointError, name):
-        TaskWeights(artifact).export("two", tmp_path / "out")
-    with refused(CheckpointError, name):
-        EMRModel.from_pretrained(artifact, "two")
+    for use in (
+        lambda: TaskWeights(artifact).export("two", tmp_path / "out"),
+        lambda: EMRModel.from_pretrained(artifact),
+    ):
+        with refused(CheckpointError, name):
+            use()
     with refused(ValueError, name) if name in DAMAGED else contextlib.nullcontext():
         emr_loader.restore(artifact, "two")
     assert not (tmp_path / "out").exists()
@@ -108,29 +92,28 @@ def test_a_manifest_names_every_file_that_the_merge_wrote(artifact: Path):
     found = verify_artifact(artifact)
     assert (found.wrong, found.notes) == ([], [])
     assert found.files == len(manifest.files) + 1  # with the base
-
-
-def test_everything_that_is_not_as_it_was_is_named(artifact: Path):
+    # Everything that is not as it was is named.
     flip(artifact / "tasks" / "five" / "mask.safetensors")
     flip(artifact / "tasks" / "two" / "config.json", 3)
     (artifact / "tokenizer.json").unlink()
     (artifact / "tasks" / "plain" / "sums.safetensors").write_bytes(b"short")
     (artifact / "mine.txt").write_text("a note")
     found = verify_artifact(artifact)
-    assert sorted(line.partition(":")[0] for line in found.wrong) == [
+    damaged = [
         "tasks/five/mask.safetensors",
         "tasks/plain/sums.safetensors",
         "tasks/two/config.json",
         "tokenizer.json",
     ]
+    assert sorted(line.partition(":")[0] for line in found.wrong) == damaged
     text = "\n".join(found.wrong)
     assert "tokenizer.json: missing" in text and "5 bytes, expected" in text and "its SHA-256 differs" in text
     assert found.notes == ["mine.txt: not compared, since it is not a file of the merge."]
 
 
 def test_the_base_is_verified_where_it_is(artifact: Path, tmp_path: Path):
-    manifest, base = Manifest.read(artifact), tmp_path / "base"
-    dataclasses.replace(manifest, base=dataclasses.replace(manifest.base, source=str(base))).write(artifact)
+    base = tmp_path / "base"
+    edit_manifest(artifact, lambda manifest: manifest["base"].update(source=str(base)))
     flip(base / "model.safetensors")
     assert [line.partition(":")[0] for line in verify_artifact(artifact).wrong] == [str(base / "model.safetensors")]
     shutil.rmtree(base)
@@ -138,8 +121,14 @@ def test_the_base_is_verified_where_it_is(artifact: Path, tmp_path: Path):
     assert found.wrong == [] and "was not read: it is not at the path" in found.notes[0]
 
 
-def test_what_was_read_once_is_not_read_again(artifact: Path, tmp_path: Path, read: list[str]):
-    base = tmp_path / "base"
+def test_what_was_read_once_is_not_read_again(artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    base, read, digest = tmp_path / "base", [], hashlib.file_digest
+
+    def noted(file: Any, kind: str) -> Any:
+        read.append(Path(file.name).name)
+        return digest(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", noted)
     for path in (*artifact.rglob("*"), *base.rglob("*")):
         os.utime(path, ns=(LONG_AGO, LONG_AGO))
     TaskWeights(artifact, base=base).entries("two")
@@ -149,7 +138,6 @@ def test_what_was_read_once_is_not_read_again(artifact: Path, tmp_path: Path, re
     TaskWeights(artifact, base=base).entries("two")
     assert read == []
     # `verify` believes no cache.
-    read.clear()
     verify_artifact(artifact)
     assert len(read) == len(Manifest.read(artifact).files) + 1
 
@@ -162,9 +150,8 @@ def test_rescaled_anew_is_merged_with_that_mode(mode: str, made: Path, tmp_path:
     merged = TaskWeights(merge(made.parent / "base", tasks, tmp_path / "out", rescale=mode))
     anew, given = TaskWeights(made, rescale=mode), TaskWeights(made)
     for task in tasks:
-        names = anew.entries(task)
-        assert all(torch.equal(anew.restore(task, name), merged.restore(task, name)) for name in names)
-        assert not all(torch.equal(anew.restore(task, name), given.restore(task, name)) for name in names)
+        assert equal(restored(anew, task), restored(merged, task))
+        assert not equal(restored(anew, task), restored(given, task))
 
 
 def test_the_base_is_verified(made: Path, tmp_path: Path):
@@ -187,11 +174,11 @@ def test_the_base_is_verified(made: Path, tmp_path: Path):
 def test_an_export_that_fails_leaves_nothing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     restore, written = TaskWeights.restore_into, []
 
-    def fail(weights: TaskWeights, task: str, name: str, out: torch.Tensor) -> None:
-        written.append(name)
+    def fail(*given: Any) -> None:
+        written.append(given)
         if len(written) == 5:
             raise OSError("no room")
-        restore(weights, task, name, out)
+        restore(*given)
 
     monkeypatch.setattr(TaskWeights, "restore_into", fail)
     with refused(OSError, "room"):
@@ -238,14 +225,10 @@ def test_a_hub_gives_only_what_is_needed(made: Path, hub, run_client, tmp_path: 
     assert equal(exported, dict(EMRModel.from_pretrained(made, "five").model.state_dict()))
 
 
-def test_an_export_leaves_an_interrupted_merge_of_the_same_name(made: Path, tmp_path: Path):
-    kept = tmp_path / ".out.partial" / "journal" / "x.jsonl"
+def test_an_export_leaves_an_interrupted_merge_of_its_name_and_belongs_to_no_task(artifact: Path):
+    kept = artifact / ".exported.partial" / "journal" / "x.jsonl"
     kept.parent.mkdir(parents=True)
     kept.write_text("{}")
-    TaskWeights(made).export("two", tmp_path / "out")
-    assert kept.is_file() and (tmp_path / "out" / "config.json").is_file()
-
-
-def test_an_export_into_the_artifact_belongs_to_no_task(artifact: Path):
     TaskWeights(artifact).export("two", artifact / "exported")
+    assert kept.is_file() and (artifact / "exported" / "config.json").is_file()
     assert not [name for name in TaskWeights(artifact).small_files("five") if name.startswith("exported")]

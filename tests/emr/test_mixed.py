@@ -1,7 +1,5 @@
 """Batches of samples of different tasks: what each task gives alone, and the model as it was."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
@@ -12,23 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    CLIPConfig,
-    CLIPModel,
-    DynamicCache,
-    GenerationConfig,
-    GPT2Config,
-    GPT2ForSequenceClassification,
-    GPT2LMHeadModel,
-    SwinConfig,
-    SwinForImageClassification,
-    SwitchTransformersConfig,
-    SwitchTransformersForConditionalGeneration,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+import transformers
+from transformers import GenerationConfig
 
 from hf_ext.emr import EMRModel, layers
 from hf_ext.emr.weights import TaskWeights
@@ -41,11 +24,13 @@ from tests.kit.refusals import refused
 
 TASKS = ["a", "b", "a", "c", "b", "a"]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-BERT = BertConfig(vocab_size=30, max_position_embeddings=16, **SIZES)
-GPT2 = GPT2Config(vocab_size=30, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=3)
-GPT2.pad_token_id = 0
-SWIN = SwinConfig(image_size=16, patch_size=2, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4)
-T5 = T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0)
+BERT = transformers.BertConfig(vocab_size=30, max_position_embeddings=16, **SIZES)
+ENDS = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+GPT2 = transformers.GPT2Config(vocab_size=30, n_positions=16, n_embd=16, n_layer=2, n_head=2, **ENDS)
+HALVES = {"embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4}
+SWIN = transformers.SwinConfig(image_size=16, patch_size=2, **HALVES)
+T5_SIZES = {"vocab_size": 30, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+T5 = transformers.T5Config(**T5_SIZES, decoder_start_token_id=0)
 SEMANIR = SemanIRConfig(embed_dim=8, depths=(2,), num_heads=(2,), window_size=4, top_k=6)
 SAME, DIFFERENT = {"a": 3, "b": 3, "c": 3}, {"a": 2, "b": 5, "c": 3}
 
@@ -70,17 +55,13 @@ def text() -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(4, 30, (6, 6), generator=generator), "attention_mask": mask}
 
 
-def decoder_text() -> dict[str, torch.Tensor]:
-    return text() | {"decoder_input_ids": text()["input_ids"].flip(1)}
-
-
 def images(side: int) -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.rand(6, 3, side, side, generator=torch.Generator().manual_seed(0))}
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> EMRModel:
-    return make_family(tmp_path_factory.mktemp("bert"), BertForSequenceClassification, BERT, DIFFERENT)
+    return make_family(tmp_path_factory.mktemp("bert"), transformers.BertForSequenceClassification, BERT, DIFFERENT)
 
 
 def unchanged(emr: EMRModel, before: dict[str, torch.Tensor]) -> bool:
@@ -89,20 +70,21 @@ def unchanged(emr: EMRModel, before: dict[str, torch.Tensor]) -> bool:
     return not patched and all(torch.equal(after[name], before[name]) for name in before)
 
 
+BOTH = text() | {"decoder_input_ids": text()["input_ids"].flip(1)}
 FAMILIES = {
-    "bert": (BertForSequenceClassification, BERT, DIFFERENT, text, "logits"),
-    "gpt2": (GPT2LMHeadModel, GPT2, SAME, text, "logits"),
-    "gpt2-heads": (GPT2ForSequenceClassification, GPT2, DIFFERENT, text, "logits"),
-    "t5": (T5ForConditionalGeneration, T5, SAME, decoder_text, "logits"),
-    "swin": (SwinForImageClassification, SWIN, SAME, lambda: images(16), "logits"),
-    "semanir": (SemanIRForImageRestoration, SEMANIR, SAME, lambda: images(12), "reconstruction"),
+    "bert": (transformers.BertForSequenceClassification, BERT, DIFFERENT, text(), "logits"),
+    "gpt2": (transformers.GPT2LMHeadModel, GPT2, SAME, text(), "logits"),
+    "gpt2-heads": (transformers.GPT2ForSequenceClassification, GPT2, DIFFERENT, text(), "logits"),
+    "t5": (transformers.T5ForConditionalGeneration, T5, SAME, BOTH, "logits"),
+    "swin": (transformers.SwinForImageClassification, SWIN, SAME, images(16), "logits"),
+    "semanir": (SemanIRForImageRestoration, SEMANIR, SAME, images(12), "reconstruction"),
 }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_row_is_what_its_task_gives_alone(family: str, tmp_path: Path):
-    model_class, config, labels, make_batch, key = FAMILIES[family]
-    emr, batch = make_family(tmp_path, model_class, config, labels), make_batch()
+    model_class, config, labels, batch, key = FAMILIES[family]
+    emr = make_family(tmp_path, model_class, config, labels)
     before, expected, passes = copied(emr.model), alone(emr, batch, TASKS, key), []
     # A pass for each task is told, which is an error here. The bias of Swin goes to windows, not to rows.
     with pytest.warns(UserWarning, match="each task gets its own") if family == "swin" else contextlib.nullcontext():
@@ -125,12 +107,8 @@ def test_each_row_is_what_its_task_gives_alone(family: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("length", "tasks", "others"),
-    [
-        (4, TASKS[::-1], {}),
-        (3, ["c", "b"], {}),
-        # Position ids [1, 6] and everything else whose length is that of the batch by chance is not taken for it.
-        (6, TASKS, {"position_ids": torch.arange(6)[None]}),
-    ],
+    # Position ids [1, 6] and everything else whose length is that of the batch by chance is not taken for it.
+    [(4, TASKS[::-1], {}), (3, ["c", "b"], {}), (6, TASKS, {"position_ids": torch.arange(6)[None]})],
 )
 def test_other_lengths_and_orders(length: int, tasks: list[str], others: dict[str, Any], bert: EMRModel):
     part = {name: value[: len(tasks), :length] for name, value in text().items()}
@@ -139,18 +117,20 @@ def test_other_lengths_and_orders(length: int, tasks: list[str], others: dict[st
 
 def test_no_whole_weight_of_a_layer_is_restored(bert: EMRModel, monkeypatch: pytest.MonkeyPatch):
     bert(**text(), task_ids=TASKS)
-    found: list[torch.Tensor] = []
-    restore = TaskWeights.restore_into
-    monkeypatch.setattr(
-        TaskWeights, "restore_into", lambda self, *given: found.append(given[2]) or restore(self, *given)
-    )
+    sizes, restore = [], TaskWeights.restore_into
+
+    def watched(self: TaskWeights, task: str, name: str, out: torch.Tensor) -> None:
+        sizes.append(out.numel())
+        restore(self, task, name, out)
+
+    monkeypatch.setattr(TaskWeights, "restore_into", watched)
     bert(**text(), task_ids=TASKS)
     # Heads are the tasks' own; the widest has 5 labels. The smallest layer has 16 × 16 weights.
-    assert 0 < max(value.numel() for value in found) <= 5 * 16
+    assert 0 < max(sizes) <= 5 * 16
 
 
 def test_weights_edited_in_place_are_the_current_tasks(tmp_path: Path):
-    bert = make_family(tmp_path, BertForSequenceClassification, BERT, DIFFERENT)
+    bert = make_family(tmp_path, transformers.BertForSequenceClassification, BERT, DIFFERENT)
     batch, right = text(), alone(bert, text(), TASKS)
     with torch.no_grad():
         bert.model.bert.encoder.layer[0].output.dense.weight.mul_(3)
@@ -162,7 +142,7 @@ def test_weights_edited_in_place_are_the_current_tasks(tmp_path: Path):
 
 def test_a_weight_that_is_used_without_its_module_is_noticed(tmp_path: Path):
     # However near the fine-tunes are to each other: all rows would get the current task's weight.
-    bert = make_family(tmp_path, BertForSequenceClassification, BERT, SAME, 1e-4)
+    bert = make_family(tmp_path, transformers.BertForSequenceClassification, BERT, SAME, 1e-4)
     dense = bert.model.bert.pooler.dense
     bert.model.bert.pooler.forward = lambda states: torch.tanh(F.linear(states[:, 0], dense.weight, dense.bias))
     expected = alone(bert, text(), TASKS)
@@ -172,11 +152,9 @@ def test_a_weight_that_is_used_without_its_module_is_noticed(tmp_path: Path):
 
 
 def test_experts_that_other_samples_send_other_numbers_of_tokens(tmp_path: Path):
-    config = SwitchTransformersConfig(
-        vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1,
-        num_sparse_decoder_layers=1, num_heads=2, num_experts=2, expert_capacity=64, decoder_start_token_id=0,
-    )  # fmt: skip
-    emr = make_family(tmp_path, SwitchTransformersForConditionalGeneration, config, SAME, 0.1)
+    sizes = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_experts": 2, "expert_capacity": 64}
+    config = transformers.SwitchTransformersConfig(**T5_SIZES, **sizes, num_decoder_layers=2, decoder_start_token_id=0)
+    emr = make_family(tmp_path, transformers.SwitchTransformersForConditionalGeneration, config, SAME, 0.1)
     # The first two samples send two tokens to the first expert, also by the weights of `a`, which plans are made with;
     # the others send four together, but not two each.
     generator, rows, tasks = torch.Generator().manual_seed(0), [], [*"abbc"]
@@ -226,12 +204,11 @@ def test_the_model_is_as_before_after_an_error(bert: EMRModel, monkeypatch: pyte
 
 
 def test_what_is_not_by_sample_is_left_out(tmp_path: Path):
-    text_config = {"vocab_size": 30, "max_position_embeddings": 16, "eos_token_id": 3} | SIZES
-    config = CLIPConfig(
-        text_config=text_config, vision_config={"image_size": 8, "patch_size": 4} | SIZES, projection_dim=8
-    )
+    texts = {"vocab_size": 30, "max_position_embeddings": 16, "eos_token_id": 3} | SIZES
+    seen = {"image_size": 8, "patch_size": 4} | SIZES
+    config = transformers.CLIPConfig(text_config=texts, vision_config=seen, projection_dim=8)
     # The temperature of CLIP is the model's own, and what it computes is no sample's.
-    emr, pictures = make_family(tmp_path, CLIPModel, config, SAME), images(8)
+    emr, pictures = make_family(tmp_path, transformers.CLIPModel, config, SAME), images(8)
     four = {name: value[:4] for name, value in text().items()}
     before, expected = copied(emr.model), []
     for row, task in enumerate(TASKS):
@@ -254,10 +231,8 @@ def test_what_is_not_by_sample_is_left_out(tmp_path: Path):
 
 def test_models_of_different_classes_run_in_turn(tmp_path: Path):
     base = tiny_bert(tmp_path / "base")
-    tasks = {
-        "a": tiny_bert(tmp_path / "a", 1, base=base),
-        "b": tiny_bert(tmp_path / "b", 2, base=base, hidden_act="relu"),
-    }
+    tasks = {"a": tiny_bert(tmp_path / "a", 1, base=base)}
+    tasks["b"] = tiny_bert(tmp_path / "b", 2, base=base, hidden_act="relu")
     merged = merge(base, tasks, tmp_path / "merged")
     path = merged / "tasks" / "b" / "config.json"
     path.write_text(path.read_text().replace('"hidden_act": "gelu"', '"hidden_act": "relu"'))
@@ -268,13 +243,19 @@ def test_models_of_different_classes_run_in_turn(tmp_path: Path):
     assert emr.current == "a"
 
 
-def test_labels_and_caches_are_of_one_task(bert: EMRModel):
+def test_labels_caches_and_outputs_with_names_are_of_one_task(bert: EMRModel, gpt2: EMRModel):
     labels = torch.tensor([0, 1, 1, 2, 0, 1])
     assert bert(**text(), labels=labels, task_ids=["b"] * 6).loss.isfinite()
-    with refused(UsageError, "labels"):
-        bert(**text(), labels=labels, task_ids=TASKS)
-    with refused(UsageError, "past_key_values"):
-        bert(**text(), past_key_values=DynamicCache(), task_ids=TASKS)
+    for name, value in (("labels", labels), ("past_key_values", transformers.DynamicCache())):
+        with refused(UsageError, name):
+            bert(**text(), **{name: value}, task_ids=TASKS)
+    options = {"max_new_tokens": 3, "do_sample": False, "attention_mask": MASK}
+    cache = transformers.DynamicCache(config=gpt2.config)
+    for other in ({"return_dict_in_generate": True}, {"past_key_values": cache}):
+        with pytest.raises(ValueError):
+            gpt2.generate(PROMPTS, task_ids=PROMPTED, **other, **options)
+    one = gpt2.generate(PROMPTS, task_ids=["b"] * 5, return_dict_in_generate=True, output_logits=True, **options)
+    assert one.sequences.shape == (5, 7) and len(one.logits) == 3
 
 
 @pytest.mark.parametrize(
@@ -303,7 +284,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> EMRModel:
-    return make_family(tmp_path_factory.mktemp("gpt2"), GPT2LMHeadModel, GPT2, SAME)
+    return make_family(tmp_path_factory.mktemp("gpt2"), transformers.GPT2LMHeadModel, GPT2, SAME)
 
 
 def generate(emr: EMRModel, *, as_settings: bool = False, **options: Any) -> torch.Tensor:
@@ -339,15 +320,6 @@ def test_each_row_is_generated_by_its_task(way: str, gpt2: EMRModel):
         assert again.shape != found.shape or not torch.equal(again, found)
 
 
-def test_what_cannot_be_put_together_is_refused(gpt2: EMRModel):
-    options = {"max_new_tokens": 3, "do_sample": False, "attention_mask": MASK}
-    for other in ({"return_dict_in_generate": True}, {"past_key_values": DynamicCache(config=gpt2.config)}):
-        with pytest.raises(ValueError):
-            gpt2.generate(PROMPTS, task_ids=PROMPTED, **other, **options)
-    one = gpt2.generate(PROMPTS, task_ids=["b"] * 5, return_dict_in_generate=True, output_logits=True, **options)
-    assert one.sequences.shape == (5, 7) and len(one.logits) == 3
-
-
 @pytest.fixture
 def differing(gpt2: EMRModel, tmp_path: Path) -> EMRModel:
     """The same merge, whose task c generates fewer tokens and pads otherwise."""
@@ -360,27 +332,23 @@ def differing(gpt2: EMRModel, tmp_path: Path) -> EMRModel:
     return EMRModel.from_pretrained(folder, "a")
 
 
-def test_tasks_with_other_settings_take_turns(differing: EMRModel):
+def test_tasks_with_other_settings_take_turns(differing: EMRModel, monkeypatch: pytest.MonkeyPatch):
     for task, longest in (("a", 4), ("c", 2), ("b", 4)):
         assert differing.set_task(task).model.generation_config.max_new_tokens == longest
     found = generate(differing, do_sample=True, pad_token_id=0)
     assert found.shape == (5, 8) and (found[3, 6:] == 0).all()
     differing.model.generation_config.max_new_tokens = 5
     assert differing.set_task("a").model.generation_config.max_new_tokens == 5, "what a user set stays"
+    # A task without settings goes by its configuration.
+    read = EMRModel.generation_config
+    monkeypatch.setattr(EMRModel, "generation_config", lambda emr, task: {} if task == "c" else read(emr, task))
+    found = differing.set_task("c").model.generation_config
+    assert (found.eos_token_id, found.bos_token_id) == (GPT2.eos_token_id, GPT2.bos_token_id)
 
 
 def test_a_model_that_draws_by_its_own_settings_draws_for_each_task(gpt2: EMRModel, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpt2.model, "generation_config", GenerationConfig(do_sample=True, top_k=0))
     generate(gpt2, as_settings=True, max_new_tokens=4, pad_token_id=0)
-
-
-def test_a_task_without_settings_of_generation_goes_by_its_configuration(
-    differing: EMRModel, monkeypatch: pytest.MonkeyPatch
-):
-    read = EMRModel.generation_config
-    monkeypatch.setattr(EMRModel, "generation_config", lambda emr, task: {} if task == "c" else read(emr, task))
-    assert differing.set_task("c").model.generation_config.eos_token_id == GPT2.eos_token_id
-    assert differing.model.generation_config.bos_token_id == GPT2.bos_token_id
 
 
 def test_rows_in_turn_are_padded_as_their_generate_pads_and_have_their_own_numbers(differing: EMRModel):

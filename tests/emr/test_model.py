@@ -1,7 +1,5 @@
 """EMRModel: the tasks' own models, switched in place, exported; experts that transformers fuses on loading."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable
@@ -10,20 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from diffusers import UNet2DModel
 from safetensors.torch import load_file
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertForSequenceClassification,
-    BertModel,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, BertModel
 
 from hf_ext import EMRModel, MRConvConfig, MRConvForSequenceClassification
 from hf_ext.emr.weights import TaskWeights
@@ -55,13 +43,13 @@ def emr(bert: Path) -> EMRModel:
 
 def test_each_task_has_its_own_class_head_and_labels(bert: Path):
     emr = EMRModel.from_pretrained(bert)
-    assert (emr.tasks, emr.current) == (["two", "five", "plain"], "two")
-    assert type(emr.model) is BertForSequenceClassification and not emr.model.training
-    assert emr.model.config.id2label == {0: "seed1-0", 1: "seed1-1"}
     model = emr.model
+    assert (emr.tasks, emr.current) == (["two", "five", "plain"], "two")
+    assert type(model) is transformers.BertForSequenceClassification and not model.training
+    assert model.config.id2label == {0: "seed1-0", 1: "seed1-1"}
     assert emr.set_task("five").model is model
     assert model.config.id2label == {index: f"seed2-{index}" for index in range(5)}
-    assert model.config.label2id == AutoConfig.from_pretrained(bert.parent / "five").label2id
+    assert model.config.label2id == transformers.AutoConfig.from_pretrained(bert.parent / "five").label2id
     assert model.num_labels == model.config.num_labels == model.classifier.out_features == 5
     assert model(TOKENS).logits.shape == (2, 5)
     assert model(TOKENS, labels=torch.tensor([0, 4])).loss.isfinite()
@@ -76,6 +64,17 @@ def test_switching_back_and_forth_changes_no_bit(emr: EMRModel, bert: Path):
     for task in ("five", "two", "plain", "two", "five"):
         assert equal(copied(emr.set_task(task).model), right[task])
     assert emr.model.training is False
+    # For a while, whatever happens then.
+    with pytest.raises(ZeroDivisionError), emr.task("two") as model:
+        assert emr.current == "two" and model is emr.model
+        _ = 1 / 0
+    assert emr.current == "five" and equal(copied(emr.model), right["five"])
+    # What was changed in place stays until another task comes.
+    with torch.no_grad():
+        emr.model.classifier.weight.add_(1)
+    emr.set_task("five")
+    assert torch.equal(emr.model.classifier.weight, right["five"]["classifier.weight"] + 1)
+    assert equal(copied(emr.set_task("two").set_task("five").model), right["five"])
 
 
 def test_what_a_model_has(gpt2: Path):
@@ -105,33 +104,13 @@ def test_the_artifact_is_copied_and_published(gpt2: Path, tmp_path: Path, monkey
     assert seen == [((gpt2, "org/name"), {"private": True})]
 
 
-def test_a_task_for_a_while(emr: EMRModel):
-    before = copied(emr.model)
-    with pytest.raises(ZeroDivisionError), emr.task("five") as model:
-        assert emr.current == "five" and model is emr.model
-        _ = 1 / 0
-    assert emr.current == "two" and equal(copied(emr.model), before)
-
-
-def test_what_was_changed_in_place_stays_until_another_task_comes(emr: EMRModel):
-    before = copied(emr.model)
-    with torch.no_grad():
-        emr.model.classifier.weight.add_(1)
-    emr.set_task("two")
-    assert torch.equal(emr.model.classifier.weight, before["classifier.weight"] + 1)
-    assert equal(copied(emr.set_task("five").set_task("two").model), before)
-
-
 def test_tied_weights_stay_tied(gpt2: Path):
     emr = EMRModel.from_pretrained(gpt2, "a")
-    model, before = emr.model, copied(emr.model)
-    tied = model.lm_head.weight
-    assert tied is model.transformer.wte.weight
-    assert emr.set_task("b").model is model
+    model, before, tied = emr.model, copied(emr.model), emr.model.lm_head.weight
+    assert tied is model.transformer.wte.weight and emr.set_task("b").model is model
     assert model.lm_head.weight is model.transformer.wte.weight is tied
     assert not torch.equal(before["lm_head.weight"], tied)
-    assert equal(copied(emr.set_task("a").model), before)
-    assert model.generation_config.eos_token_id == 3
+    assert equal(copied(emr.set_task("a").model), before) and model.generation_config.eos_token_id == 3
 
 
 @pytest.mark.parametrize("task", ["two", "five"])
@@ -141,10 +120,8 @@ def test_an_export_is_a_plain_checkpoint(bert: Path, task: str, tmp_path: Path):
     names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in folder.iterdir()} == names
     loaded, report = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
-    assert not any(report.values())
-    assert type(loaded) is type(emr.model)
-    assert loaded.config.id2label == emr.model.config.id2label
-    assert equal(copied(loaded), copied(emr.model))
+    assert not any(report.values()) and type(loaded) is type(emr.model)
+    assert loaded.config.id2label == emr.model.config.id2label and equal(copied(loaded), copied(emr.model))
     assert AutoTokenizer.from_pretrained(folder)("a b")["input_ids"] == [4, 5]
     with refused(TakenError, "exists"):
         emr.export(task, folder)
@@ -165,11 +142,9 @@ def test_a_large_export_is_sharded(gpt2: Path, tmp_path: Path, monkeypatch: pyte
 def test_models_of_diffusers_and_ours(make, load, tmp_path: Path):
     emr = EMRModel.from_pretrained(merge_family(tmp_path, make))
     model, first = emr.model, copied(emr.model)
-    assert type(model) is load
-    assert emr.set_task("b").model is model
+    assert type(model) is load and emr.set_task("b").model is model
     loaded = load.from_pretrained(emr.export("b", tmp_path / "out"))
-    assert equal(copied(loaded), copied(model))
-    assert not equal(first, copied(model))
+    assert equal(copied(loaded), copied(model)) and not equal(first, copied(model))
     assert equal(copied(emr.set_task("a").model), first)
     if load is SemanIRForImageRestoration:
         assert isinstance(SemanIRImageProcessor.from_pretrained(tmp_path / "out"), SemanIRImageProcessor)
@@ -195,26 +170,21 @@ def test_checkpoints_in_bfloat16_and_shards(tmp_path: Path):
     assert equal(copied(loaded), copied(emr.set_task("b").model))
 
 
-def test_outputs_of_different_classes_are_not_put_together(emr: EMRModel):
-    for options, named in (({"return_dict": False}, "BertModel"), ({}, "(none)")):
-        with refused(UsageError, named):
-            emr(TOKENS, task_ids=["two", "plain"], **options)
-
-
-def test_what_is_not_there(emr: EMRModel, bert: Path, tmp_path: Path):
-    with refused(UsageError, "six", "two", "five"):
-        EMRModel.from_pretrained(bert, "six")
-    with refused(UsageError, "../two"):
-        emr.set_task("../two")
+def test_what_is_not_there_or_not_alike_is_refused(emr: EMRModel, bert: Path, tmp_path: Path):
+    base, task = (write_weights(tmp_path / name, {"weight": torch.ones(2)}) for name in ("base", "a"))
+    raw = merge(base, {"a": task}, tmp_path / "merged")
+    for kind, facts, call in (
+        (UsageError, ("six", "two", "five"), lambda: EMRModel.from_pretrained(bert, "six")),
+        (UsageError, ("../two",), lambda: emr.set_task("../two")),
+        (CheckpointError, ("emr.json",), lambda: EMRModel.from_pretrained(bert.parent / "base")),
+        (UsageError, ("main",), lambda: EMRModel.from_pretrained(bert, revision="main")),
+        (CheckpointError, ("'a'", "config.json"), lambda: EMRModel.from_pretrained(raw)),
+        (UsageError, ("BertModel",), lambda: emr(TOKENS, task_ids=["two", "plain"], return_dict=False)),
+        (UsageError, ("(none)",), lambda: emr(TOKENS, task_ids=["two", "plain"])),
+    ):
+        with refused(kind, *facts):
+            call()
     assert emr.current == "two"
-    with refused(CheckpointError, "emr.json"):
-        EMRModel.from_pretrained(bert.parent / "base")
-    with refused(UsageError, "main"):
-        EMRModel.from_pretrained(bert, revision="main")
-    for name in ("base", "a"):
-        write_weights(tmp_path / name, {"weight": torch.ones(2)})
-    with refused(CheckpointError, "'a'", "config.json"):
-        EMRModel.from_pretrained(merge(tmp_path / "base", {"a": tmp_path / "a"}, tmp_path / "merged"))
 
 
 @pytest.fixture
@@ -275,8 +245,7 @@ def test_code_of_the_artifact_runs_only_when_it_is_trusted(tmp_path: Path):
         EMRModel.from_pretrained(merged)
     emr = EMRModel.from_pretrained(merged, trust_remote_code=True)
     model, first = emr.model, copied(emr.model)
-    assert type(model).__name__ == "OwnModel"
-    assert emr.set_task("b").model is model
+    assert type(model).__name__ == "OwnModel" and emr.set_task("b").model is model
     assert equal(copied(emr.set_task("a").model), first)
     # As artifacts were that an earlier version merged.
     (merged / "own_model.py").unlink()
@@ -323,15 +292,17 @@ def test_statistics_and_positions_are_the_tasks_own(tmp_path):
 
 MIXTURE_SIZES = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 MIXTURE_SIZES |= {"num_key_value_heads": 1, "num_experts_per_tok": 2}
-MIXTRAL = MixtralConfig(**MIXTURE_SIZES, intermediate_size=24, num_local_experts=4)
-QWEN = Qwen2MoeConfig(**MIXTURE_SIZES, num_experts=4, moe_intermediate_size=8, shared_expert_intermediate_size=12)
-MIXTURES = {"mixtral": (MixtralForCausalLM, MIXTRAL), "qwen2-moe": (Qwen2MoeForCausalLM, QWEN)}
+MIXTURES = {
+    "Mixtral": {"intermediate_size": 24, "num_local_experts": 4},
+    "Qwen2Moe": {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 12},
+}
 MIXED_TOKENS = torch.randint(4, 30, (4, 5), generator=torch.Generator().manual_seed(0))
 
 
-def make_merge(folder: Path, model_class: Any, config: Any) -> Path:
+def merge_mixtures(folder: Path, family: str) -> Path:
     torch.manual_seed(0)
-    base = model_class(copy.deepcopy(config))
+    config = getattr(transformers, f"{family}Config")(**MIXTURE_SIZES, **MIXTURES[family])
+    base = getattr(transformers, f"{family}ForCausalLM")(config)
     for seed, name in enumerate(("base", "a", "b")):
         model = copy.deepcopy(base)
         perturb(model, seed, 0.1 if seed else 0.0)
@@ -344,8 +315,8 @@ def make_merge(folder: Path, model_class: Any, config: Any) -> Path:
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_fused_experts_are_switched_in_place(family: str, tmp_path: Path):
-    merged = make_merge(tmp_path, *MIXTURES[family])
+def test_fused_experts_are_switched_in_place_and_take_mixed_batches(family: str, tmp_path: Path):
+    merged = merge_mixtures(tmp_path, family)
     emr = EMRModel.from_pretrained(merged, "a")
     fused = [place for place in emr._built.places.values() if place.part is not None]
     assert fused, "this version of transformers fuses no experts: the test says nothing"
@@ -353,28 +324,20 @@ def test_fused_experts_are_switched_in_place(family: str, tmp_path: Path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     second = copied(EMRModel.from_pretrained(merged, "b").model)
     assert not equal(first, second)
-    assert emr.set_task("b").model is model
-    assert equal(copied(model), second)
+    assert emr.set_task("b").model is model and equal(copied(model), second)
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
     assert equal(copied(emr.set_task("a").model), first)
-    loaded = MIXTURES[family][0].from_pretrained(emr.export("b", tmp_path / "out"))
-    assert equal(copied(loaded), second)
-
-
-@pytest.mark.parametrize("family", MIXTURES)
-def test_fused_experts_in_a_mixed_batch(family: str, tmp_path: Path):
-    emr = EMRModel.from_pretrained(make_merge(tmp_path, *MIXTURES[family]), "a")
-    before, batch = copied(emr.model), {"input_ids": MIXED_TOKENS}
+    assert equal(copied(AutoModelForCausalLM.from_pretrained(emr.export("b", tmp_path / "out"))), second)
+    batch = {"input_ids": MIXED_TOKENS}
     right, wrong = alone(emr, batch, "abba"), alone(emr, batch, "baab")
     with pytest.warns(UserWarning, match="fused on loading"):
         assert_rows(emr(**batch, task_ids=[*"abba"]).logits, right)
-    assert not torch.allclose(right[0], wrong[0], atol=1e-2)
-    assert equal(copied(emr.model), before)
+    assert not torch.allclose(right[0], wrong[0], atol=1e-2) and equal(copied(emr.model), first)
 
 
 def test_what_cannot_be_switched_in_place_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hf_ext.emr.building.revert_weight_conversion", lambda *arguments: {})
-    emr = EMRModel.from_pretrained(make_merge(tmp_path, *MIXTURES["mixtral"]), "a")
+    emr = EMRModel.from_pretrained(merge_mixtures(tmp_path, "Mixtral"), "a")
     model = emr.model
     with pytest.warns(UserWarning, match="MixtralForCausalLM are changed on loading.*every switch .* new `model`"):
         emr.set_task("b")

@@ -1,8 +1,6 @@
 """The paper's tables as recipes: their very files and commands run against an embedded Hub that holds tiny stand-ins
 under the ids of the real models and data."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json
@@ -72,7 +70,6 @@ def told_commands(table: str) -> list[list[str]]:
 
 
 def reproduce(table: str, out: str) -> list[list[str]]:
-    """What reproduce.sh runs."""
     return written_commands('exec bash "$@"', str(PAPER / "reproduce.sh"), table, out)
 
 
@@ -166,11 +163,11 @@ def write_recipe(folder: Path, **entry: Any) -> Path:
     texts = ["a b c", "d e", "f g h i", "a", "z y x w v", "b b"]
     rows = [json.dumps({"text": text, "label": index % 2}) for index, text in enumerate(texts)]
     (folder / "texts.jsonl").write_text("\n".join(rows))
-    source = {"path": str(folder / "texts.jsonl"), "split": "train"}
-    task = {"text_columns": ["text"]}
-    (folder / "recipe.yaml").write_text(
-        json.dumps({"method": "text-classification", "tasks": {"a": {"data": source, "task": task, **entry}}})
-    )
+    entry = {
+        "data": {"path": str(folder / "texts.jsonl"), "split": "train"},
+        "task": {"text_columns": ["text"]},
+    } | entry
+    (folder / "recipe.yaml").write_text(json.dumps({"method": "text-classification", "tasks": {"a": entry}}))
     return folder / "recipe.yaml"
 
 
@@ -179,28 +176,28 @@ def score_table(monkeypatch: pytest.MonkeyPatch, *words: Any) -> None:
     score.main()
 
 
-@pytest.mark.parametrize("batch", [1, 6])
-def test_a_text_is_scored_alike_alone_and_beside_longer_ones(batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_text_is_scored_alike_alone_and_beside_longer_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # The configuration names another token for padding than the tokenizer.
     tokenizer = byte_tokenizer(64)
     torch.manual_seed(2)
     config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2, pad_token_id=50)
     model = GPT2ForSequenceClassification(config).eval()
     perturb(model, 2, 0.5)
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
     recipe = write_recipe(tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
     model.config.pad_token_id = tokenizer.pad_token_id
     with torch.no_grad():
         found = [int(model(**tokenizer(row["text"], return_tensors="pt")).logits.argmax()) for row in rows]
     assert 0 < sum(found) < len(found)
-    recipe.write_text(json.dumps({**json.loads(recipe.read_text()), "batch_size": batch}))
-    score_table(monkeypatch, tmp_path / "model", recipe, tmp_path / "out.json")
-    scores = read_json(tmp_path / "out.json")["tasks"]["a"]["scores"]
     truth = [row["label"] for row in rows]
-    assert scores["accuracy"] == pytest.approx(sum(map(int.__eq__, found, truth)) / len(truth))
-    assert scores["matthews"] == pytest.approx(matthews_corrcoef(truth, found))
+    for batch in (1, 6):
+        recipe.write_text(json.dumps(read_json(recipe) | {"batch_size": batch}))
+        score_table(monkeypatch, tmp_path / "model", recipe, tmp_path / f"{batch}.json")
+        scores = read_json(tmp_path / f"{batch}.json")["tasks"]["a"]["scores"]
+        assert scores["accuracy"] == pytest.approx(sum(map(int.__eq__, found, truth)) / len(truth)), batch
+        assert scores["matthews"] == pytest.approx(matthews_corrcoef(truth, found)), batch
 
 
 def test_scores_of_another_recipe_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -211,9 +208,7 @@ def test_scores_of_another_recipe_are_not_compared(tmp_path: Path, monkeypatch: 
     score_table(monkeypatch, *words)
     row = read_json(tmp_path / "out.json")["tasks"]["a"]
     assert row["individual"] == row["value"] > 0 and row["of_individual"] == 1
-    write_recipe(tmp_path, metric="matthews")
-    with refused(SystemExit, "measured", "recipe"):
-        score_table(monkeypatch, *words)
-    write_recipe(tmp_path, metrics="matthews")
-    with refused(SettingsError, "metrics", "tasks.a"):
-        score_table(monkeypatch, *words)
+    for key, kind, fact in (("metric", SystemExit, "measured"), ("metrics", SettingsError, "tasks.a")):
+        write_recipe(tmp_path, **{key: "matthews"})
+        with refused(kind, fact, key if kind is SettingsError else "recipe"):
+            score_table(monkeypatch, *words)

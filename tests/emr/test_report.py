@@ -7,9 +7,66 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ext.emr.report import report_legend, report_markdown, report_tables
+from hf_ext.emr.ops import SUMS, TOTALS, Sums
+from hf_ext.emr.report import make_report, report_legend, report_markdown, report_tables
 from hf_ext_cli.output import aligned_table
-from tests.merging.merged_sums import SIZES, Merge, fine_tunes, tensors
+from tests.emr.reference_ops import mask_block, merge_block
+
+SIZES = {"checkpoints": 4000, "base": 1000, "unified": 900, "masks": 100, "extras": 8}
+
+
+class Merge:
+    """Tensors, their merge by the textbook operations, and the sums of it."""
+
+    def __init__(self, base, tasks, participates=None, unified=None, **method):
+        self.base, self.tasks, self.unified = base, tasks, []
+        self.method = {"method": "emr", "rescale": "global", "masks": None, **method}
+        count = len(tasks)
+        self.participates = np.ones((len(base), count), bool) if participates is None else participates
+        self.sums = np.zeros((len(base), count, len(SUMS)))
+        self.totals, self.gram = np.zeros((len(base), len(TOTALS))), np.zeros((count, count))
+        for index, tensor in enumerate(base):
+            who = np.flatnonzero(self.participates[index])
+            found = Sums.zeros(len(who))
+            weights = [tasks[task][index] for task in who]
+            merged = torch.empty_like(tensor) if unified is None else unified[index]
+            operation = merge_block if unified is None else mask_block
+            operation(tensor, weights, merged, None, found)
+            self.unified.append(merged)
+            self.sums[index, who], self.totals[index] = found.tasks, found.totals
+            self.gram[np.ix_(who, who)] += found.gram.numpy()
+
+    def report(self, sizes=SIZES):
+        masks = self.method["masks"]
+        return make_report(
+            tasks=[f"task-{index}" for index in range(len(self.tasks))],
+            elements=np.array([tensor.numel() for tensor in self.base]),
+            **{name: getattr(self, name) for name in ("participates", "sums", "totals", "gram", "method")},
+            masks=self.method["method"] == "emr" if masks is None else masks,
+            sizes=sizes,
+        )
+
+    def vectors(self, task, tensors=None):
+        """τ, τ_uni, the mask, W0 and W_t over the tensors in which the task takes part, fp64."""
+        own = [i for i in np.flatnonzero(self.participates[:, task]) if tensors is None or i in tensors]
+        base, uni, weights = (
+            torch.cat([tensors[i].double() for i in own]) for tensors in (self.base, self.unified, self.tasks[task])
+        )
+        vector, common = weights - base, uni - base
+        return vector, common, vector * common > 0, base, weights
+
+
+def tensors(seed, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, generator=generator) * scale for size in (300, 100, 7, 200, 50, 1)]
+
+
+def fine_tunes(*scales):
+    base, changes = tensors(0), [tensors(seed, scale) for seed, scale in enumerate(scales, 1)]
+    return base, [[b + c for b, c in zip(base, change, strict=True)] for change in changes]
+
+
+UNEVEN, EVEN = (0.1, 0.1, 0.02), (0.1, 0.1, 0.1)
 
 
 def relative_error(vector, other):
@@ -18,7 +75,7 @@ def relative_error(vector, other):
 
 @pytest.fixture(scope="module")
 def merge():
-    base, tasks = fine_tunes()
+    base, tasks = fine_tunes(*EVEN)
     participates = np.ones((6, 3), bool)
     participates[3, 1] = participates[5, 2] = False
     return Merge(base, tasks, participates)
@@ -30,39 +87,24 @@ def report(merge):
 
 
 @pytest.mark.parametrize("task", range(3))
-def test_measures_are_those_of_whole_vectors(merge, report, task):
+def test_measures_are_those_of_whole_vectors_and_every_mode_has_its_scale_and_error(merge, report, task):
     vector, common, mask, base, weights = merge.vectors(task)
-    entry = report["tasks"][task]
-    masked = common * mask
+    entry, masked = report["tasks"][task], common * mask
     scale = float(vector.abs().sum() / masked.abs().sum())
-    restored = scale * masked
-    expected = {
-        "elements": vector.numel(),
-        "norm": float(vector.norm()),
-        "norm_to_base": float(vector.norm() / base.norm()),
-        "density": float(mask.double().mean()),
-    }
+    expected = {"elements": vector.numel(), "norm": float(vector.norm()), "density": float(mask.double().mean())}
+    expected["norm_to_base"] = float(vector.norm() / base.norm())
     assert {key: entry[key] for key in expected} == pytest.approx(expected, rel=1e-6)
-    conflict = {
-        "task_vector": float((vector * common < 0).double().mean()),
-        "weights": float((weights * (base + common) < 0).double().mean()),
-    }
+    conflict = {"task_vector": float((vector * common < 0).double().mean())}
+    conflict["weights"] = float((weights * (base + common) < 0).double().mean())
     assert entry["sign_conflict"] == pytest.approx(conflict, rel=1e-6)
-    assert conflict["task_vector"] > 0.1
-    assert conflict["weights"] > 0
+    assert conflict["task_vector"] > 0.1 and conflict["weights"] > 0
     cosine = float(torch.nn.functional.cosine_similarity(vector, common, dim=0))
     assert entry["cosine"] == pytest.approx({"unified": cosine}, rel=1e-6)
-    for stage, other in (("unified", common), ("masked", masked), ("rescaled", restored)):
+    for stage, other in (("unified", common), ("masked", masked), ("rescaled", scale * masked)):
         assert entry["error"][stage] == pytest.approx(relative_error(vector, other), rel=1e-5)
     assert entry["scales"]["global"] == pytest.approx(scale, rel=1e-6)
     assert entry["error"]["rescaled"] == entry["error"]["global"]
     assert entry["error"]["masked"] < entry["error"]["unified"]
-
-
-@pytest.mark.parametrize("task", range(3))
-def test_every_rescale_mode_has_its_scale_and_error(merge, report, task):
-    vector, common, mask, _, _ = merge.vectors(task)
-    entry, masked = report["tasks"][task], common * mask
     least_squares = float(vector @ masked / masked.square().sum())
     assert entry["scales"]["l2"] == pytest.approx(least_squares, rel=1e-6)
     assert entry["error"]["l2"] == pytest.approx(relative_error(vector, least_squares * masked), rel=1e-5)
@@ -99,17 +141,23 @@ def test_the_published_error_of_gaussian_task_vectors():
 
 
 def test_cosines_of_pairs_come_from_the_upper_triangle(merge, report):
-    vectors = [merge.vectors(task)[0] for task in (0, 0)]
     assert np.diag(report["cosines"]) == pytest.approx([1, 1, 1])
     assert np.allclose(report["cosines"], np.transpose(report["cosines"]))
-    shared = [0, 1, 2, 4, 5]
-    first, second = (merge.vectors(task, shared)[0] for task in (0, 1))
-    expected = float(first @ second) / float(vectors[0].norm() * merge.vectors(1)[0].norm())
+    first, second = (merge.vectors(task, [0, 1, 2, 4, 5])[0] for task in (0, 1))
+    expected = float(first @ second) / float(merge.vectors(0)[0].norm() * merge.vectors(1)[0].norm())
     assert report["cosines"][0][1] == pytest.approx(expected, rel=1e-5)
+    # Inner products that are not known make null.
+    unknown = Merge(*fine_tunes(*UNEVEN))
+    before = unknown.report()
+    unknown.gram[0] = np.nan
+    found = unknown.report()
+    json.dumps(found, allow_nan=False)
+    assert found["cosines"][0] == [None] * 3 and {**found, "cosines": []} == {**before, "cosines": []}
+    report_markdown(found)
 
 
 def test_the_mean_is_over_the_tasks_that_have_the_number():
-    base, tasks = fine_tunes(2)
+    base, tasks = fine_tunes(0.1)
     report = Merge(base, [tasks[0], [tensor.clone() for tensor in base]]).report()
     own, same = report["tasks"]
     assert same["error"]["rescaled"] is None and same["cosine"]["unified"] is None and same["scales"]["global"] == 1
@@ -120,7 +168,7 @@ def test_the_mean_is_over_the_tasks_that_have_the_number():
     assert own["error"]["rescaled"] == pytest.approx(0, abs=1e-12) and own["density"] == 1
 
 
-def test_healthy_tasks_cause_no_warning_but_of_a_better_way(report):
+def test_healthy_tasks_cause_no_warning_but_of_a_better_way_where_there_is_one(report):
     (text,) = report["warnings"]
     better = [entry for entry in report["tasks"] if entry["error"]["one_bit"] < entry["error"]["rescaled"]]
     assert 0 < len(better) < len(report["tasks"])
@@ -129,16 +177,10 @@ def test_healthy_tasks_cause_no_warning_but_of_a_better_way(report):
     names = ", ".join(entry["task"] for entry in better)
     assert f"restore {names} better: error {mean['one_bit']:.3f}, here {mean['rescaled']:.3f}" in text
     assert f"Rescale tensor_l2 would come to {mean['tensor_l2']:.3f}." in text
-
-
-def test_where_nothing_is_better_nothing_is_said():
     # One task is restored exactly by itself, 1-bit deltas keep only its mean magnitudes.
-    base, tasks = fine_tunes(1)
-    alone = Merge(base, tasks).report()
+    alone = Merge(*fine_tunes(0.1)).report()
     assert alone["tasks"][0]["error"]["rescaled"] < alone["tasks"][0]["error"]["one_bit"]
-    assert alone["warnings"] == []
-    base, tasks = fine_tunes()
-    assert warnings_of(base, tasks, masks=False) == []
+    assert alone["warnings"] == warnings_of(*fine_tunes(*EVEN), masks=False) == []
 
 
 def warnings_of(base, tasks, **method):
@@ -146,8 +188,8 @@ def warnings_of(base, tasks, **method):
 
 
 def test_tasks_that_do_not_go_together_are_warned_of():
-    base, tasks = fine_tunes(3)
-    texts = warnings_of(*fine_tunes(3, [0.1, 0.1, 0.02]))
+    base, tasks = fine_tunes(*EVEN)
+    texts = warnings_of(*fine_tunes(*UNEVEN))
     assert any("times as long as that of task-2" in text for text in texts)
     # A task that is outvoted but where others are huge.
     giant = torch.tensor([100.0, 0, 0, 0, 0, 0, 0])
@@ -163,18 +205,18 @@ def test_tasks_that_do_not_go_together_are_warned_of():
     assert any("all task vectors nearly coincide" in text for text in warnings_of(tensors(7), tasks))
 
 
-@pytest.mark.parametrize(("masks", "told"), [(True, "its mask is empty"), (False, "nothing of it is in the result")])
-def test_a_task_that_lost_every_vote_is_warned_of(masks, told):
-    base, tasks = fine_tunes(1)
+def test_a_task_that_lost_every_vote_is_warned_of():
+    base, tasks = fine_tunes(0.1)
     against = [[b - 0.5 * (w - b) for b, w in zip(base, tasks[0], strict=True)]]
-    report = Merge(base, tasks + against, masks=masks).report()
-    lost = report["tasks"][1]
-    assert (lost["density"], lost["scales"]["global"], lost["error"]["rescaled"]) == (0, 0, 1)
-    assert any(f"task-1 lost every election: {told}" in text for text in report["warnings"])
+    for masks, told in ((True, "its mask is empty"), (False, "nothing of it is in the result")):
+        report = Merge(base, tasks + against, masks=masks).report()
+        lost = report["tasks"][1]
+        assert (lost["density"], lost["scales"]["global"], lost["error"]["rescaled"]) == (0, 0, 1)
+        assert any(f"task-1 lost every election: {told}" in text for text in report["warnings"])
 
 
 def test_a_single_model_has_no_masks_and_no_rescalers():
-    base, tasks = fine_tunes()
+    base, tasks = fine_tunes(*EVEN)
     average = [torch.stack(parts).mean(0) for parts in zip(*tasks, strict=True)]
     sizes = SIZES | {"masks": 0, "extras": 0}
     report = Merge(base, tasks, unified=average, method="average").report(sizes=sizes)
@@ -185,17 +227,15 @@ def test_a_single_model_has_no_masks_and_no_rescalers():
 
 @pytest.mark.parametrize("rescale", ["global", "official", "tensor", "l2", "tensor_l2", "none"])
 def test_tables_name_every_task_and_the_mode_in_use(rescale):
-    merge = Merge(*fine_tunes(3, [0.1, 0.1, 0.02]), rescale=rescale)
-    report = merge.report()
-    tables = [aligned_table(*table) for table in report_tables(report)]
-    table, lines = tables[0], sum(tables, [])
+    report = Merge(*fine_tunes(*UNEVEN), rescale=rescale).report()
+    table, *others = (aligned_table(*table) for table in report_tables(report))
     assert [line.split()[0] for line in table] == ["task", "task-0", "task-1", "task-2", "mean"]
     # Columns end at the same place.
     assert len({len(line) for line in table}) == 1
     error = report["tasks"][1]["error"]
     assert table[2].split()[-3:] == [f"{error[key]:.3f}" for key in ("masked", "rescaled", "one_bit")]
     assert max(map(len, table)) <= 100
-    assert any("1,008" in line and "25.2 %" in line for line in lines)
+    assert any("1,008" in line and "25.2 %" in line for line in (*table, *sum(others, [])))
     assert (report["sizes"]["artifact_and_base"], report["sizes"]["one_bit_and_base"]) == (2008, 1108)
     markdown = report_markdown(report)
     tables = [part for part in markdown.split("\n\n") if part.startswith("|")]
@@ -203,14 +243,3 @@ def test_tables_name_every_task_and_the_mode_in_use(rescale):
     for part in tables:
         assert len({line.count("|") for line in part.splitlines()}) == 1
     assert f"- **Warning**: {report['warnings'][0]}" in markdown
-
-
-def test_inner_products_that_are_not_known_make_null():
-    merge = Merge(*fine_tunes(3, [0.1, 0.1, 0.02]))
-    before = merge.report()
-    merge.gram[0] = np.nan
-    report = merge.report()
-    json.dumps(report, allow_nan=False)
-    assert report["cosines"][0] == [None] * 3
-    assert {**report, "cosines": []} == {**before, "cosines": []}
-    report_markdown(report)

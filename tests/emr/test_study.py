@@ -43,8 +43,7 @@ def test_the_data_of_texts_and_tweets(load, shared, tmp_path):
     sets = load("sets")
     sets.write_texts(shared, tmp_path / "texts")
     for domain in sets.DOMAINS:
-        tested = (tmp_path / "texts" / domain / "test.jsonl").read_text().splitlines()
-        assert len(tested) == sets.TEST_TEXTS
+        assert len((tmp_path / "texts" / domain / "test.jsonl").read_text().splitlines()) == sets.TEST_TEXTS
     sums = json.loads((tmp_path / "texts" / "sums" / "train.jsonl").read_text().splitlines()[0])["text"]
     first, total = sums.splitlines()[0].split("=")
     assert sum(map(int, first.split("+"))) == int(total)
@@ -77,12 +76,9 @@ def test_a_tiny_study_runs_and_goes_on(load, shared, tmp_path, monkeypatch, name
     recipe.write_text(json.dumps(read_yaml(kit.recipe) | {"max_steps": 2, "warmup_steps": 0}))
     kit = dataclasses.replace(kit, tasks=kit.tasks[-2:], learning=learning, recipe=recipe, fine_tuning={})
     monkeypatch.setitem(study.SETS, name, kit)
-    for module, constants in (
-        (study, {"SEEDS": (0, 1), "STATISTICS_EXAMPLES": 2}),
-        (sets, {"TRAIN_TEXTS": 4, "TEST_TEXTS": 2}),
-    ):
-        for constant, value in constants.items():
-            monkeypatch.setattr(module, constant, value)
+    sizes = {"SEEDS": (study, (0, 1)), "STATISTICS_EXAMPLES": (study, 2), "TRAIN_TEXTS": (sets, 4)}
+    for constant, (module, value) in (sizes | {"TEST_TEXTS": (sets, 2)}).items():
+        monkeypatch.setattr(module, constant, value)
     folder = tmp_path / "results" / name
     study.main(name, shared, tmp_path / "work", tmp_path / "results")
     result = json.loads((folder / "study.json").read_text())
@@ -94,9 +90,6 @@ def test_a_tiny_study_runs_and_goes_on(load, shared, tmp_path, monkeypatch, name
     assert rows["base"]["scores"] != rows["individual"]["scores"] or name == "pictures"
     measures = tables.task_measures(result, kit.tasks[0])
     assert 0 < measures["error_bit"] < 1 and 0 <= measures["conflict"] <= 1
-    tables.draw_scores({name: result}, tmp_path / "scores.png")
-    tables.draw_curve({name: result}, tmp_path / "curve.png")
-
     # Nothing is learned or measured twice.
     for called in ("learn_weights", "save_statistics"):
         monkeypatch.setattr(study, called, None)

@@ -1,7 +1,5 @@
 """One EMRModel and several threads: right answers, or an error in words, and never another task's answer."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import pickle
@@ -10,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,13 +37,10 @@ def emr(merged: Path) -> Iterator[EMRModel]:
     sys.setswitchinterval(interval)
 
 
-@torch.no_grad()
-def expected(emr: EMRModel) -> dict[str, torch.Tensor]:
-    found = {}
-    for task in TASKS:
-        with emr.task(task) as model:
-            found[task] = model(TOKENS).logits
-    return found
+@pytest.fixture
+def right(emr: EMRModel) -> dict[str, torch.Tensor]:
+    with torch.no_grad():
+        return {task: by_context(emr, task) for task in TASKS}
 
 
 def is_of(output: torch.Tensor, task: str, right: dict[str, torch.Tensor]) -> bool:
@@ -85,24 +81,20 @@ def by_one_name(emr: EMRModel, task: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("ask", [by_context, by_context_and_call, by_one_name, in_a_mixed_batch])
-def test_threads_that_ask_for_tasks_get_theirs(emr: EMRModel, ask: Callable[[EMRModel, str], torch.Tensor]):
-    right, wrong = expected(emr), []
+def test_threads_that_ask_for_tasks_get_theirs(emr: EMRModel, right: Any, ask: Any):
     assert not torch.allclose(right["a"], right["b"], atol=1e-2)
 
     def work(first: int) -> None:
         for turn in range(8):
             task = TASKS[(first + turn) % len(TASKS)]
-            if not is_of(ask(emr, task), task, right):
-                wrong.append(task)
+            assert is_of(ask(emr, task), task, right)
 
     assert run_in_threads(*(lambda first=first: work(first) for first in range(4))) == []
-    assert wrong == []
-    assert emr.current == "a"
-    assert is_of(emr.model(TOKENS).logits, "a", right)
+    assert emr.current == "a" and is_of(emr.model(TOKENS).logits, "a", right)
 
 
-def test_a_thread_waits_for_the_block_of_another(emr: EMRModel):
-    right, inside, order, before = expected(emr), threading.Event(), [], emr.model
+def test_a_thread_waits_for_the_block_of_another(emr: EMRModel, right: Any):
+    inside, order, before = threading.Event(), [], emr.model
 
     def hold() -> None:
         with emr.task("b") as model:
@@ -130,21 +122,18 @@ def test_a_thread_waits_for_the_block_of_another(emr: EMRModel):
         assert order == ["b begins", "b ends", task]
 
 
-def test_set_task_belongs_to_one_thread(emr: EMRModel):
-    right, refused, wrong = expected(emr), [], []
+def test_set_task_belongs_to_one_thread(emr: EMRModel, right: Any):
+    refused = []
 
     def work(task: str) -> None:
         for _ in range(15):
             try:
-                if not is_of(emr.set_task(task).model(TOKENS).logits, task, right):
-                    wrong.append(task)
-                if not is_of(emr(TOKENS).logits, task, right):
-                    wrong.append(task)
+                assert is_of(emr.set_task(task).model(TOKENS).logits, task, right)
+                assert is_of(emr(TOKENS).logits, task, right)
             except RuntimeError as error:
                 refused.append(str(error))
 
     assert run_in_threads(*(lambda task=task: work(task) for task in TASKS)) == []
-    assert wrong == []
     assert len(refused) >= 15
     assert all("with em.task(name) as model" in text for text in refused)
     # Those threads have ended, so that this one may choose; not even the task that is there may be chosen by another.
@@ -157,8 +146,7 @@ def test_set_task_belongs_to_one_thread(emr: EMRModel):
         with emr.task("a"):
             assert is_of(emr.set_task("c").model(TOKENS).logits, "c", right)
 
-    assert run_in_threads(switch_inside) == []
-    assert emr.current == "b"
+    assert run_in_threads(switch_inside) == [] and emr.current == "b"
 
 
 def test_a_switch_in_the_middle_of_a_plain_call_is_told(emr: EMRModel):
@@ -185,9 +173,7 @@ def test_a_switch_in_the_middle_of_a_plain_call_is_told(emr: EMRModel):
     assert emr(TOKENS).logits.shape == (2, 2)
 
 
-def test_coroutines_of_one_thread(emr: EMRModel):
-    right = expected(emr)
-
+def test_coroutines_of_one_thread(emr: EMRModel, right: Any):
     async def wait_inside() -> None:
         with emr.task("b") as model:
             await asyncio.sleep(0.05)
@@ -206,16 +192,14 @@ def test_coroutines_of_one_thread(emr: EMRModel):
     assert emr.current == "a"
 
 
-def test_a_copy_of_the_model_belongs_to_nobody(emr: EMRModel):
-    right = expected(emr)
+def test_a_copy_of_the_model_belongs_to_nobody(emr: EMRModel, right: Any):
     copies = [copy.deepcopy(emr.model), pickle.loads(pickle.dumps(emr.model))]
     with emr.task("b"), torch.no_grad():
         assert all(is_of(model(TOKENS).logits, "a", right) for model in copies)
 
 
 @pytest.mark.slow
-def test_a_compiled_model_is_whole(emr: EMRModel):
-    right = expected(emr)
+def test_a_compiled_model_is_whole(emr: EMRModel, right: Any):
     compiled = torch.compile(emr.model, backend="eager", fullgraph=True)
     with torch.no_grad():
         assert is_of(compiled(TOKENS).logits, "a", right)
@@ -223,8 +207,7 @@ def test_a_compiled_model_is_whole(emr: EMRModel):
         assert is_of(compiled(TOKENS).logits, "b", right)
 
 
-def test_who_calls_the_plain_model_relies_on_the_task_that_it_finds(emr: EMRModel):
-    right = expected(emr)
+def test_who_calls_the_plain_model_relies_on_the_task_that_it_finds(emr: EMRModel, right: Any):
     emr = EMRModel.from_pretrained(emr.weights.folder, "a")
     assert is_of(emr.model(TOKENS).logits, "a", right)
     # Nobody has called set_task; yet the thread that called the model goes on with task a.

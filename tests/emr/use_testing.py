@@ -1,7 +1,5 @@
 """Merges to use, and comparison of models; import them as `from tests.emr.use_testing import ...`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,12 +8,13 @@ from typing import Any
 import torch
 
 from hf_ext.emr import EMRModel
+from hf_ext.emr.weights import TaskWeights
 from hf_ext.merging import merge_checkpoints
 from tests.emr.emr_testing import family, tiny_bert
 
 
 def merge(base: Path, tasks: dict[str, Path], out: Path, **options: object) -> Path:
-    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}, **options}
+    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}} | options
     return merge_checkpoints(config, out, progress=False).path
 
 
@@ -23,22 +22,24 @@ def merge_family(
     folder: Path, make: Callable[..., Path], names: Sequence[str] = "ab", *, given: Any = None, **options: Any
 ) -> Path:
     """A merge, with what is `given`, of fine-tunes that `make` writes with these options; they lie beside it."""
-    config = family(folder, make, names, **options) | (given or {})
-    return merge_checkpoints(config, folder / "merged", progress=False).path
+    config = family(folder, make, names, **options)
+    return merge(**config, out=folder / "merged", **(given or {}))
 
 
 def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Changes what the manifest of an artifact says."""
     manifest = json.loads((folder / "emr.json").read_text())
     change(manifest)
     (folder / "emr.json").write_text(json.dumps(manifest))
 
 
 def flip(path: Path, place: int = -1) -> None:
-    """Changes a bit of a file."""
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
+
+
+def restored(weights: TaskWeights, task: str) -> dict[str, torch.Tensor]:
+    return {name: weights.restore(task, name) for name in weights.entries(task)}
 
 
 def copied(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -52,13 +53,10 @@ def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
 
 def merge_berts(folder: Path) -> Path:
     """A merge of classifiers with 2 and 5 labels and of a model without a head; the fine-tunes lie beside it."""
-    base = tiny_bert(folder / "base")
-    tasks = {
-        "two": tiny_bert(folder / "two", 1, base=base),
-        "five": tiny_bert(folder / "five", 2, base=base, num_labels=5),
-        "plain": tiny_bert(folder / "plain", 3, base=base, task_head=False),
-    }
-    return merge(base, tasks, folder / "merged")
+    base, kinds = tiny_bert(folder / "base"), {"two": {}, "five": {"num_labels": 5}, "plain": {"task_head": False}}
+    for seed, (name, options) in enumerate(kinds.items(), 1):
+        tiny_bert(folder / name, seed, base=base, **options)
+    return merge(base, {name: folder / name for name in kinds}, folder / "merged")
 
 
 def alone(

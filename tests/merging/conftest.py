@@ -1,7 +1,5 @@
 """Fixtures of the tests of merges."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +9,7 @@ import pytest
 from huggingface_hub import close_session
 
 from hf_ext.emr.ops import SUB_BLOCK
-from tests.merging.merging import write_set
-from tests.merging.updating_sources import merge, write_sources
+from tests.merging.merging import merge, siblings, write_set, write_sources
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +39,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kept(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Merges of the first two tasks, and of all."""
     place = tmp_path_factory.mktemp("kept")
-    return {names: merge(sources, names, place / names) for names in ("ab", "abc")}
+    return {names: merge(siblings(sources, *names), place / names) for names in ("ab", "abc")}
 
 
 @pytest.fixture

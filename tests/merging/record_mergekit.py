@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 
 RECORDED = Path(__file__).with_name("mergekit.safetensors")
@@ -26,59 +25,30 @@ def _models(**parameters: list[Any]) -> list[dict[str, Any]]:
     return found
 
 
-_BY_PART = [
-    {"filter": "self_attn", "value": [0, 0.5, 0.3, 0.7, 1]},
-    {"filter": "mlp", "value": [1, 0.5, 0.7, 0.3, 0]},
-]
+_BY_PART = [{"filter": "self_attn", "value": [0, 0.5, 0.3, 0.7, 1]}, {"filter": "mlp", "value": [1, 0.5, 0.7, 0.3, 0]}]
+_LAYERED = [[0.1, 0.9], [{"filter": "mlp", "value": 2}, {"value": [1, 0.5, 1]}], None]
+_WITH_BASE = [{"model": "base"}, *_models(weight=[0.5, -0.2, [0.3, 0.6]])]
+_WITH_DENSITY = _models(weight=[0.5, 0.3, 1.0], density=[0.3, [0.5, 0.9], None])
+_SLERPED = [{"sources": [{"model": model, "layer_range": [0, LAYERS]} for model in ("base", "a")]}]
+# The first word is the method; all but `linear` have a base.
 CASES: dict[str, dict[str, Any]] = {
-    "linear": {"merge_method": "linear", "models": _models(weight=[0.5, 0.2, 0.7])},
-    "linear by layer": {
-        "merge_method": "linear",
-        "models": _models(weight=[[0.1, 0.9], [{"filter": "mlp", "value": 2}, {"value": [1, 0.5, 1]}], None]),
-        "parameters": {"weight": 0.3},
-    },
-    "slerp": {
-        "merge_method": "slerp",
-        "base_model": "base",
-        "slices": [{"sources": [{"model": model, "layer_range": [0, LAYERS]} for model in ("base", "a")]}],
-        "parameters": {"t": [*_BY_PART, {"value": 0.5}]},
-    },
-    "task_arithmetic": {
-        "merge_method": "task_arithmetic",
-        "base_model": "base",
-        "models": [{"model": "base"}, *_models(weight=[0.5, -0.2, [0.3, 0.6]])],
-        "parameters": {"lambda": 0.8},
-    },
-    "task_arithmetic normalized": {
-        "merge_method": "task_arithmetic",
-        "base_model": "base",
-        "models": _models(weight=[0.5, 0.2, 0.9]),
-        "parameters": {"normalize": True},
-    },
-    "ties": {
-        "merge_method": "ties",
-        "base_model": "base",
-        "models": _models(weight=[0.5, 0.3, 1.0], density=[0.3, [0.5, 0.9], None]),
-        "parameters": {"normalize": True, "int8_mask": True, "lambda": 0.9},
-    },
-    "ties not normalized": {
-        "merge_method": "ties",
-        "base_model": "base",
-        "models": _models(),
-        "parameters": {"normalize": False, "weight": 0.4, "density": 0.5},
-    },
-    "model_stock": {"merge_method": "model_stock", "base_model": "base", "models": _models()},
-    "model_stock by row": {
-        "merge_method": "model_stock",
-        "base_model": "base",
-        "models": _models(),
-        "parameters": {"filter_wise": True},
-    },
+    "linear": {"models": _models(weight=[0.5, 0.2, 0.7])},
+    "linear by layer": {"models": _models(weight=_LAYERED), "parameters": {"weight": 0.3}},
+    "slerp": {"slices": _SLERPED, "parameters": {"t": [*_BY_PART, {"value": 0.5}]}},
+    "task_arithmetic": {"models": _WITH_BASE, "parameters": {"lambda": 0.8}},
+    "task_arithmetic normalized": {"models": _models(weight=[0.5, 0.2, 0.9]), "parameters": {"normalize": True}},
+    "ties": {"models": _WITH_DENSITY, "parameters": {"normalize": True, "int8_mask": True, "lambda": 0.9}},
+    "ties not normalized": {"models": _models(), "parameters": {"normalize": False, "weight": 0.4, "density": 0.5}},
+    "model_stock": {"models": _models()},
+    "model_stock by row": {"models": _models(), "parameters": {"filter_wise": True}},
 }
+for _name, _case in CASES.items():
+    _case["merge_method"] = _name.split()[0]
+    if _case["merge_method"] != "linear":
+        _case["base_model"] = "base"
 
 
 def in_folder(case: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The configuration with its models in a folder."""
     case = copy.deepcopy(case) | {"dtype": "float32"}
     if "base_model" in case:
         case["base_model"] = str(folder / case["base_model"])
@@ -106,15 +76,12 @@ def main() -> None:
             moved = {k: v + (name != "base") * (common[k] + 0.02 * torch.randn_like(v)) for k, v in start.items()}
             model.load_state_dict(moved)
             model.save_pretrained(folder / name)
-            recorded |= {
-                f"{name}/{key}": value for key, value in load_file(folder / name / "model.safetensors").items()
-            }
+            stored = load_file(folder / name / "model.safetensors")
+            recorded |= {f"{name}/{key}": value for key, value in stored.items()}
         for name, case in CASES.items():
             out = folder / "out" / name
-            text = yaml.safe_dump(in_folder(case, folder))
-            run_merge(
-                MergeConfiguration.model_validate(yaml.safe_load(text)), str(out), MergeOptions(write_model_card=False)
-            )
+            given = MergeConfiguration.model_validate(in_folder(case, folder))
+            run_merge(given, str(out), MergeOptions(write_model_card=False))
             merged = load_file(out / "model.safetensors") if (out / "model.safetensors").exists() else {}
             for shard in out.glob("model-*.safetensors"):
                 merged |= load_file(shard)

@@ -25,10 +25,9 @@ def ties_by_tensor(
     vectors = []
     for model, share in zip(models, density, strict=True):
         vector = (model - base).flatten()
-        kept = sorted(range(len(vector)), key=lambda i, v=vector: -abs(float(v[i])))[
-            : max(1, int(share * len(vector)))
-        ]
-        vectors.append([float(vector[i]) if i in set(kept) else 0.0 for i in range(len(vector))])
+        order = sorted(range(len(vector)), key=lambda i, v=vector: -abs(float(v[i])))
+        kept = set(order[: max(1, int(share * len(vector)))])
+        vectors.append([float(vector[i]) if i in kept else 0.0 for i in range(len(vector))])
     out = base.double().flatten()
     for i in range(len(out)):
         votes = [w * vector[i] for w, vector in zip(weight, vectors, strict=True)]
@@ -42,8 +41,7 @@ def ties_by_tensor(
 def model_stock(base: Tensor, models: list[Tensor], filter_wise: bool, away: bool) -> Tensor:
     """Each row, or the whole tensor, by itself."""
     if filter_wise and base.ndim > 1:
-        rows = [model_stock(b, [m[i] for m in models], False, away) for i, b in enumerate(base)]
-        return torch.stack(rows)
+        return torch.stack([model_stock(b, [m[i] for m in models], False, away) for i, b in enumerate(base)])
     vectors = [(model.double() - base.double()).flatten() for model in models]
     pairs = itertools.combinations(vectors, 2)
     cosine = sum(float(torch.cosine_similarity(a, b, 0)) for a, b in pairs) / math.comb(len(models), 2)

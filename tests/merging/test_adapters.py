@@ -1,7 +1,5 @@
 """Tasks that are peft adapters: refusals that say what to do, and (IA)³ merged among themselves."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path
@@ -14,6 +12,7 @@ from transformers import AutoModel
 
 from hf_ext.emr.model import EMRModel
 from hf_ext.errors import DataError, UsageError
+from hf_ext.files import read_json
 from hf_ext.merging.plan import Plan, make_plan, plan_lines, plan_values
 from hf_ext.merging.tensors import KEPT
 from tests.emr.emr_testing import tiny_adapter, tiny_bert, write_weights
@@ -97,7 +96,7 @@ def test_adapters_that_lie_inside_of_weights_are_refused(tmp_path, form):
             plan_of(first, "refuse", a=task).close()
 
 
-def test_ia3_is_merged_from_a_base_of_ones(bert, tmp_path):
+def test_adapters_are_merged_among_themselves_from_a_base_of_ones_and_restored_as_adapters(bert, tmp_path):
     tasks = {name: tiny_adapter(tmp_path / name, bert, seed, kind="ia3") for seed, name in enumerate("ab")}
     with plan_of(bert, "adapter", **tasks) as plan:
         assert len(plan.merged_rows) == 4 and not plan.copied_rows and not plan.own_tensors(KEPT)
@@ -106,23 +105,18 @@ def test_ia3_is_merged_from_a_base_of_ones(bert, tmp_path):
             assert part.task_names == (part.name, part.name)
         assert "IA3" in "\n".join(plan_lines(plan))
         json.dumps([plan_values(plan), plan.base.identity(), plan.base.fingerprint()])
-
-
-def test_adapters_merged_among_themselves_are_restored_as_adapters(bert, tmp_path):
-    tasks = {name: tiny_adapter(tmp_path / name, bert, seed, kind="ia3") for seed, name in enumerate("ab")}
     merged = merge(bert, tasks, tmp_path / "out", adapters="adapter", rescale="none")
     stored = [load_file(path / "adapter_model.safetensors") for path in tasks.values()]
     unified = load_file(merged / "adapter_model.safetensors")
-    assert json.loads((merged / "adapter_config.json").read_text())["peft_type"] == "IA3"
+    assert read_json(merged / "adapter_config.json")["peft_type"] == "IA3"
     assert all(value.eq(1).all() for value in load_file(merged / "base" / "adapter_model.safetensors").values())
     emr = EMRModel.from_pretrained(merged, task="b")
     other, switched = emr.model, copied(emr.model)
     assert emr.set_task("a").model is other and type(other).__name__ == "PeftModel"
-    model = emr.model.state_dict()
-    changed = {name for name, value in model.items() if not value.equal(switched[name])}
-    assert changed == {f"{name}.default" for name in stored[0]}
+    model, own = emr.model.state_dict(), [f"{name}.default" for name in stored[0]]
+    assert {name for name, value in model.items() if not value.equal(switched[name])} == set(own)
     exported = PeftModel.from_pretrained(AutoModel.from_pretrained(bert), emr.export("a", tmp_path / "exported"))
-    assert all(exported.state_dict()[f"{name}.default"].equal(model[f"{name}.default"]) for name in stored[0])
+    assert all(exported.state_dict()[name].equal(model[name]) for name in own)
     for name, first in stored[0].items():
         vectors = torch.stack([first, stored[1][name]]) - 1
         elected = vectors.sum(0).sign()

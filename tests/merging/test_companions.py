@@ -1,24 +1,21 @@
 """What belongs to a model beside its weights, in the root, in the tasks and in what is exported of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from hf_ext import EMRModel
 from hf_ext.emr.artifact import verify_artifact
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError
+from hf_ext.files import read_json
+from hf_ext.merging import add_task, make_plan, merge_checkpoints
 from hf_ext.merging.companions import find_companions
-from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.merging.plan import make_plan
-from hf_ext.merging.updating import add_task
-from tests.emr.emr_testing import family, push_folder, tiny_bert, tiny_gpt2, write_code
+from tests.emr.emr_testing import family, push_folder, tiny_bert, tiny_gpt2, write_code, write_weights
 from tests.kit.refusals import refused
 from tests.merging.merging import merge
 
@@ -34,19 +31,25 @@ def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value))
 
 
+TANH = "torch.nn.modules.activation.Tanh"
+WRITTEN = {
+    "modules.json": MODULES,
+    "config_sentence_transformers.json": {"similarity_fn_name": "cosine"},
+    "sentence_bert_config.json": {"max_seq_length": 16},
+    "1_Pooling/config.json": {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True},
+    "2_Dense/config.json": {"in_features": 16, "out_features": 4, "bias": True, "activation_function": TANH},
+}
+# What makes up such a model, but for the settings of its first two modules.
+UNIT = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
+
+
 def add_sentence_modules(folder: Path, seed: int = 0) -> Path:
     """What sentence-transformers writes beside a transformer."""
-    write_json(folder / "modules.json", MODULES)
-    write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "cosine"})
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 16})
-    pooling = {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True, "include_prompt": True}
-    write_json(folder / "1_Pooling" / "config.json", pooling)
-    dense = {"in_features": 16, "out_features": 4, "bias": True}
-    dense["activation_function"] = "torch.nn.modules.activation.Tanh"
-    write_json(folder / "2_Dense" / "config.json", dense)
+    for name, value in WRITTEN.items():
+        write_json(folder / name, value)
     generator = torch.Generator().manual_seed(seed)
     tensors = {"linear.weight": torch.randn(4, 16, generator=generator), "linear.bias": torch.zeros(4)}
-    save_file(tensors, folder / "2_Dense" / "model.safetensors", metadata={"format": "pt"})
+    write_weights(folder / "2_Dense", tensors)
     (folder / "2_Dense" / "pytorch_model.bin").write_bytes(b"the same %d" % seed)
     return folder
 
@@ -82,13 +85,12 @@ def test_modules_of_sentence_transformers_travel_and_those_of_a_task_are_its_own
     config = family(tmp_path, sentence_bert)
     add_sentence_modules(Path(config["tasks"]["a"]))
     merged = merge(config, tmp_path / "merged")
-    own = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
-    assert own <= names(merged) and "2_Dense/model.safetensors" in names(merged / "tasks" / "b")
-    assert not own & names(merged / "tasks" / "a")
+    assert names(merged) >= UNIT and "2_Dense/model.safetensors" in names(merged / "tasks" / "b")
+    assert not UNIT & names(merged / "tasks" / "a")
     assert verify_artifact(merged).wrong == []
     for task, source in config["tasks"].items():
         exported = export(merged, task, tmp_path / f"exported-{task}")
-        assert own <= names(exported)
+        assert names(exported) >= UNIT
         found, expected = (load_file(Path(place, "2_Dense", "model.safetensors")) for place in (exported, source))
         assert all(found[name].equal(expected[name]) for name in expected)
 
@@ -101,7 +103,7 @@ def test_modules_that_all_have_are_merged_by_themselves(tmp_path):
     found, *parts = (load_file(Path(place, "2_Dense", "model.safetensors")) for place in (one, *tasks.values()))
     for name, value in found.items():
         torch.testing.assert_close(value, (parts[0][name] + parts[1][name]) / 2)
-    assert {"modules.json", "1_Pooling/config.json", "2_Dense/config.json"} <= names(one)
+    assert names(one) >= UNIT
     assert not [name for name in names(one) if name.startswith("2_Dense") and name.endswith((".md", ".png"))]
     with make_plan(config) as plan:
         assert any("2_Dense" in text for text in plan.warnings)
@@ -112,9 +114,8 @@ def test_modules_that_all_have_are_merged_by_themselves(tmp_path):
     add_sentence_modules(Path(tasks["a"]), seed=3)
     with refused(DataError, "2_Dense", "'a'"):
         make_plan(config)
-    narrow = {"linear.weight": torch.zeros(2, 16), "linear.bias": torch.zeros(2)}
     add_sentence_modules(Path(tasks["b"]), seed=2)
-    save_file(narrow, Path(tasks["b"]) / "2_Dense" / "model.safetensors", metadata={"format": "pt"})
+    write_weights(Path(tasks["b"]) / "2_Dense", {"linear.weight": torch.zeros(2, 16), "linear.bias": torch.zeros(2)})
     with refused(DataError, "linear.bias", "2_Dense"):
         make_plan(config)
 
@@ -137,7 +138,7 @@ def test_one_model_ends_and_is_spoken_to_as_all_its_tasks_are(tmp_path):
         write_json(folder / "generation_config.json", {"eos_token_id": [2, 5]})
         (folder / "chat_template.jinja").write_text("{{ messages }}")
     merged = merge(config, tmp_path / "merged")
-    assert json.loads((merged / "generation_config.json").read_text()) == {"eos_token_id": [2, 5]}
+    assert read_json(merged / "generation_config.json") == {"eos_token_id": [2, 5]}
     assert (merged / "chat_template.jinja").read_text() == "{{ messages }}"
     (tasks["b"] / "chat_template.jinja").write_text("other")
     (tasks["b"] / "generation_config.json").unlink()
@@ -176,9 +177,9 @@ def test_weights_states_logs_secrets_and_other_models_stay(tmp_path):
         *("tasks/prompts.json", "base/extra.json", "tokenizer.key", "token"),
     }
     silent = {"pytorch_model.bin", "tf_model.h5", "model.onnx", "README.md", "report.json", ".gitattributes"}
+    own = {"optimizer.pt", "norm_stats.pt", "lang.pkl", "speaker.wav", "picture.png", ".env", "trainer_state.json"}
     left = {
-        **{name: name for name in ("optimizer.pt", "norm_stats.pt", "lang.pkl", "speaker.wav", "picture.png", ".env")},
-        **{name: name for name in ("trainer_state.json", "events.out.tfevents.1", "run.log", "key.pem", "notes.txt")},
+        **{name: name for name in (*own, "events.out.tfevents.1", "run.log", "key.pem", "notes.txt")},
         **{"checkpoint-5/config.json": "checkpoint-5/", "onnx/config.json": "onnx/", "wandb/x.txt": "wandb/"},
         **{"original/params.json": "original/", "shown/a.png": "shown/*.png", "shown/b.png": "shown/*.png"},
         **{"other/config.json": "other/", "other/model.safetensors": "other/"},
@@ -190,10 +191,8 @@ def test_weights_states_logs_secrets_and_other_models_stay(tmp_path):
     found = find_companions(folder)
     assert set(found.files) == kept | before and not found.modules
     assert sorted(text.split(" (")[0] for text in found.left_out) == sorted(set(left.values()))
-    assert set(find_companions(folder, alone=True).files) == before | {
-        "normalizer.json",
-        "additional_chat_templates/tool.jinja",
-    }
+    alone = {"normalizer.json", "additional_chat_templates/tool.jinja"}
+    assert set(find_companions(folder, alone=True).files) == before | alone
 
 
 @pytest.mark.parametrize(
@@ -219,15 +218,14 @@ def test_modules_of_the_tasks_travel_whole_or_not_at_all(tmp_path):
     config = family(tmp_path, tiny_bert, task_head=False) | {"method": "average"}
     for folder in config["tasks"].values():
         add_sentence_modules(Path(folder))
-    unit = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
     with make_plan(config) as plan:
-        assert unit <= set(plan.companions)
+        assert set(plan.companions) >= UNIT
     write_json(tmp_path / "b" / "1_Pooling" / "config.json", {"word_embedding_dimension": 16})
     with make_plan(config) as plan:
-        assert not unit & set(plan.companions) and "sentence_bert_config.json" in plan.companions
+        assert not UNIT & set(plan.companions) and "sentence_bert_config.json" in plan.companions
         for title in ("'a'", "'b'"):
             (told,) = [text for text in plan.warnings if title in text and "modules.json" in text]
-            assert all(name in told for name in unit) and told.endswith("has none")
+            assert all(name in told for name in UNIT) and told.endswith("has none")
 
 
 @pytest.mark.slow

@@ -9,13 +9,14 @@ from safetensors.torch import load_file
 from hf_ext.emr import arithmetic
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import UsageError
+from hf_ext.files import write_json
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging.compare import compare_merges, comparison_table, read_report
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import plan_lines
 from tests.emr.emr_testing import push_folder, raw_family, write_weights
 from tests.kit.refusals import refused
-from tests.merging.merging import siblings
+from tests.merging.merging import merge, siblings
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +37,9 @@ def configuration(folders, tasks=("red", "green", "blue"), **fields):
 @pytest.fixture(scope="module")
 def merges(folders, tmp_path_factory):
     place = tmp_path_factory.mktemp("merges")
-    fields = {
-        "emr": {},
-        "least": {"rescale": "l2"},
-        "ties": {"method": "ties", "measure": True},
-        "two": {"tasks": ("red", "green")},
-    }
-    return {
-        name: merge_checkpoints(configuration(folders, **options), place / name, progress=False).path
-        for name, options in fields.items()
-    }
+    fields = {"emr": {}, "least": {"rescale": "l2"}, "ties": {"method": "ties", "measure": True}}
+    fields["two"] = {"tasks": ("red", "green")}
+    return {name: merge(configuration(folders, **options), place / name) for name, options in fields.items()}
 
 
 def restored_error(folders, merge, task):
@@ -64,14 +58,14 @@ def restored_error(folders, merge, task):
     return distance / norm
 
 
-@pytest.mark.parametrize("task", ["red", "green", "blue"])
-def test_the_reported_error_is_that_of_the_restored_checkpoint(folders, merges, task):
-    reported = {entry["task"]: entry["error"]["rescaled"] for entry in read_report(merges["emr"])["tasks"]}
-    assert reported[task] == pytest.approx(restored_error(folders, merges["emr"], task), rel=1e-5)
-    assert 0.1 < reported[task] < 1
-    # The head is restored exactly.
-    own = load_file(folders[task] / "model.safetensors")["classifier.weight"]
-    assert TaskWeights(merges["emr"]).restore(task, "classifier.weight").equal(own)
+def test_the_reported_error_is_that_of_the_restored_checkpoint(folders, merges):
+    for entry in read_report(merges["emr"])["tasks"]:
+        task, reported = entry["task"], entry["error"]["rescaled"]
+        assert reported == pytest.approx(restored_error(folders, merges["emr"], task), rel=1e-5)
+        assert 0.1 < reported < 1
+        # The head is restored exactly.
+        own = load_file(folders[task] / "model.safetensors")["classifier.weight"]
+        assert TaskWeights(merges["emr"]).restore(task, "classifier.weight").equal(own)
 
 
 def test_merges_side_by_side(merges):
@@ -84,41 +78,34 @@ def test_merges_side_by_side(merges):
         assert task["one_bit"] == errors[0]["one_bit"]
         # The least squares are what they say, and one model for all cannot keep up.
         assert task["errors"][1] < task["errors"][0] < task["errors"][2]
-    assert found["merges"][1]["error"] == pytest.approx(least["mean"]["error"]["rescaled"])
-    assert found["merges"][0]["bytes"] == emr["sizes"]["artifact"]
-    assert found["merges"][0]["bytes_with_base"] == emr["sizes"]["artifact_and_base"]
-    assert found["merges"][2]["bytes_with_base"] == ties["sizes"]["artifact"]
-    assert found["warnings"] == []
+    first, second, third = found["merges"]
+    assert second["error"] == pytest.approx(least["mean"]["error"]["rescaled"]) and found["warnings"] == []
+    assert first["bytes"] == emr["sizes"]["artifact"]
+    assert first["bytes_with_base"] == emr["sizes"]["artifact_and_base"]
+    assert third["bytes_with_base"] == ties["sizes"]["artifact"]
     json.dumps(found, allow_nan=False)
 
 
-def test_the_mean_is_over_the_tasks_that_all_have(merges):
+def test_of_merges_that_differ_in_tasks_the_mean_is_over_those_that_all_have(folders, merges, tmp_path):
     found = compare_merges([merges["emr"], merges["two"]])
     errors = {task["task"]: task["errors"] for task in found["tasks"]}
     assert errors["blue"][1] is None
     assert found["merges"][0]["error"] == pytest.approx((errors["red"][0] + errors["green"][0]) / 2)
-    (warning,) = found["warnings"]
-    assert "differ in tasks (blue)" in warning
-
-
-def test_other_checkpoints_of_the_same_name_are_warned_of(folders, merges, tmp_path):
-    swapped = {**folders, "red": folders["blue"], "blue": folders["red"]}
-    other = merge_checkpoints(configuration(swapped), tmp_path / "swapped", progress=False).path
-    (warning,) = compare_merges([merges["emr"], other])["warnings"]
-    assert "differ in the task vectors of red, blue" in warning
+    # Other checkpoints of the same name are warned of too.
+    swapped = folders | {"red": folders["blue"], "blue": folders["red"]}
+    other = compare_merges([merges["emr"], merge(configuration(swapped), tmp_path / "swapped")])
+    (first,), (second,) = found["warnings"], other["warnings"]
+    assert "differ in tasks (blue)" in first and "differ in the task vectors of red, blue" in second
 
 
 def test_comparison_table(merges):
     names = [merges["emr"], merges["ties"], merges["two"]]
     found = compare_merges(names)
     header, lines = comparison_table(found)
-    assert header[1:4] == ["emr", "ties", "two"]
     rows = {line[0]: line[1:-1] if line[-1] == "" else line[1:] for line in lines}
-    assert rows["blue"][2] == "-"
+    assert header[1:4] == ["emr", "ties", "two"] and rows["blue"][2] == "-" and found["warnings"]
     assert rows["red"][1] == f"{found['tasks'][0]['errors'][1]:.3f}"
-    assert rows["method"] == ["emr", "ties", "emr"]
-    assert rows["rescale"] == ["global", "-", "global"]
-    assert found["warnings"]
+    assert (rows["method"], rows["rescale"]) == (["emr", "ties", "emr"], ["global", "-", "global"])
     # Two folders of one name are told apart by their paths.
     twice, _ = comparison_table(compare_merges([names[0], names[0]]))
     assert twice[1:3] == [str(names[0])] * 2
@@ -151,12 +138,8 @@ def test_what_was_not_measured_is_said_and_changes_no_weight(folders, tmp_path, 
     assert elected.report["measured"] is True
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"method": "average"}, {"method": "ties"}, {"method": "slerp"}, {"method": "task_arithmetic", "drop": 0.9}],
-    ids=lambda options: options["method"],
-)
-def test_without_measure_a_sample_warns_of_far_and_of_equal_tasks(tmp_path, options):
+@pytest.mark.parametrize("method", ["average", "ties", "slerp", "task_arithmetic"])
+def test_without_measure_a_sample_warns_of_far_and_of_equal_tasks(tmp_path, method):
     """Blocks, passes, whole tensors and dropped elements: the sample is of the weights as they are stored."""
     found = raw_family(tmp_path, {"wide.weight": (1100, 1000), "norm.bias": (9,)}, ("near", "other"), 0.01)
     generator = torch.Generator().manual_seed(5)
@@ -166,7 +149,8 @@ def test_without_measure_a_sample_warns_of_far_and_of_equal_tasks(tmp_path, opti
         write_weights(tmp_path / name, tensors, config={"model_type": "bert", "architectures": ["BertModel"]})
 
     def merged(*tasks, **more):
-        given = siblings(tmp_path, *tasks, **options, **more)
+        given = siblings(tmp_path, *tasks, method=method, **more)
+        given |= {"drop": 0.9} if method == "task_arithmetic" else {}
         return merge_checkpoints(given, tmp_path / "out", overwrite=True, progress=False).report
 
     assert merged("near", "other")["warnings"] == []
@@ -184,7 +168,7 @@ def test_what_is_no_merge_is_refused(folders, tmp_path, url):
     for source in (folders["red"], "nowhere", "org/nothing"):
         with refused(CheckpointError, source, "report.json"):
             read_report(source, endpoint=url)
-    for text in ('{"format_version": 2, "tasks": []}', '{"format_version": 1, "tasks": [{"task": "a"}]}'):
-        (tmp_path / "report.json").write_text(text)
+    for report in ({"format_version": 2, "tasks": []}, {"format_version": 1, "tasks": [{"task": "a"}]}):
+        write_json(tmp_path / "report.json", report)
         with refused(CheckpointError, tmp_path):
             compare_merges([tmp_path])

@@ -4,8 +4,6 @@ LLAMA_CPP=FOLDER of its source runs the converter, which knows such a tokenizer 
 tokens of GGUF files back by the library `gguf` that lies beside it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -71,7 +69,6 @@ LLAMA_CPP = Path(os.environ.get("LLAMA_CPP", "nowhere"))
 
 
 def convert(script: str, source: Path, out: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
-    """The GGUF file that a script of llama.cpp makes of a folder, opened."""
     if not (LLAMA_CPP / script).is_file():
         pytest.skip(f"LLAMA_CPP is no folder with {script}")
     # the script imports it to look for another kind of tokenizer

@@ -1,8 +1,5 @@
 """Adapters made of differences: peft loads them on the base, and they answer as the fine-tune within what is told."""
 
-from __future__ import annotations
-
-import json
 import shutil
 import warnings
 from contextlib import AbstractContextManager
@@ -11,20 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from safetensors.torch import load_file
+from transformers import BertConfig, BertForSequenceClassification, GPT2LMHeadModel
 
 from hf_ext.emr import EMRModel
 from hf_ext.errors import DataError, UsageError
@@ -52,6 +39,10 @@ def extract(opened: AbstractContextManager[Pair], out: Path, **how: Any) -> dict
         return extract_lora(pair, out, **how)
 
 
+def open_pair(base: Path, tuned: Path) -> AbstractContextManager[Pair]:
+    return open_fine_tune(str(base), str(tuned))
+
+
 def answer(model: Any, **inputs: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = model.eval()(**inputs).logits
@@ -59,34 +50,26 @@ def answer(model: Any, **inputs: torch.Tensor) -> torch.Tensor:
 
 
 TEXT = {"input_ids": TOKENS}
-FAMILIES: dict[str, tuple[type[Any], Any, dict[str, torch.Tensor]]] = {
+PIXELS = {"pixel_values": torch.linspace(-1, 1, 384).reshape(2, 3, 8, 8)}
+WORDS, ENDS = {"vocab_size": 30}, {"bos_token_id": 2, "eos_token_id": 3}
+HALVES = WORDS | {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+# A class, its settings, and inputs.
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, torch.Tensor]]] = {
     # Its file has other names than the model: transformers renames them on loading.
-    "vit": (
-        ViTForImageClassification,
-        ViTConfig(image_size=8, patch_size=4, **SMALL),
-        {"pixel_values": torch.linspace(-1, 1, 384).reshape(2, 3, 8, 8)},
-    ),
+    "vit": ("ViTForImageClassification", {"image_size": 8, "patch_size": 4} | SMALL, PIXELS),
     # Its matrices are [in, out], and its head is tied to its embedding.
-    "gpt2": (
-        GPT2LMHeadModel,
-        GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=3),
-        TEXT,
-    ),
+    "gpt2": ("GPT2LMHeadModel", WORDS | ENDS | {"n_embd": 16, "n_layer": 2, "n_head": 2}, TEXT),
     # Some of its linear layers have a bias, others none.
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config(vocab_size=30, num_key_value_heads=1, **SMALL), TEXT),
+    "qwen2": ("Qwen2ForCausalLM", WORDS | {"num_key_value_heads": 1} | SMALL, TEXT),
     # One embedding in four modules.
-    "t5": (
-        T5ForConditionalGeneration,
-        T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0),
-        {"input_ids": TOKENS, "decoder_input_ids": TOKENS},
-    ),
+    "t5": ("T5ForConditionalGeneration", HALVES, TEXT | {"decoder_input_ids": TOKENS}),
 }
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_at_full_rank_the_adapter_answers_as_the_task(name: str, tmp_path: Path):
-    kind, config, inputs = FAMILIES[name]
-    merged = merge_family(tmp_path, maker(lambda: kind(config)), noise=2e-2)
+    kind, settings, inputs = getattr(transformers, FAMILIES[name][0]), *FAMILIES[name][1:]
+    merged = merge_family(tmp_path, maker(lambda: kind(kind.config_class(**settings))), noise=2e-2)
     report = extract(open_task(str(merged), "a"), tmp_path / "lora", rank=64)
     plain = kind.from_pretrained(tmp_path / "base")
     before, wanted = answer(plain, **inputs), answer(EMRModel.from_pretrained(merged, "a").model, **inputs)
@@ -115,17 +98,13 @@ def berts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def classify(folder: Path, berts: Path) -> torch.Tensor:
-    """Logits of the base with an adapter, whose folder has the configuration of the task."""
-    config = BertConfig.from_pretrained(folder)
-    base = BertForSequenceClassification.from_pretrained(berts / "base", config=config)
-    return answer(load_adapter(base, folder), **TEXT)
-
-
 def test_a_new_head_goes_along_and_peft_merges_the_adapter(berts: Path, tmp_path: Path):
-    report = extract(open_fine_tune(str(berts / "base"), str(berts / "b")), tmp_path / "lora", error=0)
+    report = extract(open_pair(berts / "base", berts / "b"), tmp_path / "lora", error=0)
     wanted = answer(BertForSequenceClassification.from_pretrained(berts / "b"), **TEXT)
-    assert (classify(tmp_path / "lora", berts) - wanted).abs().max() < 1e-4
+    # The folder has the configuration of the task.
+    config = BertConfig.from_pretrained(tmp_path / "lora")
+    base = BertForSequenceClassification.from_pretrained(berts / "base", config=config)
+    assert (answer(load_adapter(base, tmp_path / "lora"), **TEXT) - wanted).abs().max() < 1e-4
     assert "classifier" in report["modules_to_save"] and wanted.shape == (2, 4)
 
 
@@ -139,7 +118,7 @@ def test_each_matrix_gets_the_smallest_rank_that_keeps_the_error(berts: Path, tm
     found = report["matrices"][name]
     assert errors[found["rank"]] <= 0.3 < errors[found["rank"] - 1]
     assert found["error"] == pytest.approx(errors[found["rank"]], rel=1e-3)
-    config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
+    config = read_json(tmp_path / "lora" / "adapter_config.json")
     assert len(set(config["rank_pattern"].values())) > 1 and config["rank_pattern"] == config["alpha_pattern"]
     assert config["r"] == config["lora_alpha"] == max(config["rank_pattern"].values())
     assert all(found["error"] <= 0.3 for found in report["matrices"].values())
@@ -155,7 +134,7 @@ def test_lora_only_leaves_out_what_vllm_does_not_read_and_tells_what_that_costs(
             for name in pair.names
             if name in pair.base_shapes
         }
-    config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
+    config = read_json(tmp_path / "lora" / "adapter_config.json")
     assert (config["modules_to_save"], config["lora_bias"], config["rank_pattern"]) == (None, False, {})
     assert config["r"] == config["lora_alpha"] == 16
     names = load_file(tmp_path / "lora" / "adapter_model.safetensors")
@@ -176,20 +155,17 @@ def test_a_fine_tune_of_a_low_rank_is_found_again(tmp_path: Path):
         weight = block.mlp.c_fc.weight.data
         weight += torch.randn(16, 3, generator=generator) @ torch.randn(3, 64, generator=generator)
     model.save_pretrained(tmp_path / "tuned")
-    report = extract(open_fine_tune(str(base), str(tmp_path / "tuned")), tmp_path / "lora", error=1e-4)
-    assert {name: found["rank"] for name, found in report["matrices"].items()} == {
-        "transformer.h.0.mlp.c_fc": 3,
-        "transformer.h.1.mlp.c_fc": 3,
-    }
+    report = extract(open_pair(base, tmp_path / "tuned"), tmp_path / "lora", error=1e-4)
+    ranks = {name: found["rank"] for name, found in report["matrices"].items()}
+    assert ranks == {f"transformer.h.{layer}.mlp.c_fc": 3 for layer in (0, 1)}
     assert report["modules_to_save"] == report["biases"] == report["left_out"] == []
 
 
 def test_files_of_sub_folders_go_along(berts: Path, tmp_path: Path):
     tuned = tiny_bert(tmp_path / "tuned", 3, base=berts / "base", task_head=False)
-    (tuned / "modules.json").write_text(json.dumps([{"path": "2_Dense"}]))
-    (tuned / "2_Dense").mkdir()
-    save_file({"linear.weight": torch.ones(2, 16)}, tuned / "2_Dense" / "model.safetensors")
-    extract(open_fine_tune(str(berts / "base"), str(tuned)), tmp_path / "lora", rank=2)
+    write_json(tuned / "modules.json", [{"path": "2_Dense"}])
+    write_weights(tuned / "2_Dense", {"linear.weight": torch.ones(2, 16)})
+    extract(open_pair(berts / "base", tuned), tmp_path / "lora", rank=2)
     assert load_file(tmp_path / "lora" / "2_Dense" / "model.safetensors")["linear.weight"].sum() == 32
 
 
@@ -197,7 +173,7 @@ def test_a_fine_tune_of_biases_alone(berts: Path, tmp_path: Path):
     model: Any = BertForSequenceClassification.from_pretrained(berts / "a")
     perturb(model, 5, 0.1, lambda name: name.endswith("dense.bias"))
     model.save_pretrained(tmp_path / "tuned")
-    report = extract(open_fine_tune(str(berts / "a"), str(tmp_path / "tuned")), tmp_path / "lora", rank=4)
+    report = extract(open_pair(berts / "a", tmp_path / "tuned"), tmp_path / "lora", rank=4)
     assert report["biases"] and report["modules_to_save"] == [] and report["error"] == 0
     base = BertForSequenceClassification.from_pretrained(berts / "a")
     found = answer(load_adapter(base, tmp_path / "lora"), **TEXT)
@@ -205,16 +181,11 @@ def test_a_fine_tune_of_biases_alone(berts: Path, tmp_path: Path):
 
 
 def test_a_fine_tune_that_computes_otherwise_than_its_base_is_warned_of(berts: Path, tmp_path: Path):
-    shutil.copytree(berts / "a", tmp_path / "a")
-    config = read_json(berts / "a" / "config.json")
-    base, tuned = str(berts / "base"), str(tmp_path / "a")
-
-    def change(**changes: Any) -> None:
-        write_json(tmp_path / "a" / "config.json", config | changes)
-
-    change(hidden_act="relu", hidden_dropout_prob=0.3, use_cache=False)
-    merged = merge(berts / "base", {"a": tmp_path / "a"}, tmp_path / "merged")
-    for index, opened in enumerate((open_fine_tune(base, tuned), open_task(str(merged), "a"))):
+    tuned = shutil.copytree(berts / "a", tmp_path / "a")
+    base, config = berts / "base", read_json(tuned / "config.json")
+    write_json(tuned / "config.json", config | {"hidden_act": "relu", "hidden_dropout_prob": 0.3, "use_cache": False})
+    merged = merge(base, {"a": tuned}, tmp_path / "merged")
+    for index, opened in enumerate((open_pair(base, tuned), open_task(str(merged), "a"))):
         report = extract(opened, tmp_path / f"lora{index}", rank=2)
         (warning,) = report["warnings"]
         assert "has other values of hidden_act than the base" in warning and "config.json" in warning
@@ -222,11 +193,11 @@ def test_a_fine_tune_that_computes_otherwise_than_its_base_is_warned_of(berts: P
         assert read_json(tmp_path / f"lora{index}" / "report.json")["warnings"] == [warning]
     # Another head and other labels are no other model, and a key that one file lacks has its default.
     del config["hidden_act"], config["layer_norm_eps"]
-    change()
-    assert extract(open_fine_tune(base, tuned), tmp_path / "same", rank=2)["warnings"] == []
-    change(model_type="roberta")
+    write_json(tuned / "config.json", config)
+    assert extract(open_pair(base, tuned), tmp_path / "same", rank=2)["warnings"] == []
+    write_json(tuned / "config.json", config | {"model_type": "roberta"})
     with refused(DataError, "roberta", "bert"):
-        extract(open_fine_tune(base, tuned), tmp_path / "other", rank=2)
+        extract(open_pair(base, tuned), tmp_path / "other", rank=2)
 
 
 def test_random_projections_are_near_the_best_and_the_same_every_time():
@@ -239,11 +210,11 @@ def test_random_projections_are_near_the_best_and_the_same_every_time():
 
 
 def test_what_cannot_be_extracted_is_refused_in_words(berts: Path, tmp_path: Path):
-    base, a = str(berts / "base"), str(berts / "a")
+    base, a = berts / "base", berts / "a"
 
-    def refuse(fact: str, base: str | Path, tuned: str | Path, out: str = "lora", **options: Any) -> None:
+    def refuse(fact: str, base: Path, tuned: Path, out: str = "lora", **options: Any) -> None:
         with refused(ValueError, fact):
-            extract(open_fine_tune(str(base), str(tuned)), tmp_path / out, **(options or {"rank": 1}))
+            extract(open_pair(base, tuned), tmp_path / out, **(options or {"rank": 1}))
 
     for options in ({"rank": 1, "error": 0.1}, {"error": -1}, {"error": 1.5}, {"error": float("nan")}, {"error": "1"}):
         refuse("give either a rank", base, a, **options)
@@ -257,11 +228,9 @@ def test_what_cannot_be_extracted_is_refused_in_words(berts: Path, tmp_path: Pat
     refuse("they cannot come from one model", tiny_gpt2(tmp_path / "gpt2"), a)
     raw = write_weights(tmp_path / "raw", load_file(berts / "a" / "model.safetensors"))
     refuse("config.json, which names the class of the model, is missing", base, raw)
-    config = json.loads((berts / "a" / "config.json").read_text())
-    own = {"model_type": "own", "auto_map": {"AutoModel": "modeling_own.Own"}}
+    own = read_json(a / "config.json") | {"model_type": "own", "auto_map": {"AutoModel": "modeling_own.Own"}}
     for name in ("base", "a"):
-        shutil.copytree(berts / name, tmp_path / "own" / name)
-        (tmp_path / "own" / name / "config.json").write_text(json.dumps(config | own))
+        write_json(shutil.copytree(berts / name, tmp_path / "own" / name) / "config.json", own)
     refuse("modeling_own.Own", tmp_path / "own" / "base", tmp_path / "own" / "a")
     with refused(DataError, "diffusers"), open_task(str(merge_family(tmp_path / "unets", tiny_unet, "a")), "a"):
         pass

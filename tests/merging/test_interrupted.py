@@ -1,7 +1,5 @@
 """A merge that is killed, or shared by processes, has the bits of one that ran through; its journal."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -111,11 +109,7 @@ def test_killed_at_random_moments_it_goes_on_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{"method": "ties", "masks": True, "density": 0.3}, {}],
-    ids=["ties", "emr"],
-)
+@pytest.mark.parametrize("options", [{"method": "ties", "masks": True, "density": 0.3}, {}], ids=["ties", "emr"])
 def test_two_processes_of_accelerate_launch_share_the_work(tmp_path, options):
     config = write_set(tmp_path) | options
     script = tmp_path / "launched.py"
@@ -126,20 +120,17 @@ def test_two_processes_of_accelerate_launch_share_the_work(tmp_path, options):
     # with --num_processes instead of the file, accelerate starts one process on a CPU without saying so
     settings = ("--config_file", str(ROOT / "examples" / "accelerate" / "ddp_2_cpu.yaml"), "--main_process_port", port)
     launch = (sys.executable, "-m", "accelerate.commands.launch", *settings, str(script))
-    done = run("", json.dumps(config), str(tmp_path / "merged-two"), command=launch, ACCELERATE_USE_CPU="true")
+    told = {"command": launch, "ACCELERATE_USE_CPU": "true"}
+    done = run("", json.dumps(config), str(tmp_path / "merged-two"), **told)
     assert done.returncode == 0, done.stdout + done.stderr[:6000]
     # or their threads might have aborted a process that ends
     assert done.stdout.count("group left False") == 2, done.stdout
     assert_same_files(tmp_path / "merged-two", merge(config, tmp_path / "merged-one"))
     # a failure of one is a failure of both, with the message
     if not options:
-        done = run("", json.dumps(config), str(tmp_path / "merged-two"), command=launch, ACCELERATE_USE_CPU="true")
+        done = run("", json.dumps(config), str(tmp_path / "merged-two"), **told)
         assert done.returncode != 0 and "exists and is not empty" in done.stderr
         assert "process 0 of 2 failed: TakenError" in done.stderr
-
-
-def values(journal: Journal, units: int) -> list[list[float]]:
-    return [sums.tolist() for sums in journal.read(units)]
 
 
 def test_a_line_that_was_cut_off_or_damaged_does_not_count(tmp_path):
@@ -176,7 +167,7 @@ def test_after_another_boot_only_what_was_flushed_counts(tmp_path):
     assert tuesday.finished == {0}
     tuesday.add(2, np.full(1, 7.0))
     tuesday.add(1, np.full(1, 8.0))
-    assert values(tuesday, 3) == [[1], [8], [7]]
+    assert [sums.tolist() for sums in tuesday.read(3)] == [[1], [8], [7]]
     tuesday.close()
 
 
@@ -209,5 +200,5 @@ def test_all_that_was_added_survives_a_kill(tmp_path: Path):
     assert len(told) > 50
     journal = Journal(tmp_path)
     assert journal.finished >= set(told)
-    assert values(journal, len(told)) == [[unit] * 5 for unit in told]
+    assert [sums.tolist() for sums in journal.read(len(told))] == [[unit] * 5 for unit in told]
     journal.close()

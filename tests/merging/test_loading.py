@@ -1,7 +1,5 @@
 """Checkpoints of one model whose files name its tensors differently, as transformers reads them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -52,53 +50,43 @@ FAMILIES: dict[str, tuple[type, Any, dict[str, str]]] = {
     ),
     "bert": (transformers.BertForMaskedLM, transformers.BertConfig(**_TEXT), OLD_NORMS),
     "roberta": (transformers.RobertaForMaskedLM, transformers.RobertaConfig(**_TEXT), OLD_NORMS),
-    "llama without its prefix": (
-        transformers.LlamaForCausalLM,
-        transformers.LlamaConfig(**_TEXT),
-        {r"^model\.": ""},
-    ),
+    "llama without its prefix": (transformers.LlamaForCausalLM, transformers.LlamaConfig(**_TEXT), {r"^model\.": ""}),
 }
 
 
-def write_family(folder: Path, kind: type, settings: Any, names: dict[str, str]) -> dict[str, Path]:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_names_of_the_same_tensors_are_the_same_tensors(tmp_path, family):
     """A base, a task that is named as it is, and one that is named as other versions of the library wrote it."""
+    kind, settings, names = FAMILIES[family]
     torch.manual_seed(0)
-    places = {name: folder / name for name in ("base", "same", "other")}
     model = kind(settings)
-    for seed, place in enumerate(places.values()):
+    for seed, task in enumerate(("base", "same", "other")):
         perturb(model, seed, 2e-3 * (seed > 0))
-        model.save_pretrained(place)
+        model.save_pretrained(tmp_path / task)
 
     def rename(name: str) -> str:
         pattern = next((pattern for pattern in names if re.search(pattern, name)), "$^")
         return re.sub(pattern, names.get(pattern, ""), name)
 
-    weights = load_file(places["other"] / "model.safetensors")
-    write_weights(places["other"], {rename(name): value for name, value in weights.items()})
-    return places
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_other_names_of_the_same_tensors_are_the_same_tensors(tmp_path, family):
-    places = write_family(tmp_path, *FAMILIES[family])
-    names = [set(load_file(places[name] / "model.safetensors")) for name in ("same", "other")]
-    assert names[0] != names[1]
+    weights = load_file(tmp_path / "other" / "model.safetensors")
+    renamed = {rename(name): value for name, value in weights.items()}
+    assert renamed.keys() != weights.keys()
+    write_weights(tmp_path / "other", renamed)
     config = siblings(tmp_path, "same", "other")
-    merged = merge(config | {"method": "average"}, tmp_path / "average")
-    models = {name: load_model(place) for name, place in (places | {"merged": merged}).items()}
-    for name, value in models["merged"].items():
-        torch.testing.assert_close(value, (models["same"][name] + models["other"][name]) / 2, rtol=1e-6, atol=1e-7)
+    merge(config | {"method": "average"}, tmp_path / "merged")
+    merged, same, other = (load_model(tmp_path / name) for name in ("merged", "same", "other"))
+    for name, value in merged.items():
+        torch.testing.assert_close(value, (same[name] + other[name]) / 2, rtol=1e-6, atol=1e-7)
     with make_plan(config) as plan:
         assert not plan.own and all(None not in row.task_names for row in plan.merged_rows)
-    artifact = merge(config, tmp_path / "emr")
-    exported = load_model(TaskWeights(artifact).export("other", tmp_path / "exported"))
-    assert exported.keys() == models["other"].keys()
+    exported = load_model(TaskWeights(merge(config, tmp_path / "emr")).export("other", tmp_path / "exported"))
+    assert exported.keys() == other.keys()
 
 
 def load_model(folder: Path) -> dict[str, torch.Tensor]:
     name = json.loads((folder / "config.json").read_text())["architectures"][0]
     model, told = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
-    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
+    assert not any(told[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched"))
     return model.state_dict()
 
 
@@ -123,22 +111,16 @@ def test_a_tensor_that_one_ties_is_there_in_both(tmp_path, tied):
             assert {item.name for item in resolve_plan(plan).own_tensors(KEPT)} == {"lm_head.weight"}
 
 
+# Of a tensor that no task has in the base's form, the model would get the base's.
 @pytest.mark.parametrize(
     ("tensors", "others"),
-    [
-        ({}, "a"),
-        ({"b": torch.ones(3)}, "a"),
-        # Of a tensor that no task has in the base's form, the model would get the base's.
-        ({"b": torch.ones(3)}, ""),
-        ({"b": torch.ones(2).char()}, ""),
-    ],
+    [({}, "a"), *(({"b": torch.ones(3)}, others) for others in ("a", "")), ({"b": torch.ones(2).char()}, "")],
 )
 def test_what_one_model_would_make_of_some_tasks_is_refused(tmp_path, tensors, others):
     for name in ("base", *others):
         write_weights(tmp_path / name, {"w": torch.ones(4), "b": torch.ones(2)})
     write_weights(tmp_path / "t", {"w": torch.ones(4)} | tensors)
-    config = siblings(tmp_path, *others, "t")
-    one = config | {"method": "average"}
+    config, one = siblings(tmp_path, *others, "t"), siblings(tmp_path, *others, "t", method="average")
     with refused(DataError, "'t'", " b,", "allow_missing"):
         make_plan(one)
     with make_plan(one | {"allow_missing": True}) as plan:
@@ -168,24 +150,23 @@ def test_classes_whose_head_is_not_found_are_refused_and_a_model_without_one_is_
     for kind, allowed in (("OwnModel", False), ("BertModel", True), ("timm", False)):
         for name, labels in (("base", "xy"), ("a", "xy"), ("b", "yx")):
             told = {"label_names": [*labels]} if kind == "timm" else {"id2label": dict(enumerate(labels))}
-            config = {"architectures": [kind], **told}
-            write_weights(tmp_path / name, {"body.weight": torch.ones(8, 8)}, config=config)
+            write_weights(tmp_path / name, {"w": torch.ones(8, 8)}, config={"architectures": [kind], **told})
         config = siblings(tmp_path, "a", "b", method="average")
         with contextlib.nullcontext() if allowed else refused(DataError, "'b'", "'y'"):
             make_plan(config).close()
 
 
-NAMES = ["neg", "pos"]
-UNNAMED = ["LABEL_0", "LABEL_1"]
+NAMES, UNNAMED = ["neg", "pos"], ["LABEL_0", "LABEL_1"]
+BERT = ("BertForSequenceClassification", "classifier.weight")
 
 
 @pytest.mark.parametrize(
     ("kind", "head", "base", "a", "b", "allowed"),
     [
-        ("BertForSequenceClassification", "classifier.weight", NAMES, NAMES, ["NEG", "POS"], True),
-        ("BertForSequenceClassification", "classifier.weight", NAMES, NAMES, ["cat", "dog"], False),
-        ("BertForSequenceClassification", "classifier.weight", UNNAMED, NAMES, NAMES[::-1], False),
-        ("BertForSequenceClassification", "classifier.weight", UNNAMED, NAMES, UNNAMED, True),
+        (*BERT, NAMES, NAMES, ["NEG", "POS"], True),
+        (*BERT, NAMES, NAMES, ["cat", "dog"], False),
+        (*BERT, UNNAMED, NAMES, NAMES[::-1], False),
+        (*BERT, UNNAMED, NAMES, UNNAMED, True),
         # a row for no object, too
         ("YolosForObjectDetection", "class_labels_classifier", NAMES, NAMES, NAMES[::-1], False),
         # its head is a part of the base model
@@ -211,10 +192,9 @@ LLAMA = transformers.LlamaConfig(**_TEXT).to_dict()
 LLAVA = json.loads(_LLAVA.to_json_string(use_diff=False))
 UNET = {"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.36.0", "sample_size": 8}
 OWN = {"_class_name": "Own", "_diffusers_version": "0"}
-HEADS = "num_attention_heads"
+HEADS, PARTIAL, GROUPS = "num_attention_heads", "partial_rotary_factor", "num_conv_pos_embedding_groups"
 CLIP = {"model_type": "clip", "text_config": {"model_type": "clip_text_model", HEADS: 4}}
-PARTIAL = "partial_rotary_factor"
-GROUPS = "num_conv_pos_embedding_groups"
+NO_MEANING = {"attention_dropout": 0.5, "use_cache": False, "eos_token_id": 7, "id2label": {"0": "x"}}
 
 
 # A configuration, changes of it (None: not told), the setting that differs, and whether it changes what weights mean.
@@ -229,12 +209,7 @@ GROUPS = "num_conv_pos_embedding_groups"
         (LLAMA, {"rms_norm_eps": 1e-3}, "rms_norm_eps", False),
         (LLAMA, {"max_position_embeddings": 64}, "max_position_embeddings", False),
         (LLAMA, {"rope_parameters": None, "rope_theta": 10000.0, "transformers_version": "4.40"}, None, False),
-        (
-            LLAMA,
-            {"attention_dropout": 0.5, "use_cache": False, "eos_token_id": 7, "id2label": {"0": "x"}},
-            None,
-            False,
-        ),
+        (LLAMA, NO_MEANING, None, False),
         (LLAVA, {"vision_config": LLAVA["vision_config"] | {"hidden_act": "relu"}}, "vision_config.hidden_act", False),
         # the default is 8
         (UNET, {"attention_head_dim": 4}, "attention_head_dim", True),

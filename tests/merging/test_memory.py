@@ -1,7 +1,5 @@
 """Peak memory of a merge: bounded, and the same for few and many tasks and for a larger model."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -56,31 +54,17 @@ MEASURE = """
 """
 
 
-def grown(place: Path, cases: list[tuple[str, int, int, dict[str, object]]]) -> dict[str, float]:
-    """MB by which the resident memory grew."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", textwrap.dedent(MEASURE), str(place), json.dumps(cases)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
-
-
 @pytest.mark.slow
 def test_peak_memory_depends_neither_on_the_number_of_tasks_nor_on_the_size_of_the_model(tmp_path):
-    found = grown(
-        tmp_path,
-        [
-            # 8 MB a checkpoint, and ten times that
-            ("two", 2, 2048, {}),
-            ("eight", 8, 2048, {}),
-            ("thirty", 30, 2048, {}),
-            ("large", 2, 20480, {}),
-            ("little", 8, 2048, {"memory": "1MB"}),
-            # 2 GB a checkpoint
-            ("huge", 2, 2**19, {"max_shard_size": "500MB"}),
-        ],
-    )
+    # 8 MB a checkpoint, ten times that, and 2 GB
+    cases = [("two", 2, 2048, {}), ("eight", 8, 2048, {}), ("thirty", 30, 2048, {}), ("large", 2, 20480, {})]
+    cases += [("little", 8, 2048, {"memory": "1MB"}), ("huge", 2, 2**19, {"max_shard_size": "500MB"})]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", textwrap.dedent(MEASURE), str(tmp_path), json.dumps(cases)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    # MB by which the resident memory grew
+    found: dict[str, float] = json.loads(done.stdout)
     assert found.pop("little") < found["eight"] + 5, found
     for name in found:
         assert abs(found[name] / found["eight"] - 1) < 0.1, found

@@ -1,9 +1,8 @@
 """The streaming merge: the same bits however it is run, whole or not at all, and what it refuses."""
 
-from __future__ import annotations
-
-import json
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,16 +14,15 @@ from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.ops import SUB_BLOCK
 from hf_ext.errors import DataError, UsageError
-from hf_ext.files import TakenError
+from hf_ext.files import TakenError, read_json, write_json
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import Plan, plan_lines
 from hf_ext.merging.vectors import NotFiniteError
 from tests.emr.emr_testing import family, tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
 from tests.kit.refusals import refused
-from tests.merging.updating_sources import weights_of
 
-from .merging import assert_same_files, contents, merge, siblings
+from .merging import assert_same_files, contents, merge, siblings, weights_of
 
 
 @pytest.mark.parametrize(
@@ -69,41 +67,33 @@ def test_real_models_load_from_the_root_and_tasks_are_restored(tmp_path, make):
         assert set(unified) == set(started)
     for task, source in given["tasks"].items():
         with open_checkpoint(source) as own:
-            restored = restore(folder, task)
-            assert set(restored) == set(own)
-            for name, values in restored.items():
-                assert values.shape == own[name].shape and torch.allclose(values, own[name], rtol=0, atol=4e-3), name
+            torch.testing.assert_close(restore(folder, task), {name: own[name] for name in own}, rtol=0, atol=4e-3)
     # Of transformers, the root says that it is of no task; diffusers would complain of a key that it does not know.
     own = {} if make is tiny_unet else {"emr_tasks": ["a", "b", "c"]}
-    assert json.loads((folder / "config.json").read_text()) == json.loads((base / "config.json").read_text()) | own
+    assert read_json(folder / "config.json") == read_json(base / "config.json") | own
 
 
 def test_the_artifact_holds_what_others_need(config, tmp_path):
+    place = tmp_path / "t1"
+    (place / "chat_template.jinja").write_text("{{ messages }}")
+    write_json(place / "tokenizer_config.json", read_json(place / "tokenizer_config.json"), indent=8)
+    (place / "tokenizer.json").write_text((place / "tokenizer.json").read_text().replace('"x"', '"xx"'))
+    (place / "training.log").write_text("no small file")
     folder = merge(config, tmp_path / "merged-out")
     names = contents(folder).keys()
     assert {"config.json", "tokenizer.json", "emr.json", "emr_loader.py", "README.md", "report.json"} <= names
-    # the tasks' tokenizer is the base's, and is kept once
-    assert {"tasks/t1/config.json", "tasks/t1/mask.safetensors", "tasks/t1/extra.safetensors"} <= names
-    assert "tasks/t1/tokenizer.json" not in names and not [name for name in names if "state" in name]
+    # what is the base's is kept once
+    assert {"tasks/t0/config.json", "tasks/t0/mask.safetensors", "tasks/t0/extra.safetensors"} <= names
+    assert "tasks/t0/tokenizer.json" not in names and not [name for name in names if "state" in name]
+    assert {"tasks/t1/chat_template.jinja", "tasks/t1/tokenizer.json"} <= names
+    assert not {"tasks/t1/tokenizer_config.json", "tasks/t1/training.log"} & names
     manifest = Manifest.read(folder)
     assert manifest.method["method"] == "emr" and "workers" not in manifest.method and "base" not in manifest.method
     assert manifest.base.files["model.safetensors"]["sha256"]
     assert not any(file["sha256"] for file in manifest.tasks["t0"].origin.files.values())
-    report = json.loads((folder / "report.json").read_text())
+    report = read_json(folder / "report.json")
     assert report["sources"]["base"]["source"] == config["base"] and report["library"] == "transformers"
     assert [entry["task"] for entry in report["tasks"]] == ["t0", "t1", "t2"]
-
-
-def test_files_of_a_task_that_differ_from_the_base_are_kept_with_it(config, tmp_path):
-    place = tmp_path / "t1"
-    (place / "chat_template.jinja").write_text("{{ messages }}")
-    text = json.loads((place / "tokenizer_config.json").read_text())
-    (place / "tokenizer_config.json").write_text(json.dumps(text, indent=8))
-    (place / "tokenizer.json").write_text((place / "tokenizer.json").read_text().replace('"x"', '"xx"'))
-    (place / "training.log").write_text("no small file")
-    folder = merge(config, tmp_path / "merged-out")
-    own = {path.name for path in (folder / "tasks" / "t1").iterdir()}
-    assert {"chat_template.jinja", "tokenizer.json"} <= own and not own & {"tokenizer_config.json", "training.log"}
 
 
 @pytest.mark.parametrize(
@@ -162,8 +152,7 @@ def test_nan_and_infinity_are_refused_with_the_tensor_and_the_task(config, tmp_p
     if whose == "t1":
         shutil.rmtree(tmp_path / "t1")
     write_weights(tmp_path / whose, spoilt)
-    label = "base" if whose == "base" else "task 't1'"
-    with refused(ValueError, label, whose, "b.weight", "NaN"):
+    with refused(ValueError, "base" if whose == "base" else "task 't1'", "b.weight", "NaN"):
         merge(config, tmp_path / "merged-out")
     # nothing to go on from
     assert not list(tmp_path.glob("*merged-out*"))
@@ -189,27 +178,31 @@ def test_nothing_is_overwritten_unless_asked_and_only_a_merge(config, tmp_path):
     with pytest.raises(TakenError):
         merge(config, out, rescale="l2")
     assert contents(out) == before
-    merge_checkpoints(config | {"method": "average"}, out, overwrite=True, progress=False)
+
+    def replace(config: dict[str, Any], place: Path = out, **options: Any) -> None:
+        merge_checkpoints(config | options, place, overwrite=True, progress=False)
+
+    replace(config, method="average")
     assert not (out / "emr.json").exists()
-    merge_checkpoints(config, out, overwrite=True, progress=False)
+    replace(config)
     assert contents(out) == before
     # tasks are restored from the base, which must not be replaced but by a copy of it
-    own = merge_checkpoints(config | {"include_base": True}, out, overwrite=True, progress=False).path
-    moved = config | {"base": str(own / "base")}
-    with refused(UsageError, own / "base", "include_base"):
-        merge_checkpoints(moved, out, overwrite=True, progress=False)
-    for options in ({"include_base": True}, {"method": "average"}):
-        merge_checkpoints(moved | options, out, overwrite=True, progress=False)
+    replace(config, include_base=True)
+    moved = config | {"base": str(out / "base")}
+    with refused(UsageError, out / "base", "include_base"):
+        replace(moved)
+    replace(moved, include_base=True)
+    replace(moved, method="average")
     # so with a task, which is the user's, if it was put inside
     inside = shutil.copytree(config["tasks"]["t0"], out / "t0")
     with refused(UsageError, inside, "'t0'"):
-        merge_checkpoints(config | {"tasks": {"t0": str(inside)}}, out, overwrite=True, progress=False)
+        replace(config, tasks={"t0": str(inside)})
     mine = tmp_path / "mine"
     mine.mkdir()
     for name, text in (("config.json", "{}"), ("emr.json", "no json"), ("report.json", "[]")):
         (mine / name).write_text(text)
         with pytest.raises(TakenError):
-            merge_checkpoints(config, mine, overwrite=True, progress=False)
+            replace(config, mine)
     assert len(list(mine.iterdir())) == 3
 
 

@@ -3,8 +3,6 @@
 They are those of the specification, section 1.5, for compiled kernels and for plain torch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -87,13 +85,11 @@ def unified(folder: Path) -> Tensors:
         return {name: file[name] for name in file}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rescale"),
-    [
-        *((torch.float32, rescale) for rescale in ("global", "official", "tensor", "l2", "tensor_l2", "none")),
-        *((torch.bfloat16, "global"), (torch.float16, "l2")),
-    ],
-)
+MODES = ("global", "official", "tensor", "l2", "tensor_l2")
+HALVES = ((torch.bfloat16, "global"), (torch.float16, "l2"))
+
+
+@pytest.mark.parametrize(("dtype", "rescale"), [*((torch.float32, mode) for mode in (*MODES, "none")), *HALVES])
 def test_one_task_comes_back(merged, dtype, rescale):
     base = converted(gaussian(0, 1.0), dtype)
     task = converted(added(gaussian(0, 1.0), gaussian(1)), dtype)
@@ -101,8 +97,7 @@ def test_one_task_comes_back(merged, dtype, rescale):
     assert_equal(unified(folder), task)
     restored = restore(folder, "t0")
     if dtype == torch.float32:
-        for name in task:
-            assert torch.allclose(restored[name], task[name], rtol=0, atol=2**-23)
+        torch.testing.assert_close(restored, task, rtol=0, atol=2**-23)
     else:
         assert_equal(restored, task)
     for name, bits in masks(folder, "t0").items():
@@ -123,9 +118,8 @@ def multiply(vector: Tensors) -> list[Tensors]:
 @pytest.mark.parametrize(
     ("make", "expected", "rescale"),
     [
-        (lambda vector: [vector] * 5, [1.0] * 5, "global"),
-        (split, [1.0] * 3, "global"),
-        *((multiply, [0.25, 1.0, 0.5], rescale) for rescale in ("global", "official", "tensor", "l2", "tensor_l2")),
+        *((lambda vector: [vector] * 5, [1.0] * 5, "global"), (split, [1.0] * 3, "global")),
+        *((multiply, [0.25, 1.0, 0.5], mode) for mode in MODES),
     ],
 )
 def test_tasks_that_do_not_contradict_each_other_come_back(merged, make, expected, rescale):
@@ -144,9 +138,8 @@ def test_tasks_that_do_not_contradict_each_other_come_back(merged, make, expecte
 
 
 def test_permuted_tasks_permute_the_result(merged):
-    base = dyadic(0)
+    base, order = dyadic(0), [2, 0, 3, 1]
     tasks = [added(base, dyadic(seed)) for seed in (1, 2, 3, 4)]
-    order = [2, 0, 3, 1]
     first, second = merged(base, tasks), merged(base, [tasks[index] for index in order])
     assert_equal(unified(second), unified(first))
     assert scales(second) == [scales(first)[index] for index in order]
@@ -155,10 +148,8 @@ def test_permuted_tasks_permute_the_result(merged):
 
 
 def test_scaling_all_vectors_scales_the_unified_one_only(merged):
-    base = dyadic(0)
-    vectors = [dyadic(seed) for seed in (1, 2, 3)]
-    once = merged(base, [added(base, vector) for vector in vectors])
-    twice = merged(base, [added(base, vector, 2.0) for vector in vectors])
+    base, vectors = dyadic(0), [dyadic(seed) for seed in (1, 2, 3)]
+    once, twice = (merged(base, [added(base, vector, factor) for vector in vectors]) for factor in (1.0, 2.0))
     assert scales(once) == scales(twice)
     for name, value in unified(once).items():
         assert torch.equal(2 * (value - base[name]), unified(twice)[name] - base[name])
@@ -247,13 +238,10 @@ def test_guards_of_the_rescaler(merged):
 
 
 def test_empty_tensors_do_no_harm(merged):
-    base, vector = dyadic(0), dyadic(1)
-    task = added(base, vector)
-    for tensors in (base, task):
-        tensors["empty"] = torch.zeros(0, 4)
+    empty = {"empty": torch.zeros(0, 4)}
+    base, task = dyadic(0) | empty, added(dyadic(0), dyadic(1)) | empty
     for mode in ("global", "official", "tensor"):
-        folder = merged(base, [task, task], rescale=mode)
-        assert_equal(restore(folder, "t1"), task)
+        assert_equal(restore(merged(base, [task, task], rescale=mode), "t1"), task)
 
 
 def test_what_is_not_merged_comes_back_bit_for_bit(merged):
@@ -266,28 +254,21 @@ def test_what_is_not_merged_comes_back_bit_for_bit(merged):
     two = converted(added(start, vector, 0.5), torch.bfloat16)
     two = {name: two[name] for name in ("wide", "scalar", "bias")} | {"ids": torch.arange(5) + 1}
     folder = merged(base, [one, two])
-    restored = restore(folder, "t0")
-    assert set(restored) == set(one)
+    restored, other = restore(folder, "t0"), restore(folder, "t1")
+    assert set(restored) == set(one) and set(other) == set(two) and set(unified(folder)) == set(base)
     assert_equal({name: restored[name] for name in raw}, raw)
-    other = restore(folder, "t1")
-    assert set(other) == set(two)
     assert torch.equal(other["ids"], two["ids"])
     assert Manifest.read(folder).tasks["t0"].shared == ("ids",)
-    assert set(unified(folder)) == set(base)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_checkpoints_of_several_types(merged, dtype):
-    base = converted(gaussian(0, 1.0), torch.float16)
-    tasks = [
-        converted(added(base, gaussian(seed)), kind)
-        for seed, kind in ((1, torch.float32), (2, torch.bfloat16), (3, torch.float64))
-    ]
+    base, kinds = converted(gaussian(0, 1.0), torch.float16), (torch.float32, torch.bfloat16, torch.float64)
+    tasks = [converted(added(base, gaussian(seed)), kind) for seed, kind in enumerate(kinds, 1)]
     folder = merged(base, tasks, dtype=dtype)
-    kind = getattr(torch, dtype)
-    assert {tensor.dtype for tensor in unified(folder).values()} == {kind}
-    assert {tensor.dtype for tensor in restore(folder, "t0").values()} == {kind}
-    for name, value in unified(folder).items():
+    kind, common = getattr(torch, dtype), unified(folder)
+    assert {tensor.dtype for tensor in (*common.values(), *restore(folder, "t0").values())} == {kind}
+    for name, value in common.items():
         candidates = torch.stack([base[name].to(kind), *(task[name].float().to(kind) for task in tasks)])
         assert (candidates == value).any(0).all()
 

@@ -1,7 +1,5 @@
 """Methods of whole tensors against their plain twins, and options by task, layer and name."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 
@@ -15,11 +13,12 @@ from hf_ext.merging.methods.registry import MethodError, find_depths
 from tests.emr.emr_testing import raw_family
 from tests.kit.refusals import refused
 from tests.merging import reference_methods as twin
-from tests.merging.merging import merge, siblings
+from tests.merging.merging import merge, run_method, siblings
 from tests.merging.reference_methods import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("embed.weight", "layers.0.mlp.weight", "layers.0.attn.weight", "layers.1.mlp.weight", "layers.2.mlp.weight")
+ARITHMETIC = {"base": "x", "tasks": {"a": "a", "b": "b"}, "method": "task_arithmetic"}
 FISHER = {"method": "fisher", "statistics": {"a": "x", "b": "y"}}
 DEPTHS = (0.0, 0.0, 0.0, 0.5, 1.0)
 
@@ -31,34 +30,29 @@ def tensors(count=3, shape=(7, 12), seed=0):
     return base, [base + 0.1 * common + 0.1 * torch.randn(shape, generator=generator) for _ in range(count)]
 
 
-def run(method, base, models, **options):
-    vectors = [model - base for model in models]
-    block = Block("w", tuple(base.shape), 0, base, vectors, count=len(models))
-    return METHODS[method].function(block, **options)
+TIES = {"density": [0.3, 1.0, 0.05], "scale": 0.7}
 
 
-@pytest.mark.parametrize("weight", [[1.0, 1.0, 1.0], [0.5, 0.2, -0.1]])
-def test_weights_of_tasks_in_average_and_task_arithmetic(weight):
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((name, {"weight": w}) for name in ("average", "task_arithmetic") for w in ([1.0] * 3, [0.5, 0.2, -0.1])),
+        *(("ties_by_tensor", {"weight": [1.0] * 3, "normalize": normalize} | TIES) for normalize in (True, False)),
+        *(("ties_by_tensor", {"weight": [0.5, 2.0, 0.1], "normalize": on} | TIES) for on in (True, False)),
+    ],
+)
+def test_methods_with_weights_are_their_twins(method, options):
     base, models = tensors()
-    assert_close(run("average", base, models, weight=weight), twin.average(base, models, weight))
-    assert_close(run("task_arithmetic", base, models, weight=weight), twin.task_arithmetic(base, models, weight))
-
-
-@pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("weight", [[1.0, 1.0, 1.0], [0.5, 2.0, 0.1]])
-def test_ties_by_tensor_is_its_twin(weight, normalize):
-    base, models = tensors()
-    options = {"weight": weight, "density": [0.3, 1.0, 0.05], "normalize": normalize, "scale": 0.7}
-    assert_close(run("ties_by_tensor", base, models, **options), twin.ties_by_tensor(base, models, **options))
+    assert_close(run_method(method, base, models, **options), getattr(twin, method)(base, models, **options))
 
 
 def test_ties_of_a_model_of_one_tensor_is_ties_by_tensor_where_the_weights_are_equal():
     base, models = tensors()
     config = MergeConfig.from_dict({"base": "b", "tasks": {"t": "t"}, "method": "ties_by_tensor"})
-    shared = run("ties_by_tensor", base, models, **config.find_options("w", 0.0, "abc"))
+    shared = run_method("ties_by_tensor", base, models, **config.find_options("w", 0.0, "abc"))
+    # What reaches `ties` is trimmed.
     kept = [model - base for model in models]
     kept = [vector * (vector.abs() >= vector.abs().flatten().sort(descending=True).values[15]) for vector in kept]
-    # what reaches `ties` is trimmed
     block = Block("w", tuple(base.shape), 0, base, kept)
     assert_close(METHODS["ties"].function(block, weight=[1.0] * 3, density=[0.2] * 3), shared.double())
 
@@ -71,31 +65,26 @@ def test_model_stock_is_its_twin(shape, filter_wise, away):
     # opposed, so that some cosines are negative
     models[2] = base - 1.5 * (models[0] - base)
     options = {"filter_wise": filter_wise, "away": away}
-    assert_close(run("model_stock", base, models, **options), twin.model_stock(base, models, **options))
+    assert_close(run_method("model_stock", base, models, **options), twin.model_stock(base, models, **options))
 
 
-@pytest.mark.parametrize("t", [0.0, 0.3, 1.0])
-def test_slerp_of_two_tasks_and_of_a_task_and_the_base(t):
+def test_slerp_is_its_twin_and_straight_where_there_is_no_arc():
     base, models = tensors(count=2)
-    assert_close(run("slerp", base, models, t=t), twin.slerp(*models, t))
-    assert_close(run("slerp", base, models[:1], t=t), twin.slerp(base, models[0], t))
-
-
-def test_slerp_is_straight_where_there_is_no_arc():
-    base, (one, _) = tensors(count=2)
-    assert_close(run("slerp", base, [2 * base], t=0.25), 1.25 * base.double())
-    assert_close(run("slerp", base, [-base], t=0.25), 0.5 * base.double())
+    for t in (0.0, 0.3, 1.0):
+        assert_close(run_method("slerp", base, models, t=t), twin.slerp(*models, t))
+        assert_close(run_method("slerp", base, models[:1], t=t), twin.slerp(base, models[0], t))
+    assert_close(run_method("slerp", base, [2 * base], t=0.25), 1.25 * base.double())
+    assert_close(run_method("slerp", base, [-base], t=0.25), 0.5 * base.double())
     expected = twin.slerp(torch.eye(2)[0], torch.eye(2)[1], 0.25)[1]
-    assert_close(run("slerp", torch.zeros(3), [torch.ones(3)], t=0.25), expected.repeat(3))
+    assert_close(run_method("slerp", torch.zeros(3), [torch.ones(3)], t=0.25), expected.repeat(3))
     # one of two tasks has no such tensor: it is the other's
-    block = Block("w", tuple(base.shape), 0, base, [one - base], count=2)
-    assert_close(METHODS["slerp"].function(block, t=0.25), one.double())
+    assert_close(run_method("slerp", base, models[:1], t=0.25, count=2), models[0].double())
 
 
 @pytest.mark.parametrize("weight", [[0.0, 0.0, 0.0], [0.1, 0.2, -0.3]])
 def test_an_average_of_nothing_is_refused(weight):
     with refused(MethodError, "add"):
-        run("average", *tensors(), weight=weight)
+        run_method("average", *tensors(), weight=weight)
 
 
 def test_depths_go_from_the_first_layer_to_the_last_of_each_stack():
@@ -121,9 +110,7 @@ SETTINGS = {
 @pytest.mark.parametrize("case", SETTINGS)
 def test_a_setting_has_a_value_for_each_task_and_tensor(case):
     setting, expected = SETTINGS[case]
-    config = MergeConfig.from_dict(
-        {"base": "x", "tasks": {"a": "a", "b": "b"}, "method": "task_arithmetic", "weight": setting}
-    )
+    config = MergeConfig.from_dict(ARITHMETIC | {"weight": setting})
     assert MergeConfig.from_dict(config.to_dict()) == config
     for name, depth, values in zip(NAMES, DEPTHS, expected, strict=True):
         assert config.find_options(name, depth, ["a", "b"])["weight"] == pytest.approx(values)
@@ -148,45 +135,34 @@ def test_a_setting_has_a_value_for_each_task_and_tensor(case):
 )
 def test_a_setting_that_cannot_be_used_is_refused(fields, facts):
     with refused(ValueError, *facts):
-        MergeConfig.from_dict({"base": "x", "tasks": {"a": "a", "b": "b"}, "method": "task_arithmetic"} | fields)
+        MergeConfig.from_dict(ARITHMETIC | fields)
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    place = tmp_path_factory.mktemp("models")
-    base, *tasks = raw_family(place, dict.fromkeys(NAMES, (9, 40)), "ab", 0.1).values()
-    return place, base, tasks
+def test_checkpoints_are_merged_with_the_values_of_each_layer_and_task(tmp_path):
+    base, *tasks = raw_family(tmp_path, dict.fromkeys(NAMES, (9, 40)), "ab", 0.1).values()
 
+    def merged(out, **fields):
+        return load_file(merge(siblings(tmp_path, "a", "b"), tmp_path / out, **fields) / "model.safetensors")
 
-def merged(models, out, **fields):
-    return load_file(merge(siblings(models[0], "a", "b"), out, **fields) / "model.safetensors")
-
-
-def test_checkpoints_are_merged_with_the_values_of_each_layer_and_task(models, tmp_path):
-    _, base, tasks = models
     weight = {"a": [0, 1], "b": [{"filter": "attn", "value": 0.9}, {"value": 0.1}]}
-    found = merged(models, tmp_path / "out", method="task_arithmetic", weight=weight)
+    found = merged("out", method="task_arithmetic", weight=weight)
     for name, depth in zip(NAMES, DEPTHS, strict=True):
         weights = [depth, 0.9 if "attn" in name else 0.1]
         assert_close(found[name], twin.task_arithmetic(base[name], [task[name] for task in tasks], weights))
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "filter: attn" in card
-    found = merged(models, tmp_path / "slerp", method="slerp", t=[0.2, 0.6])
+    assert "filter: attn" in (tmp_path / "out" / "README.md").read_text()
+    found = merged("slerp", method="slerp", t=[0.2, 0.6])
     for name, depth in zip(NAMES, DEPTHS, strict=True):
         assert_close(found[name], twin.slerp(tasks[0][name], tasks[1][name], 0.2 + 0.4 * depth))
     with refused(MethodError, "add up to 0"):
-        merged(models, tmp_path / "bad", method="average", weight={"a": 1, "b": -1})
+        merged("bad", method="average", weight={"a": 1, "b": -1})
     # there is nothing to go on from
     assert [path.name for path in tmp_path.iterdir() if "bad" in path.name] == []
 
 
-def test_every_file_of_the_folder_is_found_and_has_a_method():
+def test_every_file_of_the_folder_has_a_method_and_every_method_and_option_is_on_their_page():
     files = {path.stem for path in (ROOT / "hf_ext" / "merging" / "methods").glob("*.py")}
     found = {method.function.__module__.rpartition(".")[2] for method in METHODS.values()}
     assert files - {"__init__", "options", "registry"} <= found
-
-
-def test_the_page_of_methods_has_every_method_and_option():
     page = runpy.run_path(str(ROOT / "docs" / "merge_reference.py"))["write_reference"]()
     for name, method in METHODS.items():
         section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]

@@ -1,8 +1,5 @@
 """Where merges are written, where they find their checkpoints again, and what is kept of an interrupted one."""
 
-from __future__ import annotations
-
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -20,12 +17,11 @@ from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError, OtherRun
 from hf_ext.files import read_json, write_json
 from hf_ext.hub.header_format import CheckpointError
-from hf_ext.merging import add_task, journal, merge_checkpoints, remove_task
+from hf_ext.merging import add_task, journal, make_plan, merge_checkpoints, remove_task
 from hf_ext.merging.engine import Engine
-from hf_ext.merging.plan import make_plan
 from hf_ext.merging.vectors import NotFiniteError
 from tests.emr.emr_testing import family, tiny_bert, write_weights
-from tests.emr.use_testing import equal
+from tests.emr.use_testing import equal, restored
 from tests.kit.refusals import refused
 
 from .merging import assert_same_files, merge, siblings, write_set
@@ -62,14 +58,12 @@ def test_an_artifact_finds_its_base_from_any_folder(project: Path, tmp_path: Pat
     manifest = Manifest.read(folder)
     assert manifest.base.source == os.path.join("..", "..", "models", "base")
     assert manifest.tasks["t1"].origin.source == os.path.join("..", "..", "models", "t1")
-    report = json.loads((folder / "report.json").read_text())
-    assert report["sources"]["base"]["source"] == manifest.base.source
+    assert read_json(folder / "report.json")["sources"]["base"]["source"] == manifest.base.source
     expected = emr_loader.restore(folder, "t1")
 
     def assert_found(place: Path) -> None:
         weights = TaskWeights(place)
-        assert equal({name: weights.restore("t1", name) for name in weights.entries("t1")}, expected)
-        assert equal(emr_loader.restore(place, "t1"), expected)
+        assert equal(restored(weights, "t1"), expected) and equal(emr_loader.restore(place, "t1"), expected)
         for task in weights.manifest.tasks.values():
             assert (find_recorded(task.origin.source, place) / "model.safetensors.index.json").is_file()
 
@@ -81,33 +75,27 @@ def test_an_artifact_finds_its_base_from_any_folder(project: Path, tmp_path: Pat
     monkeypatch.chdir("/")
     assert_found(tmp_path / "moved" / "out" / "merged")
     # The artifact alone was moved: where the base was looked for is said, and it can be given.
+    models = tmp_path / "moved" / "models"
     os.rename(tmp_path / "moved" / "out" / "merged", tmp_path / "alone")
     with refused(CheckpointError, "folder", "merge"):
         TaskWeights(tmp_path / "alone")
-    TaskWeights(tmp_path / "alone", base=tmp_path / "moved" / "models" / "base")
+    TaskWeights(tmp_path / "alone", base=models / "base")
+    for frozen in (False, True):
+        # Nobody answers there: what is gone is not looked for on a Hub.
+        with refused(DataError, "no such file or folder"):
+            add_task(tmp_path / "alone", "t2", str(models / "t2"), frozen=frozen, endpoint="http://127.0.0.1:9")
 
 
 def test_tasks_are_added_from_any_folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    again = merge(relative("t0", "t1"), Path("again"))
-    frozen = merge(relative("t0", "t1"), Path("frozen"))
+    again, frozen = (merge(relative("t0", "t1"), Path(name)) for name in ("again", "frozen"))
     whole = merge(relative("t0", "t1", "t2"), Path("whole"))
     monkeypatch.chdir(project / "models")
     for place in (again, frozen):
         add_task(place, "t2", "t2", frozen=place == frozen)
-        assert Manifest.read(place).tasks["t2"].origin.source == os.path.join("..", "models", "t2")
-        assert Manifest.read(place).tasks["t0"].origin.source == os.path.join("..", "models", "t0")
-        assert Manifest.read(place).base.source == os.path.join("..", "models", "base")
+        manifest = Manifest.read(place)
+        sources = {"base": manifest.base, **{name: task.origin for name, task in manifest.tasks.items()}}
+        assert all(found.source == os.path.join("..", "models", name) for name, found in sources.items())
     assert equal(*(load_file(folder / "model.safetensors") for folder in (again, whole)))
-
-
-def test_a_task_that_is_gone_is_not_looked_for_on_a_hub(project: Path):
-    folder = merge(relative("t0", "t1"), Path("merged"))
-    (project / "deep").mkdir()
-    moved = folder.rename(project / "deep" / "merged")
-    for frozen in (False, True):
-        # nobody answers there
-        with refused(DataError, "no such file or folder"):
-            add_task(moved, "t2", "models/t2", frozen=frozen, endpoint="http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize(("method", "found"), [("emr", "nothing"), ("average", "a merge")])
@@ -145,7 +133,7 @@ def test_no_warning_that_is_kept_names_a_place(project: Path):
     """A warning names a task and where it lies; what is kept and published of it has the task alone."""
     for name, width in (("base", 4), ("t0", 8)):
         path = project / "models" / name / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"num_attention_heads": width}))
+        write_json(path, read_json(path) | {"num_attention_heads": width})
     given = relative("t0", "t1")
     with make_plan(given) as plan:
         assert any("(models/t0) has num_attention_heads 8" in text for text in plan.warnings)
@@ -162,14 +150,9 @@ def test_the_two_writers_of_a_report_agree(config: dict[str, Any], tmp_path: Pat
     add_task(grown, "t2", config["tasks"]["t2"], frozen=True)
     remove_task(grown, "t2")
     found = read_json(grown / "report.json")
-    assert found.keys() == expected.keys()
+    assert found.keys() == expected.keys() and found["sizes"] == expected["sizes"]
     assert found["sizes"]["base"] == sum(path.stat().st_size for path in Path(config["base"]).glob("*.safetensors"))
-    assert found["sizes"] == expected["sizes"]
     assert found["sources"]["tasks"] == expected["sources"]["tasks"]
-
-
-class Killed(BaseException):
-    """The end of a process, as far as files can tell."""
 
 
 @pytest.mark.parametrize("finished", [0, 1, 2])
@@ -178,25 +161,23 @@ def test_counting_goes_on_after_the_last_finished_pass(
 ):
     ties = config | {"method": "ties", "density": 0.3, "masks": True}
     expected = merge(ties, tmp_path / "merged-expected")
-    count, passes = Engine.count, []
+    count, passes, kill = Engine.count, [], True
 
     def counted(self: Engine, index: int, units: Any) -> np.ndarray:
-        if len(passes) == finished and not stopped:
-            stopped.append(index)
-            raise Killed
+        if kill and len(passes) == finished:
+            raise KeyboardInterrupt
         passes.append(index)
         return count(self, index, units)
 
-    def killed(self: Engine, *arguments: Any) -> None:
-        raise Killed
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
 
-    stopped: list[int] = []
     monkeypatch.setattr(Engine, "count", counted)
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "run", killed)
-        with pytest.raises(Killed):
+        patch.setattr(Engine, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
             merge(ties, tmp_path / "merged-out")
-    stopped.append(finished)
+    kill = False
     assert passes == list(range(finished))
     partial = tmp_path / ".merged-out.partial"
     assert (journal.read_passes(partial / "journal") or {"passes": 0})["passes"] == finished

@@ -1,7 +1,5 @@
 """The plan and its sources: incompatible checkpoints, and that nothing but headers is read for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -9,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import ones
 
 from hf_ext.emr import arithmetic
 from hf_ext.errors import DataError
+from hf_ext.files import read_json, write_json
 from hf_ext.hub.header_format import CheckpointError
-from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import Plan, make_plan, plan_lines, plan_values, resolve_plan
 from hf_ext.merging.sources import open_weights
 from hf_ext.merging.tensors import COMPARED, KEPT, SHARED, SKIPPED, Own, Row
 from tests.emr.emr_testing import (
     WORDS,
     family,
-    ones,
     push_folder,
     raw_plan,
     resized,
@@ -30,12 +28,9 @@ from tests.emr.emr_testing import (
     write_weights,
 )
 from tests.kit.refusals import refused
-from tests.merging.merging import siblings, write_set
+from tests.merging.merging import merge, siblings, write_set
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-# Models.
 
 
 def prefixes(plan: Plan) -> list[tuple[str, str]]:
@@ -79,15 +74,15 @@ TIED = {"lm_head.weight": "transformer.wte.weight"}
 
 
 @pytest.fixture
-def tied(tmp_path: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
+def tied(tmp_path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
     """Weights of a GPT-2 and of a fine-tune, `base` and `a`, whose files lack the tied head."""
     family(tmp_path, tiny_gpt2, "a")
     base, task = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "a"))
-    return base, task["transformer.wte.weight"], task, json.loads((tmp_path / "base" / "config.json").read_text())
+    return base, task, read_json(tmp_path / "base" / "config.json")
 
 
 def test_tied_weights_are_merged_once_however_the_file_says_it(tied, tmp_path):
-    weights, _, _, config = tied
+    weights, _, config = tied
     with plan_in(tmp_path, "base", "a") as plan:
         # no file holds the other name, so the class of transformers, which would know it, is not imported
         assert plan.matching.aliases == {}
@@ -106,11 +101,12 @@ def test_tied_weights_are_merged_once_however_the_file_says_it(tied, tmp_path):
 
 
 def test_a_task_that_untied_its_head_keeps_it_and_one_that_repeats_it_does_not(tied, tmp_path):
-    _, embedding, task, config = tied
-    write_weights(tmp_path / "repeated", task | {"lm_head.weight": embedding.clone()}, config=config)
-    write_weights(tmp_path / "untied", task | {"lm_head.weight": embedding + 1}, config=config)
-    only_head = {name: value for name, value in task.items() if "wte" not in name} | {"lm_head.weight": embedding}
-    write_weights(tmp_path / "renamed", only_head, config=config)
+    _, task, config = tied
+    embedding = task["transformer.wte.weight"]
+    for name, head in (("repeated", embedding.clone()), ("untied", embedding + 1)):
+        write_weights(tmp_path / name, task | {"lm_head.weight": head}, config=config)
+    del task["transformer.wte.weight"]
+    write_weights(tmp_path / "renamed", task | {"lm_head.weight": embedding}, config=config)
     with plan_in(tmp_path, "base", "repeated", "untied", "renamed") as plan:
         assert [item.reason for item in plan.own_tensors(COMPARED)] == ["tied to another tensor in the base"] * 2
         # The class ties the one that the file lacks to the one that it has.
@@ -120,25 +116,19 @@ def test_a_task_that_untied_its_head_keeps_it_and_one_that_repeats_it_does_not(t
         assert not resolved.own_tensors(SHARED)
 
 
-@pytest.mark.parametrize(
-    ("changes", "fact"),
-    [
+def test_a_class_that_cannot_be_built_is_warned_of(tied, tmp_path):
+    weights, _, config = tied
+    head = weights["transformer.wte.weight"].clone()
+    for changes, fact in (
         ({"n_head": 0}, "GPT2LMHeadModel cannot be built from its configuration ("),
         # code that comes with the model may tie what it likes
         ({"architectures": ["Own"]}, "none of transformers"),
-    ],
-)
-def test_a_class_that_cannot_be_built_is_warned_of(tied, tmp_path, changes, fact):
-    weights, _, _, config = tied
-    head = weights["transformer.wte.weight"].clone()
-    for name in ("base", "a"):
-        write_weights(tmp_path / name, weights | {"lm_head.weight": head}, config=config | changes)
-    with plan_in(tmp_path, "base", "a") as plan:
-        assert plan.matching.aliases == {} and len(plan.warnings) == 2 and "this saves no space" in plan.warnings[1]
-        assert fact in plan.warnings[0]
-
-
-# Refusals.
+    ):
+        for name in ("base", "a"):
+            write_weights(tmp_path / name, weights | {"lm_head.weight": head}, config=config | changes)
+        with plan_in(tmp_path, "base", "a") as plan:
+            first, second = plan.warnings
+            assert plan.matching.aliases == {} and fact in first and "this saves no space" in second
 
 
 @pytest.mark.parametrize(
@@ -161,7 +151,7 @@ def test_quantised_checkpoints_are_refused(tmp_path, tensors, config, fact):
             plan_in(tmp_path, base, task)
 
 
-def test_a_part_of_the_base_may_be_a_task(tmp_path):
+def test_a_base_that_is_not_the_base_is_refused_but_a_part_of_it_may_be_a_task(tmp_path):
     pictures, texts = {"vision.w": ones(4), "vision.b": ones(2)}, {"text.w": ones(3)}
     config = {"model_type": "clip", "vision_config": {"model_type": "clip_vision_model"}, "text_config": {}}
     write_weights(tmp_path / "base", pictures | texts, config=config)
@@ -171,9 +161,6 @@ def test_a_part_of_the_base_may_be_a_task(tmp_path):
         assert {row.name for row in plan.merged_rows} == {"vision.w", "vision.b"}
     with refused(DataError, "model_type", "siglip_vision_model", "clip"):
         plan_in(tmp_path, "base", "siglip_vision_model")
-
-
-def test_a_base_that_is_not_the_base_is_refused(tmp_path):
     tiny_bert(tmp_path / "a", 1, base=tiny_bert(tmp_path / "bert"))
     tiny_gpt2(tmp_path / "gpt2"), tiny_unet(tmp_path / "unet"), tiny_bert(tmp_path / "wide", hidden_size=32)
     for base, facts in (
@@ -189,25 +176,18 @@ def test_a_base_that_is_not_the_base_is_refused(tmp_path):
         raw_plan(tmp_path, {"a": ones(4)}, {"a": ones(4)}, exclude=["a"])
 
 
-# The merged model of method "given".
-
-
 def test_a_given_model_is_matched_by_name(tmp_path):
     config = family(tmp_path, tiny_bert)
     given = tiny_bert(tmp_path / "given", 3, base=tmp_path / "base")
     config |= {"method": "given", "merged": str(given)}
     with make_plan(config) as plan:
-        assert plan.merged_model is not None and plan.matching.given == {
-            part.name: f"bert.{part.name}" for part in plan.merged_rows
-        }
+        assert plan.matching.given == {part.name: f"bert.{part.name}" for part in plan.merged_rows}
+        assert plan.merged_model is not None
         assert any(line.startswith("merged model") for line in plan_lines(plan))
     other = {name: value for name, value in load_file(given / "model.safetensors").items() if "pooler" not in name}
     write_weights(tmp_path / "given", other)
     with refused(DataError, "pooler.dense.bias", "[16"):
         make_plan(config)
-
-
-# Sizes, the Hub, output.
 
 
 def test_the_sizes(tmp_path):
@@ -227,15 +207,11 @@ def test_the_sizes(tmp_path):
 
 
 def test_the_plan_says_that_plain_torch_is_slower(tmp_path, monkeypatch):
-    config = write_set(tmp_path)
-
-    def told() -> bool:
+    config, slow = write_set(tmp_path), arithmetic.find_kernels("cpu").run_files is None
+    for wanted in (slow, True):
         with make_plan(config) as plan:
-            return any("hf-ext[fast]" in line for line in plan_lines(plan))
-
-    assert told() == (arithmetic.find_kernels("cpu").run_files is None)
-    monkeypatch.setattr(arithmetic, "compiled_kernels", lambda: None)
-    assert told()
+            assert any("hf-ext[fast]" in line for line in plan_lines(plan)) == wanted
+        monkeypatch.setattr(arithmetic, "compiled_kernels", lambda: None)
 
 
 def test_the_merge_writes_what_the_plan_says(tmp_path):
@@ -244,7 +220,7 @@ def test_the_merge_writes_what_the_plan_says(tmp_path):
     config = siblings(tmp_path, "a", "b", include_base=True, dtype="bfloat16")
     with make_plan(config) as plan:
         written, result = plan.bytes_written, plan.result_bytes
-    folder = merge_checkpoints(config, tmp_path / "out", progress=False).path
+    folder = merge(config, tmp_path / "out")
     # But for the sums of all tasks together, a few numbers for each tensor.
     paths = [path for path in folder.rglob("*.safetensors") if path != folder / "sums.safetensors"]
     sizes = {path: sum(tensor.nbytes for tensor in load_file(path).values()) for path in paths}
@@ -255,7 +231,7 @@ def test_the_merge_writes_what_the_plan_says(tmp_path):
 def test_a_plan_over_the_hub_reads_headers_and_small_files_only(tmp_path, hub):
     family(tmp_path, tiny_bert, max_shard_size=9000)
     about = tmp_path / "b" / "config.json"
-    about.write_text(json.dumps(json.loads(about.read_text()) | {"_name_or_path": "other/model"}))
+    write_json(about, read_json(about) | {"_name_or_path": "other/model"})
     headers = 0
     for name in ("base", "a", "b"):
         push_folder(hub.url, f"org/{name}", tmp_path / name)
@@ -276,55 +252,47 @@ def test_a_plan_over_the_hub_reads_headers_and_small_files_only(tmp_path, hub):
         assert described["result_bytes"] == plan.result_bytes and len(described["merged"]) == 39
 
 
-def test_a_hub_checkpoint_that_does_not_fit_fails_before_any_download(tmp_path, hub):
+def test_a_hub_checkpoint_that_does_not_fit_fails_before_any_download_and_open_sources_are_closed(tmp_path, hub):
     push_folder(hub.url, "org/base", tiny_bert(tmp_path / "base"))
     push_folder(hub.url, "org/other", tiny_gpt2(tmp_path / "other"))
     with refused(DataError, "org/other", "model_type", "gpt2"):
         make_plan({"base": "org/base", "tasks": {"a": "org/other"}}, endpoint=hub.url, token=False)
     assert {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")} == {"config.json"}
-
-
-def test_every_source_is_closed_when_one_cannot_be_opened(tmp_path):
-    write_weights(tmp_path / "base", {"w": ones(4)})
     # A file that stays open is told by a warning, which is an error here.
     with refused(CheckpointError, "b"):
         make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "base"), "b": "./nowhere"}})
 
 
-CONFIG, ADAPTER = "config.json", "adapter_config.json"
-
-
 @pytest.mark.parametrize(
     ("name", "content", "fact"),
     [
-        (CONFIG, "[1]", "expected a JSON object, got list"),
-        (CONFIG, "[" * 100_000, "not valid JSON"),
-        (CONFIG, '{"a":' * 700 + "1" + "}" * 700, "levels deep"),
-        (ADAPTER, "nonsense", "not valid JSON"),
-        (CONFIG, '{"id2label": ["a", "b"]}', "id2label must be"),
-        (CONFIG, '{"architectures": [null]}', "architectures must be"),
-        (CONFIG, '{"vocab_size": "8"}', "vocab_size must be"),
-        (ADAPTER, '{"peft_type": {}}', "peft_type must be"),
+        ("config", "[1]", "expected a JSON object, got list"),
+        ("config", "[" * 100_000, "not valid JSON"),
+        ("config", '{"a":' * 700 + "1" + "}" * 700, "levels deep"),
+        ("adapter_config", "nonsense", "not valid JSON"),
+        ("config", '{"id2label": ["a", "b"]}', "id2label must be"),
+        ("config", '{"architectures": [null]}', "architectures must be"),
+        ("config", '{"vocab_size": "8"}', "vocab_size must be"),
+        ("adapter_config", '{"peft_type": {}}', "peft_type must be"),
     ],
 )
 def test_a_malformed_configuration_is_refused(tmp_path, name, content, fact):
-    write_weights(tmp_path / "w", {"w": torch.ones(3)})
-    (tmp_path / "w" / name).write_text(content)
+    write_weights(tmp_path, {"w": ones(3)})
+    (tmp_path / f"{name}.json").write_text(content)
     with refused(CheckpointError, "emotion", fact):
-        open_weights("emotion", tmp_path / "w")
+        open_weights("emotion", tmp_path)
 
 
 def test_messages_name_the_source_and_say_what_to_do(tmp_path, hub):
-    with refused(CheckpointError, "emotion"):
-        open_weights("emotion", "./nothing/here")
-    for file, facts in (
-        ("pytorch_model.bin", ("pytorch_model.bin", "save_pretrained")),
-        ("model_index.json", ("diffusers", "pipeline")),
-    ):
-        place = tmp_path / f"with-{facts[-1]}"
-        place.mkdir()
-        (place / file).write_text("{}")
+    told = {
+        "pytorch_model.bin": ("pytorch_model.bin", "save_pretrained"),
+        "model_index.json": ("diffusers", "pipeline"),
+    }
+    for file, facts in told.items():
+        (tmp_path / facts[1]).mkdir()
+        (tmp_path / facts[1] / file).write_text("{}")
         with refused(CheckpointError, *facts):
-            open_weights("base", place)
-    with refused(CheckpointError, "org/none@main"):
-        open_weights("x", "org/none", token=False, endpoint=hub.url)
+            open_weights("base", tmp_path / facts[1])
+    for label, source, fact in (("emotion", "./nothing/here", "emotion"), ("x", "org/none", "org/none@main")):
+        with refused(CheckpointError, fact):
+            open_weights(label, source, token=False, endpoint=hub.url)

@@ -1,7 +1,5 @@
 """Merging where calls of Linux are missing: without them, the files are the same."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
@@ -17,9 +15,9 @@ from safetensors.torch import load_file
 from hf_ext import system
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
-from hf_ext.merging import add_task, merge_checkpoints, remove_task
+from hf_ext.merging import add_task, remove_task
 
-from .merging import write_set
+from .merging import merge, siblings, weights_of, write_set
 
 ROOT = Path(__file__).resolve().parents[2]
 # The first line is missing on macOS, both on Windows, with `fcntl` and the exchange of two folders. Windows' own
@@ -59,52 +57,30 @@ SCRIPT = """
 """
 
 
-def weights(place: Path) -> dict[str, bytes]:
-    """All but the sums, which compiled code takes in another order."""
-    return {
-        path.relative_to(place).as_posix(): path.read_bytes()
-        for folder in ("merged", "grown", "exported")
-        for path in (place / folder).rglob("*.safetensors")
-        if path.name != "sums.safetensors"
-    }
-
-
-def run_without_them(place: Path) -> dict[str, bytes]:
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), ",".join(MISSING), str(place)]
-    # A process from the start: where torch is imported already, so is filelock, and with it fcntl.
-    # Compiled code would be compiled anew in each.
-    environment = os.environ | {"HF_HOME": str(place / "home"), "HF_EXT_NO_NUMBA": "1"}
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return weights(place)
-
-
 @pytest.mark.slow
 def test_a_merge_without_the_calls_of_linux(tmp_path: Path):
-    config = write_set(tmp_path)
-    found = run_without_them(tmp_path)
-    assert {"merged/model.safetensors", "merged/tasks/t1/mask.safetensors", "exported/model.safetensors"} <= set(found)
-    here = tmp_path / "here"
-    merged = merge_checkpoints(config, here / "merged", progress=False).path
-    some = config | {"tasks": {name: config["tasks"][name] for name in ("t0", "t1")}}
-    grown = merge_checkpoints(some, here / "grown", progress=False).path
+    config, here = write_set(tmp_path), tmp_path / "here"
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), ",".join(MISSING), str(tmp_path)]
+    # A process from the start: where torch is imported already, so is filelock, and with it fcntl.
+    # Compiled code would be compiled anew in each.
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_EXT_NO_NUMBA": "1"}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    merged = merge(config, here / "merged")
+    grown = merge(siblings(tmp_path, "t0", "t1"), here / "grown")
     add_task(grown, "t2", config["tasks"]["t2"])
     remove_task(grown, "t1")
     TaskWeights(merged).export("t1", here / "exported")
-    expected = weights(here)
-    assert found.keys() == expected.keys()
-    assert [name for name in found if found[name] != expected[name]] == []
-
-
-def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """On a system that lacks some functions."""
-    for name in names:
-        monkeypatch.delattr(os, name)
+    for folder in ("merged", "grown", "exported"):
+        found, expected = weights_of(tmp_path / folder), weights_of(here / folder)
+        assert "model.safetensors" in found and found.keys() == expected.keys()
+        assert [name for name in found if found[name] != expected[name]] == []
 
 
 @pytest.mark.parametrize("missing", [(), ("preadv",), ("preadv", "pread", "pwrite")])
 def test_bytes_at_a_place_of_a_file(missing: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    without(monkeypatch, *missing)
+    for name in missing:
+        monkeypatch.delattr(os, name)
     assert system.has_positions() == ("pwrite" not in missing)
     path = tmp_path / "file"
     descriptor = system.open_descriptor(path, os.O_RDWR | os.O_CREAT)
@@ -115,8 +91,7 @@ def test_bytes_at_a_place_of_a_file(missing: tuple[str, ...], tmp_path: Path, mo
         assert system.write_at(descriptor, memoryview(b"xyz"), 50) == 3
         system.sync_data(descriptor)
         buffer = bytearray(5)
-        assert system.read_at(descriptor, memoryview(buffer), 6) == 5
-        assert bytes(buffer) == b"\0abc\0"
+        assert system.read_at(descriptor, memoryview(buffer), 6) == 5 and bytes(buffer) == b"\0abc\0"
         assert system.read_at(descriptor, memoryview(buffer), 98) == 2
         assert system.read_at(descriptor, memoryview(buffer), 100) == 0
         # The file is still open, and its bytes are where they were put.
@@ -126,7 +101,7 @@ def test_bytes_at_a_place_of_a_file(missing: tuple[str, ...], tmp_path: Path, mo
 
 
 def test_a_full_disk_is_noticed_where_nothing_can_be_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    without(monkeypatch, "posix_fallocate")
+    monkeypatch.delattr(os, "posix_fallocate")
     # More than is free; as a hole it takes no room.
     size = system.free_bytes(tmp_path) + 2**30
     descriptor = system.open_descriptor(tmp_path / "file", os.O_RDWR | os.O_CREAT)
@@ -143,14 +118,15 @@ def test_a_full_disk_is_noticed_where_nothing_can_be_reserved(tmp_path: Path, mo
 
 
 def test_cores_where_the_system_does_not_tell_which(monkeypatch: pytest.MonkeyPatch):
-    without(monkeypatch, "sched_getaffinity")
+    monkeypatch.delattr(os, "sched_getaffinity")
     for told, cores in ((7, 7), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda told=told: told)
         assert system.count_cores() == cores
 
 
 def test_threads_write_at_once_where_a_file_has_one_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    without(monkeypatch, "preadv", "pread", "pwrite")
+    for name in ("preadv", "pread", "pwrite"):
+        monkeypatch.delattr(os, name)
     writer = SafetensorsWriter(tmp_path / "w.safetensors", {"a": (torch.int64, (400,))})
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: writer.write("a", i, torch.tensor([i])), range(400)))

@@ -1,7 +1,5 @@
 """Merges by data: Fisher merging and RegMean against plain twins, weights that AdaMerging learns."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -15,12 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import BertForSequenceClassification, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
 from hf_ext.errors import UsageError
-from hf_ext.merging.configuration import MergeConfig
+from hf_ext.files import read_json
+from hf_ext.merging import MergeConfig, make_plan, merge_checkpoints
 from hf_ext.merging.measuring import START, WeightedMerge, learn_weights, measure, save_statistics
-from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.merging.methods import METHODS, Block
 from hf_ext.merging.methods.registry import MethodError
-from hf_ext.merging.plan import make_plan
 from hf_ext.merging.publishing import hide_paths
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
 from hf_ext.tasks.texts import byte_tokenizer
@@ -30,19 +26,12 @@ from tests.kit.command_line import run
 from tests.kit.refusals import refused
 from tests.kit.studies import write_photos
 from tests.merging import reference_methods as twin
-from tests.merging.merging import siblings
+from tests.merging.merging import merge, run_method, siblings
 from tests.merging.reference_methods import assert_close
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def run_method(method, base, models, statistics, inputs_first=False, **options):
-    vectors = [model - base for model in models]
-    block = Block("w", tuple(base.shape), 0, base, vectors, count=len(models), inputs_first=inputs_first)
-    block.statistic = lambda place: None if statistics is None else statistics[place].clone()
-    return METHODS[method].function(block, **options)
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (6,), ()])
@@ -54,29 +43,26 @@ def test_fisher_is_its_twin(shape, floor):
     for values in known:
         values.view(-1)[:2] = 0
     options = {"weight": [1.0, 0.3, 2.0], "floor": floor}
-    assert_close(run_method("fisher", base, models, known, **options), twin.fisher(base, models, known, **options))
+    expected = twin.fisher(base, models, known, **options)
+    assert_close(run_method("fisher", base, models, statistics=known, **options), expected)
 
 
-@pytest.mark.parametrize("alpha", [0.9, 0.0, 0.5])
-def test_regmean_is_its_twin_in_both_layouts(alpha):
+def test_regmean_is_its_twin_in_both_layouts_and_averages_what_has_no_gram_and_inputs_that_are_never_used():
     base, models = draw(5, 8), [draw(5, 8, seed=seed) for seed in (1, 2)]
     # fewer examples than inputs
-    inputs = [draw(4, 8, seed=3), draw(6, 8, seed=4)]
-    grams = [rows.T @ rows for rows in inputs]
-    expected = twin.regmean(models, grams, alpha)
-    assert_close(run_method("regmean", base, models, grams, alpha=alpha), expected)
-    turned = run_method("regmean", base.T, [model.T for model in models], grams, inputs_first=True, alpha=alpha)
-    assert_close(turned, expected.T)
-
-
-def test_regmean_averages_what_has_no_gram_and_inputs_that_are_never_used():
-    base, models = draw(5, 8), [draw(5, 8, seed=seed) for seed in (1, 2)]
+    grams = [rows.T @ rows for rows in (draw(4, 8, seed=3), draw(6, 8, seed=4))]
+    turned = {"statistics": grams, "inputs_first": True}
+    for alpha in (0.9, 0.0, 0.5):
+        expected = twin.regmean(models, grams, alpha)
+        assert_close(run_method("regmean", base, models, statistics=grams, alpha=alpha), expected)
+        found = run_method("regmean", base.T, [model.T for model in models], **turned, alpha=alpha)
+        assert_close(found, expected.T)
     average = sum(model.double() for model in models) / 2
-    assert_close(run_method("regmean", base, models, None, alpha=0.9), average)
+    assert_close(run_method("regmean", base, models, alpha=0.9), average)
     inputs = torch.stack([draw(40, 8, seed=seed) for seed in (3, 4)])
     inputs[:, :, 2] = 0
-    grams = list(inputs.mT @ inputs)
-    merged, used = run_method("regmean", base, models, grams, alpha=0.9), [0, 1, *range(3, 8)]
+    grams, used = list(inputs.mT @ inputs), [0, 1, *range(3, 8)]
+    merged = run_method("regmean", base, models, statistics=grams, alpha=0.9)
     assert_close(merged[:, 2], average[:, 2])
     inner = [gram[used][:, used] for gram in grams]
     assert_close(merged[:, used], twin.regmean([model[:, used] for model in models], inner, 0.9))
@@ -89,7 +75,7 @@ def test_statistics_that_are_no_squares_are_refused(method, options, value):
     known = [torch.eye(4), torch.eye(4)]
     known[1][2, 2] = value
     with refused(MethodError, "w"):
-        run_method(method, base, models, known, **options)
+        run_method(method, base, models, statistics=known, **options)
 
 
 def test_squared_gradients_are_those_of_each_example(tmp_path):
@@ -147,15 +133,16 @@ def merge_by(models: Path, method: str, kind: str, out: Path, *options: str, cod
     return run("merge", "--base", models / "base", *given, "--method", method, "--out", out, *options, code=code)
 
 
-def read_all(measured: Path, kind: str):
-    weights = [load_file(measured / name / "model.safetensors") for name in ("base", "a", "b")]
+def merge_and_read(measured: Path, method: str, kind: str, out: Path, *options: str):
+    """The merged weights, those of the base and of the tasks, and their statistics."""
+    merge_by(measured, method, kind, out, *options)
+    folders = (out, *(measured / name for name in ("base", "a", "b")))
+    weights = [load_file(folder / "model.safetensors") for folder in folders]
     return *weights, [load_file(measured / f"{name}.{kind}.safetensors") for name in "ab"]
 
 
 def test_a_fisher_merge_from_the_data_to_the_model(measured, tmp_path):
-    merge_by(measured, "fisher", "fisher", tmp_path / "out")
-    base, a, b, known = read_all(measured, "fisher")
-    found = load_file(tmp_path / "out" / "model.safetensors")
+    found, base, a, b, known = merge_and_read(measured, "fisher", "fisher", tmp_path / "out")
     assert known[0].keys() >= found.keys()
     assert any(bool(values.any()) for values in known[0].values())
     for name in found:
@@ -165,42 +152,42 @@ def test_a_fisher_merge_from_the_data_to_the_model(measured, tmp_path):
 
 
 def test_a_regmean_merge_from_the_data_to_the_model(measured, tmp_path):
-    merge_by(measured, "regmean", "gram", tmp_path / "out", "--alpha", "0.5")
-    base, a, b, known = read_all(measured, "gram")
-    found = load_file(tmp_path / "out" / "model.safetensors")
-    linear = [name for name in found if name in known[0]]
-    assert len(linear) > 3
+    found, base, a, b, known = merge_and_read(measured, "regmean", "gram", tmp_path / "out", "--alpha", "0.5")
+    assert len(found.keys() & known[0].keys()) > 3
     for name in found:
-        if name not in linear:
+        if name not in known[0]:
             assert_close(found[name], (a[name].double() + b[name].double()) / 2)
             continue
         used = (known[0][name] + known[1][name]).diagonal() > 0
         grams = [k[name][used][:, used] for k in known]
         assert_close(found[name][:, used], twin.regmean([a[name][:, used], b[name][:, used]], grams, 0.5))
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["method"]["statistics"].keys() == {"a", "b"}
+    assert read_json(tmp_path / "out" / "report.json")["method"]["statistics"].keys() == {"a", "b"}
 
 
 def test_a_merge_of_gpt2_solves_by_its_layout(tmp_path):
-    config = family(tmp_path, tiny_gpt2)
-    tasks = config["tasks"]
-    name, files = "transformer.h.0.attn.c_proj.weight", {}
-    inputs = [draw(20, 16, seed=seed) for seed in (1, 2)]
-    for task, rows in zip(tasks, inputs, strict=True):
+    config, name = family(tmp_path, tiny_gpt2), "transformer.h.0.attn.c_proj.weight"
+    grams, files = [rows.T @ rows for rows in (draw(20, 16, seed=seed) for seed in (1, 2))], {}
+    for task, gram in zip("ab", grams, strict=True):
         files[task] = str(tmp_path / f"{task}.safetensors")
-        save_file({name: rows.T @ rows}, files[task], {"kind": "gram", "inputs_first": json.dumps([name])})
-    merge_checkpoints(config | {"method": "regmean", "statistics": files}, tmp_path / "out", progress=False)
-    merged = load_file(tmp_path / "out" / "model.safetensors")[name]
-    weights = [load_file(Path(place) / "model.safetensors")[name].T for place in tasks.values()]
-    assert_close(merged, twin.regmean(weights, [rows.T @ rows for rows in inputs], 0.9).T)
+        save_file({name: gram}, files[task], {"kind": "gram", "inputs_first": json.dumps([name])})
+    out = merge(config, tmp_path / "out", method="regmean", statistics=files)
+    merged, *weights = (
+        load_file(place / "model.safetensors")[name].T for place in (out, tmp_path / "a", tmp_path / "b")
+    )
+    assert_close(merged, twin.regmean(weights, grams, 0.9))
 
 
-class Pixels(Task):
+class Columns(Task):
+    """Models of a class on examples that are a column of theirs, each of label 0."""
+
+    def __init__(self, model_class, column):
+        self.model_class, self.column = model_class, column
+
     def build_model(self, config, init_from):
-        return ViTForImageClassification.from_pretrained(init_from)
+        return self.model_class.from_pretrained(init_from)
 
     def training_sample(self, example, generator):
-        return {"pixel_values": torch.tensor(example["pixels"]), "labels": torch.tensor(0)}
+        return {self.column: torch.tensor(example[self.column]), "labels": torch.tensor(0)}
 
 
 # transformers calls the tensors of a loaded ViT otherwise than its checkpoint does.
@@ -210,14 +197,15 @@ def test_a_model_whose_tensors_were_renamed_on_loading(tmp_path):
     config = family(tmp_path, maker(lambda: ViTForImageClassification(settings)), noise=0.3)
     names = load_file(tmp_path / "a" / "model.safetensors").keys()
     assert not names <= ViTForImageClassification(settings).state_dict().keys()
-    data = datasets.Dataset.from_dict({"pixels": draw(6, 3, 4, 4).tolist()})
+    pixels = Columns(ViTForImageClassification, "pixel_values")
+    data = datasets.Dataset.from_dict({"pixel_values": draw(6, 3, 4, 4).tolist()})
     for kind, method in (("fisher", "fisher"), ("gram", "regmean")):
         files = {name: str(tmp_path / f"{name}.{kind}.safetensors") for name in "ab"}
         for name, file in files.items():
-            save_statistics(Pixels(), str(tmp_path / name), data, kind, Path(file))
+            save_statistics(pixels, str(tmp_path / name), data, kind, Path(file))
             assert load_file(file).keys() <= names
-        merge_checkpoints({**config, "method": method, "statistics": files}, tmp_path / kind, progress=False)
-    learned = learn_weights({**config, "exclude": ["classifier"]}, dict.fromkeys("ab", (Pixels(), data)), steps=2)
+        merge(config, tmp_path / kind, method=method, statistics=files)
+    learned = learn_weights({**config, "exclude": ["classifier"]}, dict.fromkeys("ab", (pixels, data)), steps=2)
     weights = {entry["filter"]: entry["value"] for entry in learned.options["weight"]["a"]}
     assert weights.keys() == {name for name in names if not name.startswith("classifier")}
     # no answer depends on the bias of the keys
@@ -225,14 +213,13 @@ def test_a_model_whose_tensors_were_renamed_on_loading(tmp_path):
 
 
 def test_statistics_that_do_not_fit_are_refused_in_words(measured, tmp_path):
-    for change in ("missing", "shape"):
-        for name in "ab":
-            known = load_file(measured / f"{name}.fisher.safetensors")
-            first = next(iter(known))
-            known[first] = torch.zeros(1)
-            if change == "missing":
-                del known[first]
-            save_file(known, measured / f"{name}.{change}.safetensors", {"kind": "fisher"})
+    for name in "ab":
+        known = load_file(measured / f"{name}.fisher.safetensors")
+        first = next(iter(known))
+        shaped = known | {first: torch.zeros(1)}
+        del known[first]
+        for change, values in (("missing", known), ("shape", shaped)):
+            save_file(values, measured / f"{name}.{change}.safetensors", {"kind": "fisher"})
     for method, kind, words, told in (
         ("regmean", "fisher", (), "hold kind 'fisher', method 'regmean' needs 'gram'"),
         ("average", "fisher", (), "statistics does not go with method 'average'"),
@@ -260,12 +247,7 @@ def test_an_artifact_knows_its_statistics_and_asks_for_those_of_a_new_task(measu
     assert json.loads(manifest)["method"]["statistics"] == {t: f"{t}.gram.safetensors" for t in "ab"}
 
 
-class Texts(Task):
-    def build_model(self, config, init_from):
-        return BertForSequenceClassification.from_pretrained(init_from)
-
-    def training_sample(self, example, generator):
-        return {"input_ids": torch.tensor(example["ids"]), "labels": torch.tensor(0)}
+TEXTS = Columns(BertForSequenceClassification, "input_ids")
 
 
 @pytest.fixture(scope="module")
@@ -277,22 +259,20 @@ def berts(tmp_path_factory):
 def parts():
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(4, 8, (40, 6), generator=generator).tolist()
-    return {name: (Texts(), datasets.Dataset.from_dict({"ids": ids})) for name in "ab"}
+    return {name: (TEXTS, datasets.Dataset.from_dict({"input_ids": ids})) for name in "ab"}
 
 
 def test_entropy_falls_and_the_merge_has_the_learned_weights(berts, tmp_path):
     told = []
-    found = learn_weights(
-        berts, parts(), steps=16, learning_rate=0.04, show=lambda step, entropy: told.append(entropy)
-    )
+    how = {"steps": 16, "learning_rate": 0.04, "show": lambda step, entropy: told.append(entropy)}
+    found = learn_weights(berts, parts(), **how)
     assert sum(told[-5:]) < sum(told[:5])
-    weights = {entry["filter"]: entry["value"] for entry in found.options["weight"]["b"]}
-    assert all(value != START for value in weights.values())
-    merge_checkpoints(MergeConfig.from_dict(found.to_dict()), tmp_path / "out", progress=False)
-    merged = load_file(tmp_path / "out" / "model.safetensors")
-    base, a, b = (load_file(f"{place}/model.safetensors") for place in (berts["base"], *berts["tasks"].values()))
-    of_a = {entry["filter"]: entry["value"] for entry in found.options["weight"]["a"]}
-    for name, weight in weights.items():
+    of_a, of_b = ({one["filter"]: one["value"] for one in found.options["weight"][task]} for task in "ab")
+    assert all(value != START for value in of_b.values())
+    out = merge_checkpoints(MergeConfig.from_dict(found.to_dict()), tmp_path / "out", progress=False).path
+    folders = (out, berts["base"], *berts["tasks"].values())
+    merged, base, a, b = (load_file(f"{place}/model.safetensors") for place in folders)
+    for name, weight in of_b.items():
         expected = base[name] + of_a[name] * (a[f"bert.{name}"] - base[name])
         expected += weight * (b[f"bert.{name}"] - base[name])
         torch.testing.assert_close(merged[name], expected, rtol=1e-5, atol=1e-6)
@@ -301,15 +281,15 @@ def test_entropy_falls_and_the_merge_has_the_learned_weights(berts, tmp_path):
 def test_the_entropy_is_that_of_a_model_with_the_merged_weights(berts):
     config = MergeConfig.from_dict({**berts, "method": "task_arithmetic"})
     with make_plan(config) as plan:
-        merge = WeightedMerge(plan, [Texts().build_model({}, source) for source in berts["tasks"].values()])
+        weighted = WeightedMerge(plan, [TEXTS.build_model({}, source) for source in berts["tasks"].values()])
     batch = {"input_ids": torch.tensor([[4, 5, 6], [6, 7, 4]])}
     entropy = 0.0
     for task, source in enumerate(berts["tasks"].values()):
-        model = Texts().build_model({}, source).eval()
-        model.load_state_dict({**model.state_dict(), **{name: v.detach() for name, v in merge.merge(task).items()}})
+        model = TEXTS.build_model({}, source).eval()
+        model.load_state_dict(model.state_dict() | {name: v.detach() for name, v in weighted.merge(task).items()})
         chances = torch.distributions.Categorical(logits=model(**batch).logits)
         entropy += float(chances.entropy().mean().detach())
-    assert float(merge([batch, batch]).detach()) == pytest.approx(entropy, rel=1e-5)
+    assert float(weighted([batch, batch]).detach()) == pytest.approx(entropy, rel=1e-5)
 
 
 def test_what_has_no_entropy_or_no_data_is_refused(berts, tmp_path):
@@ -319,16 +299,13 @@ def test_what_has_no_entropy_or_no_data_is_refused(berts, tmp_path):
     masked = berts | {"rescale": "l2", "include_base": True}
     for data in (parts()["b"][1].to_iterable_dataset(), parts()["b"][1].select([])):
         with refused(UsageError, "'b'", "stream"):
-            learn_weights(masked, parts() | {"b": (Texts(), data)})
+            learn_weights(masked, parts() | {"b": (TEXTS, data)})
     with refused(UsageError, "steps"):
         learn_weights(masked, parts(), steps=2.0)
 
-    class Language(Texts):
-        def build_model(self, config, init_from):
-            return GPT2LMHeadModel.from_pretrained(init_from)
-
     with refused(UsageError, "GPT2LMHeadModel"):
-        learn_weights(family(tmp_path, tiny_gpt2, "t"), {"t": (Language(), parts()["a"][1])}, steps=1)
+        language = Columns(GPT2LMHeadModel, "input_ids")
+        learn_weights(family(tmp_path, tiny_gpt2, "t"), {"t": (language, parts()["a"][1])}, steps=1)
 
 
 def test_the_command_learns_and_its_file_merges(tmp_path):
@@ -336,9 +313,8 @@ def test_the_command_learns_and_its_file_merges(tmp_path):
     tokenizer = byte_tokenizer(16)
     special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     torch.manual_seed(0)
-    model = MRConvForSequenceClassification(
-        MRConvConfig(**size, **special, vocab_size=len(tokenizer), kernel_norm="kernel")
-    )
+    settings = MRConvConfig(**size, **special, vocab_size=len(tokenizer), kernel_norm="kernel")
+    model = MRConvForSequenceClassification(settings)
     for name in ("base", "a", "b"):
         model.save_pretrained(tmp_path / name)
         with torch.no_grad():

@@ -1,7 +1,5 @@
 """What happens to each tensor of a merge: every rule, a fuzz of headers, shapes and types."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -10,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch import ones
 
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError
@@ -17,11 +16,8 @@ from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan, plan_lines, plan_values, resolve_plan
 from hf_ext.merging.tensors import KEPT, SHARED, SKIPPED, Row
 from hf_ext.merging.vectors import NotFiniteError
-from tests.emr.emr_testing import ones, raw_plan, reasons, tiny_bert, write_weights
+from tests.emr.emr_testing import family, raw_plan, reasons, tiny_bert, write_weights
 from tests.kit.refusals import refused
-from tests.merging.merging import siblings
-
-# Single tensors.
 
 
 def decided(plan):
@@ -37,6 +33,11 @@ def test_what_is_missing_somewhere(tmp_path):
         assert plan.copied_rows == (Row("only_base", (4,), torch.float32),)
         assert reasons(plan) == {(0, "only_task"): "not in the base"}
         assert any("does not take part in 1 merged tensors" in line for line in plan_lines(plan))
+    # Of another shape is missing too, and kept.
+    base = {"w": ones(4, 4), "positions": ones(8, 4)}
+    with raw_plan(tmp_path, base, base | {"positions": ones(16, 4)}, base) as plan:
+        assert reasons(plan) == {(0, "positions"): "shape [16, 4], in the base [8, 4]"}
+        assert [part.task_names for part in plan.merged_rows if part.name == "positions"] == [(None, "positions")]
 
 
 NORM = {f"bn.{name}": ones(4) for name in ("weight", "bias", "running_mean", "running_var")}
@@ -44,33 +45,27 @@ NUMBERS = {"ids": torch.arange(5), "mask": torch.tensor([True, False]), "bytes":
 BUFFERS = {"rotary.inv_freq": ones(4), "embeddings.position_ids": torch.arange(4)[None]}
 BUFFERS |= {"h.0.attn.bias": ones(1, 1, 4, 4), "h.0.attn.masked_bias": torch.tensor(-1e4)}
 # The base, what the second task has otherwise, what is merged, and what each task keeps although it is equal.
-RULES: dict[str, tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], set[str], set[str]]] = {
-    "whole numbers": (
-        {"w": ones(4)} | NUMBERS,
-        {"ids": torch.arange(1, 6), "mask": torch.tensor([True, True]), "bytes": torch.zeros(3)},
-        {"w"},
-        set(),
-    ),
+OTHERS = {"ids": torch.arange(1, 6), "mask": torch.tensor([True, True]), "bytes": torch.zeros(3)}
+COUNT = "bn.num_batches_tracked"
+RULES: dict[str, tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], str, str]] = {
+    "whole numbers": ({"w": ones(4)} | NUMBERS, OTHERS, "w", ""),
     "running statistics": (
-        NORM | {"bn.num_batches_tracked": torch.tensor(7)},
-        {"bn.num_batches_tracked": torch.tensor(8)},
-        {"bn.weight", "bn.bias"},
-        {"bn.running_mean", "bn.running_var"},
+        *(NORM | {COUNT: torch.tensor(7)}, {COUNT: torch.tensor(8)}),
+        *("bn.weight bn.bias", "bn.running_mean bn.running_var"),
     ),
     # a bias of each head is no mask
     "buffers that follow from the configuration": (
         {"w": ones(4, 4), "h.1.attn.bias": ones(1, 2, 4, 4)} | BUFFERS,
-        {"rotary.inv_freq": ones(4) / 2},
-        {"w", "h.1.attn.bias"},
-        set(),
+        *({"rotary.inv_freq": ones(4) / 2}, "w h.1.attn.bias", ""),
     ),
-    "single elements and none": ({"empty": ones(0, 4), "scalar": torch.tensor(2.0)}, {}, {"scalar"}, set()),
+    "single elements and none": ({"empty": ones(0, 4), "scalar": torch.tensor(2.0)}, {}, "scalar", ""),
 }
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_what_is_merged_kept_and_shared(tmp_path, rule):
-    base, changes, merged, kept = RULES[rule]
+    base, changes, *names = RULES[rule]
+    merged, kept = (set(text.split()) for text in names)
     with raw_plan(tmp_path, base, base, base | changes) as plan:
         assert {part.name: part.elements for part in plan.merged_rows} == {n: base[n].numel() for n in merged}
         assert {item.name for item in plan.copied_rows} == base.keys() - merged
@@ -81,11 +76,10 @@ def test_what_is_merged_kept_and_shared(tmp_path, rule):
 
 
 def test_a_buffer_that_the_model_no_longer_saves_is_dropped(tmp_path):
-    base = tiny_bert(tmp_path / "base")
-    task = tiny_bert(tmp_path / "a", 1, base=base)
-    weights = load_file(task / "model.safetensors") | {"bert.embeddings.position_ids": torch.arange(16)[None]}
-    write_weights(task, weights)
-    with make_plan(siblings(tmp_path, "a")) as plan:
+    config = family(tmp_path, tiny_bert, "a")
+    weights = load_file(tmp_path / "a" / "model.safetensors")
+    write_weights(tmp_path / "a", weights | {"bert.embeddings.position_ids": torch.arange(16)[None]})
+    with make_plan(config) as plan:
         assert [(item.task, item.name) for item in plan.own_tensors(SKIPPED)] == [(0, "bert.embeddings.position_ids")]
         assert {item.name for item in plan.own_tensors(KEPT)} == {"classifier.weight", "classifier.bias"}
         assert any("skipped bert.embeddings.position_ids" in line for line in plan_lines(plan))
@@ -109,7 +103,7 @@ def test_what_takes_no_part_may_hold_anything(tmp_path, method):
     spoilt = {"w": ones(4), "keep": torch.full((3,), float("nan")), "mask": torch.full((2,), -torch.inf)}
     with raw_plan(tmp_path, spoilt, spoilt, spoilt, method=method, exclude=["keep"]) as plan:
         out = merge_checkpoints(plan.config, tmp_path / "out", progress=False).path
-    assert load_file(out / "model.safetensors")["keep"].isnan().all()
+        assert load_file(out / "model.safetensors")["keep"].isnan().all()
 
 
 CONSTANTS = {
@@ -146,10 +140,11 @@ def test_infinity_in_a_tensor_that_differs_is_refused(tmp_path, name):
     base = {"w": ones(4)} | CONSTANTS
     changed = CONSTANTS[name].clone()
     changed.view(-1)[0] = 7
-    with raw_plan(tmp_path, base, base, base | {name: changed}, method="average") as plan:
-        config = plan.config
-    with refused(NotFiniteError, name):
-        merge_checkpoints(config, tmp_path / "out", progress=False)
+    with (
+        raw_plan(tmp_path, base, base, base | {name: changed}, method="average") as plan,
+        refused(NotFiniteError, name),
+    ):
+        merge_checkpoints(plan.config, tmp_path / "out", progress=False)
 
 
 @pytest.mark.parametrize(
@@ -168,14 +163,6 @@ def test_patterns_that_fit_nothing_and_defaults_that_are_taken_are_said(tmp_path
     with raw_plan(tmp_path, base, {f"m.{name}": value for name, value in base.items()}, base, **options) as plan:
         told = [text for text in plan.warnings if "no tensor" in text or "not given for" in text]
         assert len(told) == len(unused) and all(any(name in text for text in told) for name in unused)
-
-
-def test_other_shapes_are_kept(tmp_path):
-    base = {"w": ones(4, 4), "positions": ones(8, 4)}
-    task = {"w": ones(4, 4), "positions": ones(16, 4)}
-    with raw_plan(tmp_path, base, task, base) as plan:
-        assert reasons(plan) == {(0, "positions"): "shape [16, 4], in the base [8, 4]"}
-        assert [part.task_names for part in plan.merged_rows if part.name == "positions"] == [(None, "positions")]
 
 
 def test_types_of_base_tasks_and_result(tmp_path):
@@ -248,12 +235,8 @@ def test_one_model_does_not_lose_what_differs_without_a_word(tmp_path, name, our
         assert (1, name) in decided(plan)[0]
 
 
-# Fuzz.
-
-DTYPES = (
-    *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool),
-    *(torch.complex64, torch.float8_e4m3fn, torch.int8),
-)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
+DTYPES += (torch.complex64, torch.float8_e4m3fn, torch.int8)
 NAMES = [f"{prefix}{name}" for prefix in ("", "m.") for name in ("a.w", "a.bias", "b.w", "bn.running_var", "inv_freq")]
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 # mostly what a model holds, sometimes anything
@@ -279,17 +262,12 @@ def families(draw):
     return base, tasks
 
 
-options = st.fixed_dictionaries(
-    {},
-    optional={
-        "exclude": st.lists(st.sampled_from([".*a", "m", "b.w$"]), max_size=2),
-        "dtype": st.sampled_from(["float32", "bfloat16"]),
-    },
-)
+excluded = st.lists(st.sampled_from([".*a", "m", "b.w$"]), max_size=2)
+options = {"exclude": excluded, "dtype": st.sampled_from(["float32", "bfloat16"])}
 
 
 @settings(max_examples=80)
-@given(families(), options)
+@given(families(), st.fixed_dictionaries({}, optional=options))
 def test_every_tensor_has_one_place_or_the_plan_is_refused(tmp_path, family, options):
     base, tasks = family
 
@@ -302,11 +280,7 @@ def test_every_tensor_has_one_place_or_the_plan_is_refused(tmp_path, family, opt
         assert len(str(error)) > 40
         return
     with plan:
-        root = [
-            *(part.name for part in plan.merged_rows),
-            *(item.name for item in plan.copied_rows),
-            *plan.matching.aliases,
-        ]
+        root = [*(row.name for row in (*plan.merged_rows, *plan.copied_rows)), *plan.matching.aliases]
         assert sorted(root) == sorted(base) and plan.merged_rows
         extras, shared = decided(plan)
         for index, task in enumerate(tasks):

@@ -1,7 +1,5 @@
 """Adding and removing tasks: equal to a new merge; what is refused, fails or is killed changes nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -19,6 +17,7 @@ from safetensors.torch import load_file
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError, UsageError
+from hf_ext.files import read_json, write_json
 from hf_ext.hub.cards import write_card
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging import updating
@@ -26,22 +25,23 @@ from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.updating import add_task, remove_task
 from hf_ext.settings import SettingsError
 from tests.emr.emr_testing import write_weights
+from tests.emr.use_testing import restored
 from tests.hub.published import contents
 from tests.kit import warm_python
 from tests.kit.refusals import refused
-from tests.merging.updating_sources import CONFIG, merge, vectors, weights_of
+from tests.merging.merging import CONFIG, merge, siblings, vectors, weights_of
 
 
 @pytest.mark.parametrize("options", [{}, {"rescale": "tensor_l2", "tie": "negative"}, {"include_base": True}])
 def test_an_added_task_is_merged_with_all_others(sources, tmp_path, options):
-    artifact = merge(sources, "ab", tmp_path / "artifact", **options)
-    expected = merge(sources, "abc", tmp_path / "expected", **options)
+    artifact = merge(siblings(sources, *"ab"), tmp_path / "artifact", **options)
+    expected = merge(siblings(sources, *"abc"), tmp_path / "expected", **options)
     done = add_task(artifact, "c", str(sources / "c"))
     assert done["how"] == "merged again" and done["scale"] == Manifest.read(expected).tasks["c"].scale
     # late.weight, which none but the third task has merged, among them
     assert weights_of(artifact) == weights_of(expected)
     # the base is named by where it came from first, not by its copy in the artifact
-    assert json.loads((artifact / "emr.json").read_text()) == json.loads((expected / "emr.json").read_text())
+    assert read_json(artifact / "emr.json") == read_json(expected / "emr.json")
 
 
 def test_of_tasks_that_were_frozen_or_removed_only_those_that_are_there_vote(sources, kept, artifact):
@@ -49,18 +49,13 @@ def test_of_tasks_that_were_frozen_or_removed_only_those_that_are_there_vote(sou
     remove_task(artifact, "b")
     add_task(artifact, "b", str(sources / "b"))
     assert "elected_from" not in Manifest.read(artifact).method
-    expected = merge(sources, "acb", artifact.with_name("expected"))
+    expected = merge(siblings(sources, *"acb"), artifact.with_name("expected"))
     assert weights_of(artifact) == weights_of(expected)
     # another one under the name of one that voted
     remove_task(artifact, "b")
     add_task(artifact, "b", str(sources / "c"), frozen=True)
     assert Manifest.read(artifact).method["elected_from"] == ["a", "c", "b (removed)"]
     assert "without influence on the unified model: b." in (artifact / "README.md").read_text()
-
-
-def restored(folder: Path, task: str) -> dict[str, torch.Tensor]:
-    weights = TaskWeights(folder)
-    return {name: weights.restore(task, name) for name in weights.entries(task)}
 
 
 def test_a_frozen_task_changes_nothing_else(sources, kept, artifact):
@@ -72,15 +67,12 @@ def test_a_frozen_task_changes_nothing_else(sources, kept, artifact):
     assert changed == {"emr.json", "config.json", "README.md", "report.json", "sums.safetensors"}
     assert json.loads(after["config.json"]) == json.loads(before["config.json"]) | {"emr_tasks": ["a", "b", "c"]}
     assert {name.split("/")[1] for name in after.keys() - before.keys()} == {"c"}
-    manifest = Manifest.read(artifact)
-    assert manifest.method["elected_from"] == ["a", "b"]
+    assert Manifest.read(artifact).method["elected_from"] == ["a", "b"]
     # by the definition, from the files themselves
     folders = (sources / "base", artifact, sources / "c")
     base, unified, own = (load_file(folder / "model.safetensors") for folder in folders)
-    found = restored(artifact, "c")
+    found, masks, upper, lower = restored(TaskWeights(artifact), "c"), {}, 0.0, 0.0
     assert found["head.weight"].equal(own["head.weight"]) and found["late.weight"].equal(own["late.weight"])
-    upper = lower = 0.0
-    masks = {}
     for name in ("large.weight", "odd.weight", "norm.bias"):
         delta, common = own[name].double() - base[name].double(), unified[name].double() - base[name].double()
         masks[name] = delta * common > 0
@@ -105,23 +97,21 @@ def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
     manifest, earlier = Manifest.read(artifact), Manifest.read(kept["abc"])
     assert manifest.tasks == {name: earlier.tasks[name] for name in ("a", "c")}
     assert manifest.method["elected_from"] == ["a", "b", "c"]
-    report = json.loads((artifact / "report.json").read_text())
-    whole = json.loads((kept["abc"] / "report.json").read_text())
+    report, whole = (read_json(folder / "report.json") for folder in (artifact, kept["abc"]))
     assert [entry["error"] for entry in report["tasks"]] == [whole["tasks"][row]["error"] for row in (0, 2)]
     assert report["cosines"][0][1] == whole["cosines"][0][2]
     assert "Merged and removed later: b." in (artifact / "README.md").read_text()
     # its files are lost
     shutil.rmtree(artifact / "tasks" / "a")
     remove_task(artifact, "a")
-    with refused(UsageError, "c"):
-        remove_task(artifact, "c")
-    with refused(UsageError, "no task 'a'"):
-        remove_task(artifact, "a")
+    for task, fact in (("c", "c"), ("a", "no task 'a'")):
+        with refused(UsageError, fact):
+            remove_task(artifact, task)
 
 
 def test_the_card_of_what_is_left_has_a_merge_that_can_be_made(sources, tmp_path):
-    weights = {"weight": {"a": 0.5, "b": 0.2}}
-    artifact = merge(sources, "ab", tmp_path / "artifact", method="task_arithmetic", masks=True, **weights)
+    options = {"method": "task_arithmetic", "masks": True, "weight": {"a": 0.5, "b": 0.2}}
+    artifact = merge(siblings(sources, *"ab", **options), tmp_path / "artifact")
     remove_task(artifact, "a")
     written = yaml.safe_load((artifact / "README.md").read_text().split("```yaml")[1].split("```")[0])
     assert MergeConfig.from_dict(written).options == {"weight": {"b": 0.2}}
@@ -130,12 +120,11 @@ def test_the_card_of_what_is_left_has_a_merge_that_can_be_made(sources, tmp_path
 def test_what_was_told_of_the_other_tasks_is_still_told(sources, tmp_path):
     places = Path(shutil.copytree(sources, tmp_path / "sources"))
     for seed, name in enumerate("abc", 1):
-        path = places / name / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_norm_eps": seed * 1e-3}))
-    artifact = merge(places, "ab", tmp_path / "artifact")
+        write_json(places / name / "config.json", CONFIG | {"layer_norm_eps": seed * 1e-3})
+    artifact = merge(siblings(places, *"ab"), tmp_path / "artifact")
 
     def find_told() -> list[str]:
-        card, report = (artifact / "README.md").read_text(), json.loads((artifact / "report.json").read_text())
+        card, report = (artifact / "README.md").read_text(), read_json(artifact / "report.json")
         assert all(text in card for text in report["warnings"])
         told = [text for text in report["warnings"] if "layer_norm_eps" in text]
         assert ("saves no space" in card) == (report["sizes"]["artifact_and_base"] >= report["sizes"]["checkpoints"])
@@ -150,10 +139,17 @@ def test_what_was_told_of_the_other_tasks_is_still_told(sources, tmp_path):
     assert find_told() == ["b"]
 
 
-def test_merging_again_needs_the_same_checkpoints(sources, tmp_path):
+def test_merging_again_needs_the_same_checkpoints(sources, kept, tmp_path):
     place = Path(shutil.copytree(sources, tmp_path / "sources"))
-    artifact = merge(place, "ab", tmp_path / "artifact")
-    before = contents(artifact)
+    artifact = merge(siblings(place, *"ab"), tmp_path / "artifact")
+    before, moved = contents(artifact), shutil.copytree(artifact, tmp_path / "moved")
+    # Only the base may have moved.
+    os.rename(place / "base", place / "elsewhere")
+    with refused(DataError, "base"):
+        add_task(moved, "c", str(place / "c"))
+    add_task(moved, "c", str(place / "c"), base=str(place / "elsewhere"))
+    assert weights_of(moved) == weights_of(kept["abc"])
+    os.rename(place / "elsewhere", place / "base")
     shutil.rmtree(place / "b")
     with refused(ValueError, "'c'", "task 'b'", "--frozen"):
         add_task(artifact, "c", str(place / "c"))
@@ -179,7 +175,7 @@ def test_a_task_that_changed_under_its_header_is_not_merged_again(sources, tmp_p
     place = Path(shutil.copytree(sources, tmp_path / "sources"))
     for name in ("base", "a"):
         write_weights(place / name, load_file(place / name / "model.safetensors") | {"ids": torch.arange(3)})
-    artifact = merge(place, "ab", tmp_path / "artifact", **options)
+    artifact = merge(siblings(place, *"ab"), tmp_path / "artifact", **options)
     before, tensors = contents(artifact), load_file(place / "a" / "model.safetensors")
     CHANGED[named](tensors)
     write_weights(place / "a", tensors, config=CONFIG | ({"id2label": {}} if named == "config.json" else {}))
@@ -209,16 +205,6 @@ def test_what_cannot_be_added_is_refused_and_nothing_changes(sources, artifact, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact", "bad", "other"]
 
 
-def test_the_base_may_have_moved(sources, kept, tmp_path):
-    place = Path(shutil.copytree(sources, tmp_path / "sources"))
-    artifact = merge(place, "ab", tmp_path / "artifact")
-    os.rename(place / "base", place / "moved")
-    with refused(DataError, "base"):
-        add_task(artifact, "c", str(place / "c"))
-    add_task(artifact, "c", str(place / "c"), base=str(place / "moved"))
-    assert weights_of(artifact) == weights_of(kept["abc"])
-
-
 @pytest.mark.parametrize("step", ["merge_checkpoints", "rewrite_report", "replace_folder"])
 def test_an_addition_that_fails_leaves_the_artifact_as_it_was(sources, kept, artifact, tmp_path, monkeypatch, step):
     """Right after each step, and instead of the last one."""
@@ -232,8 +218,7 @@ def test_an_addition_that_fails_leaves_the_artifact_as_it_was(sources, kept, art
     monkeypatch.setattr(updating, step, fail)
     with refused(OSError, "disk", "full"):
         add_task(artifact, "c", str(sources / "c"), frozen=True)
-    assert contents(artifact) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
+    assert contents(artifact) == before and [path.name for path in tmp_path.iterdir()] == ["artifact"]
 
 
 @pytest.mark.slow
@@ -267,45 +252,43 @@ def test_a_kill_between_two_renames_is_put_right_first(kept, artifact):
 
 def test_files_are_shared_with_the_earlier_artifact_but_never_written_to(sources, kept, artifact, monkeypatch):
     """What a reader has opened, or a hard link elsewhere, keeps its content."""
-    linked = artifact.with_name("linked")
-    shutil.copytree(artifact, linked, copy_function=os.link)
+    linked = shutil.copytree(artifact, artifact.with_name("linked"), copy_function=os.link)
     before = contents(linked)
     remove_task(artifact, "a")
     add_task(artifact, "a2", str(sources / "a"), frozen=True)
-    assert contents(linked) == before
-    assert os.stat(artifact / "emr_loader.py").st_ino == os.stat(linked / "emr_loader.py").st_ino
+    assert contents(linked) == before and (artifact / "emr_loader.py").samefile(linked / "emr_loader.py")
 
     def refuse(*names):
         raise OSError("no links")
 
     monkeypatch.setattr(updating.os, "link", refuse)
     remove_task(linked, "a")
-    assert os.stat(artifact / "emr_loader.py").st_ino != os.stat(linked / "emr_loader.py").st_ino
-    assert {**contents(linked)}["model.safetensors"] == before["model.safetensors"]
+    assert not (artifact / "emr_loader.py").samefile(linked / "emr_loader.py")
+    assert contents(linked)["model.safetensors"] == before["model.safetensors"]
 
 
 @pytest.mark.parametrize(
-    ("use", "part"),
+    ("change", "parts"),
     [
-        ("remove", {"sources": 5}),
-        ("remove", {"sources": {"tasks": [1]}}),
-        ("remove", {"plan_warnings": [1]}),
-        ("card", {"tasks": None}),
-        ("card", {"mean": "x"}),
-        ("card", {"method": [1]}),
+        (
+            lambda folder: remove_task(folder, "a"),
+            [{"sources": 5}, {"sources": {"tasks": [1]}}, {"plan_warnings": [1]}],
+        ),
+        (lambda out: write_card(out, repo_id="org/merged"), [{"tasks": None}, {"mean": "x"}, {"method": [1]}]),
     ],
 )
-def test_a_damaged_report_is_named_and_nothing_changes(artifact, use, part):
-    path = artifact / "report.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | part))
-    before = contents(artifact)
-    with refused(CheckpointError, "report.json", "damaged"):
-        remove_task(artifact, "a") if use == "remove" else write_card(artifact, repo_id="org/merged")
-    assert contents(artifact) == before
+def test_a_damaged_report_is_named_and_nothing_changes(artifact, change, parts):
+    report = read_json(artifact / "report.json")
+    for part in parts:
+        write_json(artifact / "report.json", report | part)
+        before = contents(artifact)
+        with refused(CheckpointError, "report.json", "damaged"):
+            change(artifact)
+        assert contents(artifact) == before
 
 
 def test_what_is_no_artifact_to_change_is_refused(sources, artifact, tmp_path):
-    plain = merge(sources, "ab", tmp_path / "plain", method="average", allow_missing=True)
+    plain = merge(siblings(sources, *"ab"), tmp_path / "plain", method="average", allow_missing=True)
     with refused(CheckpointError, "emr.json"):
         remove_task(plain, "a")
     manifest = Manifest.read(artifact)

@@ -29,17 +29,13 @@ def samples(seed: int, count: int = 300, dimensions: int = 12, offset: float = 0
     return generator.normal(size=(count, dimensions)) @ mixing + offset
 
 
-def textbook(first: np.ndarray, second: np.ndarray) -> float:
-    sqrtm = pytest.importorskip("scipy.linalg").sqrtm
-    covariances = [np.cov(values, rowvar=False) for values in (first, second)]
-    root = sqrtm(covariances[0] @ covariances[1])
-    trace = np.trace(covariances[0]) + np.trace(covariances[1]) - 2 * np.trace(root.real)
-    return float(np.sum((first.mean(0) - second.mean(0)) ** 2) + trace)
-
-
 def test_frechet_distance_is_the_textbook_formula_with_scipys_root():
+    sqrtm = pytest.importorskip("scipy.linalg").sqrtm
     first, second = samples(0), samples(1, count=500, offset=0.7)
-    assert frechet_distance(first, second) == pytest.approx(textbook(first, second), rel=1e-9)
+    covariances = [np.cov(values, rowvar=False) for values in (first, second)]
+    trace = np.trace(sum(covariances) - 2 * sqrtm(covariances[0] @ covariances[1]).real)
+    expected = np.sum((first.mean(0) - second.mean(0)) ** 2) + trace
+    assert frechet_distance(first, second) == pytest.approx(expected, rel=1e-9)
 
 
 def test_frechet_distance_of_commuting_covariances_has_a_closed_form():
@@ -59,14 +55,11 @@ def test_frechet_distance_of_a_set_to_itself_is_zero_even_with_fewer_samples_tha
     assert 0 <= frechet_distance(features, features) < 1e-18 * np.sum(features**2)
     # Shifted, only the means differ: in float64, next to a mean of 100, nothing is lost.
     assert frechet_distance(features, features + 1e-3) == pytest.approx(40 * 1e-6, rel=1e-9)
-
-
-@pytest.mark.parametrize("counts", [(5, 40), (9, 300), (300, 7)])
-def test_few_samples_give_what_their_covariance_gives(counts):
-    # Arrays with fewer samples than dimensions go another way than statistics.
-    pair = [samples(seed, count, 40) for seed, count in enumerate(counts)]
-    expected = frechet_distance(*(FeatureStatistics.of(features) for features in pair))
-    assert frechet_distance(*pair) == pytest.approx(expected, rel=1e-9)
+    # Arrays with fewer samples than dimensions go another way than statistics, to the same distance.
+    for counts in ((5, 40), (9, 300), (300, 7)):
+        pair = [samples(seed, count, 40) for seed, count in enumerate(counts)]
+        expected = frechet_distance(*(FeatureStatistics.of(features) for features in pair))
+        assert frechet_distance(*pair) == pytest.approx(expected, rel=1e-9), counts
 
 
 def test_small_distances_of_singular_covariances_do_not_drown_in_rounding():
@@ -80,13 +73,11 @@ def test_small_distances_of_singular_covariances_do_not_drown_in_rounding():
 @pytest.mark.parametrize("sizes", [[300], [1, 299], [100, 0, 150, 50]])
 def test_sums_of_batches_are_the_statistics_of_all(sizes):
     features, whole = samples(4, offset=1e6), FeatureSums()
-    start = 0
-    for size in sizes:
-        part = FeatureSums()
-        if size:
-            part.add(features[start : start + size])
-        whole.join(part)
-        start += size
+    for part in np.split(features, np.cumsum(sizes)[:-1]):
+        sums = FeatureSums()
+        if len(part):
+            sums.add(part)
+        whole.join(sums)
     # A mean of 1e6 beside a spread of about 3: sums of squares would lose all digits of float32 and half of float64's.
     for result in (whole.statistics(), FeatureStatistics.of(features)):
         assert result.count == 300
@@ -101,8 +92,7 @@ def test_statistics_survive_their_file(tmp_path):
     loaded = FeatureStatistics.load(tmp_path / "reference.npz")
     np.testing.assert_array_equal(loaded.mean, statistics.mean)
     np.testing.assert_array_equal(loaded.covariance, statistics.covariance)
-    assert loaded.count == 300
-    assert frechet_distance(loaded, samples(6)) < 1e-18
+    assert loaded.count == 300 and frechet_distance(loaded, samples(6)) < 1e-18
     assert [path.name for path in tmp_path.iterdir()] == ["reference.npz"]
     # Files of others have no count, and often float32.
     np.savez(tmp_path / "other.npz", mu=statistics.mean.astype(np.float32), sigma=np.eye(12, dtype=np.float32))
@@ -167,43 +157,30 @@ def test_what_makes_no_sense_is_refused(distance, first, second, error, message)
         distance(first, second)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: FeatureStatistics(np.zeros(2), np.eye(3)), r"\(2,\) and \(3, 3\)"),
-        (lambda: frechet_distance(FeatureStatistics(np.zeros(2), np.diag([1, -0.5])), GOOD[:, :2]), "eigenvalues"),
-        (lambda: kernel_distance_of_subsets(GOOD, GOOD, subset_size=4), "from 2 to the 3"),
-        (lambda: kernel_distance_of_subsets(GOOD, GOOD, subset_size=2, subsets=0), "subsets"),
-        (lambda: FeatureSums().statistics(), "at least 2"),
-    ],
-)
-def test_statistics_and_subsets_that_cannot_be_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_statistics_and_subsets_that_cannot_be_are_refused():
+    for fact, call in {
+        "(2,) and (3, 3)": lambda: FeatureStatistics(np.zeros(2), np.eye(3)),
+        "eigenvalues": lambda: frechet_distance(FeatureStatistics(np.zeros(2), np.diag([1, -0.5])), GOOD[:, :2]),
+        "from 2 to the 3": lambda: kernel_distance_of_subsets(GOOD, GOOD, subset_size=4),
+        "subsets": lambda: kernel_distance_of_subsets(GOOD, GOOD, subset_size=2, subsets=0),
+        "at least 2": lambda: FeatureSums().statistics(),
+    }.items():
+        with refused(ValueError, fact):
+            call()
 
 
 def pictures(seed: int, count: int = 6, size: int = 16) -> np.ndarray:
     return np.random.default_rng(seed).integers(256, size=(count, size, size, 3), dtype=np.uint8)
 
 
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory) -> str:
-    return write_judge(tmp_path_factory.mktemp("classifier"))
-
-
-@pytest.fixture(scope="module")
-def inception(tmp_path_factory) -> str:
-    return write_inception(tmp_path_factory.mktemp("inception") / "network.pt")
-
-
-def test_a_classifiers_features_and_classes(classifier):
+def test_a_classifiers_features_and_classes(tmp_path):
+    classifier = write_judge(tmp_path)
     network = ClassifierFeatures(classifier, batch_size=4)
     features, classes = network.classify(pictures(0))
     model = RegNetForImageClassification.from_pretrained(classifier).eval()
     pixels = ConvNextImageProcessor.from_pretrained(classifier)(list(pictures(0)), return_tensors="pt")
     with torch.no_grad():
-        expected = model.regnet(**pixels).pooler_output.flatten(1).numpy()
-        logits = model(**pixels).logits
+        expected, logits = model.regnet(**pixels).pooler_output.flatten(1).numpy(), model(**pixels).logits
     np.testing.assert_allclose(features, expected, atol=1e-5)
     np.testing.assert_array_equal(classes, logits.argmax(-1).numpy())
     assert features.dtype == np.float32
@@ -215,43 +192,30 @@ def test_a_classifiers_features_and_classes(classifier):
     np.testing.assert_allclose(network(grey[:, :, :, 0]), coloured, rtol=0, atol=1e-5 * np.abs(coloured).max())
 
 
-def test_an_inception_networks_features(inception):
-    images = pictures(0, 8, 4)
-    features = InceptionFeatures(inception, batch_size=3)(images)
+def test_an_inception_networks_features_and_what_is_no_such_network_or_no_picture(tmp_path):
+    network, images = InceptionFeatures(write_inception(tmp_path / "network.pt"), batch_size=3), pictures(0, 8, 4)
+    features = network(images)
     assert features.shape == (8, 2048)
     np.testing.assert_allclose(features[:, :12], images.mean(1).transpose(0, 2, 1).reshape(8, 12) / 255, rtol=1e-5)
-
-
-def test_an_inception_network_that_is_none_is_refused(inception):
     with refused(ValueError, "org/name/file.pt"):
         InceptionFeatures("inception")
     with refused(ValueError, "size"):
-        InceptionFeatures(inception)([pictures(0, 1)[0], pictures(0, 1, 8)[0]])
-    network = InceptionFeatures(inception)
+        network([pictures(0, 1)[0], pictures(0, 1, 8)[0]])
+    network.batch_size = 32
     network.network = lambda images, return_features: images.float().flatten(1)
     with refused(ValueError, "768", "6 images", "2048"):
         network(pictures(0))
+    for wrong, fact in (
+        ([], "at least one"),
+        ([Image.new("RGBA", (4, 4))], "mode RGBA"),
+        ([np.zeros((4, 4, 2), dtype=np.uint8)], "got (4, 4, 2)"),
+    ):
+        with refused(ValueError, fact):
+            as_rgb(wrong)
 
 
-@pytest.mark.parametrize(
-    ("images", "error", "message"),
-    [
-        ([], ValueError, "at least one"),
-        ([Image.new("RGBA", (4, 4))], ValueError, "mode RGBA"),
-        ([np.zeros((4, 4, 2), dtype=np.uint8)], ValueError, r"got \(4, 4, 2\)"),
-    ],
-)
-def test_what_is_no_picture_is_refused(images, error, message):
-    with pytest.raises(error, match=message):
-        as_rgb(images)
-
-
-@pytest.fixture(scope="module")
-def clip(tmp_path_factory) -> str:
-    return write_clip(tmp_path_factory.mktemp("clip"))
-
-
-def test_clip_scores_are_the_models_own_similarities(clip):
+def test_clip_scores_are_the_models_own_similarities(tmp_path):
+    clip = write_clip(tmp_path)
     images, texts = list(pictures(0, 3)), ["a cat", "dog", "something longer than the model can read at once"]
     model, processor = CLIPModel.from_pretrained(clip).eval(), CLIPProcessor.from_pretrained(clip)
     inputs = processor(images=images, text=texts, return_tensors="pt", padding=True, truncation=True)
