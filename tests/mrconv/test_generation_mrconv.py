@@ -14,8 +14,7 @@ from hf_ext.mrconv.streaming_mrconv import MRConvCache
 from tests.kit.models import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin
 from tests.kit.refusals import refused
 
-VOCABULARY, PAD, EOS = 40, 0, 39
-LENGTH = 128
+VOCABULARY, PAD, EOS, LENGTH = 40, 0, 39, 128
 
 
 def make_config(**changes) -> MRConvConfig:
@@ -45,20 +44,17 @@ def model() -> MRConvForCausalLM:
     return make_model()
 
 
-def stream(model, tokens, chunks, **arguments) -> torch.Tensor:
-    cache, logits = MRConvCache(model.config), []
-    with torch.no_grad():
-        for chunk in tokens.split(chunks, dim=1):
-            outputs = model(chunk, past_key_values=cache, **arguments)
-            assert outputs.past_key_values is cache
-            logits.append(outputs.logits)
-    assert cache.get_seq_length() == tokens.shape[1]
-    return torch.cat(logits, dim=1)
+@torch.no_grad()
+def stream(model, tokens, chunks) -> torch.Tensor:
+    cache = MRConvCache(model.config)
+    outputs = [model(chunk, past_key_values=cache) for chunk in tokens.split(chunks, dim=1)]
+    assert all(each.past_key_values is cache for each in outputs) and cache.get_seq_length() == tokens.shape[1]
+    return torch.cat([each.logits for each in outputs], dim=1)
 
 
+@torch.no_grad()
 def full(model, tokens, **arguments) -> torch.Tensor:
-    with torch.no_grad():
-        return model(tokens, **arguments).logits
+    return model(tokens, **arguments).logits
 
 
 @pytest.mark.parametrize(
@@ -113,8 +109,7 @@ def generate(model, tokens, **options):
 def test_generating_with_the_cache_equals_recomputing(model, way):
     tokens = make_tokens(2, 45)
     generated = generate(model, tokens, **WAYS[way])
-    assert torch.equal(generated, generate(model, tokens, use_cache=False, **WAYS[way]))
-    assert generated.shape[1] > 45
+    assert torch.equal(generated, generate(model, tokens, use_cache=False, **WAYS[way])) and generated.shape[1] > 45
 
 
 def test_prompts_in_chunks_change_no_token_and_nothing_is_taken_back(model):
@@ -127,9 +122,8 @@ def test_prompts_in_chunks_change_no_token_and_nothing_is_taken_back(model):
 
 def left_padded(prompts):
     """Tokens and mask of prompts of different lengths."""
-    longest = max(prompt.shape[1] for prompt in prompts)
-    rows = [torch.nn.functional.pad(prompt, (longest - prompt.shape[1], 0), value=PAD) for prompt in prompts]
-    tokens = torch.cat(rows)
+    rows = [prompt[0] for prompt in prompts]
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD, padding_side="left")
     return tokens, (tokens != PAD).long()
 
 
@@ -156,13 +150,9 @@ def test_generation_goes_on_from_a_returned_cache(model):
     cache = first.past_key_values
     assert isinstance(cache, MRConvCache)
     assert cache.get_seq_length() == 37
-    longer = torch.nn.functional.pad(mask, (0, 8), value=1)
-    kept = copy.deepcopy(cache)
-    for past in (cache, kept):
-        second = model.generate(
-            first.sequences, attention_mask=longer, past_key_values=past, max_new_tokens=12, **options
-        )
-        assert torch.equal(second.sequences, expected)
+    options |= {"attention_mask": torch.nn.functional.pad(mask, (0, 8), value=1), "max_new_tokens": 12}
+    for past in (copy.deepcopy(cache), cache):
+        assert torch.equal(model.generate(first.sequences, past_key_values=past, **options).sequences, expected)
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
@@ -265,8 +255,6 @@ def test_bad_input_is_refused_with_the_reason(model):
 
 
 class TestModel(ModelTesterMixin, TrainerTesterMixin, LoraTesterMixin):
-    """What every model of the library is tested for."""
-
     model_class = MRConvForCausalLM
     bfloat16_tolerance = 0.05
     lora_targets = ["pointwise"]
@@ -277,5 +265,4 @@ class TestModel(ModelTesterMixin, TrainerTesterMixin, LoraTesterMixin):
         return make_config()
 
     def make_inputs(self):
-        tokens = make_tokens(4, 30)
-        return {"input_ids": tokens, "labels": tokens.clone()}
+        return {"input_ids": make_tokens(4, 30), "labels": make_tokens(4, 30)}
