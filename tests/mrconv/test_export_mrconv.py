@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.export import Dim
 
-from hf_ext.mrconv import MRConvForSequenceClassification, MRConvNextForImageClassification
 from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.refusals import refused
 from tests.mrconv import mrconv_testing
@@ -25,18 +24,13 @@ def make_images(batch: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
     return {"pixel_values": mrconv_testing.make_images(batch, 3, 16, 16, seed=seed)}
 
 
-def make_token_model(merged=False, **fields) -> MRConvForSequenceClassification:
-    model = mrconv_testing.make_model(**mrconv_testing.TOKENS, **fields)
-    return model.reparameterize() if merged else model
+CASES = {"tokens": (mrconv_testing.make_model, make_tokens), "images": (mrconv_testing.make_image_model, make_images)}
 
 
-def make_image_model(merged=False) -> MRConvNextForImageClassification:
-    model = mrconv_testing.make_image_model()
-    return model.reparameterize() if merged else model
-
-
-CASES = {"tokens": (make_token_model, make_tokens), "images": (make_image_model, make_images)}
-both_cases = pytest.mark.parametrize(("make_model", "make_inputs"), CASES.values(), ids=CASES)
+def make(case: str, merged: bool):
+    """The model, and what makes its inputs."""
+    make_model, make_inputs = CASES[case]
+    return make_model().reparameterize() if merged else make_model(), make_inputs
 
 
 @torch.no_grad()
@@ -46,9 +40,7 @@ def logits(model, inputs) -> torch.Tensor:
 
 def dynamic_shapes(inputs, length) -> dict:
     """A dynamic batch and, where `length` says so, a dynamic length."""
-    return {
-        name: {0: Dim.DYNAMIC, 1: length} if value.ndim == 2 else {0: Dim.DYNAMIC} for name, value in inputs.items()
-    }
+    return {name: {0: Dim.DYNAMIC} | ({1: length} if value.ndim == 2 else {}) for name, value in inputs.items()}
 
 
 @torch.no_grad()
@@ -57,11 +49,11 @@ def export(model, inputs, length) -> torch.nn.Module:
 
 
 def test_direct_convolutions_are_those_by_fft_and_export_with_any_length():
-    model = make_token_model(merged=True, bidirectional=True)
+    model = mrconv_testing.make_model(**mrconv_testing.TOKENS, bidirectional=True).reparameterize()
     inputs = [make_tokens(), make_tokens(3, 11, seed=1), make_tokens(2, 5, seed=2)]
     expected = [logits(model, batch) for batch in inputs]
     with refused(ValueError, "reparameterize()"):
-        make_token_model().use_direct_convolution()
+        mrconv_testing.make_model().use_direct_convolution()
     model.use_direct_convolution()
     exported = export(model, make_tokens(), Dim.DYNAMIC)
     for batch, wanted in zip(inputs, expected, strict=True):
@@ -70,39 +62,30 @@ def test_direct_convolutions_are_those_by_fft_and_export_with_any_length():
     assert_same_answers(logits(model.use_direct_convolution(False), inputs[0]), expected[0])
 
 
-def slow(*row):
-    return pytest.param(*row, marks=pytest.mark.slow)
+SLOW = [pytest.param(*row, marks=pytest.mark.slow) for row in (("tokens", True), ("images", False))]
 
 
-@pytest.mark.parametrize(
-    ("case", "merged"),
-    [("tokens", False), ("images", True), slow("tokens", True), slow("images", False)],
-)
+@pytest.mark.parametrize(("case", "merged"), [("tokens", False), ("images", True), *SLOW])
 def test_convolutions_by_fft_export_at_one_size(case, merged):
-    make_model, make_inputs = CASES[case]
-    model = make_model(merged)
+    model, make_inputs = make(case, merged)
     exported = export(model, make_inputs(), Dim.STATIC)
     inputs = make_inputs(3, seed=1)
     torch.testing.assert_close(logits(exported, inputs), logits(model, inputs), atol=1e-6, rtol=1e-6)
 
 
-# What torch's exporter itself is warned of.
-onnx_warnings = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore::DeprecationWarning:onnxscript")
-
-
 # Case, whether convolutions are direct, and whether the length may change.
-ONNX = [("tokens", True, True), ("tokens", True, False), ("tokens", False, False), ("images", True, False),
-        ("images", False, False)]  # fmt: skip
+ONNX = [("tokens", True, True), *((case, direct, False) for case in CASES for direct in (True, False))]
 
 
-@onnx_warnings
+# What torch's exporter itself is warned of.
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore::DeprecationWarning:onnxscript")
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "direct", "any_length"), ONNX)
 def test_onnx_gives_the_same_numbers(case, direct, any_length, tmp_path):
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
-    make_model, make_inputs = CASES[case]
-    model, inputs = make_model(merged=True), make_inputs()
+    model, make_inputs = make(case, True)
+    inputs = make_inputs()
     others = [inputs, make_inputs(3, seed=1), *([make_tokens(2, 5, seed=2)] if any_length else [])]
     expected = [logits(model, batch).numpy() for batch in others]
     model.use_direct_convolution(direct)
@@ -125,20 +108,17 @@ def train_step(model, inputs) -> list[torch.Tensor]:
 
 
 # What torch's compiler itself is warned of in inductor, which leaves FFTs as they are.
-compiler_warnings = pytest.mark.filterwarnings(
+@pytest.mark.filterwarnings(
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
     "ignore:Torchinductor does not support code generation for complex operators:UserWarning",
 )
-
-
-@compiler_warnings
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@both_cases
-def test_compiled_by_every_backend(backend, make_model, make_inputs):
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_by_every_backend(backend, case):
     torch._dynamo.reset()
-    model = make_model().train()
-    other = copy.deepcopy(model)
+    model, make_inputs = make(case, False)
+    other = copy.deepcopy(model.train())
     results = train_step(torch.compile(other, backend=backend, fullgraph=True), make_inputs())
     torch.testing.assert_close(results, train_step(model, make_inputs()), atol=1e-5, rtol=1e-4)
     model.eval().reparameterize()
@@ -154,8 +134,8 @@ PARTS = {
 
 @pytest.mark.parametrize(("case", "merged"), [("tokens", False), ("images", True)])
 def test_layers_may_lie_on_disk(case, merged, tmp_path):
-    make_model, make_inputs = CASES[case]
-    model, inputs = make_model(merged), make_inputs()
+    model, make_inputs = make(case, merged)
+    inputs = make_inputs()
     model.save_pretrained(tmp_path / "model")
     devices = {part: "disk" if part.endswith(".1") else "cpu" for part in PARTS[case]}
     load = type(model).from_pretrained

@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ext.mrconv import (
-    MRConvConfig,
-    MRConvForAudioClassification,
-    MRConvForRetrieval,
-    MRConvForSequenceClassification,
-    MRConvModel,
-)
+from hf_ext import mrconv
+from hf_ext.mrconv import MRConvConfig, MRConvForAudioClassification, MRConvForRetrieval, MRConvModel
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
 from tests.kit.models import LoraTesterMixin, TrainerTesterMixin, assert_same_answers, assert_same_weights
 from tests.kit.refusals import refused
@@ -20,7 +15,7 @@ from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_mask, 
 
 
 class TestTokens(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
-    model_class = MRConvForSequenceClassification
+    model_class = mrconv.MRConvForSequenceClassification
     fields = {**TOKENS, "kernel_type": "fourier_sparse", "hidden_size": 8}
     lora_targets = ["pointwise", "classifier"]
 
@@ -115,15 +110,12 @@ def test_dropout_drops_whole_channels_where_it_is_tied():
 def test_blocks_are_normalised_before_or_after():
     tokens = make_tokens(4, 30)
     torch.manual_seed(0)
-    after = MRConvModel(MRConvConfig(**TOKENS, prenorm=False)).train()
-    states = after(tokens, output_hidden_states=True).hidden_states
-    assert len(states) == 3
-    for state in states[1:]:
-        torch.testing.assert_close(state.std((0, 1), unbiased=False), torch.ones(4), atol=1e-2, rtol=0)
-    assert after.final_norm is None
-    before = MRConvModel(MRConvConfig(**TOKENS)).train()
+    after, before = (MRConvModel(MRConvConfig(**TOKENS, prenorm=prenorm)).train() for prenorm in (False, True))
+    _, *states = after(tokens, output_hidden_states=True).hidden_states
+    assert len(states) == 2 and after.final_norm is None
     outputs = before(tokens, output_hidden_states=True)
-    torch.testing.assert_close(outputs.last_hidden_state.std((0, 1), unbiased=False), torch.ones(4), atol=1e-2, rtol=0)
+    for state in (*states, outputs.last_hidden_state):
+        torch.testing.assert_close(state.std((0, 1), unbiased=False), torch.ones(4), atol=1e-2, rtol=0)
     assert torch.equal(outputs.hidden_states[0], before.embedding(tokens))
 
 
@@ -141,8 +133,7 @@ def test_documents_of_different_lengths_are_compared():
     model = make_model(MRConvForRetrieval, **TOKENS).double()
     first, second = make_tokens(2, 9), make_tokens(2, 20, seed=1)
     a, b = (model.model(document).last_hidden_state.mean(1) for document in (first, second))
-    compared = torch.relu(model.comparison(torch.cat([a, b, a - b, a * b], dim=-1)))
-    expected = model.classifier(compared)
+    expected = model.classifier(torch.relu(model.comparison(torch.cat([a, b, a - b, a * b], dim=-1))))
     torch.testing.assert_close(model(first, input_ids_2=second).logits, expected, atol=1e-10, rtol=0)
 
 
