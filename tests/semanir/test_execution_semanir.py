@@ -46,8 +46,7 @@ def test_attention_is_chosen_by_the_switch_of_transformers(monkeypatch, tmp_path
 def mosaic_of(image: torch.Tensor) -> torch.Tensor:
     """RGGB samples of an RGB image, packed."""
     red, green, blue = image[:, 0], image[:, 1], image[:, 2]
-    cells = [red[:, ::2, ::2], green[:, ::2, 1::2], green[:, 1::2, ::2], blue[:, 1::2, 1::2]]
-    return torch.stack(cells, dim=1)
+    return torch.stack([red[:, ::2, ::2], green[:, ::2, 1::2], green[:, 1::2, ::2], blue[:, 1::2, 1::2]], dim=1)
 
 
 def test_bilinear_demosaicking_keeps_samples_and_restores_ramps():
@@ -236,11 +235,7 @@ def test_a_compiled_graph_calls_the_kernels():
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [COLUMNAR, UNSHUFFLED], ids=["columnar", "u-shaped"])
 def test_compiled_model_restores_and_trains_alike(fields):
-    """
-    Both are compared with float64. Measured in units of the largest value of each tensor, the image is 1e-6 off and
-    the gradients are 1e-5, compiled or not; ten times that is allowed. An absolute bound would be one on the scale:
-    the largest gradient of the U is 6.
-    """
+    """Both are compared with float64: ten times the error of either is allowed, relative to each tensor's largest."""
     torch._dynamo.reset()
     model, images = make_model(**fields), make_images(1, 3, 10, 12)
     exact = copy.deepcopy(model).double()
@@ -258,7 +253,7 @@ def test_compiled_model_restores_and_trains_alike(fields):
 @compiler_warnings
 def test_a_compiled_model_has_a_graph_for_each_size():
     """`compile()` asks for no graph of many sizes, whose gradients torch cannot compile."""
-    sizes = []
+    sizes, model = [], make_model(**{**ONE_STAGE, "depths": [1]})
 
     def keep(module, inputs):
         shapes = [tuple(value.shape) for value in inputs if isinstance(value, torch.Tensor)]
@@ -266,7 +261,6 @@ def test_a_compiled_model_has_a_graph_for_each_size():
         return module
 
     torch._dynamo.reset()
-    model = make_model(**{**ONE_STAGE, "depths": [1]})
     model.compile(backend=keep)
     for side in (9, 14, 9):
         restore(model, make_images(1, 3, side, side))

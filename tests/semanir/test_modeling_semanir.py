@@ -48,8 +48,7 @@ def test_a_stem_of_two_is_the_network_on_cells_of_pixels():
     with torch.no_grad():
         shifted = images - model.model.image_mean
         cells = shifted.unflatten(2, (8, 2)).unflatten(4, (12, 2)).permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
-        features = model.model.body(model.model.extractor(cells), HALF["top_k"])
-        added = model.reconstruction[0](features)
+        added = model.reconstruction[0](model.model.body(model.model.extractor(cells), HALF["top_k"]))
     by_hand = added.unflatten(1, (3, 2, 2)).permute(0, 1, 4, 2, 5, 3).reshape(images.shape)
     torch.testing.assert_close(restore(model, images), images + by_hand)
     assert model.model(images).last_hidden_state.shape[-2:] == (8, 12)
@@ -207,7 +206,7 @@ class TestSemanIRConfig(kit.ConfigTesterMixin):
         ({"image_mean": [0.5]}, "`image_mean` has 1 values"),
         ({"image_mean": [0.4, 0.4, 0.4], "num_channels_out": 1}, "as many output as input channels"),
         ({"interpolated_base": True}, "`interpolated_base` needs a `scale` above 1"),
-        ({"interpolated_base": True, "scale": 2, "num_channels": 4, "num_channels_out": 3}, "`interpolated_base`"),
+        ({"interpolated_base": True, "scale": 2, "num_channels": 4, "num_channels_out": 3}, "_base` needs"),
     ]
 
 

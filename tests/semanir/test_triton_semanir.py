@@ -63,8 +63,7 @@ def assert_attention_agrees(attend: Callable[..., torch.Tensor], case: Case, tol
         along = exact[index].detach() / exact[index].detach().norm(dim=-1, keepdim=True)
         gradient = given[index].grad.cpu().double()
         given[index].grad = (gradient - (gradient * along).sum(-1, keepdim=True) * along).to(given[index])
-    pairs = [(out, expected), *((a.grad, b.grad) for a, b in zip(given, exact, strict=True))]
-    for found, wanted in pairs:
+    for found, wanted in [(out, expected), *((a.grad, b.grad) for a, b in zip(given, exact, strict=True))]:
         allowed = tolerance * max(wanted.abs().max().item(), 1.0)
         torch.testing.assert_close(found.detach().cpu().double(), wanted.detach(), atol=allowed, rtol=0)
 
