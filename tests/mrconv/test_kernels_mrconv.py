@@ -83,8 +83,7 @@ def test_a_fourier_kernel_has_as_many_parameters_as_a_real_kernel_of_its_modes_h
 @pytest.mark.parametrize("length", [2, 37])
 def test_modes_start_as_normal_numbers_of_one_size(length):
     torch.manual_seed(0)
-    config = MRConvConfig(hidden_size=4000, kernel_size=8, max_position_embeddings=length)
-    kernel = KERNELS["fourier"](config)
+    kernel = KERNELS["fourier"](MRConvConfig(hidden_size=4000, kernel_size=8, max_position_embeddings=length))
     for numbers in kernel.weight.detach().split(kernel.counts, dim=1):
         scaled = numbers / numbers.square().mean(1, keepdim=True).sqrt()
         torch.testing.assert_close(scaled.mean(0), torch.zeros(numbers.shape[1]), atol=0.06, rtol=0)

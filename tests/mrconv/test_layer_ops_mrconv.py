@@ -92,8 +92,7 @@ def test_layer_saves_its_input_and_kernels_only(monkeypatch):
     small = saved(layer, case)
     monkeypatch.setattr(mrconv_gradients, "KEPT_POINTS", 0)
     found, branches = saved(layer, case), saved(lambda given: batch_norm_branches(given, [(0, 512)] * 16), case)
-    parameters = sum(x.nbytes for x in leaves(case))
-    assert found <= parameters + 3 * 7 * 3 * 8
+    assert found <= sum(x.nbytes for x in leaves(case)) + 3 * 7 * 3 * 8
     assert found < branches / 8
     assert found < small < branches / 2
 
@@ -315,8 +314,7 @@ def test_only_channels_with_a_large_mean_take_float64(monkeypatch):
     found = results(lambda case: layer(case)[0], single, spans)
     # Two parts; the second is tried in float32.
     assert [part.dtype.itemsize for part in taken] == [4, 4, 8, 4, 8]
-    wanted = results(lambda case: layer(case)[0], double, spans)
-    assert max(errors(found, wanted)) < 5e-6
+    assert max(errors(found, results(lambda case: layer(case)[0], double, spans))) < 5e-6
 
 
 @pytest.mark.parametrize(("mean", "bidirectional"), [(100.0, True), (10000.0, False)])

@@ -139,8 +139,7 @@ def test_a_checkpoint_answers_learns_and_is_saved_alike_without_the_package(kind
         loaded = getattr(transformers, f"AutoModel{kind.auto_class}").from_pretrained(tmp_path / "first" / name)
         assert type(loaded) is type(model)
         given = shared["prepare"](processor, {key: inputs[of] for key, of in kind.taken.items()})
-        found = shared["steps"](loaded, given, kind.learns)
-        expected |= {f"{name}: {key}": value for key, value in found.items()}
+        expected |= {f"{name}: {key}": value for key, value in shared["steps"](loaded, given, kind.learns).items()}
         told[name] = f"AutoModel{kind.auto_class}", processor_class, kind.taken, kind.learns
     environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": ""}
     command = [sys.executable, "-c", ABSENT, str(tmp_path), json.dumps(told)]

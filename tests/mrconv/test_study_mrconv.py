@@ -73,8 +73,7 @@ def test_s4d_is_its_recurrence(load, length, bidirectional):
     expected = recur(block.kernel, 0, inputs) + block.skip[:, None] * inputs
     if bidirectional:
         # The second kernel hears what comes after a position.
-        ahead = recur(block.kernel, 1, inputs.flip(-1)).flip(-1)
-        expected = expected + nn.functional.pad(ahead, (0, 1))[..., 1:]
+        expected = expected + nn.functional.pad(recur(block.kernel, 1, inputs.flip(-1)).flip(-1), (0, 1))[..., 1:]
     found = block.convolve(inputs)
     torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-10)
     weights = torch.randn_like(found)
@@ -103,8 +102,7 @@ def test_a_peer_learns_and_ignores_padding(load, name, peer):
         padded = model.eval()(**{key: inputs}, attention_mask=mask).logits[1:]
         alone = model(**{key: inputs[1:, :12]}, attention_mask=mask[1:, :12]).logits
     torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-4)
-    groups = task.parameter_groups(model, 0.1)
-    assert sum(len(group["params"]) for group in groups) == len(trained)
+    assert sum(len(group["params"]) for group in task.parameter_groups(model, 0.1)) == len(trained)
 
 
 def write_recordings(folder, samples=900):
@@ -222,11 +220,8 @@ def test_hiss_is_no_word_and_a_click_makes_nobody_deaf(load):
     soft = 0.04 * np.sin(2 * np.pi * 440 * np.arange(3200) / 8000)
     # Seconds at which words end.
     for parts, ends in (([hiss], []), ([np.full(80, 0.99), np.zeros(16000), soft], [0.21, 2.61])):
-        listener, sound = (
-            load("listen").Listener(hf_ext.released("spoken-digits")),
-            np.concatenate([*parts, np.zeros(4000)]),
-        )
-        steps = sound.reshape(-1, 80)
+        listener = load("listen").Listener(hf_ext.released("spoken-digits"))
+        steps = np.concatenate([*parts, np.zeros(4000)]).reshape(-1, 80)
         heard = [(place + 1) / 100 for place, step in enumerate(steps) if listener.hear(step) is not None]
         assert heard == pytest.approx(ends, abs=0.02)
 
