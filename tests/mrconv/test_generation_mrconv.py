@@ -121,7 +121,6 @@ def test_prompts_in_chunks_change_no_token_and_nothing_is_taken_back(model):
 
 
 def left_padded(prompts):
-    """Tokens and mask of prompts of different lengths."""
     rows = [prompt[0] for prompt in prompts]
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD, padding_side="left")
     return tokens, (tokens != PAD).long()
@@ -159,12 +158,11 @@ def test_generation_goes_on_from_a_returned_cache(model):
 def test_both_names_of_the_cache_are_taken_without_a_warning(model, name):
     tokens, options = make_tokens(2, 20), {"do_sample": False, "eos_token_id": None, "max_new_tokens": 6}
     logging.warning_once.cache_clear()
+    first, second, cache = (MRConvCache(model.config) for _ in range(3))
     with torch.no_grad(), CaptureLogger(logging.get_logger("transformers")) as said:
-        for run in (model, model.model):
-            cache = MRConvCache(model.config)
-            parts = [run(part, **{name: cache})[0] for part in tokens.split(9, dim=1)]
+        for run, own in ((model, first), (model.model, second)):
+            parts = [run(part, **{name: own})[0] for part in tokens.split(9, dim=1)]
             torch.testing.assert_close(torch.cat(parts, dim=1), run(tokens)[0], atol=1e-10, rtol=0)
-        cache = MRConvCache(model.config)
         model(tokens[:, :-1], **{name: cache})
         found = model.generate(tokens, **{name: cache}, **options)
     assert said.out == "" and cache.get_seq_length() == 20 + 6 - 1
@@ -214,17 +212,12 @@ def test_labels_are_shifted_and_padding_is_not_predicted(model):
     assert outputs.past_key_values is None
 
 
-def test_models_that_cannot_stream_are_refused_with_the_reason():
-    layered = MRConvForCausalLM(make_config(branch_norm="layer")).eval()
+def test_models_that_cannot_stream_and_bad_input_are_refused_with_the_reason(model):
+    layered, options = MRConvForCausalLM(make_config(branch_norm="layer")).eval(), {"max_new_tokens": 2}
     with refused(ValueError, "layer"):
-        layered.generate(make_tokens(1, 5), max_new_tokens=2)
-    assert layered.generate(make_tokens(1, 5), max_new_tokens=2, use_cache=False, eos_token_id=None).shape == (1, 7)
-
-
-def test_bad_input_is_refused_with_the_reason(model):
-    tokens = make_tokens(2, 10)
-    cache = MRConvCache(model.config)
-    right = torch.ones(2, 10, dtype=torch.long)
+        layered.generate(make_tokens(1, 5), **options)
+    assert layered.generate(make_tokens(1, 5), use_cache=False, eos_token_id=None, **options).shape == (1, 7)
+    tokens, cache, right = make_tokens(2, 10), MRConvCache(model.config), torch.ones(2, 10, dtype=torch.long)
     right[0, 7:] = 0
     for kind, facts, arguments in (
         (ValueError, [], {"cache_params": cache}),

@@ -91,30 +91,28 @@ def test_nothing_is_overwritten_or_left_half_written(maker, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "values", "named"),
-    [
+def test_settings_that_cannot_be_met_are_refused():
+    for kind, values, named in (
         *((kind, {"seed": seed}, f"2**32, got {seed}") for kind in (ListOps, Pathfinder) for seed in (-1, 2**32)),
         (ListOps, {"min_length": 1997}, "max_length"),
         (ListOps, {"min_length": 62}, "come twice"),
         (Pathfinder, {"size": 64}, "32 (Pathfinder) or 128 (Path-X)"),
-    ],
-)
-def test_settings_that_cannot_be_met_are_refused(kind, values, named):
-    with refused(SettingsError, named):
-        build(kind, values, "settings")
+    ):
+        with refused(SettingsError, named):
+            build(kind, values, "settings")
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("listops", ["new", "--max-length", 501]), ("listops", ["new", "--train", 0]), ("pathfinder", ["there"])],
-)
-def test_a_script_ends_with_one_line_that_says_what_is_wrong(name, words, tmp_path, monkeypatch):
+def test_a_script_ends_with_one_line_that_says_what_is_wrong(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("there").mkdir()
-    with refused(SystemExit, "error: "):
-        call(MAKERS[name], monkeypatch, *words)
-    assert not Path("new").exists()
+    for name, *words in (
+        ("listops", "new", "--max-length", 501),
+        ("listops", "new", "--train", 0),
+        ("pathfinder", "there"),
+    ):
+        with refused(SystemExit, "error: "):
+            call(MAKERS[name], monkeypatch, *words)
+        assert not Path("new").exists()
 
 
 def test_the_scripts_make_as_many_as_long_range_arena_has(monkeypatch):
@@ -204,8 +202,7 @@ def test_the_class_says_whether_one_path_has_both_discs(size, count):
             assert np.allclose(np.linalg.norm(directions, axis=-1), 1, atol=0.01)
             # Straight on over one margin, then a turn; dashes end at the centres of pixels.
             joints = path[:-1, 1] / UNIT + scene.margin * directions[:-1]
-            ends = joints + (scene.margin + drawing.dash) * directions[1:]
-            assert np.abs(ends - path[1:, 1] / UNIT).max() <= 0.51
+            assert np.abs((joints + (scene.margin + drawing.dash) * directions[1:]) - path[1:, 1] / UNIT).max() <= 0.51
             bends = np.arccos((directions[1:] * directions[:-1]).sum(-1).clip(-1, 1))
             assert bends.max() < np.pi / 2 / drawing.continuity + 0.05
         begins = [np.array_equal(scene.discs[0], path[0][0]) for path in paths]
