@@ -1,22 +1,13 @@
 """Tiny Disentangled DiT models, away from initial values: `from tests.disentangled_dit.dit_testing import ...`."""
 
-import itertools
-
 import torch
 from torch import Tensor
 
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 
 # Rectangular, and no two numbers equal.
-SIZES = {
-    "sample_size": [6, 10],
-    "in_channels": 3,
-    "num_layers": 3,
-    "num_attention_heads": 2,
-    "attention_head_dim": 8,
-    "mlp_ratio": 2.0,
-    "num_classes": 5,
-}
+SIZES = {"sample_size": [6, 10], "in_channels": 3, "num_layers": 3, "num_attention_heads": 2, "attention_head_dim": 8}
+SIZES |= {"mlp_ratio": 2.0, "num_classes": 5}
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -38,14 +29,11 @@ def make_transformer(**fields) -> DisentangledDiTTransformer2DModel:
     return model.eval()
 
 
-def make_controls(batch: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def make_controls(batch: int) -> dict[str, Tensor]:
     """Values of all five controls, different in each row."""
-    counter = itertools.count(1)
     sizes = DisentangledDiTTransformer2DModel.CONTROL_SIZES
-    return {
-        name: torch.tensor([[next(counter) * 0.7 for _ in range(size)] for _ in range(batch)], dtype=dtype)
-        for name, size in sizes.items()
-    }
+    values = (0.7 * torch.arange(1, 1 + batch * sum(sizes.values()))).split([batch * size for size in sizes.values()])
+    return {name: part.view(batch, -1) for name, part in zip(sizes, values, strict=True)}
 
 
 def make_inputs(model: DisentangledDiTTransformer2DModel, batch: int = 2, dtype: torch.dtype = torch.float32) -> dict:

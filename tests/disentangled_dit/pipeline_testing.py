@@ -45,21 +45,16 @@ class GaussianDenoiser(ModelMixin, ConfigMixin, CacheMixin):
             return tokens, None if timestep is None else timestep[:, None].float()
         time = modulation[:, :, None, None]
         if self.config.prediction == "flow_prediction":
-            noise = time / 1000
-            signal = 1 - noise
+            signal, noise = 1 - time / 1000, time / 1000
         else:
-            signal, noise = (self.kept[time.round().long()] ** 0.5, (1 - self.kept[time.round().long()]) ** 0.5)
+            kept = self.kept[time.round().long()]
+            signal, noise = kept**0.5, (1 - kept) ** 0.5
         spread, mean = self.config.std**2, self.config.mean
         known = (hidden_states - signal * mean) / (signal**2 * spread + noise**2)
         image, eps = mean + signal * spread * known, noise * known
-        answers = {
-            "epsilon": eps,
-            "sample": image,
-            "v_prediction": signal * eps - noise * image,
-            "flow_prediction": eps - image,
-        }
-        answer = answers[self.config.prediction]
-        return (answer,)
+        answers = {"epsilon": eps, "sample": image, "flow_prediction": eps - image}
+        answers["v_prediction"] = signal * eps - noise * image
+        return (answers[self.config.prediction],)
 
 
 def quiet(pipeline: DisentangledDiTPipeline) -> DisentangledDiTPipeline:

@@ -28,18 +28,7 @@ def predict(
     keep_indices: Tensor | None = None,
     in_adaln: bool = False,
 ) -> Tensor:
-    """
-    Output of the network, sample by sample.
-
-    Args:
-        weights (`Mapping[str, torch.Tensor]`): The model's parameters by name, as in its state dict.
-        config (`Mapping[str, Any]`): The model's configuration.
-
-    The others are those of [`DisentangledDiTTransformer2DModel.forward`], with one row for each sample.
-
-    Returns:
-        `torch.Tensor` of shape `(batch_size, out_channels, height, width)`.
-    """
+    """Output of a network of these parameters and configuration, sample by sample; the rest is as in `forward`."""
     samples = []
     for row, latents in enumerate(hidden_states):
         label = None if class_labels is None else int(class_labels[row])
@@ -58,9 +47,7 @@ def predict(
     return torch.stack(samples)
 
 
-def adaln_vector(
-    weights: Weights, config: Mapping[str, Any], timestep: Tensor, controls: Mapping[str, Tensor]
-) -> Tensor:
+def adaln_vector(weights: Weights, config: Mapping[str, Any], timestep: Tensor, controls: Weights) -> Tensor:
     """e = t_emb(t) + sum_c gamma_c(t) E_c(c)."""
     e = two_layers(weights, "timestep_embedder", sinusoid(timestep))
     for name, values in controls.items():
@@ -72,8 +59,7 @@ def adaln_vector(
 
 def gamma(config: Mapping[str, Any], timestep: float, alpha: float) -> float:
     """Weight of a control: 1 at t = 0, 0 at t = T."""
-    tau = timestep / config["num_train_timesteps"]
-    return math.pow((1 + math.cos(math.pi * tau)) / 2, alpha)
+    return math.pow((1 + math.cos(math.pi * (timestep / config["num_train_timesteps"]))) / 2, alpha)
 
 
 def sinusoid(value: Tensor, channels: int = 256) -> Tensor:
@@ -99,12 +85,7 @@ def positions(rows: int, columns: int, base: tuple[int, int], dim: int) -> Tenso
 
 
 def denoise(
-    weights: Weights,
-    config: Mapping[str, Any],
-    latents: Tensor,
-    context: Tensor,
-    activated: Tensor,
-    keep: set[int] | None,
+    weights: Weights, config: Mapping[str, Any], latents: Tensor, context: Tensor, activated: Tensor, keep: set | None
 ) -> Tensor:
     """Latents [C, height, width] through the blocks, for SiLU(e) of [D]."""
     patch, heads, layers = config["patch_size"], config["num_attention_heads"], config["num_layers"]
@@ -126,8 +107,7 @@ def denoise(
         numbers = modulation(weights, config, index, activated)
         x, context = block(weights, f"transformer_blocks.{index}", x, context, numbers, heads)
     shift, scale = modulation(weights, config, layers, activated)
-    output = linear(weights, "proj_out", norm(x, shift, scale))
-    return F.fold(output.T[None], (height, width), patch, stride=patch)[0]
+    return F.fold(linear(weights, "proj_out", norm(x, shift, scale)).T[None], (height, width), patch, stride=patch)[0]
 
 
 def modulation(weights: Weights, config: Mapping[str, Any], index: int, activated: Tensor) -> Tensor:
@@ -196,6 +176,3 @@ def two_layers(weights: Weights, name: str, features: Tensor) -> Tensor:
 def mlp(weights: Weights, name: str, x: Tensor) -> Tensor:
     """Linear, GELU in its tanh form, linear."""
     return linear(weights, f"{name}.net.2", F.gelu(linear(weights, f"{name}.net.0.proj", x), approximate="tanh"))
-
-
-__all__ = ["adaln_vector", "gamma", "positions", "predict"]

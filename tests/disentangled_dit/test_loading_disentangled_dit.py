@@ -21,7 +21,7 @@ from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.hub.publish import push, stage
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from tests.disentangled_dit.dit_testing import generator
-from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
+from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae, quiet
 from tests.kit.hub import run_python
 from tests.kit.models import assert_same_answers
 
@@ -151,8 +151,7 @@ def test_every_way_to_load_gives_the_same_answers(published, presence):
     for name in sources:
         again = DiffusionPipeline.from_pretrained(out / name)
         assert type(again) is DisentangledDiTPipeline
-        again.set_progress_bar_config(disable=True)
-        images = again(generator=generator(), **CALLS[name.partition("-")[0]], **COMMON).images
+        images = quiet(again)(generator=generator(), **CALLS[name.partition("-")[0]], **COMMON).images
         assert_same_answers(images, expected[name], name)
 
 
@@ -163,29 +162,20 @@ def test_a_saved_folder_says_what_it_needs(tmp_path):
     assert index["_class_name"] == ["pipeline", "DisentangledDiTPipeline"]
     assert index["transformer"] == ["disentangled_dit", "DisentangledDiTTransformer2DModel"]
     home = Path(pipelines.__file__).parent / "disentangled_dit"
-    for name, source in {
-        "pipeline": "pipeline",
-        "transformer/disentangled_dit": "transformer_disentangled_dit",
-    }.items():
-        assert (tmp_path / f"{name}.py").read_bytes() == (home / f"{source}.py").read_bytes()
+    for saved, source in (("", "pipeline"), ("transformer/", "transformer_disentangled_dit")):
+        copied = tmp_path / saved / f"{source.removeprefix('transformer_')}.py"
+        assert copied.read_bytes() == (home / f"{source}.py").read_bytes()
     loaded = DisentangledDiTPipeline.from_pretrained(tmp_path)
     assert loaded.labels == pipeline.labels and loaded.get_label_ids("Tinca tinca") == [0]
     loaded.save_pretrained(tmp_path / "again")
     again = json.loads((tmp_path / "again" / "model_index.json").read_text())
     assert {key: value for key, value in again.items() if key != "_name_or_path"} == index
-
-
-def test_folders_of_earlier_versions_load_by_the_name_of_the_class(tmp_path):
-    folder = tmp_path / "pipeline"
-    make_pipeline().save_pretrained(folder)
-    path = folder / "model_index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"_class_name": "DisentangledDiTPipeline"}))
-    assert type(DiffusionPipeline.from_pretrained(folder)) is DisentangledDiTPipeline
-    staged = stage(folder, tmp_path / "staged")
+    # Folders of earlier versions load by the name of the class.
+    earlier = again | {"_class_name": "DisentangledDiTPipeline"}
+    (tmp_path / "again" / "model_index.json").write_text(json.dumps(earlier))
+    assert type(DiffusionPipeline.from_pretrained(tmp_path / "again")) is DisentangledDiTPipeline
+    staged = stage(tmp_path / "again", tmp_path / "staged")
     assert json.loads((staged / "model_index.json").read_text())["_class_name"][0] == "pipeline"
-
-
-# Registration
 
 
 def test_diffusers_finds_the_room_and_the_class():

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 
 import datasets
 import numpy as np
@@ -24,16 +25,11 @@ from tests.kit.models import assert_same_picture
 from tests.kit.studies import EXAMPLES, module_loader
 from tests.tasks.diffusion_testing import make_arguments
 
-load = module_loader(EXAMPLES / "disentangled_dit")
-
-
-def script(name: str):
-    """A fixture of a module of the examples."""
-    return pytest.fixture(lambda load: load(name))
-
-
-generating, drift, controls, classifier = map(script, ("generating", "drift", "controls", "classifier"))
-
+FOLDER = EXAMPLES / "disentangled_dit"
+load = module_loader(FOLDER)
+generating, drift, controls, classifier = (
+    pytest.fixture(lambda load, name=name: load(name)) for name in ("generating", "drift", "controls", "classifier")
+)
 STEPS = {"num_inference_steps": 2, "guidance_scale": 1.0}
 
 
@@ -41,22 +37,22 @@ STEPS = {"num_inference_steps": 2, "guidance_scale": 1.0}
 def pipeline() -> DisentangledDiTPipeline:
     scheduler = DDIMScheduler(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012)
     transformer = make_transformer(sample_size=8, num_layers=2, control_alpha={"original_size": 0.0, "flip": 0.0})
-    return DisentangledDiTPipeline(transformer, scheduler, None, None, None)
+    return DisentangledDiTPipeline(transformer, scheduler)
 
 
 def test_an_image_depends_on_seed_and_place_not_on_the_batch(generating, pipeline):
     labels = [0, 3, 1, 4, 4]
-    whole = generating.generate_images(pipeline, labels, **STEPS)
-    assert whole.shape == (5, 8, 8, 3)
-    assert whole.dtype == np.uint8
-    small = generating.generate_images(pipeline, labels, batch_size=2, **STEPS)
+    generate = partial(generating.generate_images, pipeline, **STEPS)
+    whole = generate(labels)
+    assert whole.shape == (5, 8, 8, 3) and whole.dtype == np.uint8
+    assert_same_picture(generate(labels), whole)
+    whole = whole.astype(int)
     # Other shapes of matrix products round differently: at most one level.
-    assert np.abs(whole.astype(int) - small).max() <= 1
-    assert_same_picture(generating.generate_images(pipeline, labels, **STEPS), whole)
+    assert np.abs(whole - generate(labels, batch_size=2)).max() <= 1
     # Noise of its own for each place, also for one class; the same place keeps its noise when other labels change.
-    assert np.abs(whole[3].astype(int) - whole[4]).max() > 20
-    assert np.abs(whole[1].astype(int) - generating.generate_images(pipeline, [4, 3], **STEPS)[1]).max() <= 1
-    assert np.abs(whole.astype(int) - generating.generate_images(pipeline, labels, seed=1, **STEPS)).max() > 20
+    assert np.abs(whole[3] - whole[4]).max() > 20
+    assert np.abs(whole[1] - generate([4, 3])[1]).max() <= 1
+    assert np.abs(whole - generate(labels, seed=1)).max() > 20
 
 
 def photograph(size: int = 64) -> np.ndarray:
@@ -78,27 +74,19 @@ def test_the_parts_and_their_energy_are_those_of_scipys_transform(drift):
 def test_a_wave_is_slow_or_fast_by_its_frequency(drift):
     # Three half waves over 24 pixels: 1/16 cycle per pixel.
     wave = np.cos(np.pi * (np.arange(24) + 0.5) * 3 / 24)[None, :, None] * np.ones((20, 1, 3))
-    slow, fast = drift.split_frequencies(wave, 1 / 16)
-    np.testing.assert_allclose(slow, wave, atol=1e-12)
-    slow, fast = drift.split_frequencies(wave, 1 / 16 - 1e-6)
-    np.testing.assert_allclose(fast, wave, atol=1e-12)
+    for part, limit in ((0, 1 / 16), (1, 1 / 16 - 1e-6)):
+        np.testing.assert_allclose(drift.split_frequencies(wave, limit)[part], wave, atol=1e-12)
 
 
 def test_energy_is_that_of_the_values_and_falls_where_an_image_was_enlarged(drift):
-    sharp = photograph()
-    energies = [
-        float(drift.high_frequency_energy(resize(sharp[::step, ::step], (64, 64), order=3, mode="edge").clip(0, 1)))
-        for step in (1, 2, 4)
-    ]
-    assert energies[0] > 5 * energies[1] > 5 * energies[2] > 0
+    image, energy = photograph(), drift.high_frequency_energy
+    enlarged = [resize(image[::step, ::step], (64, 64), order=3, mode="edge").clip(0, 1) for step in (1, 2, 4)]
+    first, second, third = map(energy, enlarged)
+    assert first > 5 * second > 5 * third > 0
     # A Fourier transform would see a jump where the right side meets the left.
-    gradient = np.broadcast_to(np.linspace(0, 1, 64)[None, :, None], (64, 64, 3))
-    assert drift.high_frequency_energy(gradient) < 1e-6
-    image = photograph()
-    np.testing.assert_array_equal(
-        drift.high_frequency_energy(image[None]), drift.high_frequency_energy(image[None] / 255)
-    )
-    assert drift.high_frequency_energy(np.stack([image, image])[None]).shape == (1, 2)
+    assert energy(np.broadcast_to(np.linspace(0, 1, 64)[None, :, None], (64, 64, 3))) < 1e-6
+    np.testing.assert_array_equal(energy(image[None]), energy(image[None] / 255))
+    assert energy(np.stack([image, image])[None]).shape == (1, 2)
 
 
 def test_detail_is_told_from_content(drift):
@@ -120,12 +108,10 @@ def test_means_are_over_pairs_of_settings_and_over_images(drift):
     images = np.broadcast_to(values[:, :, None, None, None], (3, 2, 4, 4, 1))
     # Pairs of settings: 0.1, 0.4, 0.3 for the first image; 0, 0.4, 0.4 for the second.
     found = drift.content_drift(images, np.array([[0, 1], [0, 1], [2, 1]]))
-    assert found["pixel_distance"] == pytest.approx(1.6 / 6)
-    assert found["agreement"] == pytest.approx(4 / 6)
+    assert (found["pixel_distance"], found["agreement"]) == (pytest.approx(1.6 / 6), pytest.approx(4 / 6))
     # Equal images have none.
-    equal = drift.content_drift(
-        np.stack([np.stack([photograph(32), photograph(32)[::-1]])] * 3), np.array([[4, 5]] * 3)
-    )
+    images = np.stack([[photograph(32), photograph(32)[::-1]]] * 3)
+    equal = drift.content_drift(images, np.array([[4, 5]] * 3))
     assert equal == {"pixel_distance": 0, "content_distance": 0, "detail_distance": 0, "agreement": 1}
 
 
@@ -141,9 +127,10 @@ def test_content_that_moves_against_the_crop_has_slope_minus_one(controls, axis)
     places = [2, 8, 14]
     moved = [[(20 - place, 16) if axis == 0 else (16, 20 - place) for _ in range(4)] for place in places]
     images = np.stack([blobs(part) for part in moved])
-    assert controls.measure_shift(images, places, axis)["slope"] == pytest.approx(-1, abs=0.05)
-    assert controls.measure_shift(images, places, 1 - axis)["slope"] == pytest.approx(0, abs=0.05)
-    assert controls.measure_shift(images[:1].repeat(3, 0), places, axis)["slope"] == pytest.approx(0, abs=1e-9)
+    still = images[:1].repeat(3, 0)
+    for seen, along, slope in ((images, axis, -1), (images, 1 - axis, 0), (still, axis, 0)):
+        found = controls.measure_shift(seen, places, along)["slope"]
+        assert found == pytest.approx(slope, abs=1e-9 if seen is still else 0.05)
 
 
 class Lightness:
@@ -155,13 +142,7 @@ class Lightness:
 
 
 def test_a_network_is_measured_by_the_controls_that_it_has(controls):
-    options = {
-        "images_per_class": 2,
-        "num_inference_steps": 2,
-        "guidance_scale": 1.0,
-        "sizes": (4, 6),
-        "places": (0, 1, 2),
-    }
+    options = {"images_per_class": 2, **STEPS, "sizes": (4, 6), "places": (0, 1, 2)}
     found = controls.measure_controls(make_pipeline(), Lightness(), **options)
     assert found["left_out"] == []
     assert found["control_alpha"] == {"original_size": 8.0, "crop": 0.0, "flip": 0.0}
@@ -190,10 +171,6 @@ def test_a_mirrored_picture_is_known_by_its_mirror_image(controls):
     assert ignored == {"turned_back": obeyed["as_they_are"], "as_they_are": pytest.approx(1)}
 
 
-FOLDER = EXAMPLES / "disentangled_dit"
-SIZES = {"widths": [8, 12, 16]}
-
-
 def picture(label: int, seed: int, size: int = 16) -> Image.Image:
     """Class 0 is reddish, class 1 blueish."""
     pixels = np.random.default_rng(seed).integers(100, size=(size, size, 3), dtype=np.uint8)
@@ -204,16 +181,13 @@ def picture(label: int, seed: int, size: int = 16) -> Image.Image:
 def test_it_trains_and_its_snapshot_tells_classes_apart(classifier, tmp_path):
     rows = {"image": [picture(index % 2, index) for index in range(64)], "label": [index % 2 for index in range(64)]}
     datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image()).to_parquet(str(tmp_path / "rows.parquet"))
-    changes = {"method": "classifier", "task": {"image_size": 16, "part": 16, "num_labels": 2}, "model": SIZES}
-    changes |= {"max_steps": 20, "per_device_train_batch_size": 16}
+    changes = {"method": "classifier", "task": {"image_size": 16, "part": 16, "num_labels": 2}}
+    changes |= {"model": {"widths": [8, 12, 16]}, "max_steps": 20, "per_device_train_batch_size": 16}
     arguments = make_arguments(tmp_path / "run", tmp_path / "rows.parquet", **changes)
-    metrics = train(classifier.ClassifierTask(**arguments.task), arguments)
-    assert metrics["accuracy"] > 0.9
+    assert train(classifier.ClassifierTask(**arguments.task), arguments)["accuracy"] > 0.9
     network = ClassifierFeatures(str(tmp_path / "run" / "snapshot"))
-    made = [picture(index % 2, 100 + index) for index in range(20)]
-    features, classes = network.classify(made)
-    assert features.shape == (20, 16)
-    assert np.mean(classes == np.arange(20) % 2) > 0.9
+    features, classes = network.classify([picture(index % 2, 100 + index) for index in range(20)])
+    assert features.shape == (20, 16) and np.mean(classes == np.arange(20) % 2) > 0.9
     # Images of another size are resized.
     assert network.classify([picture(0, 7, size=24)])[0].shape == (1, 16)
 

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -32,14 +33,7 @@ PAPER = EXAMPLES / "disentangled_dit" / "paper"
 TABLES = sorted(path.name for path in (PAPER / "rows").iterdir())
 ROWS = sorted(f"{path.parent.name}/{path.stem}" for path in PAPER.glob("rows/*/*.yaml"))
 load_peers, load = module_loader(PAPER.parent), module_loader(PAPER)
-
-
-@pytest.fixture
-def reproduce(load_peers, load):
-    return load("reproduce")
-
-
-# Recipes
+reproduce = pytest.fixture(lambda load_peers, load: load("reproduce"))
 
 
 def test_every_row_has_a_valid_recipe_of_the_specified_length_batch_and_size(reproduce, load_peers):
@@ -76,9 +70,6 @@ def test_fields_of_a_user_are_laid_over_those_of_a_row_and_its_bases(reproduce):
         reproduce.read_recipe(ROWS[0], {"all": {"peers": "dit"}})
 
 
-# The driver
-
-
 def test_jobs_of_slurm_wait_for_what_they_need(reproduce, tmp_path, capsys):
     assert reproduce.reproduce(["schedule", str(tmp_path), "--slurm"]) == 0
     script = tmp_path / "jobs.sh"
@@ -91,18 +82,14 @@ def test_jobs_of_slurm_wait_for_what_they_need(reproduce, tmp_path, capsys):
         path.chmod(0o755)
     path = f"{programs}:{os.environ['PATH']}"
     subprocess.run(["bash", str(script)], env={**os.environ, "PATH": path}, check=True, timeout=60)
-    jobs = [line.partition("|") for line in (tmp_path / "jobs").read_text().splitlines()]
-    after = [
-        next((word.partition("afterok:")[2].split(":") for word in told.split() if "afterok" in word), [])
-        for _, _, told in jobs
-    ]
+    jobs = (tmp_path / "jobs").read_text()
     # Two sets of latents, two pre-trainings and trainings, pictures and scores.
-    kinds = [
-        next(kind for kind in ("precompute", "train.yaml", "score", "sample") if kind in told) for _, _, told in jobs
-    ]
+    kinds = [re.search(r"precompute|train\.yaml|score|sample", line)[0] for line in jobs.splitlines()]
     assert kinds == [*["precompute"] * 2, "train.yaml", *["train.yaml", "sample", "score"] * 2]
-    assert after == [[], [], ["2"], ["1", "3"], ["4"], ["5"], ["1", "3"], ["7"], ["8", "6"]]
-    assert [program for program, _, _ in jobs][:3] == ["python -m hf_ext_cli.main"] * 2 + ["python -m hf_ext.training"]
+    assert re.findall(r"afterok:(\S+)", jobs) == ["2", "1:3", "4", "5", "1:3", "7", "8:6"]
+    assert ["afterok" in line for line in jobs.splitlines()] == [False] * 2 + [True] * 7
+    programs = re.findall(r"^(.*?)\|", jobs, re.M)[:3]
+    assert programs == ["python -m hf_ext_cli.main"] * 2 + ["python -m hf_ext.training"]
     settings = json.loads((tmp_path / "rows/schedule/1-same/train.yaml").read_text())
     assert settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] * 16 == 384
     assert (tmp_path / "data" / "ILSVRC--imagenet-1k.complete").read_text() == "complete\n"
@@ -121,9 +108,6 @@ def test_what_cannot_be_reproduced_is_refused(reproduce, tmp_path):
         reproduce.reproduce(["padding", str(tmp_path), "--with", str(tmp_path / "own.yaml")])
 
 
-# Every row to its end
-
-
 @pytest.fixture(scope="module")
 def stand_ins(tmp_path_factory) -> Path:
     """Tiny data, models and settings in place of the recipes'; the folder of the work is the same for all tables."""
@@ -133,37 +117,29 @@ def stand_ins(tmp_path_factory) -> Path:
     sizes = [(20, 18 + number) for number in range(6)]
     imagenet = write_table(folder / "imagenet", sizes, ["hen", "fish"], label=[0, 1] * 3)
     imagenet22k = write_table(folder / "imagenet22k", sizes, image="jpg", cls=[0, 1, 2] * 2)
-    texts = ["a red hen", "green fish", "hen on grass"] * 2
-    cc12m = write_table(folder / "cc12m", sizes, image="jpg", txt=texts)
+    cc12m = write_table(folder / "cc12m", sizes, image="jpg", txt=["a red hen", "green fish", "hen on grass"] * 2)
     coco = write_table(folder / "coco", sizes, caption=[["a hen", "hen"], ["a fish"]] * 3)
     text = {"text_encoder": str(folder / "encoder"), "max_text_length": 6}
     model = dict.fromkeys(["preset", "block_out_channels", "sample_size", "in_channels", "num_classes"])
     model |= {"num_layers": 5, "num_attention_heads": 4, "attention_head_dim": 12, "joint_attention_dim": None}
     training = {"max_steps": 2, "warmup_steps": 0, "per_device_train_batch_size": 2, "mixed_precision": "no"}
+    training |= {"save_steps": 1, "report_to": "none", "ema_decay": 0.5, "data": {"num_workers": 0}, "model": model}
+    training["task"] = {"vae": str(folder / "vae"), "sample_steps": 1, "samples_per_class": 1}
     drawn = {"count": 2, "steps": 2, "dtype": "float32"}
     network, clip = write_inception(folder / "network.pt"), write_clip(folder / "clip")
 
-    def of(side: int, **more):
-        size = {"latents": {"size": side}, "train": {"task": {"image_size": side}}, "score": {"size": side}}
-        return {**size, **more}
+    def of(side: int):
+        return {"latents": {"size": side}, "train": {"task": {"image_size": side}}, "score": {"size": side}}
 
     own = {
         "all": {
             "batch": 4,
             "latents": {"vae": str(folder / "vae"), "device": "cpu", "max-bad-examples": 0},
-            "train": {
-                **training,
-                "save_steps": 1,
-                "report_to": "none",
-                "ema_decay": 0.5,
-                "data": {"num_workers": 0},
-                "task": {"vae": str(folder / "vae"), "sample_steps": 1, "samples_per_class": 1},
-                "model": model,
-            },
+            "train": training,
             "samples": {"fid": drawn},
             "score": {"network": network, "device": "cpu"},
         },
-        "imagenet-256": of(16, data={"path": str(imagenet)}),
+        "imagenet-256": {"data": {"path": str(imagenet)}, **of(16)},
         "imagenet-512": of(32),
         "cc12m-256": {
             "data": {"path": str(cc12m)},
@@ -185,28 +161,24 @@ def stand_ins(tmp_path_factory) -> Path:
 def execute_here(load_peers, load, line: str) -> int:
     """Does in this process what a command of the driver does."""
     forget_accelerate()
-    words = shlex.split(line)
-    is_kept = words[0] == "mkdir"
-    if is_kept:
+    words, out, printed = shlex.split(line), None, io.StringIO()
+    if words[0] == "mkdir":
         Path(words[2]).mkdir(parents=True, exist_ok=True)
         out, words = Path(words[-1]), words[4 : words.index(">")]
     _, program, *words = words
-    printed = io.StringIO()
     if program == "-m":
         module, *words = words
         if module == "hf_ext.training":
             return train(words)
         assert module == "hf_ext_cli.main"
-        result = run(*words, code=None)
-        assert result.exit_code == 0, result.output
-        printed.write(result.stdout)
+        printed.write(run(*words).stdout)
     elif program.endswith("peers.py"):
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(printed):
             assert not load_peers("peers").run(words)
     else:
         with contextlib.redirect_stdout(printed):
             load("parts").main(words)
-    if is_kept:
+    if out:
         out.write_text(printed.getvalue())
     return 0
 
@@ -214,9 +186,7 @@ def execute_here(load_peers, load, line: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES)
 def test_every_row_of_a_table_comes_to_its_end(reproduce, load_peers, load, stand_ins, table, monkeypatch, capsys):
-    words = [table, str(stand_ins / "work"), "--with"]
-    asked: list[str] = []
-    done: list[str] = []
+    words, asked, done = [table, str(stand_ins / "work"), "--with"], [], []
 
     def execute(line: str) -> int:
         asked.append(line)
@@ -244,9 +214,8 @@ def test_every_row_of_a_table_comes_to_its_end(reproduce, load_peers, load, stan
     for column in wanted:
         values = [row.split(" | ")[header.split(" | ").index(column)] for row in rows]
         # Where nothing can drift, nothing is measured.
-        assert values.count("–") == (column.startswith("drift")) and all(
-            np.isfinite(float(value)) for value in values if value != "–"
-        )
+        assert values.count("–") == (column.startswith("drift"))
+        assert all(np.isfinite(float(value)) for value in values if value != "–")
 
 
 @pytest.mark.slow

@@ -4,69 +4,50 @@ import numpy as np
 import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, KDPM2AncestralDiscreteScheduler, KDPM2DiscreteScheduler
+from peft import LoraConfig
 from PIL import Image
 
 from hf_ext.pipelines import DisentangledDiTPipeline
+from tests.disentangled_dit import pipeline_testing
 from tests.disentangled_dit.dit_testing import generator
-from tests.disentangled_dit.pipeline_testing import (
-    GaussianDenoiser,
-    from_picture,
-    make_pipeline,
-    make_text_pipeline,
-    make_vae,
-    quiet,
-    record,
-    start,
-    within_mask,
-)
+from tests.disentangled_dit.pipeline_testing import from_picture, make_pipeline, make_text_pipeline, make_vae, start
+from tests.disentangled_dit.pipeline_testing import within_mask as in_mask
 from tests.kit.refusals import refused
 
 FEW = {"num_inference_steps": 3, "output_type": "latent"}
 BYTES = np.random.default_rng(0).integers(0, 256, (6, 10, 3), dtype=np.uint8)
 BYTES[0, 0] = 0
+FORMS = {
+    "array": BYTES,
+    "floats": BYTES.astype(np.float32) / 255,
+    "resized": np.where(BYTES == 0, -0.01, BYTES / 255),
+    "turned": np.ascontiguousarray(BYTES[::-1])[::-1] / 255,
+    "long": BYTES.astype(np.longdouble) / 255,
+    "tensor": torch.from_numpy(BYTES).permute(2, 0, 1)[None],
+    "list": [Image.fromarray(BYTES)],
+    "opaque": Image.fromarray(BYTES).convert("RGBA"),
+}
 
 
-# Pictures
-
-
-@pytest.mark.parametrize("form", ["array", "floats", "resized", "turned", "long", "tensor", "list", "opaque"])
-def test_a_picture_is_read_alike_in_every_form(form):
-    forms = {
-        "array": BYTES,
-        "floats": BYTES.astype(np.float32) / 255,
-        "resized": np.where(BYTES == 0, -0.01, BYTES / 255),
-        "turned": np.ascontiguousarray(BYTES[::-1])[::-1] / 255,
-        "long": BYTES.astype(np.longdouble) / 255,
-        "tensor": torch.from_numpy(BYTES).permute(2, 0, 1)[None],
-        "list": [Image.fromarray(BYTES)],
-        "opaque": Image.fromarray(BYTES).convert("RGBA"),
-    }
+def test_a_picture_is_read_alike_in_every_form_and_a_transparent_one_is_put_on_white():
     pipeline = from_picture(make_pipeline())
-    options = {"class_labels": 0, "strength": 0.7, **FEW}
-    expected = pipeline(image=Image.fromarray(BYTES), generator=generator(), **options).images
-    torch.testing.assert_close(pipeline(image=forms[form], generator=generator(), **options).images, expected)
-
-
-def test_a_transparent_picture_is_put_on_white(caplog):
-    alpha = np.zeros((6, 10, 1), dtype=np.uint8)
-    hidden = Image.fromarray(np.concatenate([BYTES, alpha], axis=2))
-    pipeline, white = from_picture(make_pipeline()), Image.new("RGB", (10, 6), "white")
-    one, other = (
-        pipeline(class_labels=0, image=each, generator=generator(), **FEW).images for each in (hidden, white)
-    )
-    assert torch.equal(one, other)
+    read = lambda image: pipeline(class_labels=0, image=image, strength=0.7, generator=generator(), **FEW).images  # noqa: E731
+    expected = read(Image.fromarray(BYTES))
+    for name, form in FORMS.items():
+        torch.testing.assert_close(read(form), expected, msg=lambda text, name=name: f"{name}: {text}")
+    hidden = Image.fromarray(np.dstack([BYTES, np.zeros((6, 10), dtype=np.uint8)]))
+    assert torch.equal(read(hidden), read(Image.new("RGB", (10, 6), "white")))
 
 
 def test_a_mask_may_be_of_truth_values():
     mask = np.zeros((6, 10), dtype=bool)
     mask[2:, 4:] = True
-    pipeline, images = within_mask(make_pipeline()), []
-    grey = mask.astype(np.uint8) * 255
-    for each in (mask, torch.from_numpy(mask)[None, None], Image.fromarray(mask), grey, np.dstack([grey] * 3)):
+    pipeline, images = in_mask(make_pipeline()), []
+    grey, hole = mask.astype(np.uint8) * 255, torch.from_numpy(mask)
+    for each in (mask, hole[None, None], Image.fromarray(mask), grey, np.dstack([grey] * 3)):
         call = {"class_labels": 0, "image": BYTES, "mask_image": each, "generator": generator(), **FEW}
         images.append(pipeline(**call).images)
     assert all(torch.equal(image, images[0]) for image in images)
-    hole = torch.from_numpy(mask)
     clean = torch.from_numpy(BYTES).permute(2, 0, 1)[None].float() / 127.5 - 1
     torch.testing.assert_close(images[0][:, :, ~hole], clean[:, :, ~hole])
 
@@ -74,7 +55,7 @@ def test_a_mask_may_be_of_truth_values():
 @pytest.mark.parametrize("kind", [KDPM2DiscreteScheduler, KDPM2AncestralDiscreteScheduler])
 def test_what_is_kept_has_the_noise_of_the_state(kind):
     """Both halves of a step of KDPM2: the noise of the kept part is that of the part that is made."""
-    pipeline = within_mask(DisentangledDiTPipeline(GaussianDenoiser(std=0.75, sample_size=64), kind()))
+    pipeline = in_mask(DisentangledDiTPipeline(pipeline_testing.GaussianDenoiser(std=0.75, sample_size=64), kind()))
     mask, seen = torch.zeros(1, 1, 64, 64), []
     mask[..., 32:] = 1
 
@@ -91,13 +72,10 @@ def test_what_is_kept_has_the_noise_of_the_state(kind):
     assert all(0.75 < free / kept < 1.33 for free, kept in seen[:-3]), seen
 
 
-# Guidance
-
-
 def test_guidance_in_a_part_of_the_steps():
     pipeline = make_pipeline()
     options = {"class_labels": 0, "latents": start(pipeline, 1), "output_type": "latent", "num_inference_steps": 10}
-    seen = record(pipeline)
+    seen = pipeline_testing.record(pipeline)
     pipeline(guidance_interval=(0.2, 0.8), **options)
     assert seen.images == [1, 1, 2, 2, 2, 2, 2, 2, 1, 1]
     whole = pipeline(**options).images
@@ -108,22 +86,20 @@ def test_guidance_in_a_part_of_the_steps():
 
 
 def test_rescaled_guidance_has_the_spread_of_the_conditional_prediction():
-    pipeline, seen = make_pipeline(), {}
-
-    def look(share):
-        def note(pipe, step, timestep, tensors):
-            seen.setdefault(share, tensors["noise_pred"].clone())
-            return {}
-
-        return {"callback_on_step_end": note, "callback_on_step_end_tensor_inputs": ["noise_pred"]}
-
+    pipeline = make_pipeline()
     options = {"class_labels": [0, 1], "latents": start(pipeline, 2), **FEW}
-    pipeline(guidance_scale=1.0, **options, **look("conditional"))
-    for share in (0.0, 0.7, 1.0):
-        pipeline(guidance_scale=5.0, guidance_rescale=share, **options, **look(share))
-    spread = {name: value.std(dim=(1, 2, 3)) for name, value in seen.items()}
-    torch.testing.assert_close(spread[1.0], spread["conditional"])
-    torch.testing.assert_close(spread[0.7], 0.7 * spread["conditional"] + 0.3 * spread[0.0])
+
+    def first_spread(**guidance):
+        seen = []
+        note = lambda pipe, step, timestep, tensors: seen.append(tensors["noise_pred"].std(dim=(1, 2, 3))) or {}  # noqa: E731
+        look = {"callback_on_step_end": note, "callback_on_step_end_tensor_inputs": ["noise_pred"]}
+        pipeline(**guidance, **options, **look)
+        return seen[0]
+
+    conditional = first_spread(guidance_scale=1.0)
+    none, part, all_of_it = (first_spread(guidance_scale=5.0, guidance_rescale=share) for share in (0.0, 0.7, 1.0))
+    torch.testing.assert_close(all_of_it, conditional)
+    torch.testing.assert_close(part, 0.7 * conditional + 0.3 * none)
     # A network that was just made predicts zero.
     torch.nn.init.zeros_(pipeline.transformer.proj_out.weight)
     torch.nn.init.zeros_(pipeline.transformer.proj_out.bias)
@@ -139,11 +115,11 @@ DEEP += [[Image.new("RGB", (10, 6)), BYTES], [torch.zeros(3, 6, 10), torch.zeros
 RETURNED = [[1], [], "latents", torch.zeros(1, 3, 6, 10), {"latent": torch.zeros(1, 3, 6, 10)}, {"latents": None}]
 RETURNED += [{"latents": np.zeros((1, 3, 6, 10))}, {"latents": torch.zeros(2, 3, 6, 10)}]
 RETURNED += [{"prompt_embeds": torch.zeros(2, 1, 3)}, {"negative_prompt_embeds": torch.zeros(1, 9, 16)}]
+NO_NUMBERS = [float("nan"), float("inf"), [1.0, 2.0], "4", None]
 VALUES = {
-    **dict.fromkeys(
-        ("guidance_scale", "control_guidance_scale", "guidance_rescale", "eta"),
-        [float("nan"), float("inf"), [1.0, 2.0], "4", None],
-    ),
+    **dict.fromkeys(("guidance_scale", "control_guidance_scale"), NO_NUMBERS),
+    "guidance_rescale": [*NO_NUMBERS, 2.0],
+    "eta": [*NO_NUMBERS, 5],
     "guidance_interval": [0.5, (0.2,), (0.2, float("nan")), ("a", "b"), None, (0.8, 0.2), (-1, 5)],
     "strength": [float("nan"), "all", None, 0, 1.01],
     "flip": [0.5, 2, "left", []],
@@ -169,15 +145,13 @@ VALUES = {
     "mask_image": [np.eye(6, 10).astype(np.uint8), np.zeros((6, 10), dtype=bool)],
     "latents": [np.zeros((1, 3, 6, 10)), torch.full((1, 3, 6, 10), torch.nan), torch.zeros(2, 3, 6, 10)],
 }
-VALUES["eta"] = [*VALUES["eta"], 5]
-VALUES["guidance_rescale"] = [*VALUES["guidance_rescale"], 2.0]
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in VALUES.items() for value in values])
 def test_what_is_no_fitting_value_is_refused(name, value):
     call = {"class_labels": 0, "image": BYTES, "mask_image": np.ones((6, 10), dtype=bool), "strength": 1.0, **FEW}
     with refused(ValueError, name):
-        within_mask(make_pipeline())(**{**call, name: value})
+        in_mask(make_pipeline())(**{**call, name: value})
 
 
 def test_another_pipeline_of_the_same_parts_leaves_their_types():
@@ -189,8 +163,7 @@ def test_another_pipeline_of_the_same_parts_leaves_their_types():
 
 def test_a_callback_may_replace_the_null_context_alone():
     pipeline = make_text_pipeline()
-    noise = start(pipeline, 2)
-    options = {"prompt": ["a red hen", "green fish"], "latents": noise, "guidance_scale": 3.0, **FEW}
+    options = {"prompt": ["a red hen", "green fish"], "latents": start(pipeline, 2), "guidance_scale": 3.0, **FEW}
 
     def replace(pipe, step, timestep, tensors):
         if not step:
@@ -208,12 +181,9 @@ def test_a_callback_may_replace_the_null_context_alone():
     assert not torch.allclose(images, pipeline(**options).images, atol=1e-3)
 
 
-# Texts
-
-
 def test_a_long_text_is_cut_with_a_warning(monkeypatch):
     pipeline, said = make_text_pipeline(), []
-    monkeypatch.setattr(pipeline._LOGGER, "warning", lambda text: said.append(text))
+    monkeypatch.setattr(pipeline._LOGGER, "warning", said.append)
     pipeline.encode_prompt("a red hen on grass")
     assert not said
     long, _ = pipeline.encode_prompt("a red hen on grass " * 3)
@@ -270,12 +240,7 @@ def test_a_call_with_a_schedule_that_is_refused_leaves_the_pipeline_as_it_was(gi
     assert torch.equal(pipeline(**options, **FEW).images, expected)
 
 
-# Saving
-
-
 def test_a_pipeline_with_adapters_is_not_saved_and_a_fused_one_is(tmp_path):
-    from peft import LoraConfig
-
     pipeline = make_pipeline()
     noise = start(pipeline, 1)
     pipeline.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_q"], init_lora_weights=False))
@@ -286,7 +251,7 @@ def test_a_pipeline_with_adapters_is_not_saved_and_a_fused_one_is(tmp_path):
     pipeline.fuse_lora()
     pipeline.unload_lora_weights()
     pipeline.save_pretrained(tmp_path / "fused")
-    loaded = quiet(DisentangledDiTPipeline.from_pretrained(tmp_path / "fused"))
+    loaded = pipeline_testing.quiet(DisentangledDiTPipeline.from_pretrained(tmp_path / "fused"))
     torch.testing.assert_close(loaded(class_labels=0, latents=noise, **FEW).images, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -297,5 +262,4 @@ def test_large_pictures_are_decoded_in_tiles():
     whole = pipeline(generator=generator(), **options).images
     pipeline.vae.enable_tiling()
     tiled = pipeline(generator=generator(), **options).images
-    assert tiled.shape == whole.shape and not torch.equal(tiled, whole)
-    assert float((tiled - whole).abs().mean()) < 0.05
+    assert tiled.shape == whole.shape and not torch.equal(tiled, whole) and (tiled - whole).abs().mean() < 0.05

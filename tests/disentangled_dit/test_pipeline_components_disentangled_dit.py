@@ -1,5 +1,8 @@
 """The parts of the pipeline: autoencoders, pictures, text encoders and padding, LoRA; numbers of every form."""
 
+from functools import partial
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -9,29 +12,12 @@ from peft.utils import get_peft_model_state_dict
 from PIL import Image
 
 from hf_ext.pipelines import DisentangledDiTPipeline
+from tests.disentangled_dit import pipeline_testing
 from tests.disentangled_dit.dit_testing import generator
-from tests.disentangled_dit.pipeline_testing import (
-    GaussianDenoiser,
-    from_picture,
-    make_pipeline,
-    make_text_pipeline,
-    make_vae,
-    quiet,
-    sample_plainly,
-    start,
-    within_mask,
-)
+from tests.disentangled_dit.pipeline_testing import from_picture, make_pipeline, make_text_pipeline, make_vae, start
 from tests.kit.models import assert_same_answers
 
 FEW = {"num_inference_steps": 3, "output_type": "latent"}
-
-
-@pytest.fixture(scope="module")
-def pipeline() -> DisentangledDiTPipeline:
-    return make_pipeline()
-
-
-# Pictures and latents
 
 
 def test_latents_pass_through_the_autoencoder_shifted_and_scaled():
@@ -43,13 +29,12 @@ def test_latents_pass_through_the_autoencoder_shifted_and_scaled():
         latents = pipeline.encode_image(vae, image)
         torch.testing.assert_close(latents, (vae.encode(image).latent_dist.mode() - 0.3) * 0.7)
         torch.testing.assert_close(pipeline.decode_latents(vae, latents), vae.decode(latents / 0.7 + 0.3).sample)
-    options = {"class_labels": 0, "num_inference_steps": 2, "generator": generator()}
-    latents = pipeline(output_type="latent", **options).images
-    options["generator"] = generator()
-    images = pipeline(output_type="pt", **options).images
+    options = {"class_labels": 0, "num_inference_steps": 2}
+    latents, images = (
+        pipeline(output_type=kind, generator=generator(), **options).images for kind in ("latent", "pt")
+    )
     assert latents.shape == (1, 4, 6, 10) and images.shape == (1, 3, 12, 20)
-    expected = (vae.decode(latents / 0.7 + 0.3).sample / 2 + 0.5).clamp(0, 1)
-    torch.testing.assert_close(images, expected.detach())
+    torch.testing.assert_close(images, (vae.decode(latents / 0.7 + 0.3).sample / 2 + 0.5).clamp(0, 1).detach())
     with pytest.raises(ValueError, match="height and width are .10, 20.; they must be multiples of 4 pixels"):
         pipeline(class_labels=0, height=10, **FEW)
 
@@ -71,18 +56,13 @@ def test_latents_of_an_autoencoder_that_knows_each_channel():
 
 
 def test_a_vae_in_half_precision_is_lifted_where_it_must_be_and_put_back():
-    vae = make_vae().half()
-    seen = []
+    vae, seen = make_vae().half(), []
     vae.decoder.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))
     with torch.no_grad():
         image = make_pipeline(vae=vae).decode_latents(vae, torch.zeros(1, 4, 3, 3))
     assert vae.config.force_upcast and seen == [torch.float32]
     assert vae.dtype == torch.float16 and image.dtype == torch.float32
-
-    def fail(*_):
-        raise torch.OutOfMemoryError
-
-    vae.decoder.register_forward_pre_hook(fail)
+    vae.decoder.forward = Mock(side_effect=torch.OutOfMemoryError)
     with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
         make_pipeline(vae=vae).decode_latents(vae, torch.zeros(1, 4, 3, 3))
     assert vae.dtype == torch.float16
@@ -91,7 +71,7 @@ def test_a_vae_in_half_precision_is_lifted_where_it_must_be_and_put_back():
 @pytest.mark.parametrize("kind", ["epsilon", "flow_prediction"])
 def test_image_to_image_starts_where_the_strength_says(kind):
     scheduler = DDIMScheduler(timestep_spacing="trailing") if kind == "epsilon" else FlowMatchEulerDiscreteScheduler()
-    pipeline = from_picture(DisentangledDiTPipeline(GaussianDenoiser(kind, std=0.2), scheduler))
+    pipeline = from_picture(DisentangledDiTPipeline(pipeline_testing.GaussianDenoiser(kind, std=0.2), scheduler))
     image = 0.2 * torch.randn(1, 1, 48, 48, generator=generator(5))
     options = {"class_labels": 0, "num_inference_steps": 100, "guidance_scale": 1.0, "output_type": "latent"}
 
@@ -135,7 +115,7 @@ def test_image_to_image_takes_pictures_of_any_size_and_latents():
 
 
 def test_inpainting_keeps_the_latents_of_black_pixels():
-    pipeline = within_mask(make_pipeline(vae=make_vae()))
+    pipeline = pipeline_testing.within_mask(make_pipeline(vae=make_vae()))
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8))
     white = np.zeros((12, 20), dtype=np.uint8)
     # one pixel of a latent of 2 x 2 is enough
@@ -159,27 +139,25 @@ def test_inpainting_keeps_the_latents_of_black_pixels():
         pipeline(mask_image=masks.repeat(2, 1, 1, 1)[:3], **options)
 
 
-# Text
-
-
 def test_a_text_pipeline_equals_plain_sampling():
     pipeline = make_text_pipeline()
-    noise = start(pipeline, 2)
-    prompts = ["a red hen", "green fish on grass"]
-    images = pipeline(prompt=prompts, negative_prompt="a fish", latents=noise, guidance_scale=3.0, **FEW).images
-    embeds, negative = pipeline.encode_prompt(prompts, negative_prompt="a fish")
-    again = pipeline(
-        prompt_embeds=embeds, negative_prompt_embeds=negative, latents=noise, guidance_scale=3.0, **FEW
-    ).images
+    noise, texts = start(pipeline, 2), {"prompt": ["a red hen", "green fish on grass"], "negative_prompt": "a fish"}
+    embeds, negative = pipeline.encode_prompt(**texts)
+    images, again, null, empty = (
+        pipeline(**given, latents=noise, guidance_scale=3.0, **FEW).images
+        for given in (
+            texts,
+            {"prompt_embeds": embeds, "negative_prompt_embeds": negative},
+            {"prompt": texts["prompt"]},
+            {"prompt": texts["prompt"], "negative_prompt": ""},
+        )
+    )
     torch.testing.assert_close(images, again, rtol=1e-4, atol=1e-5)
-    null = pipeline(prompt=prompts, latents=noise, guidance_scale=3.0, **FEW).images
-    empty = pipeline(prompt=prompts, negative_prompt="", latents=noise, guidance_scale=3.0, **FEW).images
     assert_same_answers(null, empty)
     assert not torch.allclose(null, images, atol=1e-4)
-
     sizes = {"original_size": [[6, 10]] * 2, "crop": [[0, 0]] * 2, "target_size": [[6, 10]] * 2}
     controls = {**sizes, "flip": [[0]] * 2, "aspect_ratio": [[float(np.log(10 / 6))]] * 2}
-    plain = sample_plainly(pipeline, noise, embeds, controls, 3.0, null=negative)
+    plain = pipeline_testing.sample_plainly(pipeline, noise, embeds, controls, 3.0, null=negative)
     torch.testing.assert_close(images, plain, rtol=1e-4, atol=1e-4)
 
 
@@ -193,19 +171,20 @@ def test_a_text_gives_the_same_tokens_in_any_company():
     torch.testing.assert_close(pipeline.encode_prompt("")[0], null, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(among[1:], alone.expand(2, -1, -1), rtol=1e-5, atol=1e-6)
     # [CLS] a red hen [SEP], then the same five with noise
-    spread = (alone[:, 5:] - alone[:, :4]).abs()
-    assert 0 < spread.max() < 0.2
+    assert 0 < (alone[:, 5:] - alone[:, :4]).abs().max() < 0.2
     other, nothing = pipeline.encode_prompt("a red fish", do_classifier_free_guidance=False)
     assert nothing is None and pipeline.encode_prompt(None) == (None, None)
     assert not torch.allclose(other[:, 5:] - other[:, :4], alone[:, 5:] - alone[:, :4], atol=1e-5)
+
+
+pad_text = DisentangledDiTPipeline.pad_text
 
 
 @pytest.mark.parametrize("mode", ["zeros", "replicate", "noisy_replicate"])
 def test_modes_of_padding(mode):
     tokens = torch.randn(3, 10, 6, generator=generator(), dtype=torch.float64).float()
     lengths = torch.tensor([10, 4, 1])
-    padded = DisentangledDiTPipeline.pad_text(tokens, lengths, mode, 0.1, generator(1))
-    again = DisentangledDiTPipeline.pad_text(tokens, lengths, mode, 0.1, generator(1))
+    padded, again = (pad_text(tokens, lengths, mode, 0.1, generator(1)) for _ in range(2))
     assert torch.equal(padded, again) and torch.equal(padded[0], tokens[0])
     assert torch.equal(padded[1, :4], tokens[1, :4]) and torch.equal(padded[2, :1], tokens[2, :1])
     copies = tokens[1, torch.arange(10) % 4]
@@ -221,51 +200,42 @@ def test_the_noise_of_padding_has_the_strength_of_the_formula():
     total, real, width = 4000, 40, 8
     tokens = torch.randn(1, total, width, generator=generator()) * torch.arange(1.0, width + 1)
     lengths = torch.tensor([real])
-    noisy = DisentangledDiTPipeline.pad_text(tokens, lengths, "noisy_replicate", 0.05, generator(1))
-    copies = DisentangledDiTPipeline.pad_text(tokens, lengths, "replicate", 0.05)
-    measured = (noisy - copies)[:, real:].std(dim=1)
+    copies, exact = pad_text(tokens, lengths, "replicate", 0.05), pad_text(tokens, lengths, "noisy_replicate", 0.0)
+    torch.testing.assert_close(exact, copies)
+    noisy = partial(pad_text, lengths=lengths, mode="noisy_replicate", noise=0.05)
+    measured = (noisy(tokens, generator=generator(1)) - copies)[:, real:].std(dim=1)
     expected = 0.05 * (total / real - 1) ** 0.5 * tokens[:, :real].std(dim=1, correction=0)
     torch.testing.assert_close(measured, expected, rtol=0.06, atol=0)
-    half = DisentangledDiTPipeline.pad_text(tokens, lengths, "noisy_replicate", 0.0, generator(1))
-    torch.testing.assert_close(half, copies)
-    fresh = DisentangledDiTPipeline.pad_text(tokens, lengths, "noisy_replicate", 0.05)
-    assert not torch.equal(fresh, DisentangledDiTPipeline.pad_text(tokens, lengths, "noisy_replicate", 0.05))
-    low = tokens.bfloat16()
-    padded = DisentangledDiTPipeline.pad_text(low, lengths, "noisy_replicate", 0.05, generator(1))
-    assert padded.dtype == torch.bfloat16 and torch.equal(padded[:, :real], low[:, :real])
+    assert not torch.equal(noisy(tokens), noisy(tokens))
+    padded = noisy(tokens.bfloat16(), generator=generator(1))
+    assert padded.dtype == torch.bfloat16 and torch.equal(padded[:, :real], tokens.bfloat16()[:, :real])
 
 
-# Components
-
-
-def test_half_precision_keeps_the_latents_in_full(pipeline):
-    half = make_pipeline().to(torch.bfloat16)
-    noise = start(pipeline, 1)
-    images = half(class_labels=1, latents=noise, guidance_scale=1.0, **FEW).images
+def test_half_precision_keeps_the_latents_in_full():
+    half, whole = make_pipeline().to(torch.bfloat16), make_pipeline()
+    options = {"class_labels": 1, "latents": start(whole, 1), "guidance_scale": 1.0, **FEW}
+    images, full = half(**options).images, whole(**options).images
     assert images.dtype == torch.float32
-    full = pipeline(class_labels=1, latents=noise, guidance_scale=1.0, **FEW).images
     assert 0 < (images - full).norm() < 0.1 * full.norm()
 
 
 def test_lora_layers_are_saved_loaded_and_switched_off(tmp_path):
-    pipeline = make_pipeline()
-    noise = start(pipeline, 1)
-    before = pipeline(class_labels=1, latents=noise, **FEW).images
+    pipeline, other = make_pipeline(), make_pipeline()
+    options = {"class_labels": 1, "latents": start(pipeline, 1), **FEW}
+    before = pipeline(**options).images
     layers = ["to_q", "to_k", "to_v", "to_out.0"]
     pipeline.transformer.add_adapter(LoraConfig(r=2, lora_alpha=2, target_modules=layers, init_lora_weights=False))
-    adapted = pipeline(class_labels=1, latents=noise, **FEW).images
+    adapted = pipeline(**options).images
     assert not torch.allclose(adapted, before, atol=1e-4)
     DisentangledDiTPipeline.save_lora_weights(tmp_path, get_peft_model_state_dict(pipeline.transformer))
-    other = make_pipeline()
     other.load_lora_weights(tmp_path, adapter_name="style")
-    assert_same_answers(other(class_labels=1, latents=noise, **FEW).images, adapted)
-    off = other(class_labels=1, latents=noise, attention_kwargs={"scale": 0.0}, **FEW).images
-    torch.testing.assert_close(off, before, rtol=1e-5, atol=1e-5)
+    assert_same_answers(other(**options).images, adapted)
+    torch.testing.assert_close(other(attention_kwargs={"scale": 0.0}, **options).images, before, rtol=1e-5, atol=1e-5)
     other.fuse_lora()
-    torch.testing.assert_close(other(class_labels=1, latents=noise, **FEW).images, adapted, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(other(**options).images, adapted, rtol=1e-3, atol=1e-4)
     other.unfuse_lora()
     other.unload_lora_weights()
-    torch.testing.assert_close(other(class_labels=1, latents=noise, **FEW).images, before, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(other(**options).images, before, rtol=1e-3, atol=1e-4)
 
 
 OPTIONAL = ["vae", "text_encoder", "tokenizer"]
@@ -276,10 +246,7 @@ NEAR = {"rtol": 1e-4, "atol": 1e-4}
 def load(folder, **parts) -> DisentangledDiTPipeline:
     pipeline = DiffusionPipeline.from_pretrained(folder, **parts)
     assert isinstance(pipeline, DisentangledDiTPipeline)
-    return quiet(pipeline)
-
-
-# Parts
+    return pipeline_testing.quiet(pipeline)
 
 
 def test_texts_are_encoded_first_and_pictures_made_later(tmp_path):
@@ -300,8 +267,7 @@ def test_texts_are_encoded_first_and_pictures_made_later(tmp_path):
 
     making = load(tmp_path, text_encoder=None, tokenizer=None)
     given = {"prompt_embeds": embeds, "negative_prompt_embeds": negative}
-    images = making(**given, generator=generator(), **options).images
-    torch.testing.assert_close(images, expected, **NEAR)
+    torch.testing.assert_close(making(**given, generator=generator(), **options).images, expected, **NEAR)
     with pytest.raises(ValueError, match="give prompt_embeds and, with guidance, negative_prompt_embeds"):
         making(prompt_embeds=embeds, **options)
     making(prompt_embeds=embeds, **{**options, "guidance_scale": 1.0})
@@ -354,20 +320,9 @@ def test_another_autoencoder_brings_its_own_size_and_colours():
     assert pipeline(height=16, width=8, **{**options, "output_type": "latent"}).images.shape == (1, 4, 16, 8)
 
 
-# Numbers
-
 # What a call means, and the same as other libraries write it; of two pictures.
-PLAIN = {
-    "class_labels": [1, 2],
-    "negative_class_labels": [3, 4],
-    "original_size": [(12, 20), (6, 10)],
-    "crop": (1, 2),
-    "target_size": (6, 10),
-    "flip": [True, False],
-    "height": 6,
-    "width": 10,
-    "num_inference_steps": 3,
-}
+PLAIN = {"class_labels": [1, 2], "negative_class_labels": [3, 4], "original_size": [(12, 20), (6, 10)], "crop": (1, 2)}
+PLAIN |= {"target_size": (6, 10), "flip": [True, False], "height": 6, "width": 10, "num_inference_steps": 3}
 SAME = {
     "NumPy": {name: np.asarray(value)[()] for name, value in PLAIN.items()},
     "torch": {name: torch.tensor(value) for name, value in PLAIN.items()},

@@ -12,12 +12,8 @@ from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pip
 from tests.kit.models import assert_same_answers, assert_same_picture
 from tests.kit.refusals import refused
 
-CONTROLS = {
-    "original_size": [(30, 40), (6, 10)],
-    "crop": [(0, 3), (2, 1)],
-    "target_size": [(6, 10), (12, 20)],
-    "flip": [True, False],
-}
+CONTROLS = {"original_size": [(30, 40), (6, 10)], "crop": [(0, 3), (2, 1)], "target_size": [(6, 10), (12, 20)]}
+CONTROLS["flip"] = [True, False]
 # The same as the transformer takes them.
 VALUES = CONTROLS | {"flip": [[1], [0]], "aspect_ratio": np.log([[40 / 30], [10 / 6]]).tolist()}
 FEW = {"num_inference_steps": 3, "output_type": "latent"}
@@ -28,16 +24,12 @@ def pipeline() -> DisentangledDiTPipeline:
     return make_pipeline()
 
 
-# Guidance
-
-BRANCHES = {(1, 1): 1, (0.5, 1): 1, (3, 1): 2, (1, 2): 2, (3, 2): 3, (3, 0): 2, (1, 0): 1}
-
-
 def test_pictures_equal_those_of_plain_sampling():
     pipeline = make_pipeline(EulerDiscreteScheduler())
-    seen = record(pipeline)
-    noise = start(pipeline, 2)
-    for (scale, control_scale), branches in BRANCHES.items():
+    seen, noise = record(pipeline), start(pipeline, 2)
+    # Of two guidance scales, the branches that they need.
+    needed = {(1, 1): 1, (0.5, 1): 1, (3, 1): 2, (1, 2): 2, (3, 2): 3, (3, 0): 2, (1, 0): 1}
+    for (scale, control_scale), branches in needed.items():
         seen.images.clear()
         options = {"guidance_scale": scale, "control_guidance_scale": control_scale, **FEW}
         images = pipeline(class_labels=[1, "hen"], latents=noise, **CONTROLS, **options).images
@@ -61,32 +53,27 @@ def test_negative_classes_equal_plain_sampling(pipeline):
 
 def test_the_table_of_adaln_numbers_is_made_in_blocks(pipeline):
     options = {"class_labels": [1, 2], "latents": start(pipeline, 2), "control_guidance_scale": 2.0, **CONTROLS}
-    # The order of sums depends on the number of rows, and ten steps make more of it.
-    whole = make_pipeline()
-    whole.transformer.double()
-    seen, images = record(whole), []
+    images = []
     # Two kinds of controls, and none.
-    for rows, tables in ((whole.TABLE_ROWS, [30]), (13, [12, 12, 6])):
-        whole.TABLE_ROWS = rows
-        images.append(whole(num_inference_steps=10, output_type="latent", **options).images)
+    for rows, tables in ((pipeline.TABLE_ROWS, [30]), (13, [12, 12, 6])):
+        own = make_pipeline()
+        own.TABLE_ROWS, seen = rows, record(own)
+        # The order of sums depends on the number of rows, and ten steps make more of it.
+        own.transformer.double()
+        images.append(own(num_inference_steps=10, output_type="latent", **options).images)
         assert seen.tables == tables
-        seen.tables.clear()
     torch.testing.assert_close(images[1], images[0], rtol=1e-4, atol=1e-4)
 
 
 def test_guidance_needs_a_network_that_was_trained_for_it():
-    pipeline = make_pipeline(condition_dropout=0.0)
+    bare, uncontrolled = make_pipeline(condition_dropout=0.0), make_pipeline(control_dropout=0.0)
     with pytest.raises(ValueError, match="guidance_scale=4.0 needs a network that was trained with condition_dropout"):
-        pipeline(class_labels=0, **FEW)
-    pipeline(class_labels=0, guidance_scale=1.0, **FEW)
-    pipeline(class_labels=0, negative_class_labels=1, **FEW)
-    pipeline = make_pipeline(control_dropout=0.0)
+        bare(class_labels=0, **FEW)
     with pytest.raises(ValueError, match="control_guidance_scale=2.0 needs control_dropout"):
-        pipeline(class_labels=0, control_guidance_scale=2.0, **FEW)
-    pipeline(class_labels=0, **FEW)
-
-
-# What a call takes
+        uncontrolled(class_labels=0, control_guidance_scale=2.0, **FEW)
+    for options in ({"guidance_scale": 1.0}, {"negative_class_labels": 1}):
+        bare(class_labels=0, **options, **FEW)
+    uncontrolled(class_labels=0, **FEW)
 
 
 def test_the_default_controls_are_those_of_a_whole_picture(pipeline):
@@ -120,35 +107,31 @@ def test_several_pictures_of_each_class_and_a_generator_for_each(pipeline):
 
 def test_output_types(pipeline):
     options = {"class_labels": [0, 1], "num_inference_steps": 2}
-    kinds = {
-        kind: pipeline(output_type=kind, generator=generator(), **options).images
-        for kind in ("latent", "pt", "np", "pil")
-    }
-    pictures = (kinds["latent"] / 2 + 0.5).clamp(0, 1)
-    torch.testing.assert_close(kinds["pt"], pictures)
-    np.testing.assert_allclose(kinds["np"], pictures.permute(0, 2, 3, 1).numpy(), atol=1e-6)
-    assert [picture.size for picture in kinds["pil"]] == [(10, 6)] * 2
-    assert_same_picture(np.asarray(kinds["pil"][0]), (kinds["np"][0] * 255).round().astype("uint8"))
+    latents, tensors, arrays, pictures = (
+        pipeline(output_type=kind, generator=generator(), **options).images for kind in ("latent", "pt", "np", "pil")
+    )
+    expected = (latents / 2 + 0.5).clamp(0, 1)
+    torch.testing.assert_close(tensors, expected)
+    np.testing.assert_allclose(arrays, expected.permute(0, 2, 3, 1).numpy(), atol=1e-6)
+    assert [picture.size for picture in pictures] == [(10, 6)] * 2
+    assert_same_picture(np.asarray(pictures[0]), (arrays[0] * 255).round().astype("uint8"))
     again = pipeline(output_type="np", return_dict=False, generator=generator(), **options)
     assert isinstance(again, tuple)
-    np.testing.assert_allclose(again[0], kinds["np"], atol=1e-5)
-    grey = make_pipeline(in_channels=1)
-    assert grey(class_labels=0, num_inference_steps=1).images[0].mode == "L"
+    np.testing.assert_allclose(again[0], arrays, atol=1e-5)
+    assert make_pipeline(in_channels=1)(class_labels=0, num_inference_steps=1).images[0].mode == "L"
 
 
 def test_labels_are_numbers_names_or_tensors(pipeline):
     assert pipeline.get_label_ids("goldfish") == [1]
     assert pipeline.get_label_ids(["Tinca tinca", "hen", "tench"]) == [0, 2, 0]
-    noise = start(pipeline, 2)
-    images = pipeline(class_labels=["tench", "hen"], latents=noise, **FEW).images
-    assert_same_answers(pipeline(class_labels=torch.tensor([0, 2]), latents=noise, **FEW).images, images)
+    options = {"latents": start(pipeline, 2), **FEW}
+    assert_same_answers(
+        *(pipeline(class_labels=it, **options).images for it in (["tench", "hen"], torch.tensor([0, 2])))
+    )
     with pytest.raises(ValueError, match="No class alone is 'goldfisch'"):
         pipeline(class_labels="goldfisch", **FEW)
     with pytest.raises(ValueError):
-        DisentangledDiTPipeline(pipeline.transformer, DDIMScheduler(), None, None, None).get_label_ids("hen")
-
-
-# Callbacks
+        DisentangledDiTPipeline(pipeline.transformer, DDIMScheduler()).get_label_ids("hen")
 
 
 def test_callbacks_see_and_change_every_step(pipeline):
@@ -172,10 +155,9 @@ def test_callbacks_see_and_change_every_step(pipeline):
 def test_a_callback_may_change_the_guidance_at_every_step():
     pipeline = make_pipeline()
     seen = record(pipeline)
-    plan = {0: (1.0, 1.0), 1: (4.0, 2.0), 2: (4.0, 1.0)}
 
     def change(pipe, step, timestep, tensors):
-        pipe._guidance_scale, pipe._control_guidance_scale = plan.get(step, (1.0, 1.0))
+        pipe._guidance_scale, pipe._control_guidance_scale = [(1.0, 1.0), (4.0, 2.0), (4.0, 1.0), (1.0, 1.0)][step]
         return {}
 
     pipeline(class_labels=0, num_inference_steps=4, output_type="latent", callback_on_step_end=change)
@@ -209,9 +191,6 @@ def test_interrupt(pipeline):
     assert not pipeline.interrupt
 
 
-# Errors
-
-
 def test_input_that_the_model_cannot_take_is_refused(pipeline):
     for given in ({"prompt": "a hen"}, {"max_sequence_length": 4}):
         with refused(ValueError, "class model"):
@@ -240,7 +219,7 @@ NAMES = {0: "crane", 1: "tench, Tinca tinca", 2: "crane", 3: "cat", 4: "cat, bla
 
 
 def test_a_name_stands_for_one_class_or_is_refused(pipeline):
-    named = DisentangledDiTPipeline(pipeline.transformer, DDIMScheduler(), None, None, None, id2label=NAMES)
+    named = DisentangledDiTPipeline(pipeline.transformer, DDIMScheduler(), id2label=NAMES)
     meant = {"tench, Tinca tinca": 1, "Tinca tinca": 1, "cat": 3, "cat, black": 4, "dog": 5, "7": 6}
     assert named.get_label_ids([*meant]) == [*meant.values()]
     # Two classes have it, whole or as a part.

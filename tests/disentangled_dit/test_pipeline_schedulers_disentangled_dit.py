@@ -10,15 +10,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers import (
-    DDIMScheduler,
-    DDPMScheduler,
-    DPMSolverMultistepScheduler,
-    EulerDiscreteScheduler,
-    FlowMatchEulerDiscreteScheduler,
-    FlowMatchHeunDiscreteScheduler,
-    UniPCMultistepScheduler,
-)
+from diffusers import DDIMScheduler, DDPMScheduler, EulerDiscreteScheduler, FlowMatchEulerDiscreteScheduler
 
 from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator
@@ -42,12 +34,12 @@ def numpy_alone(monkeypatch):
             monkeypatch.setattr(kind, "_sigma_to_t", in_numpy(kind._sigma_to_t))
 
 
-# What each of diffusers' schedulers is to this pipeline. A scheduler of a new version of diffusers is in none of these
-# and fails the test below: it has to be tried.
 def _named(names: str) -> list[str]:
     return [f"{name}Scheduler" for name in names.split()]
 
 
+# What each of diffusers' schedulers is to this pipeline. A scheduler of a new version of diffusers is in none of these
+# and fails the test below: it has to be tried.
 SOLVERS = _named(
     "CogVideoXDDIM DDIMParallel DDIM DEISMultistep DPMSolverMultistep DPMSolverSinglestep EulerDiscrete HeunDiscrete "
     "KDPM2Discrete LMSDiscrete PNDM UniPCMultistep"
@@ -72,10 +64,8 @@ NEEDED = {
     "VQDiffusionScheduler": {"num_vec_classes": 3},
     "RFD4ProteinaScheduler": {"schedule_mode": "log", "noise_mode": "tan", "tsr_k": 1.0, "tsr_sigma": 1.0},
 }
-# Predictions that a scheduler says itself not to read.
-UNREAD = {("PNDMScheduler", "sample"), ("KDPM2DiscreteScheduler", "sample")}
-UNREAD |= {(name, "sample") for name in ("EulerAncestralDiscreteScheduler", "KDPM2AncestralDiscreteScheduler")}
-UNREAD |= {("DPMSolverSDEScheduler", "sample")}
+# Those that say themselves not to read a predicted picture.
+NO_SAMPLE = _named("PNDM KDPM2Discrete EulerAncestralDiscrete KDPM2AncestralDiscrete DPMSolverSDE")
 
 
 def find(name):
@@ -114,11 +104,7 @@ def predictions(name):
     if name in FLOW:
         return ["flow_prediction"]
     flow = "use_flow_sigmas" in inspect.signature(getattr(diffusers, name).__init__).parameters
-    return [
-        item
-        for item in ("epsilon", "v_prediction", "sample", *(["flow_prediction"] if flow else []))
-        if (name, item) not in UNREAD
-    ]
+    return ["epsilon", "v_prediction"] + ["sample"] * (name not in NO_SAMPLE) + ["flow_prediction"] * flow
 
 
 def test_every_scheduler_of_diffusers_was_tried():
@@ -158,11 +144,9 @@ def test_lcm_shows_what_the_network_predicts_of_its_last_noise(steps):
     spread = 1.0
     for index, timestep in enumerate(scheduler.timesteps):
         kept = float(scheduler.alphas_cumprod[timestep])
-        if index > 0:
-            spread = kept * spread + 1 - kept
-        elif kept > 0.01:
-            raise AssertionError("the first step is not of noise alone")
-        spread *= kept * 0.25**2 / (kept * 0.25 + 1 - kept) ** 2
+        # The first step is of noise alone.
+        assert index > 0 or kept <= 0.01
+        spread = (kept * spread + 1 - kept if index else 1) * kept * 0.25**2 / (kept * 0.25 + 1 - kept) ** 2
     assert float(images.mean()) == pytest.approx(0.3, abs=0.03)
     assert float(images.std()) == pytest.approx(spread**0.5, rel=0.06)
 
@@ -174,7 +158,7 @@ def test_every_other_scheduler_is_refused_by_name(name):
     scheduler = kind(**NEEDED.get(name, {}))
     message = "goes from pictures to noise" if name in INVERSE else "is neither of the DDPM family"
     with pytest.raises(ValueError, match=f"{name} {message}"):
-        DisentangledDiTPipeline(GaussianDenoiser(), scheduler, None, None, None)
+        DisentangledDiTPipeline(GaussianDenoiser(), scheduler)
 
 
 @pytest.mark.parametrize("kind", [DDIMScheduler, DDPMScheduler])
@@ -197,8 +181,7 @@ def test_noise_is_not_predicted_where_there_is_nothing_else(kind):
         assert images.isfinite().all() and 0.35 < float(images.std()) < 0.65
 
 
-# All spacings of noise levels, all predictions, all kinds of pictures to start from, few steps and many
-
+# All spacings of noise levels, all predictions, all kinds of pictures to start from, few steps and many.
 SPACINGS = ["", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"]
 # Relative distance to the probability flow's end after 20 and 50 steps. Beta sigmas put few of them near the picture.
 # CogVideoX's levels are coarse at the end: with 20, 50, 100 and 200 steps the distance is 0.24, 0.13, 0.07 and 0.04.
@@ -323,9 +306,6 @@ def test_noise_where_the_network_expects_a_picture_is_told(monkeypatch):
     assert len(told) == 1 and "DDIMScheduler" in told[0]
 
 
-EVEN = {"timestep_spacing": "trailing"}
-
-
 def ancestral_spread(steps):
     """Standard deviation that ancestral sampling of so many steps gives exactly: every step is a scaled sum."""
     kept = torch.cat([torch.ones(1), DDIMScheduler().alphas_cumprod])[:: 1000 // steps].flip(0).tolist()
@@ -339,8 +319,8 @@ def ancestral_spread(steps):
 
 
 def test_eta_reaches_ddim_and_is_refused_elsewhere():
-    scheduler = DDIMScheduler(**EVEN, clip_sample=False)
-    pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(), scheduler, None, None, None))
+    scheduler = DDIMScheduler(timestep_spacing="trailing", clip_sample=False)
+    pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(), scheduler))
     options = {"class_labels": 0, "num_inference_steps": 50, "output_type": "latent", "guidance_scale": 1.0}
     noise = torch.randn(1, 1, 48, 48, generator=generator())
     even, noisy = (pipeline(eta=eta, latents=noise, generator=generator(1), **options).images for eta in (0.0, 1.0))
@@ -356,14 +336,10 @@ def test_timesteps_and_sigmas_are_the_callers():
     seen = []
 
     def draw(scheduler, prediction, **schedule):
-        pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(prediction), scheduler, None, None, None))
+        pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(prediction), scheduler))
         options = {"latents": noise, "guidance_scale": 1.0, "output_type": "latent", **schedule}
         seen.clear()
-
-        def note(pipe, step, timestep, tensors):
-            seen.append(float(timestep))
-            return {}
-
+        note = lambda pipe, step, timestep, tensors: seen.append(float(timestep)) or {}  # noqa: E731
         return pipeline(class_labels=0, callback_on_step_end=note, **options).images
 
     flow, euler = FlowMatchEulerDiscreteScheduler(), EulerDiscreteScheduler()
@@ -384,14 +360,11 @@ REFUSED = {
     "fewer training timesteps": (DDIMScheduler(num_train_timesteps=500), "500 training timesteps"),
     "a learned variance": (DDPMScheduler(variance_type="learned"), "variance_type='learned', and the network"),
     "flow sigmas without the prediction": (
-        DPMSolverMultistepScheduler(use_flow_sigmas=True),
-        "prediction_type='epsilon' and use_flow_sigmas=True",
-    ),
+        diffusers.DPMSolverMultistepScheduler(use_flow_sigmas=True), "_type='epsilon' and use_flow_sigmas=True"),
     "timesteps that the network has not seen": (
         EulerDiscreteScheduler(prediction_type="v_prediction", timestep_type="continuous"),
-        "timestep_type='continuous', numbers that the network has not seen",
-    ),
-}
+        "timestep_type='continuous', numbers that the network has not seen"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -403,21 +376,16 @@ def test_a_scheduler_that_does_not_fit_is_refused(case):
         pipeline(class_labels=0, num_inference_steps=1)
     # the same when it is loaded with a saved prediction
     with pytest.raises(ValueError, match=message):
-        DisentangledDiTPipeline(pipeline.transformer, scheduler, None, None, None, prediction_type="epsilon")
+        DisentangledDiTPipeline(pipeline.transformer, scheduler, prediction_type="epsilon")
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-@pytest.mark.parametrize(
-    ("scheduler", "fact"),
-    [
-        (DDIMScheduler(trained_betas=0.5), "IndexError"),
-        (DDIMScheduler(steps_offset=2**200), "OverflowError"),
-        (UniPCMultistepScheduler(solver_p="x"), "AttributeError"),
-        (FlowMatchHeunDiscreteScheduler(shift=float("inf")), "FlowMatchHeunDiscreteScheduler"),
-    ],
-)
-def test_a_scheduler_whose_configuration_is_damaged_is_named(scheduler, fact):
-    prediction = "flow_prediction" if isinstance(scheduler, FlowMatchHeunDiscreteScheduler) else "epsilon"
-    pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(prediction), scheduler, None, None, None))
-    with refused(ValueError, type(scheduler).__name__, fact):
-        pipeline(class_labels=0, num_inference_steps=2, output_type="latent")
+def test_a_scheduler_whose_configuration_is_damaged_is_named():
+    for scheduler, prediction, fact in (
+        (DDIMScheduler(trained_betas=0.5), "epsilon", "IndexError"),
+        (DDIMScheduler(steps_offset=2**200), "epsilon", "OverflowError"),
+        (diffusers.UniPCMultistepScheduler(solver_p="x"), "epsilon", "AttributeError"),
+        (diffusers.FlowMatchHeunDiscreteScheduler(shift=float("inf")), "flow_prediction", "FlowMatchHeun"),
+    ):
+        pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(prediction), scheduler))
+        with refused(ValueError, type(scheduler).__name__, fact):
+            pipeline(class_labels=0, num_inference_steps=2, output_type="latent")

@@ -10,7 +10,7 @@ from PIL import Image
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.tasks import diffusion_grids as plots
-from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline
+from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, quiet
 
 
 class Watched(DisentangledDiTPipeline):
@@ -33,9 +33,8 @@ class Watched(DisentangledDiTPipeline):
 
 
 def watch(pipeline: DisentangledDiTPipeline) -> Watched:
-    watched = Watched.from_pipe(pipeline)
+    watched = quiet(Watched.from_pipe(pipeline))
     watched.seen = []
-    watched.set_progress_bar_config(disable=True)
     return watched
 
 
@@ -61,8 +60,7 @@ def test_the_batches_do_not_change_the_pictures(kind):
         seen.clear()
     # noise of a column, whatever the row
     assert np.abs(whole[:, 0] - whole[:, 1]).max() > 8 and np.abs(whole[0] - whole[1]).max() > 1
-    other = values(plots.sample_rows(pipeline, conditions, 3, 6, **options))
-    assert np.abs(other - whole).max() > 8
+    assert np.abs(values(plots.sample_rows(pipeline, conditions, 3, 6, **options)) - whole).max() > 8
 
 
 def test_large_pictures_are_drawn_a_few_at_once():

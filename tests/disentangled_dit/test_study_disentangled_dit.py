@@ -29,6 +29,7 @@ from .dit_testing import SIZES, make_inputs, make_transformer, shake
 STUDY = EXAMPLES / "disentangled_dit"
 load = module_loader(STUDY)
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+SMALL = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "patch_size": 2, "num_classes": 3}
 
 
 @pytest.fixture
@@ -87,21 +88,18 @@ def test_every_run_has_valid_settings_and_equal_parameters(load, tmp_path):
         name: count(made.values("varied", **changes), study.KINDS.get(name, study.OURS))
         for name, changes in study.VARIANTS.items()
     }
-    assert (
-        claims["token-weighted"] == claims["token-constant"] and claims["adaln-weighted"] == claims["adaln-constant"]
-    )
+    assert all(claims[f"{place}-weighted"] == claims[f"{place}-constant"] for place in ("token", "adaln"))
     assert claims["adaln-weighted"] / claims["token-weighted"] == pytest.approx(1, abs=0.02)
 
 
 def test_variants_of_our_network_differ_in_one_thing(load):
-    variants = load("variants").VARIANTS
-    small = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "patch_size": 2, "num_classes": 3}
-    ours = DisentangledDiTTransformer2DModel(**small, sample_size=8, in_channels=3)
-    drawn = variants["drawn"](**small, sample_size=8, in_channels=3)
+    variants, small = load("variants").VARIANTS, {**SMALL, "in_channels": 3}
+    ours = DisentangledDiTTransformer2DModel(**small, sample_size=8)
+    drawn = variants["drawn"](**small, sample_size=8)
     for name, embedder in drawn.control_embedders.items():
         assert embedder.linear_2.weight.std() > 0.1 and not ours.control_embedders[name].linear_2.weight.any()
     assert not drawn.proj_out.weight.any() and not drawn.modulations[0].weight.any()
-    one = variants["one-stream"](**small, sample_size=8, in_channels=3, shared_stream=True)
+    one = variants["one-stream"](**small, sample_size=8, shared_stream=True)
     assert not [name for name, _ in one.named_parameters() if "add_" in name or "context" in name]
     assert one.modulation_sizes == [6 * 16, 6 * 16, 2 * 16]
     for value in one.parameters():
@@ -112,7 +110,7 @@ def test_variants_of_our_network_differ_in_one_thing(load):
     )
     # The class acts, and each picture's own alone.
     assert torch.equal(first, second) and not torch.allclose(first[0], other[0]) and torch.equal(first[1], other[1])
-    bicubic = variants["bicubic"](**small, sample_size=16, in_channels=3, pos_embed_base_size=4)
+    bicubic = variants["bicubic"](**small, sample_size=16, pos_embed_base_size=4)
     # The grid of the pre-training is known; a larger one follows the resampled places, but for the borders.
     assert torch.equal(bicubic.position_embedding(4, 4), ours.position_embedding(4, 4))
     found, places = bicubic.position_embedding(8, 8), ours.position_embedding(8, 8)
@@ -148,29 +146,20 @@ def test_a_second_pass_hides_equally_many_tokens_of_each_picture(load):
     assert len({tuple(row) for row in kept}) > 30
     arguments = TrainingArguments(method="disentangled-dit", output_dir="x", task={"image_size": 8, "mask_ratio": 0.5})
     task = peers.make_task(arguments, "mdt")
-    small = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "patch_size": 2, "num_classes": 3}
-    model, seen = task.build_model(small, None), []
-    model.register_forward_pre_hook(
-        lambda _, given, options: seen.append(options.get("keep_indices")), with_kwargs=True
-    )
+    model, seen = task.build_model(SMALL, None), []
+    model.register_forward_pre_hook(lambda _, __, told: seen.append(told.get("keep_indices")), with_kwargs=True)
     labels = torch.zeros(2, dtype=torch.long)
     task.loss(model, {"pixels": torch.zeros(2, 3, 8, 8), "label": labels, "controls": {}}, 0).backward()
     assert seen[0] is None and seen[1].shape == (2, 8)
     assert model.side_modulation.weight.grad is not None
 
 
-@pytest.fixture
-def trained(load, data, tmp_path):
-    """A judge that is as it was initialised, and the sets."""
-    study, sets = load("study"), load("sets").prepare(data, tmp_path / "work")
+def test_the_judge_is_kept_in_16_bits_and_answers_the_same(load, data, tmp_path):
+    study, measuring, sets = load("study"), load("measuring"), load("sets").prepare(data, tmp_path / "work")
     train, _ = trained_without_training(load)
     values = {"data": {"eval": {"path": str(sets["32"]), "split": "test[:4]"}}, "max_steps": 2}
     train(tmp_path / "run", STUDY / "classifier.yaml", values, study.classifier.make_task)
-    return tmp_path / "run" / "snapshot", sets
-
-
-def test_the_judge_is_kept_in_16_bits_and_answers_the_same(load, trained, tmp_path):
-    measuring, (snapshot, sets) = load("measuring"), trained
+    snapshot = tmp_path / "run" / "snapshot"
     measuring.keep_judge(snapshot, tmp_path / "judge")
     weights = load_file(tmp_path / "judge" / "model.safetensors")
     assert {value.dtype for value in weights.values()} == {torch.float16, torch.int64}
@@ -178,8 +167,7 @@ def test_the_judge_is_kept_in_16_bits_and_answers_the_same(load, trained, tmp_pa
     whole, kept = (ClassifierFeatures(str(folder)) for folder in (snapshot, tmp_path / "judge"))
     assert kept.model.dtype == torch.float32
     np.testing.assert_allclose(kept(images), whole(images), rtol=0.02, atol=0.02)
-    shares = measuring.right_shares(tmp_path / "judge", {"32": sets["32"]})
-    assert 0 <= shares["32"] <= 1
+    assert 0 <= measuring.right_shares(tmp_path / "judge", {"32": sets["32"]})["32"] <= 1
     judge = measuring.Judge(tmp_path / "judge", sets["32"], 10)
     assert judge.others.shape == (10, 32, 32, 3) and judge.reference.shape == (30, 192)
 
@@ -234,7 +222,6 @@ def trained_without_training(load):
 
 @pytest.mark.slow
 def test_all_claims_fit_each_other(load, data, tmp_path, monkeypatch):
-    """The whole study on tiny networks, with models that are saved as they are initialised."""
     study, tables = load("study"), load("tables")
     train, trained = trained_without_training(load)
     shrink(load, monkeypatch, tmp_path)
@@ -243,7 +230,7 @@ def test_all_claims_fit_each_other(load, data, tmp_path, monkeypatch):
     sizes = {"sample_size": [16, 16], "patch_size": 4, "num_attention_heads": 4, "attention_head_dim": 24}
     start = make_transformer(**sizes, num_classes=10, mlp_ratio=4.0)
     schedule = DDIMScheduler(prediction_type="v_prediction", beta_schedule="squaredcos_cap_v2")
-    DisentangledDiTPipeline(start, schedule, None, None, None).save_pretrained(study.PRETRAINED)
+    DisentangledDiTPipeline(start, schedule).save_pretrained(study.PRETRAINED)
     results, readme = tmp_path / "results", tmp_path / "README.md"
     readme.write_text((STUDY / "README.md").read_text())
     made = study.Study(data, tmp_path / "work", results)
@@ -251,9 +238,8 @@ def test_all_claims_fit_each_other(load, data, tmp_path, monkeypatch):
         compute(made)
         study.write(tmp_path / "work", results, readme)
     # Each once, however many claims need it; and all that is committed.
-    assert sorted(trained) == sorted(
-        path.stem.removeprefix("run-") for path in (STUDY / "results" / "steps").glob("run-*.json")
-    )
+    committed = (STUDY / "results" / "steps").glob("run-*.json")
+    assert sorted(trained) == sorted(path.stem.removeprefix("run-") for path in committed)
     assert {path.name for path in results.glob("*.png")} == {"transfer.png"}
     assert set(study.collect(tmp_path / "work", results)) == {"seconds", *study.CLAIMS}
     assert list(tables.VARIANTS) == list(study.VARIANTS)
@@ -285,8 +271,7 @@ def test_a_released_card_shows_a_row_for_each_class_and_control(tmp_path, monkey
     drawing = runpy.run_path(str(EXAMPLES / "released" / "drawing.py"))
     names = dict(enumerate(NAMES))
     network = make_transformer(sample_size=8, num_classes=10)
-    DisentangledDiTPipeline(network, DDIMScheduler(), None, None, None, id2label=names).save_pretrained(tmp_path)
+    DisentangledDiTPipeline(network, DDIMScheduler(), id2label=names).save_pretrained(tmp_path)
     classes, controls = drawing["draw"](tmp_path), drawing["draw_controls"](tmp_path)
     # Pictures of 8 pixels are shown with 128.
-    assert classes.height == 10 * 130 and controls.height == len(drawing["CONTROLS"]) * 130
-    assert classes.width > 8 * 130
+    assert (classes.height, controls.height) == (10 * 130, len(drawing["CONTROLS"]) * 130) and classes.width > 8 * 130

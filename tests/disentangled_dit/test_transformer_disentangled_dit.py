@@ -12,6 +12,7 @@ from tests.disentangled_dit import reference_transformer as reference
 from tests.disentangled_dit.dit_testing import SIZES, generator, make_inputs, make_transformer
 from tests.kit.models import assert_same_answers
 
+SHARED = {"shared_stream": True, "modulation": "shared"}
 MODELS = {
     "class": {},
     "one control": {"control_alpha": {"crop": 2.0}},
@@ -19,25 +20,14 @@ MODELS = {
     "one layer, no controls": {"num_layers": 1, "control_alpha": {}},
     "one stream": {"shared_stream": True},
     "shared modulation": {"modulation": "shared"},
-    "both shared": {"shared_stream": True, "modulation": "shared", "num_classes": None, "joint_attention_dim": 7},
+    "both shared": {**SHARED, "num_classes": None, "joint_attention_dim": 7},
 }
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
 
 
-def known(model, inputs: dict) -> dict:
-    """The inputs, with only the controls that the model has."""
-    controls = {name: value for name, value in inputs["controls"].items() if name in model.control_embedders}
-    return {**inputs, "controls": controls}
-
-
-def conditioning(model, inputs: dict) -> tuple:
-    given = {name: value for name, value in inputs.items() if name != "hidden_states"}
-    return model(**given, return_conditioning=True)
-
-
-def fast(model, **inputs) -> torch.Tensor:
-    context, modulation = conditioning(model, inputs)
-    return model(inputs["hidden_states"], context=context, modulation=modulation, return_dict=False)[0]
+def fast(model, hidden_states, **inputs) -> torch.Tensor:
+    context, modulation = model(**inputs, return_conditioning=True)
+    return model(hidden_states, context=context, modulation=modulation, return_dict=False)[0]
 
 
 def plain(model, **inputs) -> torch.Tensor:
@@ -54,19 +44,20 @@ def assert_equals_reference(model, inputs: dict, path, dtype: torch.dtype) -> No
     found, wanted = (
         torch.autograd.grad((output * weights).sum(), leaves.values(), allow_unused=True) for output in outputs
     )
-    for name, one, other in zip(leaves, found, wanted, strict=True):
-        # A layer that is not used has no gradient, or one of zeros.
-        one, other = (torch.zeros_like(leaves[name]) if x is None else x for x in (one, other))
-        torch.testing.assert_close(
-            one, other, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype], msg=lambda m, n=name: n + m
-        )
+    # A layer that is not used has no gradient, or one of zeros.
+    found, wanted = (
+        {name: torch.zeros_like(leaves[name]) if x is None else x for name, x in zip(leaves, gradients, strict=True)}
+        for gradients in (found, wanted)
+    )
+    torch.testing.assert_close(found, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("path", [plain, fast], ids=["plain", "fast"])
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_reference(name, path):
     model = make_transformer(**MODELS[name]).double()
-    inputs = known(model, make_inputs(model, batch=3, dtype=torch.float64))
+    inputs = make_inputs(model, batch=3, dtype=torch.float64)
+    inputs["controls"] = {key: value for key, value in inputs["controls"].items() if key in model.control_embedders}
     assert_equals_reference(model, inputs, path, torch.float64)
 
 
@@ -96,15 +87,10 @@ def count_parameters(preset: str, **fields) -> dict[str, int]:
 
 # Spec 1.3: millions of parameters of this kind of network, of which adaLN; then what ours has, with 1000 classes and
 # five controls.
-@pytest.mark.parametrize(
-    ("preset", "expected", "expected_adaln", "count"),
-    [
-        ("S", 63, 21, 64_240_464),
-        ("B", 251, 83, 254_110_416),
-        ("L", 899, 298, 903_842_768),
-        ("XL", 1329, 441, 1_334_582_728),
-    ],
-)
+KNOWN = [("S", 63, 21, 64_240_464), ("B", 251, 83, 254_110_416), ("L", 899, 298, 903_842_768)]
+
+
+@pytest.mark.parametrize(("preset", "expected", "expected_adaln", "count"), [*KNOWN, ("XL", 1329, 441, 1_334_582_728)])
 def test_presets_have_the_known_sizes(preset, expected, expected_adaln, count):
     counts = count_parameters(preset)
     assert sum(counts.values()) == count
@@ -119,23 +105,20 @@ def test_presets_have_the_known_sizes(preset, expected, expected_adaln, count):
     assert sum(shared.values()) / 1e6 == pytest.approx(826.8, abs=0.05)
 
 
-@pytest.mark.parametrize("fields", [{}, {"shared_stream": True, "modulation": "shared"}])
+@pytest.mark.parametrize("fields", [{}, SHARED])
 def test_tiny_preset_runs_and_a_new_model_predicts_zero(fields):
-    model = DisentangledDiTTransformer2DModel(
-        sample_size=8, num_classes=3, **DisentangledDiTTransformer2DModel.PRESETS["tiny"], **fields
-    )
+    tiny = DisentangledDiTTransformer2DModel.PRESETS["tiny"]
+    model = DisentangledDiTTransformer2DModel(sample_size=8, num_classes=3, **tiny, **fields)
     latents = torch.randn(2, 4, 8, 8, generator=generator())
     assert not model(latents, 10, class_labels=torch.tensor([0, 3])).sample.any()
     for block, numbers in zip(model.transformer_blocks, model.modulations, strict=False):
         numbers = numbers(torch.randn(2, 64)) + model.modulation_offset[: numbers.out_features]
         tokens, context = torch.randn(2, 16, 64), torch.randn(2, 1, 64)
-        after = block(tokens, context, numbers)
-        torch.testing.assert_close(after, (context, tokens), atol=0, rtol=0)
+        torch.testing.assert_close(block(tokens, context, numbers), (context, tokens), atol=0, rtol=0)
 
 
 def test_every_parameter_learns():
-    shared = {"shared_stream": True, "modulation": "shared"}
-    for fields in ({}, shared):
+    for fields in ({}, SHARED):
         model = make_transformer(**fields)
         model(**make_inputs(model, batch=4)).sample.square().sum().backward()
         assert all(parameter.grad.any() for parameter in model.parameters())
@@ -146,8 +129,7 @@ def test_grid_is_saved_and_kept_at_another_size(tmp_path):
     small.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["pos_embed_base_size"] == [3, 5]
     large = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path, sample_size=[12, 20])
-    assert large.config.pos_embed_base_size == [3, 5]
-    assert large.config.sample_size == [12, 20]
+    assert large.config.pos_embed_base_size == [3, 5] and large.config.sample_size == [12, 20]
     inputs = make_inputs(large)
     with torch.no_grad():
         assert_same_answers(large(**inputs).sample, small(**inputs).sample)
@@ -157,7 +139,7 @@ def test_grid_is_saved_and_kept_at_another_size(tmp_path):
         assert not torch.allclose(again(**inputs).sample, small(**inputs).sample)
 
 
-@pytest.mark.parametrize("fields", [{}, {"shared_stream": True, "modulation": "shared"}])
+@pytest.mark.parametrize("fields", [{}, SHARED])
 def test_loading_in_another_precision(fields, tmp_path):
     model = make_transformer(**fields)
     model.save_pretrained(tmp_path)
@@ -200,13 +182,6 @@ def test_bad_configurations(fields, message):
         make_transformer(**fields)
 
 
-def test_numbers_of_numpy_are_saved(tmp_path):
-    make_transformer(num_layers=np.int64(2), sample_size=np.int32(6), mlp_ratio=np.float32(2)).save_pretrained(
-        tmp_path
-    )
-    assert DisentangledDiTTransformer2DModel.from_pretrained(tmp_path).grid == [3, 3]
-
-
 def test_bad_inputs():
     model, text = make_transformer(control_alpha={"crop": 0.0}), make_transformer(**MODELS["text"])
     latents, labels = torch.randn(2, 3, 6, 10), torch.tensor([0, 1])
@@ -222,8 +197,8 @@ def test_bad_inputs():
         ("no controls \\['flip'\\]; it has \\['crop'\\]", model, {**given, "controls": {"flip": labels[:, None]}}),
         (r"'crop' must have shape \(batch, 2\)", model, {**given, "controls": {"crop": labels[:, None]}}),
         *(
-            ("finite `scale` only", model, {**whole, "attention_kwargs": given})
-            for given in ({"mask": 1}, {"scale": None}, [1])
+            ("finite `scale` only", model, {**whole, "attention_kwargs": it})
+            for it in ({"mask": 1}, {"scale": None}, [1])
         ),
         ("text model", text, whole),
         ("class model", model, {**whole, "class_labels": None, "encoder_hidden_states": latents[0]}),
@@ -294,12 +269,12 @@ def test_the_weight_is_one_at_the_clean_end_and_zero_in_pure_noise():
     assert torch.equal(weigh(torch.tensor([0, 125, 500]), 1.0), weigh(torch.tensor([0.0, 125.0, 500.0]), 1.0))
 
 
-def test_default_exponents_are_saved_and_an_empty_dictionary_means_none(tmp_path):
-    make_transformer().save_pretrained(tmp_path)
+def test_numbers_of_numpy_and_default_exponents_are_saved_and_an_empty_dictionary_means_none(tmp_path):
+    model = make_transformer(num_layers=np.int64(2), sample_size=np.int32(6), mlp_ratio=np.float32(2))
+    model.save_pretrained(tmp_path)
     loaded = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path)
-    assert loaded.config.control_alpha == {
-        "original_size": 8.0, "crop": 0.0, "target_size": 8.0, "flip": 0.0, "aspect_ratio": 0.0
-    }  # fmt: skip
+    exponents = {"original_size": 8.0, "crop": 0.0, "target_size": 8.0, "flip": 0.0, "aspect_ratio": 0.0}
+    assert loaded.grid == [3, 3] and loaded.config.control_alpha == exponents
     assert list(loaded.control_embedders) == list(loaded.CONTROL_SIZES)
     assert not any("control" in name for name in make_transformer(control_alpha={}).state_dict())
 
@@ -310,8 +285,7 @@ def test_controls_of_a_new_model_change_nothing():
     torch.manual_seed(1)
     model = DisentangledDiTTransformer2DModel(**SIZES)
     missing, unexpected = model.load_state_dict(trained.state_dict(), strict=False)
-    assert all(name.startswith("control_embedders") for name in missing)
-    assert not unexpected
+    assert all(name.startswith("control_embedders") for name in missing) and not unexpected
     inputs = make_inputs(model)
     with torch.no_grad():
         found = model(**inputs).sample

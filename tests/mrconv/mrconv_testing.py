@@ -14,13 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ext.mrconv import (
-    MRConvConfig,
-    MRConvForSequenceClassification,
-    MRConvLayer,
-    MRConvNextConfig,
-    MRConvNextForImageClassification,
-)
+from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification, MRConvLayer
+from hf_ext.mrconv import MRConvNextConfig as ImageConfig
+from hf_ext.mrconv import MRConvNextForImageClassification as ImageModel
 from hf_ext.mrconv import ops_mrconv as ops
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
@@ -77,9 +73,9 @@ IMAGES = {"image_size": 16, "patch_size": 2, "hidden_sizes": [6, 8], "depths": [
 IMAGES |= {"num_labels": 3, "layer_scale_init_value": 0.5}
 
 
-def make_image_model(**fields) -> MRConvNextForImageClassification:
+def make_image_model(**fields) -> ImageModel:
     torch.manual_seed(0)
-    model = MRConvNextForImageClassification(MRConvNextConfig(**{**IMAGES, **fields}))
+    model = ImageModel(ImageConfig(**{**IMAGES, **fields}))
     shake(model)
     return model.eval()
 
@@ -143,37 +139,23 @@ FAST_FORMS = {"long_conv", "batch_norm_conv", "branch_sums", "kept_kernel", "mer
 
 
 def random(*shape: int, seed: int = 0, gradient: bool = True) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(gradient)
+    return torch.randn(shape, generator=generator(seed), dtype=torch.float64).requires_grad_(gradient)
 
 
-def branch_kernels(count: int, channels: int, first: int, seed: int = 0, longest: int | None = None) -> list[Tensor]:
+def branch_kernels(count: int, channels: int, first: int, seed: int = 0) -> list[Tensor]:
     """Kernels of unit norm, each twice as long as the one before."""
-    taps = [min(first << i, longest or first << i) for i in range(count)]
-    return [
-        (random(channels, length, seed=seed + i, gradient=False) / length**0.5).requires_grad_()
-        for i, length in enumerate(taps)
-    ]
+    drawn = [random(channels, first << i, seed=seed + i, gradient=False) for i in range(count)]
+    return [(kernel / kernel.shape[1] ** 0.5).requires_grad_() for kernel in drawn]
 
 
 def layer_case(
-    batch: int,
-    length: int,
-    first: int,
-    count: int,
-    backward: int | None = None,
-    spans: list[tuple[int, int]] | None = None,
+    batch: int, length: int, first: int, count: int, backward: int | None = None, spans: list | None = None,
     channels: int = 3,
-) -> dict:
+) -> dict:  # fmt: skip
     """Arguments of `batch_norm_conv`; `spans` are the valid positions of each sample."""
     u = random(batch, channels, length, seed=1, gradient=False) + 0.5
-    case = {
-        "kernels": branch_kernels(count, channels, first, seed=10),
-        "alpha": random(count, channels, seed=2),
-        "weight": random(count, channels, seed=3),
-        "bias": random(count, channels, seed=4),
-        "eps": 1e-5,
-    }
+    case = {name: random(count, channels, seed=seed) for seed, name in enumerate(("alpha", "weight", "bias"), 2)}
+    case |= {"kernels": branch_kernels(count, channels, first, seed=10), "eps": 1e-5}
     if backward is not None:
         wings = branch_kernels(count, channels, backward, seed=30)
         # With a single sample the future has no effect, and the textbook form no gradient.

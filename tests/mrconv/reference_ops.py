@@ -88,13 +88,9 @@ def kernel_spectrum(kernel: Tensor, backward_kernel: Tensor | None, n: int) -> T
 
 
 def long_conv(
-    u: Tensor,
-    kernel: Tensor,
-    backward_kernel: Tensor | None = None,
-    *,
-    spectrum: Tensor | None = None,
+    u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None, *, spectrum: Tensor | None = None,
     bias: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Add the shifted inputs lag by lag. See [`ops_mrconv.long_conv`]."""
     if spectrum is not None:
         kernel = kernel.detach()
@@ -120,18 +116,10 @@ def valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Ten
 
 
 def batch_norm_conv(
-    u: Tensor,
-    kernels: list[Tensor],
-    alpha: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    *,
-    backward_kernels: list[Tensor] | None = None,
-    start: Tensor | None = None,
-    stop: Tensor | None = None,
+    u: Tensor, kernels: list[Tensor], alpha: Tensor, weight: Tensor, bias: Tensor, eps: float, *,
+    backward_kernels: list[Tensor] | None = None, start: Tensor | None = None, stop: Tensor | None = None,
     group: torch.distributed.ProcessGroup | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Form, normalize and add N branches, with two passes for the variance. See [`ops_mrconv.batch_norm_conv`]."""
     starts = [0] * len(u) if start is None else start.tolist()
     stops = [u.shape[2]] * len(u) if stop is None else stop.tolist()
@@ -151,16 +139,10 @@ def batch_norm_conv(
 
 
 def grouped_batch_norm_conv(
-    inputs: list[Tensor],
-    spans: list[tuple[Tensor | None, Tensor | None]],
-    kernels: list[Tensor],
-    alpha: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    backward_kernels: list[Tensor] | None,
+    inputs: list[Tensor], spans: list[tuple[Tensor | None, Tensor | None]], kernels: list[Tensor], alpha: Tensor,
+    weight: Tensor, bias: Tensor, eps: float, backward_kernels: list[Tensor] | None,
     group: torch.distributed.ProcessGroup | None,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, ...]:  # fmt: skip
     """One batch of all samples, padded to the longest. See [`ops_mrconv.grouped_batch_norm_conv`]."""
     longest = max(u.shape[2] for u in inputs)
     joined = torch.cat([torch.nn.functional.pad(u, (0, longest - u.shape[2])) for u in inputs])

@@ -14,8 +14,7 @@ from hf_ext.mrconv.streaming_mrconv import MRConvCache
 from tests.kit.models import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin
 from tests.kit.refusals import refused
 
-VOCABULARY, PAD, EOS = 40, 0, 39
-LENGTH = 128
+VOCABULARY, PAD, EOS, LENGTH = 40, 0, 39, 128
 
 
 def make_config(**changes) -> MRConvConfig:
@@ -45,20 +44,17 @@ def model() -> MRConvForCausalLM:
     return make_model()
 
 
-def stream(model, tokens, chunks, **arguments) -> torch.Tensor:
-    cache, logits = MRConvCache(model.config), []
-    with torch.no_grad():
-        for chunk in tokens.split(chunks, dim=1):
-            outputs = model(chunk, past_key_values=cache, **arguments)
-            assert outputs.past_key_values is cache
-            logits.append(outputs.logits)
-    assert cache.get_seq_length() == tokens.shape[1]
-    return torch.cat(logits, dim=1)
+@torch.no_grad()
+def stream(model, tokens, chunks) -> torch.Tensor:
+    cache = MRConvCache(model.config)
+    outputs = [model(chunk, past_key_values=cache) for chunk in tokens.split(chunks, dim=1)]
+    assert all(each.past_key_values is cache for each in outputs) and cache.get_seq_length() == tokens.shape[1]
+    return torch.cat([each.logits for each in outputs], dim=1)
 
 
+@torch.no_grad()
 def full(model, tokens, **arguments) -> torch.Tensor:
-    with torch.no_grad():
-        return model(tokens, **arguments).logits
+    return model(tokens, **arguments).logits
 
 
 @pytest.mark.parametrize(
@@ -113,8 +109,7 @@ def generate(model, tokens, **options):
 def test_generating_with_the_cache_equals_recomputing(model, way):
     tokens = make_tokens(2, 45)
     generated = generate(model, tokens, **WAYS[way])
-    assert torch.equal(generated, generate(model, tokens, use_cache=False, **WAYS[way]))
-    assert generated.shape[1] > 45
+    assert torch.equal(generated, generate(model, tokens, use_cache=False, **WAYS[way])) and generated.shape[1] > 45
 
 
 def test_prompts_in_chunks_change_no_token_and_nothing_is_taken_back(model):
@@ -126,10 +121,8 @@ def test_prompts_in_chunks_change_no_token_and_nothing_is_taken_back(model):
 
 
 def left_padded(prompts):
-    """Tokens and mask of prompts of different lengths."""
-    longest = max(prompt.shape[1] for prompt in prompts)
-    rows = [torch.nn.functional.pad(prompt, (longest - prompt.shape[1], 0), value=PAD) for prompt in prompts]
-    tokens = torch.cat(rows)
+    rows = [prompt[0] for prompt in prompts]
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD, padding_side="left")
     return tokens, (tokens != PAD).long()
 
 
@@ -156,25 +149,20 @@ def test_generation_goes_on_from_a_returned_cache(model):
     cache = first.past_key_values
     assert isinstance(cache, MRConvCache)
     assert cache.get_seq_length() == 37
-    longer = torch.nn.functional.pad(mask, (0, 8), value=1)
-    kept = copy.deepcopy(cache)
-    for past in (cache, kept):
-        second = model.generate(
-            first.sequences, attention_mask=longer, past_key_values=past, max_new_tokens=12, **options
-        )
-        assert torch.equal(second.sequences, expected)
+    options |= {"attention_mask": torch.nn.functional.pad(mask, (0, 8), value=1), "max_new_tokens": 12}
+    for past in (copy.deepcopy(cache), cache):
+        assert torch.equal(model.generate(first.sequences, past_key_values=past, **options).sequences, expected)
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_both_names_of_the_cache_are_taken_without_a_warning(model, name):
     tokens, options = make_tokens(2, 20), {"do_sample": False, "eos_token_id": None, "max_new_tokens": 6}
     logging.warning_once.cache_clear()
+    first, second, cache = (MRConvCache(model.config) for _ in range(3))
     with torch.no_grad(), CaptureLogger(logging.get_logger("transformers")) as said:
-        for run in (model, model.model):
-            cache = MRConvCache(model.config)
-            parts = [run(part, **{name: cache})[0] for part in tokens.split(9, dim=1)]
+        for run, own in ((model, first), (model.model, second)):
+            parts = [run(part, **{name: own})[0] for part in tokens.split(9, dim=1)]
             torch.testing.assert_close(torch.cat(parts, dim=1), run(tokens)[0], atol=1e-10, rtol=0)
-        cache = MRConvCache(model.config)
         model(tokens[:, :-1], **{name: cache})
         found = model.generate(tokens, **{name: cache}, **options)
     assert said.out == "" and cache.get_seq_length() == 20 + 6 - 1
@@ -224,17 +212,12 @@ def test_labels_are_shifted_and_padding_is_not_predicted(model):
     assert outputs.past_key_values is None
 
 
-def test_models_that_cannot_stream_are_refused_with_the_reason():
-    layered = MRConvForCausalLM(make_config(branch_norm="layer")).eval()
+def test_models_that_cannot_stream_and_bad_input_are_refused_with_the_reason(model):
+    layered, options = MRConvForCausalLM(make_config(branch_norm="layer")).eval(), {"max_new_tokens": 2}
     with refused(ValueError, "layer"):
-        layered.generate(make_tokens(1, 5), max_new_tokens=2)
-    assert layered.generate(make_tokens(1, 5), max_new_tokens=2, use_cache=False, eos_token_id=None).shape == (1, 7)
-
-
-def test_bad_input_is_refused_with_the_reason(model):
-    tokens = make_tokens(2, 10)
-    cache = MRConvCache(model.config)
-    right = torch.ones(2, 10, dtype=torch.long)
+        layered.generate(make_tokens(1, 5), **options)
+    assert layered.generate(make_tokens(1, 5), use_cache=False, eos_token_id=None, **options).shape == (1, 7)
+    tokens, cache, right = make_tokens(2, 10), MRConvCache(model.config), torch.ones(2, 10, dtype=torch.long)
     right[0, 7:] = 0
     for kind, facts, arguments in (
         (ValueError, [], {"cache_params": cache}),
@@ -265,8 +248,6 @@ def test_bad_input_is_refused_with_the_reason(model):
 
 
 class TestModel(ModelTesterMixin, TrainerTesterMixin, LoraTesterMixin):
-    """What every model of the library is tested for."""
-
     model_class = MRConvForCausalLM
     bfloat16_tolerance = 0.05
     lora_targets = ["pointwise"]
@@ -277,5 +258,4 @@ class TestModel(ModelTesterMixin, TrainerTesterMixin, LoraTesterMixin):
         return make_config()
 
     def make_inputs(self):
-        tokens = make_tokens(4, 30)
-        return {"input_ids": tokens, "labels": tokens.clone()}
+        return {"input_ids": make_tokens(4, 30), "labels": make_tokens(4, 30)}

@@ -60,11 +60,8 @@ class TestPositions(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
     lora_targets = ["pointwise", "classifier"]
 
     def make_inputs(self):
-        values = make_measurements(4, 20)
-        labels = (values[..., 0] > 300).long()
-        labels[1, 13:] = -100
-        mask = torch.ones(4, 20, dtype=torch.int64)
-        mask[1, 13:] = 0
+        values, mask = make_measurements(4, 20), make_mask()
+        labels = (values[..., 0] > 300).long().masked_fill(mask == 0, -100)
         return {"input_values": values, "attention_mask": mask, "labels": labels}
 
 
@@ -136,14 +133,13 @@ def test_measurements_and_their_changes_are_normalised_by_the_configuration(chan
     """The same weights without the options, given normalised numbers, and changes as channels of their own."""
     # `make_model` would move the units too.
     tester = TestDeltaFeatures if changes else TestPositions
-    fields = {**tester.fields, "input_mean": None, "input_std": None, "input_delta_std": None}
-    fields["input_size"] = 4 if changes else 2
-    model, plain = tester().make_model(), make_model(tester.model_class, **fields)
+    units = {"input_mean": None, "input_std": None, "input_delta_std": None, "input_size": 4 if changes else 2}
+    model, plain = tester().make_model(), make_model(tester.model_class, **{**tester.fields, **units})
     plain.load_state_dict(model.state_dict())
     values = make_measurements(2, 20)
     normal = (values - torch.tensor(CHANNELS["input_mean"])) / torch.tensor(CHANNELS["input_std"])
     if changes:
-        steps = torch.nn.functional.pad(values.diff(dim=1), (0, 0, 1, 0))
+        steps = F.pad(values.diff(dim=1), (0, 0, 1, 0))
         normal = torch.cat([normal, steps / torch.tensor(tester.fields["input_delta_std"])], -1)
     found, expected = model(input_values=values).logits, plain(input_values=normal).logits
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
@@ -162,39 +158,34 @@ def test_nothing_at_padding_reaches_a_gradient(model_class):
     values, mask = torch.randn(2, 12, 2), torch.ones(2, 12, dtype=torch.long)
     mask[1, 8:] = 0
     labels = torch.tensor([0, 2]) if model_class is MRConvForSequenceClassification else mask - 100 * (1 - mask)
-    gradients = []
+    results = []
     for held in (0.0, float("nan"), float("inf")):
         model = make_model(model_class, **TWO_CHANNELS).train()
-        inputs = values.clone()
-        inputs[1, 8:] = held
-        loss = model(input_values=inputs, attention_mask=mask, labels=labels).loss
+        values[1, 8:] = held
+        loss = model(input_values=values, attention_mask=mask, labels=labels).loss
         loss.backward()
-        gradients.append((loss, [value.grad for value in model.parameters()]))
-    for loss, found in gradients[1:]:
-        assert torch.equal(loss, gradients[0][0])
-        assert all(torch.equal(*pair) for pair in zip(found, gradients[0][1], strict=True))
+        results.append([loss, *(value.grad for value in model.parameters())])
+    for found in results[1:]:
+        assert all(torch.equal(*pair) for pair in zip(found, results[0], strict=True))
 
 
 def test_what_is_missing_is_the_mean_of_its_channel():
     model = make_model(**TWO_CHANNELS)
     values, observed = torch.randn(2, 12, 2), torch.ones(2, 12, 2)
     observed[0, 3:5, 0] = observed[1, 7, 1] = 0
-    filled = torch.where(observed == 0, model.model.units.mean, values)
-    expected = model(input_values=filled).logits
+    expected = model(input_values=torch.where(observed == 0, model.model.units.mean, values)).logits
     for held in (7.0, float("nan")):
         given = values.masked_fill(observed == 0, held)
         torch.testing.assert_close(model(input_values=given, observed_mask=observed).logits, expected)
     assert not torch.allclose(model(input_values=values).logits, expected)
-    with pytest.raises(ValueError):
-        model(input_values=values, observed_mask=observed[:, :, :1])
-    with pytest.raises(ValueError):
-        model(inputs_embeds=torch.randn(2, 12, SIZES["hidden_size"]), observed_mask=observed)
-
-
-@pytest.mark.parametrize("name", ["past_observed_mask", "padding_mask"])
-def test_arguments_that_mean_nothing_are_refused(name):
-    with pytest.raises(TypeError, match=name):
-        make_model(**TWO_CHANNELS)(input_values=torch.randn(1, 9, 2), **{name: torch.ones(1, 9)})
+    embeds = torch.randn(2, 12, SIZES["hidden_size"])
+    for wrong in ({"input_values": values, "observed_mask": observed[..., :1]},
+                  {"inputs_embeds": embeds, "observed_mask": observed}):  # fmt: skip
+        with pytest.raises(ValueError):
+            model(**wrong)
+    for name in ("past_observed_mask", "padding_mask"):
+        with refused(TypeError, name):
+            model(input_values=values, **{name: torch.ones(2, 12)})
 
 
 def test_a_regression_answers_in_the_units_of_its_targets():
@@ -202,12 +193,15 @@ def test_a_regression_answers_in_the_units_of_its_targets():
     model, inputs = tester.make_model(), tester.make_inputs()
     outputs = model(**inputs)
     mean, std = (torch.tensor(tester.fields[name]) for name in ("target_mean", "target_std"))
-    expected = ((outputs.logits - inputs["labels"]) / std).square().mean()
-    torch.testing.assert_close(outputs.loss, expected)
+    torch.testing.assert_close(outputs.loss, ((outputs.logits - inputs["labels"]) / std).square().mean())
     fields = {**tester.fields, "target_mean": None, "target_std": None}
     plain = MRConvForSequenceClassification(MRConvConfig(**fields)).eval()
     plain.load_state_dict(model.state_dict())
     assert_same_answers(outputs.logits, plain(**inputs).logits * std + mean)
+    # Values with units are no marks.
+    model = make_model(**{**TWO_CHANNELS, "num_labels": 2, **TARGETS})
+    answer = model(input_values=torch.randn(2, 9, 2), labels=torch.tensor([[70.0, 0.0], [73.0, 0.01]]))
+    assert model.config.problem_type == "regression" and answer.loss > 0
 
 
 VALUES, CLASSES, MARKS = "regression", "single_label_classification", "multi_label_classification"
@@ -245,12 +239,6 @@ def test_labels_have_the_shape_and_type_of_their_problem(of_images, kind, output
             model(**inputs, labels=torch.ones(rows))
 
 
-def test_values_with_units_are_no_marks():
-    model = make_model(**{**TWO_CHANNELS, "num_labels": 2, **TARGETS})
-    answer = model(input_values=torch.randn(2, 9, 2), labels=torch.tensor([[70.0, 0.0], [73.0, 0.01]]))
-    assert model.config.problem_type == VALUES and answer.loss > 0
-
-
 def test_a_batch_without_any_class_has_no_loss():
     model = make_model(MRConvForTokenClassification, **CHANNELS)
     labels, values = torch.full((2, 9), -100), make_measurements(2, 9)
@@ -260,7 +248,7 @@ def test_a_batch_without_any_class_has_no_loss():
         assert loss == 0
     labels[0, 3] = 1
     outputs = model(input_values=values, labels=labels)
-    torch.testing.assert_close(outputs.loss, torch.nn.functional.cross_entropy(outputs.logits[0, 3], labels[0, 3]))
+    torch.testing.assert_close(outputs.loss, F.cross_entropy(outputs.logits[0, 3], labels[0, 3]))
 
 
 def test_positions_stream_as_the_full_forward():
@@ -273,18 +261,15 @@ def test_positions_stream_as_the_full_forward():
     torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("model_class", "fields", "words"),
-    [
+def test_heads_refuse_configurations_that_they_cannot_be():
+    for model_class, fields, words in (
         (MRConvForMaskedLM, TOKENS, "`bidirectional` is False"),
         (MRConvForMaskedLM, {**SIZES, "bidirectional": True}, "`vocab_size` is None"),
         (MRConvForCausalLM, {**TOKENS, "bidirectional": True}, "bidirectional=False"),
         (MRConvForCausalLM, SIZES, "vocab_size"),
-    ],
-)
-def test_heads_refuse_configurations_that_they_cannot_be(model_class, fields, words):
-    with pytest.raises(ValueError, match=words):
-        make_model(model_class, **fields)
+    ):
+        with refused(ValueError, words):
+            make_model(model_class, **fields)
 
 
 @pytest.mark.parametrize("pad", [-1, 11, 25])
@@ -295,10 +280,7 @@ def test_a_padding_token_outside_of_the_vocabulary_is_none_of_it(pad):
     assert model.model.embedding.weight.grad[-1].any()
 
 
-DELTAS = TestDeltaFeatures.fields
-
-
-def reference(values, mask, observed):
+def changes_one_by_one(values, mask, observed):
     """The change of each number from the one before, if both are there."""
     found = torch.zeros_like(values)
     there = (observed != 0) & (mask[..., None] != 0)
@@ -308,47 +290,36 @@ def reference(values, mask, observed):
     return found
 
 
-def make_masks(rows=4, length=9):
-    mask = torch.ones(rows, length, dtype=torch.int64)
-    mask[1, 6:] = mask[2, :3] = 0
-    observed = torch.ones(rows, length, 2)
-    observed[0, 4, 0] = observed[3, 0, 1] = observed[3, 5:8, 0] = 0
-    return mask, observed
-
-
 @pytest.mark.parametrize("held", [0.0, 1e6, float("nan")])
 def test_changes_are_those_between_numbers_that_are_there(held):
-    mask, observed = make_masks()
+    mask, observed = torch.ones(4, 9, dtype=torch.int64), torch.ones(4, 9, 2)
+    whole = torch.ones(4, 9), torch.ones(4, 9, 2)
+    mask[1, 6:] = mask[2, :3] = observed[0, 4, 0] = observed[3, 0, 1] = observed[3, 5:8, 0] = 0
     values = torch.randn(4, 9, 2, requires_grad=True)
     given = values.masked_fill((observed == 0) | (mask[..., None] == 0), held)
-    found, expected = delta_features(given, mask, observed), reference(values, mask, observed)
+    found, expected = delta_features(given, mask, observed), changes_one_by_one(values, mask, observed)
     torch.testing.assert_close(found, expected)
     weights = torch.randn_like(found)
     grads = [torch.autograd.grad((each * weights).sum(), values, retain_graph=True)[0] for each in (found, expected)]
     if held == held:
         torch.testing.assert_close(*grads)
-    expected = reference(values, torch.ones(4, 9), torch.ones(4, 9, 2))
-    torch.testing.assert_close(delta_features(values, None, None), expected)
+    torch.testing.assert_close(delta_features(values, None, None), changes_one_by_one(values, *whole))
 
 
-@pytest.mark.parametrize("shape", [(2, 7), (2, 9), (1, 8), (8,), (2, 1, 1, 8)])
-def test_a_mask_that_does_not_fit_changes_is_refused(shape):
-    model = make_model(MRConvForTokenClassification, **DELTAS)
-    with refused(ValueError, "attention_mask", shape, (2, 8)):
-        model(input_values=make_measurements(2, 8).double(), attention_mask=torch.ones(shape))
-
-
-def test_a_stream_and_packed_rows_are_refused():
-    model = make_model(MRConvForTokenClassification, **{**DELTAS, "bidirectional": False})
-    values = make_measurements(1, 8)
-    with pytest.raises(ValueError):
-        model(input_values=values, cache=MRConvCache(model.config))
-    with pytest.raises(ValueError):
-        model(input_values=values, position_ids=torch.arange(8)[None] % 4)
+def test_masks_that_do_not_fit_and_streams_and_packed_rows_of_changes_are_refused():
+    fields = TestDeltaFeatures.fields
+    model = make_model(MRConvForTokenClassification, **fields)
+    for shape in ((2, 7), (2, 9), (1, 8), (8,), (2, 1, 1, 8)):
+        with refused(ValueError, "attention_mask", shape, (2, 8)):
+            model(input_values=make_measurements(2, 8).double(), attention_mask=torch.ones(shape))
+    model = make_model(MRConvForTokenClassification, **{**fields, "bidirectional": False})
+    for options in ({"cache": MRConvCache(model.config)}, {"position_ids": torch.arange(8)[None] % 4}):
+        with pytest.raises(ValueError):
+            model(input_values=make_measurements(1, 8), **options)
     # Nor are spreads taken that fit no input.
     for wrong in ([1.0], [1.0, 0.0], "1"):
         with pytest.raises(StrictDataclassError):
-            MRConvConfig(**{**DELTAS, "input_delta_std": wrong})
+            MRConvConfig(**{**fields, "input_delta_std": wrong})
 
 
 # What streams and packs stays where no head can use it: files beside the weights, and lines in all at most.
@@ -358,12 +329,11 @@ MOST_LINES = {MRConvForSequenceClassification: 1900, MRConvForCausalLM: 2680}
 @pytest.mark.parametrize("model_class", MOST_LINES)
 def test_what_streams_and_packs_travels_with_heads_of_positions_alone(model_class, tmp_path):
     make_model(model_class, **TOKENS).save_pretrained(tmp_path)
-    files = {path.stem for path in tmp_path.glob("*.py")}
-    always = {f"{role}_mrconv" for role in ("configuration", "kernels", "modeling", "modeling_layers", "ops")}
-    more = {f"{role}_mrconv" for role in ("modeling_positions", "packing", "streaming")}
-    assert files == (always | more if model_class is MRConvForCausalLM else always)
-    assert sum(len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")) <= MOST_LINES[model_class]
+    files = {path.stem: len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")}
+    roles, streams = "configuration kernels modeling modeling_layers ops", model_class is MRConvForCausalLM
+    roles += " modeling_positions packing streaming" * streams
+    assert files.keys() == {f"{role}_mrconv" for role in roles.split()}
+    assert sum(files.values()) <= MOST_LINES[model_class]
     # The configuration names no code that is not there.
     named = json.loads((tmp_path / "config.json").read_text())["auto_map"].values()
-    assert {name.partition(".")[0] for name in named} <= files
-    assert len(named) == (9 if model_class is MRConvForCausalLM else 6)
+    assert {name.partition(".")[0] for name in named} <= files.keys() and len(named) == (9 if streams else 6)

@@ -15,30 +15,15 @@ from tests.kit.refusals import refused
 from tests.mrconv.mrconv_testing import TOKENS, generator, make_model, make_tokens
 
 
-@pytest.fixture
-def merges(monkeypatch) -> list[int]:
-    """Counts merges: indices of the layers that were merged."""
-    calls, merged = [], MRConvLayer.merged
-
-    def count(layer):
-        calls.append(layer.layer_index)
-        return merged(layer)
-
-    monkeypatch.setattr(MRConvLayer, "merged", count)
-    return calls
-
-
-def language_model(**fields) -> MRConvForCausalLM:
-    return make_model(MRConvForCausalLM, **{**TOKENS, **fields})
-
-
 @torch.no_grad()
 def predict(model, tokens=None) -> torch.Tensor:
     return model(make_tokens(2, 20) if tokens is None else tokens).logits
 
 
-def test_a_model_is_merged_once_for_all_calls_and_caches(merges):
-    model = language_model()
+def test_a_model_is_merged_once_for_all_calls_and_caches(monkeypatch):
+    merges, merged = [], MRConvLayer.merged
+    monkeypatch.setattr(MRConvLayer, "merged", lambda layer: merges.append(layer.layer_index) or merged(layer))
+    model = make_model(MRConvForCausalLM)
     expected = predict(model)
     assert merges == [0, 1]
     for length in (1, 7, 20, 37):
@@ -84,11 +69,10 @@ def replace_module(model):
 @torch.no_grad()
 def train_layer_by_layer(model):
     """In training mode, without a call of the layer's own `train`."""
-    for module in model.modules():
-        module.training = True
-    model(make_tokens(2, 30))
-    for module in model.modules():
-        module.training = False
+    for training in (True, False):
+        for module in model.modules():
+            module.training = training
+        model(make_tokens(2, 30))
 
 
 class Twice(torch.nn.Module):
@@ -99,10 +83,6 @@ class Twice(torch.nn.Module):
 def parametrized(model):
     path, _, name = model.kernel_parameters()[0].rpartition(".")
     parametrize.register_parametrization(model.get_submodule(path), name, Twice())
-
-
-def hooked(model):
-    convolution(model).kernel.register_forward_hook(lambda _, __, outputs: [2 * branch for branch in outputs])
 
 
 @torch.no_grad()
@@ -121,7 +101,10 @@ BRANCHES = {
     "cast": lambda model: model.to(torch.bfloat16).double(),
     "rate": lambda model: model.change_rate(0.5),
     "eps": lambda model: setattr(convolution(model).norm, "eps", 0.5),
-    **{f.__name__: f for f in (replace, replace_module, train_layer_by_layer, parametrized, hooked, reparameterize)},
+    "hooked": lambda model: convolution(model).kernel.register_forward_hook(
+        lambda _, __, found: [2 * x for x in found]
+    ),
+    **{f.__name__: f for f in (replace, replace_module, train_layer_by_layer, parametrized, reparameterize)},
 }
 MERGED = {
     "bias": lambda model: convolution(model, 1).merged_bias.add_(0.5),
@@ -192,7 +175,7 @@ def test_freed_memory_that_is_given_to_another_kernel_is_another_kernel():
 
 
 def test_streams_begun_before_a_change_go_on_with_their_kernel():
-    model = language_model().double()
+    model = make_model(MRConvForCausalLM).double()
     tokens = make_tokens(1, 20)
     expected = predict(model, tokens)
     cache = MRConvCache(model.config)
@@ -210,10 +193,10 @@ def test_streams_begun_before_a_change_go_on_with_their_kernel():
 def test_evaluation_has_gradients_where_they_are_asked_for():
     model = make_model().double()
     predict(model)
-    tokens = make_tokens(2, 20)
-    found = torch.autograd.grad(model(tokens).logits.square().sum(), list(model.parameters()))
-    fresh = copy.deepcopy(model)
-    wanted = torch.autograd.grad(fresh(tokens).logits.square().sum(), list(fresh.parameters()))
+    found, wanted = (
+        torch.autograd.grad(one(make_tokens(2, 20)).logits.square().sum(), list(one.parameters()))
+        for one in (model, copy.deepcopy(model))
+    )
     torch.testing.assert_close(found, wanted, atol=1e-10, rtol=1e-8)
     assert all(gradient.abs().max() > 0 for gradient in found)
 
@@ -238,7 +221,8 @@ def test_what_is_kept_is_neither_copied_nor_pickled_nor_saved():
 def test_a_model_loaded_in_inference_mode_is_right_too(tmp_path):
     """Its tensors count no versions."""
     for merged in (False, True):
-        model = language_model().reparameterize() if merged else language_model()
+        model = make_model(MRConvForCausalLM)
+        model = model.reparameterize() if merged else model
         model.save_pretrained(tmp_path / str(merged))
         with torch.inference_mode():
             loaded = MRConvForCausalLM.from_pretrained(tmp_path / str(merged))
@@ -253,7 +237,7 @@ def test_a_model_loaded_in_inference_mode_is_right_too(tmp_path):
 
 
 def test_threads_share_the_kernels_of_a_model():
-    model = language_model().double()
+    model = make_model(MRConvForCausalLM).double()
     lengths = [3, 9, 14, 20, 26, 33, 37] * 3
     expected = {length: predict(copy.deepcopy(model), make_tokens(1, length)) for length in set(lengths)}
 

@@ -12,18 +12,8 @@ from hf_ext.fast import mrconv_gradients
 from hf_ext.mrconv import MRConvConfig
 from hf_ext.mrconv import ops_mrconv as ops
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvLayer
-from tests.mrconv.mrconv_testing import (
-    batch_norm_branches,
-    in_two_processes,
-    layer,
-    layer_and_norm,
-    layer_case,
-    leaves,
-    make_layer,
-    operators_in,
-    random,
-    shared_case,
-)
+from tests.mrconv import mrconv_testing
+from tests.mrconv.mrconv_testing import batch_norm_branches, layer, layer_and_norm, layer_case, leaves, random
 
 
 def test_chunks_and_strides_do_not_matter():
@@ -72,9 +62,7 @@ def test_under_autocast_ffts_and_statistics_stay_in_float32(function):
     small["u"].requires_grad_()
 
     def call():
-        if function == "long_conv":
-            return (ops.long_conv(small["u"], small["kernels"][3]),)
-        return layer(small)
+        return layer(small) if function == "batch_norm_conv" else (ops.long_conv(small["u"], small["kernels"][3]),)
 
     results = call()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -104,8 +92,7 @@ def test_layer_saves_its_input_and_kernels_only(monkeypatch):
     small = saved(layer, case)
     monkeypatch.setattr(mrconv_gradients, "KEPT_POINTS", 0)
     found, branches = saved(layer, case), saved(lambda given: batch_norm_branches(given, [(0, 512)] * 16), case)
-    parameters = sum(x.nbytes for x in leaves(case))
-    assert found <= parameters + 3 * 7 * 3 * 8
+    assert found <= sum(x.nbytes for x in leaves(case)) + 3 * 7 * 3 * 8
     assert found < branches / 8
     assert found < small < branches / 2
 
@@ -127,9 +114,8 @@ def test_what_is_kept_changes_nothing(backward, monkeypatch):
 
 def test_statistics_have_no_gradient_and_nothing_is_saved_without_one():
     case = layer_case(2, 20, 2, 3)
-    y, mean, var, count = layer(case)
-    assert y.requires_grad
-    assert not (mean.requires_grad or var.requires_grad or count.requires_grad)
+    y, *statistics = layer(case)
+    assert y.requires_grad and not any(value.requires_grad for value in statistics)
     with torch.no_grad():
         torch.testing.assert_close(layer(case)[0], y, atol=0, rtol=0)
 
@@ -174,7 +160,7 @@ def test_convolution_is_exported_for_any_length():
 def test_bad_input():
     u, kernel = random(2, 3, 10), random(3, 4)
     spectrum = ops.kernel_spectrum(kernel, None, 12)
-    alone, trained = make_layer(hidden_size=3), make_layer(hidden_size=3).train()
+    alone, trained = (mrconv_testing.make_layer(hidden_size=3).train(training) for training in (False, True))
     for message, call in {
         "does not fit an FFT": lambda: ops.kernel_spectrum(kernel, kernel, 6),
         "length >= 1": lambda: ops.long_conv(u[..., :0], kernel),
@@ -198,49 +184,40 @@ def results_of_a_share(rank: int, points: str, form: str) -> tuple:
 
     dist.all_reduce = counted
     mrconv_gradients.POINTS_CPU = int(points)
-    case = shared_case(rank)
-    with operators_in(form):
+    case = mrconv_testing.shared_case(rank)
+    with mrconv_testing.operators_in(form):
         found = layer_and_norm(case, dist.group.WORLD)
     return *found, (calls, len(list(mrconv_gradients.channel_chunks(case["u"], 64))))
 
 
 @pytest.mark.parametrize(
     ("points", "form"),
-    [
-        (2**21, "fast"),
-        pytest.param(400, "fast", marks=pytest.mark.slow),
-        pytest.param(400, "plain", marks=pytest.mark.slow),
-    ],
-    ids=["one part", "parts", "plain"],
+    [(2**21, "fast"), *(pytest.param(400, form, marks=pytest.mark.slow) for form in ("fast", "plain"))],
 )
 def test_two_processes_equal_one_on_the_joined_batch(tmp_path, points, form):
     """Layer and block norm, with one collective forward and one backward, however many parts the channels have."""
-    case = shared_case(None)
+    case = mrconv_testing.shared_case(None)
     results, gradients, norm = layer_and_norm(case)
-    (first, first_gradients, first_norm, counts), (second, second_gradients, second_norm, second_counts) = (
-        in_two_processes(tmp_path, results_of_a_share, points, form)
-    )
-    compare = {"atol": 1e-10, "rtol": 1e-10}
-    torch.testing.assert_close(torch.cat([first[0], second[0]]), results[0], **compare)
-    for statistics in (first[1:], second[1:]):
-        torch.testing.assert_close(statistics, results[1:], **compare)
+    found = mrconv_testing.in_two_processes(tmp_path, results_of_a_share, points, form)
+    found_results, found_gradients, found_norms, counts = zip(*found, strict=True)
     # What is outside of the valid positions has no meaning, and depends on the form.
     inside = case["u"] != 0
-    g_u = torch.cat([first_gradients[0], second_gradients[0]])
-    torch.testing.assert_close(g_u * inside, gradients[0] * inside, **compare)
-    for one, other, joined in zip(first_gradients[1:], second_gradients[1:], gradients[1:], strict=True):
-        torch.testing.assert_close(one + other, joined, **compare)
+    first, *others = zip(*found_gradients, strict=True)
+    pairs = [
+        (torch.cat([each[0] for each in found_results]), results[0]),
+        (torch.cat(first) * inside, gradients[0] * inside),
+    ]
+    pairs += [(sum(parts), joined) for parts, joined in zip(others, gradients[1:], strict=True)]
+    pairs += [(torch.cat([each[place] for each in found_norms]), norm[place]) for place in range(2)]
+    # Statistics are those of the joined batch in each process.
+    pairs += [(each[1:], results[1:]) for each in found_results] + [(each[2:], norm[2:]) for each in found_norms]
+    for one, joined in pairs:
+        torch.testing.assert_close(one, joined, atol=1e-10, rtol=1e-10)
     # Three sums of five branches of 18 channels; the gradients of two of them, or of all in the plain form; and those
     # of the norm with its count.
-    layer_calls, norm_calls = [3 * 5 * 18, 2 * 5 * 18], [2 * 18 + 1] * 2
-    if form == "plain":
-        layer_calls = [3 * 5 * 18] * 2
-    assert [counts[0], second_counts[0]] == [layer_calls + norm_calls] * 2
-    assert (counts[1], second_counts[1]) == ((1, 1) if points > 400 else (6, 9))
-    for found, joined in zip(zip(first_norm[:2], second_norm[:2], strict=True), norm[:2], strict=True):
-        torch.testing.assert_close(torch.cat(found), joined, **compare)
-    for statistics in (first_norm[2:], second_norm[2:]):
-        torch.testing.assert_close(statistics, norm[2:], **compare)
+    calls, parts = zip(*counts, strict=True)
+    assert calls == ([3 * 5 * 18, (3 if form == "plain" else 2) * 5 * 18] + [2 * 18 + 1] * 2,) * 2
+    assert parts == ((1, 1) if points > 400 else (6, 9))
 
 
 # Inputs with a large mean: float32 results and gradients against float64, and against N branches in float32.
@@ -252,15 +229,9 @@ def signal(name: str, channels: int = 2) -> Tensor:
     """Numbers that float32 has exactly."""
     noise = torch.randn(2, channels, LENGTH, generator=torch.Generator().manual_seed(0))
     time = torch.linspace(0, 1, LENGTH).expand_as(noise)
-    known = {
-        "white": lambda: noise,
-        "constant": lambda: torch.full_like(noise, 100.0),
-        "mean 100": lambda: noise + 100,
-        "mean 10000": lambda: noise + 10000,
-        "ramp": lambda: time,
-        "steep ramp": lambda: 1000 * time + 1000,
-    }
-    return known[name]()
+    known = {"white": noise, "constant": torch.full_like(noise, 100.0), "mean 100": noise + 100}
+    known |= {"mean 10000": noise + 10000, "ramp": time, "steep ramp": 1000 * time + 1000}
+    return known[name]
 
 
 def cast(case: dict, dtype: torch.dtype) -> dict:
@@ -274,9 +245,7 @@ def cast(case: dict, dtype: torch.dtype) -> dict:
     return {name: convert(value) for name, value in case.items()}
 
 
-def large_case(
-    name: str, backward: int | None, spans: list[tuple[int, int]] | None, channels: int = 2
-) -> tuple[dict, dict]:
+def large_case(name: str, backward: int | None, spans: list | None, channels: int = 2) -> tuple[dict, dict]:
     """The same numbers in float32 and in float64."""
     case = layer_case(2, LENGTH, 16, 10, backward, spans, channels=channels)
     case["u"] = signal(name, channels)
@@ -344,10 +313,8 @@ def test_only_channels_with_a_large_mean_take_float64(monkeypatch):
     spans = [(0, LENGTH)] * 2
     found = results(lambda case: layer(case)[0], single, spans)
     # Two parts; the second is tried in float32.
-    float32, float64 = torch.float32, torch.float64
-    assert [part.dtype for part in taken] == [float32, float32, float64, float32, float64]
-    wanted = results(lambda case: layer(case)[0], double, spans)
-    assert max(errors(found, wanted)) < 5e-6
+    assert [part.dtype.itemsize for part in taken] == [4, 4, 8, 4, 8]
+    assert max(errors(found, results(lambda case: layer(case)[0], double, spans))) < 5e-6
 
 
 @pytest.mark.parametrize(("mean", "bidirectional"), [(100.0, True), (10000.0, False)])

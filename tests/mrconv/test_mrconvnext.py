@@ -10,14 +10,8 @@ from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from hf_ext.mrconv import MRConvNextConfig, MRConvNextForImageClassification, MRConvNextImageProcessor, MRConvNextModel
 from hf_ext.mrconv.configuration_mrconvnext import PRESETS
-from tests.kit.models import (
-    ConfigTesterMixin,
-    LoraTesterMixin,
-    ModelTesterMixin,
-    TrainerTesterMixin,
-    assert_same_answers,
-    assert_same_weights,
-)
+from tests.kit import models as kit
+from tests.kit.models import assert_same_answers, assert_same_weights
 from tests.kit.pictures import noise
 from tests.kit.refusals import refused
 from tests.mrconv.mrconv_testing import IMAGES, make_image_model, make_images
@@ -29,7 +23,7 @@ def classify(model, images: torch.Tensor) -> torch.Tensor:
     return model(images).logits
 
 
-class TestMRConvNext(ModelTesterMixin, TrainerTesterMixin, LoraTesterMixin):
+class TestMRConvNext(kit.ModelTesterMixin, kit.TrainerTesterMixin, kit.LoraTesterMixin):
     model_class = MRConvNextForImageClassification
     bfloat16_tolerance = 0.05
     lora_targets = ["expand", "project"]
@@ -41,7 +35,7 @@ class TestMRConvNext(ModelTesterMixin, TrainerTesterMixin, LoraTesterMixin):
         return {"pixel_values": make_images(6, 3, 16, 16), "labels": torch.arange(6) % 3}
 
 
-class TestConfig(ConfigTesterMixin):
+class TestConfig(kit.ConfigTesterMixin):
     config_class = MRConvNextConfig
     config_changes = (
         {"image_size": [32, 48], "num_channels": 1, "patch_size": 2, "hidden_sizes": [8, 16], "depths": [1, 2]}
@@ -63,25 +57,20 @@ class TestConfig(ConfigTesterMixin):
 
 
 # ConvNeXt's own counts for 1000 classes are 28 589 128, 50 223 688 and 88 591 464.
-@pytest.mark.parametrize(
-    ("preset", "parameters"),
-    [
-        ("tiny", 29_384_872),
-        pytest.param("small", 51_938_728, marks=pytest.mark.slow),
-        pytest.param("base", 90_878_184, marks=pytest.mark.slow),
-    ],
-)
-def test_presets_have_the_documented_numbers_of_parameters(preset, parameters):
+PARAMETERS = {"tiny": 29_384_872, "small": 51_938_728, "base": 90_878_184}
+
+
+@pytest.mark.parametrize("preset", ["tiny", *(pytest.param(it, marks=pytest.mark.slow) for it in ("small", "base"))])
+def test_presets_have_the_documented_numbers_of_parameters(preset):
     with torch.device("meta"):
         model = MRConvNextForImageClassification(MRConvNextConfig(**PRESETS[preset], num_labels=1000))
-    assert model.num_parameters() == parameters
+    assert model.num_parameters() == PARAMETERS[preset]
 
 
 @pytest.mark.parametrize("fields", [{}, {"kernel_type": "fourier_sparse"}, {"branch_norm": "kernel"}], ids=str)
 def test_merging_changes_no_result_and_is_saved(fields, tmp_path):
     model = make_image_model(**fields).double()
-    sizes = [(16, 16), (4, 4), (7, 21), (32, 20)]
-    images = [make_images(2, 3, *size).double() for size in sizes]
+    images = [make_images(2, 3, *size).double() for size in [(16, 16), (4, 4), (7, 21), (32, 20)]]
     expected = [classify(model, image) for image in images]
     assert model.reparameterize() is model and model.config.reparameterized
     merged = [classify(model, image) for image in images]
@@ -106,8 +95,7 @@ def test_a_layer_is_what_the_paper_says_on_the_map_row_by_row():
     branch = layer.project(F.gelu(layer.expand(normed))) * layer.layer_scale
     torch.testing.assert_close(layer(flat), flat + branch.transpose(1, 2), atol=1e-12, rtol=0)
     # One pixel reaches every pixel of the map, before and after it.
-    moved = flat.clone()
-    moved[:, :, 27] += 1
+    moved = flat + (torch.arange(64) == 27)
     assert (layer.convolution(moved) - layer.convolution(flat)).abs().amin((0, 1)).min() > 1e-6
 
 
@@ -115,9 +103,8 @@ def test_a_layer_is_what_the_paper_says_on_the_map_row_by_row():
 def test_any_size_gives_maps_of_the_strides(size):
     model = make_image_model()
     outputs = model(make_images(1, 3, *size), output_hidden_states=True)
-    maps = [(size[0] // 2, size[1] // 2), (size[0] // 2, size[1] // 2), (size[0] // 4, size[1] // 4)]
     shapes = [tuple(state.shape) for state in outputs.hidden_states]
-    assert shapes == [(1, width, *side) for width, side in zip((6, 6, 8), maps, strict=True)]
+    assert shapes == [(1, width, size[0] // stride, size[1] // stride) for width, stride in ((6, 2), (6, 2), (8, 4))]
     assert outputs.logits.isfinite().all()
     # What is pooled is the normalised mean.
     body = model.model(make_images(1, 3, *size))
@@ -137,21 +124,17 @@ def test_drop_path_grows_with_depth_and_keeps_the_mean():
     assert torch.equal(drop.eval()(kept), kept)
 
 
-@pytest.mark.parametrize(
-    ("images", "error", "words"),
-    [
-        (make_images(1, 1, 16, 16), ValueError, r"expected \(batch_size, 3, height, width\)"),
+def test_wrong_images_are_refused_with_the_reason():
+    model = make_image_model()
+    for images, error, words in (
+        (make_images(1, 1, 16, 16), ValueError, "expected (batch_size, 3, height, width)"),
         (make_images(3, 16, 16), ValueError, "has shape"),
         (make_images(0, 3, 16, 16), ValueError, "has shape"),
         (make_images(1, 3, 16, 3), ValueError, "16 x 3 pixels; each side must be at least 4"),
         (torch.zeros(1, 3, 16, 16, dtype=torch.uint8), TypeError, "torch.uint8; give normalised"),
-    ],
-    ids=["channels", "unbatched", "empty", "small", "integers"],
-)
-def test_wrong_images_are_refused_with_the_reason(images, error, words):
-    model = make_image_model()
-    with pytest.raises(error, match=words):
-        model(images)
+    ):
+        with refused(error, words):
+            model(images)
     with refused(ValueError, "sampling", "images"):
         model.change_rate(2)
 
@@ -192,21 +175,18 @@ def expected_pixels(picture: Image.Image, side: int, crop_pct: float) -> np.ndar
     return ((cut - IMAGENET_DEFAULT_MEAN) / IMAGENET_DEFAULT_STD).transpose(2, 0, 1)
 
 
-@pytest.mark.parametrize(
-    "image",
-    [RGB, RGB.convert("RGBA"), COLOUR, COLOUR.transpose(2, 0, 1), torch.from_numpy(COLOUR), [COLOUR], COLOUR[None]],
-    ids=["pil", "rgba", "channels-last", "channels-first", "tensor", "list", "batch"],
-)
-def test_pictures_of_every_kind_become_normalised_squares(image):
+KINDS = [RGB, RGB.convert("RGBA"), COLOUR, COLOUR.transpose(2, 0, 1), torch.from_numpy(COLOUR), [COLOUR], COLOUR[None]]
+
+
+def test_pictures_of_every_kind_become_normalised_squares():
     processor = MRConvNextImageProcessor(size={"shortest_edge": 14}, crop_pct=0.875)
-    pixels = processor(image, return_tensors="np").pixel_values
-    assert pixels.shape == (1, 3, 14, 14) and pixels.dtype == np.float32
-    np.testing.assert_allclose(pixels[0], expected_pixels(RGB, 14, 0.875), atol=1e-5)
+    for image in KINDS:
+        pixels = processor(image, return_tensors="np").pixel_values
+        assert pixels.shape == (1, 3, 14, 14) and pixels.dtype == np.float32
+        np.testing.assert_allclose(pixels[0], expected_pixels(RGB, 14, 0.875), atol=1e-5)
     # Beside pictures of other sizes and modes too.
-    others = [Image.fromarray(noise(9, 50)), Image.fromarray(noise(12, 5, 3))]
-    batch = processor([RGB, *others], return_tensors="np").pixel_values
-    np.testing.assert_array_equal(batch[0], pixels[0])
-    for values, picture in zip(batch[1:], others, strict=True):
+    pictures = [RGB, Image.fromarray(noise(9, 50)), Image.fromarray(noise(12, 5, 3))]
+    for values, picture in zip(processor(pictures, return_tensors="np").pixel_values, pictures, strict=True):
         np.testing.assert_allclose(values, expected_pixels(picture, 14, 0.875), atol=1e-5)
 
 
@@ -233,9 +213,8 @@ def test_float_and_16_bit_arrays_keep_their_precision():
     np.testing.assert_allclose(values, plain, atol=1.5 / 255)
 
 
-@pytest.mark.parametrize(
-    ("images", "options", "words"),
-    [
+def test_pictures_that_do_not_fit_are_refused():
+    for images, options, words in (
         ([], {}, "`images` is empty"),
         (COLOUR, {"crop_pct": 0.0}, "`crop_pct` is 0.0"),
         (COLOUR, {"crop_pct": 1.5}, "`crop_pct` is 1.5"),
@@ -247,8 +226,6 @@ def test_float_and_16_bit_arrays_keep_their_precision():
         (np.full((20, 20, 3), np.nan), {"do_rescale": False}, "NaN or infinite"),
         (np.where(COLOUR > 9, np.inf, COLOUR), {}, "NaN or infinite"),
         (COLOUR[:, :0], {}, "no pixels"),
-    ],
-)
-def test_pictures_that_do_not_fit_are_refused(images, options, words):
-    with pytest.raises(ValueError, match=words):
-        MRConvNextImageProcessor()(images, return_tensors="pt", **options)
+    ):
+        with refused(ValueError, words):
+            MRConvNextImageProcessor()(images, return_tensors="pt", **options)

@@ -16,20 +16,6 @@ PAIRS = operator_pairs(ops, reference)
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 4e-2}
 
 
-def size_cases():
-    yield from ({"length": length} for length in [*range(1, 70), 719, 1025])
-
-
-def convolution_size_cases():
-    for length, taps, backward in itertools.product((1, 2, 7, 30), (0, 1, 5, 40), (0, 1, 6, 40)):
-        yield {"length": length, "taps": taps, "backward_taps": backward}
-
-
-def fourier_cases():
-    for modes, length in ((1, 1), (3, 1), (3, 2), (3, 4), (3, 5), (5, 8), (5, 9), (2, 33)):
-        yield {"modes": random(3, modes, 2), "length": length}
-
-
 def tap_cases():
     # Of one branch; two of unlike lengths; two taps at one place.
     for positions, lengths in (
@@ -54,18 +40,8 @@ def spectrum_cases():
 
 
 def convolution_cases():
-    for batch, length, taps, backward in (
-        (2, 11, 5, None),
-        (1, 12, 12, None),
-        (3, 7, 20, None),
-        (2, 1, 1, None),
-        (2, 1, 4, 3),
-        (2, 11, 3, 2),
-        (2, 10, 10, 9),
-        (2, 9, 4, 30),
-        (1, 6, 20, 20),
-        (0, 5, 3, None),
-    ):
+    sizes = [(2, 11, 5, None), (1, 12, 12, None), (3, 7, 20, None), (2, 1, 1, None), (2, 1, 4, 3), (2, 11, 3, 2)]
+    for batch, length, taps, backward in [*sizes, (2, 10, 10, 9), (2, 9, 4, 30), (1, 6, 20, 20), (0, 5, 3, None)]:
         # With a single sample the future has no effect, and the textbook form no gradient.
         wing = None if backward is None else random(3, backward, seed=2, gradient=length > 1)
         yield {"u": random(batch, 3, length), "kernel": random(3, taps, seed=1), "backward_kernel": wing}
@@ -85,23 +61,14 @@ def layer_cases():
     yield layer_case(2, 23, 2, 4, backward=3)
     yield layer_case(2, 23, 3, 3, backward=1)
     # Padding on the left, on the right, on both sides; nobody padded; an empty sample.
-    for spans in (
-        [(0, 29), (0, 13), (0, 1)],
-        [(0, 29), (16, 29), (5, 20)],
-        [(0, 29)] * 3,
-        [(3, 20), (7, 7), (28, 29)],
-    ):
+    right, both = [(0, 29), (0, 13), (0, 1)], [(0, 29), (16, 29), (5, 20)]
+    for spans in (right, both, [(0, 29)] * 3, [(3, 20), (7, 7), (28, 29)]):
         for backward in (None, 2):
             yield layer_case(3, 29, 2, 5, backward, spans)
     # One position of all, where gradients are differences of terms as large as 1 / sqrt(eps); none at all.
     yield {**layer_case(1, 1, 2, 2), "eps": 1e-3}
     yield layer_case(2, 9, 2, 3, spans=[(0, 0), (9, 9)])
     yield layer_case(0, 9, 2, 3)
-
-
-def position_cases():
-    for start, stop in ((None, None), (None, [5, 0]), ([1, 4], [6, 4]), ([-2, 9], [8, 12])):
-        yield {"u": random(2, 3, 7), "start": start and torch.tensor(start), "stop": stop and torch.tensor(stop)}
 
 
 def grouped_cases():
@@ -114,15 +81,25 @@ def grouped_cases():
         yield {"inputs": inputs, "spans": spans, **case}
 
 
+POSITIONS = [(None, None), (None, [5, 0]), ([1, 4], [6, 4]), ([-2, 9], [8, 12])]
 CASES = {
-    "fft_size": size_cases,
-    "convolution_size": convolution_size_cases,
-    "fourier_kernel": fourier_cases,
+    "fft_size": lambda: [{"length": length} for length in [*range(1, 70), 719, 1025]],
+    "convolution_size": lambda: [
+        {"length": length, "taps": taps, "backward_taps": backward}
+        for length, taps, backward in itertools.product((1, 2, 7, 30), (0, 1, 5, 40), (0, 1, 6, 40))
+    ],
+    "fourier_kernel": lambda: [
+        {"modes": random(3, modes, 2), "length": length}
+        for modes, length in ((1, 1), (3, 1), (3, 2), (3, 4), (3, 5), (5, 8), (5, 9), (2, 33))
+    ],
     "tap_kernels": tap_cases,
     "merge_kernels": merge_cases,
     "kernel_spectrum": spectrum_cases,
     "long_conv": convolution_cases,
-    "valid_positions": position_cases,
+    "valid_positions": lambda: [
+        {"u": random(2, 3, 7), "start": start and torch.tensor(start), "stop": stop and torch.tensor(stop)}
+        for start, stop in POSITIONS
+    ],
     "batch_norm_conv": layer_cases,
     "grouped_batch_norm_conv": grouped_cases,
 }
@@ -138,7 +115,6 @@ def test_every_operator_has_cases():
     assert CASES.keys() == PAIRS.keys()
 
 
-both_forms = pytest.mark.parametrize("form", ["fast", "plain"])
 FORMS = {*ops.FAST, "grouped_batch_norm_conv"}
 WITH_FORMS = [(name, form) for name in CASES for form in (("fast", "plain") if name in FORMS else ("plain",))]
 
@@ -165,10 +141,8 @@ def test_layer_equals_its_reference_at_any_length_and_kernels(batch, length, tap
     case = layer_case(batch, length, 1, 0, channels=2)
     case["kernels"] = [random(2, past, seed=i) for i, (past, _) in enumerate(taps)]
     if bidirectional:
-        gradient = length > 1
-        case["backward_kernels"] = [
-            random(2, ahead, seed=9 + i, gradient=gradient) for i, (_, ahead) in enumerate(taps)
-        ]
+        ahead = [random(2, ahead, seed=9 + i, gradient=length > 1) for i, (_, ahead) in enumerate(taps)]
+        case["backward_kernels"] = ahead
     for seed, name in enumerate(("alpha", "weight", "bias")):
         case[name] = random(len(taps), 2, seed=seed)
     ends = st.lists(st.integers(0, length), min_size=batch, max_size=batch)
@@ -186,7 +160,7 @@ def test_layer_equals_its_reference_at_any_length_and_kernels(batch, length, tap
     [(None, None, torch.float32), ([(0, 1009), (17, 1009), (0, 700)], 3, torch.float64)],
     ids=["full", "padded"],
 )
-@both_forms
+@pytest.mark.parametrize("form", ["fast", "plain"])
 def test_layer_equals_batch_norms_of_branches(form, spans, backward, dtype):
     """Outputs and all gradients, at a length where most branches are not formed."""
     case = layer_case(3, 1009, 8, 8, backward, spans)
@@ -197,10 +171,5 @@ def test_layer_equals_batch_norms_of_branches(form, spans, backward, dtype):
         sample[:, start:stop] = 1
     plain, arguments = flat(lambda **given: batch_norm_branches(given, spans), case)
     with operators_in(form):
-        assert_operators_agree(
-            lambda **given: function(**given)[0] * inside,
-            lambda **given: plain(**given),
-            arguments,
-            dtype,
-            TOLERANCES[dtype],
-        )
+        found = lambda **given: function(**given)[0] * inside  # noqa: E731
+        assert_operators_agree(found, plain, arguments, dtype, TOLERANCES[dtype])

@@ -5,13 +5,8 @@ import torch
 import torch.distributed as dist
 from transformers import DataCollatorWithFlattening
 
-from hf_ext.mrconv import (
-    MRConvCache,
-    MRConvForCausalLM,
-    MRConvForRetrieval,
-    MRConvForSequenceClassification,
-    MRConvModel,
-)
+from hf_ext import mrconv
+from hf_ext.mrconv import MRConvForCausalLM, MRConvModel
 from hf_ext.mrconv import ops_mrconv as ops
 from hf_ext.mrconv.packing_mrconv import group_lengths, read_packing
 from tests.kit.refusals import refused
@@ -28,13 +23,11 @@ def gradients_of(model) -> dict[str, torch.Tensor]:
     return {name: value.grad for name, value in model.named_parameters()}
 
 
-def pad(sequences):
-    """Sequences as rows of their own, and their mask."""
-    mask = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
-    rows = torch.zeros_like(mask)
-    for index, sequence in enumerate(sequences):
-        rows[index, : len(sequence)], mask[index, : len(sequence)] = sequence, 1
-    return rows, mask
+# As rows of their own, and their mask.
+ROWS, MASK = (
+    torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+    for parts in (SEQUENCES, [torch.ones_like(sequence) for sequence in SEQUENCES])
+)
 
 
 CASES = [
@@ -56,13 +49,11 @@ def test_training_is_that_of_a_row_for_each_sequence(fields, form, monkeypatch):
     if form == "plain":
         monkeypatch.setattr(ops, "FAST", {})
     packed, padded = (make_model(MRConvModel, **{**FIELDS, **fields}).double().train() for _ in range(2))
-    rows, mask = pad(SEQUENCES)
     found = packed(torch.cat(SEQUENCES)[None], position_ids=POSITIONS).last_hidden_state[0]
-    wanted = padded(rows, mask).last_hidden_state[mask.bool()]
+    wanted = padded(ROWS, MASK).last_hidden_state[MASK.bool()]
     torch.testing.assert_close(found, wanted, atol=1e-11, rtol=1e-11)
-    weights = make_signal(*found.shape)
-    (found * weights).sum().backward()
-    (wanted * weights).sum().backward()
+    for outputs in (found, wanted):
+        (outputs * make_signal(*found.shape)).sum().backward()
     torch.testing.assert_close(gradients_of(packed), gradients_of(padded), atol=1e-9, rtol=1e-9)
     # Running means and variances.
     torch.testing.assert_close(list(packed.buffers()), list(padded.buffers()), atol=1e-12, rtol=1e-12)
@@ -93,11 +84,9 @@ def test_the_collator_of_transformers_trains_a_language_model():
     torch.manual_seed(0)
     packed, padded = (make_model(MRConvForCausalLM, **FIELDS).double().train() for _ in range(2))
     samples = [{"input_ids": sequence.tolist()} for sequence in SEQUENCES]
-    rows, mask = pad(SEQUENCES)
-    wanted = padded(rows, mask, labels=torch.where(mask == 1, rows, -100)).loss
+    wanted = padded(ROWS, MASK, labels=torch.where(MASK == 1, ROWS, -100)).loss
     wanted.backward()
-    options = {"return_flash_attn_kwargs": True, "return_seq_idx": True}
-    batch = DataCollatorWithFlattening(**options)(samples)
+    batch = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)(samples)
     assert {"position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "seq_idx"} <= set(batch)
     loss = packed(**batch).loss
     loss.backward()
@@ -114,30 +103,26 @@ def test_the_collator_of_transformers_trains_a_language_model():
 
 def test_merged_models_and_several_rows_with_padding_between():
     model = make_model(MRConvForCausalLM, **FIELDS).double()
-    first, second, third = SEQUENCES[1], SEQUENCES[3], SEQUENCES[4]
-    tokens, mask = torch.zeros(2, 30, dtype=torch.long), torch.zeros(2, 30, dtype=torch.long)
-    positions = torch.zeros(2, 30, dtype=torch.long)
-    for row, start, sequence in ((0, 0, first), (0, 7, second), (1, 12, third)):
-        where = slice(start, start + len(sequence))
-        tokens[row, where], mask[row, where], positions[row, where] = sequence, 1, torch.arange(len(sequence))
-    for merge in (False, True):
-        if merge:
-            model.reparameterize()
+    tokens, mask, positions = torch.zeros(3, 2, 30, dtype=torch.long)
+    placed = [((row, slice(start, start + LENGTHS[which])), SEQUENCES[which][None])
+              for row, start, which in ((0, 0, 1), (0, 7, 3), (1, 12, 4))]  # fmt: skip
+    for where, sequence in placed:
+        tokens[where], mask[where], positions[where] = sequence[0], 1, torch.arange(sequence.shape[1])
+    for _ in range(2):
         logits = model(tokens, attention_mask=mask, position_ids=positions).logits
-        for row, start, sequence in ((0, 0, first), (0, 7, second), (1, 12, third)):
-            wanted = model(sequence[None]).logits[0]
-            torch.testing.assert_close(logits[row, start : start + len(sequence)], wanted, atol=1e-11, rtol=1e-11)
+        for where, sequence in placed:
+            torch.testing.assert_close(logits[where], model(sequence).logits[0], atol=1e-11, rtol=1e-11)
+        model.reparameterize()
 
 
 def test_channels_are_dropped_of_whole_sequences():
     packing = read_packing(torch.zeros(1, sum(LENGTHS), 4), None, position_ids=POSITIONS)
     torch.manual_seed(0)
-    dropped = packing.drop_channels(torch.ones(1, 400, sum(LENGTHS)), 0.25, True)[0]
-    for part in dropped.split(LENGTHS, dim=1):
-        assert bool((part == part[:, :1]).all())
-        assert 0.15 < (part[:, 0] == 0).float().mean() < 0.35
+    parts = packing.drop_channels(torch.ones(1, 400, sum(LENGTHS)), 0.25, True)[0].split(LENGTHS, dim=1)
+    for part in parts:
+        assert (part == part[:, :1]).all() and 0.15 < (part[:, 0] == 0).float().mean() < 0.35
         torch.testing.assert_close(part.max(), torch.tensor(4 / 3))
-    assert len({tuple(part[:, 0].tolist()) for part in dropped.split(LENGTHS, dim=1)}) == len(LENGTHS)
+    assert len({tuple(part[:, 0].tolist()) for part in parts}) == len(LENGTHS)
     ones = torch.ones(1, 4, sum(LENGTHS))
     assert packing.drop_channels(ones, 0.25, False) is ones
 
@@ -168,13 +153,13 @@ def test_wrong_bounds_are_refused_with_the_reason(inputs, words):
 
 
 def test_what_needs_one_sequence_in_a_row_refuses_packed_ones():
+    tokens, model = make_tokens(2, 4), make_model(MRConvForCausalLM, **FIELDS)
     with refused(ValueError, "position_ids"):
-        make_model(MRConvForSequenceClassification)(make_tokens(2, 4), **PAIRS)
+        make_model()(tokens, **PAIRS)
     with refused(ValueError, "answer", "row"):
-        make_model(MRConvForRetrieval)(make_tokens(2, 4), input_ids_2=make_tokens(2, 4), **PAIRS)
-    model = make_model(MRConvForCausalLM, **FIELDS)
+        make_model(mrconv.MRConvForRetrieval)(tokens, input_ids_2=tokens, **PAIRS)
     with refused(ValueError, "sequence", "cache"):
-        model(make_tokens(2, 4), past_key_values=MRConvCache(model.config), **PAIRS)
+        model(tokens, past_key_values=mrconv.MRConvCache(model.config), **PAIRS)
     with refused(ValueError, "38 positions"):
         model(make_tokens(1, 40), position_ids=torch.tensor([[*range(38), 0, 1]]))
 

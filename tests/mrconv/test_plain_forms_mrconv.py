@@ -91,21 +91,19 @@ class Kind(NamedTuple):
     learns: bool = False
 
 
-SPARSE = {**TOKENS, "kernel_type": "sparse"}
-SOUND = {**TOKENS, "vocab_size": None, "sampling_rate": 8000}
+SPARSE, SOUND = {**TOKENS, "kernel_type": "sparse"}, {**TOKENS, "vocab_size": None, "sampling_rate": 8000}
 BOTH = {**TOKENS, "bidirectional": True, "kernel_type": "fourier_sparse"}
 CLASSES, PADDED = "ForSequenceClassification", {"input_ids": "tokens", "attention_mask": "mask"}
+PAIR = {"input_ids": "tokens", "input_ids_2": "tokens"}
 KINDS = {
     "tokens": Kind(CLASSES, CLASSES, TOKENS, PADDED, True),
     "both wings": Kind(CLASSES, CLASSES, BOTH, PADDED, True),
     "base": Kind("", "Model", SPARSE),
-    "retrieval": Kind(
-        "ForNextSentencePrediction", "ForRetrieval", SPARSE, {"input_ids": "tokens", "input_ids_2": "tokens"}
-    ),
+    "retrieval": Kind("ForNextSentencePrediction", "ForRetrieval", SPARSE, PAIR),
     "language": Kind("ForCausalLM", "ForCausalLM", SPARSE),
     "masked": Kind("ForMaskedLM", "ForMaskedLM", {**SPARSE, "bidirectional": True}),
     "positions": Kind("ForTokenClassification", "ForTokenClassification", heads.CHANNELS, {"input_values": "values"}),
-    "deltas": Kind(CLASSES, CLASSES, heads.DELTAS, {"input_values": "values"}),
+    "deltas": Kind(CLASSES, CLASSES, heads.TestDeltaFeatures.fields, {"input_values": "values"}),
     "sound": Kind("ForAudioClassification", "ForAudioClassification", SOUND, {"raw_speech": "audio"}),
     "image": Kind("ForImageClassification", "NextForImageClassification", {}, {"images": "picture"}, True),
 }
@@ -132,9 +130,8 @@ def test_a_checkpoint_answers_learns_and_is_saved_alike_without_the_package(kind
     save_file(inputs, tmp_path / "inputs")
     for name in kinds:
         kind = KINDS[name]
-        model = (
-            make_image_model() if name == "image" else make_model(getattr(mrconv, f"MRConv{kind.head}"), **kind.fields)
-        )
+        model_class = getattr(mrconv, f"MRConv{kind.head}")
+        model = make_image_model() if name == "image" else make_model(model_class, **kind.fields)
         models[name] = model.reparameterize() if name == "retrieval" else model
         processor_class, processor = PROCESSORS.get(name, (None, None))
         for part in filter(None, (model, processor)):
@@ -142,19 +139,13 @@ def test_a_checkpoint_answers_learns_and_is_saved_alike_without_the_package(kind
         loaded = getattr(transformers, f"AutoModel{kind.auto_class}").from_pretrained(tmp_path / "first" / name)
         assert type(loaded) is type(model)
         given = shared["prepare"](processor, {key: inputs[of] for key, of in kind.taken.items()})
-        found = shared["steps"](loaded, given, kind.learns)
-        expected |= {f"{name}: {key}": value for key, value in found.items()}
+        expected |= {f"{name}: {key}": value for key, value in shared["steps"](loaded, given, kind.learns).items()}
         told[name] = f"AutoModel{kind.auto_class}", processor_class, kind.taken, kind.learns
     environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": ""}
     command = [sys.executable, "-c", ABSENT, str(tmp_path), json.dumps(told)]
     done = warm_python.run(command, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
-    results = load_file(tmp_path / "results")
-    assert results.keys() == expected.keys()
-    for key, value in expected.items():
-        torch.testing.assert_close(
-            results[key], value, atol=1e-6, rtol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
-        )
+    torch.testing.assert_close(load_file(tmp_path / "results"), expected, atol=1e-6, rtol=1e-5)
     for name, model in models.items():
         # What was saved from remote code is ours again.
         first, second = (tmp_path / place / name for place in ("first", "second"))
@@ -181,7 +172,6 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_whoever_gets_the_models_from_the_package_gets_what_makes_them_fast(way, tmp_path):
     program = f"{WAYS[way]}\nfrom hf_ext.mrconv.ops_mrconv import FAST\nassert len(FAST) == 6, FAST"
-    done = warm_python.run(
-        [sys.executable, "-c", program], env={**os.environ, "HF_EXT_REGISTER_MODELS": "0"}, cwd=tmp_path
-    )
+    environment = {**os.environ, "HF_EXT_REGISTER_MODELS": "0"}
+    done = warm_python.run([sys.executable, "-c", program], env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

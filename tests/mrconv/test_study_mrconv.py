@@ -3,12 +3,12 @@
 import json
 import re
 import sys
-import wave
 from argparse import Namespace
 
 import datasets
 import numpy as np
 import pytest
+import soundfile
 import torch
 from PIL import Image
 from torch import nn
@@ -48,14 +48,6 @@ TASKS = {
 }
 
 
-@pytest.fixture
-def double():
-    """Modules are made in fp64."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def recur(kernel: nn.Module, which: int, inputs: torch.Tensor) -> torch.Tensor:
     """The state space step by step: x = exp(dt A) x + (exp(dt A) - 1) / A u, y = 2 Re(C x)."""
     poles = torch.complex(-kernel.log_decay.exp(), kernel.frequency)
@@ -69,11 +61,11 @@ def recur(kernel: nn.Module, which: int, inputs: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("length", [1, 2, 37, 64, 300])
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_s4d_is_its_recurrence(load, double, length, bidirectional):
+def test_s4d_is_its_recurrence(load, length, bidirectional):
     peers = load("peers")
     torch.manual_seed(0)
-    block = peers.S4DBlock(peers.PeerConfig(hidden_size=3, state_size=8, bidirectional=bidirectional))
-    inputs = torch.randn(2, 3, length, requires_grad=True)
+    block = peers.S4DBlock(peers.PeerConfig(hidden_size=3, state_size=8, bidirectional=bidirectional)).double()
+    inputs = torch.randn(2, 3, length, dtype=torch.float64, requires_grad=True)
     with torch.no_grad():
         # Values as training leaves them, not the first ones, where all channels have the same poles.
         for parameter in block.kernel.parameters():
@@ -81,18 +73,13 @@ def test_s4d_is_its_recurrence(load, double, length, bidirectional):
     expected = recur(block.kernel, 0, inputs) + block.skip[:, None] * inputs
     if bidirectional:
         # The second kernel hears what comes after a position.
-        ahead = recur(block.kernel, 1, inputs.flip(-1)).flip(-1)
-        expected = expected + nn.functional.pad(ahead, (0, 1))[..., 1:]
+        expected = expected + nn.functional.pad(recur(block.kernel, 1, inputs.flip(-1)).flip(-1), (0, 1))[..., 1:]
     found = block.convolve(inputs)
     torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-10)
     weights = torch.randn_like(found)
     values = [inputs, *block.kernel.parameters()]
-    for ours, slow in zip(
-        torch.autograd.grad((found * weights).sum(), values),
-        torch.autograd.grad((expected * weights).sum(), values),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, slow, atol=1e-9, rtol=1e-8)
+    gradients = [torch.autograd.grad((outputs * weights).sum(), values) for outputs in (found, expected)]
+    torch.testing.assert_close(*gradients, atol=1e-9, rtol=1e-8)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -107,8 +94,7 @@ def test_a_peer_learns_and_ignores_padding(load, name, peer):
     key = "input_values" if continuous else "input_ids"
     mask = torch.ones(2, 20, dtype=torch.int64)
     mask[1, 12:] = 0
-    outputs = model.train()(**{key: inputs}, attention_mask=mask, labels=torch.tensor([1, 2]))
-    outputs.loss.backward()
+    model.train()(**{key: inputs}, attention_mask=mask, labels=torch.tensor([1, 2])).loss.backward()
     trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     # One token of the vocabulary may be missing from the batch, but no tensor.
     assert not [name for name, value in trained if value.grad is None or not value.grad.any()]
@@ -116,8 +102,7 @@ def test_a_peer_learns_and_ignores_padding(load, name, peer):
         padded = model.eval()(**{key: inputs}, attention_mask=mask).logits[1:]
         alone = model(**{key: inputs[1:, :12]}, attention_mask=mask[1:, :12]).logits
     torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-4)
-    groups = task.parameter_groups(model, 0.1)
-    assert sum(len(group["params"]) for group in groups) == len(trained)
+    assert sum(len(group["params"]) for group in task.parameter_groups(model, 0.1)) == len(trained)
 
 
 def write_recordings(folder, samples=900):
@@ -128,9 +113,7 @@ def write_recordings(folder, samples=900):
         for speaker, level in (("ann", 8000), ("bob", 16000)):
             for number in (0, 4, 5, 6, 15, 16):
                 sound = level * np.sin(2 * np.pi * (pitch + number) * time)
-                with wave.open(str(folder / f"{digit}_{speaker}_{number}.wav"), "wb") as file:
-                    file.setparams((1, 2, 8000, 0, "NONE", ""))
-                    file.writeframes(sound.astype("<i2").tobytes())
+                soundfile.write(folder / f"{digit}_{speaker}_{number}.wav", sound.astype(np.int16), 8000)
 
 
 def test_official_recordings_test_and_others_choose(load, tmp_path):
@@ -198,11 +181,8 @@ def write_words(path) -> list[np.ndarray]:
     """Three made words, tones that swell and fade, with pauses; the samples of each as they are heard."""
     time = np.arange(3200) / 8000
     words = [np.sin(np.pi * time / 0.4) * np.sin(2 * np.pi * pitch * time) for pitch in (200, 450, 900)]
-    pause = np.zeros(4000)
-    sound = np.concatenate([part for word in words for part in (pause, 0.5 * word)])
-    with wave.open(str(path), "wb") as file:
-        file.setparams((1, 2, 8000, 0, "NONE", ""))
-        file.writeframes((32767 * sound).astype("<i2").tobytes())
+    sound = np.concatenate([part for word in words for part in (np.zeros(4000), 0.5 * word)])
+    soundfile.write(path, (32767 * sound).astype(np.int16), 8000)
     return words
 
 
@@ -235,30 +215,21 @@ def test_a_word_that_is_streamed_is_classified_as_it_would_be_whole(tmp_path, lo
     torch.testing.assert_close(streamed, whole, atol=1e-4, rtol=1e-4)
 
 
-def speak(listener, sound) -> list[float]:
-    """Seconds at which words that a listener has heard ended."""
-    ends = [place + 80 for place in range(0, len(sound), 80) if listener.hear(sound[place : place + 80]) is not None]
-    return [end / 8000 for end in ends]
-
-
 def test_hiss_is_no_word_and_a_click_makes_nobody_deaf(load):
-    listen = load("listen")
-    make = lambda: listen.Listener(hf_ext.released("spoken-digits"))  # noqa: E731
     hiss = np.random.default_rng(0).normal(0, 0.002, 8000)
-    assert speak(make(), np.concatenate([hiss, np.zeros(4000)])) == []
-    time = np.arange(3200) / 8000
-    soft = 0.04 * np.sin(2 * np.pi * 440 * time)
-    sound = np.concatenate([np.full(80, 0.99), np.zeros(16000), soft, np.zeros(4000)])
-    click, word = speak(make(), sound)
-    assert (click, word) == (pytest.approx(0.21, abs=0.02), pytest.approx(2.61, abs=0.02))
+    soft = 0.04 * np.sin(2 * np.pi * 440 * np.arange(3200) / 8000)
+    # Seconds at which words end.
+    for parts, ends in (([hiss], []), ([np.full(80, 0.99), np.zeros(16000), soft], [0.21, 2.61])):
+        listener = load("listen").Listener(hf_ext.released("spoken-digits"))
+        steps = np.concatenate([*parts, np.zeros(4000)]).reshape(-1, 80)
+        heard = [(place + 1) / 100 for place, step in enumerate(steps) if listener.hear(step) is not None]
+        assert heard == pytest.approx(ends, abs=0.02)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["empty.wav"], "empty.wav cannot be read as a WAV file"),
-        (["text.wav"], "text.wav cannot be read as a WAV file"),
-        (["missing.wav"], "missing.wav cannot be read as a WAV file"),
+        *(([f"{name}.wav"], f"{name}.wav cannot be read as a WAV file") for name in ("empty", "text", "missing")),
         (["a.wav", "--output", "nowhere/o.png"], "there is no folder nowhere; make it first"),
         (["a.wav", "--output", "o.sound"], "no format of pictures; give a name that ends with one of"),
         (["a.wav", "--model", "model"], "`sampling_rate` None"),
@@ -291,8 +262,7 @@ def load_benchmark(load_module, monkeypatch):
     sys.modules.pop("peers", None)
 
 
-def test_a_step_of_a_small_layer_has_few_calls(load_benchmark):
-    """They are most of its time."""
+def test_a_step_of_a_small_layer_has_few_calls_which_are_most_of_its_time(load_benchmark):
     benchmark = load_benchmark("mrconv_step")
     layers, u, cotangent = benchmark.make_layers((1, 32, 1024))
     for name, most in (("dilated", 324), ("Fourier", 314), ("Fourier, kernel norm", 119)):
@@ -308,15 +278,13 @@ def test_the_frame_reads_words_and_keeps_notes_below_a_table(load_benchmark, mon
     def measure(words):
         yield {"sides": words.sides, "word": words.word}
 
+    output = tmp_path / "out" / "result.json"
+    page, table = output.with_suffix(".md"), timing.markdown_table(["a"], [["1"]])
+    monkeypatch.setattr(sys, "argv", ["x", "--sides", "1", "2", "--output", str(output)])
     for _ in range(2):
-        output = tmp_path / "out" / "result.json"
-        monkeypatch.setattr(sys, "argv", ["x", "--sides", "1", "2", "--output", str(output)])
-        timing.run(
-            "x", "Help.", measure, lambda _: timing.markdown_table(["a"], [["1"]]), sides=[8], word="n", rounds=3
-        )
+        timing.run("x", "Help.", measure, lambda _: table, sides=[8], word="n", rounds=3)
         content = json.loads(output.read_text())
         assert content["sides"] == [1, 2] and content["word"] == "n" and content["versions"]["torch"]
-        page = output.with_suffix(".md")
         assert page.read_text().partition("\nnote")[0] == "| a |\n|---|\n| 1 |\n"
         page.write_text(page.read_text().rstrip("\n") + "\n\nnote\n" * ("note" not in page.read_text()))
     assert page.read_text().count("note") == 1
@@ -348,41 +316,30 @@ def test_memory_is_what_a_call_holds_at_once(load_benchmark):
     assert 2 * 2**20 <= peak_bytes(call) < 2.1 * 2**20
 
 
-# Words that make it small, what it compares, and what its table has.
+# What it compares, what its table has, and words that make it small.
 BENCHMARKS = {
-    "mrconv_inference": (
-        {"lengths": [64, 128], "rounds": 1, "width": 64},
-        ["MRConv merged", "MRConv branches", "S4D", "SDPA attention", "Mamba 2"],
-        "| blocks, length | MRConv merged | MRConv branches | S4D |",
-    ),
-    "mrconv_images": (
-        {"presets": ["tiny"], "image_size": 32, "rounds": 1, "batches": [1, 2]},
-        ["ConvNeXt"],
-        "| 82.1 | 1,306 |",
-    ),
-    "mrconv_latency": (
-        {"contexts": [64]},
-        ["MRConv, streaming", "MRConv, recomputing", "Mamba 2", "attention (SDPA)"],
-        "| ",
-    ),
-    "mrconv_step": ({"rounds": 1}, ["bare", "dilated", "Fourier", "Fourier, kernel norm"], "| layer, 1, 8, 32 | "),
-    "mrconv_packing": ({"batches": 1, "batch": 2}, ["padded", "packed", "packed, one group"], "| "),
-}
+    "mrconv_inference": ("MRConv merged; MRConv branches; S4D; SDPA attention; Mamba 2",
+     "| blocks, length | MRConv merged | MRConv branches | S4D |", {"lengths": [64, 128], "rounds": 1, "width": 64}),
+    "mrconv_images": ("ConvNeXt", "| 82.1 | 1,306 |",
+     {"presets": ["tiny"], "image_size": 32, "rounds": 1, "batches": [1, 2]}),
+    "mrconv_latency": ("MRConv, streaming; MRConv, recomputing; Mamba 2; attention (SDPA)", "| ", {"contexts": [64]}),
+    "mrconv_step": ("bare; dilated; Fourier; Fourier, kernel norm", "| layer, 1, 8, 32 | ", {"rounds": 1}),
+    "mrconv_packing": ("padded; packed; packed, one group", "| ", {"batches": 1, "batch": 2}),
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_benchmark_compares_on_a_small_case(name, load_benchmark, monkeypatch, tmp_path):
-    module, (words, sides, line) = load_benchmark(name), BENCHMARKS[name]
+    module, (sides, line, words) = load_benchmark(name), BENCHMARKS[name]
+    tiny = {"tiny": {"hidden_sizes": (8, 16, 16, 16), "depths": (1,) * 4}}
     monkeypatch.setattr(module, "SHAPES", [(1, 8, 32)], raising=False)
-    monkeypatch.setattr(
-        module, "PRESETS", {"tiny": {"hidden_sizes": (8, 16, 16, 16), "depths": (1,) * 4}}, raising=False
-    )
+    monkeypatch.setattr(module, "PRESETS", tiny, raising=False)
     content = list(module.measure(Namespace(**words, output=tmp_path / "result.json")))[-1]
     text = json.dumps(content)
-    assert all(f'"{side}": ' in text for side in sides)
+    assert all(f'"{side}": ' in text for side in sides.split("; "))
     numbers = [float(number) for number in re.findall(r": (-?[0-9.e+-]+)[,}]", text)]
-    assert len(numbers) > len(sides) and min(numbers) >= 0
+    assert len(numbers) > len(sides.split("; ")) and min(numbers) >= 0
     assert line in module.markdown(content)
 
 
@@ -391,9 +348,8 @@ def test_norms_are_compared_at_equal_steps_and_at_equal_time(load_benchmark, mon
     norms = load_benchmark("mrconv_norms")
     (tmp_path / "Tiny").mkdir()
     lines = ["@problemName Tiny", "@univariate true", "@classLabel true up down", "@data"]
-    lines += [
-        ",".join(str(step * sign) for step in range(16)) + f":{name}" for name, sign in (("up", 1), ("down", -1))
-    ]
+    for name, sign in (("up", 1), ("down", -1)):
+        lines.append(",".join(str(step * sign) for step in range(16)) + f":{name}")
     for part in ("TRAIN", "TEST"):
         (tmp_path / "Tiny" / f"Tiny_{part}.ts").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(norms, "STEPS", {"Tiny": 20})

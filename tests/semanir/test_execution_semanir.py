@@ -11,49 +11,34 @@ from torch.export import Dim
 from transformers import AutoModelForImageToImage
 
 from hf_ext.errors import UsageError
-from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, modeling_semanir
+from hf_ext.semanir import SemanIRForImageRestoration, modeling_semanir
 from hf_ext.semanir.modeling_semanir import bilinear_demosaick
 from hf_ext.semanir.ops_semanir import partition_windows, unpack_keys
 from tests.kit.refusals import refused
-from tests.semanir.test_whole_image_semanir import (
-    COLUMNAR,
-    DEMOSAICKING,
-    UNSHUFFLED,
-    make_images,
-    make_model,
-    restore,
-)
+from tests.kit.restorers import tiny_restorer
+from tests.semanir.test_whole_image_semanir import COLUMNAR, DEMOSAICKING, UNSHUFFLED, make_images, make_model, restore
 
 WITH_MEAN = {**COLUMNAR, "scale": 2, "image_mean": [0.4, 0.5, 0.6]}
 INTERPOLATED = {**WITH_MEAN, "interpolated_base": True}
 
 
-def test_attention_is_chosen_by_the_switch_of_transformers(tmp_path):
+def test_attention_is_chosen_by_the_switch_of_transformers(monkeypatch, tmp_path):
     model = make_model(**COLUMNAR)
     assert model.config._attn_implementation == "auto"
     model.save_pretrained(tmp_path)
     assert "attn" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
     loaded = AutoModelForImageToImage.from_pretrained(tmp_path, attn_implementation="eager")
     assert loaded.config._attn_implementation == loaded.model.config._attn_implementation == "eager"
-    images = make_images(1, 3, 9, 13)
-    seen = []
-    original = modeling_semanir.key_semantic_attention
-
-    def attend(*arguments):
-        seen.append(arguments[-1])
-        return original(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_semanir, "key_semantic_attention", attend)
-        eager = restore(loaded, images)
-        loaded.set_attn_implementation("sdpa")
-        torch.testing.assert_close(restore(loaded, images), eager, atol=1e-5, rtol=0)
+    images, seen, original = make_images(1, 3, 9, 13), [], modeling_semanir.key_semantic_attention
+    attend = lambda *arguments: seen.append(arguments[-1]) or original(*arguments)  # noqa: E731
+    monkeypatch.setattr(modeling_semanir, "key_semantic_attention", attend)
+    eager = restore(loaded, images)
+    loaded.set_attn_implementation("sdpa")
+    torch.testing.assert_close(restore(loaded, images), eager, atol=1e-5, rtol=0)
     assert seen == ["eager"] * 4 + ["sdpa"] * 4
+    from_config = lambda name: SemanIRForImageRestoration._from_config(model.config, attn_implementation=name)  # noqa: E731
     for name in ("flash_attention_2", "dense", "paged|eager"):
-        for choose in (
-            model.set_attn_implementation,
-            lambda name: SemanIRForImageRestoration._from_config(model.config, attn_implementation=name),
-        ):
+        for choose in (model.set_attn_implementation, from_config):
             with refused(ValueError, "'auto', 'eager', 'sdpa', 'native', 'triton'"):
                 choose(name)
 
@@ -61,8 +46,7 @@ def test_attention_is_chosen_by_the_switch_of_transformers(tmp_path):
 def mosaic_of(image: torch.Tensor) -> torch.Tensor:
     """RGGB samples of an RGB image, packed."""
     red, green, blue = image[:, 0], image[:, 1], image[:, 2]
-    cells = [red[:, ::2, ::2], green[:, ::2, 1::2], green[:, 1::2, ::2], blue[:, 1::2, 1::2]]
-    return torch.stack(cells, dim=1)
+    return torch.stack([red[:, ::2, ::2], green[:, ::2, 1::2], green[:, 1::2, ::2], blue[:, 1::2, 1::2]], dim=1)
 
 
 def test_bilinear_demosaicking_keeps_samples_and_restores_ramps():
@@ -76,10 +60,8 @@ def test_bilinear_demosaicking_keeps_samples_and_restores_ramps():
 
 @pytest.mark.parametrize("upsampler", ["direct", "pixelshuffle"])
 def test_untrained_demosaicking_is_nearly_bilinear(upsampler):
-    torch.manual_seed(0)
-    model = SemanIRForImageRestoration(SemanIRConfig(**DEMOSAICKING, upsampler=upsampler)).eval()
     mosaic = make_images(1, 4, 7, 9)
-    restored = restore(model, mosaic)
+    restored = restore(tiny_restorer(**DEMOSAICKING, upsampler=upsampler), mosaic)
     assert restored.shape == (1, 3, 14, 18)
     assert 0 < (restored - bilinear_demosaick(mosaic)).abs().mean() < 0.05
 
@@ -99,9 +81,7 @@ def enlarge_line(line: np.ndarray, scale: int) -> np.ndarray:
 
 @pytest.mark.parametrize("upsampler", ["direct", "pixelshuffle"])
 def test_untrained_enlargement_is_nearly_bicubic_where_that_is_its_base(upsampler):
-    torch.manual_seed(0)
-    model = SemanIRForImageRestoration(SemanIRConfig(**{**INTERPOLATED, "upsampler": upsampler})).eval()
-    images = make_images(2, 3, 7, 9)
+    model, images = tiny_restorer(**INTERPOLATED, upsampler=upsampler), make_images(2, 3, 7, 9)
     wide = np.apply_along_axis(enlarge_line, 3, images.double().numpy(), 2)
     wanted = torch.from_numpy(np.apply_along_axis(enlarge_line, 2, wide, 2)).float()
     assert 0 < (restore(model, images) - wanted).abs().mean() < 0.02
@@ -110,12 +90,10 @@ def test_untrained_enlargement_is_nearly_bicubic_where_that_is_its_base(upsample
     torch.testing.assert_close(restore(model, images), wanted)
 
 
-def test_bfloat16_deviates_by_rounding_and_by_keys_that_are_nearly_as_similar():
+def test_bfloat16_deviates_by_rounding_and_by_keys_that_are_nearly_as_similar(monkeypatch):
     """Rounding swaps some keys at the border of the selection, which random weights answer with another image. With
     the same keys bfloat16 is near float32."""
-    model = make_model(**UNSHUFFLED)
-    images = make_images(1, 3, 24, 24)
-    build = modeling_semanir.build_dictionary
+    model, images, build = make_model(**UNSHUFFLED), make_images(1, 3, 24, 24), modeling_semanir.build_dictionary
     dictionaries, swapped = [], []
 
     def record(*arguments):
@@ -125,32 +103,24 @@ def test_bfloat16_deviates_by_rounding_and_by_keys_that_are_nearly_as_similar():
     def replay(*arguments):
         own, recorded = build(*arguments), dictionaries.pop(0)
         if own.bits is not None:
-            tokens = own.window[0] * own.window[1]
-            swapped.append((unpack_keys(own.bits, tokens) & ~unpack_keys(recorded.bits, tokens)).float().sum())
-            swapped[-1] /= unpack_keys(own.bits, tokens).sum()
+            found, wanted = (unpack_keys(each.bits, own.window[0] * own.window[1]) for each in (own, recorded))
+            swapped.append((found & ~wanted).sum() / found.sum())
         return recorded
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_semanir, "build_dictionary", record)
-        expected = restore(model, images)
-        patch.setattr(modeling_semanir, "build_dictionary", replay)
-        restored = restore(model.bfloat16(), images)
+    monkeypatch.setattr(modeling_semanir, "build_dictionary", record)
+    expected = restore(model, images)
+    monkeypatch.setattr(modeling_semanir, "build_dictionary", replay)
+    restored = restore(model.bfloat16(), images)
     # The correction has a mean of 0.7 here.
     assert (restored - expected).abs().mean() < 0.03
     assert 0 < max(swapped) < 0.05
 
 
 ONE_STAGE = {**COLUMNAR, "depths": [2], "num_heads": [2]}
+SLOW = [pytest.param(fields, 1, marks=pytest.mark.slow) for fields in (UNSHUFFLED, WITH_MEAN, INTERPOLATED)]
 
 
-@pytest.mark.parametrize(
-    ("fields", "memory_budget"),
-    [
-        (COLUMNAR, 1),
-        (UNSHUFFLED, None),
-        *(pytest.param(fields, 1, marks=pytest.mark.slow) for fields in (UNSHUFFLED, WITH_MEAN, INTERPOLATED)),
-    ],
-)
+@pytest.mark.parametrize(("fields", "memory_budget"), [(COLUMNAR, 1), (UNSHUFFLED, None), *SLOW])
 def test_weights_may_lie_elsewhere_until_their_layer_runs(fields, memory_budget):
     model, images = make_model(**fields), make_images(1, 3, 24, 20)
     expected = restore(model, images)
@@ -252,14 +222,9 @@ def test_a_compiled_graph_calls_the_kernels():
     """Each layer's windows, selection and attention are one step each: nothing is left that would be slow."""
     pytest.importorskip("numba")
     graphs = []
-
-    def keep(module, inputs):
-        graphs.append(module)
-        return module
-
     torch._dynamo.reset()
     model, images = make_model(**ONE_STAGE), make_images(1, 3, 12, 12)
-    compiled = torch.compile(model, backend=keep, fullgraph=True)
+    compiled = torch.compile(model, backend=lambda module, inputs: graphs.append(module) or module, fullgraph=True)
     assert_near(restore(compiled, images), restore(model, images))
     (graph,) = graphs
     called = [str(node.target).split(".")[-2] for node in graph.graph.nodes if "semanir" in str(node.target)]
@@ -270,11 +235,7 @@ def test_a_compiled_graph_calls_the_kernels():
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [COLUMNAR, UNSHUFFLED], ids=["columnar", "u-shaped"])
 def test_compiled_model_restores_and_trains_alike(fields):
-    """
-    Both are compared with float64. Measured in units of the largest value of each tensor, the image is 1e-6 off and
-    the gradients are 1e-5, compiled or not; ten times that is allowed. An absolute bound would be one on the scale:
-    the largest gradient of the U is 6.
-    """
+    """Both are compared with float64: ten times the error of either is allowed, relative to each tensor's largest."""
     torch._dynamo.reset()
     model, images = make_model(**fields), make_images(1, 3, 10, 12)
     exact = copy.deepcopy(model).double()
@@ -292,7 +253,7 @@ def test_compiled_model_restores_and_trains_alike(fields):
 @compiler_warnings
 def test_a_compiled_model_has_a_graph_for_each_size():
     """`compile()` asks for no graph of many sizes, whose gradients torch cannot compile."""
-    sizes = []
+    sizes, model = [], make_model(**{**ONE_STAGE, "depths": [1]})
 
     def keep(module, inputs):
         shapes = [tuple(value.shape) for value in inputs if isinstance(value, torch.Tensor)]
@@ -300,7 +261,6 @@ def test_a_compiled_model_has_a_graph_for_each_size():
         return module
 
     torch._dynamo.reset()
-    model = make_model(**{**ONE_STAGE, "depths": [1]})
     model.compile(backend=keep)
     for side in (9, 14, 9):
         restore(model, make_images(1, 3, side, side))

@@ -11,19 +11,17 @@ from tests.kit.pictures import noise
 from tests.kit.refusals import refused
 
 COLOUR = noise(6, 9, 3)
-RGB, BATCH = Image.fromarray(COLOUR), COLOUR[None]
+RGB = Image.fromarray(COLOUR)
 EXPECTED = torch.from_numpy(COLOUR).permute(2, 0, 1).float()[None] / 255
+KINDS = [RGB, RGB.convert("RGBA"), COLOUR, COLOUR.transpose(2, 0, 1), torch.from_numpy(COLOUR)]
+KINDS += [[COLOUR], [[RGB]], COLOUR[None]]
 
 
-@pytest.mark.parametrize(
-    "image",
-    [RGB, RGB.convert("RGBA"), COLOUR, COLOUR.transpose(2, 0, 1), torch.from_numpy(COLOUR), [COLOUR], [[RGB]], BATCH],
-    ids=["pil", "rgba", "channels-last", "channels-first", "tensor", "list", "nested", "batch"],
-)
-def test_colour_images_of_every_kind_are_one_batch(image):
-    pixels = SemanIRImageProcessor()(image, return_tensors="pt").pixel_values
-    assert pixels.dtype == torch.float32
-    torch.testing.assert_close(pixels, EXPECTED)
+def test_colour_images_of_every_kind_are_one_batch():
+    for image in KINDS:
+        pixels = SemanIRImageProcessor()(image, return_tensors="pt").pixel_values
+        assert pixels.dtype == torch.float32
+        torch.testing.assert_close(pixels, EXPECTED)
     floats = COLOUR.astype(np.float32) / 255
     pixels = SemanIRImageProcessor()(floats, do_rescale=False, return_tensors="pt").pixel_values
     torch.testing.assert_close(pixels, EXPECTED)
@@ -48,15 +46,13 @@ def test_every_mode_becomes_colour_or_grey(mode):
     picture = RGB.convert("RGB" if mode in ("HSV", "LAB") else "RGBA")
     picture = Image.new("LAB", (9, 6), (120, 130, 140)) if mode == "LAB" else picture.convert(mode)
     pixels = SemanIRImageProcessor()(picture, return_tensors="np").pixel_values[0]
-    wanted = np.asarray(picture.convert("RGB")).transpose(2, 0, 1) / 255
-    np.testing.assert_allclose(pixels, wanted, rtol=1e-6)
+    np.testing.assert_allclose(pixels, np.asarray(picture.convert("RGB")).transpose(2, 0, 1) / 255, rtol=1e-6)
     channels = 1 if mode in ("1", "L", "LA") else 3
     assert SemanIRImageProcessor(do_convert_rgb=False)(picture, return_tensors="np").pixel_values.shape[1] == channels
 
 
-@pytest.mark.parametrize(
-    ("images", "words"),
-    [
+def test_what_is_no_picture_of_known_range_is_refused():
+    for images, words in (
         ([], ["images"]),
         (noise(5, 6, 9), ["(5, 6, 9)"]),
         (COLOUR.astype(int) - 9, ["int64", "-9"]),
@@ -65,11 +61,9 @@ def test_every_mode_becomes_colour_or_grey(mode):
         (np.full((6, 9, 3), 65535, np.int32), ["int32", "65535"]),
         (np.where(np.eye(6, 9)[..., None], np.nan, np.zeros(3)), ["infinite", "NaN"]),
         (np.full((6, 9, 3), 0.5, np.float32), ["float32", "do_rescale"]),
-    ],
-)
-def test_what_is_no_picture_of_known_range_is_refused(images, words):
-    with refused(ValueError, *words):
-        SemanIRImageProcessor()(images, return_tensors="pt")
+    ):
+        with refused(ValueError, *words):
+            SemanIRImageProcessor()(images, return_tensors="pt")
 
 
 GREY_ALPHA, BINARY, FLAT = np.maximum(noise(6, 9, 2), 1), COLOUR // 128 * np.uint8(255), noise(3, 9, 3)
@@ -161,24 +155,22 @@ def test_post_processing_undoes_processing():
 
 PALETTE = RGB.quantize(8)
 PALETTE.info["transparency"] = 3
+GREY = COLOUR[..., 0]
+KEPT = {
+    "RGB": (RGB, "RGB"),
+    "RGBA": (Image.fromarray(noise(6, 9, 4)), "RGBA"),
+    "L": (Image.fromarray(GREY), "L"),
+    "LA": (Image.fromarray(noise(6, 9, 2), "LA"), "LA"),
+    "I;16": (Image.fromarray(GREY.astype(np.uint16) * 255), "I;16"),
+    "P": (RGB.quantize(8), "RGB"),
+    "P-transparent": (PALETTE, "RGBA"),
+    "1": (Image.fromarray(GREY > 99), "L"),
+}
 
 
-@pytest.mark.parametrize(
-    ("picture", "mode"),
-    [
-        (RGB, "RGB"),
-        (Image.fromarray(noise(6, 9, 4)), "RGBA"),
-        (Image.fromarray(COLOUR[..., 0]), "L"),
-        (Image.fromarray(noise(6, 9, 2), "LA"), "LA"),
-        (Image.fromarray(COLOUR[..., 0].astype(np.uint16) * 255), "I;16"),
-        (RGB.quantize(8), "RGB"),
-        (PALETTE, "RGBA"),
-        (Image.fromarray(COLOUR[..., 0] > 99), "L"),
-    ],
-    ids=["RGB", "RGBA", "L", "LA", "I;16", "P", "P-transparent", "1"],
-)
-def test_pictures_keep_alpha_depth_and_grey(picture, mode):
-    processor = SemanIRImageProcessor()
+@pytest.mark.parametrize("kind", KEPT)
+def test_pictures_keep_alpha_depth_and_grey(kind):
+    processor, (picture, mode) = SemanIRImageProcessor(), KEPT[kind]
     outputs = ImageSuperResolutionOutput(reconstruction=processor(picture, return_tensors="pt").pixel_values)
     (restored,) = processor.post_process_image_restoration(outputs, images=picture)
     assert restored.mode == mode

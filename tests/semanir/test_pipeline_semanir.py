@@ -24,29 +24,27 @@ from tests.kit.refusals import refused
 from tests.kit.restorers import tiny_restorer
 
 COLOUR = noise(9, 13, 3)
-
-
 make_model = partial(tiny_restorer, scale=2)
+plain_pipeline = partial(pipeline_semanir.ImageRestorationPipeline, device="cpu", task="image-restoration")
+rich_pipeline = partial(pipeline, "image-restoration", device="cpu")
 
 
 @pytest.fixture
 def restore():
-    return pipeline("image-restoration", model=make_model(), device="cpu")
+    return rich_pipeline(model=make_model())
 
 
 def test_every_kind_of_input_and_lists_of_them(restore, tmp_path):
     Image.fromarray(COLOUR).save(tmp_path / "a.png")
     wanted = restore_image(make_model(), COLOUR)
-    inputs = [str(tmp_path / "a.png"), tmp_path / "a.png", Image.fromarray(COLOUR), COLOUR]
+    inputs = [str(tmp_path / "a.png"), tmp_path / "a.png", Image.fromarray(COLOUR), COLOUR, np.float32(COLOUR / 255)]
     for image in inputs:
         restored = restore(image)
         assert restored.size == (26, 18)
         assert_same_picture(np.asarray(restored), wanted)
     restored = restore([*inputs, Image.fromarray(COLOUR[:5])], batch_size=4)
-    assert [image.size for image in restored] == [(26, 18)] * 4 + [(26, 10)]
-    assert [image.size for image in restore(image for image in inputs)] == [(26, 18)] * 4
-    floats = restore(COLOUR.astype(np.float32) / 255)
-    assert_same_picture(np.asarray(floats), wanted)
+    assert [image.size for image in restored] == [(26, 18)] * 5 + [(26, 10)]
+    assert [image.size for image in restore(image for image in inputs)] == [(26, 18)] * 5
     # Grey, alpha and 16 bits are kept.
     for mode in ("L", "LA", "RGBA"):
         restored = restore(Image.fromarray(COLOUR).convert(mode))
@@ -56,18 +54,12 @@ def test_every_kind_of_input_and_lists_of_them(restore, tmp_path):
     assert (restore(deep).mode, restore(deep[..., 0]).mode) == ("RGB", "I;16")
 
 
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-
-@pytest.mark.parametrize("kind", ["plain", "hf_ext"])
-def test_an_address_brings_what_its_file_does(restore, kind, tmp_path):
-    if kind == "plain":
-        restore = pipeline_semanir.ImageRestorationPipeline(model=make_model(), device="cpu", task="image-restoration")
+@pytest.mark.parametrize("make", [plain_pipeline, rich_pipeline], ids=["plain", "hf_ext"])
+def test_an_address_brings_what_its_file_does(make, tmp_path):
+    restore = make(model=make_model())
     pictures = {mode: Image.fromarray(COLOUR).convert(mode) for mode in ("L", "LA", "RGBA")}
     pictures["deep"] = Image.fromarray(COLOUR[..., 0].astype(np.uint16) * 100)
-    handler = partial(QuietHandler, directory=tmp_path)
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for name, picture in pictures.items():
@@ -80,15 +72,14 @@ def test_an_address_brings_what_its_file_does(restore, kind, tmp_path):
                 found = restore(address, output_type="np")
                 assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
         server.shutdown()
-    if kind == "hf_ext":
+    if make is rich_pipeline:
         with refused(DataError, "1e-06"):
             restore(f"data:image/png;base64,{held}", max_megapixels=1e-6)
 
 
 def test_options_for_all_calls_and_for_one():
-    model = make_model(scale=1)
-    restore = pipeline("image-restoration", model=model, device="cpu", top_k=1, output_type="np")
-    image = COLOUR.astype(np.float32) / 255
+    model, image = make_model(scale=1), COLOUR.astype(np.float32) / 255
+    restore = rich_pipeline(model=model, top_k=1, output_type="np")
     for options in ({}, {"top_k": 4}, {"tile": 32}, {"self_ensemble": True}, {"strength": 0.3}):
         wanted = restore_image(model, image, **{"top_k": 1, **options})
         np.testing.assert_allclose(restore(COLOUR, **options), wanted.clip(0, 1) * 255, atol=0.51)
@@ -111,27 +102,23 @@ def test_what_cannot_be_restored_is_refused(restore, tmp_path):
     assert restore([]) == []
 
 
-MOSAIC = {"num_channels": 4, "num_channels_out": 3, "scale": 2}
+# Fields of a model, channels and kind of a picture.
+PAIRED = {
+    "grey": ({}, 1, np.uint8),
+    "grey-alpha": ({"scale": 2}, 2, np.uint8),
+    "colour": ({}, 3, np.uint16),
+    "colour-alpha": ({"scale": 2}, 4, np.uint8),
+    "grey-model": ({"num_channels": 1}, 1, np.uint16),
+    "grey-model-colours": ({"num_channels": 1}, 4, np.uint8),
+    "mosaic": ({"num_channels": 4, "num_channels_out": 3, "scale": 2}, 1, np.uint16),
+}
 
 
-@pytest.mark.parametrize(
-    ("fields", "shape", "dtype"),
-    [
-        ({}, (9, 13, 1), np.uint8),
-        ({"scale": 2}, (9, 13, 2), np.uint8),
-        ({}, (9, 13, 3), np.uint16),
-        ({"scale": 2}, (9, 13, 4), np.uint8),
-        ({"num_channels": 1}, (9, 13, 1), np.uint16),
-        ({"num_channels": 1}, (9, 13, 4), np.uint8),
-        (MOSAIC, (9, 13, 1), np.uint16),
-    ],
-    ids=["grey", "grey-alpha", "colour", "colour-alpha", "grey-model", "grey-model-colours", "mosaic"],
-)
-def test_the_plain_pipeline_that_travels_gives_the_same_pictures(fields, shape, dtype):
-    model = tiny_restorer(**fields)
-    plain = pipeline_semanir.ImageRestorationPipeline(model=model, device="cpu", task="image-restoration")
-    rich = pipeline("image-restoration", model=model, device="cpu")
-    picture = noise(*shape, dtype=dtype, seed=1)
+@pytest.mark.parametrize("case", PAIRED)
+def test_the_plain_pipeline_that_travels_gives_the_same_pictures(case):
+    fields, channels, dtype = PAIRED[case]
+    plain, rich = (make(model=tiny_restorer(**fields)) for make in (plain_pipeline, rich_pipeline))
+    picture = noise(9, 13, channels, dtype=dtype, seed=1)
     for image in (picture, picture / np.float32(np.iinfo(dtype).max)):
         found, wanted = plain(image, output_type="np", top_k=4), rich(image, output_type="np", top_k=4)
         assert found.dtype == wanted.dtype and found.shape == wanted.shape
@@ -146,7 +133,7 @@ def test_the_plain_pipeline_that_travels_gives_the_same_pictures(fields, shape, 
 
 
 def test_the_plain_pipeline_reads_files_and_names_what_hf_ext_would_add(tmp_path):
-    plain = pipeline_semanir.ImageRestorationPipeline(model=make_model(), device="cpu", task="image-restoration")
+    plain = plain_pipeline(model=make_model())
     Image.fromarray(COLOUR).convert("LA").save(tmp_path / "a.png")
     restored = plain(tmp_path / "a.png")
     assert (restored.mode, restored.size) == ("LA", (26, 18))
@@ -203,8 +190,7 @@ def test_what_a_pipeline_saved_is_pushed_and_pulled_with_and_without_hf_ext(hub,
     model = make_model()
     model.save_pretrained(tmp_path / "model")
     SemanIRImageProcessor().save_pretrained(tmp_path / "model")
-    restore = pipeline("image-restoration", model=str(tmp_path / "model"), device="cpu")
-    restore.save_pretrained(tmp_path / "pipeline")
+    rich_pipeline(model=str(tmp_path / "model")).save_pretrained(tmp_path / "pipeline")
     config = json.loads((tmp_path / "pipeline" / "config.json").read_text())
     assert config["custom_pipelines"].keys() == {"image-restoration"}
     push(tmp_path / "pipeline", "me/model", endpoint=hub.url, token=False, check=False)

@@ -15,25 +15,8 @@ from tests.kit.studies import EXAMPLES, fill_readme, module_loader, write_photos
 
 STUDY = EXAMPLES / "semanir"
 load = module_loader(STUDY)
-TINY = {
-    "model.embed_dim": 8,
-    "model.depths": [1, 2],
-    "model.num_heads": [1, 2],
-    "model.window_size": 4,
-    "model.top_k": 8,
-    "task.patch_size": 16,
-}
-
-
-@pytest.fixture
-def photos(tmp_path) -> dict[str, dict[str, str]]:
-    """Data sections of a run, two pictures each."""
-    for part in ("train", "test"):
-        write_photos(tmp_path / "photos" / part, range(2), (28, 36))
-    return {
-        part: {"path": str(tmp_path / "photos"), "split": split}
-        for part, split in (("train", "train"), ("eval", "test"))
-    }
+TINY = {"model.embed_dim": 8, "model.depths": [1, 2], "model.num_heads": [1, 2], "model.window_size": 4}
+TINY |= {"model.top_k": 8, "task.patch_size": 16}
 
 
 def test_every_run_has_valid_settings(load):
@@ -45,19 +28,22 @@ def test_every_run_has_valid_settings(load):
         assert sum(value.numel() for value in model.parameters()) > 50_000
 
 
-def test_scores_against_k_and_classical_results(load, photos, tmp_path):
+def test_scores_against_k_and_classical_results(load, tmp_path):
     study, measuring = load("study"), load("measuring")
-    values = {"data": photos, **TINY}
+    for part in ("train", "test"):
+        write_photos(tmp_path / "photos" / part, range(2), (28, 36))
+    train, test = ({"path": str(tmp_path / "photos"), "split": split} for split in ("train", "test"))
+    values = {"data": {"train": train, "eval": test}, **TINY}
     arguments = study.run_arguments(values)
     task = build_task(arguments)
     network = task.build_model(arguments.model, None)
     task.save_model(network, network.state_dict(), tmp_path / "snapshot")
     rows = measuring.sweep(tmp_path / "snapshot", values, [2, 16], repeats=1)
     assert [row["top_k"] for row in rows] == [2, 16]
-    whole = measuring.score(tmp_path / "snapshot", {**values, "task.top_k": 16}, photos["eval"])
+    whole = measuring.score(tmp_path / "snapshot", {**values, "task.top_k": 16}, test)
     assert rows[1]["psnr"] == pytest.approx(whole["psnr"])
     assert measuring.input_psnr(values) == pytest.approx(20.2, abs=1)
-    pairs = measuring.pairs(values, photos["eval"], 20)
+    pairs = measuring.pairs(values, test, 20)
     assert pairs[0][0].shape == (20, 20, 1)
     assert measuring.gray_psnr(*pairs[0]) < measuring.gray_psnr(measuring.smooth(pairs[0][0], 0.01), pairs[0][1]) + 1
     measuring.draw_pictures(tmp_path / "snapshot", values, 0.1, [0, 7], tmp_path / "a.png")
@@ -110,10 +96,8 @@ def write_scenes(folder, count=3, shape=(40, 52, 3)):
 
 
 def read_pairs(folder):
-    return [
-        [np.asarray(Image.open(folder / part / path.name)).astype(int) for part in ("lq", "hq")]
-        for path in sorted((folder / "hq").iterdir())
-    ]
+    names = sorted(path.name for path in (folder / "hq").iterdir())
+    return [[np.asarray(Image.open(folder / part / name)).astype(int) for part in ("lq", "hq")] for name in names]
 
 
 def test_pairs_are_made_from_a_seed_and_every_damage_damages(load, tmp_path):

@@ -45,14 +45,12 @@ def make_case(window: ops.Pair, largest: int, head_dim: int, top_k: int | None, 
     return Case(query, key, value, table, ops.Dictionary(window, (0, 0), largest, bits))
 
 
-def assert_attention_agrees(
-    backend: Callable[..., torch.Tensor], case: Case, tolerance: float, device: str = "cpu"
-) -> None:
+def assert_attention_agrees(attend: Callable[..., torch.Tensor], case: Case, tolerance: float, device="cpu") -> None:
     """Output and the gradients of query, key, value and table, relative to the largest of each, with the reference."""
     given = [x.detach().to(device).requires_grad_() for x in case[:4]]
     exact = [x.detach().double().requires_grad_() for x in case[:4]]
     bits = case.dictionary.bits
-    out = backend(*given, case.dictionary._replace(bits=None if bits is None else bits.to(device)))
+    out = attend(*given, case.dictionary._replace(bits=None if bits is None else bits.to(device)))
     # The reference scales queries and keys itself: 10 is the length that they already have.
     temperature = torch.full((HEADS,), 10.0, dtype=torch.float64)
     expected = reference.key_semantic_attention(*exact[:3], temperature, exact[3], case.dictionary)
@@ -65,8 +63,7 @@ def assert_attention_agrees(
         along = exact[index].detach() / exact[index].detach().norm(dim=-1, keepdim=True)
         gradient = given[index].grad.cpu().double()
         given[index].grad = (gradient - (gradient * along).sum(-1, keepdim=True) * along).to(given[index])
-    pairs = [(out, expected), *((a.grad, b.grad) for a, b in zip(given, exact, strict=True))]
-    for found, wanted in pairs:
+    for found, wanted in [(out, expected), *((a.grad, b.grad) for a, b in zip(given, exact, strict=True))]:
         allowed = tolerance * max(wanted.abs().max().item(), 1.0)
         torch.testing.assert_close(found.detach().cpu().double(), wanted.detach(), atol=allowed, rtol=0)
 
@@ -132,10 +129,9 @@ def compiled(function, dtype, settings, capability):
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": True})
 
 
+settings = {"head_dim": 30, "width": 32, "block": 64, "selected": True, "precision": "ieee", "with_table": True}
 for capability in (80, 90):
-    for dtype, head_dim, width, block in (("bf16", 30, 32, 64), ("fp32", 30, 32, 64)):
-        settings = {"head_dim": head_dim, "width": width, "block": block, "selected": True, "precision": "ieee"}
-        settings["with_table"] = True
+    for dtype in ("bf16", "fp32"):
         for function in (kernels._forward, kernels._backward_queries, kernels._backward_keys):
             kernel = compiled(function, dtype, settings, capability)
             assert kernel.asm["cubin"] and kernel.metadata.shared <= SHARED[capability]
@@ -161,11 +157,8 @@ def test_kernels_compile_for_devices_that_are_not_here(tmp_path):
 def test_what_the_kernels_do_not_take_is_refused():
     case = make_case((2, 3), 3, 4, 2, torch.float32)
     arguments = (*case[:3], torch.ones(2), case.table, case.dictionary, "triton")
-    if importlib.util.find_spec("triton") is None:
-        with pytest.raises(ImportError):
-            ops.key_semantic_attention(*arguments)
-        return
-    with refused(ValueError, "GPU", "sdpa"):
+    installed = importlib.util.find_spec("triton") is not None
+    with refused(ValueError, "GPU", "sdpa") if installed else pytest.raises(ImportError):
         ops.key_semantic_attention(*arguments)
 
 

@@ -88,17 +88,13 @@ def test_parts_of_images_of_any_size(size, memory_budget, u_shaped):
 
 
 def test_parts_in_half_precision():
-    model = make_model(**UNSHUFFLED)
-    images = make_images(1, 3, 8, 12)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        # Autocast computes some operators in float32: maps change their precision on the way.
-        torch.testing.assert_close(
-            restore_within(1, model, images), restore_within(None, model, images), atol=1e-5, rtol=0
-        )
-    model.half()
-    torch.testing.assert_close(
-        restore_within(1, model, images), restore_within(None, model, images), atol=1e-5, rtol=0
-    )
+    model, images = make_model(**UNSHUFFLED), make_images(1, 3, 8, 12)
+    # Autocast computes some operators in float32: maps change their precision on the way.
+    for autocast in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            found, expected = (restore_within(memory_budget, model, images) for memory_budget in (1, None))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        model.half()
 
 
 def calls_of_the_extractor(model, **options) -> int:
@@ -122,13 +118,10 @@ def test_what_needs_whole_maps_gets_them():
         assert calls_of_the_extractor(model) == 8
         seen = []
         handle = model.model.body.refinement.register_forward_hook(lambda module, given, result: seen.append(result))
-        assert calls_of_the_extractor(model) == 1
-        assert seen[0].shape == (1, 8, 8, 8)
+        assert calls_of_the_extractor(model) == 1 and seen[0].shape == (1, 8, 8, 8)
         handle.remove()
-        model.memory_budget = None
-        assert calls_of_the_extractor(model) == 1
-        model.memory_budget = 2**30
-        assert calls_of_the_extractor(model) == 1
+        for model.memory_budget in (None, 2**30):
+            assert calls_of_the_extractor(model) == 1
 
 
 def test_budget_is_one_number_of_the_whole_model():
