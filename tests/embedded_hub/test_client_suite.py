@@ -1,7 +1,5 @@
 """huggingface_hub's own tests, which were written for the public Hub, run against the embedded one."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Tiny models of each kind that can be published, and the reports that a training leaves beside them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

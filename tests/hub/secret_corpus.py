@@ -3,8 +3,6 @@
 All are made here from parts and from random letters of a fixed seed, so that no scanner takes this file for a leak.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -1,7 +1,5 @@
 """Pipelines are staged, checked, described and pushed like models."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

@@ -1,7 +1,5 @@
 """The search for secrets against a corpus: every known shape in every place, and files that are harmless."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """Helpers for tests that talk to the embedded Hub; import them as `from tests.kit.hub import ...`."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib
