@@ -38,7 +38,6 @@ def steady_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedHub
 
 @pytest.fixture(scope="module")
 def steady(steady_hub: EmbeddedHub) -> str:
-    """Its URL."""
     return steady_hub.url
 
 

@@ -19,7 +19,6 @@ from .conftest import BEARER, COMMIT
 
 
 def connect(url: str) -> socket.socket:
-    """An open connection."""
     split = urlsplit(url)
     return socket.create_connection((split.hostname, split.port), timeout=30)
 

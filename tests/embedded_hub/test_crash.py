@@ -22,6 +22,7 @@ from hf_ext.embedded_hub.store import HubStore
 from hf_ext.embedded_hub.uploads import store_regular
 from tests.kit.hub import CONTENT, ask, commit_body, create_repository, find_damage, request_lfs_upload, store_now
 from tests.kit.models import file_limit
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
 from .conftest import COMMIT, peak_memory, serving
@@ -209,18 +210,14 @@ def test_damage_is_found(url: str, hub: EmbeddedHub) -> None:
 def test_one_process_at_a_time(hub: EmbeddedHub, tmp_path: Path) -> None:
     with refused(ValueError, "process", "served"):
         HubStore(hub.root)
-    foreign = tmp_path / "home"
-    (foreign / "incoming").mkdir(parents=True)
-    (foreign / "incoming" / "thesis.txt").write_text("mine")
+    foreign = write_files(tmp_path / "home", {"incoming/thesis.txt": "mine"})
     with refused(ValueError, "embedded", "folder"):
         EmbeddedHub(foreign).start()
     assert (foreign / "incoming" / "thesis.txt").read_text() == "mine"
 
 
 def test_cleaning_follows_no_links(tmp_path: Path) -> None:
-    outside, root = tmp_path / "outside", tmp_path / "hub"
-    outside.mkdir()
-    (outside / "thesis.txt").write_text("mine")
+    outside, root = write_files(tmp_path / "outside", {"thesis.txt": "mine"}), tmp_path / "hub"
     HubStore(root).close()
     (root / "incoming" / "folder").symlink_to(outside, target_is_directory=True)
     (root / "incoming" / "tmpdir").mkdir()
@@ -233,17 +230,15 @@ def test_cleaning_follows_no_links(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the peak memory that Linux reports")
 def test_large_files_stream_in_constant_memory(tmp_path: Path) -> None:
-    piece, pieces = bytes(1 << 20), 200
-    size, digest = len(piece) * pieces, hashlib.sha256()
-    for _ in range(pieces):
-        digest.update(piece)
+    size = 200 << 20
+    sha256 = hashlib.sha256(bytes(size)).hexdigest()
     with serving(tmp_path / "hub") as (url, process):
         create_repository(url, "me/model")
         before = peak_memory(process)
-        path = request_lfs_upload(url, digest.hexdigest(), size)
-        assert path is not None
-        assert ask(url, "PUT", path, (piece for _ in range(pieces)), {"Content-Length": str(size)}).status == 200
-        pointer = {"path": "zeros.bin", "algo": "sha256", "oid": digest.hexdigest(), "size": size}
+        pieces = (bytes(1 << 20) for _ in range(200))
+        path = str(request_lfs_upload(url, sha256, size))
+        assert ask(url, "PUT", path, pieces, {"Content-Length": str(size)}).status == 200
+        pointer = {"path": "zeros.bin", "algo": "sha256", "oid": sha256, "size": size}
         assert ask(url, "POST", COMMIT, commit_body({}, ("lfsFile", pointer))).status == 200
         # Regular files come in one request, and are stored one by one.
         many = commit_body({f"{i}.txt": bytes(5 << 20) for i in range(2)}).splitlines(keepends=True)
@@ -254,6 +249,6 @@ def test_large_files_stream_in_constant_memory(tmp_path: Path) -> None:
         while chunk := response.read(1 << 20):
             received.update(chunk)
         connection.close()
-        assert received.hexdigest() == digest.hexdigest()
+        assert received.hexdigest() == sha256
         growth = peak_memory(process) - before
     assert growth < 64 << 20, f"the server grew by {growth >> 20} MiB for a file of {size >> 20} MiB"

@@ -14,12 +14,10 @@ from .conftest import BEARER, COMMIT
 
 
 def post(url: str, path: str, **payload: Any) -> Answer:
-    """Send a JSON object."""
     return ask(url, "POST", path, payload)
 
 
 def move(url: str, old: str, new: str) -> int:
-    """Move a model; the status."""
     return post(url, "/api/repos/move", fromRepo=old, toRepo=new).status
 
 

@@ -28,13 +28,11 @@ def api(hub: EmbeddedHub) -> HfApi:
 
 @pytest.fixture
 def options(hub: EmbeddedHub) -> dict[str, Any]:
-    """Options of a push to the Hub of the test."""
     return {"endpoint": hub.url, "token": False, "check": False}
 
 
 @pytest.fixture
 def bert(tmp_path: Path) -> Path:
-    """A model that transformers knows itself."""
     return save_bert(tmp_path / "bert")
 
 

@@ -97,9 +97,13 @@ def test_the_check_and_the_hub_judge_a_card_alike(metadata, url):
         assert counts == ([told, 0] if refused else [0, told + (not metadata)])
 
 
-def test_a_push_says_what_the_hub_only_warns_of(tmp_path, bert):
+def test_a_push_says_what_the_hub_only_warns_of_and_the_check_names_lines(tmp_path, bert):
     (bert / "README.md").write_text("---\nlicense: other\npipeline_tag: foo-bar\n---\n# Mine\n")
     assert len(rehearse(bert, tmp_path / "staged").notes) == 3
+    card = "---\nlibrary_name: transformers\nlicense: my own\ndatasets: [null]\n---\n# Mine\n"
+    (bert / "README.md").write_text(card)
+    first, second = json.loads(run("card", bert, "--check", "--json", code=1).output)["problems"]
+    assert "line 3:" in first and "line 4:" in second
 
 
 def test_a_push_of_such_a_card_is_refused_before_anything_is_sent(options, api, bert):
@@ -112,13 +116,6 @@ def test_a_push_of_such_a_card_is_refused_before_anything_is_sent(options, api, 
         (bert / "README.md").unlink(missing_ok=True)
     assert problems[0] == [(3, "license"), (4, "base_model")] and [field for _, field in problems[1]] == ["license"]
     assert not api.repo_exists("org/model")
-
-
-def test_the_check_of_a_card_names_lines(bert):
-    card = "---\nlibrary_name: transformers\nlicense: my own\ndatasets: [null]\n---\n# Mine\n"
-    (bert / "README.md").write_text(card)
-    first, second = json.loads(run("card", bert, "--check", "--json", code=1).output)["problems"]
-    assert "line 3:" in first and "line 4:" in second
 
 
 NO_METADATA = ["license: [mit", "license: mit\nlicense: mit", "- license", "license: &a mit\nbase_model: *a"]

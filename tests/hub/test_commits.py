@@ -47,7 +47,6 @@ def differences(source: Path, hub: EmbeddedHub | UnfaithfulHub, **options) -> li
 
 
 def upload(api, name: str, content: bytes) -> None:
-    """Somebody's commit of one file."""
     api.upload_file(repo_id="org/model", path_or_fileobj=content, path_in_repo=name)
 
 

@@ -41,37 +41,31 @@ def snapshot(tmp_path) -> Path:
     return save_snapshot(tmp_path / "snapshot", reports=False)
 
 
-def test_a_saved_model_becomes_a_complete_folder(tmp_path, bert):
-    for name, model in {"head": tiny_restorer(), "base": SemanIRModel(tiny_restorer().config)}.items():
-        model.save_pretrained(tmp_path / name)
-        SemanIRImageProcessor(do_convert_rgb=False).save_pretrained(tmp_path / name)
-        folder = stage(tmp_path / name, tmp_path / f"staged-{name}")
-        assert sorted(contents(folder)) == STAGED
-        assert_same(load_file(folder / "model.safetensors"), model.state_dict())
-        config = json.loads((folder / "config.json").read_text())
-        assert set(config["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForImageToImage"}
-        assert config["architectures"] == [type(model).__name__]
-        assert json.loads((folder / "preprocessor_config.json").read_text())["do_convert_rgb"] is False
-        for code in CODE:
-            assert (folder / code).read_bytes() == (ROOM / code).read_bytes()
-    # One of transformers.
+@pytest.mark.parametrize("kind", ["head", "base", "half"])
+def test_a_folder_is_staged_bit_for_bit_and_again_from_its_own_result(tmp_path, kind):
+    model = SemanIRModel(tiny_restorer().config) if kind == "base" else tiny_restorer()
+    model.to(torch.bfloat16 if kind == "half" else torch.float32).save_pretrained(tmp_path / "snapshot")
+    SemanIRImageProcessor(do_convert_rgb=False).save_pretrained(tmp_path / "snapshot")
+    first = stage(tmp_path / "snapshot", tmp_path / "first", repo_id="org/name")
+    found = contents(first)
+    assert sorted(found) == STAGED
+    assert {name: found[name] for name in CODE} == {name: (ROOM / name).read_bytes() for name in CODE}
+    config = json.loads(found["config.json"])
+    assert set(config["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForImageToImage"}
+    assert config["architectures"] == [type(model).__name__]
+    assert json.loads(found["preprocessor_config.json"])["do_convert_rgb"] is False
+    assert contents(stage(first, tmp_path / "second", repo_id="org/name")) == found
+    assert_same(load_file(first / "model.safetensors"), model.state_dict())
+    if kind != "base":
+        loaded = AutoModelForImageToImage.from_pretrained(first)
+        assert loaded.dtype == model.dtype
+        assert_same(loaded.state_dict(), model.state_dict())
+
+
+def test_a_model_of_transformers_is_staged(tmp_path, bert):
     folder = stage(bert, tmp_path / "staged", repo_id="org/bert")
     assert (folder / "model.safetensors").read_bytes() == (bert / "model.safetensors").read_bytes()
     assert 'BertModel.from_pretrained("org/bert")' in (folder / "README.md").read_text()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_folder_is_staged_bit_for_bit_and_again_from_its_own_result(tmp_path, dtype):
-    snapshot = tmp_path / "snapshot"
-    tiny_restorer().to(dtype).save_pretrained(snapshot)
-    SemanIRImageProcessor().save_pretrained(snapshot)
-    first = stage(snapshot, tmp_path / "first", repo_id="org/name")
-    second = stage(first, tmp_path / "second", repo_id="org/name")
-    assert contents(first) == contents(second)
-    assert_same(load_file(first / "model.safetensors"), load_file(snapshot / "model.safetensors"))
-    loaded = AutoModelForImageToImage.from_pretrained(first)
-    assert loaded.dtype == dtype
-    assert_same(loaded.state_dict(), load_file(snapshot / "model.safetensors"))
 
 
 def test_code_that_came_with_a_folder_is_neither_run_nor_staged(tmp_path, snapshot):
@@ -174,11 +168,15 @@ def test_an_adapter_of_ours_travels_with_its_image_processor_and_our_code(tmp_pa
     assert (folder / PROCESSOR).read_bytes() == (ROOM / PROCESSOR).read_bytes()
 
 
-def test_sources_that_cannot_be_staged(tmp_path):
+def test_sources_that_cannot_be_staged(tmp_path, bert):
     with refused(DataError, "folder"):
         stage(tmp_path / "absent", tmp_path / "out")
     (tmp_path / "bare").mkdir()
-    save_file({"w": torch.zeros(1)}, tmp_path / "bare" / "model.safetensors")
+    # Weights of another name would stay behind.
+    (bert / "model.safetensors").rename(bert / "mine.safetensors")
+    with refused(DataError, "transformers", "diffusers"):
+        stage(bert, tmp_path / "out")
+    (bert / "mine.safetensors").rename(tmp_path / "bare" / "model.safetensors")
     with refused(DataError, "config.json", "adapter_config.json"):
         stage(tmp_path / "bare", tmp_path / "out")
 
@@ -220,7 +218,6 @@ def test_a_failure_leaves_the_earlier_folder_and_no_other_trace(tmp_path, snapsh
 
 
 def make(kind: str, folder: Path):
-    """A model of ours, of transformers or of diffusers."""
     if kind == "of diffusers":
         blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (8,)}
         return UNet2DModel(sample_size=8, layers_per_block=1, norm_num_groups=4, **blocks)

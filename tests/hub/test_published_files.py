@@ -11,7 +11,7 @@ import pytest
 import transformers
 from transformers import BertTokenizer
 
-from hf_ext.errors import DataError, NotPublished
+from hf_ext.errors import NotPublished
 from hf_ext.hub.publish import rehearse, stage
 from hf_ext.hub.published_files import is_described, is_loaded, walk
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline
@@ -83,12 +83,6 @@ def test_a_folder_of_transformers_is_published_by_name_and_says_so(tmp_path):
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "staged").chat_template == tokenizer.chat_template
 
 
-def test_weights_of_another_name_are_refused_before_they_stay_behind(tmp_path, bert):
-    (bert / "model.safetensors").rename(bert / "mine.safetensors")
-    with refused(DataError, "transformers", "diffusers"):
-        stage(bert, tmp_path / "staged")
-
-
 @pytest.fixture
 def secret(tmp_path) -> Path:
     return write_files(tmp_path / "elsewhere", {"id_rsa": '{"secret": "the text of a secret"}'}) / "id_rsa"
@@ -99,7 +93,6 @@ KINDS["pipeline"] = lambda folder: make_pipeline().save_pretrained(folder) or fo
 
 
 def link(folder: Path, names: list[str], target: Path | str) -> None:
-    """Puts a link in the place of each file."""
     for name in names:
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(target)

@@ -38,12 +38,17 @@ def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path,
         assert set(checkpoint) == set(weights) and all(checkpoint[name].equal(weights[name]) for name in weights)
 
 
-def test_a_push_to_a_new_branch_of_a_user_who_disabled_xet(options, api, tmp_path, snapshot, monkeypatch):
+def test_new_branches_and_pull_requests_leave_main_alone(options, api, tmp_path, snapshot, monkeypatch):
+    # Of a user who disabled Xet: large files are sent by their path.
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     info = push(snapshot, "org/model", revision="dev", **options)
     assert on_hub(api, tmp_path, "dev") == contents(stage(snapshot, tmp_path / "staged", repo_id="org/model"))
     assert api.model_info("org/model", revision="dev").sha == info.oid
+    assert push(snapshot, "org/model", create_pr=True, **options).pr_num == 1
+    assert "model.safetensors" in on_hub(api, tmp_path, "refs/pr/1")
     assert titles(api) == ["initial commit"]
+    with refused(UsageError, "create_pr"):
+        push(snapshot, "org/model", create_pr=True, revision="dev", **options)
 
 
 # Files that loaders of a model prefer to others, or that say whose it is; and files of the owner.
@@ -81,14 +86,6 @@ def test_a_name_alone_is_one_of_the_owner_and_an_address_may_end_in_a_slash(hub,
     assert info.oid == HfApi(endpoint=f"{hub.url}/", token=False).model_info("local/model").sha
     card = hf_hub_download("local/model", "README.md", endpoint=hub.url, token=False)
     assert '("local/model")' in Path(card).read_text()
-
-
-def test_a_pull_request_leaves_main_alone(options, api, tmp_path, snapshot):
-    info = push(snapshot, "org/model", create_pr=True, **options)
-    assert info.pr_num == 1 and titles(api) == ["initial commit"]
-    assert "model.safetensors" in on_hub(api, tmp_path, "refs/pr/1")
-    with refused(UsageError, "create_pr"):
-        push(snapshot, "org/model", create_pr=True, revision="dev", **options)
 
 
 def test_visibility(options, api, snapshot):

@@ -20,8 +20,6 @@ class Reply(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request, as far as tests look at it."""
-
     method: str
     path: str
     range: str | None
@@ -62,7 +60,6 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = answer
 
     def forward(self, body: bytes) -> Reply:
-        """The true Hub's answer."""
         connection = HTTPConnection(self.hub.address)
         skipped = ("host", "content-length", "transfer-encoding", "connection")
         headers = {key: value for key, value in self.headers.items() if key.lower() not in skipped}

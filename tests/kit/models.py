@@ -102,8 +102,6 @@ class ModelTester:
 
 
 class ModelTesterMixin(ModelTester):
-    """Outputs, gradients, saving, precision."""
-
     def test_same_seed_gives_same_model_and_same_outputs(self):
         first, second = self.make_model(), self.make_model()
         assert_same_weights(first, second)
@@ -277,7 +275,6 @@ def _is_real(value: Any) -> bool:
 
 
 def _cast(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """Arguments, all floating-point tensors converted."""
     return {
         name: value.detach().to(dtype).requires_grad_(value.requires_grad) if _is_real(value) else value
         for name, value in arguments.items()
