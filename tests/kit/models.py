@@ -76,12 +76,6 @@ class ModelTester:
     # Absolute difference allowed between bfloat16 and float32 outputs.
     bfloat16_tolerance: float
 
-    def make_config(self) -> Any:
-        raise NotImplementedError
-
-    def make_inputs(self) -> dict[str, torch.Tensor]:
-        raise NotImplementedError
-
     def make_model(self) -> Any:
         """The model with every parameter moved from its initial value, so that constants are noticed too."""
         torch.manual_seed(0)
@@ -113,9 +107,8 @@ class ModelTesterMixin(ModelTester):
         model.save_pretrained(tmp_path)
         loaded, report = self.model_class.from_pretrained(tmp_path, output_loading_info=True)
         assert not any(report.values()), report
-        assert {name: value.dtype for name, value in loaded.named_buffers()} == {
-            name: value.dtype for name, value in model.named_buffers()
-        }
+        found, expected = ({name: value.dtype for name, value in one.named_buffers()} for one in (loaded, model))
+        assert found == expected
         assert_same_weights(loaded, model)
         assert_same_answers(self.predict(loaded), self.predict(model))
 
@@ -162,8 +155,7 @@ class ModelTesterMixin(ModelTester):
     def test_tuple_output_has_the_values_of_the_named_output(self):
         model = self.make_model()
         with torch.no_grad():
-            named = model(**self.make_inputs())
-            plain = model(**self.make_inputs(), return_dict=False)
+            named, plain = model(**self.make_inputs()), model(**self.make_inputs(), return_dict=False)
         assert isinstance(plain, tuple)
         for found, expected in zip(plain, named.to_tuple(), strict=True):
             assert_same_answers(found, expected)
