@@ -18,14 +18,10 @@ CACHE = Path(__file__).resolve().parents[2] / ".cache" / "conformance"
 
 # What the shared tests import from folders that the source distribution leaves out.
 SHIMS = {
-    "tests/exporters/__init__.py": "",
+    **{f"tests/{folder}__init__.py": "" for folder in ("", "exporters/", "generation/", "utils/", "models/")},
     "tests/exporters/test_export.py": "class ExportTesterMixin:\n    pass\n",
-    "tests/generation/__init__.py": "",
     "tests/generation/test_utils.py": "class GenerationTesterMixin:\n    pass\n",
-    "tests/utils/__init__.py": "",
     "tests/utils/test_configuration_utils.py": "config_common_kwargs = {}\n",
-    "tests/__init__.py": "",
-    "tests/models/__init__.py": "",
     "fetch_hub_objects_for_ci.py": "def url_to_local_path(url, *args, **kwargs):\n    return url\n",
     # Without a configuration of its own, pytest would read the one of this project, which encloses the folder.
     "pytest.ini": "[pytest]\n",
@@ -33,15 +29,7 @@ SHIMS = {
 
 
 def transformers_tests() -> Path:
-    """
-    The folder with transformers' `tests` package, downloaded on first use with pip.
-
-    Returns:
-        `Path`: The folder to put on the path, below `.cache/conformance`.
-
-    Raises:
-        subprocess.CalledProcessError: If pip cannot download the source distribution.
-    """
+    """The folder to put on the path, with transformers' `tests` package, downloaded on first use with pip."""
     name = f"transformers-{version('transformers')}"
     folder = CACHE / name
     if folder.is_dir():

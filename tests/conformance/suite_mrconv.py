@@ -1,16 +1,11 @@
-"""MRConv for sequences under transformers' own tests: tokens, language model, pairs of documents, waveforms.
-
-Not collected here: test_conformance.py copies this file into transformers' downloaded test tree and runs it there,
-where `tests` is transformers' package and not this project's.
-"""
+"""MRConv for sequences under transformers' own tests: tokens, language model, pairs of documents, waveforms."""
 
 import copy
 import unittest
 from unittest import mock
 
 import torch
-from tests.test_configuration_common import ConfigTester
-from tests.test_modeling_common import ModelTesterMixin, floats_tensor, ids_tensor
+from tests.test_modeling_common import floats_tensor, ids_tensor
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -27,6 +22,8 @@ from hf_ext.mrconv import (
     MRConvModel,
 )
 from tests import test_modeling_common
+
+from .suite_shared import ConvertedTests, OurModelTests
 
 # The suite asks these tables which classes have no loss, and what labels the others want.
 MODEL_MAPPING_NAMES["mrconv"] = "MRConvModel"
@@ -59,14 +56,8 @@ class MRConvModelTester:
     fields: dict = {"kernel_type": "fourier_sparse"}
 
     def get_config(self) -> MRConvConfig:
-        fields = {
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "num_hidden_layers": self.num_hidden_layers,
-            "kernel_size": 4,
-            "max_position_embeddings": 40,
-            "num_labels": self.num_labels,
-        }
+        names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_labels")
+        fields = {"kernel_size": 4, "max_position_embeddings": 40, **{name: getattr(self, name) for name in names}}
         return MRConvConfig(**{**fields, **self.fields})
 
     def prepare_config_and_inputs_for_common(self) -> tuple[MRConvConfig, dict[str, torch.Tensor]]:
@@ -76,41 +67,14 @@ class MRConvModelTester:
         return self.get_config(), {"input_ids": tokens, "attention_mask": mask}
 
 
-class MRConvModelTest(ModelTesterMixin, unittest.TestCase):
+class MRConvModelTest(ConvertedTests, OurModelTests, unittest.TestCase):
     model_tester_class = MRConvModelTester
     all_model_classes = (MRConvModel, MRConvForSequenceClassification, MRConvForCausalLM)
-    # Convolutions have no matrix of attention to return.
-    has_attentions = False
     # Of the tests of generation, transformers distributes none: ours are in tests/mrconv/test_generation_mrconv.py.
     all_generative_model_classes = ()
-    # By default the strictest initialisation test runs only for models that transformers itself dates after 2023.
-    test_can_init_all_missing_weights_before_2023 = True
-
-    def setUp(self) -> None:
-        self.model_tester = self.model_tester_class()
-        self.config_tester = ConfigTester(
-            self,
-            config_class=MRConvConfig,
-            has_text_modality=False,
-            common_properties=["hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"],
-            vocab_size=29,
-            hidden_size=8,
-            num_hidden_layers=1,
-            max_position_embeddings=40,
-        )
-
-    def test_config(self) -> None:
-        self.config_tester.run_common_tests()
-
-    def test_reverse_loading_mapping(self) -> None:
-        """Names stay and numbers change; each converter is tested on models that have the kernel it is for."""
-        every = test_modeling_common.get_model_conversion_mapping
-
-        def those_of(model, **options):
-            return [item for item in every(model, **options) if any(map(item._scoped_match, model.state_dict()))]
-
-        with mock.patch.object(test_modeling_common, "get_model_conversion_mapping", those_of):
-            super().test_reverse_loading_mapping(check_keys_were_modified=False)
+    config_class = MRConvConfig
+    common_properties = ["hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"]
+    small = {"vocab_size": 29, "hidden_size": 8, "num_hidden_layers": 1, "max_position_embeddings": 40}
 
 
 class MRConvMergedModelTester(MRConvModelTester):
@@ -163,9 +127,8 @@ class MRConvPairTest(MRConvModelTest):
         """As the shared test, with the first documents: the Auto class makes a classifier of one text."""
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
         inputs.pop("input_ids_2")
-        with mock.patch.object(
-            self.model_tester, "prepare_config_and_inputs_for_common", lambda: (config, dict(inputs))
-        ):
+        first = {"prepare_config_and_inputs_for_common": lambda: (config, dict(inputs))}
+        with mock.patch.multiple(self.model_tester, **first):
             super().test_load_with_mismatched_shapes()
 
 
@@ -177,10 +140,8 @@ class MRConvAudioTester(MRConvModelTester):
     def prepare_config_and_inputs_for_common(self) -> tuple[MRConvConfig, dict[str, torch.Tensor]]:
         mask = torch.ones(self.batch_size, self.seq_length, dtype=torch.int64)
         mask[0, 9:] = 0
-        return self.get_config(), {
-            "input_values": floats_tensor([self.batch_size, self.seq_length]),
-            "attention_mask": mask,
-        }
+        waves = floats_tensor([self.batch_size, self.seq_length])
+        return self.get_config(), {"input_values": waves, "attention_mask": mask}
 
 
 class MRConvAudioTest(MRConvModelTest):

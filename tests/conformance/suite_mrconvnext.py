@@ -1,22 +1,12 @@
-"""MRConvNeXt and the feature extractor of MRConv under transformers' own tests.
+"""MRConvNeXt and the feature extractor of MRConv under transformers' own tests."""
 
-Not collected here: test_conformance.py copies this file into transformers' downloaded test tree and runs it there,
-where `tests` is transformers' package and not this project's.
-"""
-
-import copy
 import unittest
-from unittest import mock
 
 import torch
-from tests.test_configuration_common import ConfigTester
-from tests.test_image_processing_common import ImageProcessingTester, ImageProcessingTestMixin
-from tests.test_modeling_common import ModelTesterMixin, floats_tensor
+from tests.test_image_processing_common import ImageProcessingTester
+from tests.test_modeling_common import floats_tensor
 from tests.test_sequence_feature_extraction_common import SequenceFeatureExtractionTestMixin
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-    MODEL_MAPPING_NAMES,
-)
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
 from hf_ext.mrconv import (
     MRConvFeatureExtractor,
@@ -25,7 +15,8 @@ from hf_ext.mrconv import (
     MRConvNextImageProcessor,
     MRConvNextModel,
 )
-from tests import test_modeling_common
+
+from .suite_shared import ConvertedTests, ImageModelTests, OurImageProcessorTests
 
 # The suite asks these tables which classes have no loss, and what labels the others want.
 MODEL_MAPPING_NAMES["mrconvnext"] = "MRConvNextModel"
@@ -47,74 +38,23 @@ class MRConvNextModelTester:
     expected_num_hidden_layers = 3
 
     def get_config(self) -> MRConvNextConfig:
-        return MRConvNextConfig(
-            image_size=self.image_size,
-            patch_size=2,
-            hidden_sizes=self.hidden_sizes,
-            depths=[1] * self.num_hidden_layers,
-            kernel_size=4,
-            num_labels=self.num_labels,
-        )
+        sizes = {"image_size": self.image_size, "patch_size": 2, "hidden_sizes": self.hidden_sizes, "kernel_size": 4}
+        return MRConvNextConfig(**sizes, depths=[1] * self.num_hidden_layers, num_labels=self.num_labels)
 
     def prepare_config_and_inputs_for_common(self) -> tuple[MRConvNextConfig, dict[str, torch.Tensor]]:
         pixel_values = floats_tensor([self.batch_size, self.num_channels, self.image_size, self.image_size])
         return self.get_config(), {"pixel_values": pixel_values}
 
 
-class MRConvNextModelTest(ModelTesterMixin, unittest.TestCase):
+class MRConvNextModelTest(ConvertedTests, ImageModelTests, unittest.TestCase):
     model_tester_class = MRConvNextModelTester
     all_model_classes = (MRConvNextModel, MRConvNextForImageClassification)
-    # Convolutions have no matrix of attention to return.
-    has_attentions = False
-    # By default the strictest initialisation test runs only for models that transformers itself dates after 2023.
-    test_can_init_all_missing_weights_before_2023 = True
-    test_resize_embeddings = False
+    config_class = MRConvNextConfig
+    common_properties = ["hidden_sizes", "depths", "num_channels", "image_size"]
+    small = {"image_size": 16, "patch_size": 2, "hidden_sizes": [8, 12], "depths": [1, 1]}
 
-    def setUp(self) -> None:
-        self.model_tester = self.model_tester_class()
-        self.config_tester = ConfigTester(
-            self,
-            config_class=MRConvNextConfig,
-            has_text_modality=False,
-            common_properties=["hidden_sizes", "depths", "num_channels", "image_size"],
-            image_size=16,
-            patch_size=2,
-            hidden_sizes=[8, 12],
-            depths=[1, 1],
-        )
-
-    def test_config(self) -> None:
-        self.config_tester.run_common_tests()
-
-    def test_hidden_states_output(self) -> None:
-        """As the shared test, but hidden states are feature maps, `(batch, channels, height, width)`."""
-        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
-        for model_class in self.all_model_classes:
-            by_argument = model_class(config).eval()
-            asking = copy.deepcopy(config)
-            asking.output_hidden_states = True
-            by_configuration = model_class(asking).eval()
-            for model, options in ((by_argument, {"output_hidden_states": True}), (by_configuration, {})):
-                with torch.no_grad():
-                    hidden_states = model(**inputs, **options).hidden_states
-                self.assertEqual(len(hidden_states), self.model_tester.expected_num_hidden_layers)
-                self.assertEqual(
-                    [tuple(state.shape[1:]) for state in hidden_states], [(8, 8, 8), (8, 8, 8), (12, 4, 4)]
-                )
-
-    @unittest.skip("images are not embedded by a table: there is none to set or resize")
-    def test_model_get_set_embeddings(self) -> None:
-        pass
-
-    def test_reverse_loading_mapping(self) -> None:
-        """Names stay and numbers change; each converter is tested on models that have the kernel it is for."""
-        every = test_modeling_common.get_model_conversion_mapping
-
-        def those_of(model, **options):
-            return [item for item in every(model, **options) if any(map(item._scoped_match, model.state_dict()))]
-
-        with mock.patch.object(test_modeling_common, "get_model_conversion_mapping", those_of):
-            super().test_reverse_loading_mapping(check_keys_were_modified=False)
+    def check_hidden_states(self, states: tuple[torch.Tensor, ...]) -> None:
+        self.assertEqual([tuple(state.shape[1:]) for state in states], [(8, 8, 8), (8, 8, 8), (12, 4, 4)])
 
 
 class MRConvNextMergedModelTester(MRConvNextModelTester):
@@ -143,12 +83,8 @@ class MRConvNextImageProcessorTester(ImageProcessingTester):
         return self.num_channels, 18, 18
 
 
-class MRConvNextImageProcessingTest(ImageProcessingTestMixin, unittest.TestCase):
+class MRConvNextImageProcessingTest(OurImageProcessorTests, unittest.TestCase):
     image_processor_tester_class = MRConvNextImageProcessorTester
-
-    @unittest.skip("a rule of the transformers repository: hf_ext does not require torchvision")
-    def test_new_models_require_torchvision_backend(self) -> None:
-        pass
 
 
 class MRConvFeatureExtractionTester:

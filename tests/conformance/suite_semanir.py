@@ -1,8 +1,4 @@
-"""SemanIR under transformers' own tests: model, configuration and image processor.
-
-Not collected here: test_conformance.py copies this file into transformers' downloaded test tree and runs it there,
-where `tests` is transformers' package and not this project's.
-"""
+"""SemanIR under transformers' own tests: model, configuration and image processor."""
 
 import copy
 import unittest
@@ -11,12 +7,13 @@ from unittest import mock
 import numpy as np
 import torch
 from PIL import Image
-from tests.test_configuration_common import ConfigTester
-from tests.test_image_processing_common import ImageProcessingTester, ImageProcessingTestMixin
-from tests.test_modeling_common import ModelTesterMixin, floats_tensor
+from tests.test_image_processing_common import ImageProcessingTester
+from tests.test_modeling_common import floats_tensor
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor, SemanIRModel
+
+from .suite_shared import ImageModelTests, OurImageProcessorTests
 
 # The suite asks this table which classes have no loss.
 MODEL_MAPPING_NAMES["semanir"] = "SemanIRModel"
@@ -37,40 +34,21 @@ class SemanIRModelTester:
     expected_num_hidden_layers = 3
 
     def get_config(self) -> SemanIRConfig:
-        return SemanIRConfig(
-            embed_dim=self.hidden_size,
-            depths=[2] * self.num_hidden_layers,
-            num_heads=[2] * self.num_hidden_layers,
-            window_size=8,
-            top_k=16,
-            image_mean=[0.45, 0.44, 0.40],
-        )
+        twos = [2] * self.num_hidden_layers
+        sizes = {"embed_dim": self.hidden_size, "depths": twos, "num_heads": twos, "window_size": 8, "top_k": 16}
+        return SemanIRConfig(**sizes, image_mean=[0.45, 0.44, 0.40])
 
     def prepare_config_and_inputs_for_common(self) -> tuple[SemanIRConfig, dict[str, torch.Tensor]]:
         pixel_values = floats_tensor([self.batch_size, self.num_channels, self.image_size, self.image_size])
         return self.get_config(), {"pixel_values": pixel_values}
 
 
-class SemanIRModelTest(ModelTesterMixin, unittest.TestCase):
+class SemanIRModelTest(ImageModelTests, unittest.TestCase):
     model_tester_class = SemanIRModelTester
     all_model_classes = (SemanIRModel, SemanIRForImageRestoration)
-    # Masked attention over windows has no matrix of a sequence to return.
-    has_attentions = False
-    # By default the strictest initialisation test runs only for models that transformers itself dates after 2023.
-    test_can_init_all_missing_weights_before_2023 = True
-    test_resize_embeddings = False
-
-    def setUp(self) -> None:
-        self.model_tester = self.model_tester_class()
-        self.config_tester = ConfigTester(
-            self,
-            config_class=SemanIRConfig,
-            has_text_modality=False,
-            common_properties=["hidden_size", "num_channels", "window_size"],
-            embed_dim=16,
-            depths=[1],
-            num_heads=[2],
-        )
+    config_class = SemanIRConfig
+    common_properties = ["hidden_size", "num_channels", "window_size"]
+    small = {"embed_dim": 16, "depths": [1], "num_heads": [2]}
 
     def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
         inputs = copy.deepcopy(inputs_dict)
@@ -78,25 +56,11 @@ class SemanIRModelTest(ModelTesterMixin, unittest.TestCase):
             inputs["labels"] = 1 - inputs["pixel_values"]
         return inputs
 
-    def test_config(self) -> None:
-        self.config_tester.run_common_tests()
-
-    def test_hidden_states_output(self) -> None:
-        """As the shared test, but hidden states are feature maps, `(batch, channels, height, width)`."""
-        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
-        size = self.model_tester.image_size
-        for model_class in self.all_model_classes:
-            by_argument = model_class(config).eval()
-            asking = copy.deepcopy(config)
-            asking.output_hidden_states = True
-            by_configuration = model_class(asking).eval()
-            for model, options in ((by_argument, {"output_hidden_states": True}), (by_configuration, {})):
-                with torch.no_grad():
-                    hidden_states = model(**inputs, **options).hidden_states
-                self.assertEqual(len(hidden_states), self.model_tester.expected_num_hidden_layers)
-                first = (self.model_tester.batch_size, self.model_tester.hidden_size, size, size)
-                self.assertEqual(hidden_states[0].shape, first)
-                self.assertTrue(all(state.ndim == 4 for state in hidden_states))
+    def check_hidden_states(self, states: tuple[torch.Tensor, ...]) -> None:
+        tester = self.model_tester
+        first = (tester.batch_size, tester.hidden_size, tester.image_size, tester.image_size)
+        self.assertEqual(states[0].shape, first)
+        self.assertTrue(all(state.ndim == 4 for state in states))
 
     def test_init_weights_can_init_buffers(self) -> None:
         """The shared test sets `scale` to 0, taking it for the width of random numbers; here it enlarges images."""
@@ -108,10 +72,6 @@ class SemanIRModelTest(ModelTesterMixin, unittest.TestCase):
 
         with mock.patch.object(SemanIRConfig, "__setattr__", assign_unless_scale):
             super().test_init_weights_can_init_buffers()
-
-    @unittest.skip("images are not embedded by a table: there is none to set or resize")
-    def test_model_get_set_embeddings(self) -> None:
-        pass
 
 
 class SemanIRUShapeModelTester(SemanIRModelTester):
@@ -154,9 +114,5 @@ class SemanIRImageProcessorTester(ImageProcessingTester):
         return tuple(image.shape[:2] if isinstance(image, np.ndarray) else image.shape[1:])
 
 
-class SemanIRImageProcessingTest(ImageProcessingTestMixin, unittest.TestCase):
+class SemanIRImageProcessingTest(OurImageProcessorTests, unittest.TestCase):
     image_processor_tester_class = SemanIRImageProcessorTester
-
-    @unittest.skip("a rule of the transformers repository: hf_ext does not require torchvision")
-    def test_new_models_require_torchvision_backend(self) -> None:
-        pass

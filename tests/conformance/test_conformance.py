@@ -51,6 +51,7 @@ def test_our_classes_pass_the_tests_of_transformers(method):
     target.parent.mkdir(exist_ok=True)
     (target.parent / "__init__.py").touch()
     shutil.copyfile(HERE / f"suite_{method}.py", target)
+    shutil.copy(HERE / "suite_shared.py", target.parent)
     command = [sys.executable, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider", str(target)]
     environment = {**os.environ, "PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)

@@ -3,8 +3,6 @@
 `test_client_suite.py` copies it beside them. It runs in their process, where this package is not importable.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import os

@@ -1,7 +1,5 @@
 """Hubs with tokens, and Hubs in processes of their own."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys
@@ -40,21 +38,31 @@ def steady_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedHub
 
 @pytest.fixture(scope="module")
 def steady(steady_hub: EmbeddedHub) -> str:
-    """Its URL."""
     return steady_hub.url
 
 
+RUN = """
+import sys
+from hf_ext_cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    heavy = {"torch", "transformers", "numpy", "diffusers", "datasets", "hf_ext.semanir"} & set(sys.modules)
+    print("heavy:", sorted(heavy), flush=True)
+"""
+
+
 @contextlib.contextmanager
-def hub_process(program: str, folder: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A program that serves a Hub and first prints its address: that line and the process, killed at the end."""
-    environment = client_environment("http://127.0.0.1:9", folder / "home")
-    command = [sys.executable, "-c", program, *words]
+def serving(root: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`hf-ext hub serve` in a process of its own, killed at the end: the address that it tells, and the process."""
+    environment = client_environment("http://127.0.0.1:9", root.parent / "home")
+    command = [sys.executable, "-c", RUN, "hub", "serve", "--root", str(root), "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
     assert process.stdout is not None
     try:
-        line = process.stdout.readline().strip()
-        assert line, "the server did not start"
-        yield line, process
+        told = process.stdout.readline()
+        assert told, "the server did not start"
+        yield told.split(" at ")[1].partition(";")[0], process
     finally:
         process.kill()
         process.wait()

@@ -1,7 +1,5 @@
 """huggingface_hub's own tests, which were written for the public Hub, run against the embedded one."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -27,63 +25,59 @@ FILES = [
 ]  # fmt: skip
 
 # What the embedded Hub does not have, by the tests that need it. Each of them must fail: the list names no others.
+_API, _CARD = "test_hf_api.py::Test", "test_repocard.py::Test"
+_OF_CARDS = """
+load_repocard_from_file change_repocard_data repo_card_from_custom_template_path repo_card_data_must_be_dict
+repo_card_without_metadata validate_repocard preserve_windows_linebreaks preserve_linebreaks_when_saving
+updating_text_updates_content
+"""
+_OF_MODEL_CARDS = """
+model_card_with_invalid_model_index_and_ignore_error model_card_with_model_index load_model_card_from_file
+model_card_from_custom_template model_card_from_template_eval_results
+"""
 FAILING = {
-    "there are pull requests, but no discussions": ["test_hf_api.py::TestHfApiDiscussions::*"],
-    "there are no collections": ["test_hf_api.py::TestCollectionAPI::*"],
-    "there are no webhooks": ["test_hf_api.py::TestWebhookApi::*"],
+    "there are pull requests, but no discussions": [f"{_API}HfApiDiscussions::*"],
+    "there are no collections": [f"{_API}CollectionAPI::*"],
+    "there are no webhooks": [f"{_API}WebhookApi::*"],
     "histories are not rewritten": ["test_*.py::*squash*"],
-    "a branch hides no tag of its name": [
-        "test_hf_api.py::TestHfApiBranchEndpoint::test_create_branch_existing_tag_does_not_fail"
-    ],
-    "large files stay in the history": ["test_hf_api.py::TestListAndPermanentlyDeleteLFSFiles::*"],
-    "nobody can like a repository": ["test_hf_api.py::TestActivityApi::*like*"],
+    "a branch hides no tag of its name": [f"{_API}HfApiBranchEndpoint::test_create_branch_existing_tag_does_not_fail"],
+    "large files stay in the history": [f"{_API}ListAndPermanentlyDeleteLFSFiles::*"],
+    "nobody can like a repository": [f"{_API}ActivityApi::*like*"],
     "access is by token, and never gated by requests": [
-        "test_hf_api.py::TestAccessRequestAPI::*",
-        "test_hf_api.py::TestHfApiAuthCheck::test_auth_check_gated_repo",
-        "test_hf_api.py::TestHfApiEndpoints::test_update_repo_settings",
-        "test_hf_api.py::TestHfApiEndpoints::test_update_dataset_repo_settings",
+        *(f"{_API}AccessRequestAPI::*", f"{_API}HfApiAuthCheck::test_auth_check_gated_repo"),
+        *(f"{_API}HfApiEndpoints::test_update_{kind}repo_settings" for kind in ("", "dataset_")),
         "test_file_download.py::TestStagingDownload::test_download_from_a_gated_repo_with_hf_hub_download",
     ],
     "there is one user, and no organisation": [
-        "test_hf_api.py::TestHfApiEndpoints::test_whoami_with_passing_token",
-        "test_hf_api.py::TestCommitApi::test_create_repo_already_exists_but_no_write_permission*",
-        "test_hf_api.py::TestCommitApi::test_create_repo_private_by_default",
-        "test_hf_api.py::TestCommitApi::test_create_commit_create_pr_on_foreign_repo",
+        f"{_API}HfApiEndpoints::test_whoami_with_passing_token",
+        f"{_API}CommitApi::test_create_repo_already_exists_but_no_write_permission*",
+        f"{_API}CommitApi::test_create_repo_private_by_default",
+        f"{_API}CommitApi::test_create_commit_create_pr_on_foreign_repo",
     ],
-    "ids are case-sensitive": ["test_hf_api.py::TestCommitApi::test_create_commit_repo_id_case_insensitive"],
+    "ids are case-sensitive": [f"{_API}CommitApi::test_create_commit_repo_id_case_insensitive"],
     "a Space is made without a README.md": [
-        "test_repocard.py::TestMetadataUpdateOnMissingCard::test_metadata_update_missing_readme_on_space"
+        f"{_CARD}MetadataUpdateOnMissingCard::test_metadata_update_missing_readme_on_space"
     ],
     "a path with a backslash is refused with 400, not 422": [
-        "test_hf_api.py::TestCommitApi::test_create_file_with_relative_path",
-        "test_file_download.py::TestHfHubDownloadRelativePaths::*",
+        *(
+            f"{_API}CommitApi::test_create_file_with_relative_path",
+            "test_file_download.py::TestHfHubDownloadRelativePaths::*",
+        )
     ],
     "the whole text of a refusal is compared, and ours says which repository": [
-        "test_hf_api.py::TestCommitApi::test_create_commit_repo_does_not_exist"
+        f"{_API}CommitApi::test_create_commit_repo_does_not_exist"
     ],
     "the sdist lacks the files that it reads": [
+        *(f"{_CARD}RepoCard::test_{name}" for name in _OF_CARDS.split()),
+        *(f"{_CARD}ModelCard::test_{name}" for name in _OF_MODEL_CARDS.split()),
         *(
-            f"test_repocard.py::TestRepoCard::test_{name}"
-            for name in (
-                "load_repocard_from_file", "change_repocard_data", "repo_card_from_custom_template_path",
-                "repo_card_data_must_be_dict", "repo_card_without_metadata", "validate_repocard",
-                "preserve_windows_linebreaks", "preserve_linebreaks_when_saving", "updating_text_updates_content",
-            )
+            f"{_CARD}DatasetCard::test_{name}"
+            for name in ("load_datasetcard_from_file", "dataset_card_from_custom_template")
         ),
-        *(
-            f"test_repocard.py::TestModelCard::test_{name}"
-            for name in (
-                "model_card_with_invalid_model_index_and_ignore_error", "model_card_with_model_index",
-                "load_model_card_from_file", "model_card_from_custom_template",
-                "model_card_from_template_eval_results",
-            )
-        ),
-        "test_repocard.py::TestDatasetCard::test_load_datasetcard_from_file",
-        "test_repocard.py::TestDatasetCard::test_dataset_card_from_custom_template",
     ],
     "needs a plugin of pytest for async functions, and no server": ["test_utils_http.py::test_raise_on_status_async*"],
     "compares addresses with those of the public Hub": ["test_utils_http.py::test_fix_hf_endpoint_in_url*-None-*"],
-}  # fmt: skip
+}
 # These ask a site on the internet, and pass or fail with it.
 ONLINE = [
     "test_hf_api.py::TestHfApiInferenceCatalog::test_list_inference_catalog",

@@ -1,7 +1,5 @@
 """No client stops the embedded Hub: malformed HTTP, slow or many clients, rules and cards made to be slow."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import socket
@@ -19,11 +17,8 @@ from tests.kit.hub import CONTENT, ask, commit_body, create_repository, raw
 
 from .conftest import BEARER, COMMIT
 
-PREUPLOAD = "/api/models/me/model/preupload/main"
-
 
 def connect(url: str) -> socket.socket:
-    """An open connection."""
     split = urlsplit(url)
     return socket.create_connection((split.hostname, split.port), timeout=30)
 
@@ -36,24 +31,14 @@ def status_of(received: bytes) -> int:
 
 
 SECOND = b"GET /me/model/resolve/main/file.bin HTTP/1.1\r\nHost: %s\r\n\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+BEFORE = (b": empty\r\n", b" Leading: x\r\nConnection: close\r\n", b"X: a\0b\r\n", b"X: a\r", CHUNKED)
+LENGTHS = [before + b"Content-Length: %d" for before in BEFORE]
+LENGTHS += [b"Content-Length" + rest for rest in (b" : %d", b": %d\r\nContent-Length: 0", b": %d, 0", b": +%d")]
+LENGTHS += [CHUNKED + b"Transfer-Encoding: identity\r\nX: %d", b"Transfer-Encoding: identity, chunked\r\nX: %d"]
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"Content-Length : %d",
-        b": empty\r\nContent-Length: %d",
-        b" Leading: x\r\nConnection: close\r\nContent-Length: %d",
-        b"X: a\0b\r\nContent-Length: %d",
-        b"X: a\rContent-Length: %d",
-        b"Content-Length: %d\r\nContent-Length: 0",
-        b"Content-Length: %d, 0",
-        b"Content-Length: +%d",
-        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\nX: %d",
-        b"Transfer-Encoding: identity, chunked\r\nX: %d",
-        b"Transfer-Encoding: chunked\r\nContent-Length: %d",
-    ],
-)
+@pytest.mark.parametrize("header", LENGTHS)
 def test_no_second_request_in_what_is_malformed(steady: str, header: bytes) -> None:
     """A proxy that reads such a head in another way takes what follows for the body, or for another request."""
     host = urlsplit(steady).netloc.encode()
@@ -63,22 +48,24 @@ def test_no_second_request_in_what_is_malformed(steady: str, header: bytes) -> N
     assert status_of(raw(steady, head + second)) == (403 if header.startswith(b" ") else 400)
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"GET /api/models\r\n\r\n",
-        b"GET /caf\xe9 HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /" + b"a" * (100 << 10) + b" HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000 + b"\r\n",
-    ],
-)
+POST = b"POST /api/repos/create HTTP/1.1\r\nHost: %s\r\n"
+NO_REQUESTS = [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"GET /api/models\r\n\r\n",
+    b"GET /caf\xe9 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /" + b"a" * (100 << 10) + b" HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000 + b"\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    POST + b"Transfer-Encoding: gzip\r\n\r\n",
+    *(POST + b"Content-Length: " + length + b"\r\n\r\n" for length in (b"-5", b"1_0", b"9" * 5000)),
+    *(POST + CHUNKED + b"\r\n" + size + b"\r\nabcde\r\n0\r\n\r\n" for size in (b"0x5", b"-5", b"3")),
+]
+
+
+@pytest.mark.parametrize("request_", NO_REQUESTS)
 def test_what_is_no_request_is_refused(steady: str, request_: bytes) -> None:
-    assert status_of(raw(steady, request_)) == 400
-
-
-def test_other_versions_of_http_are_refused(steady: str) -> None:
-    assert status_of(raw(steady, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) == 505
+    whole = request_.replace(b"%s", urlsplit(steady).netloc.encode())
+    assert status_of(raw(steady, whole)) == (505 if b"HTTP/2.0" in request_ else 400)
 
 
 def test_several_requests_in_one_piece_are_answered_in_order(steady: str) -> None:
@@ -104,18 +91,18 @@ def test_whatever_fails_is_an_answer_and_in_the_log(tmp_path: Path, caplog: pyte
         assert ask(hub.url, "GET", "/api/models/me/other").status == 200
 
 
-# Slow clients, and many of them.
-
 HELD = {
     "silent": b"",
     "half a head": b"GET /api/models HTTP/1.1\r\nHo",
     "half a body": b"POST /api/validate-yaml HTTP/1.1\r\nHost: %s\r\nContent-Length: 100\r\n\r\n{",
     "refused": b"BROKEN\r\n\r\n",
+    "never read": SECOND.replace(b"file.bin", b"large.txt"),
 }
 
 
 @pytest.mark.parametrize("held", HELD)
-def test_clients_that_are_silent_keep_nobody_waiting(url: str, held: str) -> None:
+def test_clients_that_are_silent_or_do_not_read_keep_nobody_waiting(url: str, held: str) -> None:
+    assert ask(url, "POST", COMMIT, commit_body({"large.txt": bytes(10 << 20)})).status == 200
     # More of them than anything but the limit of connections has places.
     with contextlib.ExitStack() as stack:
         for _ in range(100):
@@ -126,25 +113,11 @@ def test_clients_that_are_silent_keep_nobody_waiting(url: str, held: str) -> Non
             assert ask(url, "POST", COMMIT, commit_body({"beside.txt": b"x"})).status == 200
 
 
-def test_clients_that_do_not_read_keep_nobody_waiting(url: str) -> None:
-    assert ask(url, "POST", COMMIT, commit_body({"0.txt": bytes(10 << 20)})).status == 200
-    question = SECOND.replace(b"file.bin", b"0.txt") % urlsplit(url).netloc.encode()
-    with contextlib.ExitStack() as stack:
-        for _ in range(100):
-            connection = stack.enter_context(connect(url))
-            connection.sendall(question)
-        for _ in range(10):
-            assert ask(url, "GET", "/me/model/resolve/main/file.bin").body == CONTENT
-
-
-def test_a_client_that_is_silent_does_not_keep_the_server_from_stopping(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_client_does_not_keep_the_server_from_stopping(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(server, "_GRACE_SECONDS", 1)
     with EmbeddedHub(tmp_path) as hub, connect(hub.url) as silent:
         url = hub.url
-        head = f"POST /api/validate-yaml HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Length: 100\r\n\r\n{{"
-        silent.sendall(head.encode())
+        silent.sendall(HELD["half a body"].replace(b"%s", urlsplit(url).netloc.encode()))
         # Its request is in a thread when the next one is answered.
         assert ask(url, "GET", "/api/models").status == 200
         hub.stop()
@@ -179,29 +152,25 @@ def test_more_connections_than_allowed_are_refused_and_the_others_go_on(crowded:
     assert ask(crowded.url, "GET", "/api/models").status == 200
 
 
-# Requests that cost more than they weigh.
-
-
-def test_rules_without_end_are_refused(steady: str) -> None:
-    question = {"files": [{"path": "a", "size": 1, "sample": ""}], "gitIgnore": "x\n" * 200_000}
-    answer = ask(steady, "POST", PREUPLOAD, question)
-    assert answer.status == 400 and ".gitignore" in answer.json()["error"]
+def preupload(url: str, rules: str, *paths: str):
+    """Asks how files are to be sent under the rules of a `.gitignore`."""
+    files = [{"path": path, "size": 1, "sample": ""} for path in paths]
+    return ask(url, "POST", "/api/models/me/model/preupload/main", {"files": files, "gitIgnore": rules})
 
 
 @pytest.mark.parametrize("rules", ["*" * 5000 + "b", "*a" * 300, "**/" * 2000 + "x", "[" * 5000, "a*" * 999 + "\\"])
 def test_rules_that_go_back_and_forth_take_no_longer(steady: str, rules: str) -> None:
-    question = {"files": [{"path": "/".join(["a" * 200] * 5), "size": 1, "sample": ""}], "gitIgnore": rules}
     begun = time.process_time()
-    assert ask(steady, "POST", PREUPLOAD, question).status == 200
+    assert preupload(steady, rules, "/".join(["a" * 200] * 5)).status == 200
     assert time.process_time() - begun < 20
 
 
-def test_many_stars_are_no_matter_where_they_have_few_places(steady: str) -> None:
-    rules = "**/" * 10 + "x\n*-*-*-*-*-*.log\n/a/**/b/**/*foo*.t?t\n"
+def test_many_stars_are_no_matter_where_they_have_few_places_and_rules_end(steady: str) -> None:
     wanted = {"run-1-2-3-4-5.log": True, "run-1-2.log": False, "deep/er/x": True, "a/b/c/afoob.txt": True}
-    files = [{"path": path, "size": 1, "sample": ""} for path in wanted]
-    planned = ask(steady, "POST", PREUPLOAD, {"files": files, "gitIgnore": rules}).json()["files"]
+    planned = preupload(steady, "**/" * 10 + "x\n*-*-*-*-*-*.log\n/a/**/b/**/*foo*.t?t\n", *wanted).json()["files"]
     assert {plan["path"]: plan["shouldIgnore"] for plan in planned} == wanted
+    answer = preupload(steady, "x\n" * 200_000, "a")
+    assert answer.status == 400 and ".gitignore" in answer.json()["error"]
 
 
 def test_strangers_get_no_large_card_read(crowded: EmbeddedHub) -> None:

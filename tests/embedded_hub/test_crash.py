@@ -1,78 +1,47 @@
 """The embedded Hub survives being killed: earlier commits stay, nothing half there shows; memory stays constant."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from hf_ext.embedded_hub import storage
 from hf_ext.embedded_hub.errors import HubError
-from hf_ext.embedded_hub.objects import Entry, Operation
+from hf_ext.embedded_hub.objects import Operation
 from hf_ext.embedded_hub.repository import Change
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.embedded_hub.store import HubStore
 from hf_ext.embedded_hub.uploads import store_regular
-from tests.kit.hub import ask, commit_body, create_repository, find_damage, is_whole, request_lfs_upload, store_now
+from tests.kit.hub import CONTENT, ask, commit_body, create_repository, find_damage, request_lfs_upload, store_now
 from tests.kit.models import file_limit
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
-from .conftest import COMMIT, hub_process, peak_memory
-
-# A Hub needs none of our models, whose registration would import transformers.
-SERVE = """
-import os, sys
-os.environ["HF_EXT_REGISTER_MODELS"] = "0"
-from hf_ext.embedded_hub.server import EmbeddedHub
-EmbeddedHub(sys.argv[1]).serve_forever(ready=lambda hub: print(hub.url, flush=True))
-"""
-
-
-def serving(root: Path) -> AbstractContextManager[tuple[str, subprocess.Popen[str]]]:
-    """A Hub in a process of its own, which is killed at the end: its URL and the process."""
-    return hub_process(SERVE, root.parent, str(root))
-
-
-def start_upload(url: str, size: int) -> tuple[http.client.HTTPConnection, str]:
-    """Begin to send a large file of zeros: the connection, of which half of the body is sent, and the hash."""
-    sha256 = hashlib.sha256(bytes(size)).hexdigest()
-    path = request_lfs_upload(url, sha256, size)
-    assert path is not None
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
-    connection.putrequest("PUT", path)
-    connection.putheader("Content-Length", str(size))
-    connection.endheaders()
-    connection.send(bytes(size // 2))
-    return connection, sha256
-
-
-def wait_for_growth(folder: Path, size: int) -> None:
-    """Wait until files of a folder hold that many bytes."""
-    deadline = time.monotonic() + 60
-    while sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) < size:
-        assert time.monotonic() < deadline, "the upload does not arrive"
-        time.sleep(0.01)
+from .conftest import COMMIT, peak_memory, serving
 
 
 def test_killed_in_the_middle_of_an_upload(tmp_path: Path) -> None:
-    root = tmp_path / "hub"
+    root, zeros = tmp_path / "hub", bytes(20 << 20)
+    sha256 = hashlib.sha256(zeros).hexdigest()
     with serving(root) as (url, process):
         create_repository(url, "me/model")
         commit = ask(url, "POST", COMMIT, commit_body({"kept.txt": b"kept"})).json()["commitOid"]
-        connection, sha256 = start_upload(url, 20 << 20)
-        wait_for_growth(root / "incoming", 5 << 20)
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        connection.putrequest("PUT", str(request_lfs_upload(url, sha256, len(zeros))))
+        connection.putheader("Content-Length", str(len(zeros)))
+        connection.endheaders(zeros[: len(zeros) // 2])
+        deadline = time.monotonic() + 60
+        while sum(path.stat().st_size for path in (root / "incoming").iterdir()) < 5 << 20:
+            assert time.monotonic() < deadline, "the upload does not arrive"
+            time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
         connection.close()
@@ -83,8 +52,8 @@ def test_killed_in_the_middle_of_an_upload(tmp_path: Path) -> None:
         assert find_damage(hub.store) == []
         assert ask(hub.url, "GET", f"/me/model/resolve/{commit}/kept.txt").body == b"kept"
         # The same upload can be made again.
-        path = request_lfs_upload(hub.url, sha256, 20 << 20)
-        assert path is not None and ask(hub.url, "PUT", path, bytes(20 << 20)).status == 200
+        path = request_lfs_upload(hub.url, sha256, len(zeros))
+        assert path is not None and ask(hub.url, "PUT", path, zeros).status == 200
 
 
 @pytest.mark.slow
@@ -172,7 +141,9 @@ def test_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         found = set(survivor.snapshot(survivor.resolve("main")).files)
         assert found in ({"first.txt"}, {"first.txt", *second})
         # A blob has its name only when it is whole.
-        assert all(survivor_is_whole(after, sha256) for sha256 in map(digest, second))
+        for content in (path.encode() for path in second):
+            blob = after.blobs.path(hashlib.sha256(content).hexdigest())
+            assert not blob.exists() or blob.read_bytes() == content
         assert survivor.resolve(head) == head
         created = after.repository("models", "me/new")
         assert created is None or set(created.snapshot(created.resolve("main")).files) == {"first.txt"}
@@ -187,17 +158,6 @@ def test_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         if reached_the_end:
             break
     assert reached_the_end and step > 0
-
-
-def digest(path: str) -> str:
-    """Hash of the content of a file that holds its own name."""
-    return hashlib.sha256(path.encode()).hexdigest()
-
-
-def survivor_is_whole(store: HubStore, sha256: str) -> bool:
-    """Whether a blob is either not there or right."""
-    size = store.blobs.size(sha256)
-    return size is None or is_whole(store.blobs, Entry.of_lfs(storage.Blob(sha256, size)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the names of open files where Linux shows them")
@@ -220,53 +180,44 @@ def test_what_has_a_name_was_synced_before_it(url: str, monkeypatch: pytest.Monk
     assert {f"sync {folder}" for folder in folders} <= set(steps[blobs[-1] : state])
 
 
-def test_a_disk_that_takes_no_more(hub: EmbeddedHub) -> None:
-    create_repository(hub.url, "me/model")
-    assert ask(hub.url, "POST", COMMIT, commit_body({"kept.txt": b"kept"})).status == 200
+def test_a_disk_that_takes_no_more(url: str, hub: EmbeddedHub) -> None:
     body = commit_body({"late.txt": b"late" * 1000})
     with file_limit(1000):
-        answer = ask(hub.url, "POST", COMMIT, body)
+        answer = ask(url, "POST", COMMIT, body)
     assert answer.status == 507 and "File too large" in answer.headers["X-Error-Message"]
     # A name that cannot be given.
     blob = hub.store.blobs.path(hashlib.sha256(b"late" * 1000).hexdigest())
     blob.mkdir(parents=True)
-    answer = ask(hub.url, "POST", COMMIT, body)
+    answer = ask(url, "POST", COMMIT, body)
     assert answer.status == 507 and "Is a directory" in answer.headers["X-Error-Message"]
     blob.rmdir()
-    assert list(hub.store.incoming.iterdir()) == []
-    assert find_damage(hub.store) == []
-    assert ask(hub.url, "POST", COMMIT, body).status == 200
+    assert list(hub.store.incoming.iterdir()) == [] == find_damage(hub.store)
+    assert ask(url, "POST", COMMIT, body).status == 200
 
 
-def test_damage_is_found(hub: EmbeddedHub) -> None:
-    create_repository(hub.url, "me/model")
-    oid = ask(hub.url, "POST", COMMIT, commit_body({"a.txt": b"content"})).json()["commitOid"]
-    blob = hub.store.blobs.path(hashlib.sha256(b"content").hexdigest())
-    commit = hub.root / "models/me/model/commits" / oid
-    for path, change in ((blob, b"CONTENT"), (commit, commit.read_bytes() + b"x")):
+def test_damage_is_found(url: str, hub: EmbeddedHub) -> None:
+    blob = hub.store.blobs.path(hashlib.sha256(CONTENT).hexdigest())
+    commit = hub.root / "models/me/model/commits" / ask(url, "GET", "/api/models/me/model").json()["sha"]
+    for path, change in ((blob, CONTENT[::-1]), (commit, commit.read_bytes() + b"x")):
         kept = path.read_bytes()
         path.write_bytes(change)
         assert len(find_damage(hub.store)) == 1
         path.write_bytes(kept)
     blob.write_bytes(b"short")
-    assert ask(hub.url, "GET", "/me/model/resolve/main/a.txt").status == 500
+    assert ask(url, "GET", "/me/model/resolve/main/file.bin").status == 500
 
 
 def test_one_process_at_a_time(hub: EmbeddedHub, tmp_path: Path) -> None:
     with refused(ValueError, "process", "served"):
         HubStore(hub.root)
-    foreign = tmp_path / "home"
-    (foreign / "incoming").mkdir(parents=True)
-    (foreign / "incoming" / "thesis.txt").write_text("mine")
+    foreign = write_files(tmp_path / "home", {"incoming/thesis.txt": "mine"})
     with refused(ValueError, "embedded", "folder"):
         EmbeddedHub(foreign).start()
     assert (foreign / "incoming" / "thesis.txt").read_text() == "mine"
 
 
 def test_cleaning_follows_no_links(tmp_path: Path) -> None:
-    outside, root = tmp_path / "outside", tmp_path / "hub"
-    outside.mkdir()
-    (outside / "thesis.txt").write_text("mine")
+    outside, root = write_files(tmp_path / "outside", {"thesis.txt": "mine"}), tmp_path / "hub"
     HubStore(root).close()
     (root / "incoming" / "folder").symlink_to(outside, target_is_directory=True)
     (root / "incoming" / "tmpdir").mkdir()
@@ -279,17 +230,15 @@ def test_cleaning_follows_no_links(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the peak memory that Linux reports")
 def test_large_files_stream_in_constant_memory(tmp_path: Path) -> None:
-    piece, pieces = bytes(1 << 20), 200
-    size, digest = len(piece) * pieces, hashlib.sha256()
-    for _ in range(pieces):
-        digest.update(piece)
+    size = 200 << 20
+    sha256 = hashlib.sha256(bytes(size)).hexdigest()
     with serving(tmp_path / "hub") as (url, process):
         create_repository(url, "me/model")
         before = peak_memory(process)
-        path = request_lfs_upload(url, digest.hexdigest(), size)
-        assert path is not None
-        assert ask(url, "PUT", path, (piece for _ in range(pieces)), {"Content-Length": str(size)}).status == 200
-        pointer = {"path": "zeros.bin", "algo": "sha256", "oid": digest.hexdigest(), "size": size}
+        pieces = (bytes(1 << 20) for _ in range(200))
+        path = str(request_lfs_upload(url, sha256, size))
+        assert ask(url, "PUT", path, pieces, {"Content-Length": str(size)}).status == 200
+        pointer = {"path": "zeros.bin", "algo": "sha256", "oid": sha256, "size": size}
         assert ask(url, "POST", COMMIT, commit_body({}, ("lfsFile", pointer))).status == 200
         # Regular files come in one request, and are stored one by one.
         many = commit_body({f"{i}.txt": bytes(5 << 20) for i in range(2)}).splitlines(keepends=True)
@@ -300,6 +249,6 @@ def test_large_files_stream_in_constant_memory(tmp_path: Path) -> None:
         while chunk := response.read(1 << 20):
             received.update(chunk)
         connection.close()
-        assert received.hexdigest() == digest.hexdigest()
+        assert received.hexdigest() == sha256
         growth = peak_memory(process) - before
     assert growth < 64 << 20, f"the server grew by {growth >> 20} MiB for a file of {size >> 20} MiB"

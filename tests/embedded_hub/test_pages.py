@@ -1,7 +1,5 @@
 """The pages of the embedded Hub: what they list, for whom, and that nothing in a name or a card runs."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser
@@ -83,5 +81,8 @@ def test_what_is_private_is_shown_with_the_token_alone(locked: EmbeddedHub) -> N
 def test_the_api_keeps_its_answers_for_browsers(steady: str) -> None:
     for path in ("/api/models", "/api/models/me/model", "/api/models/me/model/tree/main"):
         assert ask(steady, "GET", path, headers={"Accept": "text/html"}).headers["Content-Type"] == "application/json"
-    for method, path, status in (("GET", "/api/nothing", 404), ("GET", "/lfs/x", 404), ("POST", "/me/model", 405)):
-        assert ask(steady, method, path, b"").status == status, path
+    unknown = {f"GET {path}": 404 for path in ("/nothing", "/api/nothing", "/lfs/x")}
+    for words, status in (unknown | {"POST /me/model": 405, "DELETE /api/models": 405}).items():
+        assert ask(steady, *words.split(), b"").status == status, words
+    xet = ask(steady, "GET", "/api/models/me/model/xet-write-token/main")
+    assert xet.status == 404 and "HF_HUB_DISABLE_XET=1" in xet.headers["X-Error-Message"]

@@ -1,45 +1,21 @@
 """`hf-ext hub serve` is a small process: it imports neither torch nor transformers, and a stop signal ends it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.kit.hub import ask, client_environment, commit_body, create_repository
 
-from .conftest import hub_process, peak_memory
-
-RUN = """
-import sys
-from hf_ext_cli.main import main
-try:
-    main(sys.argv[1:])
-finally:
-    heavy = {"torch", "transformers", "numpy", "diffusers", "datasets", "hf_ext.semanir"} & set(sys.modules)
-    print("heavy:", sorted(heavy), flush=True)
-"""
+from .conftest import COMMIT, peak_memory, serving
 
 
-@contextmanager
-def serving(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The command in a process of its own: the address that it tells, and the process."""
-    words = ["hub", "serve", "--root", str(folder / "hub"), "--port", "0", *options]
-    with hub_process(RUN, folder, *words) as (told, process):
-        yield told.split(" at ")[1].partition(";")[0], process
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="reads the memory of a process where Linux shows it"
-)
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory that Linux shows")
 def test_serving_takes_little_memory_and_time(tmp_path: Path) -> None:
-    with serving(tmp_path) as (url, process):
+    with serving(tmp_path / "hub") as (url, process):
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         # Processor time, of which transformers alone would take eight times as much on the same machine.
         seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -48,8 +24,7 @@ def test_serving_takes_little_memory_and_time(tmp_path: Path) -> None:
         header = b'{"w": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]}}'
         weights = len(header).to_bytes(8, "little") + header + bytes(12)
         files = {"README.md": b"---\nlicense: mit\n---\n", ".gitignore": b"*.tmp\n", "model.safetensors": weights}
-        body = commit_body(files)
-        assert ask(url, "POST", "/api/models/me/model/commit/main", body).status == 200
+        assert ask(url, "POST", COMMIT, commit_body(files)).status == 200
         described = ask(url, "GET", "/api/models/me/model").json()
         assert described["cardData"] == {"license": "mit"} and described["safetensors"]["total"] == 6
         later = peak_memory(process)
@@ -63,7 +38,7 @@ def test_serving_takes_little_memory_and_time(tmp_path: Path) -> None:
 def test_serving_behind_a_proxy_with_a_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("writer\n")
     words = ["--token-file", str(tmp_path / "token"), "--public-url", "https://hub.lab", "--allowed-host", "other.lab"]
-    with serving(tmp_path, *words, "--max-connections", "20") as (url, process):
+    with serving(tmp_path / "hub", *words, "--max-connections", "20") as (url, process):
         assert process.stdout is not None and "HF_ENDPOINT=https://hub.lab " in process.stdout.readline()
         for host in ("hub.lab", "other.lab:8443"):
             headers = {"Host": host, "Authorization": "Bearer writer"}

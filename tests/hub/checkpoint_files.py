@@ -1,7 +1,5 @@
 """Small checkpoints that the tests of `open_checkpoint` write, and how they are compared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

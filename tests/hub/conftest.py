@@ -1,7 +1,5 @@
 """Fixtures of the tests of publishing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,13 +28,11 @@ def api(hub: EmbeddedHub) -> HfApi:
 
 @pytest.fixture
 def options(hub: EmbeddedHub) -> dict[str, Any]:
-    """Options of a push to the Hub of the test."""
     return {"endpoint": hub.url, "token": False, "check": False}
 
 
 @pytest.fixture
 def bert(tmp_path: Path) -> Path:
-    """A model that transformers knows itself."""
     return save_bert(tmp_path / "bert")
 
 

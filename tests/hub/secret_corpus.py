@@ -3,8 +3,6 @@
 All are made here from parts and from random letters of a fixed seed, so that no scanner takes this file for a leak.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import random
@@ -24,15 +22,14 @@ SIGNS = "!@#$%^&*(-_=+)"
 def letters(alphabet: str, count: int) -> str:
     """Random letters, the same ones each time, with a letter and a digit among them."""
     chosen = random.Random(f"{alphabet}{count}").choices(alphabet, k=count)
-    chosen[1:3] = [
-        alphabet[-1 if alphabet[-1].isalnum() else 0],
-        next((each for each in alphabet if each.isdigit()), alphabet[0]),
-    ]
+    chosen[1] = alphabet[-1 if alphabet[-1].isalnum() else 0]
+    chosen[2] = next((each for each in alphabet if each.isdigit()), alphabet[0])
     return "".join(chosen)
 
 
 # How secrets are written: in parts that "·" parts, with random letters for "<WORD 48>", "⏎" for the end of a line, and
-# for "{a,b}" each of the words. First prefixes, by the letters that follow them: as many as in real ones, or more.
+# for "{a,b}" each of the words; " ¦ " parts two secrets. First prefixes, by the letters that follow them: as many as
+# in real ones, or more.
 _PREFIXES = r"""
 BASE64 128 = AB·SK
 HEX 32 = s·k- KAGGLE_·KEY= KG·AT_ AZURE_OPENAI_·API_KEY= da·pi DD_·API_KEY= f·c- shp·at_ ke·y- S·K FLWS·ECK- li·ve_
@@ -72,81 +69,44 @@ WORD 100 = s·k-svcacct- s·k-admin- ji·na_ AK·Cp xa·i- AAAAAAAAAAAAAAAAAAAAA
 WORD+SIGNS 50 = django-inse·cure-
 """
 _OTHERS = r"""
-export HF_·TOKEN=h·f_·<SMALL 34>
-https://user:h·f_·<WORD 34>·@huggingface.co/org/name
-s·k-ant-api03-·<NAME 93>·AA
+export HF_·TOKEN=h·f_·<SMALL 34> ¦ https://user:h·f_·<WORD 34>·@huggingface.co/org/name ¦ s·k-ant-api03-·<NAME 93>·AA
 s·k-ant-·api03-·a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-a1B-
-s·k-lf-·1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
-pc·sk_·<WORD 6>·_·<WORD 63>
-lsv·2_pt_·<HEX 32>·_·<HEX 10>
-MISTRAL_·API_KEY: ·<WORD 32>
-wandb:⏎  api_·key: ·<HEX 40>
-wandb.log·in(key='·<HEX 40>·')
-machine api.wandb.ai⏎  login user⏎  pass·word ·<HEX 40>
-{"username": "alice", "k·ey": "·<HEX 32>·"}
-aws_secret_·access_key = ·<BASE64 40>
-export AWS_SECRET_·ACCESS_KEY=·<BASE64 40>
-{"SecretAccess·Key": "·<BASE64 40>·"}
-aws_session_·token = ·<BASE64 260>
+s·k-lf-·1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed ¦ pc·sk_·<WORD 6>·_·<WORD 63> ¦ lsv·2_pt_·<HEX 32>·_·<HEX 10>
+MISTRAL_·API_KEY: ·<WORD 32> ¦ wandb:⏎  api_·key: ·<HEX 40> ¦ wandb.log·in(key='·<HEX 40>·')
+machine api.wandb.ai⏎  login user⏎  pass·word ·<HEX 40> ¦ {"username": "alice", "k·ey": "·<HEX 32>·"}
+aws_secret_·access_key = ·<BASE64 40> ¦ export AWS_SECRET_·ACCESS_KEY=·<BASE64 40>
+{"SecretAccess·Key": "·<BASE64 40>·"} ¦ aws_session_·token = ·<BASE64 260>
 {"type": "service_account", "private_·key": "-----BEGIN PRIV·ATE KEY-----\nMIIE·"}
 DefaultEndpointsProtocol=https;AccountName=a;Account·Key=·<BASE64 86>·==
-https://a.blob.core.windows.net/c?sv=2024-11-04&sr=c&s·ig=·<WORD 43>·%3D
-<WORD 3>·8·Q~·<WORD 34>
-Endpoint=sb://a.servicebus.windows.net/;SharedAccess·Key=·<BASE64 43>·=
-Fly·V1 fm·2_·<BASE64 100>
-<WORD 14>·.atlas·v1.·<NAME 67>
-gl·sa_·<WORD 32>·_·<HEX 8>
-tsk·ey-auth-·<WORD 17>·-·<WORD 32>
-github·_pat_·<WORD 22>·_·<WORD 59>
-{"auths": {"ghcr.io": {"au·th": "·YWxpY2U6MjkwdGJXQVVIdEpBZW9BNFlWQ1c="}}}
-PM·AK-·<HEX 24>·-·<HEX 34>
-pa·t·<WORD 14>·.·<HEX 64>
-CCI·PAT_·<WORD 22>·_·<HEX 40>
-sec·ret_mykey_·<HEX 32>·.·<WORD 32>
-s·k.ey·J·<WORD 60>·.·<WORD 22>
-SS·WS 00·<WORD 40>
-access_·token$production$·<SMALL+DIGITS 16>·$·<HEX 32>
-vercel_·blob_rw_·<WORD 16>·_·<WORD 30>
-pa·t-na1-·1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
-m·s-·1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
-bce-v3/AL·TAK-·<WORD 21>·/·<HEX 40>
-<WORD 76>·AZ·DO·<WORD 4>
-r·e_·<WORD 8>·_·<WORD 24>
-xo·xb-·<DIGITS 12>·-·<DIGITS 12>·-·<WORD 24>
-xo·xp-·<DIGITS 12>·-·<HEX 32>
+https://a.blob.core.windows.net/c?sv=2024-11-04&sr=c&s·ig=·<WORD 43>·%3D ¦ <WORD 3>·8·Q~·<WORD 34>
+Endpoint=sb://a.servicebus.windows.net/;SharedAccess·Key=·<BASE64 43>·= ¦ Fly·V1 fm·2_·<BASE64 100>
+<WORD 14>·.atlas·v1.·<NAME 67> ¦ gl·sa_·<WORD 32>·_·<HEX 8> ¦ tsk·ey-auth-·<WORD 17>·-·<WORD 32>
+github·_pat_·<WORD 22>·_·<WORD 59> ¦ {"auths": {"ghcr.io": {"au·th": "·YWxpY2U6MjkwdGJXQVVIdEpBZW9BNFlWQ1c="}}}
+PM·AK-·<HEX 24>·-·<HEX 34> ¦ pa·t·<WORD 14>·.·<HEX 64> ¦ CCI·PAT_·<WORD 22>·_·<HEX 40>
+sec·ret_mykey_·<HEX 32>·.·<WORD 32> ¦ s·k.ey·J·<WORD 60>·.·<WORD 22> ¦ SS·WS 00·<WORD 40>
+access_·token$production$·<SMALL+DIGITS 16>·$·<HEX 32> ¦ vercel_·blob_rw_·<WORD 16>·_·<WORD 30>
+pa·t-na1-·1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed ¦ m·s-·1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
+bce-v3/AL·TAK-·<WORD 21>·/·<HEX 40> ¦ <WORD 76>·AZ·DO·<WORD 4> ¦ r·e_·<WORD 8>·_·<WORD 24>
+xo·xb-·<DIGITS 12>·-·<DIGITS 12>·-·<WORD 24> ¦ xo·xp-·<DIGITS 12>·-·<HEX 32>
 xa·pp-1-A0·<LARGE 9>·-·<DIGITS 12>·-·<HEX 64>
 https://hooks.sla·ck.com/services/T0·<LARGE 9>·/B0·<LARGE 9>·/·<WORD 24>
-https://discord.com/api/web·hooks/·<DIGITS 18>·/·<NAME 68>
-M·<WORD 25>·.·<WORD 6>·.·<NAME 38>
-<123456789 10>·:·AA·<NAME 33>
-S·G.·<NAME 22>·.·<NAME 43>
-xkey·sib-·<HEX 64>·-·<WORD 16>
-<HEX 32>·-u·s14
+https://discord.com/api/web·hooks/·<DIGITS 18>·/·<NAME 68> ¦ M·<WORD 25>·.·<WORD 6>·.·<NAME 38>
+<123456789 10>·:·AA·<NAME 33> ¦ S·G.·<NAME 22>·.·<NAME 43> ¦ xkey·sib-·<HEX 64>·-·<WORD 16> ¦ <HEX 32>·-u·s14
 -----BEGIN ·{,RSA ,EC ,DSA ,OPENSSH ,ENCRYPTED }·PRIV·ATE KEY-----⏎MIIEvQIBADANBg
------BEGIN PGP PRIV·ATE KEY BLOCK-----⏎⏎lQdGB
----- BEGIN SSH2 ENCRYPTED PRIV·ATE KEY ----⏎P2/56wAAAi0AAAA
-_au·th=·<BASE64 32>
-PuTTY-User-·Key-File-3: ssh-ed25519
-{"kty": "EC", "crv": "P-256", "·d": "·<NAME 43>·"}
-ey·JhbGciOiJIUzI1NiJ9.ey·J·<WORD 40>·.·<NAME 43>
-https://alice:S3cr·3tPass@nas.acme.com/a.zip
-mongodb+srv://alice:c0rr3ct·horse@cluster0.acme.mongodb.net
-redis://:h0rseba·ttery@cache.acme.com:6379
-{"pass·word": "c0rrect-h0rse"}
-Author·ization: Basic ·<BASE64 32>
-Author·ization: Bearer ·<NAME 40>
-{"client_·secret": "·<NAME 40>·"}
-{"kty": "oct", "·k": "·<NAME 43>·"}
-curl -u ali·ce:c0rrecth0rse https://nas.acme.com
-SECRET_·KEY = '·<WORD 50>·'
-sd·k-1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
-t1·.·<NAME 80>·.·<NAME 86>
+-----BEGIN PGP PRIV·ATE KEY BLOCK-----⏎⏎lQdGB ¦ ---- BEGIN SSH2 ENCRYPTED PRIV·ATE KEY ----⏎P2/56wAAAi0AAAA
+_au·th=·<BASE64 32> ¦ PuTTY-User-·Key-File-3: ssh-ed25519 ¦ {"kty": "EC", "crv": "P-256", "·d": "·<NAME 43>·"}
+ey·JhbGciOiJIUzI1NiJ9.ey·J·<WORD 40>·.·<NAME 43> ¦ https://alice:S3cr·3tPass@nas.acme.com/a.zip
+mongodb+srv://alice:c0rr3ct·horse@cluster0.acme.mongodb.net ¦ redis://:h0rseba·ttery@cache.acme.com:6379
+{"pass·word": "c0rrect-h0rse"} ¦ Author·ization: Basic ·<BASE64 32> ¦ Author·ization: Bearer ·<NAME 40>
+{"client_·secret": "·<NAME 40>·"} ¦ {"kty": "oct", "·k": "·<NAME 43>·"}
+curl -u ali·ce:c0rrecth0rse https://nas.acme.com ¦ SECRET_·KEY = '·<WORD 50>·'
+sd·k-1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed ¦ t1·.·<NAME 80>·.·<NAME 86>
 """
 
 
 def shapes() -> dict[str, str]:
     """A text for each kind of secret, with the words that stand before it where it has no form of its own."""
-    written = _OTHERS.strip().split("\n")
+    written = re.split("\n| ¦ ", _OTHERS.strip())
     for line in _PREFIXES.strip().split("\n"):
         letters_after, _, prefixes = line.partition(" = ")
         written += [f"{prefix}·<{letters_after}>" for prefix in prefixes.split()]
@@ -166,32 +126,25 @@ def _random(found: re.Match[str]) -> str:
 
 def _escape_some(text: str) -> str:
     """A string of JSON in which every third letter is an escape."""
-    return (
-        '"'
-        + "".join(
-            f"\\u{ord(each):04x}" if index % 3 == 0 or each in '"\\\n' else each for index, each in enumerate(text)
-        )
-        + '"'
-    )
-
-
-def _in_the_middle(text: str, between: str) -> str:
-    """A text with something in the middle of its longest word."""
-    word = max(re.finditer(r"[A-Za-z0-9_]+", text), key=lambda found: len(found[0]))
-    place = (word.start() + word.end()) // 2
-    return text[:place] + between + text[place:]
-
-
-def _header(text: str) -> bytes:
-    weights = save({}, metadata={"format": "pt", "command": "@"})
-    header = weights[8:].replace(b'"@"', _escape_some(text).encode())
-    return len(header).to_bytes(8, "little") + header
+    every_third = (f"\\u{ord(c):04x}" if place % 3 == 0 or c in '"\\\n' else c for place, c in enumerate(text))
+    return f'"{"".join(every_third)}"'
 
 
 def _through(text: str, write: Callable[[str], str]) -> str:
     """A text with its longest word written in another way."""
     word = max(re.findall(r"[A-Za-z0-9_]+", text), key=len)
     return text.replace(word, write(word), 1)
+
+
+def _in_the_middle(text: str, between: str) -> str:
+    """A text with something in the middle of its longest word."""
+    return _through(text, lambda word: word[: len(word) // 2] + between + word[len(word) // 2 :])
+
+
+def _header(text: str) -> bytes:
+    weights = save({}, metadata={"format": "pt", "command": "@"})
+    header = weights[8:].replace(b'"@"', _escape_some(text).encode())
+    return len(header).to_bytes(8, "little") + header
 
 
 def _card(content: str | bytes) -> tuple[str, bytes]:
@@ -201,7 +154,7 @@ def _card(content: str | bytes) -> tuple[str, bytes]:
 
 # The name of a file and its content.
 PLACES: dict[str, Callable[[str], tuple[str, bytes]]] = {
-    "a card": lambda text: _card(text),
+    "a card": _card,
     "a card's block": lambda text: _card(f"```yaml\n{text}\n```"),
     "a list in a card": lambda text: _card(f"- `{text}`, of mine"),
     "a string of JSON": lambda text: ("config.json", json.dumps({"deep": [{"note": text}]}, indent=2).encode()),
@@ -227,6 +180,7 @@ PLACES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "HTML": lambda text: _card("<p>" + "".join(f"&#{ord(each)};" for each in text) + "</p>"),
     "zero-width letters": lambda text: _card(_in_the_middle(text, "\u200b")),
 }
+FULL_WIDTH = {letter: letter + 0xFEE0 for letter in range(33, 127)}
 # Disguises that were thought of after the search was written. SECURITY.md names those that it does not find.
 DISGUISES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "HTML, hexadecimal": lambda text: _card("".join(f"&#x{ord(each):x};" for each in text)),
@@ -235,9 +189,7 @@ DISGUISES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "a URL, encoded twice": lambda text: _card("?q=" + "".join(f"%25{each:02X}" for each in text.encode())),
     "base64 twice": lambda text: _card(base64.b64encode(base64.b64encode(f"note={text}".encode()))),
     "UTF-32": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode("utf-32")),
-    "full-width letters": lambda text: _card(
-        _through(text, lambda word: "".join(chr(ord(each) + 0xFEE0) for each in word if each.isascii()))
-    ),
+    "full-width letters": lambda text: _card(_through(text, lambda word: word.translate(FULL_WIDTH))),
     "soft hyphens": lambda text: _card(_in_the_middle(text, "\u00ad")),
     "word joiners": lambda text: _card(_in_the_middle(text, "\u2060")),
     "added strings": lambda text: _card(_in_the_middle(f'x = "{text}"', '" + "')),
@@ -254,8 +206,8 @@ DISGUISES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "a quotation of several lines": lambda text: _card(_in_the_middle(f"> {text}", "\n> ")),
     "joined strings of a template": lambda text: _card(_in_the_middle(f"x = '{text}'", "' ~ '")),
     "terminal colours": lambda text: _card(f"\x1b[31m{text}\x1b[0m"),
-    "after a byte order mark of UTF-16": lambda text: (
-        "tokenizer.model",
+    "after the mark of UTF-16": lambda text: (
+        "x.model",
         b"\xff\xfe" + text.encode() + b"\n" * (len(text.encode()) % 2),
     ),
 }

@@ -1,10 +1,12 @@
 r"""Everyday uses of secrets, in which no form tells one: settings, commands, tables, addresses, code, prose.
 
 Made-up words stand for «P», a password, «K», a token, «A», a key of AWS, «H» and «h», 40 and 32 hexadecimal digits;
-"⏎" is the end of a line. Each setting is written with each of the names, «N», and its value, «V».
+"⏎" is the end of a line, and " ¦ " parts two uses. Each setting is written with each of the names, «N», and its
+value, «V».
 """
 
 import json
+import re
 from collections.abc import Callable
 
 _WORDS = {
@@ -16,199 +18,75 @@ _WORDS["«h»"] = _WORDS["«H»"][:32]
 _WORDS["«A»"] = "wJalrXUtnFEMI9K7MDEN" + "GbPxRfiCYzq8LmT4vB2n"
 _NAMES = {"DB_PASSWORD": "«P»", "password": "«P»", "API_KEY": "«K»", "client_secret": "«K»"}
 _SETTINGS = r'''
-export «N»=«V»
-«N»: «V»
-"«N»": "«V»"
-{user: a, «N»: «V»}
-environment:⏎  - «N»=«V»
-ENV «N» «V»
-ARG «N»=«V»
-set -x «N» «V»
-setenv «N» «V»
-setx «N» «V»
-$env:«N» = '«V»'
-process.env.«N» = '«V»'
-os.environ.setdefault('«N»', '«V»')
-os.environ.get("«N»", "«V»")
-setenv('«N»','«V»')
-define('«N»', '«V»');
-Sys.setenv(«N» = "«V»")
-('«N»', '«V»')
-{"env": [["«N»", "«V»"]]}
-{"env": "DB_HOST=x\n«N»=«V»\n"}
-{"name": "«N»", "value": "«V»"}
-env:⏎- name: «N»⏎  value: «V»
-«N» := '«V»'
-'«N»' => '«V»',
-const «N» = `«V»`;
-[db]⏎«N» = «V»
-db.«N» = """«V»"""
-user              = alice⏎«N»           = «V»
-«N»: |⏎    «V»
-«N»: >-⏎    «V»
-«N»: !!str «V»
-«N»: &x «V»
-? «N»⏎: «V»
-«N»:⏎  - «V»
-variable "«N»" {⏎  default = "«V»"⏎}
-<«N»>«V»</«N»>
-| name | value |⏎|---|---|⏎| «N» | «V» |
-{"outputs": [{"text": ["environ{'«N»': '«V»'}"]}]}
+export «N»=«V» ¦ «N»: «V» ¦ "«N»": "«V»" ¦ {user: a, «N»: «V»} ¦ environment:⏎  - «N»=«V» ¦ ENV «N» «V» ¦ ARG «N»=«V»
+set -x «N» «V» ¦ setenv «N» «V» ¦ setx «N» «V» ¦ $env:«N» = '«V»' ¦ process.env.«N» = '«V»'
+os.environ.setdefault('«N»', '«V»') ¦ os.environ.get("«N»", "«V»") ¦ setenv('«N»','«V»') ¦ define('«N»', '«V»');
+Sys.setenv(«N» = "«V»") ¦ ('«N»', '«V»') ¦ {"env": [["«N»", "«V»"]]} ¦ {"env": "DB_HOST=x\n«N»=«V»\n"}
+{"name": "«N»", "value": "«V»"} ¦ env:⏎- name: «N»⏎  value: «V» ¦ «N» := '«V»' ¦ '«N»' => '«V»', ¦ const «N» = `«V»`;
+[db]⏎«N» = «V» ¦ db.«N» = """«V»""" ¦ user              = alice⏎«N»           = «V» ¦ «N»: |⏎    «V» ¦ «N»: >-⏎    «V»
+«N»: !!str «V» ¦ «N»: &x «V» ¦ ? «N»⏎: «V» ¦ «N»:⏎  - «V» ¦ variable "«N»" {⏎  default = "«V»"⏎} ¦ <«N»>«V»</«N»>
+| name | value |⏎|---|---|⏎| «N» | «V» | ¦ {"outputs": [{"text": ["environ{'«N»': '«V»'}"]}]}
 '''
 _USES = r"""
-redis-cli -h cache -a «P» ping
-redis-cli --pass «P»
-requirepass «P»
-masterauth «P»
-psql "host=db user=alice password='«P»'"
-curl -u alice:«P» https://nas/x
-curl -sS -ualice:«P» https://nas/x
-curl --user alice:«P» https://nas/x
-wget --user=alice --http-password=«P» https://nas/x
-sshpass -p «P» ssh a@b
-SSHPASS=«P» sshpass -e ssh a@b
-PGPASSWORD=«P» pg_dump x
-MYSQL_PWD=«P» mysqldump x
-twine upload -u a -p «P» dist/*
-helm registry login h -u a -p «P»
-net use z: \\h\s «P» /user:a
-az login --service-principal -u 1b9d -p «P» --tenant x
-aws configure set aws_secret_access_key «A»
-aws configure set aws_session_token «A»«A»«A»
-openssl rsa -in k.pem -passin pass:«P»
-openssl enc -aes-256-cbc -k «P» -in a
-keytool -genkey -keypass «P»
-zip -P «P» a.zip b
-7z x -p«P» a.7z
-gpg --batch --passphrase «P» -d x.gpg
-ldapsearch -x -D cn=a -w «P» -b dc=x
-smbclient //nas/x -U alice%«P»
-mount -t cifs //nas/x /mnt -o username=alice,password=«P»
-rclone config create r sftp pass «P»
-lftp -u alice,«P» sftp://nas
-ansible_become_pass=«P»
-echo «P» | sudo -S apt update
-echo 'alice:«P»' | chpasswd
-htpasswd -b .htpasswd alice «P»
-sqlcmd -S db -U sa -P «P»
-mongosh --host db -u a -p «P»
-docker login -u a -p «P»
-kubectl create secret generic s --from-literal=password=«P»
-kubectl --token=«K» get pods
-gh auth login --with-token <<< «K»
-rabbitmqctl add_user a «P»
-net user alice «P» /add
-ConvertTo-SecureString '«P»' -AsPlainText -Force
-cmdkey /add:s /user:a /pass:«P»
-mysql -h db -u root -p«P» < dump.sql
-mc alias set lab https://h:9000 «K» «P»
-http -a alice:«P» https://nas/x
+redis-cli -h cache -a «P» ping ¦ redis-cli --pass «P» ¦ requirepass «P» ¦ masterauth «P»
+psql "host=db user=alice password='«P»'" ¦ curl -u alice:«P» https://nas/x ¦ curl -sS -ualice:«P» https://nas/x
+curl --user alice:«P» https://nas/x ¦ wget --user=alice --http-password=«P» https://nas/x ¦ sshpass -p «P» ssh a@b
+SSHPASS=«P» sshpass -e ssh a@b ¦ PGPASSWORD=«P» pg_dump x ¦ MYSQL_PWD=«P» mysqldump x ¦ twine upload -u a -p «P» dist/*
+helm registry login h -u a -p «P» ¦ net use z: \\h\s «P» /user:a
+az login --service-principal -u 1b9d -p «P» --tenant x ¦ aws configure set aws_secret_access_key «A»
+aws configure set aws_session_token «A»«A»«A» ¦ openssl rsa -in k.pem -passin pass:«P»
+openssl enc -aes-256-cbc -k «P» -in a ¦ keytool -genkey -keypass «P» ¦ zip -P «P» a.zip b ¦ 7z x -p«P» a.7z
+gpg --batch --passphrase «P» -d x.gpg ¦ ldapsearch -x -D cn=a -w «P» -b dc=x ¦ smbclient //nas/x -U alice%«P»
+mount -t cifs //nas/x /mnt -o username=alice,password=«P» ¦ rclone config create r sftp pass «P»
+lftp -u alice,«P» sftp://nas ¦ ansible_become_pass=«P» ¦ echo «P» | sudo -S apt update ¦ echo 'alice:«P»' | chpasswd
+htpasswd -b .htpasswd alice «P» ¦ sqlcmd -S db -U sa -P «P» ¦ mongosh --host db -u a -p «P» ¦ docker login -u a -p «P»
+kubectl create secret generic s --from-literal=password=«P» ¦ kubectl --token=«K» get pods
+gh auth login --with-token <<< «K» ¦ rabbitmqctl add_user a «P» ¦ net user alice «P» /add
+ConvertTo-SecureString '«P»' -AsPlainText -Force ¦ cmdkey /add:s /user:a /pass:«P»
+mysql -h db -u root -p«P» < dump.sql ¦ mc alias set lab https://h:9000 «K» «P» ¦ http -a alice:«P» https://nas/x
 modelscope login --token 1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
-lightning login --username a --key 1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
-label login --api-key=«H»
-CREATE USER 'a'@'%' IDENTIFIED BY '«P»'
-ALTER USER a IDENTIFIED WITH caching_sha2_password BY "«P»"
-name,user,password⏎nas,alice,«P»⏎
-id;token;when⏎1;«K»;2024⏎
-user	secret⏎alice	«P»⏎
-"user","api_key"⏎"alice","«K»"⏎
-| user | password |⏎|---|---|⏎| bob | — |⏎| alice | «P» |
+lightning login --username a --key 1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed ¦ label login --api-key=«H»
+CREATE USER 'a'@'%' IDENTIFIED BY '«P»' ¦ ALTER USER a IDENTIFIED WITH caching_sha2_password BY "«P»"
+name,user,password⏎nas,alice,«P»⏎ ¦ id;token;when⏎1;«K»;2024⏎ ¦ user	secret⏎alice	«P»⏎
+"user","api_key"⏎"alice","«K»"⏎ ¦ | user | password |⏎|---|---|⏎| bob | — |⏎| alice | «P» |
 | service | API token | note |⏎|:--|:-:|--:|⏎| wandb | «K» | mine |
 | a | b | Secret |⏎|---|---|---|⏎| x | y | `«P»` |
 <table>⏎<tr>⏎<th>user</th>⏎<th>Token</th>⏎</tr>⏎<tr>⏎<td>a</td>⏎<td>«K»</td>⏎</tr></table>
 {"outputs": [{"data": {"text/plain": ["    user      password\n", "0  alice  «P»"]}}]}
-machine nas⏎  login alice⏎  password «P»
-default login alice password «P»
-db.acme.com:5432:x:alice:«P»
-*:*:*:alice:«P»
-users:⏎- name: a⏎  user:⏎    token: «K»
-Server=db;Database=x;User ID=sa;Password='«P»'
-Server=db;User Id=sa;Password=S3cr;etPass9;
-UID=sa;PWD={«P»}
-jdbc:postgresql://db/x?user=a&password=«P»&ssl=true
-jdbc:oracle:thin:alice/«P»@db:1521:x
-sqlplus alice/«P»@db
-amqps://alice:«P»@mq
-smtps://alice:«P»@mail:465
-git clone https://x:«H»@git.acme.com/a/x.git
-c.redis.cache.windows.net:6380,password=«K»=,ssl=True
-spark.hadoop.fs.azure.account.key.a.dfs.core.windows.net «A»«A»==
-pass = «P»
-pw = «P»
-psk="«P»"
-<server username="a" password="«P»"/>
-<add key="Password" value="«P»"/>
-<add key="StorageKey" value="«A»"/>
-<passphrase>«P»</passphrase>
-props.setProperty("db.password", "«P»");
-setPassword("«P»")
-connect('db', 'alice', passwd='«P»')
-ssh.connect('gpu7', 22, 'alice', '«P»')
-smtp.login('alice', '«P»')
-requests.get(u, auth=('alice', '«P»'))
-headers={'X-API-Key': '«K»'}
-PRIVATE-TOKEN: «K»
-const apiKey: string = "«K»";
-password: SecretStr | None = "«P»"
-密码：«P»
-Пароль: «P»
-senha: «P»
-Cookie: session=«K»«K»
-cookies={"sessionid": "«K»«K»"}
-notebook_login(token='«K»')
-wandb.login(key='«H»12345678')
-boto3.client('s3', aws_secret_access_key='«A»')
-storage_options = {"key": "x", "secret": "«A»"}
-Client("AC«h»", "«h»")
-cohere.Client("«K»«K»")
-DeepgramClient("«H»")
-[r]⏎type = s3⏎secret_access_key = «A»
-The password is «P».
-user: alice, pw: «P»
-Passwort: «P»
-mot de passe : «P»
-contraseña: «P»
-API key: `«K»`
-**Password:** «P»
-totp_secret: JBSWY3DPEHPK3PXPJBSWY3DP2
-keystore.password=«P»
-DB_PASS=«P»
-DASK_COILED__TOKEN=«h»-«H»
-SECRET_KEY_BASE=«H»«H»
-password: Tr0u,b4dor&3
-password: $ecr3tPass99
-https://alice:$ecr3tPass9@nas.acme.com/x
-https://alice:%24ecr3tPass9@nas.acme.com/x
-https://alice:{ecr3tPass9@nas.acme.com/x
-https://alice:%ecr3t-Pass9@nas.acme.com/x
+machine nas⏎  login alice⏎  password «P» ¦ default login alice password «P» ¦ db.acme.com:5432:x:alice:«P»
+*:*:*:alice:«P» ¦ users:⏎- name: a⏎  user:⏎    token: «K» ¦ Server=db;Database=x;User ID=sa;Password='«P»'
+Server=db;User Id=sa;Password=S3cr;etPass9; ¦ UID=sa;PWD={«P»} ¦ jdbc:postgresql://db/x?user=a&password=«P»&ssl=true
+jdbc:oracle:thin:alice/«P»@db:1521:x ¦ sqlplus alice/«P»@db ¦ amqps://alice:«P»@mq ¦ smtps://alice:«P»@mail:465
+git clone https://x:«H»@git.acme.com/a/x.git ¦ c.redis.cache.windows.net:6380,password=«K»=,ssl=True
+spark.hadoop.fs.azure.account.key.a.dfs.core.windows.net «A»«A»== ¦ pass = «P» ¦ pw = «P» ¦ psk="«P»"
+<server username="a" password="«P»"/> ¦ <add key="Password" value="«P»"/> ¦ <add key="StorageKey" value="«A»"/>
+<passphrase>«P»</passphrase> ¦ props.setProperty("db.password", "«P»"); ¦ setPassword("«P»")
+connect('db', 'alice', passwd='«P»') ¦ ssh.connect('gpu7', 22, 'alice', '«P»') ¦ smtp.login('alice', '«P»')
+requests.get(u, auth=('alice', '«P»')) ¦ headers={'X-API-Key': '«K»'} ¦ PRIVATE-TOKEN: «K»
+const apiKey: string = "«K»"; ¦ password: SecretStr | None = "«P»" ¦ 密码：«P» ¦ Пароль: «P» ¦ senha: «P»
+Cookie: session=«K»«K» ¦ cookies={"sessionid": "«K»«K»"} ¦ notebook_login(token='«K»') ¦ wandb.login(key='«H»12345678')
+boto3.client('s3', aws_secret_access_key='«A»') ¦ storage_options = {"key": "x", "secret": "«A»"}
+Client("AC«h»", "«h»") ¦ cohere.Client("«K»«K»") ¦ DeepgramClient("«H»") ¦ [r]⏎type = s3⏎secret_access_key = «A»
+The password is «P». ¦ user: alice, pw: «P» ¦ Passwort: «P» ¦ mot de passe : «P» ¦ contraseña: «P» ¦ API key: `«K»`
+**Password:** «P» ¦ totp_secret: JBSWY3DPEHPK3PXPJBSWY3DP2 ¦ keystore.password=«P» ¦ DB_PASS=«P»
+DASK_COILED__TOKEN=«h»-«H» ¦ SECRET_KEY_BASE=«H»«H» ¦ password: Tr0u,b4dor&3 ¦ password: $ecr3tPass99
+https://alice:$ecr3tPass9@nas.acme.com/x ¦ https://alice:%24ecr3tPass9@nas.acme.com/x
+https://alice:{ecr3tPass9@nas.acme.com/x ¦ https://alice:%ecr3t-Pass9@nas.acme.com/x
 https://conda.anaconda.org/t/ac-1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed/acme
-https://api.telegram.org/bot1234567890:AA«h»x/getMe
-yagmail.SMTP("a@gmail.com", "qwtz hbnv kxre dplm")
-s.login('a@gmail.com', 'qwtz hbnv kxre dplm')
-GMAIL_PASSWORD="qwtz hbnv kxre dplm"
-SEED_PHRASE="coral ladder fossil wagon trumpet ozone lemon velvet grid pause shuffle ankle"
-APP_KEY=base64:«A»=
------BEGIN OpenVPN Static key V1-----⏎«h»
-Mailgun('«h»-9f86d081-c55ad015')
-GITLAB_PAT=«K»
-Fernet(b'«H»9f86d081abc=')
-alice:$y$j9T$«K»$«H»9f86d081abc:19500:0
-enable secret 5 $1$ySOc$IUx8AydiFoqGw60jzxwEaI
-{SSHA}«A»
-pbkdf2_sha256$600000$«K»$«A»=
-Authorization: Splunk 1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
+https://api.telegram.org/bot1234567890:AA«h»x/getMe ¦ yagmail.SMTP("a@gmail.com", "qwtz hbnv kxre dplm")
+s.login('a@gmail.com', 'qwtz hbnv kxre dplm') ¦ GMAIL_PASSWORD="qwtz hbnv kxre dplm"
+SEED_PHRASE="coral ladder fossil wagon trumpet ozone lemon velvet grid pause shuffle ankle" ¦ APP_KEY=base64:«A»=
+-----BEGIN OpenVPN Static key V1-----⏎«h» ¦ Mailgun('«h»-9f86d081-c55ad015') ¦ GITLAB_PAT=«K»
+Fernet(b'«H»9f86d081abc=') ¦ alice:$y$j9T$«K»$«H»9f86d081abc:19500:0 ¦ enable secret 5 $1$ySOc$IUx8AydiFoqGw60jzxwEaI
+{SSHA}«A» ¦ pbkdf2_sha256$600000$«K»$«A»= ¦ Authorization: Splunk 1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
 https://api.acme.com/weather?q=Jena&appid=«h»
 url: https://cds.climate.copernicus.eu/api⏎key: 1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
-X-Dataverse-key:1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
-password = b"«P»"
-DB_PW=«P»
-keyring.set_password('hub', 'alice', '«P»')
-kind: Secret⏎stringData:⏎  db: «P»
-x: &pw «P»⏎password: *pw
+X-Dataverse-key:1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed ¦ password = b"«P»" ¦ DB_PW=«P»
+keyring.set_password('hub', 'alice', '«P»') ¦ kind: Secret⏎stringData:⏎  db: «P» ¦ x: &pw «P»⏎password: *pw
 login: alice / «P»
 """
 # Where the search finds none: nothing near the secret says what it is.
-NOT_FOUND = _USES.strip("\n").split("\n")[-3:]
+NOT_FOUND = re.split("\n| ¦ ", _USES.strip())[-3:]
 PLACES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "a card": lambda text: ("README.md", f"# Mine\n\n{text}\n".encode()),
     "JSON": lambda text: ("config.json", json.dumps({"note": text}).encode()),
@@ -219,8 +97,8 @@ PLACES: dict[str, Callable[[str], tuple[str, bytes]]] = {
 
 def uses() -> dict[str, str]:
     """A text for each use, by the line above that says it."""
-    lines = _USES.strip("\n").split("\n")
-    for setting in _SETTINGS.strip("\n").split("\n"):
+    lines = re.split("\n| ¦ ", _USES.strip())
+    for setting in re.split("\n| ¦ ", _SETTINGS.strip()):
         lines += [setting.replace("«N»", name).replace("«V»", value) for name, value in _NAMES.items()]
     made = {line: line for line in lines}
     for mark, word in (*_WORDS.items(), ("⏎", "\n")):

@@ -8,15 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from hf_ext import mrconv
 from hf_ext.hub.cards import write_card
-from hf_ext.mrconv import (
-    MRConvConfig,
-    MRConvForSequenceClassification,
-    MRConvModel,
-    MRConvNextConfig,
-    MRConvNextForImageClassification,
-    MRConvNextImageProcessor,
-)
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.tasks.series import PositionsTask, SeriesRegressionTask
@@ -37,21 +30,16 @@ MODELS = {
     "pairs": from_task(RetrievalTask(max_length=32)),
     "language": from_task(LanguageModelTask(max_length=32)),
     "pixels": from_task(PixelTask(image_size=8)),
-    "values": lambda: (MRConvForSequenceClassification(MRConvConfig(**TINY, input_size=2)), None),
+    "values": lambda: (mrconv.MRConvForSequenceClassification(mrconv.MRConvConfig(**TINY, input_size=2)), None),
     "masked language": from_task(MaskedLanguageModelTask(max_length=32), bidirectional=True),
     "positions": from_task(PositionsTask(max_length=32, num_labels=3, num_channels=2)),
     "regression": from_task(SeriesRegressionTask(max_length=32, target_columns=["rate", "depth"])),
-    "backbone": lambda: (MRConvModel(MRConvConfig(**TINY, max_position_embeddings=32)), None),
+    "backbone": lambda: (mrconv.MRConvModel(mrconv.MRConvConfig(**TINY, max_position_embeddings=32)), None),
     "images": lambda: (
-        MRConvNextForImageClassification(MRConvNextConfig(image_size=16, hidden_sizes=[4], depths=[1])),
-        MRConvNextImageProcessor(size={"shortest_edge": 16}),
+        mrconv.MRConvNextForImageClassification(mrconv.MRConvNextConfig(image_size=16, hidden_sizes=[4], depths=[1])),
+        mrconv.MRConvNextImageProcessor(size={"shortest_edge": 16}),
     ),
 }
-
-
-def snippet_of(card: str) -> str:
-    (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    return snippet
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -65,10 +53,11 @@ def test_the_snippet_runs(name, merged, tmp_path, capsys):
         processor.save_pretrained(tmp_path)
     card = write_card(tmp_path, repo_id=str(tmp_path)).read_text()
     assert_finished(card)
-    assert ("model.reparameterize()" in snippet_of(card)) == (not merged and name != "backbone")
+    (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert ("model.reparameterize()" in snippet) == (not merged and name != "backbone")
     capsys.readouterr()
     scope = {}
-    exec(snippet_of(card), scope)
+    exec(snippet, scope)
     assert capsys.readouterr().out.strip()
     loaded = scope["model"].state_dict()
     assert type(scope["model"]) is type(model)

@@ -1,7 +1,5 @@
 """open_checkpoint on local files: bit for bit, exact bytes, and every malformed file refused by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct
@@ -17,6 +15,7 @@ from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
 from hf_ext.hub.header_format import MAX_HEADER_BYTES
 from hf_ext.hub.safetensors_headers import parse_header
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
 from .checkpoint_files import assert_same, sharded, some_tensors
@@ -33,26 +32,21 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path):
         assert (info.dtype, info.shape, info.nbytes, info.file) == (torch.bfloat16, (6, 2), 24, "model.safetensors")
 
 
-def test_opening_reads_the_header_and_a_tensor_reads_its_bytes_only(tmp_path):
+def test_a_tensor_reads_its_bytes_only_into_new_memory_each_time(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file(some_tensors(), path)
-    header = 8 + struct.unpack("<Q", path.read_bytes()[:8])[0]
+    content = path.read_bytes()
+    header = 8 + struct.unpack("<Q", content[:8])[0]
     with open_checkpoint(path) as checkpoint:
         assert checkpoint.bytes_read == header
-        checkpoint["single"]
+        checkpoint["single"].zero_()
         assert checkpoint.bytes_read == header + 2 * 3 * 4 * 4
         assert "double" in checkpoint and checkpoint.info("double").shape == (3, 5)
         assert checkpoint.bytes_read == header + 96
-
-
-def test_a_tensor_is_new_memory_each_time(tmp_path):
-    save_file({"w": torch.ones(4)}, tmp_path / "model.safetensors")
-    with open_checkpoint(tmp_path) as checkpoint:
-        checkpoint["w"].zero_()
-        assert checkpoint["w"].equal(torch.ones(4))
+        assert checkpoint["single"].equal(some_tensors()["single"])
     with refused(UsageError, "closed"):
-        checkpoint["w"]
-    assert load_file(tmp_path / "model.safetensors")["w"].equal(torch.ones(4))
+        checkpoint["single"]
+    assert path.read_bytes() == content
 
 
 @given(st.data())
@@ -83,43 +77,39 @@ def test_shards_read_as_one_checkpoint(tmp_path):
         assert_same(checkpoint, tensors)
 
 
-@pytest.mark.parametrize("name", ["diffusion_pytorch_model", "adapter_model", "diffusion_pytorch_model.fp16", "other"])
-def test_other_libraries_names(tmp_path, name):
-    save_file({"w": torch.ones(2)}, tmp_path / f"{name}.safetensors")
-    with open_checkpoint(str(tmp_path)) as checkpoint:
-        assert_same(checkpoint, {"w": torch.ones(2)})
-
-
-def test_the_model_is_preferred_and_a_choice_between_strangers_is_refused(tmp_path):
-    for name in ("adapter_model", "b"):
-        save_file({name: torch.ones(2)}, tmp_path / f"{name}.safetensors")
-    with open_checkpoint(tmp_path) as checkpoint:
-        assert list(checkpoint) == ["adapter_model"]
-    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "a.safetensors")
-    with refused(CheckpointError, "a.safetensors", "b.safetensors"):
-        open_checkpoint(tmp_path)
+def test_a_model_by_the_name_of_any_library_is_preferred_and_a_choice_between_strangers_is_refused(tmp_path):
+    for name in ("other", "diffusion_pytorch_model", "adapter_model", "diffusion_pytorch_model.fp16"):
+        (tmp_path / name).mkdir()
+        save_file({"w": torch.ones(2)}, tmp_path / name / f"{name}.safetensors")
+        with open_checkpoint(str(tmp_path / name)) as checkpoint:
+            assert_same(checkpoint, {"w": torch.ones(2)})
+    save_file({"b": torch.ones(2)}, tmp_path / "adapter_model" / "b.safetensors")
+    with open_checkpoint(tmp_path / "adapter_model") as checkpoint:
+        assert list(checkpoint) == ["w"]
+    save_file({"b": torch.ones(2)}, tmp_path / "other" / "b.safetensors")
+    with refused(CheckpointError, "other.safetensors", "b.safetensors"):
+        open_checkpoint(tmp_path / "other")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.pkl"])
-@pytest.mark.parametrize("as_file", [True, False])
-def test_pickles_are_refused_by_name(tmp_path, name, as_file):
+def test_pickles_are_refused_by_name(tmp_path, name):
     torch.save({"w": torch.ones(1)}, tmp_path / name)
-    with refused(CheckpointError, name, "save_pretrained"):
-        open_checkpoint(tmp_path / name if as_file else tmp_path)
+    for source in (tmp_path, tmp_path / name):
+        with refused(CheckpointError, name, "save_pretrained"):
+            open_checkpoint(source)
 
 
 def test_nothing_to_open(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
-    with refused(CheckpointError, "notes.txt"):
-        open_checkpoint(tmp_path)
-    with refused(CheckpointError, "folder", "file"):
-        open_checkpoint(tmp_path / "absent")
-    with refused(CheckpointError, "org/name"):
-        open_checkpoint("a/b/c")
-    with refused(UsageError, "meaning", "local"):
-        open_checkpoint(tmp_path, revision="main")
-    with refused(UsageError, "revisions", "two"):
-        open_checkpoint("org/name@v1", revision="v2")
+    for source, options, kind, *facts in (
+        (tmp_path, {}, CheckpointError, "notes.txt"),
+        (tmp_path / "absent", {}, CheckpointError, "folder", "file"),
+        ("a/b/c", {}, CheckpointError, "org/name"),
+        (tmp_path, {"revision": "main"}, UsageError, "meaning", "local"),
+        ("org/name@v1", {"revision": "v2"}, UsageError, "revisions", "two"),
+    ):
+        with refused(kind, *facts):
+            open_checkpoint(source, **options)
 
 
 @given(st.binary(max_size=200), st.booleans())
@@ -146,14 +136,10 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
         cut.write_bytes(content[:length])
         with refused(CheckpointError, "model.safetensors"):
             open_checkpoint(cut)
-
-
-def test_a_file_cut_after_opening_is_a_short_read(tmp_path):
-    path = tmp_path / "model.safetensors"
-    save_file({"w": torch.ones(100)}, path)
-    with open_checkpoint(path) as checkpoint:
-        with open(path, "r+b") as file:
-            file.truncate(path.stat().st_size - 10)
+    # A file that is cut after it was opened is read in part.
+    save_file({"w": torch.ones(100)}, cut)
+    with open_checkpoint(cut) as checkpoint:
+        os.truncate(cut, cut.stat().st_size - 10)
         with refused(CheckpointError, "model.safetensors", "390", "400 bytes"):
             checkpoint["w"]
 
@@ -174,11 +160,10 @@ def test_an_index_is_whole_and_its_names_never_leave_the_folder(tmp_path, index)
 
 
 def test_links_that_leave_the_folder_are_refused(tmp_path):
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
     save_file({"w": torch.ones(1)}, tmp_path / "secret.safetensors")
+    index = json.dumps({"weight_map": {"w": "model-1.safetensors"}})
+    folder = write_files(tmp_path / "checkpoint", {"model.safetensors.index.json": index})
     (folder / "model-1.safetensors").symlink_to(tmp_path / "secret.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "model-1.safetensors"}}))
     with refused(CheckpointError, "model-1.safetensors"):
         open_checkpoint(folder)
     with open_checkpoint(folder / "model-1.safetensors") as checkpoint:
@@ -191,28 +176,22 @@ def test_shards_must_hold_what_the_index_says(tmp_path):
     whole = json.loads(index.read_text())["weight_map"]
     first = whole["layer.0.weight"]
     less = {name: file for name, file in whole.items() if name != "layer.0.weight"}
-    for wrong, facts in (
-        (less, ("00001", "-of-00003", "layer.0.weight")),
-        (whole | {"ghost": "model-9.safetensors"}, ("model-9.safetensors",)),
-        (whole | {"ghost": first}, ("ghost",)),
+    for wrong, *facts in (
+        (less, "00001", "-of-00003", "layer.0.weight"),
+        (whole | {"ghost": "model-9.safetensors"}, "model-9.safetensors"),
+        (whole | {"ghost": first}, "ghost"),
     ):
         index.write_text(json.dumps({"weight_map": wrong}))
         with refused(CheckpointError, *facts):
             open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("start", "stop", "out"),
-    [
-        (3, 11, torch.empty(8, dtype=torch.int64)),
-        (-1, 2, torch.empty(3, dtype=torch.int64)),
-        (3, 2, torch.empty(1, dtype=torch.int64)),
-        (0, 4, torch.empty(4)),
-        (0, 4, torch.empty(5, dtype=torch.int64)),
-        (0, 4, torch.empty(2, 2, dtype=torch.int64)),
-        (0, 4, torch.empty(8, dtype=torch.int64)[::2]),
-    ],
-)
+whole = torch.empty(12, dtype=torch.int64)
+RUNS = [(3, 11, whole[:8]), (-1, 2, whole[:3]), (3, 2, whole[:1]), (0, 4, torch.empty(4)), (0, 4, whole[:5])]
+RUNS += [(0, 4, whole[:4].view(2, 2)), (0, 4, whole[:8:2])]
+
+
+@pytest.mark.parametrize(("start", "stop", "out"), RUNS)
 def test_read_into_refuses_runs_and_memory_that_do_not_fit(tmp_path, start, stop, out):
     save_file(some_tensors(), tmp_path / "model.safetensors")
     with open_checkpoint(tmp_path) as checkpoint, refused(UsageError, "long"):
@@ -262,13 +241,12 @@ def test_a_malformed_header_of_a_hub_is_an_error_that_says_what_is_wrong(case):
 
 
 def test_a_tensor_of_four_bits_needs_whole_bytes(tmp_path):
-    for shape in ([4, 1], []):
-        header = {"a": entry(shape, 0, 2 if shape else 0, "F4")}
+    for shape, data in (([4, 1], b"12"), ([], b"")):
+        header = {"a": entry(shape, 0, len(data), "F4")}
         with refused(CheckpointError, "multiple"):
             parse_header(json.dumps(header).encode(), 0, "model.safetensors")
-        write_raw(tmp_path / "model.safetensors", header, b"12" if shape else b"")
         with refused(CheckpointError, "model.safetensors"):
-            open_checkpoint(tmp_path)
+            open_checkpoint(write_raw(tmp_path / "model.safetensors", header, data))
 
 
 @pytest.mark.parametrize("name", ["pipe", "model.safetensors"])

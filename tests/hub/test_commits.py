@@ -1,8 +1,5 @@
 """A push is what is there afterwards: a Hub may ignore, drop, delay and refuse, and others may push."""
 
-from __future__ import annotations
-
-import io
 import json
 import threading
 import time
@@ -49,78 +46,76 @@ def differences(source: Path, hub: EmbeddedHub | UnfaithfulHub, **options) -> li
     return list(caught.value.files)
 
 
-def test_what_the_hub_would_ignore_is_refused_before_anything_is_sent(hub, api, bert):
+def upload(api, name: str, content: bytes) -> None:
+    api.upload_file(repo_id="org/model", path_or_fileobj=content, path_in_repo=name)
+
+
+def assert_whole(api, source: Path, tmp_path: Path, **others: bytes) -> None:
+    """What is on the Hub is what is staged of a folder, and other files by their names."""
+    assert on_hub(api, tmp_path) == contents(stage(source, tmp_path / "staged", repo_id="org/model")) | others
+
+
+def test_what_the_hub_would_ignore_is_refused_before_anything_is_sent(hub, api, bert, tmp_path):
     api.create_repo("org/model")
-    rules = b"/model*\n*.json\n"
-    api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(rules), path_in_repo=".gitignore")
+    upload(api, ".gitignore", b"/model*\n*.json\n")
     before = api.list_repo_files("org/model"), titles(api)
-    with pytest.raises(NotOnHub) as caught:
+    with refused(NotOnHub, repo_id="org/model") as caught:
         publish(bert, hub)
-    assert set(caught.value.files) == {"model.safetensors", "config.json"} and caught.value.repo_id == "org/model"
+    assert set(caught.value.files) == {"model.safetensors", "config.json"}
     assert (api.list_repo_files("org/model"), titles(api)) == before
     assert classify(caught.value).exit_code == FAILED
+    # Rules for other files are no hindrance.
+    upload(api, ".gitignore", b"*.bin\nruns/\n")
+    publish(bert, hub)
+    assert_whole(api, bert, tmp_path)
 
 
 @pytest.mark.parametrize("there", ["README.md/mine", ".eval_results"])
 def test_a_file_where_the_repository_has_a_folder_and_the_other_way_round_are_refused(hub, api, snapshot, there):
     api.create_repo("org/model")
-    api.upload_file(repo_id="org/model", path_or_fileobj=b"mine", path_in_repo=there)
+    upload(api, there, b"mine")
     assert differences(snapshot, hub) == [there]
     assert len(titles(api)) == 2
 
 
-def test_rules_for_other_files_are_no_hindrance(hub, api, bert, tmp_path):
-    api.create_repo("org/model")
-    api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(b"*.bin\nruns/\n"), path_in_repo=".gitignore")
-    publish(bert, hub)
-    assert on_hub(api, tmp_path) == contents(stage(bert, tmp_path / "staged", repo_id="org/model"))
-
-
-def change_commit(change):
-    """A rule that changes the lines of a commit on their way."""
+def change_commit(name, change=lambda line: []):
+    """A rule that changes the line of a file on its way in a commit, which is without it if nothing else is said."""
 
     def rule(method, path, body, forward):
         if method == "POST" and path.startswith(COMMIT):
             lines = [json.loads(line) for line in body.splitlines() if line.strip()]
-            body = b"".join(json.dumps(line).encode() + b"\n" for line in change(lines))
+            lines = [
+                each for line in lines for each in (change(line) if line["value"].get("path") == name else [line])
+            ]
+            body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         return forward(body)
 
     return rule
 
 
-def without(name):
-    return lambda lines: [line for line in lines if line["value"].get("path") != name]
+def rewritten(start):
+    """A file has another beginning, or no content."""
 
-
-def rewritten(change):
-    """A file that is not large has other content."""
-
-    def rewrite(lines):
-        for value in (line["value"] for line in lines if line["value"].get("path") == "config.json"):
-            value["content"] = change(value["content"])
-        return lines
+    def rewrite(line):
+        content = start and start + line["value"]["content"][len(start) :]
+        return [line | {"value": line["value"] | {"content": content}}]
 
     return rewrite
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        (without("model.safetensors"), "model.safetensors"),
-        (without("README.md"), "README.md"),
-        (rewritten(lambda content: ""), "config.json"),
-        (rewritten(lambda content: "QUFB" + content[4:]), "config.json"),
-    ],
-)
-def test_a_hub_that_drops_or_changes_a_file_is_found_out(proxy, bert, change, name):
-    proxy.rule = change_commit(change)
-    assert differences(bert, proxy) == [name]
+CHANGED = [("model.safetensors",), ("README.md",), ("config.json", rewritten("")), ("config.json", rewritten("QUFB"))]
 
 
-def test_weights_of_an_earlier_push_that_stay_are_found_out(proxy, api, bert, tmp_path):
+@pytest.mark.parametrize("changed", CHANGED)
+def test_a_hub_that_drops_or_changes_a_file_is_found_out(proxy, bert, changed):
+    proxy.rule = change_commit(*changed)
+    assert differences(bert, proxy) == [changed[0]]
+
+
+def test_weights_of_an_earlier_push_that_stay_are_found_out(proxy, api, bert):
     publish(bert, proxy)
-    api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(b"{}"), path_in_repo="training.json")
-    proxy.rule = change_commit(lambda lines: [line for line in lines if line["key"] != "deletedFile"])
+    upload(api, "training.json", b"{}")
+    proxy.rule = change_commit("training.json")
     (bert / "vocab.txt").write_text("a\n")
     assert differences(bert, proxy) == ["training.json"]
 
@@ -156,18 +151,12 @@ def test_a_hub_that_shows_a_commit_late_is_waited_for(proxy, api, bert, tmp_path
     proxy.rule = rule
     publish(bert, proxy)
     assert len(committed) == 2
-    assert on_hub(api, tmp_path) == contents(stage(bert, tmp_path / "staged", repo_id="org/model"))
+    assert_whole(api, bert, tmp_path)
 
 
 # Where a push asks, and what may happen to it there: an answer that is lost, late, an error, of another kind, or cut.
-ASKED = {
-    "create": "/api/repos/create",
-    "look": "/api/models/org/model/tree/",
-    "modes": "/preupload/",
-    "batch": "/info/lfs/objects/batch",
-    "content": "/objects/",
-    "commit": "/commit/",
-}
+ASKED = {"create": "/api/repos/create", "look": TREE, "modes": "/preupload/", "batch": "/info/lfs/objects/batch"}
+ASKED |= {"content": "/objects/", "commit": "/commit/"}
 HAPPENS: dict[str, Callable[[Callable[[], Reply]], Reply | None]] = {
     # The true Hub never hears of it, or does what was asked before its answer is changed.
     "unheard": lambda send: None,
@@ -220,40 +209,37 @@ def test_whatever_happens_a_push_is_whole_or_refused_in_words(proxy, api, bert, 
             return
     assert met
     assert titles(api) == ["Mine", "initial commit"]
-    assert on_hub(api, tmp_path) == contents(stage(bert, tmp_path / "staged", repo_id="org/model"))
+    assert_whole(api, bert, tmp_path)
 
 
-def interrupting(proxy, api, files):
+def interrupting(api, files):
     """A rule by which somebody else commits between the first look and the commit of a push."""
     left = list(files)
 
     def rule(method, path, body, forward):
         if method == "POST" and path.startswith(COMMIT) and left:
-            name, content = left.pop(0)
-            api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(content), path_in_repo=name)
+            upload(api, left.pop(0), b"---\nlicense: mit\n---\n")
         return forward(body)
 
     return rule
 
 
 def test_other_files_that_somebody_commits_meanwhile_are_kept(proxy, api, bert, tmp_path):
-    proxy.rule = interrupting(proxy, api, [("notes.md", b"mine"), ("more.md", b"mine too")])
+    proxy.rule = interrupting(api, ["notes.md", "more.md"])
     publish(bert, proxy, commit_message="Mine")
     assert titles(api)[0] == "Mine"
-    staged = contents(stage(bert, tmp_path / "staged", repo_id="org/model"))
-    assert on_hub(api, tmp_path) == staged | {"notes.md": b"mine", "more.md": b"mine too"}
+    assert_whole(api, bert, tmp_path, **dict.fromkeys(("notes.md", "more.md"), b"---\nlicense: mit\n---\n"))
+    # A repository that is never quiet is given up in words.
+    proxy.rule = interrupting(api, [f"{index}.md" for index in range(20)])
+    (bert / "vocab.txt").write_text("a\n")
+    assert differences(bert, proxy) == ["main"]
 
 
 @pytest.mark.parametrize("name", ["config.json", "README.md", "training.json"])
 def test_the_same_files_that_somebody_commits_meanwhile_are_not_replaced(proxy, api, bert, name):
-    proxy.rule = interrupting(proxy, api, [(name, b"---\nlicense: mit\n---\n")])
+    proxy.rule = interrupting(api, [name])
     assert differences(bert, proxy) == [name]
     assert len(titles(api)) == 2
-
-
-def test_a_repository_that_is_never_quiet_is_given_up_in_words(proxy, api, bert):
-    proxy.rule = interrupting(proxy, api, [(f"{index}.md", b"mine") for index in range(20)])
-    assert differences(bert, proxy) == ["main"]
 
 
 def test_pushes_at_once_end_with_one_model_or_in_words(hub, api, tmp_path):
@@ -304,7 +290,7 @@ def test_the_reason_of_a_hub_that_has_no_room_is_told(proxy, bert):
 
 def test_a_pull_request_is_verified_too(proxy, api, bert, tmp_path):
     api.create_repo("org/model")
-    proxy.rule = change_commit(without("README.md"))
+    proxy.rule = change_commit("README.md")
     assert differences(bert, proxy, create_pr=True) == ["README.md"]
     assert {each.path.partition("?")[2] for each in proxy.asked if "/preupload/" in each.path} == {"create_pr=1"}
     assert titles(api) == ["initial commit"]

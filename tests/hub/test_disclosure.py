@@ -1,7 +1,5 @@
 """What would be disclosed: tokens refuse a push without being shown, paths of this machine are cut."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -15,7 +13,7 @@ from hf_ext.errors import DataError, NotPublished
 from hf_ext.hub.cards import write_card
 from hf_ext.hub.disclosure import SecretFound, clean, cut_folders, find_machine_paths, is_path, refuse_secrets
 from hf_ext.hub.publish import push, rehearse, stage
-from tests.kit.pictures import encode
+from tests.kit.pictures import encode, make_exif
 from tests.kit.refusals import refused
 
 from .published import EVALUATION, TRAINING, contents, edit, save_bert, save_snapshot, tiny_adapter
@@ -37,9 +35,8 @@ def test_a_token_refuses_the_push_and_is_not_shown(name, bert, tmp_path):
 
 def test_the_scan_is_linear(tmp_path):
     """Texts made of beginnings of tokens, a megabyte each: no pattern goes over them again and again."""
-    for index, piece in enumerate(
-        ("sk-a-", "sk-aaaaaaaaaaaaaaa-", "-----BEGIN A ", "hf_a", "xoxb-1 ", "A ", "sk-", "pa-", "secret_")
-    ):
+    pieces = ("sk-a-", "sk-aaaaaaaaaaaaaaa-", "-----BEGIN A ", "hf_a", "xoxb-1 ", "A ", "sk-", "pa-", "secret_")
+    for index, piece in enumerate(pieces):
         (tmp_path / f"{index}.txt").write_text(piece * (2**20 // len(piece)))
     started = time.process_time()
     refuse_secrets(tmp_path)
@@ -48,43 +45,27 @@ def test_the_scan_is_linear(tmp_path):
 
 
 PATHS = {
-    "/data/alice/client-acme/": "client-acme",
-    "~alice/photos": "photos",
-    r"C:\Users\alice\photos": "photos",
-    "D:/alice/photos": "photos",
-    r"\\server\share\photos": "photos",
-    "file:///data/alice/photos": "photos",
-    "../alice/client-acme/photos": "photos",
-    "./alice/photos": "photos",
-    "abfss://alice@account.dfs.core.windows.net/photos": "photos",
-    "s3://alice-private/client photos/a b.zip": "a b.zip",
-    "https://nas.alice.org/My Files/photos.zip?token=alice": "photos.zip",
-    "hf://buckets/alice/clients/photos": "photos",
-    "git+ssh://git@alice.com/photos": "photos",
-    "nas01:/export/alice/photos": "photos",
-    "alice@nas01:photos": "photos",
-    "//nas/alice/photos": "photos",
-    "${DATA}/alice/photos": "photos",
-    "%USERPROFILE%\\alice\\photos": "photos",
-    "/Volumes/alice smith/my photos": "my photos",
+    path: re.split(r"[/\\:]", path.partition("?")[0].rstrip("/"))[-1]
+    for path in (
+        *("/data/alice/client-acme/", "~alice/photos", r"C:\Users\alice\photos", "D:/alice/photos"),
+        *(r"\\server\share\photos", "file:///data/alice/photos", "../alice/client-acme/photos", "./alice/photos"),
+        *("abfss://alice@account.dfs.core.windows.net/photos", "s3://alice-private/client photos/a b.zip"),
+        *("https://nas.alice.org/My Files/photos.zip?token=alice", "hf://buckets/alice/clients/photos"),
+        *("git+ssh://git@alice.com/photos", "nas01:/export/alice/photos", "alice@nas01:photos", "//nas/alice/photos"),
+        *("${DATA}/alice/photos", "%USERPROFILE%\\alice\\photos", "/Volumes/alice smith/my photos"),
+    )
 }
 # Where data come from, what is no name and no address is a path too, though it is not here.
 FOLDERS = {
-    "clients/alice/2024/photos": "photos",
-    "clients\\alice\\photos": "photos",
-    "My Photos/alice/a.zip": "a.zip",
-    "alice/my photos": "my photos",
-    "alice/photos/": "photos",
+    **dict.fromkeys(("clients/alice/2024/photos", "clients\\alice\\photos", "alice/photos/"), "photos"),
+    **{"My Photos/alice/a.zip": "a.zip", "alice/my photos": "my photos"},
 }
-
-
 ADDRESSES = {
     "https://alice:S3cr" + "3tPass@nas.org/photos.zip": "https://nas.org/photos.zip",
     "https://alice@nas.org:8443/photos.zip": "https://nas.org:8443/photos.zip",
     "https://nas.org/photos.zip?sv=1&alice=1#alice": "https://nas.org/photos.zip",
     "ftp://alice:alice@nas.org": "ftp://nas.org",
-    "hf://datasets/org/photos@v1": "hf://datasets/org/photos@v1",
-    "https://nas.org/photos@v1.zip": "https://nas.org/photos@v1.zip",
+    **{same: same for same in ("hf://datasets/org/photos@v1", "https://nas.org/photos@v1.zip")},
 }
 
 
@@ -136,38 +117,36 @@ def test_json_that_is_too_deep_or_too_large_is_refused(name, tmp_path, bert):
         stage(bert, tmp_path / "out")
 
 
+def png_notes(text: str, method: str = "add_text", **options) -> dict:
+    notes = PngInfo()
+    getattr(notes, method)("Comment", text, **options)
+    return {"pnginfo": notes}
+
+
+def exif_notes(text: str, orientation: int = 1) -> dict:
+    """A description, the artist and the place."""
+    return {
+        "exif": make_exif({0x010E: text, 0x0112: orientation, 0x013B: text, 0x8825: {1: "N", 2: (52.0, 31.0, 0.0)}})
+    }
+
+
 NOTES = {
-    "tEXt": lambda text: {"pnginfo": png_notes(lambda notes: notes.add_text("Comment", text))},
-    "zTXt": lambda text: {"pnginfo": png_notes(lambda notes: notes.add_text("Comment", text, zip=True))},
-    "iTXt": lambda text: {"pnginfo": png_notes(lambda notes: notes.add_itxt("Comment", text, zip=True))},
-    "eXIf": lambda text: {"exif": exif_notes(text)},
-    "iCCP": lambda text: {"icc_profile": b"\0" * 128 + text.encode()},
+    "tEXt": png_notes(TOKEN),
+    "zTXt": png_notes(TOKEN, zip=True),
+    "iTXt": png_notes(TOKEN, "add_itxt", zip=True),
+    "eXIf": exif_notes(TOKEN),
+    "iCCP": {"icc_profile": b"\0" * 128 + TOKEN.encode()},
+    "after the end": {},
 }
 
 
-def png_notes(add) -> PngInfo:
-    notes = PngInfo()
-    add(notes)
-    return notes
-
-
-def exif_notes(text: str, orientation: int = 1) -> Image.Exif:
-    exif = Image.Exif()
-    exif[0x010E], exif[0x0112], exif[0x013B] = text, orientation, text
-    # The place.
-    exif[0x8825] = {1: "N", 2: (52.0, 31.0, 0.0)}
-    return exif
-
-
-@pytest.mark.parametrize("kind", [*NOTES, "after the end"])
+@pytest.mark.parametrize("kind", NOTES)
 @pytest.mark.parametrize("name", ["before_after.png", "report.png"])
 def test_pictures_go_up_without_notes_and_with_all_pixels(tmp_path, kind, name, bert):
     picture = Image.effect_noise((9, 7), 80).convert("RGB")
-    picture.save(bert / name, **(NOTES[kind](TOKEN) if kind in NOTES else {}))
-    if kind == "after the end":
-        (bert / name).write_bytes((bert / name).read_bytes() + TOKEN.encode())
-    else:
-        assert kind.encode() in (bert / name).read_bytes()
+    content = encode(picture, **NOTES[kind])
+    assert kind.encode() in content or kind == "after the end"
+    (bert / name).write_bytes(content if NOTES[kind] else content + TOKEN.encode())
     listing = rehearse(bert, tmp_path / "staged")
     assert [note.partition(":")[0] for note in listing.notes] == [name]
     content = (tmp_path / "staged" / name).read_bytes()
@@ -178,8 +157,7 @@ def test_pictures_go_up_without_notes_and_with_all_pixels(tmp_path, kind, name, 
 
 
 def test_a_picture_that_would_change_without_its_notes_is_refused(tmp_path, bert):
-    turned = encode(Image.new("RGB", (4, 2)), exif=exif_notes("", orientation=6))
-    plain = encode(Image.new("RGB", (4, 2)), exif=exif_notes(""))
+    turned, plain = (encode(Image.new("RGB", (4, 2)), **exif_notes("", orientation)) for orientation in (6, 1))
     # Notes that no reader takes, and 400 million pixels.
     spoilt = plain.replace(b"MM\0*", b"no!?"), plain.replace(b"\0\0\0\4\0\0\0\2", b"\0\0\x4e\x20\0\0\x4e\x20")
     for content in (turned, *spoilt, encode(Image.new("RGB", (4, 2)), "JPEG"), plain[:8] + b"\0\0\0\xffIHDR"):
@@ -209,9 +187,10 @@ def test_a_folder_of_two_names_is_published_as_a_folder_wherever_a_push_starts(k
     (snapshot / "training.json").write_text(json.dumps(TRAINING | {"arguments": arguments}))
     results = [EVALUATION["results"][0] | ({"dataset": "clients/acme"} if kind == "dataset" else {})]
     (snapshot / "eval.json").write_text(json.dumps({"results": results}))
-    path = snapshot / ("adapter_config.json" if "adapter" in kind else "config.json")
-    key = {"_name_or_path": "_name_or_path"}.get(kind, "base_model_name_or_path" if "adapter" in kind else "note")
-    edit(path, **{key: "clients/acme" if key != "note" else ""})
+    if "adapter" in kind:
+        edit(snapshot / "adapter_config.json", base_model_name_or_path="clients/acme")
+    elif kind == "_name_or_path":
+        edit(snapshot / "config.json", _name_or_path="clients/acme")
     if "adapter" in kind and held:
         with pytest.raises(NotPublished):
             stage(snapshot, tmp_path / "staged", repo_id="org/model")
@@ -228,11 +207,9 @@ def test_only_known_fields_of_a_training_are_published(tmp_path):
     text = (staged / "training.json").read_text()
     assert "mine" not in text and "output_dir" not in text
     published = json.loads(text)
-    assert {key: published[key] for key in TRAINING if key != "arguments"} == {
-        key: value for key, value in TRAINING.items() if key != "arguments"
-    }
-    assert published["arguments"]["task"] == TRAINING["arguments"]["task"]
-    assert published["arguments"]["learning_rate"] == 2e-4
+    arguments = published["arguments"]
+    assert published == TRAINING | {"arguments": arguments}
+    assert (arguments["task"], arguments["learning_rate"]) == (TRAINING["arguments"]["task"], 2e-4)
 
 
 def test_origins_in_configurations_are_cut_and_labels_are_not(tmp_path, bert):
@@ -277,18 +254,15 @@ def test_an_adapter_over_a_folder_is_refused_with_advice(base, tmp_path, monkeyp
         assert published["base_model_name_or_path"] == public
 
 
-@pytest.mark.parametrize(
-    ("message", "told"),
-    [
-        ("/tmp/gradio/ab/photo.png: no picture", "photo.png: no picture"),
-        ("No such file: '/srv/alice smith/a b.png'", "No such file: 'a b.png'"),
-        (r"C:\Users\alice\x.png, \\nas\share\y.png", "x.png, y.png"),
-        ("(~/models/x) path=/data/y file:///data/z at:/data/w", "(x) path=y z at:w"),
-        ("https://a.org/b/c s3://d/e org/name image/png 3 / 4", "https://a.org/b/c s3://d/e org/name image/png 3 / 4"),
-    ],
-)
-def test_a_stranger_is_told_no_folder(message, told):
-    assert cut_folders(message) == told
+def test_a_stranger_is_told_no_folder():
+    for message, told in {
+        "/tmp/gradio/ab/photo.png: no picture": "photo.png: no picture",
+        "No such file: '/srv/alice smith/a b.png'": "No such file: 'a b.png'",
+        r"C:\Users\alice\x.png, \\nas\share\y.png": "x.png, y.png",
+        "(~/models/x) path=/data/y file:///data/z at:/data/w": "(x) path=y z at:w",
+        (same := "https://a.org/b/c s3://d/e org/name image/png 3 / 4"): same,
+    }.items():
+        assert cut_folders(message) == told
 
 
 def test_other_texts_that_name_this_machine_are_pointed_out(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """Hashes of files that were read once are not read again, as long as the files stay as they are."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -13,15 +11,13 @@ import pytest
 from hf_ext.hub import file_hashes
 from hf_ext.hub.file_hashes import file_sha256
 
-LONG_AGO = 10**18
-
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write(path: Path, content: bytes, at: int = LONG_AGO) -> Path:
-    """A file that was last changed at a time."""
+def write(path: Path, content: bytes, at: int = 10**18) -> Path:
+    """A file that was last changed at a time, long ago if nothing is said."""
     path.write_bytes(content)
     os.utime(path, ns=(at, at))
     return path
@@ -30,10 +26,10 @@ def write(path: Path, content: bytes, at: int = LONG_AGO) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the hashes are kept between processes."""
-    (tmp_path / "cache").mkdir()
+    path = tmp_path / "sha256.json"
     monkeypatch.setattr(file_hashes, "_known", {})
-    monkeypatch.setattr(file_hashes, "cache_file", lambda: tmp_path / "cache" / "sha256.json")
-    return tmp_path / "cache" / "sha256.json"
+    monkeypatch.setattr(file_hashes, "cache_file", lambda: path)
+    return path
 
 
 def test_what_another_process_read_is_not_read_again(tmp_path: Path, cache: Path):

@@ -1,7 +1,5 @@
 """check_loads: what loads without hf_ext passes, what does not is refused, and foreign code is never run."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -16,6 +14,7 @@ from hf_ext.hub import load_check
 from hf_ext.hub.load_check import check_loads, installed_room, shipped_files, verify_code
 from hf_ext.hub.publish import stage
 from tests.kit import warm_python
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
 from .published import edit, save_bert, save_snapshot, tiny_adapter
@@ -44,17 +43,10 @@ os._exit(0)
 @pytest.fixture
 def notes(tmp_path, monkeypatch) -> Path:
     """What the processes of the check are given, one a line; they load nothing."""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(NOTE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    site = write_files(tmp_path / "site", {"sitecustomize.py": NOTE})
+    monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setenv("NOTES", str(tmp_path / "notes.jsonl"))
     return tmp_path / "notes.jsonl"
-
-
-@pytest.fixture
-def never_run(notes):
-    yield
-    assert not notes.exists()
 
 
 @pytest.mark.slow
@@ -129,22 +121,15 @@ def test_what_stands_in_the_room_travels_and_nothing_else(staged):
 
 def name_code(file: str, reference: str):
     """A change that has a configuration name other code."""
-
-    def change(staged: Path) -> None:
-        known = json.loads((staged / file).read_text())["auto_map"]
-        edit(staged / file, auto_map=known | {"AutoModel": reference})
-
-    return change
+    return lambda staged: edit(
+        staged / file, auto_map=json.loads((staged / file).read_text())["auto_map"] | {"AutoModel": reference}
+    )
 
 
 def write_code(name: str, source: str = "semanir/ops_semanir.py", added: str = "# changed\n"):
     """A change that puts a file of the package, changed or not, under another name."""
-
-    def change(staged: Path) -> None:
-        (staged / name).parent.mkdir(exist_ok=True)
-        (staged / name).write_text((Path(load_check.__file__).parents[1] / source).read_text() + added)
-
-    return change
+    text = (Path(load_check.__file__).parents[1] / source).read_text() + added
+    return lambda staged: write_files(staged, {name: text})
 
 
 CHANGES = {
@@ -158,15 +143,17 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_code_that_is_not_the_installed_one_is_never_run(staged, never_run, case):
+def test_code_that_is_not_the_installed_one_is_never_run(staged, notes, case):
     change, fact = CHANGES[case]
     change(staged)
     with refused(DataError, fact):
         check_loads(staged)
+    assert not notes.exists()
 
 
-def test_an_adapter_or_a_transformers_model_ships_no_code(never_run, bert):
+def test_an_adapter_or_a_transformers_model_ships_no_code(notes, bert):
     verify_code(bert)
     (bert / "modeling_semanir.py").write_text("")
     with refused(DataError, "hf_ext"):
         check_loads(bert)
+    assert not notes.exists()

@@ -1,7 +1,5 @@
 """stage: the folder is complete, its code is ours, foreign code and pickles stay out, and nothing is half-written."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json
@@ -27,13 +25,13 @@ from hf_ext.hub.load_check import check_loads
 from hf_ext.hub.publish import rehearse, stage
 from hf_ext.semanir import SemanIRImageProcessor, SemanIRModel
 from tests.kit.models import assert_same_weights, file_limit
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 from tests.kit.restorers import tiny_restorer
 
 from .checkpoint_files import assert_same
 from .published import CODE, STAGED, TRAINING, contents, edit, save_bert, save_snapshot, tiny_adapter
 
-EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
 PROCESSOR = "image_processing_semanir.py"
 ROOM = Path(inspect.getfile(semanir)).parent
 
@@ -43,54 +41,44 @@ def snapshot(tmp_path) -> Path:
     return save_snapshot(tmp_path / "snapshot", reports=False)
 
 
-def test_a_saved_model_becomes_a_complete_folder(tmp_path, bert):
-    for name, model in {"head": tiny_restorer(), "base": SemanIRModel(tiny_restorer().config)}.items():
-        model.save_pretrained(tmp_path / name)
-        SemanIRImageProcessor(do_convert_rgb=False).save_pretrained(tmp_path / name)
-        folder = stage(tmp_path / name, tmp_path / f"staged-{name}")
-        assert sorted(contents(folder)) == STAGED
-        assert_same(load_file(folder / "model.safetensors"), model.state_dict())
-        config = json.loads((folder / "config.json").read_text())
-        assert set(config["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForImageToImage"}
-        assert config["architectures"] == [type(model).__name__]
-        assert json.loads((folder / "preprocessor_config.json").read_text())["do_convert_rgb"] is False
-        for code in CODE:
-            assert (folder / code).read_bytes() == (ROOM / code).read_bytes()
-    # One of transformers.
+@pytest.mark.parametrize("kind", ["head", "base", "half"])
+def test_a_folder_is_staged_bit_for_bit_and_again_from_its_own_result(tmp_path, kind):
+    model = SemanIRModel(tiny_restorer().config) if kind == "base" else tiny_restorer()
+    model.to(torch.bfloat16 if kind == "half" else torch.float32).save_pretrained(tmp_path / "snapshot")
+    SemanIRImageProcessor(do_convert_rgb=False).save_pretrained(tmp_path / "snapshot")
+    first = stage(tmp_path / "snapshot", tmp_path / "first", repo_id="org/name")
+    found = contents(first)
+    assert sorted(found) == STAGED
+    assert {name: found[name] for name in CODE} == {name: (ROOM / name).read_bytes() for name in CODE}
+    config = json.loads(found["config.json"])
+    assert set(config["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForImageToImage"}
+    assert config["architectures"] == [type(model).__name__]
+    assert json.loads(found["preprocessor_config.json"])["do_convert_rgb"] is False
+    assert contents(stage(first, tmp_path / "second", repo_id="org/name")) == found
+    assert_same(load_file(first / "model.safetensors"), model.state_dict())
+    if kind != "base":
+        loaded = AutoModelForImageToImage.from_pretrained(first)
+        assert loaded.dtype == model.dtype
+        assert_same(loaded.state_dict(), model.state_dict())
+
+
+def test_a_model_of_transformers_is_staged(tmp_path, bert):
     folder = stage(bert, tmp_path / "staged", repo_id="org/bert")
     assert (folder / "model.safetensors").read_bytes() == (bert / "model.safetensors").read_bytes()
     assert 'BertModel.from_pretrained("org/bert")' in (folder / "README.md").read_text()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_folder_is_staged_bit_for_bit_and_again_from_its_own_result(tmp_path, dtype):
-    snapshot = tmp_path / "snapshot"
-    tiny_restorer().to(dtype).save_pretrained(snapshot)
-    SemanIRImageProcessor().save_pretrained(snapshot)
-    first = stage(snapshot, tmp_path / "first", repo_id="org/name")
-    second = stage(first, tmp_path / "second", repo_id="org/name")
-    assert contents(first) == contents(second)
-    assert_same(load_file(first / "model.safetensors"), load_file(snapshot / "model.safetensors"))
-    loaded = AutoModelForImageToImage.from_pretrained(first)
-    assert loaded.dtype == dtype
-    assert_same(loaded.state_dict(), load_file(snapshot / "model.safetensors"))
-
-
 def test_code_that_came_with_a_folder_is_neither_run_nor_staged(tmp_path, snapshot):
     marker = tmp_path / "marker"
-    evil = EVIL.format(marker=str(marker))
-    for name in (*CODE, "evil.py", "custom_generate/generate.py"):
-        (snapshot / name).parent.mkdir(exist_ok=True)
-        (snapshot / name).write_text(evil)
+    evil = f"from pathlib import Path\nPath({str(marker)!r}).write_text('ran')\n"
+    write_files(snapshot, dict.fromkeys((*CODE, "evil.py", "custom_generate/generate.py"), evil))
     for name in ("config.json", "preprocessor_config.json"):
         known = json.loads((snapshot / name).read_text())["auto_map"]
         edit(snapshot / name, auto_map=dict.fromkeys(known, "evil.Evil"))
-    folder = stage(snapshot, tmp_path / "out")
-    assert not marker.exists()
-    assert sorted(contents(folder)) == STAGED
-    for name in CODE:
-        assert (folder / name).read_bytes() == (ROOM / name).read_bytes()
-    assert "evil" not in (folder / "config.json").read_text() + (folder / "preprocessor_config.json").read_text()
+    found = contents(stage(snapshot, tmp_path / "out"))
+    assert not marker.exists() and sorted(found) == STAGED
+    assert {name: found[name] for name in CODE} == {name: (ROOM / name).read_bytes() for name in CODE}
+    assert b"evil" not in found["config.json"] + found["preprocessor_config.json"]
 
 
 def reweigh(folder: Path, **changes: torch.Tensor | None) -> None:
@@ -102,19 +90,16 @@ def reweigh(folder: Path, **changes: torch.Tensor | None) -> None:
 
 FIRST = "model.extractor.weight"
 # What is done to a model of ours, and the facts of its refusal.
-SPOILT: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
-    "a kernel of a Hub": (
-        lambda f: edit(f / "config.json", attn_implementation="org/kernel"),
-        ("attn_implementation",),
-    ),
-    "no architecture": (lambda f: edit(f / "config.json", architectures=None), ("config.json", "ForImageRestoration")),
-    "a stranger's": (lambda f: edit(f / "config.json", architectures=["X"]), ("config.json", "ForImageRestoration")),
-    "two": (lambda f: edit(f / "config.json", architectures=["SemanIRModel"] * 2), ("config.json", "ForImageRest")),
-    "no image processor": (lambda f: (f / "preprocessor_config.json").unlink(), ("SemanIRImageProcessor",)),
-    "a weight is missing": (lambda f: reweigh(f, **{FIRST: None}), ("missing", FIRST)),
-    "a weight is unexpected": (lambda f: reweigh(f, stranger=torch.zeros(1)), ("unexpected", "stranger")),
-    "a weight is of another shape": (lambda f: reweigh(f, **{FIRST: torch.zeros(1)}), ("mismatch",)),
-    "a pickle": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), ("pytorch_model.bin",)),
+SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a kernel of a Hub": (lambda f: edit(f / "config.json", attn_implementation="org/kernel"), "attn_implementation"),
+    "no architecture": (lambda f: edit(f / "config.json", architectures=None), "config.json ForImageRestoration"),
+    "a stranger's": (lambda f: edit(f / "config.json", architectures=["X"]), "config.json ForImageRestoration"),
+    "two": (lambda f: edit(f / "config.json", architectures=["SemanIRModel"] * 2), "config.json ForImageRestoration"),
+    "no image processor": (lambda f: (f / "preprocessor_config.json").unlink(), "SemanIRImageProcessor"),
+    "a weight is missing": (lambda f: reweigh(f, **{FIRST: None}), f"missing {FIRST}"),
+    "a weight is unexpected": (lambda f: reweigh(f, stranger=torch.zeros(1)), "unexpected stranger"),
+    "a weight is of another shape": (lambda f: reweigh(f, **{FIRST: torch.zeros(1)}), "mismatch"),
+    "a pickle": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "pytorch_model.bin"),
 }
 
 
@@ -123,23 +108,23 @@ def test_a_model_of_ours_that_is_spoilt_is_refused(tmp_path, snapshot, kind):
     spoil, facts = SPOILT[kind]
     spoil(snapshot)
     # transformers itself raises for a wrong shape
-    with refused((ValueError, RuntimeError), *facts):
+    with refused((ValueError, RuntimeError), *facts.split()):
         stage(snapshot, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("modeling_x.py", "", r"modeling_x\.py is code"),
-        ("training_args.bin", "", r"training_args\.bin"),
-        ("config.json", {"auto_map": {"AutoModel": "org/other--modeling_x.X"}}, "auto_map names 'org/other--model"),
-        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tok.T", None]}}, "auto_map names 'tok.T'"),
-        ("config.json", {"custom_pipelines": {"x": {}}}, "custom_pipelines names .*code that is not in the folder"),
-        ("config.json", {"attn_implementation": "org/kernel"}, "attn_implementation names a kernel"),
-        ("tokenizer_config.json", "[", "not valid JSON"),
-    ],
-)
+CODED = [
+    ("modeling_x.py", "", r"modeling_x\.py is code"),
+    ("training_args.bin", "", r"training_args\.bin"),
+    ("config.json", {"auto_map": {"AutoModel": "org/other--modeling_x.X"}}, "auto_map names 'org/other--model"),
+    ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tok.T", None]}}, "auto_map names 'tok.T'"),
+    ("config.json", {"custom_pipelines": {"x": {}}}, "custom_pipelines names .*code that is not in the folder"),
+    ("config.json", {"attn_implementation": "org/kernel"}, "attn_implementation names a kernel"),
+    ("tokenizer_config.json", "[", "not valid JSON"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "message"), CODED)
 def test_a_transformers_folder_with_code_is_refused(tmp_path, file, content, message, bert):
     edit(bert / file, **content) if isinstance(content, dict) else (bert / file).write_text(content)
     with pytest.raises(ValueError, match=message):
@@ -176,20 +161,22 @@ def test_an_adapter_of_ours_travels_with_its_image_processor_and_our_code(tmp_pa
     assert sorted(contents(folder)) == sorted(["README.md", PROCESSOR, *expected])
     assert (folder / PROCESSOR).read_bytes() == (ROOM / PROCESSOR).read_bytes()
     check_loads(folder)
-    config = json.loads((adapter / "adapter_config.json").read_text())
     # peft writes no auto_mapping beside a task_type; a run of ours names its method.
-    del config["auto_mapping"]
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
-    (adapter / "training.json").write_text(json.dumps(TRAINING))
+    edit(adapter / "adapter_config.json", auto_mapping=None)
+    edit(adapter / "training.json", **TRAINING)
     folder = stage(adapter, tmp_path / "named")
     assert (folder / PROCESSOR).read_bytes() == (ROOM / PROCESSOR).read_bytes()
 
 
-def test_sources_that_cannot_be_staged(tmp_path):
+def test_sources_that_cannot_be_staged(tmp_path, bert):
     with refused(DataError, "folder"):
         stage(tmp_path / "absent", tmp_path / "out")
     (tmp_path / "bare").mkdir()
-    save_file({"w": torch.zeros(1)}, tmp_path / "bare" / "model.safetensors")
+    # Weights of another name would stay behind.
+    (bert / "model.safetensors").rename(bert / "mine.safetensors")
+    with refused(DataError, "transformers", "diffusers"):
+        stage(bert, tmp_path / "out")
+    (bert / "mine.safetensors").rename(tmp_path / "bare" / "model.safetensors")
     with refused(DataError, "config.json", "adapter_config.json"):
         stage(tmp_path / "bare", tmp_path / "out")
 
@@ -205,12 +192,10 @@ def test_an_existing_folder_is_replaced_only_when_asked_and_when_it_is_a_checkpo
     other = save_snapshot(tmp_path / "other", reports=False, top_k=7)
     stage(other, out, overwrite=True)
     assert json.loads((out / "config.json").read_text())["top_k"] == 7
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(TakenError):
-        stage(snapshot, tmp_path / "mine", overwrite=True)
-    with pytest.raises(TakenError):
-        stage(snapshot, tmp_path / "mine" / "thesis.txt")
+    mine = write_files(tmp_path / "mine", {"thesis.txt": "x"})
+    for taken, overwrite in ((mine, True), (mine / "thesis.txt", False)):
+        with pytest.raises(TakenError):
+            stage(snapshot, taken, overwrite=overwrite)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "other", "out", "snapshot"]
 
 
@@ -232,17 +217,17 @@ def test_a_failure_leaves_the_earlier_folder_and_no_other_trace(tmp_path, snapsh
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "snapshot"]
 
 
-def tiny_unet() -> UNet2DModel:
-    blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (8,)}
-    return UNet2DModel(sample_size=8, layers_per_block=1, norm_num_groups=4, **blocks)
+def make(kind: str, folder: Path):
+    if kind == "of diffusers":
+        blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (8,)}
+        return UNet2DModel(sample_size=8, layers_per_block=1, norm_num_groups=4, **blocks)
+    return tiny_restorer() if kind == "ours" else BertModel.from_pretrained(save_bert(folder / "bert"))
 
 
 @pytest.mark.parametrize("shards", ["whole", "in shards"])
 @pytest.mark.parametrize("kind", ["ours", "another's", "of diffusers"])
 def test_a_variant_is_published_under_the_names_that_loaders_look_for(tmp_path, kind, shards):
-    make = {"ours": tiny_restorer, "of diffusers": tiny_unet}.get(kind)
-    model = make() if make else BertModel.from_pretrained(save_bert(tmp_path / "bert"))
-    source = tmp_path / "source"
+    model, source = make(kind, tmp_path), tmp_path / "source"
     model.save_pretrained(source, variant="fp16", max_shard_size="50GB" if shards == "whole" else "1KB")
     (source / "README.md").write_text("# Mine\n")
     if kind == "ours":
@@ -254,8 +239,7 @@ def test_a_variant_is_published_under_the_names_that_loaders_look_for(tmp_path, 
 
 @pytest.mark.parametrize("kind", ["ours", "another's"])
 def test_an_index_without_metadata_is_refused_in_words(tmp_path, kind):
-    model = tiny_restorer() if kind == "ours" else BertModel.from_pretrained(save_bert(tmp_path / "bert"))
-    model.save_pretrained(tmp_path / "source", max_shard_size="1KB")
+    make(kind, tmp_path).save_pretrained(tmp_path / "source", max_shard_size="1KB")
     index = tmp_path / "source" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"]}))
     with pytest.raises(CheckpointError):

@@ -1,7 +1,5 @@
 """Which files go up: those that libraries write, by name, and none through a link out of the folder; the listing."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -13,12 +11,13 @@ import pytest
 import transformers
 from transformers import BertTokenizer
 
-from hf_ext.errors import DataError, NotPublished
+from hf_ext.errors import NotPublished
 from hf_ext.hub.publish import rehearse, stage
 from hf_ext.hub.published_files import is_described, is_loaded, walk
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline
 from tests.emr.emr_testing import tiny_bert
 from tests.kit.command_line import run
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
 from .published import contents, save_bert, save_snapshot
@@ -31,21 +30,12 @@ PRIVATE |= dict.fromkeys(
 )
 
 
-def add(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
-
 def names_in_tokenizers() -> set[str]:
     """What the tokenizers of the installed transformers call their files."""
     names = set()
     for path in Path(transformers.__file__).parent.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        if "FILES_NAMES" not in text:
-            continue
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(ast.parse(text)) if "FILES_NAMES" in text else ():
             if isinstance(node, ast.Assign) and "FILES_NAMES" in ast.unparse(node.targets[0]):
                 values = node.value.values if isinstance(node.value, ast.Dict) else []
                 names |= {value.value for value in values if isinstance(value, ast.Constant)}
@@ -83,7 +73,7 @@ def test_a_folder_of_transformers_is_published_by_name_and_says_so(tmp_path):
     tokenizer.save_pretrained(bert)
     wanted = {name for name, _ in walk(bert)}
     assert "additional_chat_templates/tool_use.jinja" in wanted
-    add(bert, PRIVATE | {"LICENSE": "mine", "README.md": "# Mine", "eval.json": '{"results": []}'})
+    write_files(bert, PRIVATE | {"LICENSE": "mine", "README.md": "# Mine", "eval.json": '{"results": []}'})
     listing = rehearse(bert, tmp_path / "staged")
     assert set(listing.files) == wanted | {"LICENSE", "README.md", "eval.json"}
     assert listing.files == {name: len(data) for name, data in contents(tmp_path / "staged").items()}
@@ -93,42 +83,32 @@ def test_a_folder_of_transformers_is_published_by_name_and_says_so(tmp_path):
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "staged").chat_template == tokenizer.chat_template
 
 
-def test_weights_of_another_name_are_refused_before_they_stay_behind(tmp_path, bert):
-    (bert / "model.safetensors").rename(bert / "mine.safetensors")
-    with refused(DataError, "transformers", "diffusers"):
-        stage(bert, tmp_path / "staged")
-
-
 @pytest.fixture
 def secret(tmp_path) -> Path:
-    path = tmp_path / "elsewhere" / "id_rsa"
-    path.parent.mkdir()
-    path.write_text('{"secret": "the text of a secret"}')
-    return path
+    return write_files(tmp_path / "elsewhere", {"id_rsa": '{"secret": "the text of a secret"}'}) / "id_rsa"
 
 
-KINDS = {
-    "transformers": lambda folder: save_bert(folder),
-    "ours": lambda folder: save_snapshot(folder),
-    "pipeline": lambda folder: make_pipeline().save_pretrained(folder) or folder,
-}
+KINDS = {"transformers": save_bert, "ours": save_snapshot}
+KINDS["pipeline"] = lambda folder: make_pipeline().save_pretrained(folder) or folder
+
+
+def link(folder: Path, names: list[str], target: Path | str) -> None:
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_descriptions_that_are_links_out_of_the_folder_stay_behind(kind, tmp_path, secret):
     folder = KINDS[kind](tmp_path / "folder")
     names = ["LICENSE", "README.md", "eval.json", "extra.json"]
-    for name in names:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(secret)
+    link(folder, names, secret)
     listing = rehearse(folder, tmp_path / "staged")
     assert all(b"secret" not in data for data in contents(tmp_path / "staged").values())
     assert {listing.stays_behind[name] for name in names} == {"a link that leaves the folder"}
     # a link to a file of the folder itself is one of its files
     (folder / "own.txt").write_text('{"results": []}')
-    for name in names:
-        (folder / name).unlink()
-        (folder / name).symlink_to("own.txt")
+    link(folder, names, "own.txt")
     assert set(names) - set(contents(stage(folder, tmp_path / "again"))) == {"extra.json"}
 
 
@@ -139,21 +119,19 @@ LICENSED = {
 }
 
 
-@pytest.mark.parametrize("link", LICENSED)
-def test_the_licence_that_a_card_names_goes_up_or_is_missed(link, tmp_path, secret, bert):
-    add(
-        bert,
-        {name: "mine" for name in LICENSED if name[0] != "/" and name not in ("legal", "absent.txt", "linked.txt")},
-    )
-    (bert / "linked.txt").symlink_to(secret)
-    add(bert, {"README.md": f"---\nlicense: other\nlicense_name: acme\nlicense_link: {link}\n---\n# Mine\n"})
-    (bert / "train.py").unlink()
-    if not LICENSED[link]:
-        with refused(NotPublished, "__pycache__" if "__pycache__" in link else "license_link", link):
+@pytest.mark.parametrize("named", LICENSED)
+def test_the_licence_that_a_card_names_goes_up_or_is_missed(named, tmp_path, secret, bert):
+    absent = ("train.py", "legal", "absent.txt", "/etc/hostname")
+    write_files(bert, {name: "mine" for name in LICENSED if name not in absent})
+    link(bert, ["linked.txt"], secret)
+    card = f"---\nlicense: other\nlicense_name: acme\nlicense_link: {named}\n---\n# Mine\n"
+    (bert / "README.md").write_text(card)
+    if not LICENSED[named]:
+        with refused(NotPublished, "__pycache__" if "__pycache__" in named else "license_link", named):
             stage(bert, tmp_path / "staged")
         return
     listing = rehearse(bert, tmp_path / "staged")
-    assert link in listing.files and link not in listing.stays_behind and not listing.notes
+    assert named in listing.files and named not in listing.stays_behind and not listing.notes
 
 
 LINKED = {
@@ -166,43 +144,39 @@ LINKED = {
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in LINKED.items() for name in names])
 def test_what_is_loaded_is_refused_as_a_link_out_of_the_folder(kind, name, tmp_path, secret):
     folder = KINDS[kind](tmp_path / "folder")
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to(secret)
+    link(folder, [name], secret)
     with refused(NotPublished, name):
         stage(folder, tmp_path / "staged")
     assert not (tmp_path / "staged").exists()
 
 
-def test_a_component_that_is_a_link_to_another_folder_is_refused(tmp_path):
-    make_text_pipeline().save_pretrained(tmp_path / "folder")
-    (tmp_path / "folder" / "tokenizer").rename(tmp_path / "tokenizer")
-    (tmp_path / "folder" / "tokenizer").symlink_to(tmp_path / "tokenizer")
-    with pytest.raises(NotPublished):
-        stage(tmp_path / "folder", tmp_path / "staged")
-
-
-def test_every_part_of_a_pipeline_goes_up(tmp_path):
-    make_text_pipeline().save_pretrained(tmp_path / "folder")
-    wanted = {name for name, _ in walk(tmp_path / "folder")}
+def test_every_part_of_a_pipeline_goes_up_but_none_that_is_a_link_to_another_folder(tmp_path):
+    folder = tmp_path / "folder"
+    make_text_pipeline().save_pretrained(folder)
+    wanted = {name for name, _ in walk(folder)}
     assert {"text_encoder/config.json", "tokenizer/tokenizer.json"} < wanted
-    assert wanted | {"README.md"} == set(contents(stage(tmp_path / "folder", tmp_path / "staged")))
+    assert wanted | {"README.md"} == set(contents(stage(folder, tmp_path / "staged")))
+    (folder / "tokenizer").rename(tmp_path / "tokenizer")
+    (folder / "tokenizer").symlink_to(tmp_path / "tokenizer")
+    with pytest.raises(NotPublished):
+        stage(folder, tmp_path / "again")
 
 
 def test_a_snapshot_in_the_cache_of_a_hub_is_published_though_all_its_files_are_links(tmp_path, bert):
-    repository = tmp_path / "hub" / "models--org--bert"
+    repository = write_files(
+        tmp_path / "hub" / "models--org--bert", {f"blobs/{n}": d for n, d in contents(bert).items()}
+    )
     snapshot = repository / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
-    (repository / "blobs").mkdir()
-    for number, path in enumerate(bert.iterdir()):
-        (repository / "blobs" / str(number)).write_bytes(path.read_bytes())
-        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    for name in contents(bert):
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
     listing = rehearse(snapshot, tmp_path / "staged")
     assert {"config.json", "model.safetensors"} < set(listing.files) and not listing.stays_behind
 
 
 def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, api, tmp_path, secret):
-    bert = add(save_bert(tmp_path / "bert"), PRIVATE)
-    (bert / "LICENSE").symlink_to(secret)
+    bert = write_files(save_bert(tmp_path / "bert"), PRIVATE)
+    link(bert, ["LICENSE"], secret)
     arguments = ["push", bert, "org/bert", "--no-check", "--endpoint"]
     told = run(*arguments, "http://127.0.0.1:9", "--dry-run").output
     arguments.append(hub.url)
@@ -231,6 +205,6 @@ def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, api, 
 
 
 def test_folders_of_version_control_are_not_walked(tmp_path):
-    add(tmp_path, {".git/config": "x", "sub/__pycache__/a.pyc": "x", "sub/b.txt": "x"})
+    write_files(tmp_path, {".git/config": "x", "sub/__pycache__/a.pyc": "x", "sub/b.txt": "x"})
     os.symlink(tmp_path, tmp_path / "again")
     assert [name for name, _ in walk(tmp_path)] == ["again", "sub/b.txt"]

@@ -1,7 +1,5 @@
 """Pipelines are staged, checked, described and pushed like models."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re
@@ -23,6 +21,7 @@ from tests.hub.published import EVALUATION, contents, edit
 from tests.hub.test_cards import assert_finished
 from tests.kit.hub import run_python
 from tests.kit.models import assert_same_weights
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("warm_checks")
@@ -37,12 +36,9 @@ STAGED = sorted(
 @pytest.fixture
 def snapshot(tmp_path) -> Path:
     """What a training leaves: a pipeline, its reports, and things that are not published."""
-    folder = tmp_path / "snapshot"
-    make_pipeline().save_pretrained(folder)
-    (folder / "eval.json").write_text(json.dumps(EVALUATION))
-    (folder / "notes.txt").write_text("private")
-    (folder / "transformer" / "log.txt").write_text("private")
-    return folder
+    make_pipeline().save_pretrained(tmp_path / "snapshot")
+    left = {"eval.json": json.dumps(EVALUATION), "notes.txt": "private", "transformer/log.txt": "private"}
+    return write_files(tmp_path / "snapshot", left)
 
 
 @pytest.mark.slow
@@ -115,9 +111,7 @@ def test_the_card_says_what_the_pipeline_takes_and_its_snippet_runs(name, tmp_pa
 
 @pytest.mark.parametrize("name", ["pipeline.py", "vae/other.py"])
 def test_code_that_is_not_ours_is_neither_run_nor_uploaded(name, tmp_path, snapshot):
-    out = stage(snapshot, tmp_path / "staged")
-    (out / name).parent.mkdir(exist_ok=True)
-    (out / name).write_text("raise SystemExit('this ran')\n")
+    out = write_files(stage(snapshot, tmp_path / "staged"), {name: "raise SystemExit('this ran')\n"})
     with refused(ValueError, name.rpartition("/")[2], "hf_ext"):
         check_loads(out)
     # staging writes the installed code, whatever lay beside the weights
@@ -125,15 +119,10 @@ def test_code_that_is_not_ours_is_neither_run_nor_uploaded(name, tmp_path, snaps
     verify_code(tmp_path / "again")
 
 
-INDEXES = [
-    {"_class_name": ["other", "DisentangledDiTPipeline"]},
-    {"_class_name": ["pipeline", "Other"]},
-    {"_class_name": "StableDiffusionPipeline"},
-    {"vae": ["other", "VAE"]},
-]
+CLASSES = (["other", "DisentangledDiTPipeline"], ["pipeline", "Other"], "StableDiffusionPipeline")
 
 
-@pytest.mark.parametrize("fields", INDEXES)
+@pytest.mark.parametrize("fields", [*({"_class_name": name} for name in CLASSES), {"vae": ["other", "VAE"]}])
 def test_an_index_that_names_other_code_is_refused(fields, tmp_path, snapshot):
     edit(snapshot / "model_index.json", **fields)
     for refuse in (lambda: stage(snapshot, tmp_path / "staged"), lambda: verify_code(snapshot)):
@@ -146,8 +135,7 @@ def test_pickles_and_kernels_are_refused(tmp_path, snapshot):
     with refused(NotPublished, "diffusion_pytorch_model.bin"):
         stage(snapshot, tmp_path / "staged")
     text = tmp_path / "text"
-    pipeline = make_text_pipeline()
-    pipeline.save_pretrained(text)
+    make_text_pipeline().save_pretrained(text)
     edit(text / "text_encoder" / "config.json", attn_implementation="org/kernel")
     with refused(DataError, "kernel", "names"):
         stage(text, tmp_path / "staged")

@@ -1,7 +1,5 @@
 """push against the embedded Hub: one commit that holds what stage wrote, stale files gone, other files left alone."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path
@@ -16,10 +14,11 @@ from hf_ext.errors import NotPublished, UsageError
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.hub.disclosure import SecretFound
 from hf_ext.hub.publish import push, stage
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 from tests.kit.restorers import tiny_restorer
 
-from .published import STAGED, contents, on_hub, save_bert, titles
+from .published import STAGED, contents, edit, on_hub, save_bert, titles
 from .unfaithful_hub import Reply, UnfaithfulHub
 
 
@@ -39,10 +38,17 @@ def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path,
         assert set(checkpoint) == set(weights) and all(checkpoint[name].equal(weights[name]) for name in weights)
 
 
-def test_where_the_user_disabled_xet_files_are_sent_by_path(options, api, tmp_path, snapshot, monkeypatch):
+def test_new_branches_and_pull_requests_leave_main_alone(options, api, tmp_path, snapshot, monkeypatch):
+    # Of a user who disabled Xet: large files are sent by their path.
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    info = push(snapshot, "org/model", **options)
-    assert on_hub(api, tmp_path, info.oid) == contents(stage(snapshot, tmp_path / "staged", repo_id="org/model"))
+    info = push(snapshot, "org/model", revision="dev", **options)
+    assert on_hub(api, tmp_path, "dev") == contents(stage(snapshot, tmp_path / "staged", repo_id="org/model"))
+    assert api.model_info("org/model", revision="dev").sha == info.oid
+    assert push(snapshot, "org/model", create_pr=True, **options).pr_num == 1
+    assert "model.safetensors" in on_hub(api, tmp_path, "refs/pr/1")
+    assert titles(api) == ["initial commit"]
+    with refused(UsageError, "create_pr"):
+        push(snapshot, "org/model", create_pr=True, revision="dev", **options)
 
 
 # Files that loaders of a model prefer to others, or that say whose it is; and files of the owner.
@@ -70,33 +76,16 @@ def test_files_of_an_earlier_model_go_and_files_of_the_owner_stay(options, api, 
         assert all(name in deleted for name in OF_A_MODEL) and all(name in left for name in OF_THE_OWNER)
 
 
-def test_a_push_to_a_new_branch(options, api, tmp_path, snapshot):
-    info = push(snapshot, "org/model", revision="dev", **options)
-    assert set(STAGED) < set(on_hub(api, tmp_path, "dev"))
-    assert api.model_info("org/model", revision="dev").sha == info.oid
-    assert titles(api) == ["initial commit"]
-
-
 def test_a_name_alone_is_one_of_the_owner_and_an_address_may_end_in_a_slash(hub, options, bert):
     proxy = UnfaithfulHub(hub.url)
     # As the Hub does, where a model without an owner is another one.
     short = re.compile(r"/api/models/model(/|$)")
     proxy.rule = lambda method, path, body, forward: Reply(404, b"{}") if short.match(path) else forward(body)
-    try:
-        info = push(bert, "model", **options | {"endpoint": f"{proxy.url}/"})
-    finally:
-        proxy.stop()
+    info = push(bert, "model", **options | {"endpoint": f"{proxy.url}/"})
+    proxy.stop()
     assert info.oid == HfApi(endpoint=f"{hub.url}/", token=False).model_info("local/model").sha
     card = hf_hub_download("local/model", "README.md", endpoint=hub.url, token=False)
     assert '("local/model")' in Path(card).read_text()
-
-
-def test_a_pull_request_leaves_main_alone(options, api, tmp_path, snapshot):
-    info = push(snapshot, "org/model", create_pr=True, **options)
-    assert info.pr_num == 1 and titles(api) == ["initial commit"]
-    assert "model.safetensors" in on_hub(api, tmp_path, "refs/pr/1")
-    with refused(UsageError, "create_pr"):
-        push(snapshot, "org/model", create_pr=True, revision="dev", **options)
 
 
 def test_visibility(options, api, snapshot):
@@ -111,7 +100,7 @@ def test_visibility(options, api, snapshot):
 
 def test_what_does_not_load_never_reaches_the_hub(hub, api, warm_checks, bert):
     # a type that transformers does not know, so that no one could load it
-    (bert / "config.json").write_text((bert / "config.json").read_text().replace('"BertModel"', '"NoSuchModel"'))
+    edit(bert / "config.json", architectures=["NoSuchModel"])
     with refused(NotPublished, "hf_ext", "NoSuchModel"):
         push(bert, "org/model", endpoint=hub.url, token=False)
     with pytest.raises(RepositoryNotFoundError):
@@ -167,8 +156,7 @@ def test_a_branch_with_the_name_of_a_tag_or_a_commit_is_refused(options, api, sn
 
 
 def test_a_secret_in_the_name_of_a_file_is_refused_and_not_shown(tmp_path, bert):
-    (bert / "additional_chat_templates").mkdir()
-    (bert / "additional_chat_templates" / f"{TOKEN}.jinja").write_text("x")
+    write_files(bert, {f"additional_chat_templates/{TOKEN}.jinja": "x"})
     with pytest.raises(SecretFound) as caught:
         stage(bert, tmp_path / "out")
     assert TOKEN not in str(caught.value)

@@ -1,7 +1,5 @@
 """stage, push, check_loads and cards of merges: the artifact of EMR-Merging, and plain merged checkpoints."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -23,6 +21,7 @@ from hf_ext.hub.publish import push, stage
 from hf_ext.merging import add_task, merge_checkpoints, remove_task
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir, tiny_unet
 from tests.emr.use_testing import merge_family
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
 from .published import CODE, contents, edit, save_bert
@@ -58,36 +57,26 @@ def artifact(complete, tmp_path) -> Path:
     return Path(shutil.copytree(complete, tmp_path / "merged"))
 
 
-def test_an_artifact_is_staged_whole_without_state_and_strangers(artifact, tmp_path):
-    (artifact / "notes.md").write_text("mine")
-    (artifact / ".lock").touch()
-    # of an earlier version
-    (artifact / "state.safetensors").touch()
-    (artifact / "tasks" / "a" / "state.safetensors").touch()
-    (artifact / "tasks" / "stray").mkdir()
-    (artifact / "tasks" / "stray" / "config.json").write_text("{}")
+def test_an_artifact_is_staged_whole_without_state_strangers_and_paths(artifact, models, tmp_path):
+    # State is of an earlier version.
+    strange = {"notes.md": "mine", ".lock": "", "state.safetensors": "", "tasks/a/state.safetensors": ""}
+    write_files(artifact, strange | {"tasks/stray/config.json": "{}"})
     staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")
-    names = set(contents(staged))
+    found, before = contents(staged), contents(artifact)
     files = {"mask.safetensors", "extra.safetensors", "sums.safetensors", "config.json", "tokenizer_config.json"}
     model = SHARED | {"model.safetensors"}
     own = {"emr.json", "emr_loader.py", "README.md", "report.json", "sums.safetensors"}
     base, tasks = {f"base/{name}" for name in model}, {f"tasks/{t}/{file}" for t in "ab" for file in files}
-    assert names == own | model | base | tasks
-    found, before = contents(staged), contents(artifact)
+    assert set(found) == own | model | base | tasks
     changed = {"emr.json", "README.md", "report.json", *(name for name in tasks if "tokenizer_config" in name)}
-    assert {name for name in names if found[name] != before.get(name)} <= changed
-    check_loads(staged)
-
-
-def test_no_path_of_this_machine_is_published(artifact, models, tmp_path):
-    average = merge(models, tmp_path / "average", method="average")
-    for source in (artifact, average):
-        staged = stage(source, tmp_path / f"staged-{source.name}", repo_id="org/merged")
-        assert not [name for name, data in contents(staged).items() if str(models).encode() in data]
-    manifest = json.loads((tmp_path / f"staged-{artifact.name}" / "emr.json").read_text())
-    assert [task["source"] for task in manifest["tasks"].values()] == ["a", "b"]
+    assert {name for name in found if found[name] != before.get(name)} <= changed
+    assert [task["source"] for task in json.loads(found["emr.json"])["tasks"].values()] == ["a", "b"]
     # The manifest has the hashes of the files that were changed for it.
-    assert verify_artifact(tmp_path / f"staged-{artifact.name}").wrong == []
+    assert verify_artifact(staged).wrong == []
+    check_loads(staged)
+    average = stage(merge(models, tmp_path / "average", method="average"), tmp_path / "plain", repo_id="org/merged")
+    # No path of this machine is in any of them.
+    assert not [data for data in (*found.values(), *contents(average).values()) if str(models).encode() in data]
 
 
 def test_a_base_that_nobody_else_has_is_refused(models, tmp_path):
@@ -133,28 +122,21 @@ def test_links_out_of_the_folder_and_damage_are_refused(artifact, models, tmp_pa
     with refused(CheckpointError, "mask.safetensors"):
         stage(artifact, tmp_path / "staged")
     mask.write_bytes(data)
+    staged = stage(artifact, tmp_path / "staged")
     (artifact / "config.json").unlink()
     (artifact / "config.json").symlink_to(models / "a" / "config.json")
     with pytest.raises(NotPublished):
-        stage(artifact, tmp_path / "staged")
-
-
-def test_a_task_that_cannot_be_restored_is_found_before_the_upload(artifact, tmp_path):
-    staged = stage(artifact, tmp_path / "staged")
+        stage(artifact, tmp_path / "again")
+    # A task that cannot be restored is found before the upload.
     (staged / "base" / "model.safetensors").write_bytes((staged / "model.safetensors").read_bytes())
     with refused(NotPublished, "hf_ext"):
         check_loads(staged)
 
 
-@pytest.fixture
-def on_hub(hub, models) -> dict[str, str]:
-    """Base and tasks on a Hub, with their commits."""
-    return {name: push_folder(hub.url, f"org/{name}", models / name) for name in ("base", "a", "b")}
-
-
 @pytest.mark.slow
-def test_from_the_hub_to_the_hub_and_back(hub, api, on_hub, models, tmp_path, run_client):
+def test_from_the_hub_to_the_hub_and_back(hub, api, models, tmp_path, run_client):
     """Merged from a Hub, pushed with the load check, its two snippets run as they are in the card."""
+    on_hub = {name: push_folder(hub.url, f"org/{name}", models / name) for name in ("base", "a", "b")}
     config = {"base": "org/base", "tasks": {name: f"org/{name}" for name in "ab"}}
     artifact = merge_checkpoints(config, tmp_path / "merged", endpoint=hub.url, progress=False).path
     push(artifact, "org/merged", endpoint=hub.url, token=False)
@@ -191,10 +173,7 @@ print(model.config.id2label)
 def test_an_artifact_that_holds_its_base_is_pulled_by_hf_ext(options, artifact, tmp_path, run_client):
     """The cache of a Hub keeps links: those of `base/` leave that folder, and not the repository's cache."""
     push(artifact, "org/whole", **options)
-    expected = {}
-    for task in "ab":
-        weights = EMRModel.from_pretrained(artifact, task).model.state_dict()
-        expected |= {f"{task}/{name}": value for name, value in weights.items()}
+    expected = {task: EMRModel.from_pretrained(artifact, task).model.state_dict() for task in "ab"}
     torch.save(expected, tmp_path / "expected.pt")
     program = """
     import sys
@@ -211,9 +190,9 @@ def test_an_artifact_that_holds_its_base_is_pulled_by_hf_ext(options, artifact, 
     exported = AutoModelForSequenceClassification.from_pretrained("exported")
     # as one folder of the cache, which a stranger's loader reads
     merged_too = EMRModel.from_pretrained(snapshot_download("org/whole"))
-    for task, model in {"a": merged.model, "b": exported, "a ": merged_too.model}.items():
+    for task, model in (("a", merged.model), ("b", exported), ("a", merged_too.model)):
         for name, value in model.state_dict().items():
-            assert value.equal(expected[f"{task.strip()}/{name}"]), (task, name)
+            assert value.equal(expected[task][name]), (task, name)
     print(type(exported).__name__)
     """
     assert run_client(program, str(tmp_path / "expected.pt")).split()[-1] == "BertForSequenceClassification"
@@ -269,18 +248,17 @@ def test_a_diffusers_model(tmp_path):
 
 def test_the_root_promises_no_task(models, artifact, tmp_path):
     result = {"metric": "accuracy", "value": 0.5, "dataset": "reviews", "task": "text-classification"}
-    (artifact / "eval.json").write_text(json.dumps({"results": [result]}))
-    staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")
-    data = ModelCard.load(staged / "README.md").data
+
+    def described(folder):
+        edit(folder / "eval.json", results=[result])
+        return ModelCard.load(stage(folder, tmp_path / f"staged-{folder.name}") / "README.md").data
+
+    data = described(artifact)
     assert data.pipeline_tag is None and data.eval_results[0].task_type == "text-classification"
     # nor does a plain merge whose heads differ, of which the body is left
-    average = merge(models, tmp_path / "average", method="average")
-    (average / "eval.json").write_text(json.dumps({"results": [result]}))
-    assert ModelCard.load(stage(average, tmp_path / "plain") / "README.md").data.pipeline_tag is None
+    assert described(merge(models, tmp_path / "average", method="average")).pipeline_tag is None
     # one task's model does it
-    model = Path(shutil.copytree(models / "a", tmp_path / "a"))
-    (model / "eval.json").write_text(json.dumps({"results": [result]}))
-    assert ModelCard.load(stage(model, tmp_path / "task") / "README.md").data.pipeline_tag == "text-classification"
+    assert described(Path(shutil.copytree(models / "a", tmp_path / "a"))).pipeline_tag == "text-classification"
 
 
 @pytest.mark.slow

@@ -35,14 +35,10 @@ def tiny(released_models, tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def test_released_models_are_small():
-    for name, model in MODELS.items():
-        assert 0 < model.bytes <= LIMITS.get(name, LIMIT) * 1e6
-    assert sum(model.bytes for model in MODELS.values()) <= LIMIT_OF_ALL * 1e6
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_a_released_folder_is_complete_and_names_no_machine(name):
+def test_a_released_folder_is_small_and_complete_and_names_no_machine(name):
+    assert 0 < MODELS[name].bytes <= LIMITS.get(name, LIMIT) * 1e6
+    assert sum(model.bytes for model in MODELS.values()) <= LIMIT_OF_ALL * 1e6
     folder = hf_ext.released(name)
     assert {"README.md", "training.json", "eval.json"} <= {file.name for file in folder.iterdir()}
     assert not list(folder.rglob("*.py"))

@@ -1,7 +1,5 @@
 """open_checkpoint over HTTP: exact ranges, one commit, the cache, cut connections, redirects without the token."""
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -19,9 +17,11 @@ from hf_ext.hub.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from hf_ext.hub.diffusers_folders import read_headers, read_remote_headers
 from hf_ext.hub.range_readers import RemoteFile
 from tests.kit.hub import ask, commit_body, commit_large, create_repository
+from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
 from .checkpoint_files import assert_same, sharded, some_tensors
+from .published import contents
 from .unfaithful_hub import Reply, UnfaithfulHub
 
 OTHER_COMMIT = "f" * 40
@@ -91,11 +91,17 @@ def test_remote_tensors_are_read_by_exact_ranges_at_the_resolved_commit(served):
     assert all(served.commit in one.path for one in served.proxy.asked if one.range)
 
 
-def test_remote_shards(served, tmp_path, hub, api):
+def test_remote_pickles_shards_and_unknown_repositories(served, tmp_path, hub, api):
+    api.delete_file(WEIGHTS, "me/model")
+    commit = commit_large(hub.url, {"pytorch_model.bin": b"x"})
+    with refused(CheckpointError, f"me/model@{commit[:12]}", "pytorch_model.bin"):
+        served.open()
+    with refused(CheckpointError, "me/absent@main"):
+        served.open("me/absent")
+    assert not [one for one in served.proxy.asked if one.range]
     (tmp_path / "shards").mkdir()
     expected = sharded(tmp_path / "shards")
-    files = {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()}
-    api.delete_file(WEIGHTS, "me/model")
+    files = contents(tmp_path / "shards")
     commit_large(hub.url, files)
     with served.open() as checkpoint:
         assert_same(checkpoint, expected)
@@ -105,24 +111,12 @@ def test_remote_shards(served, tmp_path, hub, api):
         served.open()
 
 
-def test_remote_pickles_and_unknown_repositories(served, hub, api):
-    api.delete_file(WEIGHTS, "me/model")
-    commit = commit_large(hub.url, {"pytorch_model.bin": b"x"})
-    with refused(CheckpointError, f"me/model@{commit[:12]}", "pytorch_model.bin"):
-        served.open()
-    with refused(CheckpointError, "me/absent@main"):
-        served.open("me/absent")
-    assert not [one for one in served.proxy.asked if one.range]
-
-
 def test_the_parts_of_a_pipeline_are_counted_alike_in_a_folder_and_on_a_hub(hub, hub_cache, tmp_path, monkeypatch):
     """Parts whose files have the same name are two files, and a variant beside the plain weights is left out."""
     files = {"model_index.json": b"{}"}
     for name in ("unet/diffusion_pytorch_model", "unet/diffusion_pytorch_model.fp16", "vae/diffusion_pytorch_model"):
         files[f"{name}.safetensors"] = save({"w": torch.ones(2)})
-    for name, content in files.items():
-        (tmp_path / "pipeline" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "pipeline" / name).write_bytes(content)
+    write_files(tmp_path / "pipeline", files)
     create_repository(hub.url, "me/pipeline")
     assert ask(hub.url, "POST", "/api/models/me/pipeline/commit/main", commit_body(files)).status == 200
     monkeypatch.setattr(diffusers_folders, "HfApi", lambda: HfApi(endpoint=hub.url, token=False))
@@ -148,12 +142,6 @@ def test_a_cached_file_is_not_fetched_again_and_serves_offline(served, request):
             served.open(absent)
 
 
-def test_a_hub_that_cannot_be_reached(served):
-    served.proxy.stop()
-    with refused(CheckpointError, "reached"):
-        served.open()
-
-
 def test_a_connection_cut_in_the_middle_resumes_at_the_byte_reached(served):
     with served.open() as checkpoint:
         start = checkpoint.info("double").offset
@@ -161,19 +149,19 @@ def test_a_connection_cut_in_the_middle_resumes_at_the_byte_reached(served):
         served.change(lambda reply: reply._replace(sent=keeps.pop(0)))
         assert checkpoint["double"].equal(served.tensors["double"])
         assert served.ranges() == [f"bytes={start + n}-{start + 119}" for n in (0, 50, 50, 80)]
-        # Not for ever.
+        # A busy Hub is asked again too, and neither for ever.
+        answers = [503, 429]
+        served.change(lambda reply: Reply(answers.pop(), b"") if answers else reply)
+        assert checkpoint["double"].equal(served.tensors["double"]) and answers == []
         served.change(lambda reply: reply._replace(sent=1))
         with refused(CheckpointError, f"model@{served.commit[:12]}/model.safetensors", "120 bytes"):
             checkpoint["double"]
         assert len(served.ranges()) == 5
-
-
-def test_a_busy_hub_is_asked_again(served):
-    answers = [503, 429]
-    with served.open() as checkpoint:
-        served.change(lambda reply: Reply(answers.pop(), b"") if answers else reply)
-        assert checkpoint["double"].equal(served.tensors["double"])
-    assert answers == []
+    # One that is gone.
+    close_session()
+    served.proxy.stop()
+    with refused(CheckpointError, "reached"):
+        served.open()
 
 
 MISBEHAVIOUR: dict[str, tuple[Callable[[Reply], Reply], str]] = {
@@ -205,23 +193,11 @@ def test_what_a_hub_may_not_answer(served, case):
 
 
 def test_a_server_without_ranges_can_still_give_a_whole_file(served):
-    size = len(served.content)
-    file = RemoteFile("me/model", WEIGHTS, served.commit, size, False, served.proxy.url)
+    buffer = bytearray(len(served.content))
+    file = RemoteFile("me/model", WEIGHTS, served.commit, len(buffer), False, served.proxy.url)
     served.change(lambda reply: reply._replace(status=200))
-    buffer = bytearray(size)
     file.read_into(memoryview(buffer), 0)
     assert bytes(buffer) == served.content
-
-
-@pytest.fixture
-def storage(served) -> Iterator[UnfaithfulHub]:
-    """Another server, to which the Hub redirects; it serves the same files and is no Hub itself."""
-    storage = UnfaithfulHub(f"http://{served.proxy.address}")
-    as_storage = with_headers(X_Repo_Commit=None, ETag='"storage"')
-    storage.rule = lambda method, path, body, forward: as_storage(forward(body))
-    yield storage
-    close_session()
-    storage.stop()
 
 
 def redirect_to(url: str):
@@ -234,35 +210,36 @@ def redirect_to(url: str):
     return rule
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_the_token_never_follows_a_redirect_to_another_origin(served, storage, host):
-    served.proxy.rule = redirect_to(f"http://{host}:{storage.server.server_port}")
-    with served.open(token="hf_secret") as checkpoint:
-        assert_same(checkpoint, served.tensors)
-    assert {one.token for one in served.proxy.asked} == {"Bearer hf_secret"}
-    assert storage.asked and {one.token for one in storage.asked} == {None}
-
-
-def test_the_token_does_not_come_back_after_it_was_dropped(served, storage):
+def test_the_token_never_follows_a_redirect_to_another_origin(served):
+    # Another server, to which the Hub redirects; it serves the same files and is no Hub itself.
+    storage = UnfaithfulHub(f"http://{served.proxy.address}")
+    as_storage = with_headers(X_Repo_Commit=None, ETag='"storage"')
+    storage.rule = lambda method, path, body, forward: as_storage(forward(body))
+    for host in ("127.0.0.1", "localhost"):
+        storage.asked.clear()
+        served.proxy.rule = redirect_to(f"http://{host}:{storage.server.server_port}")
+        with served.open(token="hf_secret") as checkpoint:
+            assert_same(checkpoint, served.tensors)
+        assert {one.token for one in served.proxy.asked} == {"Bearer hf_secret"}
+        assert {one.token for one in storage.asked} == {None}
+    # Nor does it come back after it was dropped.
     storage.rule = redirect_to(f"{served.proxy.url}/elsewhere")
-    served.proxy.rule = redirect_to(storage.url)
     with refused(CheckpointError, WEIGHTS):
         served.open(token="hf_secret")
     last = served.proxy.asked[-1]
     assert "/elsewhere" in last.path and last.token is None
+    close_session()
+    storage.stop()
 
 
 def test_a_redirect_within_the_hub_keeps_the_token(served):
-    def rule(method, path, body, forward):
-        if "/resolve/" in path and "?moved" not in path:
-            return Reply(307, b"", {"Location": f"{path}?moved"})
-        return forward(body)
-
-    served.proxy.rule = rule
+    moved = re.compile(r"/resolve/[^?]*$")
+    served.proxy.rule = lambda method, path, body, forward: (
+        Reply(307, b"", {"Location": f"{path}?moved"}) if moved.search(path) else forward(body)
+    )
     with served.open(token="hf_secret") as checkpoint:
         assert_same(checkpoint, served.tensors)
-    moved = [one.token for one in served.proxy.asked if one.path.endswith("?moved")]
-    assert moved and set(moved) == {"Bearer hf_secret"}
+    assert {one.token for one in served.proxy.asked if one.path.endswith("?moved")} == {"Bearer hf_secret"}
 
 
 def test_a_redirect_from_https_to_http_is_refused(monkeypatch):

@@ -1,11 +1,8 @@
 """SafetensorsWriter: what it writes is what safetensors reads, in any order, from many threads, or no room."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -48,9 +45,7 @@ def test_every_type_is_read_back_by_safetensors_and_by_us(tmp_path):
 
 types = st.sampled_from([dtype for dtype in DTYPE_NAMES if dtype != torch.float8_e4m3fnuz])
 shapes = st.lists(st.integers(0, 5), max_size=3)
-texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6).filter(lambda x: x != "__metadata__")
-
-
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 # A packed type has a last size, of which each element holds two.
 kinds = st.tuples(types, shapes).filter(lambda kind: kind[0] != torch.float4_e2m1fn_x2 or kind[1])
 
@@ -79,13 +74,11 @@ def test_any_names_types_and_shapes_written_in_pieces_in_any_order(tmp_path_fact
 
 def test_a_file_of_the_same_size_keeps_its_data(tmp_path):
     described = {"x": (torch.float32, (4,)), "y": (torch.int64, (2,))}
-    first = SafetensorsWriter(tmp_path / "a.safetensors", described)
-    first.write("x", 1, torch.tensor([1.0, 2.0]))
-    first.close()
-    second = SafetensorsWriter(tmp_path / "a.safetensors", described)
-    second.write("x", 3, torch.tensor([3.0]))
-    second.flush()
-    second.close()
+    for start, values in ((1, [1.0, 2.0]), (3, [3.0])):
+        writer = SafetensorsWriter(tmp_path / "a.safetensors", described)
+        writer.write("x", start, torch.tensor(values))
+        writer.flush()
+        writer.close()
     assert load_file(tmp_path / "a.safetensors")["x"].tolist() == [0, 1, 2, 3]
 
 
@@ -109,11 +102,8 @@ def test_what_it_refuses(tmp_path):
         SafetensorsWriter(tmp_path / "b.safetensors", {"x": (torch.complex128, (1,))})
     with refused(OSError, "file"):
         SafetensorsWriter(tmp_path / "absent" / "b.safetensors", {})
-
-
-def test_a_header_over_the_limit_of_the_format(tmp_path):
     with refused(DataError, MAX_HEADER_BYTES):
-        SafetensorsWriter(tmp_path / "a.safetensors", {"x" * MAX_HEADER_BYTES: (torch.float32, (4,))})
+        SafetensorsWriter(tmp_path / "b.safetensors", {"x" * MAX_HEADER_BYTES: (torch.float32, (4,))})
 
 
 def test_a_system_that_cannot_reserve_gives_the_length_alone(tmp_path):
@@ -125,24 +115,22 @@ def test_a_system_that_cannot_reserve_gives_the_length_alone(tmp_path):
     os.close(descriptor)
 
 
-def test_no_room_is_noticed_at_once_and_says_what_is_needed(tmp_path):
+def test_no_room_is_noticed_at_once_or_later_and_what_is_needed_is_said(tmp_path):
+    path = tmp_path / "a.safetensors"
     message = r"this file needs 4,000,\d\d\d bytes in all, [\d,]+ are free"
     with file_limit(1 << 20), pytest.raises(OSError, match=message) as caught:
-        SafetensorsWriter(tmp_path / "a.safetensors", {"x": (torch.float32, (1000, 1000))})
-    assert caught.value.errno == errno.EFBIG and str(tmp_path / "a.safetensors") in str(caught.value)
-
-
-def test_a_disk_that_fills_up_later(tmp_path):
-    writer = SafetensorsWriter(tmp_path / "a.safetensors", {"x": (torch.float32, (1000,))})
+        SafetensorsWriter(path, {"x": (torch.float32, (1000, 1000))})
+    assert caught.value.errno == errno.EFBIG and str(path) in str(caught.value)
+    writer = SafetensorsWriter(path, {"x": (torch.float32, (1000,))})
     with file_limit(1000), pytest.raises(OSError, match=r"this file needs 4,\d\d\d bytes in all") as caught:
         writer.write("x", 0, torch.ones(1000))
     assert caught.value.errno == errno.EFBIG
     writer.write("x", 0, torch.ones(1000))
     writer.close()
-    assert load_file(tmp_path / "a.safetensors")["x"].eq(1).all()
+    assert load_file(path)["x"].eq(1).all()
 
 
-def test_shards_keep_the_order_and_their_index_is_read_by_us(tmp_path: Path):
+def test_shards_keep_the_order_and_their_index_is_read_by_us(tmp_path):
     tensors = {f"layer.{i}": torch.full((i + 1, 8), float(i)) for i in range(5)}
     sizes = {name: tensor.numel() * 4 for name, tensor in tensors.items()}
     shards = plan_shards(sizes, 100, "model")

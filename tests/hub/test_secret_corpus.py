@@ -1,7 +1,5 @@
 """The search for secrets against a corpus: every known shape in every place, and files that are harmless."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io
@@ -26,31 +24,24 @@ ROOT = Path(__file__).parents[2]
 
 
 def find(folder: Path, name: str, content: bytes) -> SecretFound | None:
-    """Runs the search on a file."""
-    path = folder / name
-    path.write_bytes(content)
+    (folder / name).write_bytes(content)
     try:
-        refuse_secret(path, name)
+        return refuse_secret(folder / name, name)
     except SecretFound as error:
         return error
-    return None
 
 
 @pytest.mark.parametrize("place", PLACES | DISGUISES)
 def test_every_secret_is_refused_in_every_place_and_disguise(place, tmp_path):
     made = shapes()
     assert len(made) >= 120 and len(set(made.values())) == len(made)
-    missed = []
-    for kind, text in made.items():
-        name, content = (PLACES | DISGUISES)[place](text)
-        error = find(tmp_path, name, content)
-        if error is None:
-            missed.append(kind)
-            continue
-        assert error.file == name and error.kind
+    files = {kind: (PLACES | DISGUISES)[place](text) for kind, text in made.items()}
+    found = {kind: find(tmp_path, *file) for kind, file in files.items()}
+    assert [kind for kind, error in found.items() if error is None] == []
+    for kind, error in found.items():
+        assert error.file == files[kind][0] and error.kind
         # Nothing that is secret is in the message: no long word of it.
-        assert not any(word in str(error) for word in text.split() if len(word) > 12 and word.isalnum())
-    assert missed == []
+        assert not any(word in str(error) for word in made[kind].split() if len(word) > 12 and word.isalnum())
 
 
 @pytest.mark.parametrize("place", secret_uses.PLACES)
@@ -129,11 +120,8 @@ def configurations() -> dict[str, str]:
 def documents() -> dict[str, str]:
     """Cards, notebooks, results and recipes of this repository, and those of the packages that we need."""
     kinds = (".md", ".json", ".yaml", ".ipynb", ".txt", ".toml", ".jinja")
-    found = {}
-    for folder in ("docs", "model_cards", "examples"):
-        for path in (ROOT / folder).rglob("*"):
-            if path.suffix in kinds and path.is_file():
-                found[str(path.relative_to(ROOT))] = path.read_text(encoding="utf-8")
+    paths = [path for folder in ("docs", "model_cards", "examples") for path in (ROOT / folder).rglob("*")]
+    found = {str(path): path.read_text(encoding="utf-8") for path in paths if path.suffix in kinds and path.is_file()}
     ours = ("transformers", "diffusers", "peft", "accelerate", "datasets", "evaluate", "huggingface-hub", "click")
     for name in ours:
         for file in distribution(name).files or ():
@@ -149,9 +137,8 @@ def oddities() -> dict[str, str]:
     rng = random.Random(0)
     picture = io.BytesIO()
     Image.frombytes("RGB", (32, 32), rng.randbytes(32 * 32 * 3)).save(picture, "PNG")
-    words = {
-        word: index for index, word in enumerate(["the", "Ġpassword", "token", "sk", "-", "hf", "_", "secret", "key"])
-    }
+    names = ("the", "Ġpassword", "token", "sk", "-", "hf", "_", "secret", "key")
+    words = {word: index for index, word in enumerate(names)}
     extra = {f"extra_id_{n}": f"<extra_id_{n}>" for n in range(100)}
     return {
         "tiktoken": "\n".join(f"{base64.b64encode(rng.randbytes(1 + n % 40)).decode()} {n}" for n in range(2000)),
@@ -186,9 +173,5 @@ def oddities() -> dict[str, str]:
 def test_no_harmless_file_is_refused(tmp_path):
     files = configurations() | documents() | oddities()
     assert len(files) >= 300
-    taken = {
-        name: (error.line, error.kind)
-        for name, text in files.items()
-        if (error := find(tmp_path, "README.md", text.encode("utf-8", "surrogatepass"))) is not None
-    }
-    assert taken == {}
+    found = {name: find(tmp_path, "README.md", text.encode("utf-8", "surrogatepass")) for name, text in files.items()}
+    assert {name: (error.line, error.kind) for name, error in found.items() if error is not None} == {}

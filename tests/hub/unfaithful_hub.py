@@ -20,8 +20,6 @@ class Reply(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request, as far as tests look at it."""
-
     method: str
     path: str
     range: str | None
@@ -62,7 +60,6 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = answer
 
     def forward(self, body: bytes) -> Reply:
-        """The true Hub's answer."""
         connection = HTTPConnection(self.hub.address)
         skipped = ("host", "content-length", "transfer-encoding", "connection")
         headers = {key: value for key, value in self.headers.items() if key.lower() not in skipped}
@@ -83,7 +80,7 @@ class UnfaithfulHub:
         self.rule: Rule = lambda method, path, body, forward: forward(body)
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
         self.thread.start()
 
     def stop(self) -> None:

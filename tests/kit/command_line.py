@@ -1,7 +1,5 @@
 """The command line in the process of the test: `run("merge", config, out, code=2)`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from click.testing import CliRunner, Result

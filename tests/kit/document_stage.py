@@ -43,19 +43,16 @@ def shrink(recipe: Path, target: Path) -> None:
 
 
 def draw_picture(seed: int, side: int = 40) -> Image.Image:
-    """Smooth colours."""
     small = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((side, side), Image.Resampling.BICUBIC)
 
 
 def write_tone(path: Path, seconds: float) -> None:
-    """A sound of 8 kHz."""
     time = np.arange(int(8000 * seconds)) / 8000
     soundfile.write(path, 0.25 * np.sin(2 * np.pi * 440 * time), 8000)
 
 
 def make_files(stage: Path) -> None:
-    """Photographs, sounds, texts, and the recipes."""
     (stage / "photos").mkdir()
     for seed in range(3):
         draw_picture(seed).save(stage / "photos" / f"{seed}.png")
@@ -86,7 +83,6 @@ def make_files(stage: Path) -> None:
 
 
 def make_dit(folder: Path) -> Path:
-    """A class pipeline in pixels."""
     transformer = make_transformer(sample_size=[8, 8], num_classes=2)
     pipeline = DisentangledDiTPipeline(transformer, DDIMScheduler(), None, None, None, id2label={0: "cat", 1: "dog"})
     pipeline.save_pretrained(folder)
@@ -94,7 +90,6 @@ def make_dit(folder: Path) -> Path:
 
 
 def make_language_model(folder: Path) -> Path:
-    """An MRConv that continues texts."""
     torch.manual_seed(0)
     config = MRConvConfig(vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=1, max_position_embeddings=64)
     MRConvForCausalLM(config).save_pretrained(folder)

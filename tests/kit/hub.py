@@ -1,7 +1,5 @@
 """Helpers for tests that talk to the embedded Hub; import them as `from tests.kit.hub import ...`."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib
@@ -31,20 +29,11 @@ def client_environment(url: str, home: str | Path, token: str | None = None) -> 
     and nothing else. The libraries read it when they are imported, which is why a test needs a process of its own.
     """
     hidden = ("HF_", "HUGGING", "TRANSFORMERS_", "DIFFUSERS_", "PYTHONPATH", "PYTHONWARNINGS")
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(hidden) and not name.lower().endswith("_proxy")
-    }
-    environment |= {
-        "HF_ENDPOINT": url,
-        "HF_HOME": str(home),
-        # Pushing through Xet would need a server for it, which the embedded Hub is not.
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(hidden)}
+    environment = {key: value for key, value in environment.items() if not key.lower().endswith("_proxy")}
+    # Pushing through Xet would need a server for it, which the embedded Hub is not.
+    ones = ("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_TELEMETRY", "OMP_NUM_THREADS")
+    environment |= dict.fromkeys(ones, "1") | {"HF_ENDPOINT": url, "HF_HOME": str(home)}
     return environment | ({"HF_TOKEN": token} if token else {})
 
 
@@ -71,28 +60,21 @@ class Answer(NamedTuple):
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON."""
         return json.loads(self.body)
 
 
-def ask(
-    url: str,
-    method: str,
-    path: str,
-    body: dict[str, Any] | bytes | Iterable[bytes] | None = None,
-    headers: dict[str, str] | None = None,
-) -> Answer:
+Body = dict[str, Any] | bytes | Iterable[bytes] | None
+
+
+def ask(url: str, method: str, path: str, body: Body = None, headers: dict[str, str] | None = None) -> Answer:
     """
     Sends one HTTP request exactly as given, its path and query already quoted, without the client library's checks. A
     mapping is sent as JSON, another iterable in chunks, unless `Content-Length` is among the headers.
     """
-    split = urlsplit(url)
-    body = json.dumps(body).encode() if isinstance(body, dict) else body
-    connection = http.client.HTTPConnection(str(split.hostname), split.port, timeout=60)
-    headers = headers or {}
+    body, headers = json.dumps(body).encode() if isinstance(body, dict) else body, headers or {}
     chunked = body is not None and not isinstance(body, bytes) and "Content-Length" not in headers
     headers = headers | ({"Transfer-Encoding": "chunked"} if chunked else {})
-    with contextlib.closing(connection):
+    with contextlib.closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection:
         connection.request(method, path, body, headers, encode_chunked=chunked)
         response = connection.getresponse()
         return Answer(response.status, response.headers, response.read())
@@ -109,21 +91,19 @@ def commit_body(files: dict[str, bytes], *others: tuple[str, dict[str, Any]], **
 
 
 def store_now(data: bytes, blobs: BlobStore) -> Entry:
-    """Store one small file, in a batch of its own."""
     with blobs.batch() as batch:
         return store_regular(data, batch)
 
 
 def create_repository(url: str, repository_id: str, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
-    """Create a model repository."""
     owner, name = repository_id.split("/")
     return ask(url, "POST", "/api/repos/create", {"organization": owner, "name": name, **fields}, headers)
 
 
 def lfs_pointer(path: str, content: bytes) -> tuple[str, dict[str, Any]]:
     """The line of a commit that stores a large file whose content was sent."""
-    sha256 = hashlib.sha256(content).hexdigest()
-    return "lfsFile", {"path": path, "algo": "sha256", "oid": sha256, "size": len(content)}
+    oid = hashlib.sha256(content).hexdigest()
+    return "lfsFile", {"path": path, "algo": "sha256", "oid": oid, "size": len(content)}
 
 
 def request_lfs_upload(url: str, sha256: str, size: int) -> str | None:
@@ -170,16 +150,12 @@ def find_damage(store: HubStore) -> list[str]:
                     snapshot = repository.snapshot(commit.oid)
                     if snapshot.folders[""] != commit.tree:
                         found.append(f"{where}, commit {commit.oid}: the snapshot is not {commit.tree}")
-                    damaged = [path for path, entry in snapshot.files.items() if not is_whole(store.blobs, entry)]
-                    found += [f"{where}, commit {commit.oid}: {path}" for path in damaged]
+                    for path, entry in snapshot.files.items():
+                        with store.blobs.open(entry.sha256) as file:
+                            data = file.read()
+                        same = (len(data), hashlib.sha256(data).hexdigest()) == (entry.size, entry.sha256)
+                        if not same or not (entry.lfs or git_oid("blob", data) == entry.oid):
+                            found.append(f"{where}, commit {commit.oid}: {path}")
             except (HubError, OSError) as error:
                 found.append(f"{where}: {error}")
     return found
-
-
-def is_whole(blobs: BlobStore, entry: Entry) -> bool:
-    """Tells that the stored content of a file has its length and hashes."""
-    with blobs.open(entry.sha256) as file:
-        data = file.read()
-    same = (len(data), hashlib.sha256(data).hexdigest()) == (entry.size, entry.sha256)
-    return same and (entry.lfs or git_oid("blob", data) == entry.oid)

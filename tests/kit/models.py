@@ -15,7 +15,6 @@ import peft
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 # Of the largest value. Weights are compared bit for bit, what two copies of a model make of them is not: kernels add
@@ -77,12 +76,6 @@ class ModelTester:
     # Absolute difference allowed between bfloat16 and float32 outputs.
     bfloat16_tolerance: float
 
-    def make_config(self) -> Any:
-        raise NotImplementedError
-
-    def make_inputs(self) -> dict[str, torch.Tensor]:
-        raise NotImplementedError
-
     def make_model(self) -> Any:
         """The model with every parameter moved from its initial value, so that constants are noticed too."""
         torch.manual_seed(0)
@@ -103,8 +96,6 @@ class ModelTester:
 
 
 class ModelTesterMixin(ModelTester):
-    """Outputs, gradients, saving, precision."""
-
     def test_same_seed_gives_same_model_and_same_outputs(self):
         first, second = self.make_model(), self.make_model()
         assert_same_weights(first, second)
@@ -116,9 +107,8 @@ class ModelTesterMixin(ModelTester):
         model.save_pretrained(tmp_path)
         loaded, report = self.model_class.from_pretrained(tmp_path, output_loading_info=True)
         assert not any(report.values()), report
-        assert {name: value.dtype for name, value in loaded.named_buffers()} == {
-            name: value.dtype for name, value in model.named_buffers()
-        }
+        found, expected = ({name: value.dtype for name, value in one.named_buffers()} for one in (loaded, model))
+        assert found == expected
         assert_same_weights(loaded, model)
         assert_same_answers(self.predict(loaded), self.predict(model))
 
@@ -165,24 +155,10 @@ class ModelTesterMixin(ModelTester):
     def test_tuple_output_has_the_values_of_the_named_output(self):
         model = self.make_model()
         with torch.no_grad():
-            named = model(**self.make_inputs())
-            plain = model(**self.make_inputs(), return_dict=False)
+            named, plain = model(**self.make_inputs()), model(**self.make_inputs(), return_dict=False)
         assert isinstance(plain, tuple)
         for found, expected in zip(plain, named.to_tuple(), strict=True):
             assert_same_answers(found, expected)
-
-
-class _OneBatch(Dataset):
-    """The samples of one batch over and over."""
-
-    def __init__(self, inputs: dict[str, torch.Tensor]):
-        self.inputs = inputs
-
-    def __len__(self) -> int:
-        return len(next(iter(self.inputs.values())))
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {name: value[index] for name, value in self.inputs.items()}
 
 
 class TrainerTesterMixin(ModelTester):
@@ -194,19 +170,12 @@ class TrainerTesterMixin(ModelTester):
     def test_trains_under_transformers_trainer(self, tmp_path):
         torch.manual_seed(0)
         model = self.model_class(self.make_config())
-        data = _OneBatch(self.make_inputs())
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path),
-            max_steps=self.trainer_steps,
-            learning_rate=self.trainer_learning_rate,
-            per_device_train_batch_size=len(data),
-            logging_steps=1,
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
+        # The samples of one batch, over and over.
+        names, values = zip(*self.make_inputs().items(), strict=True)
+        data = [dict(zip(names, sample, strict=True)) for sample in zip(*values, strict=True)]
+        options = {"max_steps": self.trainer_steps, "learning_rate": self.trainer_learning_rate, "logging_steps": 1}
+        options |= {"per_device_train_batch_size": len(data), "save_strategy": "no", "report_to": [], "use_cpu": True}
+        arguments = TrainingArguments(str(tmp_path), disable_tqdm=True, dataloader_pin_memory=False, **options)
         trainer = Trainer(model=model, args=arguments, train_dataset=data)
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -276,10 +245,13 @@ class ConfigTesterMixin:
             assert words in str(error.value), (fields, str(error.value))
 
 
-def operator_pairs(ops: ModuleType, reference: ModuleType) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
+Function = Callable[..., Any]
+
+
+def operator_pairs(ops: ModuleType, reference: ModuleType) -> dict[str, tuple[Function, Function]]:
     """Public functions of an `ops_x` module with those of `reference_x`, which have the same names and signatures."""
 
-    def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    def public_functions(module: ModuleType) -> dict[str, Function]:
         members = inspect.getmembers(module, inspect.isfunction)
         return {name: f for name, f in members if f.__module__ == module.__name__ and not name.startswith("_")}
 
@@ -294,47 +266,37 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _round(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return value.detach().to(dtype).double().requires_grad_(value.requires_grad)
-
-
-def _tensors(result: Any) -> list[torch.Tensor]:
-    values = result if isinstance(result, tuple) else (result,)
-    return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def _run(function: Callable[..., Any], arguments: dict[str, Any], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Tensors of the result and, of everything differentiable, the gradients for one fixed cotangent."""
-    given = {
+def _cast(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    return {
         name: value.detach().to(dtype).requires_grad_(value.requires_grad) if _is_real(value) else value
         for name, value in arguments.items()
     }
-    results = _tensors(function(**given))
+
+
+def _run(function: Function, arguments: dict[str, Any]) -> list[torch.Tensor]:
+    """Tensors of the result and, of everything differentiable, the gradients for one fixed cotangent."""
+    result = function(**arguments)
+    values = result if isinstance(result, tuple) else (result,)
+    results = [value for value in values if isinstance(value, torch.Tensor)]
     differentiable = [result for result in results if result.requires_grad]
     if not differentiable:
         return results
     generator = torch.Generator().manual_seed(0)
-    cotangents = [torch.randn(result.shape, generator=generator, dtype=torch.float64) for result in differentiable]
-    inputs = [value for value in given.values() if _is_real(value) and value.requires_grad]
-    cotangents = [cotangent.to(result.dtype) for cotangent, result in zip(cotangents, differentiable, strict=True)]
+    cotangents = [torch.randn(one.shape, generator=generator, dtype=torch.float64) for one in differentiable]
+    cotangents = [cotangent.to(one.dtype) for cotangent, one in zip(cotangents, differentiable, strict=True)]
+    inputs = [value for value in arguments.values() if _is_real(value) and value.requires_grad]
     gradients = torch.autograd.grad(differentiable, inputs, cotangents, allow_unused=True)
     return results + [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
 
 
-def assert_operators_agree(
-    fast: Callable[..., Any],
-    plain: Callable[..., Any],
-    arguments: dict[str, Any],
-    dtype: torch.dtype,
-    tolerance: float,
-) -> None:
+def assert_operators_agree(fast: Function, plain: Function, arguments: dict, dtype: torch.dtype, tolerance: float):
     """
     Compares results and all gradients of a fast operator in `dtype` with the textbook one in float64. Both get the
     float64 arguments rounded to `dtype`. The tolerance is absolute, and relative to the largest value of each tensor
     if that is above 1; integers and booleans must be equal.
     """
-    rounded = {name: _round(value, dtype) if _is_real(value) else value for name, value in arguments.items()}
-    results, expected = _run(fast, arguments, dtype), _run(plain, rounded, torch.float64)
+    rounded = _cast(arguments, dtype)
+    results, expected = _run(fast, rounded), _run(plain, _cast(rounded, torch.float64))
     assert len(results) == len(expected)
     for result, wanted in zip(results, expected, strict=True):
         assert result.shape == wanted.shape

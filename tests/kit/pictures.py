@@ -54,7 +54,6 @@ def make_exif(tags: dict[int, Any] | None = None, folder: dict[int, Any] | None 
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    """A part of a PNG."""
     return struct.pack(">I", len(content)) + kind + content + zlib.crc32(kind + content).to_bytes(4)
 
 

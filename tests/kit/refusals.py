@@ -1,7 +1,5 @@
 """Refusals by class and facts: no test of a room's functions pins the wording of a sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny SemanIR restorers, and what `hf-ext restore` left in a folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -6,8 +6,6 @@ Hugging Face libraries import beside it takes a third of the rest. Nothing that 
 the environment of the Hugging Face libraries, and none of these is among it.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
