@@ -8,21 +8,20 @@ import subprocess
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import torch
 import yaml
-from PIL import Image
 from pyarrow.parquet import read_table
 
 from hf_ext.restoration.files import read_image
-from hf_ext.restoration.records import NAME
-from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.tasks.diffusion_latents import SPREAD
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_vae
 from tests.kit.command_line import run
 from tests.kit.models import assert_same_answers, assert_same_picture
+from tests.kit.own_data import write_files
+from tests.kit.pictures import encode, noise
+from tests.kit.restorers import files, tiny_restorer
 from tests.tasks.diffusion_testing import write_judge, write_pictures
 from tests.tasks.test_precompute import write_folder
 from tests.training.launching import ROOT, environment, fork_pairs, launch_two, launcher
@@ -31,31 +30,15 @@ pytestmark = pytest.mark.slow
 BROKEN = ("b.png", "e.png")
 
 
-def files(folder: Path) -> list[str]:
-    """All but the record of results."""
-    found = (path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
-    return sorted(str(path.relative_to(folder)) for path in found)
-
-
-def write_photos(folder: Path) -> None:
-    """Nine pictures of different sizes, in two folders; two of them are none."""
-    (folder / "more").mkdir(parents=True)
-    generator = np.random.default_rng(0)
-    for index, name in enumerate("abcdefghi"):
-        place = folder / ("more" if name > "g" else "") / f"{name}.png"
-        Image.fromarray(generator.integers(256, size=(8 + index, 13, 3), dtype=np.uint8)).save(place)
-    for name in BROKEN:
-        (folder / name).write_text("no picture")
-
-
 def write_inputs(root: Path) -> None:
-    torch.manual_seed(0)
-    sizes = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
-    SemanIRForImageRestoration(SemanIRConfig(**sizes)).save_pretrained(root / "model")
+    tiny_restorer().save_pretrained(root / "model")
     make_vae().save_pretrained(root / "vae")
     make_pipeline().save_pretrained(root / "dit")
     write_judge(root / "judge")
-    write_photos(root / "photos")
+    # Nine pictures of different sizes, in two folders; two of them are none.
+    names = [f"more/{name}.png" if name > "g" else f"{name}.png" for name in "abcdefghi"]
+    photos = {name: encode(noise(8 + index, 13, 3, seed=index)) for index, name in enumerate(names)}
+    write_files(root / "photos", photos | dict.fromkeys(BROKEN, "no picture"))
     write_pictures(root / "pictures", count=11, size=(20, 18))
     # Two batches of two and one of one: one of two processes has a batch to repeat.
     write_pictures(root / "scored", count=5, size=(16, 16))
@@ -136,16 +119,17 @@ def check_killed(root: Path, name: str) -> None:
 
 
 def check_pictures(found: Path, expected: Path) -> None:
+    """Nearly equal pictures, and other files that are equal."""
     assert files(found) == files(expected)
     for name in files(expected):
-        if name.endswith(".html"):
+        if name.endswith(".png"):
+            assert_same_picture(read_image(found / name).pixels, read_image(expected / name).pixels)
+        else:
             assert (found / name).read_text() == (expected / name).read_text()
-            continue
-        assert_same_picture(read_image(found / name).pixels, read_image(expected / name).pixels)
 
 
 def check_latents(found: Path, expected: Path) -> None:
-    assert files(found) == files(expected)
+    assert files(found) == files(expected) and not [*found.rglob(".*.tmp-*")]
     assert (found / "precompute.json").read_text() == (expected / "precompute.json").read_text()
     for path in expected.glob("*.parquet"):
         pairs = zip(read_table(found / path.name).to_pylist(), read_table(path).to_pylist(), strict=True)
@@ -174,6 +158,7 @@ def test_two_processes_restore_what_one_does_and_say_it_once(launched, tmp_path)
     assert first["stdout"].startswith(f"7 restored to {launched / 'two'}; 0.00 megapixels in ")
     # The page too.
     check_pictures(launched / "two", launched / "one")
+    assert not [*(launched / "two").rglob(".*.tmp-*")]
 
 
 def test_what_is_there_is_skipped_and_the_rest_is_tried_again(launched):
@@ -192,15 +177,15 @@ def test_what_stops_all_is_said_once(launched):
 
 def test_a_restoration_whose_process_was_killed_goes_on_in_one_or_two(launched):
     check_killed(launched, "restore")
-    left = files(launched / "killed-copy")
-    assert {"a.png", "c.png", "d.png", "g.png", "more/i.png"} == {name for name in left if ".tmp-" not in name}
-    assert [name[:11] for name in left if ".tmp-" in name] == [".f.png.tmp-"]
+    assert files(launched / "killed-copy") == ["a.png", "c.png", "d.png", "g.png", "more/i.png"]
+    assert [path.name[:11] for path in (launched / "killed-copy").rglob(".*.tmp-*")] == [".f.png.tmp-"]
     first = said(launched, "restore-goes-on", code=1)
     assert first["stdout"].startswith("2 restored") and "5 already restored" in first["stdout"]
     run(*words("restore", launched, "killed-copy"), code=1)
     run(*words("restore", launched, "one-plain"), code=1)
     for name in ("killed", "killed-copy"):
         check_pictures(launched / name, launched / "one-plain")
+        assert not [*(launched / name).rglob(".*.tmp-*")]
 
 
 def test_latents_of_two_processes_are_those_of_one_also_after_a_kill(launched):
@@ -221,16 +206,13 @@ def test_drawn_pictures_of_two_processes_are_those_of_one_also_after_a_kill(laun
     run(*words("sample", launched, "drawn-one"))
     assert said(launched, "sample")["stdout"] == f"{launched / 'drawn-two'}\n"
     check_killed(launched, "sample")
-    left = [name for name in files(launched / "drawn-copy") if ".tmp-" not in name]
-    assert left == [f"{number:06d}.png" for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)] + ["sampling.json"]
+    left = [f"{number:06d}.png" for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)]
+    assert files(launched / "drawn-copy") == [*left, "sampling.json"]
     run(*words("sample", launched, "drawn-copy"))
-    names = [f"{number:06d}.png" for number in range(11)] + ["metadata.jsonl", "sampling.json"]
-    for folder in (launched / name for name in ("drawn-one", "drawn-two", "drawn-killed", "drawn-copy")):
-        assert [name for name in files(folder) if ".tmp-" not in name] == names
-        for name in names[:11]:
-            assert_same_picture(*(read_image(place / name).pixels for place in (folder, launched / "drawn-one")))
-        for name in names[11:]:
-            assert (folder / name).read_text() == (launched / "drawn-one" / name).read_text()
+    names = [f"{number:06d}.png" for number in range(11)]
+    assert files(launched / "drawn-one") == [*names, "metadata.jsonl", "sampling.json"]
+    for folder in ("drawn-two", "drawn-killed", "drawn-copy"):
+        check_pictures(launched / folder, launched / "drawn-one")
 
 
 def test_two_processes_score_every_example_once(launched):
@@ -301,11 +283,5 @@ def test_pictures_of_a_campaign_with_six_kills_are_those_of_one_process(tmp_path
     kill_repeatedly(words("out"), tmp_path / "out", "*.png", kills=6, most=30)
     launch_two("hf_ext_cli.main", *words("out"))
     run(*words("whole"))
-    names = [name for name in files(tmp_path / "out") if ".tmp-" not in name]
-    assert names == files(tmp_path / "whole") and len(names) == 302
-    for name in names:
-        paths = [tmp_path / folder / name for folder in ("out", "whole")]
-        if name.endswith(".png"):
-            assert_same_picture(*(read_image(path).pixels for path in paths))
-        else:
-            assert paths[0].read_text() == paths[1].read_text()
+    check_pictures(tmp_path / "out", tmp_path / "whole")
+    assert len(files(tmp_path / "whole")) == 302
