@@ -121,14 +121,6 @@ def test_a_file_with_options_in_place_of_its_values(models, sources, tmp_path):
     assert "OUT is given twice" in twice.stderr
 
 
-def test_json_is_one_document(sources, tmp_path):
-    found = json.loads(run("merge", *sources, "--out", tmp_path / "out", "--json", "--method", "average").stdout)
-    assert found["path"] == str(tmp_path / "out")
-    assert [task["task"] for task in found["report"]["tasks"]] == ["a", "b"]
-    assert found["report"] == json.loads((tmp_path / "out" / "report.json").read_text())
-    assert not (tmp_path / "out" / "emr.json").exists()
-
-
 WRONG = [("--memory", "lots", "memory must be"), ("--task", "x=/nowhere/at/all", "task 'x': /nowhere/at/all")]
 
 
@@ -185,10 +177,12 @@ def test_deltas_in_every_command(models, sources, tmp_path):
     assert "ternary" in run("emr", "compare", deltas).stdout
 
 
-def test_options_by_task_and_layer_on_the_command_line(sources, tmp_path):
+def test_options_by_task_and_layer_on_the_command_line_and_json_is_one_document(sources, tmp_path):
     words = ["merge", *sources, "--method", "task_arithmetic"]
-    run(*words, "--out", tmp_path / "out", "--weight", "{a: 0.5, b: [0.2, 0.8]}")
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    told = run(*words, "--out", tmp_path / "out", "--weight", "{a: 0.5, b: [0.2, 0.8]}", "--json").stdout
+    found, report = json.loads(told), json.loads((tmp_path / "out" / "report.json").read_text())
+    assert found["path"] == str(tmp_path / "out") and found["report"] == report
+    assert [task["task"] for task in report["tasks"]] == ["a", "b"] and not (tmp_path / "out" / "emr.json").exists()
     assert report["method"]["weight"] == {"a": 0.5, "b": [0.2, 0.8]}
     for weight, message in (("{a: [}", "Invalid value for '--weight'"), ("[x]", "weight must be finite; got 'x'")):
         assert message in run(*words, "--out", tmp_path / "other", "--weight", weight, code=2).stderr

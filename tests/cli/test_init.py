@@ -147,9 +147,7 @@ def test_names_of_any_kind_are_written_so_that_they_are_read_back():
     run("init", "mrconv", "mine", "--data", "a: b's")
     recipe = yaml.safe_load(Path("mine/mrconv.yaml").read_text())
     assert recipe["data"]["train"]["path"] == "a: b's" and recipe["task"]["label_names"] == sorted(names)
-
-
-def test_words_that_yaml_reads_otherwise_are_quoted_and_a_comment_stays_one():
+    # Words that YAML reads otherwise are quoted, and a comment stays one.
     write_pictures("null", [""], 3)
     run("init", "semanir", "yes", "--data", "null")
     recipe = yaml.safe_load(Path("yes/semanir.yaml").read_text())

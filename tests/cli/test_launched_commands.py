@@ -161,15 +161,12 @@ def test_two_processes_restore_what_one_does_and_say_it_once(launched, tmp_path)
     assert not [*(launched / "two").rglob(".*.tmp-*")]
 
 
-def test_what_is_there_is_skipped_and_the_rest_is_tried_again(launched):
+def test_what_is_there_is_skipped_and_what_stops_all_is_said_once(launched):
     first = said(launched, "restore-again", code=1)
     assert first["stdout"].startswith("0 restored") and "7 already restored" in first["stdout"]
     # Standard input is read by one of them.
     said(launched, "restore-listed")
     assert files(launched / "listed") == ["a.png", "c.png", "d.png"]
-
-
-def test_what_stops_all_is_said_once(launched):
     assert said(launched, "no-model", code=2)["stderr"].startswith("Error: ")
     assert not (launched / "never").exists()
     assert "exists: give another folder" in said(launched, "precompute-again", code=2)["stderr"]
@@ -221,9 +218,7 @@ def test_two_processes_score_every_example_once(launched):
     found, expected = (json.loads((launched / name).read_text())["results"] for name in ("two.json", "one.json"))
     for row, wanted in zip(found, expected, strict=True):
         assert row == wanted | {"value": pytest.approx(wanted["value"], rel=1e-6)}
-
-
-def test_distances_of_pictures_that_two_processes_read_are_those_of_one(launched):
+    # Distances of the pictures that both read.
     texts = said(launched, "score")["stdout"], run(*words("score", launched)).stdout
     found, alone = map(json.loads, texts)
     assert found == pytest.approx(alone, rel=1e-3) and found["pictures"] == 5 and found["reference_pictures"] == 11

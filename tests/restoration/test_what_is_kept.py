@@ -103,54 +103,43 @@ def test_further_pictures_of_a_file_are_said(format, left_out):
     assert len(frames.pictures) == 1 and [str(left_out) in line for line in frames.lost] == [True] * bool(left_out)
 
 
-DESCRIBED = [('{"shape": [5, 9, 3]}', 0), ('{"shape": [5, 9, 3], "lens": "a"}', 1), ("ImageJ=1.11a\nunit=um", 1)]
-
-
-@pytest.mark.parametrize(("description", "said"), [*DESCRIBED, ("a cat", 0)])
-def test_descriptions_of_how_pixels_lie_do_not_travel_and_are_said(description, said):
-    frames = read_frames(encode(noise(5, 9, 3), "TIFF", tiffinfo={270: description}))
-    assert len(frames.lost) == said
-    assert ((frames.pictures[0].exif or {}).get(270) == description) == (description == "a cat")
-
-
-@pytest.mark.parametrize("format", ["PNG", "JPEG"])
-@pytest.mark.parametrize("down", [1, 2])
-def test_pixels_that_are_not_square_are_said(format, down):
-    data = encode(noise(5, 9, 3), format)
-    if format == "PNG":
-        data = data[:33] + chunk(b"pHYs", struct.pack(">IIB", 1, down, 0)) + data[33:]
-    else:
+def test_descriptions_of_how_pixels_lie_pixels_that_are_not_square_and_names_of_other_formats_are_said(tmp_path):
+    shapes = {
+        '{"shape": [5, 9, 3]}': 0,
+        '{"shape": [5, 9, 3], "lens": "a"}': 1,
+        "ImageJ=1.11a\nunit=um": 1,
+        "a cat": 0,
+    }
+    for text, said in shapes.items():
+        frames = read_frames(encode(noise(5, 9, 3), "TIFF", tiffinfo={270: text}))
+        assert len(frames.lost) == said, text
+        assert ((frames.pictures[0].exif or {}).get(270) == text) == (text == "a cat")
+    png, jpeg = (encode(noise(5, 9, 3), format) for format in ("PNG", "JPEG"))
+    for down in (1, 2):
+        assert len(read_frames(png[:33] + chunk(b"pHYs", struct.pack(">IIB", 1, down, 0)) + png[33:]).lost) == down - 1
         # The density without a unit, behind "JFIF", its end and its version.
-        data = data[:13] + struct.pack(">BHH", 0, 1, down) + data[18:]
-    assert len(read_frames(data).lost) == down - 1
+        assert len(read_frames(jpeg[:13] + struct.pack(">BHH", 0, 1, down) + jpeg[18:]).lost) == down - 1
+    names = {"a.jpg": "PNG", "a.PNG": "JPEG", "a.webp": "TIFF", "b.jpg": "MPO", "a.ppm": "PPM"}
+    for name, format in names.items():
+        (tmp_path / name).write_bytes(encode(noise(5, 9, 3), format))
+        assert len(read_frames(tmp_path / name).lost) == (format not in ("MPO", "PPM")), name
 
 
-@pytest.mark.parametrize(
-    ("format", "name", "said"),
-    [("PNG", "a.jpg", 1), ("JPEG", "a.PNG", 1), ("TIFF", "a.webp", 1), ("MPO", "a.jpg", 0), ("PPM", "a.ppm", 0)],
-)
-def test_a_file_with_the_name_of_another_format_is_said(format, name, said, tmp_path):
-    (tmp_path / name).write_bytes(encode(noise(5, 9, 3), format))
-    assert len(read_frames(tmp_path / name).lost) == said
-
-
-TIFFS = [
-    (4, "rgb", ["unspecified"], 3, 1),
-    (5, "rgb", ["unspecified", "unspecified"], 3, 1),
-    (5, "rgb", ["unassalpha", "unspecified"], 4, 1),
-    (4, "rgb", ["unassalpha"], 4, 0),
-    (2, "minisblack", ["unspecified"], 1, 1),
-    (2, "minisblack", ["unassalpha"], 2, 0),
-    (4, "separated", [], 3, 1),
-    (5, "separated", ["unspecified"], 3, 2),
-]
-
-
-@pytest.mark.parametrize(("count", "photometric", "extra", "channels", "lines"), TIFFS)
-def test_channels_that_are_not_read_are_said(count, photometric, extra, channels, lines):
-    frames, _, said = written(tiff(noise(6, 7, count), photometric=photometric, extrasamples=extra), "PNG")
-    assert frames.pictures[0].pixels.shape == (6, 7, channels)
-    assert len(said) == lines and ("left out" in "".join(said)) == ("unspecified" in extra)
+def test_channels_that_are_not_read_are_said():
+    for photometric, extra, channels, lines in (
+        ("rgb", ["unspecified"], 3, 1),
+        ("rgb", ["unspecified", "unspecified"], 3, 1),
+        ("rgb", ["unassalpha", "unspecified"], 4, 1),
+        ("rgb", ["unassalpha"], 4, 0),
+        ("minisblack", ["unspecified"], 1, 1),
+        ("minisblack", ["unassalpha"], 2, 0),
+        ("separated", [], 3, 1),
+        ("separated", ["unspecified"], 3, 2),
+    ):
+        count = {"rgb": 3, "minisblack": 1, "separated": 4}[photometric] + len(extra)
+        frames, _, said = written(tiff(noise(6, 7, count), photometric=photometric, extrasamples=extra), "PNG")
+        assert frames.pictures[0].pixels.shape == (6, 7, channels), (photometric, extra)
+        assert len(said) == lines and ("left out" in "".join(said)) == ("unspecified" in extra), (photometric, extra)
 
 
 @pytest.mark.parametrize(("source", "quote"), [("JPEG", b'"'), ("WEBP", b"'"), ("TIFF", b'"'), ("PNG", b"'")])
