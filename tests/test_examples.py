@@ -90,8 +90,7 @@ def test_fine_tunes_are_trained_merged_and_used(load: Callable[[str], Any], tmp_
 
 def test_merge_example_is_valid(load: Callable[[str], Any]) -> None:
     config = MergeConfig.from_yaml(EMR / "merge.yaml")
-    assert set(config.tasks) == set(load("tweets").TASKS)
-    assert config.method == "emr"
+    assert set(config.tasks) == set(load("tweets").TASKS) and config.method == "emr"
 
 
 @pytest.mark.slow

@@ -165,8 +165,7 @@ def test_a_folder_that_may_not_replace_one_leaves_what_is_there(tmp_path, early,
         assert not early
         (new / "file").write_text("new")
         appear()
-    assert [found.name for found in tmp_path.iterdir()] == ["folder"]
-    assert not (path / "file").exists()
+    assert [found.name for found in tmp_path.iterdir()] == ["folder"] and not (path / "file").exists()
 
 
 def test_two_writers_of_a_file_do_not_meet(tmp_path):

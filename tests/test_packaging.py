@@ -75,8 +75,7 @@ def test_public_names_are_sorted_and_importable(package):
     module = importlib.import_module(package)
     # The order of ruff's RUF022: constants, then classes, then the rest.
     kinds = [(not name.isupper(), not name[:1].isupper(), name) for name in module.__all__]
-    assert kinds == sorted(kinds)
-    assert len(set(module.__all__)) == len(module.__all__)
+    assert kinds == sorted(kinds) and len(set(module.__all__)) == len(module.__all__)
     for name in module.__all__:
         getattr(module, name)
 

@@ -40,8 +40,7 @@ def test_no_photograph_is_in_two_sets_and_no_recording_of_the_official_test_trai
     sets = data.split_photos(train, test)
     assert sets == data.split_photos(train[::-1], test[::-1])
     assert sorted(file for part in sets.values() for file in part) == sorted([*train, *test])
-    assert len(sets["validation"]) == 8 and len(sets["test"]) == 68
-    assert not set(sets["test"]) & set(train)
+    assert len(sets["validation"]) == 8 and len(sets["test"]) == 68 and not set(sets["test"]) & set(train)
     files = [Path(f"{digit}_ann_{number}.wav") for digit in range(10) for number in range(50)]
     sets = data.split_digits(files, 50)
     assert {name: len(part) for name, part in sets.items()} == {"train": 440, "validation": 10, "test": 50}

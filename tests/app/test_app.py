@@ -162,8 +162,7 @@ def test_a_microphone_of_another_rate_is_heard_in_pieces_and_its_last_word_when_
     state, words = work.hear_piece(DIGITS, None, (8000, samples))
     assert len(words) == 1
     state, words = work.end_sound(state)
-    assert state is None and len(words) == 2
-    assert work.end_sound(None) == (None, [])
+    assert state is None and len(words) == 2 and work.end_sound(None) == (None, [])
 
 
 def test_every_task_of_a_merge_answers_as_its_model_does(photo):

@@ -119,8 +119,7 @@ def test_texts_are_given_as_they_are_or_a_line_each(tmp_path):
     long = "a word and another " * 5
     (tmp_path / "texts").write_text(f"short\n\n{long}\n")
     found = answers(tmp_path / "model", f"@{tmp_path / 'texts'}", "short", "--top-k", 3)
-    assert [item["input"] for item in found] == ["short", long, "short"]
-    assert found[0] == found[2]
+    assert [item["input"] for item in found] == ["short", long, "short"] and found[0] == found[2]
     tokens = AutoTokenizer.from_pretrained(tmp_path / "model")(long, truncation=True, return_tensors="pt")
     shares = model(tokens.input_ids, attention_mask=tokens.attention_mask).logits[0].softmax(-1)
     assert_likeliest(found[1]["classes"], shares)

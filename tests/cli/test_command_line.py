@@ -87,8 +87,7 @@ def test_each_command_explains_itself_with_examples_that_are_valid(name, tmp_pat
 def test_the_files_that_help_names_exist():
     texts = " ".join(command.help or "" for command in [main, *all_commands().values()])
     named = set(re.findall(r"\bexamples/\S+\.yaml", texts))
-    assert named
-    assert [path for path in sorted(named) if not (ROOT / path).is_file()] == []
+    assert named and [path for path in sorted(named) if not (ROOT / path).is_file()] == []
 
 
 @pytest.mark.parametrize(
@@ -116,8 +115,7 @@ def test_wrong_usage_ends_with_2_and_says_what_is_wrong(arguments, message, tmp_
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").touch()
     result = run(*arguments, code=2)
-    assert message in result.stderr
-    assert result.stdout == ""
+    assert message in result.stderr and result.stdout == ""
 
 
 ANSWER = httpx2.Response(404, request=httpx2.Request("GET", "http://x"))
@@ -160,8 +158,7 @@ def test_an_expected_error_is_a_message_with_its_exit_code(error, exit_code):
     assert result.exit_code == exit_code
     text = error.__cause__ if isinstance(error, StrictDataclassFieldValidationError) else error
     text = "interrupted by SIGINT." if isinstance(error, KeyboardInterrupt) else text
-    assert result.stderr == f"Error: {text}\n"
-    assert "Traceback" not in result.output
+    assert result.stderr == f"Error: {text}\n" and "Traceback" not in result.output
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), KeyError("x"), ModuleNotFoundError("no x", name="x")])
@@ -204,8 +201,7 @@ def test_a_recipe_is_printed_or_copied(tmp_path):
     text = find_recipe("mrconv/sensors").read_text()
     assert run("recipes", "mrconv/sensors").stdout == text
     out = tmp_path / "mine.yaml"
-    assert run("recipes", "mrconv/sensors", "--out", out).stdout == f"{out}\n"
-    assert out.read_text() == text
+    assert run("recipes", "mrconv/sensors", "--out", out).stdout == f"{out}\n" and out.read_text() == text
     assert "exists; give a new file" in run("recipes", "mrconv/sensors", "--out", out, code=2).stderr
     assert "--out copies one recipe" in run("recipes", "--out", tmp_path / "b.yaml", code=2).stderr
     assert not (tmp_path / "b.yaml").exists()

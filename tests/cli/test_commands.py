@@ -116,8 +116,7 @@ def test_push_to_a_branch_and_as_a_pull_request(snapshot, hub):
     common = ["push", snapshot, "me/tiny", "--endpoint", hub.url, "--no-check"]
     run(*common)
     text = run(*common, "--branch", "next", "--license", "mit").stdout
-    assert re.search(r"^commit +[0-9a-f]{40}$", text, re.MULTILINE)
-    assert "pull request" not in text
+    assert re.search(r"^commit +[0-9a-f]{40}$", text, re.MULTILINE) and "pull request" not in text
     assert re.search(r"^pull request +http", run(*common, "--create-pr", "--license", "cc0-1.0").stdout, re.MULTILINE)
     refs = HfApi(endpoint=hub.url, token=False).list_repo_refs("me/tiny", include_pull_requests=True)
     assert {branch.name for branch in refs.branches} == {"main", "next"}
@@ -148,8 +147,7 @@ def test_evaluate_measures_a_checkpoint_and_writes_the_report(snapshot, configur
     report = json.loads(run(*command, "--task.degradation.sigma", "10").stdout)
     assert report == json.loads((tmp_path / "eval.json").read_text())
     results = {result["metric"]: result for result in report["results"]}
-    assert {"psnr", "ssim"} <= set(results)
-    assert results["psnr"]["dataset"] == "photos"
+    assert {"psnr", "ssim"} <= set(results) and results["psnr"]["dataset"] == "photos"
     assert results["psnr"]["arguments"]["evaluation"] == ["Gaussian noise σ 10"]
     # The tiny model adds almost nothing to the picture: what is left is the noise, of 10 levels.
     assert results["psnr"]["value"] == pytest.approx(28.1, abs=1.0)

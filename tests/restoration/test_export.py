@@ -34,8 +34,7 @@ def check_file(path, model) -> None:
         wanted = model(images).reconstruction.numpy()
         assert found.shape == wanted.shape
         # Where two keys are equally similar up to rounding, some pixels differ more than by rounding.
-        assert np.median(np.abs(found - wanted)) < 2e-6
-        assert np.abs(found - wanted).mean() < 1e-4
+        assert np.median(np.abs(found - wanted)) < 2e-6 and np.abs(found - wanted).mean() < 1e-4
     told = session.get_modelmeta().custom_metadata_map
     taken, given = model.config.num_channels, model.config.num_channels_out
     expected = {"input_channels": taken, "output_channels": given, "scale": model.config.scale, "minimum": unit + 1}

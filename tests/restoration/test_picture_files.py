@@ -201,8 +201,7 @@ def test_heic_of_10_bits_is_read_with_16(tmp_path):
     file = pillow_heif.from_bytes("RGB;16", (64, 48), wanted.tobytes())
     file.save(tmp_path / "a.heic", quality=-1)
     pixels = read_image(tmp_path / "a.heic").pixels
-    assert pixels.dtype == np.uint16
-    assert np.abs(pixels.astype(int) - wanted).mean() < 600
+    assert pixels.dtype == np.uint16 and np.abs(pixels.astype(int) - wanted).mean() < 600
 
 
 @pytest.mark.parametrize("library", ["pillow_heif", "rawpy"])

@@ -114,8 +114,7 @@ def test_automatic_tiles_shrink_where_they_do_not_fit(error):
     model.register_forward_pre_hook(small_only, with_kwargs=True)
     image, seen = make_image(30, 70, 3), []
     restored = restore_image(model, image, tile="auto", progress=lambda done, total: seen.append((done, total)))
-    assert restored.shape == image.shape
-    assert seen[-1] == (2100, 2100)
+    assert restored.shape == image.shape and seen[-1] == (2100, 2100)
     with pytest.raises(type(error)):
         restore_image(model, image)
     # A bug makes no smaller tiles.
@@ -206,8 +205,7 @@ def test_half_precision_that_overflows_is_restored_again_in_float32(dtype, caplo
     model.register_forward_hook(half_fails)
     restored = restore_image(model, image, tile=32)
     np.testing.assert_allclose(restored, wanted, atol=1e-6)
-    assert model.dtype == dtype
-    assert len(caplog.messages) == 1
+    assert model.dtype == dtype and len(caplog.messages) == 1
     assert "overflowed: restoring again in float32" in caplog.messages[0]
 
 

@@ -212,8 +212,7 @@ def test_an_animation_keeps_its_frames_times_and_plays(format, channels, plays, 
     frames = Frames([Picture(part) for part in pixels], [40.0, 120.0, 300.0], plays)
     path = write_image(tmp_path / f"a{ANIMATED[format]}", frames)
     read = read_frames(path)
-    assert read.durations == frames.durations
-    assert read.plays == plays
+    assert read.durations == frames.durations and read.plays == plays
     assert len(read.pictures) == 3
     with refused(DataError, "3 frames"):
         read_image(path)
