@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import textwrap
 from pathlib import Path
 
 import click
@@ -27,6 +26,8 @@ from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir
 from tests.emr.use_testing import merge, merge_berts
 from tests.hub.published import contents
 from tests.kit.command_line import run
+from tests.kit.own_data import write_files
+from tests.kit.pictures import encode, noise
 from tests.training.launching import launch_two
 
 
@@ -70,13 +71,13 @@ def test_every_command_takes_released_models_by_name(tmp_path, monkeypatch):
     assert set(Manifest.read("merged").tasks) == {"rain", "jpeg"}
 
 
-@pytest.mark.parametrize("name", ["m.safetensors", "a/M.BIN", "m.gguf"])
-def test_a_checkpoint_has_no_name_of_a_file(name, tmp_path, monkeypatch):
+def test_a_checkpoint_has_no_name_of_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    merge = ("merge", "--base", "denoise-color", "--task", "rain=derain")
-    for words in [(*merge, name), (*merge, "--out", name), ("emr", "export", "restore-tasks", "blur", name)]:
-        run(*words, code=2)
-    run("emr", "extract-lora", "restore-tasks", "blur", name, "--rank", "2", code=2)
+    merge = "merge --base denoise-color --task rain=derain"
+    exports = "emr export restore-tasks blur", "emr extract-lora restore-tasks blur --rank 2"
+    for words in (merge, f"{merge} --out", *exports):
+        for name in ("m.safetensors", "a/M.BIN", "m.gguf"):
+            run(*words.split(), name, code=2)
     assert not [*tmp_path.iterdir()]
 
 
@@ -121,14 +122,11 @@ def test_a_file_with_options_in_place_of_its_values(models, sources, tmp_path):
     assert "OUT is given twice" in twice.stderr
 
 
-WRONG = [("--memory", "lots", "memory must be"), ("--task", "x=/nowhere/at/all", "task 'x': /nowhere/at/all")]
-
-
-@pytest.mark.parametrize(("option", "value", "message"), WRONG)
-def test_what_cannot_be_merged_ends_with_2_before_anything_is_written(sources, tmp_path, option, value, message):
-    result = run("merge", *sources, option, value, "--out", tmp_path / "out", code=2)
-    assert message in result.stderr and "Traceback" not in result.output
-    assert not list(tmp_path.iterdir())
+def test_what_cannot_be_merged_ends_with_2_before_anything_is_written(sources, tmp_path):
+    wrong = {"memory must be": ("--memory", "lots"), "task 'x': /nowhere/at/all": ("--task", "x=/nowhere/at/all")}
+    for message, option in wrong.items():
+        result = run("merge", *sources, *option, "--out", tmp_path / "out", code=2)
+        assert message in result.stderr and "Traceback" not in result.output and not list(tmp_path.iterdir())
 
 
 def test_add_merged_again_and_frozen(models, artifact):
@@ -255,8 +253,7 @@ def restorers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("merged")
     base = tiny_semanir(place / "base")
     tasks = {name: tiny_semanir(place / name, seed, base=base, noise=0.3) for seed, name in enumerate("ab", 1)}
-    pixels = np.random.default_rng(0).integers(0, 255, (16, 13, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(place / "photo.png")
+    (place / "photo.png").write_bytes(encode(noise(16, 13, 3)))
     return merge(base, tasks, place / "merged")
 
 
@@ -283,11 +280,8 @@ def test_restore_asks_for_the_task(restorers: Path, tmp_path: Path):
 
 
 def test_evaluate_asks_for_the_task(restorers: Path, tmp_path: Path):
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    Image.open(restorers.parent / "photo.png").save(folder / "one.png")
-    file = tmp_path / "denoise.yaml"
-    source = {"path": str(folder), "split": "train"}
+    write_files(tmp_path / "pictures", {"one.png": (restorers.parent / "photo.png").read_bytes()})
+    file, source = tmp_path / "denoise.yaml", {"path": str(tmp_path / "pictures"), "split": "train"}
     task = {"degradation": {"kind": "gaussian_noise", "sigma": 25}}
     file.write_text(json.dumps({"method": "semanir", "data": {"train": source, "eval": source}, "task": task}))
     refused = run("evaluate", restorers, "--config", file, code=2)
@@ -328,7 +322,7 @@ def test_a_merge_on_a_hub(restorers: Path, tmp_path: Path, hub, run_client):
         import torch
         from hf_ext.emr.artifact import read_tasks
         from hf_ext.emr.weights import task_checkpoint
-        commit, base = sys.argv[1:]
+        commit = sys.argv[1]
         assert read_tasks(f"me/merged@{commit}") == read_tasks("me/merged") == ["a", "b"]
         assert read_tasks("me/plain") is read_tasks("me/nothing") is read_tasks("no such folder") is None
         try:
@@ -341,4 +335,4 @@ def test_a_merge_on_a_hub(restorers: Path, tmp_path: Path, hub, run_client):
             import hf_ext
             assert AutoConfig.from_pretrained(place).model_type == "semanir"
     """
-    run_client(textwrap.dedent(script), commit, str(base))
+    run_client(script, commit)
