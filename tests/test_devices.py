@@ -98,7 +98,6 @@ class Model:
         return model.eval()
 
     def arguments(self) -> dict[str, Any]:
-        """Inputs and labels, on the CPU."""
         return self.inputs | ({} if self.labels is None else {"labels": self.labels})
 
 

@@ -77,14 +77,11 @@ def test_a_reader_never_finds_nothing(tmp_path):
     assert not any(missing)
 
 
-def test_when_the_new_folder_cannot_be_moved_in_the_earlier_one_comes_back(pair, tmp_path, renames):
-    with pytest.raises(FileNotFoundError):
-        files.replace_folder(tmp_path / "gone", pair[1])
-    assert contents(tmp_path) == {"new/sub/file": b"new", "out/sub/file": b"out"}
-
-
-def test_what_a_kill_left_between_two_renames_is_put_right(pair, tmp_path):
+def test_what_cannot_be_moved_in_or_a_kill_left_between_two_renames_is_put_right(pair, tmp_path, renames):
     new, out = pair
+    with pytest.raises(FileNotFoundError):
+        files.replace_folder(tmp_path / "gone", out)
+    assert contents(tmp_path) == {"new/sub/file": b"new", "out/sub/file": b"out"}
     os.replace(out, tmp_path / ".out.old")
     files.recover_folder(out)
     assert contents(tmp_path) == {"new/sub/file": b"new", "out/sub/file": b"out"}
@@ -109,6 +106,12 @@ def test_a_file_appears_when_its_block_ends(tmp_path):
     plain = tmp_path / "plain"
     plain.touch()
     assert path.stat().st_mode == plain.stat().st_mode
+    # Two writers of a file do not meet.
+    long = tmp_path / ("n" * 255)
+    with files.whole_file(long) as first, files.whole_file(long) as second:
+        second.write(b"second")
+        first.write(b"first")
+    assert contents(tmp_path) == {"folder/file.txt": b"new", "plain": b"", long.name: b"first"}
 
 
 @pytest.mark.parametrize("kind", ["write", "sync", "rename"])
@@ -168,25 +171,15 @@ def test_a_folder_that_may_not_replace_one_leaves_what_is_there(tmp_path, early,
     assert [found.name for found in tmp_path.iterdir()] == ["folder"] and not (path / "file").exists()
 
 
-def test_two_writers_of_a_file_do_not_meet(tmp_path):
-    path = tmp_path / ("n" * 255)
-    with files.whole_file(path) as first, files.whole_file(path) as second:
-        second.write(b"second")
-        first.write(b"first")
-    assert contents(tmp_path) == {path.name: b"first"}
-
-
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
-    kept = tmp_path / ".mine.tmp"
-    kept.touch()
+    mine = tmp_path / ".mine.tmp"
+    mine.touch()
     files.neighbour(tmp_path / "folder").mkdir()
     (files.neighbour(tmp_path / "file")).touch()
     assert len([*tmp_path.iterdir()]) == 3
     files.remove_leftovers(tmp_path)
-    assert [*tmp_path.iterdir()] == [kept]
-
-
-def test_of_the_leftovers_only_those_of_the_named_files_go(tmp_path):
+    assert [*tmp_path.iterdir()] == [mine]
+    # Of named files alone.
     ours = tmp_path / ("long" * 30 + ".png")
     kept = [files.neighbour(tmp_path / name) for name in ("theirs.png", "long.png")]
     young = files.neighbour(ours)
@@ -195,9 +188,8 @@ def test_of_the_leftovers_only_those_of_the_named_files_go(tmp_path):
         if path != young:
             # What was written an hour ago is nobody's any more.
             os.utime(path, (0, 0))
-    kept.append(young)
     files.remove_leftovers_of([ours, tmp_path / "never" / "made.png"])
-    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    assert sorted(tmp_path.iterdir()) == sorted([*kept, young, mine])
 
 
 def test_json_is_text_with_a_last_newline_and_what_is_none_is_named(tmp_path):

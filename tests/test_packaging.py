@@ -46,7 +46,7 @@ def files_of(package: str) -> set[str]:
     return {f"{package.replace('.', '/')}/{name}" for name in names}
 
 
-def test_the_package_list_equals_the_disk():
+def test_the_package_list_equals_the_disk_and_public_names_are_few():
     # Sub-packages of `hf_ext` on disk are in the list under that name, but for the one that is installed as a sibling.
     on_disk = {"hf_ext.model_cards", "hf_ext_cli"}
     for name, folder in (("hf_ext", ROOT / "hf_ext"), ("hf_ext.pipelines", ROOT / "pipelines")):
@@ -56,6 +56,8 @@ def test_the_package_list_equals_the_disk():
     listed = {folder_of(package) for package in PACKAGES}
     files = [path for folder in ("hf_ext", "pipelines", "model_cards") for path in (ROOT / folder).rglob("*.py")]
     assert [path for path in files if path.parent not in listed] == []
+    # Configuration, heads (seven of MRConv), and processors of every method, and what merges, stages and pushes.
+    assert 1 <= len(hf_ext.__all__) <= 29 and hf_ext.__version__ == PROJECT["project"]["version"]
 
 
 def test_torchvision_is_not_required():

@@ -28,7 +28,6 @@ MODEL = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads":
 
 
 def run_of(name: str, steps: int = 1) -> dict:
-    """The recipe of a short run."""
     recipe = {"method": "semanir", "output_dir": f"runs/{name}", "data": {"train": {"path": "data/photos/train"}}}
     recipe |= {"task": {"patch_size": 8}, "model": MODEL, "max_steps": steps, "per_device_train_batch_size": 1}
     return {**recipe, "report_to": "none"}

@@ -53,7 +53,6 @@ def make_dit(folder: Path, **more) -> str:
 
 @pytest.fixture(scope="module")
 def dit(tmp_path_factory) -> str:
-    """The folder of one."""
     return make_dit(tmp_path_factory.mktemp("models") / "dit")
 
 

@@ -34,7 +34,6 @@ GROUPS = ("data", "hub", "emr", "dit")
 
 
 def run_failing(error: BaseException) -> Result:
-    """hf-ext with a command that raises."""
 
     class Failing(Commands):
         def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
@@ -47,7 +46,6 @@ def run_failing(error: BaseException) -> Result:
 
 
 def all_commands() -> dict[str, click.Command]:
-    """Every group and command by its words."""
     context = click.Context(main)
     found = {name: main.get_command(context, name) for name in main.list_commands(context)}
     for name, group in list(found.items()):

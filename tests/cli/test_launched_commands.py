@@ -119,7 +119,6 @@ def check_killed(root: Path, name: str) -> None:
 
 
 def check_pictures(found: Path, expected: Path) -> None:
-    """Nearly equal pictures, and other files that are equal."""
     assert files(found) == files(expected)
     for name in files(expected):
         if name.endswith(".png"):
