@@ -82,12 +82,6 @@ def test_public_names_are_sorted_and_importable(package):
         getattr(module, name)
 
 
-def test_the_public_names_of_the_package_are_few():
-    # Configuration, heads (seven of MRConv), and processors of every method, and what merges, stages and pushes.
-    assert 1 <= len(hf_ext.__all__) <= 29
-    assert hf_ext.__version__ == PROJECT["project"]["version"]
-
-
 def test_the_command_line_imports_neither_models_nor_libraries(tmp_path):
     # Help asks every command for its text, so every module of the command line is imported.
     program = """
