@@ -118,17 +118,19 @@ def test_classes_of_pictures_are_drawn_and_a_recipe_for_a_gpu_is_valid_too(tmp_p
 
 def test_a_folder_or_a_list_of_models_becomes_a_merge(tmp_path):
     base = tiny_bert(tmp_path / "models" / "base")
-    for seed, name in enumerate(("irony", "lr=1e-3"), 1):
+    for seed, name in enumerate(("irony", "news"), 1):
         tiny_bert(tmp_path / "models" / name, seed, base=base, num_labels=1 + seed)
-    # As an editor of Windows writes it, with a folder whose name has the sign.
-    lines = ["# mine", "base=models/base", "models/irony", "models/lr=1e-3"]
-    Path("list.txt").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
-    for place, data in (("mine", "models"), ("listed", "list.txt")):
-        run("init", "emr", place, "--data", data)
-        text = Path(place, "merge.yaml").read_text()
-        assert list(yaml.safe_load(text)["tasks"]) == ["irony", "lr=1e-3"] and "2 fine-tunes of models/base" in text
+    run("init", "emr", "mine", "--data", "models")
     run("merge", "mine/merge.yaml", "mine/merged")
     assert "irony" in run("emr", "compare", "mine/merged").stdout
+    # As an editor of Windows writes it, with a folder whose name has the sign.
+    Path("models/news").rename("models/lr=1e-3")
+    lines = ["# mine", "base=models/base", "models/irony", "models/lr=1e-3"]
+    Path("list.txt").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
+    run("init", "emr", "listed", "--data", "list.txt")
+    for place, second in (("mine", "news"), ("listed", "lr=1e-3")):
+        text = Path(place, "merge.yaml").read_text()
+        assert list(yaml.safe_load(text)["tasks"]) == ["irony", second] and "2 fine-tunes of models/base" in text
 
 
 def test_names_of_any_kind_are_written_so_that_they_are_read_back():
