@@ -38,8 +38,7 @@ def test_experiment_file_is_valid(path: Path) -> None:
     task = build_task(arguments)
     if arguments.init_from is None:
         with torch.device("meta"):
-            parameters = sum(parameter.numel() for parameter in task.build_model(arguments.model, None).parameters())
-        assert parameters > 10_000
+            assert sum(map(torch.numel, task.build_model(arguments.model, None).parameters())) > 10_000
 
 
 @pytest.mark.parametrize("method", ["semanir", "mrconv", "disentangled_dit"])
@@ -54,12 +53,8 @@ def test_each_method_has_a_script_for_accelerate_launch(
 
 
 # As `python SCRIPT WORDS…`.
-SCRIPT = """
-import os, runpy, sys
-del sys.argv[0]
-sys.path[0] = os.path.dirname(sys.argv[0])
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+SCRIPT = "import os, runpy, sys; del sys.argv[0]; sys.path[0] = os.path.dirname(sys.argv[0]); "
+SCRIPT += 'runpy.run_path(sys.argv[0], run_name="__main__")'
 
 
 def run_python(script: str, *words: str | Path) -> str:
@@ -67,11 +62,6 @@ def run_python(script: str, *words: str | Path) -> str:
     result = warm_python.run([sys.executable, "-c", script, *map(str, words)], env=ENVIRONMENT, cwd=ROOT)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
-
-
-def picture_size(path: Path) -> tuple[int, int]:
-    with Image.open(path) as picture:
-        return picture.size
 
 
 @pytest.mark.slow
@@ -100,8 +90,7 @@ def test_fine_tunes_are_trained_merged_and_used(load: Callable[[str], Any], tmp_
 
 def test_merge_example_is_valid(load: Callable[[str], Any]) -> None:
     config = MergeConfig.from_yaml(EMR / "merge.yaml")
-    assert set(config.tasks) == set(load("tweets").TASKS)
-    assert config.method == "emr"
+    assert set(config.tasks) == set(load("tweets").TASKS) and config.method == "emr"
 
 
 @pytest.mark.slow
@@ -112,15 +101,13 @@ def test_quickstart_beats_total_variation(tmp_path: Path) -> None:
     script = ROOT / "examples" / "quickstart.py"
     result = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr[-3000:]
-    outcome = json.loads((tmp_path / "quickstart" / "result.json").read_text())
-    assert outcome["margin"] >= 1
-    assert len(outcome["psnr"]) >= 3
-    assert picture_size(tmp_path / "quickstart" / "before_after.png")[0] > 800
+    names, made = ("result", "merge", "digits", "samples"), tmp_path / "quickstart"
+    outcome, merged, digits, samples = (json.loads((made / f"{name}.json").read_text()) for name in names)
+    assert outcome["margin"] >= 1 and len(outcome["psnr"]) >= 3
     # One artifact, switched to JPEG, removes more of it than the base and than the average do.
-    merged = json.loads((tmp_path / "quickstart" / "merge.json").read_text())
     assert merged["merged (EMR)"]["jpeg"] > max(merged[name]["jpeg"] for name in ("base", "average"))
-    digits = json.loads((tmp_path / "quickstart" / "digits.json").read_text())
     assert digits["accuracy"] >= 0.9 and digits["difference"] < 1e-5
-    samples = json.loads((tmp_path / "quickstart" / "samples.json").read_text())
     assert samples["same_weights"] and samples["grey_levels_apart"] <= 1 and samples["recognised"] >= 0.8
-    assert picture_size(tmp_path / "quickstart" / "samples.png")[0] > 600
+    for name, width in (("before_after", 800), ("samples", 600)):
+        with Image.open(made / f"{name}.png") as picture:
+            assert picture.size[0] > width
