@@ -31,14 +31,9 @@ class SafetensorsWriter:
     # Creating it writes the header and reserves the whole file. A file that is there and has the same size keeps its
     # data: so an interrupted work goes on. The data of wide types comes first, so that every element is aligned.
 
-    def __init__(
-        self,
-        path: str | Path,
-        tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, path: str | Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
         self.path = Path(path)
-        header, self._offsets, self.size = _layout(tensors, metadata, self.path.name)
+        header, self._offsets, self.size = _layout(tensors, self.path.name)
         self.dtypes = {name: dtype for name, (dtype, _) in tensors.items()}
         self._lengths = {name: math.prod(shape) for name, (_, shape) in tensors.items()}
         self._descriptor = open_descriptor(self.path, os.O_RDWR | os.O_CREAT)
@@ -137,14 +132,14 @@ def shard_index(shards: Mapping[str, Iterable[str]], sizes: Mapping[str, int]) -
 
 
 def _layout(
-    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None, file: str
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], file: str
 ) -> tuple[bytes, dict[str, int], int]:
     """Header, first byte of every tensor, and the length of the file."""
     for name, (dtype, shape) in tensors.items():
         # Of two numbers in an element, as in float4_e2m1fn_x2, a header counts the last size: there has to be one.
         if dtype not in DTYPE_NAMES or (PACKED[dtype] > 1 and not shape) or any(size < 0 for size in shape):
             raise DataError(f"{file}: tensor {name!r} is {dtype} {tuple(shape)}, which safetensors cannot hold")
-    header: dict[str, object] = {"__metadata__": dict({"format": "pt"} if metadata is None else metadata)}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     starts: dict[str, int] = {}
     position = 0
     for name in sorted(tensors, key=lambda name: -tensors[name][0].itemsize):
