@@ -24,6 +24,9 @@ from tests.kit.studies import EXAMPLES, module_loader, write_photos
 
 load = module_loader(EXAMPLES / "released")
 SCRIPTS = [path for path in (EXAMPLES / "released").iterdir() if path.suffix in (".py", ".yaml")]
+FIRST = EXAMPLES / "released" / "reached" / "denoise-color-first"
+# Of the step that denoise-color goes on from.
+HOURS = json.loads((FIRST / "training.json").read_text())["released"]["core_hours"]
 MODEL = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 8}
 
 
@@ -109,6 +112,7 @@ def load_copy(load, tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     for path in SCRIPTS:
         shutil.copy(path, folder)
+    shutil.copytree(FIRST, folder / "reached" / FIRST.name)
     shutil.copy(EXAMPLES / "experiments.py", tmp_path / "examples")
     monkeypatch.syspath_prepend(folder)
     (tmp_path / "model_cards").mkdir()
@@ -134,7 +138,8 @@ def test_a_run_becomes_a_folder_that_says_what_it_measured(load_copy, work, rele
     told = training["released"]
     results = json.loads((folder / "eval.json").read_text())["results"]
     shown = {row["metric"]: row["value"] for row in results}
-    assert told["core_hours"] == 1.5 and f"{shown['psnr_gaussian_noise_25']:.2f}" in told["scores"]
+    assert told["core_hours"] == pytest.approx(1.5 + HOURS)
+    assert f"{shown['psnr_gaussian_noise_25']:.2f}" in told["scores"]
     assert "(input " in told["scores"] and told["parameters"] == sum(map(torch.numel, loaded.state_dict().values()))
     assert f"{shown['psnr_gaussian_noise_25']:.2f}" in (folder / "README.md").read_text()
     # Without the run the released weights are measured anew.
@@ -148,7 +153,7 @@ def test_a_run_becomes_a_folder_that_says_what_it_measured(load_copy, work, rele
 def test_a_run_starts_from_the_run_before_it_or_from_what_was_released(load, work):
     runs, name = load("runs"), "restore-tasks-jpeg"
     recipe, words = runs.find_recipe(name)
-    assert runs.find_words(work, name) == [str(recipe), *words] and runs.count_core_hours(work, name) == 1.5
+    assert runs.find_words(work, name) == [str(recipe), *words] and runs.count_core_hours(work, name) == 1.5 + HOURS
     (elsewhere := work / "elsewhere").mkdir()
     start = runs.RELEASED / "denoise-color"
     assert runs.find_words(elsewhere, name) == [str(recipe), *words, f"--init_from={start}"]
@@ -197,7 +202,8 @@ def test_the_fine_tunes_of_restore_tasks_become_one_merge_beside_its_base(load_c
         set_hours(work, f"restore-tasks-{task}", 0.1)
     folder = release.make("restore-tasks", work)
     told = json.loads((folder / "training.json").read_text())["released"]
-    assert told["core_hours"] == 1.9 and told["steps"] == 4 and told["scores"].count("fine-tune") == 4
+    assert told["core_hours"] == pytest.approx(1.9 + HOURS)
+    assert told["steps"] == 4 and told["scores"].count("fine-tune") == 4
     assert {model.name for model in released.list_released()} == {"denoise-color", "restore-tasks"}
     # It finds its base beside it, wherever both lie.
     shutil.copytree(released_models, moved := work / "moved")
