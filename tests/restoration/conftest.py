@@ -27,6 +27,11 @@ def models(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def folder_of_model(models) -> Path:
+    return models / "restore"
+
+
+@pytest.fixture
 def photos(tmp_path) -> Path:
     """Two good pictures, one of them in a folder of its own."""
     folder = tmp_path / "photos"

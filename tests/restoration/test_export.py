@@ -6,12 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from hf_ext.hub.released import released
 from hf_ext.restoration.export import compare_onnx, export_onnx
 from hf_ext.semanir import SemanIRForImageRestoration
-from hf_ext_cli.main import main
+from tests.kit.command_line import run
 from tests.semanir.test_whole_image_semanir import COLUMNAR, DEMOSAICKING, UNSHUFFLED, make_images, make_model
 
 pytest.importorskip("onnx")
@@ -35,8 +34,7 @@ def check_file(path, model) -> None:
         wanted = model(images).reconstruction.numpy()
         assert found.shape == wanted.shape
         # Where two keys are equally similar up to rounding, some pixels differ more than by rounding.
-        assert np.median(np.abs(found - wanted)) < 2e-6
-        assert np.abs(found - wanted).mean() < 1e-4
+        assert np.median(np.abs(found - wanted)) < 2e-6 and np.abs(found - wanted).mean() < 1e-4
     told = session.get_modelmeta().custom_metadata_map
     taken, given = model.config.num_channels, model.config.num_channels_out
     expected = {"input_channels": taken, "output_channels": given, "scale": model.config.scale, "minimum": unit + 1}
@@ -60,10 +58,7 @@ def test_exported_file_takes_any_size_and_gives_the_numbers_of_the_model(exporte
     assert written.minimum == model.config.window_size + 1
     assert 0 < written.difference < 1e-3
     check_file(path, model)
-
-
-def test_file_of_another_model_is_refused(exported):
-    _, path, _ = exported
+    # That of another model is refused.
     other = make_model(**ONE_STAGE)
     for parameter in other.reconstruction.parameters():
         torch.nn.init.normal_(parameter)
@@ -87,15 +82,12 @@ def test_a_model_without_numbers_leaves_no_file(exported, monkeypatch, tmp_path)
 
 def test_a_path_that_exists_and_a_model_that_restores_nothing_are_refused(tmp_path):
     path = tmp_path / "model.onnx"
-    done = CliRunner().invoke(main, ["export", "spoken-digits", "--onnx", str(path)])
-    assert done.exit_code == 2 and "contains a mrconv model, not SemanIR" in done.output
+    assert "a mrconv model, not SemanIR" in run("export", "spoken-digits", "--onnx", path, code=2).output
     path.write_text("mine")
-    done = CliRunner().invoke(main, ["export", "denoise-gray", "--onnx", str(path)])
-    assert done.exit_code == 2 and f"{path} exists" in done.output
+    assert f"{path} exists" in run("export", "denoise-gray", "--onnx", path, code=2).output
     assert path.read_text() == "mine"
     for wrong in (path / "model.onnx", f"{tmp_path}/new.onnx/"):
-        done = CliRunner().invoke(main, ["export", "denoise-gray", "--onnx", str(wrong)])
-        assert done.exit_code == 2 and "a folder" in done.output
+        assert "a folder" in run("export", "denoise-gray", "--onnx", wrong, code=2).output
 
 
 @pytest.mark.slow
@@ -111,7 +103,5 @@ def test_half_precision_is_exported_in_float32_and_the_model_stays(fields, tmp_p
 @pytest.mark.parametrize("name", ["denoise-color", "super-resolution-x2"])
 def test_released_models_are_exported(name, tmp_path):
     path = tmp_path / "model.onnx"
-    done = CliRunner().invoke(main, ["export", name, "--onnx", str(path)])
-    assert done.exit_code == 0, done.output
-    assert "onnxruntime and the model differ by at most" in done.output
+    assert "onnxruntime and the model differ by at most" in run("export", name, "--onnx", path).output
     check_file(path, SemanIRForImageRestoration.from_pretrained(released(name), dtype=torch.float32).eval())

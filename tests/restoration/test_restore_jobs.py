@@ -8,27 +8,28 @@ import sys
 import tempfile
 import threading
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from hf_ext.errors import DataError
+from hf_ext.files import write_json
 from hf_ext.restoration import jobs
 from hf_ext.restoration.files import Picture, read_frames
+from hf_ext.restoration.jobs import Job, Plan, megapixels_of, plan_jobs
+from hf_ext.restoration.records import Records, choose_jobs, identify_model
 from hf_ext.restoration.run import restore_files
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRForImageRestoration
+from tests.hub.published import contents
 from tests.kit import command_line
 from tests.kit.pictures import encode, noise, write_image
 from tests.kit.refusals import refused
 from tests.kit.restorers import files
 
 run = partial(command_line.run, "restore")
-
-
-@pytest.fixture
-def folder_of_model(models):
-    return models / "restore"
 
 
 @pytest.fixture
@@ -43,38 +44,30 @@ def test_one_clash_of_names_is_reported_and_the_others_go_on(folder_of_model, ph
     result = run(folder_of_model, photos, "--out", out, "--format", "png", code=1)
     assert files(out) == ["A.png", "c.png", "more/b.png"]
     assert f"{photos}/a.png: would be written to {out}/a.png, and so would {photos}/A.jpg" in result.stderr
-    assert "--name '{stem}-{ext}'" in result.stderr
-    assert result.stdout.startswith("3 restored")
+    assert "--name '{stem}-{ext}'" in result.stderr and result.stdout.startswith("3 restored")
     assert "Error: 1 of 4 pictures could not be restored." in result.stderr
     run(folder_of_model, photos, "--out", out, "--format", "png", "--name", "{stem}-{ext}")
     assert {"A-jpg.png", "a-png.png", "c-png.png", "more/b-png.png"} <= set(files(out))
-
-
-def test_no_result_replaces_an_input(photos):
-    before = {name: (photos / name).read_bytes() for name in files(photos)}
+    # No result replaces an input.
+    before = contents(photos)
     result = run("no/model", photos, "--out", photos, "--overwrite", code=2)
     assert f"a.png: its result would replace {photos}/a.png" in result.stderr
-    assert "none of 2 pictures can be restored" in result.stderr
-    assert all((photos / name).read_bytes() == data for name, data in before.items())
+    assert "none of 4 pictures can be restored" in result.stderr and contents(photos) == before
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("b.png", "PNG"), ("made/B.JPG", "JPEG"), ("c.tiff", "TIFF"), ("d.gif", "GIF")]
-)
-def test_one_picture_may_have_the_name_of_a_file(name, kind, folder_of_model, photos, tmp_path):
-    for _ in range(2):
-        result = run(folder_of_model, photos / "a.png", "--out", tmp_path / name)
-    assert "1 already restored" in result.stdout
-    with Image.open(tmp_path / name) as image:
-        assert (image.format, image.size) == (kind, (13, 10))
-
-
-@pytest.mark.parametrize("name", ["album.png", "new.png/", "new.heic/", "new.tif/."])
-def test_a_folder_may_be_called_like_a_picture(name, folder_of_model, photos, tmp_path):
+def test_a_picture_may_have_the_name_of_a_file_and_a_folder_that_of_a_picture(folder_of_model, photos, tmp_path):
+    for name, kind in {"b.png": "PNG", "made/B.JPG": "JPEG", "c.tiff": "TIFF", "d.gif": "GIF"}.items():
+        for already in (0, 1):
+            result = run(folder_of_model, photos / "a.png", "--out", tmp_path / name)
+            assert result.stdout.count("1 already restored") == already, name
+        with Image.open(tmp_path / name) as image:
+            assert (image.format, image.size) == (kind, (13, 10))
     (tmp_path / "album.png").mkdir()
-    for _ in range(2):
-        result = run(folder_of_model, photos, "--out", f"{tmp_path}/{name}")
-    assert files(tmp_path / name) == ["a.png", "more/b.png"] and "2 already restored" in result.stdout
+    for name in ("album.png", "new.png/", "new.heic/", "new.tif/."):
+        for already in (0, 1):
+            result = run(folder_of_model, photos, "--out", f"{tmp_path}/{name}")
+            assert result.stdout.count("2 already restored") == already, name
+        assert files(tmp_path / name) == ["a.png", "more/b.png"]
 
 
 def test_a_name_puts_results_beside_their_inputs(folder_of_model, photos):
@@ -130,19 +123,26 @@ def test_where_nothing_is_to_do_nothing_is_loaded(folder_of_model, photos, tmp_p
     assert "2 already restored" in run(*words[1:]).stdout and (out / "comparison.html").exists()
 
 
-def test_what_no_library_reads_is_named_and_counted(folder_of_model, photos, tmp_path, hide_library):
+def test_what_cannot_be_read_is_named_and_counted(folder_of_model, photos, tmp_path, hide_library):
     hide_library("pillow_heif")
     hide_library("rawpy")
+    (photos / "2-cut.png").write_bytes((photos / "a.png").read_bytes()[:230])
+    Image.new("1", (3000, 2000)).save(photos / "3-bomb.png")
     (photos / "x.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 40)
     (photos / "raw.NEF").write_bytes(b"raw")
     (photos / "new.jxl").write_bytes(b"\xff\n")
     out = tmp_path / "out"
-    result = run(folder_of_model, photos, "--out", out, code=1)
-    assert f'{photos}/x.HEIC: needs pip install "hf-ext[images]" (pillow-heif).' in result.stderr
-    assert f'{photos}/raw.NEF: needs pip install "hf-ext[images]" (rawpy).' in result.stderr
-    assert f"{photos}/new.jxl: pictures of .jxl are not read" in result.stderr
-    assert result.stdout.startswith("2 restored")
-    assert "Error: 3 of 5 pictures could not be restored." in result.stderr
+    result = run(folder_of_model, photos, "--out", out, "--max-megapixels", "5", code=1)
+    for name, said in (
+        ("2-cut.png", "is damaged or incomplete"),
+        ("3-bomb.png", "has 3000 x 2000 pixels; the limit is 5 megapixels"),
+        ("x.HEIC", 'needs pip install "hf-ext[images]" (pillow-heif).'),
+        ("raw.NEF", 'needs pip install "hf-ext[images]" (rawpy).'),
+        ("new.jxl", "pictures of .jxl are not read"),
+    ):
+        assert f"{photos / name}: {said}" in result.stderr
+    assert files(out) == ["a.png", "more/b.png"] and result.stdout.startswith("2 restored")
+    assert "Error: 5 of 7 pictures could not be restored." in result.stderr
     result = run(folder_of_model, photos / "x.HEIC", "--out", out, code=2)
     assert "none of 1 picture can be restored" in result.stderr
 
@@ -178,8 +178,7 @@ def test_standard_output_has_the_format_that_was_asked_for(folder_of_model, phot
     ):
         shown = run(folder_of_model, "-", "--out", "-", *options, given=given).stdout_bytes
         with Image.open(io.BytesIO(shown)) as image:
-            assert image.format == wanted
-            assert getattr(image, "n_frames", 1) == (3 if given == gif else 1)
+            assert image.format == wanted and getattr(image, "n_frames", 1) == (3 if given == gif else 1)
 
 
 def test_linked_folders_are_searched_once(folder_of_model, photos, tmp_path, caplog):
@@ -208,25 +207,23 @@ def test_a_pipe_is_read_once(photos, tmp_path):
     assert len(jobs._without_clashes(planned, refused := {}, False)) == len(refused) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "fact"),
-    [
-        # A name for two pictures; its own input; a format that is read alone; a second name; somebody's text.
-        (". --out one.png", "one.png/"),
-        *((f"a.png --out {name}", "") for name in ("a.png", "one.heic", "text.txt", "more/b.png/")),
-        *((f"a.png --out one.png {second}", "") for second in ("--name {stem}_b", "--format jpg")),
-        *((f". --out new --name {name}", name) for name in ("restored", "{stem", "../{stem}", "{stem}.png", "{ext}")),
-        (". --out new --name {stem}/x", "{stem}/x"),
-        *(
-            (f". --out new --background {colour}", "background")
-            for colour in ("transparent", "#ff000080", "'rgb(300, 0, 0)'")
-        ),
-        *((f". --out new --max-megapixels {most}", "max-megapixels") for most in ("nan", "0")),
-        *((f". --out new --strength {share}", "strength") for share in ("nan", "2", "much")),
-        (". --out new --device meta", "device"),
-        (". --out ''", "out"),
-    ],
-)
+NAMES = ("restored", "{stem", "../{stem}", "{stem}.png", "{ext}", "{stem}/x")
+COLOURS = ("transparent", "#ff000080", "'rgb(300, 0, 0)'")
+NONSENSE = [
+    # A name for two pictures; its own input; a format that is read alone; a second name; somebody's text.
+    (". --out one.png", "one.png/"),
+    *((f"a.png --out {name}", "") for name in ("a.png", "one.heic", "text.txt", "more/b.png/")),
+    *((f"a.png --out one.png {second}", "") for second in ("--name {stem}_b", "--format jpg")),
+    *((f". --out new --name {name}", name) for name in NAMES),
+    *((f". --out new --background {colour}", "background") for colour in COLOURS),
+    *((f". --out new --max-megapixels {most}", "max-megapixels") for most in ("nan", "0")),
+    *((f". --out new --strength {share}", "strength") for share in ("nan", "2", "much")),
+    (". --out new --device meta", "device"),
+    (". --out ''", "out"),
+]
+
+
+@pytest.mark.parametrize(("words", "fact"), NONSENSE)
 def test_words_that_mean_nothing_are_refused_and_nothing_is_written(words, fact, folder_of_model, photos, monkeypatch):
     (photos / "text.txt").write_text("mine")
     before = files(photos)
@@ -252,3 +249,104 @@ def test_a_picture_that_a_cpus_memory_cannot_hold_stops_no_other(model, photos, 
     with refused(RuntimeError, "a bug"):
         restore_files(model, [job._replace(replace=True) for job in planned])
     hook.remove()
+
+
+def container(ending: str, **options) -> bytes:
+    """Three frames or pages where there may be several."""
+    first, *more = noise(3, 12, 14, 3)
+    more = more if ending in ("gif", "tif", "webp", "png", "mpo") else []
+    return encode(first, {"jpg": "JPEG", "tif": "TIFF"}.get(ending, ending.upper()), more, **options)
+
+
+KINDS = [(ending, {}) for ending in ("gif", "tif", "webp", "png", "jpg", "bmp", "mpo", "tga", "ico", "pcx", "dds")]
+KINDS += [("tif", {"compression": f"tiff_{kind}"}) for kind in ("adobe_deflate", "lzw")]
+
+
+@pytest.mark.parametrize(("ending", "options"), [*KINDS, ("jpg", {"progressive": True})])
+def test_a_file_that_was_cut_anywhere_is_refused_in_words_and_kept(ending, options, tmp_path):
+    data, ending = container(ending, **options), ".jpg" if ending == "mpo" else f".{ending}"
+    (tmp_path / "out").mkdir()
+    there = tmp_path / "out" / f"a{ending}"
+    records, refused = Records(tmp_path / "out", "model", {}), 0
+    for length in sorted({*range(1, 120, 2), *range(120, len(data), max(1, len(data) // 60))}):
+        cut = data[:length]
+        try:
+            read_frames(cut)
+        except DataError:
+            refused += 1
+        there.write_bytes(cut)
+        job = Job("a", cut, there, ending)
+        assert megapixels_of(job) >= 0
+        # Named like the animation, or read from standard input.
+        assert plan_jobs([str(there)], tmp_path / "new").jobs
+        assert records.state(job) == "foreign"
+    assert refused > 20
+
+
+@pytest.mark.parametrize(
+    ("content", "recorded", "state"),
+    [
+        ("cut", False, "foreign"),
+        ("large", False, "foreign"),
+        ("empty", False, "ours"),
+        ("cut", True, "ours"),
+        ("text", True, "ours"),
+        # A result that somebody has changed since is theirs.
+        ("large", True, "foreign"),
+        *(("folder", recorded, "foreign") for recorded in (False, True)),
+    ],
+)
+def test_only_results_of_our_own_are_damaged(content, recorded, state, tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
+    there, data = tmp_path / "a.jpg", container("jpg")
+    if content == "folder":
+        there.mkdir()
+    else:
+        there.write_bytes({"cut": data[:-30], "text": b"mine", "large": data, "empty": b""}[content])
+    job, records = Job("b", b"a picture", there, ".jpg"), Records(tmp_path, "model", {})
+    if recorded:
+        records.add(job, b"a result")
+        records = Records(tmp_path, "model", {})
+    assert records.state(job) == state
+    plan, to_do = choose_jobs(Plan([job], {}), records, overwrite=False)
+    foreign = state == "foreign"
+    assert (list(plan.refused), [job.replace for job in to_do]) == (["b"] * foreign, [True] * (not foreign))
+    assert bool(choose_jobs(Plan([job], {}), records, overwrite=True)[1]) == (content != "folder")
+    assert Image.MAX_IMAGE_PIXELS == 40
+
+
+def test_an_adapter_is_another_model_on_another_base(tmp_path):
+    for name in ("base", "adapter"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(name)
+    write_json(tmp_path / "adapter" / "adapter_config.json", {"base_model_name_or_path": str(tmp_path / "base")})
+    before = identify_model(str(tmp_path / "adapter"))
+    assert before == identify_model(str(tmp_path / "adapter"))
+    (tmp_path / "base" / "model.safetensors").write_text("trained on")
+    assert identify_model(str(tmp_path / "adapter")) != before
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "MPO", "TIFF", "GIF", "TGA"])
+def test_a_result_ends_as_what_is_in_a_file_that_is_named_a_gif(format, tmp_path):
+    Image.new("RGB", (9, 8)).save(tmp_path / "a.gif", format)
+    wanted = {"JPEG": ".jpg", "MPO": ".jpg", "WEBP": ".webp", "TIFF": ".tif"}.get(format, ".png")
+    for out in (tmp_path / "out", None):
+        (job,) = plan_jobs([str(tmp_path / "a.gif")], out).jobs
+        assert job.ending == wanted
+
+
+@pytest.mark.parametrize(
+    ("lists", "given"),
+    [
+        ({"a.txt": "@a.txt"}, "@a.txt"),
+        ({"a.txt": "@b.txt", "b.txt": "@a.txt"}, "@a.txt"),
+        ({}, "@at.png"),
+        ({"at.png": "\udcff"}, "@at.png"),
+    ],
+)
+def test_lists_that_cannot_be_read_are_refused(lists, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in lists.items():
+        Path(name).write_text(text, errors="surrogateescape")
+    with refused(DataError, given):
+        plan_jobs([given], tmp_path / "out")

@@ -40,13 +40,6 @@ def test_folders_and_tasks_of_merges_are_loaded(tmp_path):
     assert not torch.equal(jpeg, noise)
 
 
-def test_what_restores_nothing_is_refused():
-    with refused(DataError, "SemanIR"):
-        load_model(str(released("spoken-digits")))
-    with refused(UsageError, "nowhere", "device"):
-        load_model(str(released("denoise-gray")), device="nowhere")
-
-
 def test_nodes_of_comfyui_restore_what_the_package_restores(nodes):
     load, restore = (nodes.NODE_CLASS_MAPPINGS[name]() for name in ("HfExtLoadRestorer", "HfExtRestoreImage"))
     assert nodes.NODE_DISPLAY_NAME_MAPPINGS.keys() == nodes.NODE_CLASS_MAPPINGS.keys()
@@ -64,7 +57,11 @@ def test_nodes_of_comfyui_restore_what_the_package_restores(nodes):
     torch.testing.assert_close(restored[1], torch.from_numpy(wanted), atol=1e-5, rtol=0)
 
 
-def test_float16_on_a_cpu_is_said_to_be_slow(tmp_path, caplog):
+def test_what_restores_nothing_is_refused_and_float16_on_a_cpu_said_to_be_slow(tmp_path, caplog):
+    with refused(DataError, "SemanIR"):
+        load_model(str(released("spoken-digits")))
+    with refused(UsageError, "nowhere", "device"):
+        load_model(str(released("denoise-gray")), device="nowhere")
     tiny_restorer().save_pretrained(tmp_path)
     for dtype, said in ((None, 0), ("bfloat16", 0), ("float16", 1)):
         caplog.clear()

@@ -1,5 +1,6 @@
 """Containers by modes, alpha and depth: past a network that changes nothing, every file comes back as it was."""
 
+import itertools
 import zlib
 
 import numpngw
@@ -16,21 +17,16 @@ from hf_ext.restoration.run import restore_files
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
 from hf_ext.semanir.image_processing_semanir import pixels_to_image
-from tests.kit.pictures import chunk, encode
+from tests.kit.pictures import chunk, encode, make_exif
 from tests.kit.restorers import tiny_restorer
 from tests.restoration.tiff_testing import tiff
 
 CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 # LA of 16 bits is read with 8, which is said; BMP as Pillow reads it has no alpha; a WebP is always RGB.
-ROWS = [
-    *(("png", mode, bits) for mode in CHANNELS for bits in (8, 16) if (mode, bits) != ("LA", 16)),
-    *(("tif", mode, bits) for mode in CHANNELS for bits in (8, 16) if (mode, bits) != ("LA", 16)),
-    *(("bmp", mode, 8) for mode in ("L", "RGB")),
-    *(("webp", mode, 8) for mode in ("RGB", "RGBA")),
-    *(("moving.png", mode, 8) for mode in ("L", "RGB", "RGBA")),
-    *(("moving.webp", mode, 8) for mode in ("RGB", "RGBA")),
-    *(("moving.tif", mode, bits) for mode in ("L", "RGB", "RGBA") for bits in (8, 16)),
-]
+MODES = {"png": "L LA RGB RGBA", "bmp": "L RGB", "webp": "RGB RGBA", "moving.png": "L RGB RGBA"}
+MODES |= {"tif": MODES["png"], "moving.webp": MODES["webp"], "moving.tif": MODES["moving.png"]}
+ROWS = [(container, mode, 8) for container, modes in MODES.items() for mode in modes.split()]
+ROWS += [(container, mode, 16) for container in ("png", "tif", "moving.tif") for mode in ("L", "RGB", "RGBA")]
 
 
 def unchanging(channels: int = 3, scale: int = 1) -> SemanIRForImageRestoration:
@@ -72,9 +68,8 @@ def write(path, parts: list[np.ndarray]) -> None:
 def restored(model, source, out, encoding=DEFAULT, **options):
     """The result of a picture, and what was said of it."""
     said: list[str] = []
-    report = restore_files(
-        model, [Job(source.name, source, out, out.suffix)], encoding=encoding, say=said.append, **options
-    )
+    jobs = [Job(source.name, source, out, out.suffix)]
+    report = restore_files(model, jobs, encoding=encoding, say=said.append, **options)
     assert not report.failed, report.failed
     return read_frames(out), said
 
@@ -101,38 +96,31 @@ def test_what_a_network_leaves_unchanged_comes_back_exactly(container, mode, bit
             assert is_lossless_webp((tmp_path / f"{strength}.{container}").read_bytes())
 
 
-def palette(parts: list[np.ndarray]) -> list[Image.Image]:
-    """Pictures of few colours."""
-    return [Image.fromarray(pixels // 64 * 85).convert("RGB").quantize(64) for pixels in parts]
-
-
 def other_kinds() -> dict[str, tuple[str, list[Image.Image], dict, int]]:
     """Ending, pictures of Pillow, options of writing, and how many things are said of the result."""
     colours, alpha = [[pixels_of(mode, 8, seed) for seed in range(3)] for mode in ("RGB", "RGBA")]
     hard = [pixels * [1, 1, 1, 0] // 64 * 85 + [0, 0, 0, 255] * (pixels[..., 3:] > 99) for pixels in alpha]
     rgb, rgba = Image.fromarray(colours[0]), Image.fromarray(hard[0].astype(np.uint8))
     grey = Image.fromarray(colours[0][..., 0])
-    exif = Image.Exif()
+    few = [Image.fromarray(pixels // 64 * 85).convert("RGB").quantize(64) for pixels in colours]
     kinds = {
-        "palette": ("png", palette(colours[:1]), {}, 0),
-        "palette with alpha": ("png", palette(colours[:1]), {"transparency": bytes(range(64))}, 0),
-        "palette with one transparent colour": ("png", palette(colours[:1]), {"transparency": 3}, 0),
+        "palette": ("png", few[:1], {}, 0),
+        "palette with alpha": ("png", few[:1], {"transparency": bytes(range(64))}, 0),
+        "palette with one transparent colour": ("png", few[:1], {"transparency": 3}, 0),
         "grey with one transparent value": ("png", [grey], {"transparency": 7}, 0),
         "colours with one transparent": ("png", [rgb], {"transparency": tuple(colours[0][0, 0].tolist())}, 0),
         "one bit": ("png", [grey.convert("1")], {}, 0),
         "one bit by fax": ("tif", [grey.convert("1")], {"compression": "group4"}, 0),
         "CMYK": ("tif", [rgb.convert("CMYK")], {}, 1),
         "YCbCr": ("tif", [rgb.convert("YCbCr")], {}, 1),
-        "moving palette": ("gif", palette(colours), {}, 0),
+        "moving palette": ("gif", few, {}, 0),
         "moving with holes": ("gif", [Image.fromarray(part.astype(np.uint8)) for part in hard], {"disposal": 2}, 0),
         "picture before its frames": ("png", [rgb, *map(Image.fromarray, colours[1:])], {"default_image": True}, 0),
         "pages of other kinds": ("tif", [grey, rgb.resize((5, 7)), grey.convert("1"), rgba], {}, 0),
     }
-    for orientation in range(1, 9):
-        exif[0x0112] = orientation
-        for ending in ("png", "tif", "webp"):
-            options = {"exif": exif.tobytes(), **({"lossless": True} if ending == "webp" else {})}
-            kinds[f"{ending} held {orientation}"] = (ending, [rgb], options, 0)
+    for orientation, ending in itertools.product(range(1, 9), ("png", "tif", "webp")):
+        options = {"exif": make_exif({0x0112: orientation}), **({"lossless": True} if ending == "webp" else {})}
+        kinds[f"{ending} held {orientation}"] = (ending, [rgb], options, 0)
     return kinds
 
 
@@ -166,29 +154,23 @@ def test_jpegs_of_all_modes_and_phones_come_back_nearly(mode, models, tmp_path):
 
 
 def test_webp_has_a_loss_where_the_input_had_or_a_quality_is_asked_for(models, tmp_path):
-    image = Image.fromarray(pixels_of("RGB", 8))
-    image.save(tmp_path / "lossy.webp", quality=90)
-    image.save(tmp_path / "exact.webp", lossless=True)
-    for name, encoding, lossless in (
-        ("lossy", DEFAULT, False),
-        ("lossy", Encoding(lossless=True), True),
-        ("exact", DEFAULT, True),
-        ("exact", Encoding(quality=90), False),
-    ):
-        out = tmp_path / f"{name}-{lossless}.webp"
-        restored(models[3], tmp_path / f"{name}.webp", out, encoding)
-        assert is_lossless_webp(out.read_bytes()) is lossless
+    for was_lossless, other in ((False, Encoding(lossless=True)), (True, Encoding(quality=90))):
+        Image.fromarray(pixels_of("RGB", 8)).save(tmp_path / "in.webp", quality=90, lossless=was_lossless)
+        for encoding in (DEFAULT, other):
+            restored(models[3], tmp_path / "in.webp", tmp_path / "out.webp", encoding)
+            assert is_lossless_webp((tmp_path / "out.webp").read_bytes()) is (was_lossless == (encoding == DEFAULT))
+            (tmp_path / "out.webp").unlink()
+
+
+CHUNKS = [
+    (chunk(b"gAMA", (100_000).to_bytes(4)) + chunk(b"cHRM", bytes(range(32))), True),
+    (chunk(b"cICP", b"\x09\x10\x00\x01"), True),
+    (chunk(b"sRGB", b"\0") + chunk(b"gAMA", (45455).to_bytes(4)), False),
+]
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.parametrize(
-    ("chunks", "other"),
-    [
-        (chunk(b"gAMA", (100_000).to_bytes(4)) + chunk(b"cHRM", bytes(range(32))), True),
-        (chunk(b"cICP", b"\x09\x10\x00\x01"), True),
-        (chunk(b"sRGB", b"\0") + chunk(b"gAMA", (45455).to_bytes(4)), False),
-    ],
-)
+@pytest.mark.parametrize(("chunks", "other"), CHUNKS)
 def test_chunks_of_colour_are_kept_and_said_where_they_cannot_be(chunks, other, bits, models, tmp_path):
     write(tmp_path / "in.png", [pixels_of("RGB", bits)])
     data = (tmp_path / "in.png").read_bytes()
@@ -254,20 +236,15 @@ def test_transparency_is_composed_where_there_is_none(format, mode, background):
     assert len(said) == 1
 
 
-def sprite() -> np.ndarray:
-    """A white disc on hidden black."""
-    rows, columns = np.mgrid[:24, :31]
-    inside = ((rows - 11) ** 2 + (columns - 14) ** 2 < 70)[..., None]
-    return np.concatenate([np.where(inside, 255, 0)] * 4, axis=-1).astype(np.uint8)
-
-
 @pytest.mark.parametrize("way", ["restore_image", "processor"])
 @pytest.mark.parametrize("scale", [1, 2])
 def test_hidden_colours_do_not_reach_the_network(way, scale):
-    model, pixels = unchanging(scale=scale), sprite()
+    rows, columns = np.mgrid[:24, :31]
+    inside = ((rows - 11) ** 2 + (columns - 14) ** 2 < 70)[..., None]
+    # A white disc on hidden black.
+    model, pixels = unchanging(scale=scale), np.concatenate([np.where(inside, 255, 0)] * 4, axis=-1).astype(np.uint8)
     if way == "processor":
-        processor = SemanIRImageProcessor()
-        image = Image.fromarray(pixels)
+        processor, image = SemanIRImageProcessor(), Image.fromarray(pixels)
         with torch.no_grad():
             outputs = model(**processor(image, return_tensors="pt"))
         found = processor.post_process_image_restoration(outputs, images=image, output_type="np")[0]

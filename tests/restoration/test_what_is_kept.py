@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hf_ext.errors import DataError, UsageError
 from hf_ext.restoration.encoding import encode_frames
-from hf_ext.restoration.files import Frames, Picture, read_frames
-from tests.kit.pictures import PROFILE, chunk, encode, make_exif, noise
+from hf_ext.restoration.files import Frames, Picture, read_frames, read_image
+from tests.kit.pictures import PROFILE, chunk, encode, make_exif, noise, write_image
+from tests.kit.refusals import refused
 from tests.restoration.tiff_testing import tiff
 
 XMP = b"<x:xmpmeta><rdf:Description tiff:Orientation=%s6%s xmp:Rating='3'/></x:xmpmeta>"
@@ -46,9 +48,9 @@ def test_a_png_is_turned_once(keyword, dtype):
 @pytest.mark.parametrize("angle", range(1, 9))
 @pytest.mark.parametrize("format", ["PNG", "WEBP"])
 def test_every_frame_of_an_animation_is_turned(format, angle):
-    parts = tuple(noise(5, 9, 3, seed=seed) for seed in range(3))
-    data = encode(parts[0], format, parts[1:], exif=make_exif({0x0112: angle}), lossless=True)
-    still = encode(parts[2], format, exif=make_exif({0x0112: angle}), lossless=True)
+    first, *more = (noise(5, 9, 3, seed=seed) for seed in range(3))
+    options = {"exif": make_exif({0x0112: angle}), "lossless": True}
+    data, still = encode(first, format, more, **options), encode(more[1], format, **options)
     frames = read_frames(data)
     np.testing.assert_array_equal(frames.pictures[2].pixels, read_frames(still).pictures[0].pixels)
     assert all(0x0112 not in picture.exif and picture.exif[0x010F] == "maker" for picture in frames.pictures)
@@ -101,60 +103,43 @@ def test_further_pictures_of_a_file_are_said(format, left_out):
     assert len(frames.pictures) == 1 and [str(left_out) in line for line in frames.lost] == [True] * bool(left_out)
 
 
-DESCRIPTIONS = {
-    '{"shape": [5, 9, 3]}': 0,
-    '{"shape": [5, 9, 3], "lens": "a"}': 1,
-    "ImageJ=1.11a\nunit=um": 1,
-    "a cat": 0,
-}
-
-
-@pytest.mark.parametrize("description", DESCRIPTIONS)
-def test_descriptions_of_how_pixels_lie_do_not_travel_and_are_said(description):
-    frames = read_frames(encode(noise(5, 9, 3), "TIFF", tiffinfo={270: description}))
-    assert len(frames.lost) == DESCRIPTIONS[description]
-    assert ((frames.pictures[0].exif or {}).get(270) == description) == (description == "a cat")
-
-
-@pytest.mark.parametrize("format", ["PNG", "JPEG"])
-@pytest.mark.parametrize("down", [1, 2])
-def test_pixels_that_are_not_square_are_said(format, down):
-    data = encode(noise(5, 9, 3), format)
-    if format == "PNG":
-        data = data[:33] + chunk(b"pHYs", struct.pack(">IIB", 1, down, 0)) + data[33:]
-    else:
+def test_descriptions_of_how_pixels_lie_pixels_that_are_not_square_and_names_of_other_formats_are_said(tmp_path):
+    shapes = {
+        '{"shape": [5, 9, 3]}': 0,
+        '{"shape": [5, 9, 3], "lens": "a"}': 1,
+        "ImageJ=1.11a\nunit=um": 1,
+        "a cat": 0,
+    }
+    for text, said in shapes.items():
+        frames = read_frames(encode(noise(5, 9, 3), "TIFF", tiffinfo={270: text}))
+        assert len(frames.lost) == said, text
+        assert ((frames.pictures[0].exif or {}).get(270) == text) == (text == "a cat")
+    png, jpeg = (encode(noise(5, 9, 3), format) for format in ("PNG", "JPEG"))
+    for down in (1, 2):
+        assert len(read_frames(png[:33] + chunk(b"pHYs", struct.pack(">IIB", 1, down, 0)) + png[33:]).lost) == down - 1
         # The density without a unit, behind "JFIF", its end and its version.
-        data = data[:13] + struct.pack(">BHH", 0, 1, down) + data[18:]
-    assert len(read_frames(data).lost) == down - 1
+        assert len(read_frames(jpeg[:13] + struct.pack(">BHH", 0, 1, down) + jpeg[18:]).lost) == down - 1
+    names = {"a.jpg": "PNG", "a.PNG": "JPEG", "a.webp": "TIFF", "b.jpg": "MPO", "a.ppm": "PPM"}
+    for name, format in names.items():
+        (tmp_path / name).write_bytes(encode(noise(5, 9, 3), format))
+        assert len(read_frames(tmp_path / name).lost) == (format not in ("MPO", "PPM")), name
 
 
-@pytest.mark.parametrize(
-    ("format", "name", "said"),
-    [("PNG", "a.jpg", 1), ("JPEG", "a.PNG", 1), ("TIFF", "a.webp", 1), ("MPO", "a.jpg", 0), ("PPM", "a.ppm", 0)],
-)
-def test_a_file_with_the_name_of_another_format_is_said(format, name, said, tmp_path):
-    (tmp_path / name).write_bytes(encode(noise(5, 9, 3), format))
-    assert len(read_frames(tmp_path / name).lost) == said
-
-
-TIFFS = {
-    "RGB and one": (4, "rgb", ["unspecified"], 3, 1),
-    "RGB and two": (5, "rgb", ["unspecified", "unspecified"], 3, 1),
-    "RGB, alpha and one": (5, "rgb", ["unassalpha", "unspecified"], 4, 1),
-    "RGB and alpha": (4, "rgb", ["unassalpha"], 4, 0),
-    "grey and one": (2, "minisblack", ["unspecified"], 1, 1),
-    "grey and alpha": (2, "minisblack", ["unassalpha"], 2, 0),
-    "CMYK": (4, "separated", [], 3, 1),
-    "CMYK and one": (5, "separated", ["unspecified"], 3, 2),
-}
-
-
-@pytest.mark.parametrize("kind", TIFFS)
-def test_channels_that_are_not_read_are_said(kind):
-    count, photometric, extra, channels, lines = TIFFS[kind]
-    frames, _, said = written(tiff(noise(6, 7, count), photometric=photometric, extrasamples=extra), "PNG")
-    assert frames.pictures[0].pixels.shape == (6, 7, channels)
-    assert len(said) == lines and ("left out" in "".join(said)) == (("one" in kind) or ("two" in kind))
+def test_channels_that_are_not_read_are_said():
+    for photometric, extra, channels, lines in (
+        ("rgb", ["unspecified"], 3, 1),
+        ("rgb", ["unspecified", "unspecified"], 3, 1),
+        ("rgb", ["unassalpha", "unspecified"], 4, 1),
+        ("rgb", ["unassalpha"], 4, 0),
+        ("minisblack", ["unspecified"], 1, 1),
+        ("minisblack", ["unassalpha"], 2, 0),
+        ("separated", [], 3, 1),
+        ("separated", ["unspecified"], 3, 2),
+    ):
+        count = {"rgb": 3, "minisblack": 1, "separated": 4}[photometric] + len(extra)
+        frames, _, said = written(tiff(noise(6, 7, count), photometric=photometric, extrasamples=extra), "PNG")
+        assert frames.pictures[0].pixels.shape == (6, 7, channels), (photometric, extra)
+        assert len(said) == lines and ("left out" in "".join(said)) == ("unspecified" in extra), (photometric, extra)
 
 
 @pytest.mark.parametrize(("source", "quote"), [("JPEG", b'"'), ("WEBP", b"'"), ("TIFF", b'"'), ("PNG", b"'")])
@@ -182,30 +167,100 @@ def test_a_comment_travels_or_is_said(source, comment, format):
     assert (image.info.get("comment") == comment, len(said)) == (kept, 1 - kept)
 
 
-@pytest.mark.parametrize("format", ["BMP", "GIF"])
-def test_what_has_no_place_is_said(format):
-    said: list[str] = []
-    pictures = Frames([Picture(noise(5, 9, 3), make_exif({0x010F: "maker"}), PROFILE)])
-    read = read_frames(encode_frames(pictures, format, say=said.append))
-    assert len(said) == 2 and read.pictures[0].icc_profile is None
+PROFILES = [
+    *((channels, format, GREY_PROFILE, True) for channels, format in ((1, "PNG"), (2, "TIFF"), (1, "JPEG"))),
+    *((channels, format, GREY_PROFILE, False) for channels, format in ((1, "WEBP"), (3, "PNG"), (4, "TIFF"))),
+    (3, "JPEG", PROFILE[:16] + b"CMYK" + PROFILE[20:], False),
+    (3, "WEBP", PROFILE, True),
+    (1, "PNG", PROFILE, True),
+    (3, "BMP", PROFILE, False),
+    (3, "GIF", PROFILE, False),
+]
 
 
-@pytest.mark.parametrize(
-    ("channels", "format", "profile", "stays"),
-    [
-        (1, "PNG", GREY_PROFILE, True),
-        (2, "TIFF", GREY_PROFILE, True),
-        (1, "JPEG", GREY_PROFILE, True),
-        (1, "WEBP", GREY_PROFILE, False),
-        (3, "PNG", GREY_PROFILE, False),
-        (4, "TIFF", GREY_PROFILE, False),
-        (3, "JPEG", PROFILE[:16] + b"CMYK" + PROFILE[20:], False),
-        (3, "WEBP", PROFILE, True),
-        (1, "PNG", PROFILE, True),
-    ],
-)
-def test_a_profile_is_written_only_with_its_colours(channels, format, profile, stays):
+@pytest.mark.parametrize(("channels", "format", "profile", "stays"), PROFILES)
+def test_a_profile_is_written_only_with_its_colours_and_what_has_no_place_is_said(channels, format, profile, stays):
     said: list[str] = []
-    data = encode_frames(Frames([Picture(noise(5, 9, channels), None, profile)]), format, say=said.append)
+    # Neither has a place for tags.
+    exif = make_exif() if format in ("BMP", "GIF") else None
+    data = encode_frames(Frames([Picture(noise(5, 9, channels), exif, profile)]), format, say=said.append)
     assert read_frames(data).pictures[0].icc_profile == (profile if stays else None)
-    assert len(said) == (not stays)
+    assert len(said) == (not stays) + (exif is not None)
+
+
+ANIMATED = {"GIF": ".gif", "PNG": ".png", "WEBP": ".webp"}
+
+
+def frames_of(*shades: int, channels: int = 3, size: tuple[int, int] = (12, 16)) -> list[np.ndarray]:
+    """A square that wanders over a flat ground; beside it all is transparent if there is alpha."""
+    pictures = []
+    for number, shade in enumerate(shades):
+        pixels = np.full((*size, channels), 40, np.uint8)
+        pixels[2 + number : 8 + number, 3:9] = shade
+        if channels % 2 == 0:
+            pixels[..., -1] = 0
+            pixels[2 + number : 8 + number, 3:9, -1] = 255
+        pictures.append(pixels)
+    return pictures
+
+
+@pytest.mark.parametrize("plays", [0, 1, 2, 5])
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("format", ANIMATED)
+def test_an_animation_keeps_its_frames_times_and_plays(format, channels, plays, tmp_path):
+    pixels = frames_of(250, 180, 90, channels=channels)
+    frames = Frames([Picture(part) for part in pixels], [40.0, 120.0, 300.0], plays)
+    path = write_image(tmp_path / f"a{ANIMATED[format]}", frames)
+    read = read_frames(path)
+    assert read.durations == frames.durations and read.plays == plays
+    assert len(read.pictures) == 3
+    with refused(DataError, "3 frames"):
+        read_image(path)
+
+
+@pytest.mark.parametrize("format", [*ANIMATED, "PNG with a still"])
+def test_times_and_plays_of_animations_that_pillow_wrote_are_read(format, tmp_path):
+    format, _, still = format.partition(" ")
+    first, *more = frames_of(250, 180, 90, 20)
+    times, options = [50, 60, 70, 80][bool(still) :], {"default_image": True} if still else {}
+    frames = read_frames(encode(first, format, more, duration=times, loop=3, lossless=True, **options))
+    assert frames.still == bool(still) and len(frames.pictures) == 4 and frames.durations[-len(times) :] == times
+    assert frames.plays == (4 if format == "GIF" else 3)
+    # And written again they are the same animation.
+    again = read_frames(write_image(tmp_path / "b.png", frames))
+    assert (again.durations[-len(times) :], again.plays, again.still) == (times, frames.plays, frames.still)
+    for first, second in zip(again.pictures, frames.pictures, strict=True):
+        np.testing.assert_array_equal(first.pixels, second.pixels)
+
+
+def test_pages_keep_their_size_depth_and_description(tmp_path):
+    one, two, three = (make_exif({270: text}, {0xA434: f"lens of the {text}"}) for text in ("one", "two", "three"))
+    pages = [Picture(frames_of(250)[0], one, None, (300, 300)), Picture(noise(9, 7, 3, dtype=np.uint16), two)]
+    pages.append(Picture(frames_of(90, channels=1)[0], three, None, (72, 72)))
+    read = read_frames(write_image(tmp_path / "a.tif", Frames(pages)))
+    assert read.durations is None
+    for page, wanted in zip(read.pictures, pages, strict=True):
+        np.testing.assert_array_equal(page.pixels, wanted.pixels)
+        assert page.exif[270] == wanted.exif[270]
+        assert page.exif.get_ifd(0x8769)[0xA434] == wanted.exif.get_ifd(0x8769)[0xA434]
+        assert page.dpi == wanted.dpi
+
+
+def test_what_a_format_cannot_hold_is_said():
+    pictures = [Picture(pixels) for pixels in frames_of(9, 99)]
+    frames, pages = (Frames(pictures, [10.0, 10.0]), "2 frames"), (Frames(pictures), "2 pages")
+    cases = [(format, *frames) for format in ("JPEG", "BMP", "TIFF")]
+    for format, several, said in [*cases, *((format, *pages) for format in ("JPEG", "PNG", "GIF"))]:
+        with refused(UsageError, format, said):
+            encode_frames(several, format)
+
+
+def test_all_frames_together_are_bounded_before_they_are_decoded(tmp_path, monkeypatch):
+    frames = [Picture(pixels) for pixels in frames_of(9, 99, 199, size=(100, 100))]
+    moving = write_image(tmp_path / "a.gif", Frames(frames, [10.0] * 3))
+    pages = write_image(tmp_path / "a.tif", Frames(frames))
+    assert len(read_frames(moving, 0.03).pictures) == len(read_frames(pages, 0.03).pictures) == 3
+    with refused(DataError, "3 frames", "100 x 100 pixels", "0.025 megapixels"):
+        read_frames(moving, 0.025)
+    with refused(DataError, "30000 pixels", "0.025 megapixels"):
+        read_frames(pages, 0.025)
