@@ -29,7 +29,6 @@ def measured(recipe: dict) -> int:
 
 
 def names_of(source: dict) -> set[str]:
-    """The files of a source of pictures."""
     data = open_source(DataSource(**source)).cast_column("image", datasets.Image(decode=False))
     return {Path(value["path"]).name for value in data["image"]}
 

@@ -5,12 +5,12 @@ import re
 import shlex
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import click
 import httpx2
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from huggingface_hub.errors import (
     LocalEntryNotFoundError,
@@ -19,34 +19,33 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 
+from hf_ext.distributed import Ranks
+from hf_ext.errors import UsageError
 from hf_ext.hub.front_matter import as_json
+from hf_ext.training.methods import read_arguments
 from hf_ext_cli.main import Commands, main
-from tests.kit import command_line
-
-run = partial(command_line.run, code=None)
-
+from hf_ext_cli.recipes import find_recipe, list_recipes
+from tests.kit.command_line import run
+from tests.kit.document_stage import draw_picture
+from tests.kit.refusals import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUPS = ("data", "hub", "emr", "dit")
 
 
 def run_failing(error: BaseException) -> Result:
-    """hf-ext with a command that raises."""
 
     class Failing(Commands):
         def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
             return click.Command(cmd_name, callback=fail)
 
     def fail() -> None:
-        if isinstance(error, StrictDataclassFieldValidationError):
-            raise error from ValueError("the width is wrong")
         raise error
 
     return CliRunner().invoke(Failing("hf-ext", params=main.params, callback=main.callback), ["fail"])
 
 
 def all_commands() -> dict[str, click.Command]:
-    """Every group and command by its words."""
     context = click.Context(main)
     found = {name: main.get_command(context, name) for name in main.list_commands(context)}
     for name, group in list(found.items()):
@@ -56,28 +55,21 @@ def all_commands() -> dict[str, click.Command]:
 
 
 @pytest.mark.parametrize("name", sorted(all_commands()))
-def test_each_command_explains_itself_with_examples(name):
-    result = run(*name.split(), "--help")
-    assert result.exit_code == 0
-    assert result.output.startswith(f"Usage: main {name} ")
-    if name not in GROUPS:
-        assert re.search(rf"Examples:\n.*hf-ext {name} ", result.output, re.DOTALL)
-    for option in all_commands()[name].params:
-        assert not isinstance(option, click.Option) or option.help, f"{name} {option.name} has no help"
-
-
-@pytest.mark.parametrize("name", sorted(all_commands()))
-def test_each_example_in_the_help_is_a_valid_command(name, tmp_path, monkeypatch):
+def test_each_command_explains_itself_with_examples_that_are_valid(name, tmp_path, monkeypatch):
     """The words of each example parse: no option is misspelled, no argument is missing."""
+    result, asked = run(*name.split(), "--help"), all_commands()[name]
+    assert result.output.startswith(f"Usage: main {name} ")
+    assert name in GROUPS or re.search(rf"Examples:\n.*hf-ext {name} ", result.output, re.DOTALL)
+    for option in asked.params:
+        assert not isinstance(option, click.Option) or option.help, f"{name} {option.name} has no help"
     monkeypatch.chdir(tmp_path)
     for folder in ("runs/denoise/snapshot", "hub", "photos", "merged"):
         (tmp_path / folder).mkdir(parents=True)
-    for file in ["photo.png", "dog.png", "token.txt", "a.yaml", "denoise.yaml", "individual.json"]:
-        (tmp_path / file).touch()
-    text = all_commands()[name].help or ""
-    examples = re.findall(r"^ *(?:\w+=\S+ )*hf-ext (.+)$", text.partition("Examples:")[2], re.MULTILINE)
+    text = (asked.help or "").partition("Examples:")[2]
+    examples = re.findall(r"^ *(?:\w+=\S+ )*hf-ext (.+)$", text, re.MULTILINE)
     assert examples or name in GROUPS
-    for path in re.findall(r"examples/\S+", " ".join(examples)):
+    files = ["photo.png", "dog.png", "token.txt", "a.yaml", "denoise.yaml", "individual.json"]
+    for path in [*files, *re.findall(r"examples/\S+", " ".join(examples))]:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     for example in examples:
@@ -93,8 +85,7 @@ def test_each_example_in_the_help_is_a_valid_command(name, tmp_path, monkeypatch
 def test_the_files_that_help_names_exist():
     texts = " ".join(command.help or "" for command in [main, *all_commands().values()])
     named = set(re.findall(r"\bexamples/\S+\.yaml", texts))
-    assert named
-    assert [path for path in sorted(named) if not (ROOT / path).is_file()] == []
+    assert named and [path for path in sorted(named) if not (ROOT / path).is_file()] == []
 
 
 @pytest.mark.parametrize(
@@ -121,14 +112,13 @@ def test_the_files_that_help_names_exist():
 def test_wrong_usage_ends_with_2_and_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").touch()
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert result.stdout == ""
+    result = run(*arguments, code=2)
+    assert message in result.stderr and result.stdout == ""
 
 
 ANSWER = httpx2.Response(404, request=httpx2.Request("GET", "http://x"))
 UNKNOWN = RepositoryNotFoundError("404", response=ANSWER)
+WIDTH = ValueError("the width is wrong")
 
 
 def because_of(cause: Exception, error: Exception) -> Exception:
@@ -142,7 +132,7 @@ def because_of(cause: Exception, error: Exception) -> Exception:
     [
         (ValueError("the value is wrong"), 2),
         (TypeError("the type is wrong"), 2),
-        (StrictDataclassFieldValidationError("width", ValueError("the width is wrong")), 2),
+        (because_of(WIDTH, StrictDataclassFieldValidationError("width", WIDTH)), 2),
         (FloatingPointError("the loss is nan"), 1),
         (MemoryError("too much"), 1),
         (ImportError("install x"), 1),
@@ -166,8 +156,7 @@ def test_an_expected_error_is_a_message_with_its_exit_code(error, exit_code):
     assert result.exit_code == exit_code
     text = error.__cause__ if isinstance(error, StrictDataclassFieldValidationError) else error
     text = "interrupted by SIGINT." if isinstance(error, KeyboardInterrupt) else text
-    assert result.stderr == f"Error: {text}\n"
-    assert "Traceback" not in result.output
+    assert result.stderr == f"Error: {text}\n" and "Traceback" not in result.output
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), KeyError("x"), ModuleNotFoundError("no x", name="x")])
@@ -176,17 +165,86 @@ def test_our_own_mistakes_keep_their_traceback(error):
 
 
 def test_the_installed_program_ends_with_the_exit_code_and_one_message(tmp_path):
-    program = Path(sys.executable).with_name("hf-ext")
     # A command that builds no model starts in half the time.
-    command = [program, "emr", "export", tmp_path, "task", tmp_path / "out"]
+    command = [Path(sys.executable).with_name("hf-ext"), "emr", "export", tmp_path, "task", tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"Error: {tmp_path}/emr.json: no such file; check that the folder is a complete artifact of a merge.\n"
-    )
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(f"Error: {tmp_path}/emr.json: no such file; .*\n", done.stderr)
 
 
 def test_json_has_null_for_what_is_not_finite():
     value = {"a": float("inf"), "b": [float("nan"), 1.5, (2, "x")], "c": None}
     assert json.dumps(as_json(value), allow_nan=False) == '{"a": null, "b": [null, 1.5, [2, "x"]], "c": null}'
+
+
+def test_the_list_says_what_each_recipe_is_for():
+    found = json.loads(run("recipes", "--json").stdout)
+    assert len(found) > 40
+    assert all(row["name"] and row["method"] and len(row["what"]) > 15 and row["data"] for row in found)
+    assert all(not row["what"].endswith(".") for row in found)
+    names = [row["name"] for row in found]
+    assert {"semanir/denoise_color", "mrconv/sensors", "disentangled_dit/cifar10", "emr/merge"} < {*names}
+    # What only a script in examples/ trains is no recipe of `hf-ext train`.
+    assert not [name for name in names if "study" in name or name == "emr/finetune"]
+    lines = run("recipes").stdout.splitlines()
+    assert lines[0].split() == ["name", "method", "what"] and len(lines) == 1 + len(found)
+
+
+@pytest.mark.parametrize("recipe", [one for one in list_recipes() if one.method != "emr"], ids=lambda one: one.name)
+def test_each_recipe_is_one_that_can_be_trained(recipe):
+    assert read_arguments(recipe.path, []).method == recipe.method
+
+
+def test_a_recipe_is_printed_or_copied(tmp_path):
+    text = find_recipe("mrconv/sensors").read_text()
+    assert run("recipes", "mrconv/sensors").stdout == text
+    out = tmp_path / "mine.yaml"
+    assert run("recipes", "mrconv/sensors", "--out", out).stdout == f"{out}\n" and out.read_text() == text
+    assert "exists; give a new file" in run("recipes", "mrconv/sensors", "--out", out, code=2).stderr
+    assert "--out copies one recipe" in run("recipes", "--out", tmp_path / "b.yaml", code=2).stderr
+    assert not (tmp_path / "b.yaml").exists()
+
+
+def test_commands_take_a_recipe_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for seed in range(2):
+        draw_picture(seed).save(tmp_path / "photos" / f"{seed}.png")
+    said = run(
+        "data", "check", "--json", "semanir/denoise_color", "--data.train.path", "photos", "--task.patch_size", 16
+    )
+    assert json.loads(said.stdout)[0]["bad"] == []
+    # A file of that name comes first.
+    (tmp_path / "semanir").mkdir()
+    (tmp_path / "semanir" / "denoise_color").write_text("method: nothing\n")
+    assert "unknown method 'nothing'" in run("data", "check", "semanir/denoise_color", code=2).stderr
+
+
+def test_the_recipe_that_was_meant_is_named():
+    for words, said in (
+        (("train", "semanir/denoise_colour"), "Did you mean 'semanir/denoise_color'?"),
+        (("train", "sensor"), "Did you mean 'mrconv/sensors'?"),
+        (("train", "emr/merge"), "describes a merge, not a training: run `hf-ext merge FILE.yaml OUT`"),
+        (("recipes", "zzz"), "`hf-ext recipes` lists them"),
+    ):
+        assert said in run(*words, code=2).stderr
+    with refused(UsageError, "recipe", "hf-ext recipes"):
+        find_recipe("examples")
+
+
+def test_processes_of_a_machine_share_its_gpus(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    ranks = Ranks()
+    assert ranks.own_device() == "cuda" and not chosen
+    ranks.count, ranks.local_index = 4, 3
+    assert ranks.own_device("cpu") == "cpu" and ranks.own_device("cuda:0") == "cuda:0" and not chosen
+    assert ranks.own_device() == ranks.own_device("cuda") == "cuda"
+    assert chosen == [1, 1]
+    # Nobody launched this number of processes: none is waited for.
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    ranks = Ranks()
+    assert (ranks.index, ranks.count, ranks.gather("value")) == (0, 1, ["value"])

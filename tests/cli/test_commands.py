@@ -21,10 +21,6 @@ from tests.hub.published import EVALUATION, save_snapshot
 from tests.kit.command_line import run
 from tests.kit.hub import run_python
 
-# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
-
-
 # HF_ENDPOINT is read when huggingface_hub is imported, so commands on a Hub run in a process of their own.
 MAIN = """
 import json, sys
@@ -51,19 +47,14 @@ def hub(tmp_path):
 
 def test_info_describes_a_folder_from_its_headers(snapshot):
     found = json.loads(run("info", snapshot, "--json").stdout)
-    weights = load_file(snapshot / "model.safetensors")
-    assert found["parameters"] == sum(tensor.numel() for tensor in weights.values())
-    assert found["bytes"] == sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-    assert (found["tensors"], found["files"]) == (len(weights), 1)
-    assert found["dtypes"] == {"float32": found["parameters"]}
-    assert found["architectures"] == ["SemanIRForImageRestoration"]
-    assert found["model_type"] == "semanir"
-    assert "AutoModelForImageToImage" in found["heads"]
+    weights = load_file(snapshot / "model.safetensors").values()
+    count, size = sum(map(torch.numel, weights)), sum(tensor.nbytes for tensor in weights)
+    assert (found["parameters"], found["bytes"], found["tensors"], found["files"]) == (count, size, len(weights), 1)
+    assert found["dtypes"] == {"float32": count} and found["architectures"] == ["SemanIRForImageRestoration"]
+    assert found["model_type"] == "semanir" and "AutoModelForImageToImage" in found["heads"]
     assert found["results"] == EVALUATION["results"]
     assert (found["commit"], found["adapter"], found["card"]) == (None, None, None)
-
-
-def test_info_for_a_person(snapshot):
+    # For a person.
     lines = run("info", snapshot).stdout.splitlines()
     assert any(line.startswith("architecture ") and line.endswith("SemanIRForImageRestoration") for line in lines)
     assert any(line.endswith("30.1235 on org/photos, test") for line in lines)
@@ -80,46 +71,34 @@ def test_info_reads_every_type_that_safetensors_writes(tmp_path):
     assert (found["parameters"], found["bytes"]) == (30, 18)
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "said"),
-    [
+def test_info_says_what_is_wrong_with_what_a_stranger_wrote(tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "README.md").write_text("---\nlicense: mit\ndatasets:\n- 2024-01-01: first\n---\n")
+    found = json.loads(run("info", tmp_path, "--json").stdout)
+    assert found["card"] == {"license": "mit", "datasets": [{"2024-01-01": "first"}]}
+    for file, text, said in (
         ("config.json", '{"auto_map": ["a"]}', "config.json: `auto_map` must be an object, got"),
         ("config.json", "[" * 5000, "config.json: not valid JSON"),
         ("eval.json", '{"results": [{"metric": "psnr", "dataset": "x"}]}', "`value` must be a number, got None"),
         ("README.md", f"---\n{ALIASES}datasets: *i\n---\n", "uses YAML aliases"),
         ("README.md", f"---\n{'[' * 60}{']' * 60}\n---\n", "nested deeper than 50"),
-    ],
-)
-def test_info_says_what_is_wrong_with_what_a_stranger_wrote(tmp_path, file, text, said):
-    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
-    (tmp_path / file).write_text(text)
-    for options in ([], ["--json"]):
-        assert said in run("info", tmp_path, *options, code=2).stderr
+    ):
+        (tmp_path / "README.md").unlink(missing_ok=True)
+        (tmp_path / file).write_text(text)
+        for options in ([], ["--json"]):
+            assert said in run("info", tmp_path, *options, code=2).stderr
+        (tmp_path / file).unlink()
 
 
-def test_info_of_a_card_with_dates_is_json(tmp_path):
-    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
-    (tmp_path / "README.md").write_text("---\nlicense: mit\ndatasets:\n- 2024-01-01: first\n---\n")
-    found = json.loads(run("info", tmp_path, "--json").stdout)
-    assert found["card"] == {"license": "mit", "datasets": [{"2024-01-01": "first"}]}
-
-
-def test_card_writes_a_card_that_passes_its_own_check(tmp_path):
+def test_card_writes_a_card_that_passes_its_own_check_which_finds_what_is_missing_or_contradicts(tmp_path):
     folder = save_snapshot(tmp_path / "snapshot")
-    assert run("card", folder, "--check", code=1).stdout == f"{folder / 'README.md'}: there is no card\n"
-    written = json.loads(run("card", folder, "--repo-id", "org/name", "--license", "mit", "--json").stdout)
-    assert written["text"] == (folder / "README.md").read_text(encoding="utf-8")
-    assert "org/name" in written["text"]
-    assert "no problems found" in run("card", folder, "--check").stdout
-    found = json.loads(run("info", folder, "--json").stdout)
-    assert found["card"]["license"] == "mit"
-
-
-def test_card_check_finds_what_is_missing_or_contradicts(tmp_path):
-    folder = save_snapshot(tmp_path / "snapshot")
-    run("card", folder)
     card = folder / "README.md"
-    text = card.read_text(encoding="utf-8").replace("pipeline_tag: image-restoration\n", "")
+    assert run("card", folder, "--check", code=1).stdout == f"{card}: there is no card\n"
+    written = json.loads(run("card", folder, "--repo-id", "org/name", "--license", "mit", "--json").stdout)
+    assert written["text"] == card.read_text(encoding="utf-8") and "org/name" in written["text"]
+    assert "no problems found" in run("card", folder, "--check").stdout
+    assert json.loads(run("info", folder, "--json").stdout)["card"]["license"] == "mit"
+    text = written["text"].replace("pipeline_tag: image-restoration\n", "")
     card.write_text(text + "\n[More Information Needed]\n", encoding="utf-8")
     report = json.loads((folder / "eval.json").read_text())
     report["results"][0]["value"] = 31.5
@@ -137,8 +116,7 @@ def test_push_to_a_branch_and_as_a_pull_request(snapshot, hub):
     common = ["push", snapshot, "me/tiny", "--endpoint", hub.url, "--no-check"]
     run(*common)
     text = run(*common, "--branch", "next", "--license", "mit").stdout
-    assert re.search(r"^commit +[0-9a-f]{40}$", text, re.MULTILINE)
-    assert "pull request" not in text
+    assert re.search(r"^commit +[0-9a-f]{40}$", text, re.MULTILINE) and "pull request" not in text
     assert re.search(r"^pull request +http", run(*common, "--create-pr", "--license", "cc0-1.0").stdout, re.MULTILINE)
     refs = HfApi(endpoint=hub.url, token=False).list_repo_refs("me/tiny", include_pull_requests=True)
     assert {branch.name for branch in refs.branches} == {"main", "next"}
@@ -169,8 +147,7 @@ def test_evaluate_measures_a_checkpoint_and_writes_the_report(snapshot, configur
     report = json.loads(run(*command, "--task.degradation.sigma", "10").stdout)
     assert report == json.loads((tmp_path / "eval.json").read_text())
     results = {result["metric"]: result for result in report["results"]}
-    assert {"psnr", "ssim"} <= set(results)
-    assert results["psnr"]["dataset"] == "photos"
+    assert {"psnr", "ssim"} <= set(results) and results["psnr"]["dataset"] == "photos"
     assert results["psnr"]["arguments"]["evaluation"] == ["Gaussian noise σ 10"]
     # The tiny model adds almost nothing to the picture: what is left is the noise, of 10 levels.
     assert results["psnr"]["value"] == pytest.approx(28.1, abs=1.0)
@@ -187,11 +164,12 @@ def test_a_model_on_a_hub_is_described_by_range_reads_and_evaluated_by_its_commi
     api = HfApi(endpoint=hub.url, token=False)
     assert api.repo_info("me/tiny").sha == pushed["commit"] and pushed["pull_request"] is None
     assert api.list_repo_commits("me/tiny")[0].title == "First" and api.repo_info("me/tiny").private
-    (tmp_path / "pipeline" / "transformer").mkdir(parents=True)
+    folder = tmp_path / "pipeline"
+    (folder / "transformer").mkdir(parents=True)
     scales = torch.arange(6, dtype=torch.uint8).view(torch.float8_e8m0fnu)
-    save_file({"scales": scales, "w": torch.ones(2)}, tmp_path / "pipeline" / "transformer" / "model.safetensors")
-    (tmp_path / "pipeline" / "model_index.json").write_text('{"_class_name": "SomePipeline"}')
-    push_folder(hub.url, "me/pipeline", tmp_path / "pipeline")
+    save_file({"scales": scales, "w": torch.ones(2)}, folder / "transformer" / "model.safetensors")
+    (folder / "model_index.json").write_text('{"_class_name": "SomePipeline"}')
+    push_folder(hub.url, "me/pipeline", folder)
     evaluation = ["evaluate", "me/tiny", "--config", str(configuration), "--json"]
     commands = [["info", "me/tiny", "--json"], ["info", "me/pipeline", "--json"], evaluation]
     printed = run_python(MAIN, hub.url, tmp_path / "home", json.dumps(commands))
@@ -206,46 +184,33 @@ def test_a_model_on_a_hub_is_described_by_range_reads_and_evaluated_by_its_commi
     assert {result["metric"] for result in found["results"]} == {"psnr", "ssim"}
 
 
-def test_train_and_evaluate_pass_everything_after_the_file_on(snapshot, configuration):
+def test_train_and_evaluate_pass_everything_after_the_file_on_and_hub_serve_needs_a_token(
+    snapshot, configuration, tmp_path
+):
     train = ["train", configuration, "--output_dir", "run", "--max_steps", "3"]
+    serve = ["hub", "serve", "--root", tmp_path / "hub"]
+    (tmp_path / "token").write_text("\n")
     for words, said in (
         ([*train, "--learning_rat", "1"], "Did you mean 'learning_rate'?"),
         ([*train, "--seed", "-1"], "seed must be 0 or more, below 2**32; got -1"),
         ([*train, "--data.train.path", "./x y"], "Error: no data at ./x y"),
         (["evaluate", snapshot, "--config", configuration, "--task.patch_siz", "1"], "Did you mean 'patch_size'?"),
+        ([*serve, "--host", "0.0.0.0"], "not loopback: set a token"),
+        ([*serve, "--token-file", tmp_path / "token"], "token must be"),
     ):
         assert said in run(*words, code=2).stderr
 
 
-def test_hub_serve_needs_a_token_beyond_loopback(tmp_path):
-    (tmp_path / "token").write_text("\n")
-    for words, said in (
-        (["--host", "0.0.0.0"], "not loopback: set a token"),
-        (["--token-file", tmp_path / "token"], "token must be"),
-    ):
-        assert said in run("hub", "serve", "--root", tmp_path / "hub", *words, code=2).stderr
-
-
-@pytest.fixture
-def told(monkeypatch):
-    """What it prints as JSON, beside secrets in the environment."""
-    monkeypatch.setenv("HF_TOKEN", "hf_" + "s" * 34)
-    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "7")
-    monkeypatch.setenv("HF_MIRROR", "https://me:word@hub.example/x")
-    monkeypatch.setenv("UNRELATED", "not told")
-    return run("doctor", "--offline", "--json").stdout
-
-
-def test_doctor_says_what_an_issue_needs(told):
+def test_doctor_says_what_an_issue_needs_and_prints_no_secret(monkeypatch):
+    secrets = {"HF_TOKEN": "hf_" + "s" * 34, "HF_MIRROR": "https://me:word@hub.example/x", "UNRELATED": "not told"}
+    for name, value in (secrets | {"HF_HUB_ETAG_TIMEOUT": "7"}).items():
+        monkeypatch.setenv(name, value)
+    told = run("doctor", "--offline", "--json").stdout
     found = json.loads(told)
     assert found["libraries"]["torch"] and "cores" in found["devices"]["cpu"]
     assert {"train", "fast", "audio"} <= set(found["extras"])
     assert found["environment"]["HF_HUB_ETAG_TIMEOUT"] == "7" and found["hub"]["answers"] == "not asked"
-
-
-def test_doctor_prints_no_secret(told):
-    assert "sss" not in told and "word" not in told and "not told" not in told
-    assert json.loads(told)["hub"]["token"] == "there"
+    assert "sss" not in told and "word" not in told and "not told" not in told and found["hub"]["token"] == "there"
     for login in ("a:b", "a:p@rt", "a:p/rt", "a:p@r/t"):
         assert doctor.hide_secrets(f"no: https://{login}@c/d failed") == "no: https://...@c/d failed"
     assert "sss" not in doctor.hide_secrets("hf_" + "s" * 34)
@@ -260,9 +225,5 @@ def test_doctor_of_a_broken_machine_tells_what_is_broken(monkeypatch):
 
 
 def test_doctor_of_a_hub_that_answers(url, run_client):
-    told = run_client("""
-        from click.testing import CliRunner
-        from hf_ext_cli.main import main
-        print(CliRunner().invoke(main, ["doctor"]).stdout)
-    """)
+    told = run_client(MAIN, '[["doctor"]]')
     assert "answers yes, 200" in told and url in told

@@ -44,9 +44,15 @@ def test_latents_are_written_as_asked(tmp_path):
     assert len(rows) == 5 and rows.features["label"].names == CLASSES and set(rows["flip"]) == {1}
     again = run("dit", "precompute", *words, code=2)
     assert "exists: give another folder" in again.stderr
-    for option, told in ((("--flip", 2), "crops.flip is a probability"), (("--device", "none"), "device none cannot")):
+    # Of texts and posteriors.
+    words[2:] = [*words[2:], "--text-encoder", write_encoder(tmp_path / "encoder"), "--max-text-length", 8]
+    run("dit", "precompute", data, tmp_path / "texts", *words[2:], "--posterior", "--text-column", "text")
+    rows = datasets.load_dataset(str(tmp_path / "texts"), split="train")
+    assert {"latent_spread", "text_states", "states_shape", "null_states"} < {*rows.column_names}
+    wrong = {"crops.flip is a probability": ("--flip", 2), "device none cannot": ("--device", "none")}
+    for told, option in (wrong | {"no column 'long'": ("--text-column", "long")}).items():
         assert told in run("dit", "precompute", data, tmp_path / "b", *words[2:], *option, code=2).stderr
-    assert not (tmp_path / "b").exists()
+    assert not (tmp_path / "b").exists() and not (tmp_path / "b.partial").exists()
 
 
 def test_classes_are_drawn_into_one_grid(tmp_path, model):
@@ -188,23 +194,14 @@ def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path, 
 
 
 @SOLVER
-def test_a_flow_model_takes_solvers_that_were_made_for_diffusion(tmp_path):
+def test_a_flow_model_takes_solvers_that_were_made_for_diffusion_and_one_that_lacks_an_option_is_refused(tmp_path):
     make_pipeline(FlowMatchEulerDiscreteScheduler(shift=2.0)).save_pretrained(tmp_path / "model")
-    words = ["--scheduler", "UniPCMultistepScheduler", "--steps", 2, "--count", 1, "--class-labels", "1"]
-    run("sample", tmp_path / "model", *words, "--device", "cpu", "--out", tmp_path / "grid.png")
+    words = ["--steps", 2, "--count", 1, "--class-labels", "1", "--device", "cpu", "--out", tmp_path / "grid.png"]
+    run("sample", tmp_path / "model", *words, "--scheduler", "UniPCMultistepScheduler")
     assert (tmp_path / "grid.png").exists()
-
-
-def test_texts_and_posterior_are_written_as_asked(tmp_path):
-    data = write_pictures(tmp_path / "pictures", 3)
-    make_vae().save_pretrained(tmp_path / "vae")
-    words = ["dit", "precompute", data, tmp_path / "out", "--vae", tmp_path / "vae", "--size", 8, "--posterior"]
-    words += ["--device", "cpu", "--text-encoder", write_encoder(tmp_path / "encoder"), "--max-text-length", 8]
-    run(*words, "--text-column", "text")
-    rows = datasets.load_dataset(str(tmp_path / "out"), split="train")
-    assert {"latent_spread", "text_states", "states_shape", "null_states"} < {*rows.column_names}
-    refused = run(*words[:3], tmp_path / "no", *words[4:], "--text-column", "long", code=2)
-    assert "no column 'long'" in refused.stderr and not (tmp_path / "no.partial").exists()
+    make_pipeline(DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++")).save_pretrained(tmp_path / "sde")
+    told = run("sample", tmp_path / "sde", "--out", tmp_path / "a.png", "--scheduler", "SASolverScheduler", code=2)
+    assert "sde-dpmsolver++ is not implemented" in told.stderr
 
 
 def test_a_picture_too_large_for_memory_is_said_in_words(tmp_path, model):
@@ -228,27 +225,24 @@ def test_texts_are_drawn(tmp_path):
     assert rows["text"] == ["a red hen", "green fish", "a red hen"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--class-labels", "goldfisch"], "No class alone is 'goldfisch'"),
-        (["--prompt", "a hen"], "this model takes --class-labels only"),
-        (["--size", "8x8"], "is not a pair of whole numbers such as 32,32"),
-        (["--out", "grids"], "needs --count"),
-        (["--out", "grids.tar", "--count", 2], "must be a .png file"),
-        (["--strength", 0.5], "--strength is the share of --image that is replaced: give both"),
-        (["--negative", "goldfish", "--guidance-scale", 1], "--negative needs guidance"),
-        (["--control-guidance-scale", "inf"], "control_guidance_scale is inf; a finite number"),
-        (["--scheduler", "VQDiffusionScheduler"], "num_vec_classes"),
-        (["--scheduler", "DDIMInverseScheduler"], "goes from pictures to noise"),
-        (["--device", "cuda:99"], "device cuda:99 cannot be used"),
-    ],
-)
-def test_wrong_words_are_named(words, message, tmp_path, monkeypatch, model):
+def test_wrong_words_are_named(tmp_path, monkeypatch, model):
     monkeypatch.chdir(tmp_path)
-    out = [] if "--out" in words else ["--out", "grid.png"]
-    assert message in run("sample", "model", *out, *words, code=2).stderr
-    assert not list(tmp_path.glob("grid*"))
+    for words, message in (
+        ("--class-labels goldfisch", "No class alone is 'goldfisch'"),
+        ("--prompt hen", "this model takes --class-labels only"),
+        ("--size 8x8", "is not a pair of whole numbers such as 32,32"),
+        ("--out grids", "needs --count"),
+        ("--out grids.tar --count 2", "must be a .png file"),
+        ("--strength 0.5", "--strength is the share of --image that is replaced: give both"),
+        ("--negative goldfish --guidance-scale 1", "--negative needs guidance"),
+        ("--control-guidance-scale inf", "control_guidance_scale is inf; a finite number"),
+        ("--scheduler VQDiffusionScheduler", "num_vec_classes"),
+        ("--scheduler DDIMInverseScheduler", "goes from pictures to noise"),
+        ("--device cuda:99", "device cuda:99 cannot be used"),
+    ):
+        # The last `--out` counts.
+        assert message in run("sample", "model", "--out", "grid.png", *words.split(), code=2).stderr
+        assert not list(tmp_path.glob("grid*"))
 
 
 def test_a_picture_is_turned_as_it_is_shown(tmp_path, monkeypatch):
@@ -265,8 +259,7 @@ def test_a_scheduler_of_an_absent_library_is_refused_by_its_name(tmp_path, monke
     """As diffusers stands in for DPMSolverSDEScheduler without torchsde, for a library that no machine here has."""
     about = {"__module__": "diffusers.utils.dummy_music_objects", "_backends": ["torch", "note_seq"]}
     about["__init__"] = lambda self: requires_backends(self, about["_backends"])
-    stand_in = DummyObject("MusicScheduler", (), about)
-    monkeypatch.setattr(diffusers, "MusicScheduler", stand_in, raising=False)
+    monkeypatch.setattr(diffusers, "MusicScheduler", DummyObject("MusicScheduler", (), about), raising=False)
     words = ["sample", model, "--out", tmp_path / "grid.png"]
     asked = run(*words, "--scheduler", "MusicScheduler", code=2).stderr
     index = model / "model_index.json"
@@ -275,19 +268,12 @@ def test_a_scheduler_of_an_absent_library_is_refused_by_its_name(tmp_path, monke
         assert "MusicScheduler" in told and re.search("note.seq", told) and "Traceback" not in told
 
 
-def test_a_scheduler_that_does_not_know_an_option_of_the_model_is_refused(tmp_path):
-    make_pipeline(DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++")).save_pretrained(tmp_path / "model")
-    words = ["sample", tmp_path / "model", "--out", tmp_path / "grid.png", "--scheduler", "SASolverScheduler"]
-    assert "sde-dpmsolver++ is not implemented" in run(*words, code=2).stderr
-
-
-@pytest.mark.parametrize("index", [None, {"scheduler": ["diffusers", "DDIMScheduler"]}, {"_class_name": 5}, []])
-def test_what_is_no_pipeline_is_refused(tmp_path, index):
+def test_what_is_no_pipeline_is_refused(tmp_path):
     """No index; or that of an early snapshot of examples/disentangled_dit/peers.py."""
-    if index is not None:
-        (tmp_path / "model_index.json").write_text(json.dumps(index))
-    result = run("sample", tmp_path, "--out", tmp_path / "grid.png", code=2)
-    assert "model_index.json" in result.stderr
+    for index in (None, {"scheduler": ["diffusers", "DDIMScheduler"]}, {"_class_name": 5}, []):
+        if index is not None:
+            (tmp_path / "model_index.json").write_text(json.dumps(index))
+        assert "model_index.json" in run("sample", tmp_path, "--out", tmp_path / "grid.png", code=2).stderr, index
 
 
 def test_a_grid_names_its_rows():

@@ -8,17 +8,26 @@ import shutil
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 import yaml
-from transformers import BertForSequenceClassification
+from PIL import Image
+from transformers import AutoConfig, BertForSequenceClassification
 
+import hf_ext  # noqa: F401  (registers the pipeline)
+from hf_ext.emr import EMRModel
+from hf_ext.emr.artifact import read_tasks
 from hf_ext.emr.manifest import Manifest
+from hf_ext.emr.weights import task_checkpoint
+from hf_ext.merging import add_task, remove_task
 from hf_ext.merging.methods import METHODS, options_by_name
 from hf_ext_cli.main import main
-from tests.emr.emr_testing import tiny_bert
-from tests.emr.use_testing import merge_berts
+from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir
+from tests.emr.use_testing import merge, merge_berts
 from tests.hub.published import contents
 from tests.kit.command_line import run
+from tests.kit.own_data import write_files
+from tests.kit.pictures import encode, noise
 from tests.training.launching import launch_two
 
 
@@ -33,7 +42,7 @@ def models(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def sources(models) -> list[str]:
-    """The options that name the models."""
+    """The options that name two of the models."""
     return ["--base", str(models / "base"), "--task", f"a={models / 'a'}", "--task", f"b={models / 'b'}"]
 
 
@@ -62,13 +71,13 @@ def test_every_command_takes_released_models_by_name(tmp_path, monkeypatch):
     assert set(Manifest.read("merged").tasks) == {"rain", "jpeg"}
 
 
-@pytest.mark.parametrize("name", ["m.safetensors", "a/M.BIN", "m.gguf"])
-def test_a_checkpoint_has_no_name_of_a_file(name, tmp_path, monkeypatch):
+def test_a_checkpoint_has_no_name_of_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    merge = ("merge", "--base", "denoise-color", "--task", "rain=derain")
-    for words in [(*merge, name), (*merge, "--out", name), ("emr", "export", "restore-tasks", "blur", name)]:
-        run(*words, code=2)
-    run("emr", "extract-lora", "restore-tasks", "blur", name, "--rank", "2", code=2)
+    merge = "merge --base denoise-color --task rain=derain"
+    exports = "emr export restore-tasks blur", "emr extract-lora restore-tasks blur --rank 2"
+    for words in (merge, f"{merge} --out", *exports):
+        for name in ("m.safetensors", "a/M.BIN", "m.gguf"):
+            run(*words.split(), name, code=2)
     assert not [*tmp_path.iterdir()]
 
 
@@ -113,25 +122,11 @@ def test_a_file_with_options_in_place_of_its_values(models, sources, tmp_path):
     assert "OUT is given twice" in twice.stderr
 
 
-def test_json_is_one_document(sources, tmp_path):
-    found = json.loads(run("merge", *sources, "--out", tmp_path / "out", "--json", "--method", "average").stdout)
-    assert found["path"] == str(tmp_path / "out")
-    assert [task["task"] for task in found["report"]["tasks"]] == ["a", "b"]
-    assert found["report"] == json.loads((tmp_path / "out" / "report.json").read_text())
-    assert not (tmp_path / "out" / "emr.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--memory", "lots"], "memory must be a number and a unit"),
-        (["--task", "x=/nowhere/at/all"], "task 'x': /nowhere/at/all"),
-    ],
-)
-def test_what_cannot_be_merged_ends_with_2_before_anything_is_written(sources, tmp_path, options, message):
-    result = run("merge", *sources, *options, "--out", tmp_path / "out", code=2)
-    assert message in result.stderr and "Traceback" not in result.output
-    assert not list(tmp_path.iterdir())
+def test_what_cannot_be_merged_ends_with_2_before_anything_is_written(sources, tmp_path):
+    wrong = {"memory must be": ("--memory", "lots"), "task 'x': /nowhere/at/all": ("--task", "x=/nowhere/at/all")}
+    for message, option in wrong.items():
+        result = run("merge", *sources, *option, "--out", tmp_path / "out", code=2)
+        assert message in result.stderr and "Traceback" not in result.output and not list(tmp_path.iterdir())
 
 
 def test_add_merged_again_and_frozen(models, artifact):
@@ -180,21 +175,21 @@ def test_deltas_in_every_command(models, sources, tmp_path):
     assert "ternary" in run("emr", "compare", deltas).stdout
 
 
-def test_options_by_task_and_layer_on_the_command_line(sources, tmp_path):
-    words = ["--method", "task_arithmetic", "--weight", "{a: 0.5, b: [0.2, 0.8]}"]
-    run("merge", *sources, "--out", tmp_path / "out", *words)
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
+def test_options_by_task_and_layer_on_the_command_line_and_json_is_one_document(sources, tmp_path):
+    words = ["merge", *sources, "--method", "task_arithmetic"]
+    told = run(*words, "--out", tmp_path / "out", "--weight", "{a: 0.5, b: [0.2, 0.8]}", "--json").stdout
+    found, report = json.loads(told), json.loads((tmp_path / "out" / "report.json").read_text())
+    assert found["path"] == str(tmp_path / "out") and found["report"] == report
+    assert [task["task"] for task in report["tasks"]] == ["a", "b"] and not (tmp_path / "out" / "emr.json").exists()
     assert report["method"]["weight"] == {"a": 0.5, "b": [0.2, 0.8]}
     for weight, message in (("{a: [}", "Invalid value for '--weight'"), ("[x]", "weight must be finite; got 'x'")):
-        words[-1] = weight
-        assert message in run("merge", *sources, "--out", tmp_path / "other", *words, code=2).stderr
+        assert message in run(*words, "--out", tmp_path / "other", "--weight", weight, code=2).stderr
 
 
 def test_info_of_an_artifact(merged):
-    found = json.loads(run("info", merged, "--json").stdout)
-    assert found["merge"]["method"] == "emr"
-    assert list(found["merge"]["tasks"]) == ["a", "b"]
-    assert found["merge"]["tasks"]["a"]["scale"] == Manifest.read(merged).tasks["a"].scale
+    found = json.loads(run("info", merged, "--json").stdout)["merge"]
+    assert found["method"] == "emr" and list(found["tasks"]) == ["a", "b"]
+    assert found["tasks"]["a"]["scale"] == Manifest.read(merged).tasks["a"].scale
     text = run("info", merged).stdout
     assert re.search(r"^task a +λ \d\.\d{4}, mask density \d\.\d{4}, from .*/a$", text, re.MULTILINE)
 
@@ -240,16 +235,104 @@ def test_extract_lora_of_a_task_and_of_a_fine_tune(berts: Path, tmp_path: Path):
     assert "left out: classifier.weight (new with the task)" in text and "more, which report.json names" in text
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["{x}", "five", "{x}-out", "--rank", "1", "--error", "0.1"], "Give either --rank or --error"),
-        (["{x}", "{x}-out", "--rank", "1"], "Missing option --base"),
-        (["{x}", "--rank", "1"], "Expected ARTIFACT TASK OUT"),
-        (["nowhere/at/all", "five", "{x}-out", "--rank", "1"], "nowhere/at/all: no such folder"),
-    ],
-)
-def test_extract_lora_refuses_in_words(berts: Path, words: list[str], message: str):
-    result = run("emr", "extract-lora", *(word.format(x=berts) for word in words), code=2)
-    assert message in result.stderr and "Traceback" not in result.output
-    assert not berts.with_name("merged-out").exists()
+def test_extract_lora_refuses_in_words(berts: Path):
+    for words, message in (
+        (f"{berts} five {berts}-out --rank 1 --error 0.1", "Give either --rank or --error"),
+        (f"{berts} {berts}-out --rank 1", "Missing option --base"),
+        (f"{berts} --rank 1", "Expected ARTIFACT TASK OUT"),
+        (f"nowhere/at/all five {berts}-out --rank 1", "nowhere/at/all: no such folder"),
+    ):
+        result = run("emr", "extract-lora", *words.split(), code=2)
+        assert message in result.stderr and "Traceback" not in result.output
+        assert not berts.with_name("merged-out").exists()
+
+
+@pytest.fixture(scope="module")
+def restorers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two fine-tunes that are far from each other, and a picture."""
+    place = tmp_path_factory.mktemp("merged")
+    base = tiny_semanir(place / "base")
+    tasks = {name: tiny_semanir(place / name, seed, base=base, noise=0.3) for seed, name in enumerate("ab", 1)}
+    (place / "photo.png").write_bytes(encode(noise(16, 13, 3)))
+    return merge(base, tasks, place / "merged")
+
+
+def test_restore_asks_for_the_task(restorers: Path, tmp_path: Path):
+    photo = restorers.parent / "photo.png"
+    refused = run("restore", restorers, photo, "--out", tmp_path / "out", code=2)
+    assert "the model at its root is of no task. Name one of its tasks with --task: a, b" in refused.stderr
+    assert not (tmp_path / "out").exists()
+    pictures = {}
+    for task in "ab":
+        run("restore", restorers, photo, "--task", task, "--out", tmp_path / task)
+        run("emr", "export", restorers, task, tmp_path / f"{task}-exported")
+        run("restore", tmp_path / f"{task}-exported", photo, "--out", tmp_path / f"{task}-plain")
+        pictures[task] = np.asarray(Image.open(tmp_path / task / "photo.png")).astype(int)
+        plain = np.asarray(Image.open(tmp_path / f"{task}-plain" / "photo.png")).astype(int)
+        assert np.abs(pictures[task] - plain).max() <= 1
+    assert np.abs(pictures["a"] - pictures["b"]).max() > 10
+    unknown = run("restore", restorers, photo, "--task", "c", "--out", tmp_path / "c", code=2)
+    assert "there is no task 'c'" in unknown.stderr and "'a', 'b'" in unknown.stderr
+    plain = run("restore", restorers.parent / "a", photo, "--task", "a", "--out", tmp_path / "d", code=2)
+    assert "is no merge with task masks, so it has no task 'a'; leave the task out" in plain.stderr
+    alone = run("restore", restorers, photo, "--out", tmp_path / "e", code=2)
+    assert f"hf-ext emr export {restorers} a FOLDER" in alone.stderr
+
+
+def test_evaluate_asks_for_the_task(restorers: Path, tmp_path: Path):
+    write_files(tmp_path / "pictures", {"one.png": (restorers.parent / "photo.png").read_bytes()})
+    file, source = tmp_path / "denoise.yaml", {"path": str(tmp_path / "pictures"), "split": "train"}
+    task = {"degradation": {"kind": "gaussian_noise", "sigma": 25}}
+    file.write_text(json.dumps({"method": "semanir", "data": {"train": source, "eval": source}, "task": task}))
+    refused = run("evaluate", restorers, "--config", file, code=2)
+    assert "Name one of its tasks with --task: a, b" in refused.stderr
+    found = set()
+    for words in ((restorers, "--task", "a"), (restorers, "--task", "b"), (restorers.parent / "base",)):
+        done = run("evaluate", *words, "--config", file, "--task.degradation.sigma", "30", "--json")
+        found.add(json.dumps(json.loads(done.stdout)["results"]))
+    assert len(found) == 3
+
+
+def test_the_root_says_which_tasks_there_are(restorers: Path, tmp_path: Path):
+    assert AutoConfig.from_pretrained(restorers).emr_tasks == ["a", "b"]
+    assert not hasattr(AutoConfig.from_pretrained(restorers / "tasks" / "a"), "emr_tasks")
+    assert not hasattr(EMRModel.from_pretrained(restorers).model.config, "emr_tasks")
+    base = tiny_bert(tmp_path / "base")
+    tasks = {name: tiny_bert(tmp_path / name, seed, base=base) for seed, name in enumerate("abc", 1)}
+    folder = merge(base, {name: tasks[name] for name in "ab"}, tmp_path / "merged")
+    add_task(folder, "c", str(tasks["c"]), frozen=True)
+    assert AutoConfig.from_pretrained(folder).emr_tasks == read_tasks(folder) == ["a", "b", "c"]
+    remove_task(folder, "a")
+    assert AutoConfig.from_pretrained(folder).emr_tasks == read_tasks(folder) == ["b", "c"]
+    # One model without masks answers for itself.
+    average = merge(base, {name: tasks[name] for name in "ab"}, tmp_path / "average", method="average")
+    assert read_tasks(average) is None and not hasattr(AutoConfig.from_pretrained(average), "emr_tasks")
+    with task_checkpoint(str(average), None) as place:
+        assert place == str(average)
+
+
+@pytest.mark.slow
+def test_a_merge_on_a_hub(restorers: Path, tmp_path: Path, hub, run_client):
+    base = restorers.parent / "base"
+    whole = merge(base, {name: restorers.parent / name for name in "ab"}, tmp_path / "whole", include_base=False)
+    commit = push_folder(hub.url, "me/merged", whole)
+    push_folder(hub.url, "me/plain", base)
+    script = """
+        import sys
+        import torch
+        from hf_ext.emr.artifact import read_tasks
+        from hf_ext.emr.weights import task_checkpoint
+        commit = sys.argv[1]
+        assert read_tasks(f"me/merged@{commit}") == read_tasks("me/merged") == ["a", "b"]
+        assert read_tasks("me/plain") is read_tasks("me/nothing") is read_tasks("no such folder") is None
+        try:
+            with task_checkpoint("me/merged", None):
+                raise SystemExit("the root was given")
+        except ValueError as error:
+            assert "--task: a, b" in str(error)
+        with task_checkpoint("me/merged", "a") as place:
+            from transformers import AutoConfig
+            import hf_ext
+            assert AutoConfig.from_pretrained(place).model_type == "semanir"
+    """
+    run_client(script, commit)

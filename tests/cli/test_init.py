@@ -22,6 +22,7 @@ from tests.cli.init_testing import in_a_folder_of_its_own as in_a_folder_of_its_
 from tests.emr.emr_testing import tiny_bert
 from tests.kit.command_line import run
 from tests.kit.own_data import write_files, write_pictures, write_sounds, write_tables
+from tests.kit.pictures import encode, noise
 from tests.kit.refusals import refused
 
 
@@ -31,13 +32,10 @@ def test_photographs_become_a_restorer():
     assert recipe["init_from"] == "denoise-color" and recipe["task"]["patch_size"] == 40
     # One of twelve measures.
     assert measured(recipe) == 1
-
-
-def test_one_of_a_kind_is_one():
-    write_pictures("photos", [""], 1)
-    said = run("init", "semanir", "mine", "--data", "photos").stdout
-    assert "data: 1 picture of 40 x 32 pixels" in said
-    assert "1 example of" in run("data", "check", "mine/semanir.yaml").stdout
+    # One of a kind is one.
+    write_pictures("photo", [""], 1)
+    assert "data: 1 picture of 40 x 32 pixels" in run("init", "semanir", "other", "--data", "photo").stdout
+    assert "1 example of" in run("data", "check", "other/semanir.yaml").stdout
 
 
 def test_sounds_in_folders_become_classes():
@@ -53,52 +51,37 @@ def test_sounds_in_folders_become_classes():
     assert sorted(data["label"][:]) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("size", "mode", "method"),
-    [
-        ((32, 32), "RGB", "mrconv-pixels"),
-        ((8, 8), "L", "mrconv-pixels"),
-        ((24, 32), "RGB", "mrconv-images"),
-        ((8, 300), "L", "mrconv-images"),
-    ],
-)
-def test_small_pictures_are_read_pixel_by_pixel_if_they_are_squares(size, mode, method):
-    write_pictures("digits", ["one", "two"], 6, size=size, mode=mode)
-    Path("digits/one/0.png").write_bytes(b"broken")
-    assert yaml.safe_load(write_recipe("mrconv", Path("mine"), look_at("digits"), False))["method"] == method
+def test_small_pictures_are_read_pixel_by_pixel_if_they_are_squares():
+    for number, (size, mode) in enumerate([((32, 32), "RGB"), ((8, 8), "L"), ((24, 32), "RGB"), ((8, 300), "L")]):
+        write_pictures(f"digits{number}", ["one", "two"], 6, size=size, mode=mode)
+        Path(f"digits{number}/one/0.png").write_bytes(b"broken")
+        recipe = yaml.safe_load(write_recipe("mrconv", Path("mine"), look_at(f"digits{number}"), False))
+        assert recipe["method"] == ("mrconv-pixels" if size[0] == size[1] else "mrconv-images")
 
 
-@pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_colours_of_16_bits_are_said_to_become_8(tmp_path, suffix):
-    pixels = np.random.default_rng(0).integers(0, 2**16, (4, 8, 8, 3), dtype=np.uint16)
-    for index, picture in enumerate(pixels):
-        place = tmp_path / f"{index}.{suffix}"
-        (numpngw.write_png if suffix == "png" else tifffile.imwrite)(place, picture)
+@pytest.mark.parametrize("write", [numpngw.write_png, tifffile.imwrite])
+def test_colours_of_16_bits_are_said_to_become_8(tmp_path, write):
+    for index, picture in enumerate(noise(4, 8, 8, 3, dtype=np.uint16)):
+        write(tmp_path / f"{index}.{'png' if write is numpngw.write_png else 'tif'}", picture)
     assert any("16 bits" in text for text in look_at(str(tmp_path)).notes)
 
 
-@pytest.mark.parametrize("names", [("Train", "Val", "TEST"), ("TRAIN", "test"), ("train", "Test")])
-def test_splits_in_capitals_are_not_learned_from_together(names):
-    for name in names:
-        write_pictures(f"animals/{name}", ["cat", "dog"], 3)
-    with refused(DataError, *(name for name in names if name != name.lower())):
-        look_at("animals")
-    with refused(DataError, "small letters"):
-        open_source(DataSource("animals"))
-
-
-def test_a_class_may_be_called_like_a_split():
+def test_splits_in_capitals_are_not_learned_from_together_but_a_class_may_be_called_like_a_split():
+    for folder in ("Train Val TEST", "TRAIN test", "train Test"):
+        for name in folder.split():
+            write_pictures(f"{folder}/{name}", ["cat", "dog"], 3)
+        with refused(DataError, *(name for name in folder.split() if name != name.lower())):
+            look_at(folder)
+        with refused(DataError, "small letters"):
+            open_source(DataSource(folder))
     write_pictures("signs", ["Test", "Stop"], 3)
     assert look_at("signs").classes == ["Stop", "Test"]
 
 
 @pytest.mark.parametrize("ends", [("_noisy", "_clean"), ("-LR", "-HR"), ("_input", "_target")])
 def test_pairs_in_one_folder_are_refused(ends):
-    Path("photos").mkdir()
-    for end in ends:
-        write_pictures(f"of{end}", [""], 3)
-        for number in range(3):
-            Path(f"of{end}", f"{number}.png").rename(Path("photos") / f"{number}{end}.png")
+    names = [f"{number}{end}.png" for number in range(3) for end in ends]
+    write_files("photos", {name: encode(noise(32, 40, 3, seed=seed)) for seed, name in enumerate(names)})
     with refused(DataError, "two folders"):
         look_at("photos")
     # Classifiers have classes in names of folders; a word at the end of a few names says little.
@@ -116,46 +99,38 @@ def test_texts_are_classified_or_continued(labels, method):
     assert ("classes would be in a column `label`, not in id" in said) == (labels is None)
 
 
-@pytest.mark.parametrize("names", [["load"], ["parts/a", "parts/b"]])
-def test_series_without_labels_are_refused_with_who_forecasts(names):
-    write_tables(".", names, 40)
-    said = run("init", "mrconv", "mine", "--data", "load.csv" if names == ["load"] else "parts", code=2).stderr
-    assert all(name in said for name in ("statsmodels", "sktime", "--label"))
-    assert not Path("mine").exists()
+def test_series_without_labels_are_refused_with_who_forecasts():
+    write_tables(".", ["load", "parts/a", "parts/b"], 40)
+    for data in ("load.csv", "parts"):
+        said = run("init", "mrconv", "mine", "--data", data, code=2).stderr
+        assert all(name in said for name in ("statsmodels", "sktime", "--label")) and not Path("mine").exists()
 
 
-def test_classes_of_pictures_are_drawn():
+def test_classes_of_pictures_are_drawn_and_a_recipe_for_a_gpu_is_valid_too(tmp_path):
     write_pictures("animals", ["cat", "dog"], 6, size=(20, 18))
     recipe = train("dit", "animals", "--task.samples_per_class", "1", "--task.sample_steps", "2")
     assert recipe["model"]["num_classes"] == 2 and recipe["task"]["image_size"] == 16
+    for method in ("semanir", "mrconv", "dit"):
+        Path("gpu.yaml").write_text(write_recipe(method, tmp_path, look_at("animals"), gpu=True))
+        arguments = read_arguments(Path("gpu.yaml"), [])
+        assert arguments.mixed_precision == "bf16" and build_task(arguments)
 
 
-@pytest.mark.parametrize("as_list", [False, True])
-def test_a_folder_or_a_list_of_models_becomes_a_merge(tmp_path, as_list):
+def test_a_folder_or_a_list_of_models_becomes_a_merge(tmp_path):
     base = tiny_bert(tmp_path / "models" / "base")
     for seed, name in enumerate(("irony", "news"), 1):
         tiny_bert(tmp_path / "models" / name, seed, base=base, num_labels=1 + seed)
-    if as_list:
-        # As an editor of Windows writes it, with a folder whose name has the sign.
-        Path("models/news").rename("models/lr=1e-3")
-        lines = ["# mine", "base=models/base", "models/irony", "models/lr=1e-3"]
-        Path("list.txt").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
-    run("init", "emr", "mine", "--data", "list.txt" if as_list else "models")
-    text = Path("mine/merge.yaml").read_text()
-    assert list(yaml.safe_load(text)["tasks"]) == (["irony", "lr=1e-3"] if as_list else ["irony", "news"])
-    assert "2 fine-tunes of models/base" in text
-    if not as_list:
-        run("merge", "mine/merge.yaml", "mine/merged")
-        assert "irony" in run("emr", "compare", "mine/merged").stdout
-
-
-@pytest.mark.parametrize("method", ["semanir", "mrconv", "dit"])
-def test_a_recipe_for_a_gpu_is_valid_too(method, tmp_path):
-    write_pictures("animals", ["cat", "dog"], 3)
-    file = tmp_path / "gpu.yaml"
-    file.write_text(write_recipe(method, tmp_path, look_at("animals"), gpu=True))
-    arguments = read_arguments(file, [])
-    assert arguments.mixed_precision == "bf16" and build_task(arguments)
+    run("init", "emr", "mine", "--data", "models")
+    run("merge", "mine/merge.yaml", "mine/merged")
+    assert "irony" in run("emr", "compare", "mine/merged").stdout
+    # As an editor of Windows writes it, with a folder whose name has the sign.
+    Path("models/news").rename("models/lr=1e-3")
+    lines = ["# mine", "base=models/base", "models/irony", "models/lr=1e-3"]
+    Path("list.txt").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
+    run("init", "emr", "listed", "--data", "list.txt")
+    for place, second in (("mine", "news"), ("listed", "lr=1e-3")):
+        text = Path(place, "merge.yaml").read_text()
+        assert list(yaml.safe_load(text)["tasks"]) == ["irony", second] and "2 fine-tunes of models/base" in text
 
 
 def test_names_of_any_kind_are_written_so_that_they_are_read_back():
@@ -164,9 +139,7 @@ def test_names_of_any_kind_are_written_so_that_they_are_read_back():
     run("init", "mrconv", "mine", "--data", "a: b's")
     recipe = yaml.safe_load(Path("mine/mrconv.yaml").read_text())
     assert recipe["data"]["train"]["path"] == "a: b's" and recipe["task"]["label_names"] == sorted(names)
-
-
-def test_words_that_yaml_reads_otherwise_are_quoted_and_a_comment_stays_one():
+    # Words that YAML reads otherwise are quoted, and a comment stays one.
     write_pictures("null", [""], 3)
     run("init", "semanir", "yes", "--data", "null")
     recipe = yaml.safe_load(Path("yes/semanir.yaml").read_text())
@@ -285,17 +258,17 @@ def write_ts() -> str:
     return "knocks"
 
 
-@pytest.mark.parametrize(
-    ("write", "method", "expected"),
-    [
-        (write_folders, "mrconv-series", {"columns": ["x", "y"], "max_length": 30, "label_names": ["good", "worn"]}),
-        (write_steps, "mrconv-positions", {"label_names": ["down", "up"]}),
-        (write_wide, "mrconv-series", {"columns": ["values"], "label_names": ["a", "b"]}),
-        (write_panel, "mrconv-regression", {"columns": ["pulse"], "target_columns": ["label"]}),
-        (write_arrays, "mrconv-series", {"num_channels": 3, "label_names": ["1", "2", "3"]}),
-        (write_ts, "mrconv-series", {"num_channels": 2, "label_names": ["down", "up"]}),
-    ],
-)
+SHAPES = [
+    (write_folders, "mrconv-series", {"columns": ["x", "y"], "max_length": 30, "label_names": ["good", "worn"]}),
+    (write_steps, "mrconv-positions", {"label_names": ["down", "up"]}),
+    (write_wide, "mrconv-series", {"columns": ["values"], "label_names": ["a", "b"]}),
+    (write_panel, "mrconv-regression", {"columns": ["pulse"], "target_columns": ["label"]}),
+    (write_arrays, "mrconv-series", {"num_channels": 3, "label_names": ["1", "2", "3"]}),
+    (write_ts, "mrconv-series", {"num_channels": 2, "label_names": ["down", "up"]}),
+]
+
+
+@pytest.mark.parametrize(("write", "method", "expected"), SHAPES)
 def test_series_of_every_shape_train_as_the_recipe_says(write, method, expected):
     # With this schedule a run can be made longer.
     steady = ["--lr_scheduler_type", "constant"]
@@ -306,9 +279,9 @@ def test_series_of_every_shape_train_as_the_recipe_says(write, method, expected)
         assert json.loads(Path("mine/run/metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
 
 
-@pytest.mark.parametrize("folder", ["photos", "photos/a/b", "./other/../photos/mine"])
-def test_a_run_inside_of_its_data_is_refused_before_anything_is_written(folder):
+def test_a_run_inside_of_its_data_is_refused_before_anything_is_written():
     write_pictures("photos", ["one", "two"], 2)
     before = sorted(Path("photos").rglob("*"))
-    run("init", "mrconv", folder, "--data", "photos", code=2)
-    assert sorted(Path("photos").rglob("*")) == before
+    for folder in ("photos", "photos/a/b", "./other/../photos/mine"):
+        run("init", "mrconv", folder, "--data", "photos", code=2)
+        assert sorted(Path("photos").rglob("*")) == before

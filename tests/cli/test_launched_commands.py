@@ -12,7 +12,6 @@ import yaml
 from PIL import Image
 from pyarrow.parquet import read_table
 
-from hf_ext.distributed import Ranks
 from hf_ext.restoration.files import read_image
 from hf_ext.restoration.records import NAME
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
@@ -248,23 +247,3 @@ def test_distances_of_pictures_that_two_processes_read_are_those_of_one(launched
     texts = said(launched, "score")["stdout"], run(*words("score", launched)).stdout
     found, alone = map(json.loads, texts)
     assert found == pytest.approx(alone, rel=1e-3) and found["pictures"] == 5 and found["reference_pictures"] == 11
-
-
-def test_processes_of_a_machine_share_its_gpus(monkeypatch):
-    chosen = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    ranks = Ranks()
-    assert ranks.own_device() == "cuda" and not chosen
-    ranks.count, ranks.local_index = 4, 3
-    assert ranks.own_device("cpu") == "cpu" and ranks.own_device("cuda:0") == "cuda:0" and not chosen
-    assert ranks.own_device() == ranks.own_device("cuda") == "cuda"
-    assert chosen == [1, 1]
-
-
-def test_a_number_of_processes_that_nobody_launched_is_not_waited_for(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    ranks = Ranks()
-    assert (ranks.index, ranks.count, ranks.gather("value")) == (0, 1, ["value"])

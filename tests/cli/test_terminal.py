@@ -8,8 +8,10 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -17,13 +19,15 @@ from PIL import Image
 
 from hf_ext.progress import progress
 from hf_ext.terminal import escape, guarded_streams
-from hf_ext_cli.main import MODULES, main
+from hf_ext_cli import output
+from hf_ext_cli.main import COMMANDS, MODULES, main
+from hf_ext_cli.options import split_names
 from hf_ext_cli.output import print_rows, print_table
 from tests.cli.test_command_line import all_commands
 from tests.kit import command_line
 from tests.kit.own_data import write_pictures
 
-run = partial(command_line.run, code=None)
+run = partial(command_line.run, code=None, prog_name="hf-ext")
 
 
 # A title, a colour, a place in the line, a C1 control and a mark that turns the direction of writing.
@@ -50,11 +54,10 @@ SAID = ["models", "models --json", "recipes --json", "recipes semanir/denoise_co
 
 @pytest.mark.parametrize("said", SAID)
 def test_every_encoding_gets_all_that_is_said(monkeypatch, said):
-    words = said.split()
-    expected = bytes_of(monkeypatch, "utf-8", *words).decode()
+    expected = bytes_of(monkeypatch, "utf-8", *said.split()).decode()
     for encoding in ("cp1252", "latin-1", "cp437", "cp949", "ascii", "utf-16"):
-        found = bytes_of(monkeypatch, encoding, *words).decode(encoding)
-        if "--json" in words:
+        found = bytes_of(monkeypatch, encoding, *said.split()).decode(encoding)
+        if "--json" in said:
             assert json.loads(found) == json.loads(expected), encoding
         else:
             assert found == expected.encode(encoding, "backslashreplace").decode(encoding), encoding
@@ -75,15 +78,14 @@ def odd_files(tmp_path, monkeypatch, offline):
     monkeypatch.chdir(tmp_path)
     for ending in ("", ".png", ".wav", ".csv", ".jsonl", ".onnx", ".parquet"):
         Path(f"{ODD}{ending}").write_bytes(b"nothing")
-    Path(f"{ODD}.yaml").write_text(
-        json.dumps({"method": ODD, "output_dir": "run", "data": {"train": {"path": "./x"}}})
-    )
-    Path(f"merge{ODD}.yaml").write_text(json.dumps({"base": ODD, "tasks": {"a": ODD}}))
     Path(f"folder{ODD}").mkdir()
-    Path(f"folder{ODD}", "config.json").write_text(json.dumps({"model_type": ODD, "architectures": [ODD]}))
-    Path("run.yaml").write_text(
-        json.dumps({"method": "mrconv-text", "output_dir": "run", "data": {"train": {"path": f"./{ODD}"}}})
-    )
+    for name, content in {
+        f"{ODD}.yaml": {"method": ODD, "output_dir": "run", "data": {"train": {"path": "./x"}}},
+        f"merge{ODD}.yaml": {"base": ODD, "tasks": {"a": ODD}},
+        f"folder{ODD}/config.json": {"model_type": ODD, "architectures": [ODD]},
+        "run.yaml": {"method": "mrconv-text", "output_dir": "run", "data": {"train": {"path": f"./{ODD}"}}},
+    }.items():
+        Path(name).write_text(json.dumps(content))
     Image.new("RGB", (8, 8)).save("a.png")
 
 
@@ -113,9 +115,14 @@ def test_no_name_commands_the_terminal(odd_files, words):
     assert re.search(r"(u00|x)1b", result.output)
 
 
-def test_a_name_reads_as_it_is_where_tables_have_styles(monkeypatch):
+def make_screen(terminal: bool = True) -> io.StringIO:
     screen = io.StringIO()
-    screen.isatty = lambda: True
+    screen.isatty = lambda: terminal
+    return screen
+
+
+def test_a_name_reads_as_it_is_where_tables_have_styles(monkeypatch):
+    screen = make_screen()
     monkeypatch.setattr("sys.stdout", screen)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
@@ -130,8 +137,7 @@ def test_a_name_reads_as_it_is_where_tables_have_styles(monkeypatch):
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_name_writes_no_line_of_its_own(monkeypatch, terminal):
-    screen = io.StringIO()
-    screen.isatty = lambda: terminal
+    screen = make_screen(terminal)
     monkeypatch.setattr("sys.stdout", screen)
     monkeypatch.setenv("COLUMNS", "200")
     name = "a\nError: b\r\nc"
@@ -143,11 +149,8 @@ def test_a_name_writes_no_line_of_its_own(monkeypatch, terminal):
     assert sum("a\\u000aError: b\\u000d\\u000ac" in line for line in lines) == 2
 
 
-def test_json_stays_json(monkeypatch):
+def test_json_stays_json_and_bars_move_and_words_between_do_not():
     assert json.loads(escape(json.dumps({"a": NAME}, ensure_ascii=False))) == {"a": NAME}
-
-
-def test_bars_move_and_words_between_do_not():
     stream = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stderr", stream)
@@ -196,20 +199,17 @@ def loudness(monkeypatch):
 
 @pytest.mark.filterwarnings("default::UserWarning")
 @pytest.mark.parametrize(
-    "words, quiet, verbose, verbosity",
-    [([], None, None, None), (["-q"], "1", None, "error"), (["-v"], None, "1", "info")],
+    ("option", "found"), [("", (None, None, None)), ("-q", ("1", None, "error")), ("-v", (None, "1", "info"))]
 )
-def test_what_both_options_set_lasts_for_one_command(loudness, monkeypatch, words, quiet, verbose, verbosity):
+def test_what_both_options_set_lasts_for_one_command(loudness, monkeypatch, option, found):
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
-    before = dict(os.environ), logging.getLogger("hf_ext").level, list(logging.getLogger("hf_ext").handlers)
-    result = run("models", "--json", *words)
-    assert result.exit_code == 0 and json.loads(result.stdout) == []
-    assert loudness["HF_EXT_QUIET"] == quiet and loudness["HF_EXT_DEBUG"] == verbose
-    assert loudness["TRANSFORMERS_VERBOSITY"] == verbosity
-    assert ("a detail" in result.stderr) == (words == ["-v"])
-    after = dict(os.environ), logging.getLogger("hf_ext").level, list(logging.getLogger("hf_ext").handlers)
-    assert after == before
+    logger = logging.getLogger("hf_ext")
+    before = dict(os.environ), logger.level, list(logger.handlers)
+    result = run("models", "--json", *option.split(), code=0)
+    assert json.loads(result.stdout) == [] and tuple(loudness[name] for name in SETTINGS) == found
+    assert ("a detail" in result.stderr) == (option == "-v")
+    assert (dict(os.environ), logger.level, list(logger.handlers)) == before
 
 
 def test_quiet_commands_print_results_only_and_verbose_errors_a_traceback(tmp_path):
@@ -221,3 +221,76 @@ def test_quiet_commands_print_results_only_and_verbose_errors_a_traceback(tmp_pa
     result = run("info", "/nowhere/at/all", "-v")
     assert result.exit_code == 2 and "Traceback" in result.stderr
     assert result.stderr.splitlines()[-1] == run("info", "/nowhere/at/all").stderr.splitlines()[-1]
+
+
+def test_the_command_that_was_meant_is_named_and_a_name_like_no_other_gets_the_list():
+    meant = {"restor": "restore", "merg a.yaml": "merge", "emr verfy x": "emr verify"}
+    # What was in a group once, or is in another.
+    meant |= {"dit sample model --out a.png": "sample", "precomput": "dit precompute"}
+    for words, name in meant.items():
+        assert run(*words.split(), code=2).stderr.endswith(f"did you mean 'hf-ext {name}'?\n")
+    assert "no command 'hf-ext emr zzz'; the commands are add, " in run("emr", "zzz").stderr
+    assert "no command 'hf-ext zzz'; the commands are restore, export, sample, classify" in run("zzz").stderr
+    # The help has every command under a heading.
+    text = run("--help").output
+    places = [text.index(f"\n{heading}:\n") for heading in COMMANDS]
+    assert places == sorted(places) and "\nCommands:\n" not in text
+
+
+HEADER, ROWS = ("task", "score"), [("a", "1.25"), ("[b]", "12.5")]
+
+
+@pytest.fixture
+def read(monkeypatch) -> Callable[[], str]:
+    """What is seen on a terminal of 60 columns in place of standard output, without the codes of colours."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = make_screen()
+    # Of the module alone: pytest puts its own standard output in place for each phase of a test.
+    monkeypatch.setattr(output, "sys", SimpleNamespace(stdout=terminal, stderr=terminal))
+    return lambda: re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue())
+
+
+def test_in_a_pipe_lines_are_plain(capsys):
+    print_table(HEADER, ROWS, title="Scores", legend="higher is better")
+    print_rows([("source", "[x]"), ("a", 1)], title="What it is")
+    assert capsys.readouterr().out == "task  score\na      1.25\n[b]    12.5\nsource  [x]\na       1\n"
+
+
+def test_on_a_terminal_a_table_has_its_title_and_legend(read):
+    print_table(HEADER, ROWS, title="Scores", legend="higher is better")
+    print_rows([("source", "[x]")], title="What it is")
+    lines = read().splitlines()
+    assert lines[0].split() == ["Scores"] and "higher is better" in read()
+    assert [line.split()[1::2] for line in lines if line.startswith("│")] == [["a", "1.25"], ["[b]", "12.5"]]
+    assert [line.split() for line in lines[-2:]] == [["What", "it", "is"], ["source", "[x]"]]
+    # Columns that do not fit stand below one another with the names.
+    header = ("task", *(f"number {index}" for index in range(7)))
+    print_table(header, [("a task", *map(str, range(7)))], title="Scores", legend="higher is better")
+    shown = read()[len("\n".join(lines)) :]
+    assert shown.count("a task") == 2 and shown.count("Scores") == shown.count("higher is better") == 1
+    assert all(f"number {index}" in shown for index in range(7))
+    assert max(map(len, shown.splitlines())) <= 60
+
+
+def test_a_released_model_that_is_mistyped_is_named_without_asking_a_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mistyped = ["info", "spoken-digit"], ["restore", "denoise-colr", ".", "--out", "out"], ["sample", "cifra10"]
+    for words in (*mistyped, ["info", "Denoise-Color"]):
+        assert "did you mean" in run(*words, code=2).output, words
+
+
+def test_names_stand_between_commas_and_in_quotes():
+    for text, names in (
+        (" a , b c ", ["a", "b c"]),
+        ('"tench, Tinca tinca",hen', ["tench, Tinca tinca", "hen"]),
+        ("what's,it", ["what's", "it"]),
+        # As `$(cat names.txt)` gives them.
+        ("a\nb, c\r\n", ["a", "b", "c"]),
+        ('"a\nb",c', ["a\nb", "c"]),
+        (None, []),
+    ):
+        assert split_names(text) == names
+    for text in ("", " ", ",", '""', "\n"):
+        with pytest.raises(click.UsageError):
+            split_names(text)
