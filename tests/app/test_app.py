@@ -53,7 +53,6 @@ def make_dit(folder: Path, **more) -> str:
 
 @pytest.fixture(scope="module")
 def dit(tmp_path_factory) -> str:
-    """The folder of one."""
     return make_dit(tmp_path_factory.mktemp("models") / "dit")
 
 
@@ -144,7 +143,7 @@ def test_a_file_is_heard_while_it_comes_and_as_the_listener_hears_it(tmp_path):
     assert heard[0] == [] and any(len(words) == 1 for words in heard)
 
 
-def test_a_microphone_of_another_rate_is_heard_in_pieces(tmp_path):
+def test_a_microphone_of_another_rate_is_heard_in_pieces_and_its_last_word_when_it_stops(tmp_path):
     sound = np.concatenate([write_sound(tmp_path / "a.wav", 48000), np.zeros(24000)])
     state, words = work.hear_piece(DIGITS, None, None)
     assert (state, words) == (None, [])
@@ -157,17 +156,12 @@ def test_a_microphone_of_another_rate_is_heard_in_pieces(tmp_path):
     assert [second for second, _ in words] == pytest.approx([1.1, 2.0], abs=0.1)
     shown = work.show_words(words)
     assert shown.startswith(f"## {words[0][1]} {words[1][1]}\n") and "| 1.1" in shown
-
-
-def test_the_last_word_is_heard_when_the_microphone_stops(tmp_path):
     # It stops with the sound: no pause says that the second word has ended.
-    sound = write_sound(tmp_path / "a.wav")
-    samples = (32767 * sound[: int(1.8 * 8000)]).astype(np.int16)
+    samples = (32767 * write_sound(tmp_path / "a.wav")[: int(1.8 * 8000)]).astype(np.int16)
     state, words = work.hear_piece(DIGITS, None, (8000, samples))
     assert len(words) == 1
     state, words = work.end_sound(state)
-    assert state is None and len(words) == 2
-    assert work.end_sound(None) == (None, [])
+    assert state is None and len(words) == 2 and work.end_sound(None) == (None, [])
 
 
 def test_every_task_of_a_merge_answers_as_its_model_does(photo):
@@ -232,12 +226,6 @@ def serve(*words: str | Path) -> Iterator[str]:
             process.terminate()
 
 
-@pytest.fixture
-def served(dit) -> Iterator[str]:
-    with serve(dit, "--megapixels", "0.01") as address:
-        yield address
-
-
 def ask(url: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes]:
     """Status and body of an answer."""
     request = urllib.request.Request(url, data, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -273,20 +261,21 @@ def call(url: str, *given: object) -> bytes:
     return ask(f"{url}{join(url, 'run', *given)}")[1]
 
 
-def test_a_program_gets_its_result_and_no_folder_is_told(served, dit, photo):
-    path = upload(served, photo)
-    picture = {"path": path, "meta": {"_type": "gradio.FileData"}}
-    done = call(served, "denoise-color", picture, 1.0)
-    file = json.loads(done.partition(b"data: ")[2])[0][1]["url"]
-    status, after = ask(file)
-    expected = work.restore(DENOISER, str(photo), 1.0)[1]
-    assert status == 200 and np.array_equal(np.asarray(Image.open(io.BytesIO(after))), expected)
-    Image.new("RGB", (300, 200)).save(photo)
-    large = call(served, "denoise-color", {**picture, "path": upload(served, photo)}, 1.0)
-    assert b"photo.png" in large and b"0.01" in large
-    foreign = call(served, dit, picture, 1.0) + call(served, "denoise-color", {**picture, "path": "/etc/passwd"}, 1.0)
-    assert foreign.count(b"event: error") == 2
-    pages = [ask(f"{served}/{name}")[1] for name in ("", "config", "gradio_api/info")]
+def test_a_program_gets_its_result_and_no_folder_is_told(dit, photo):
+    with serve(dit, "--megapixels", "0.01") as served:
+        path = upload(served, photo)
+        picture = {"path": path, "meta": {"_type": "gradio.FileData"}}
+        done = call(served, "denoise-color", picture, 1.0)
+        status, after = ask(json.loads(done.partition(b"data: ")[2])[0][1]["url"])
+        expected = work.restore(DENOISER, str(photo), 1.0)[1]
+        assert status == 200 and np.array_equal(np.asarray(Image.open(io.BytesIO(after))), expected)
+        Image.new("RGB", (300, 200)).save(photo)
+        large = call(served, "denoise-color", {**picture, "path": upload(served, photo)}, 1.0)
+        assert b"photo.png" in large and b"0.01" in large
+        stolen = {**picture, "path": "/etc/passwd"}
+        foreign = call(served, dit, picture, 1.0) + call(served, "denoise-color", stolen, 1.0)
+        assert foreign.count(b"event: error") == 2
+        pages = [ask(f"{served}/{name}")[1] for name in ("", "config", "gradio_api/info")]
     released = str(hf_ext.released("denoise-color").parent)
     folders = [get_upload_folder(), dit.rpartition("/")[0], released, str(Path.cwd())]
     for text in (path.encode(), done, large, *pages):
