@@ -7,7 +7,7 @@ outputs and of all gradients. Half types round what decides which keys SemanIR c
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from hf_ext import mrconv as mrconv_room
 from hf_ext import restore_image
 from hf_ext import semanir as semanir_room
 from hf_ext.emr import arithmetic, ops
-from hf_ext.mrconv import MRConvForImageClassification
+from hf_ext.pipelines import disentangled_dit as dit_room
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 
 DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -49,6 +49,7 @@ SEQUENCES = {"hidden_size": 16, "num_hidden_layers": 2, "kernel_size": 8, "max_p
 TOKENS = {**SEQUENCES, "vocab_size": 32, "num_labels": 3}
 IMAGES = {"image_size": 32, "patch_size": 4, "hidden_sizes": [8, 16], "depths": [1, 1], "kernel_size": 4}
 TRANSFORMER = {"sample_size": 8, "in_channels": 3, "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16}
+DILATED = {"norm": "layer", "kernel_type": "dilated"}
 TEXTS = {"num_classes": None, "joint_attention_dim": 7}
 
 
@@ -67,11 +68,6 @@ def half_mask(batch: int, length: int) -> torch.Tensor:
     return mask
 
 
-def text_inputs() -> dict[str, Any]:
-    mask = half_mask(2, 48)
-    return {"input_ids": integers(32, 2, 48), "attention_mask": mask}
-
-
 def dit_inputs(**condition: torch.Tensor) -> dict[str, Any]:
     sizes = DisentangledDiTTransformer2DModel.CONTROL_SIZES
     controls = {name: draw(2, size, seed=size) for name, size in sizes.items()}
@@ -84,95 +80,58 @@ def dit_inputs(**condition: torch.Tensor) -> dict[str, Any]:
 class Model:
     """A class with a tiny configuration and inputs."""
 
-    make: Callable[[], torch.nn.Module]
-    inputs: Callable[[], dict[str, Any]]
+    fields: dict[str, Any]
+    inputs: dict[str, Any]
     # What the loss is taken of where the class has none itself.
-    labels: dict[str, torch.Tensor] = field(default_factory=dict)
+    labels: torch.Tensor | None = None
 
     def build(self) -> torch.nn.Module:
         """The model, its parameters moved from where constants would hide a missing term."""
         torch.manual_seed(0)
-        model = self.make()
+        name = next(name for name, entry in MODELS.items() if entry is self).partition(",")[0]
+        model_class = next(getattr(room, name) for room in ROOMS if hasattr(room, name))
+        config = getattr(model_class, "config_class", None)
+        model = model_class(config(**self.fields)) if config else model_class(**self.fields)
         with torch.no_grad():
             for index, value in enumerate(model.parameters()):
                 value += 0.02 * draw(*value.shape, seed=index)
         return model.eval()
 
     def arguments(self) -> dict[str, Any]:
-        """Inputs and labels, on the CPU."""
-        return {**self.inputs(), **self.labels}
+        return self.inputs | ({} if self.labels is None else {"labels": self.labels})
 
 
-def semanir(name: str, **fields: Any) -> Callable[[], torch.nn.Module]:
-    return lambda: getattr(hf_ext, name)(hf_ext.SemanIRConfig(**fields))
+ROOMS = (semanir_room, mrconv_room, dit_room)
+DIT = "DisentangledDiTTransformer2DModel"
+IDS = {"input_ids": integers(32, 2, 48), "attention_mask": half_mask(2, 48)}
+PAIR = {**IDS, "input_ids_2": integers(32, 2, 48, seed=1), "attention_mask_2": half_mask(2, 48)}
+SOUND = {"input_values": draw(2, 48), "attention_mask": half_mask(2, 48)}
+LABELS = torch.tensor([0, 2])
 
 
-def mrconv(name: str, **fields: Any) -> Callable[[], torch.nn.Module]:
-    return lambda: getattr(hf_ext, name)(hf_ext.MRConvConfig(**fields))
+def pixels(batch: int, side: int) -> dict[str, Any]:
+    return {"pixel_values": draw(batch, 3, side, side).sigmoid()}
 
 
-def pictures(batch: int, channels: int, side: int) -> Callable[[], dict[str, Any]]:
-    return lambda: {"pixel_values": draw(batch, channels, side, side).sigmoid()}
-
-
-CLASSES = {"labels": torch.tensor([0, 2])}
-MODELS: dict[str, Model] = {
-    "SemanIRModel": Model(semanir("SemanIRModel", **COLUMNAR), pictures(1, 3, 24)),
-    "SemanIRForImageRestoration": Model(
-        semanir("SemanIRForImageRestoration", **COLUMNAR), pictures(2, 3, 24), {"labels": draw(2, 3, 24, 24).sigmoid()}
-    ),
-    "SemanIRForImageRestoration, u-shaped": Model(
-        semanir("SemanIRForImageRestoration", **U_SHAPED), pictures(1, 3, 32), {"labels": draw(1, 3, 32, 32).sigmoid()}
-    ),
-    "MRConvModel": Model(mrconv("MRConvModel", **TOKENS, kernel_type="sparse"), text_inputs),
-    "MRConvForSequenceClassification": Model(
-        mrconv("MRConvForSequenceClassification", **TOKENS, bidirectional=True), text_inputs, CLASSES
-    ),
-    "MRConvForAudioClassification": Model(
-        mrconv("MRConvForAudioClassification", **SEQUENCES, input_size=1, num_labels=3),
-        lambda: {"input_values": draw(2, 48), "attention_mask": half_mask(2, 48)},
-        CLASSES,
-    ),
-    "MRConvForRetrieval": Model(
-        mrconv("MRConvForRetrieval", **{**TOKENS, "num_labels": 2}, norm="layer", kernel_type="dilated"),
-        lambda: {**text_inputs(), "input_ids_2": integers(32, 2, 48, seed=1), "attention_mask_2": half_mask(2, 48)},
-        {"labels": torch.tensor([0, 1])},
-    ),
-    "MRConvForCausalLM": Model(
-        mrconv("MRConvForCausalLM", **TOKENS), text_inputs, {"labels": integers(32, 2, 48, seed=2)}
-    ),
-    "MRConvForTokenClassification": Model(
-        mrconv("MRConvForTokenClassification", **{**TOKENS, "num_labels": 3}, bidirectional=True),
-        text_inputs,
-        {"labels": integers(3, 2, 48, seed=3)},
-    ),
-    "MRConvForMaskedLM": Model(
-        mrconv("MRConvForMaskedLM", **TOKENS, bidirectional=True), text_inputs, {"labels": integers(32, 2, 48, seed=4)}
-    ),
-    "MRConvForImageClassification": Model(
-        lambda: MRConvForImageClassification(hf_ext.MRConvConfig(**SEQUENCES, input_size=3, num_labels=3)),
-        pictures(2, 3, 8),
-        CLASSES,
-    ),
-    "MRConvNextModel": Model(lambda: hf_ext.MRConvNextModel(hf_ext.MRConvNextConfig(**IMAGES)), pictures(2, 3, 32)),
-    "MRConvNextForImageClassification": Model(
-        lambda: hf_ext.MRConvNextForImageClassification(hf_ext.MRConvNextConfig(**IMAGES, num_labels=3)),
-        pictures(2, 3, 32),
-        CLASSES,
-    ),
-    "DisentangledDiTTransformer2DModel": Model(
-        lambda: DisentangledDiTTransformer2DModel(**TRANSFORMER, num_classes=5),
-        lambda: dit_inputs(class_labels=torch.tensor([1, 5])),
-    ),
-    "DisentangledDiTTransformer2DModel, texts": Model(
-        lambda: DisentangledDiTTransformer2DModel(**TRANSFORMER, **TEXTS),
-        lambda: dit_inputs(encoder_hidden_states=draw(2, 4, 7)),
-    ),
+MODELS = {
+    "SemanIRModel": Model(COLUMNAR, pixels(1, 24)),
+    "SemanIRForImageRestoration": Model(COLUMNAR, pixels(2, 24), draw(2, 3, 24, 24).sigmoid()),
+    "SemanIRForImageRestoration, u-shaped": Model(U_SHAPED, pixels(1, 32), draw(1, 3, 32, 32).sigmoid()),
+    "MRConvModel": Model({**TOKENS, "kernel_type": "sparse"}, IDS),
+    "MRConvForSequenceClassification": Model({**TOKENS, "bidirectional": True}, IDS, LABELS),
+    "MRConvForAudioClassification": Model({**SEQUENCES, "input_size": 1, "num_labels": 3}, SOUND, LABELS),
+    "MRConvForRetrieval": Model({**TOKENS, "num_labels": 2, **DILATED}, PAIR, torch.tensor([0, 1])),
+    "MRConvForCausalLM": Model(TOKENS, IDS, integers(32, 2, 48, seed=2)),
+    "MRConvForTokenClassification": Model({**TOKENS, "bidirectional": True}, IDS, integers(3, 2, 48, seed=3)),
+    "MRConvForMaskedLM": Model({**TOKENS, "bidirectional": True}, IDS, integers(32, 2, 48, seed=4)),
+    "MRConvForImageClassification": Model({**SEQUENCES, "input_size": 3, "num_labels": 3}, pixels(2, 8), LABELS),
+    "MRConvNextModel": Model(IMAGES, pixels(2, 32)),
+    "MRConvNextForImageClassification": Model({**IMAGES, "num_labels": 3}, pixels(2, 32), LABELS),
+    DIT: Model({**TRANSFORMER, "num_classes": 5}, dit_inputs(class_labels=torch.tensor([1, 5]))),
+    f"{DIT}, texts": Model({**TRANSFORMER, **TEXTS}, dit_inputs(encoder_hidden_states=draw(2, 4, 7))),
 }
 # One of each family, where a case takes long.
-FAMILIES = ("SemanIRForImageRestoration", "MRConvForCausalLM", "MRConvNextForImageClassification") + (
-    "DisentangledDiTTransformer2DModel",
-)
+FAMILIES = ("SemanIRForImageRestoration", "MRConvForCausalLM", "MRConvNextForImageClassification", DIT)
 
 
 def main_output(output: Any) -> torch.Tensor:
@@ -290,9 +249,9 @@ MERGED = ("MRConvForSequenceClassification", "MRConvForAudioClassification", "MR
 @torch.no_grad()
 def test_branches_are_merged(name: str, device: str):
     entry = MODELS[name]
-    wanted = main_output(entry.build()(**entry.inputs()))
+    wanted = main_output(entry.build()(**entry.inputs))
     model = entry.build().to(device).reparameterize()
-    found = main_output(model(**send_to_device(entry.inputs(), device)))
+    found = main_output(model(**send_to_device(entry.inputs, device)))
     assert distance([found], [wanted]) <= LIMITS["float32"]
 
 
@@ -320,7 +279,7 @@ def test_a_picture_is_restored(device: str):
 def test_pictures_are_drawn_of_the_same_noise(device: str):
     found = []
     for place in ("cpu", device):
-        network = MODELS["DisentangledDiTTransformer2DModel"].build().to(place)
+        network = MODELS[DIT].build().to(place)
         pipeline = DisentangledDiTPipeline(network, DDIMScheduler(clip_sample=False), None, None, None)
         options = {"num_inference_steps": 4, "guidance_scale": 2.0, "output_type": "latent"}
         found.append(pipeline([1, 2], latents=draw(2, 3, 8, 8).to(place), **options).images)
@@ -374,7 +333,7 @@ def test_every_class_is_here():
         things = {name: getattr(room, name) for name in room.__all__}
         models = {name for name, it in things.items() if isinstance(it, type) and issubclass(it, PreTrainedModel)}
         assert {name for name in models if not name.endswith("PreTrainedModel")} <= known
-    assert "DisentangledDiTTransformer2DModel" in known
+    assert DIT in known
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])

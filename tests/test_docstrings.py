@@ -17,22 +17,15 @@ from hf_ext.training.methods import TASKS
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 # An entry of the page, and the members of a class that it shows.
 ENTRY = re.compile(r"^\.\. auto(?:class|function):: (\S+)(?:\n   :members: *(.*))?", re.MULTILINE)
+TEXT = PAGE.read_text(encoding="utf-8")
+# Full names of the page, with the members that it shows of each.
+PUBLIC = {
+    name if name.startswith("hf_ext.") else f"hf_ext.{name}": members.replace(",", " ").split()
+    for name, members in ENTRY.findall(TEXT)
+}
 # torch traces the model, and onnxruntime runs what was written.
-SLOW = {"hf_ext.restoration.export.export_onnx"}
-ROOM = re.compile(r"^\.\. currentmodule:: (\S+)", re.MULTILINE)
-
-
-def read_page() -> dict[str, list[str]]:
-    """Full names of the page, with the members that it shows of each."""
-    text = PAGE.read_text(encoding="utf-8")
-    assert ROOM.findall(text) == ["hf_ext"]
-    return {
-        name if name.startswith("hf_ext.") else f"hf_ext.{name}": members.replace(",", " ").split()
-        for name, members in ENTRY.findall(text)
-    }
-
-
-PUBLIC = read_page()
+EXPORT = "hf_ext.restoration.export.export_onnx"
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name == EXPORT else name for name in PUBLIC]
 
 
 def find(name: str):
@@ -41,6 +34,7 @@ def find(name: str):
 
 
 def test_the_page_lists_all_public_names():
+    assert re.findall(r"^\.\. currentmodule:: (\S+)", TEXT, re.MULTILINE) == ["hf_ext"]
     listed = {find(name) for name in PUBLIC}
     assert {getattr(hf_ext, name) for name in hf_ext.__all__} <= listed
     # A name that the package has itself is listed by it.
@@ -54,12 +48,6 @@ def test_the_options_name_every_method_and_no_class():
     classes = [name.rpartition(".")[2] for name in PUBLIC if inspect.isclass(find(name))]
     classes += ["DataArguments", "DataSource", "ParameterRule", "SourcePart"]
     assert not [name for name in classes if f"`{name}`" in text]
-
-
-def parts_of(name: str) -> list:
-    """What the page shows of a name: a function, or a class and the methods listed with it."""
-    thing = find(name)
-    return [thing, *(getattr(thing, member) for member in PUBLIC[name])]
 
 
 def arguments_of(part) -> list[str]:
@@ -79,10 +67,10 @@ def arguments_of(part) -> list[str]:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_each_argument_is_documented(name):
-    missing = []
-    for part in (part for part in parts_of(name) if callable(part)):
-        text = part.__doc__ or ""
-        missing += [item for item in arguments_of(part) if not re.search(rf"\b{item}\b", text)]
+    missing, thing = [], find(name)
+    # A function, or a class and the methods that the page lists with it.
+    for part in filter(callable, [thing, *(getattr(thing, member) for member in PUBLIC[name])]):
+        missing += [item for item in arguments_of(part) if not re.search(rf"\b{item}\b", part.__doc__ or "")]
     assert not missing, f"{name}: {missing}"
 
 
@@ -96,14 +84,10 @@ def examples_of(name: str) -> list[doctest.DocTest]:
     return [test for test in found if test.examples]
 
 
-# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-@pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PUBLIC]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_each_public_name_has_an_example_that_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if name in SLOW:
+    if name == EXPORT:
         pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     tests = examples_of(name)
     assert tests, f"{name} has no example: write one into its docstring"

@@ -1,6 +1,7 @@
 """README and documentation: links lead somewhere, commands exist, blocks run as they are written, the site builds."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from hf_ext_cli.main import main
 from tests.kit.document_stage import ROOT, make_stage
 from tests.kit.hub import client_environment
+from tests.kit.studies import module_loader
 
 # `make docs` writes the first two.
 GENERATED = {"options.md", "merge_methods.md"}
@@ -65,12 +67,9 @@ def test_commands_and_their_options_exist(page):
         for word in words:
             flag = word.partition("=")[0]
             if flag.startswith("--") and flag != "--help" and command.name not in TAKE_FIELDS:
-                assert flag in options or method_option(flag, words), f"{page}: {command.name} has no {flag}"
-
-
-def method_option(flag: str, words: list[str]) -> bool:
-    """Tells an option of the merge method that a command names, which the command finds later."""
-    return "--method" in words and flag.removeprefix("--").replace("-", "_").isidentifier()
+                # The command finds an option of the merge method that it names later.
+                of_method = "--method" in words and flag.removeprefix("--").replace("-", "_").isidentifier()
+                assert flag in options or of_method, f"{page}: {command.name} has no {flag}"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -108,9 +107,8 @@ def test_blocks_run_as_they_are_written(page, tmp_path, url):
     for block in read_blocks(page):
         if block.why:
             continue
-        shell = (
-            ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-W", "ignore", "-c"]
-        )
+        python, bash = [sys.executable, "-W", "ignore", "-c"], ["bash", "-euo", "pipefail", "-c"]
+        shell = bash if block.language == "bash" else python
         done = subprocess.run([*shell, block.text], cwd=stage, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, f"{page}\n{block.text}\n{done.stdout}\n{done.stderr}"
 
@@ -135,10 +133,49 @@ def test_messages_in_troubleshooting_are_those_of_the_code():
             elif isinstance(node, ast.JoinedStr):
                 said.append("…".join(part.value for part in node.values if isinstance(part, ast.Constant)))
     rows = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8").splitlines()
-    messages = [
-        message for row in rows if row.startswith("| `") for message in re.findall("`(.*?)`", row.split("|")[1])
-    ]
+    messages = [text for row in rows if row.startswith("| `") for text in re.findall("`(.*?)`", row.split("|")[1])]
     parts = {part.strip(" .?;:,()[]") for message in messages for part in message.split("…")}
     assert len(messages) > 25
     whole = "\n".join(said)
     assert not [part for part in parts if len(part) > 5 and part not in whole]
+
+
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+load = module_loader(ROOT / "docs")
+each_tutorial = pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
+MACHINE_PATHS = re.compile("/(home|root|tmp|work)" + "/")
+
+
+@each_tutorial
+def test_a_tutorial_keeps_what_it_printed_and_begins_with_its_result(tutorial):
+    """Each number of the result is printed below, as it is or as a share of 1, up to rounding."""
+    first, *cells = json.loads(tutorial.read_text("utf-8"))["cells"]
+    run = [cell for cell in (first, *cells) if cell["cell_type"] == "code"]
+    outputs = [output for cell in run for output in cell["outputs"]]
+    assert outputs and all(cell["execution_count"] for cell in run), "python docs/run_tutorials.py runs it anew"
+    assert not MACHINE_PATHS.search("".join("".join(output.get("text", [])) for output in outputs))
+    result = re.search(r"\*\*Result:\*\* .*?\n\n", "".join(first["source"]), re.DOTALL)
+    assert result, "the first cell says **Result:** what comes out"
+    printed = [[output.get("text"), output.get("data", {}).get("text/plain")] for output in outputs]
+    shown = json.dumps([printed, [cell["source"] for cell in cells]])
+    found = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", shown)]
+    for text in re.findall(r"\d+(?:\.\d+)?", result[0]):
+        half = 0.5001 * 10.0 ** -len(text.partition(".")[2])
+        assert any(abs(float(text) - scale * number) <= half for number in found for scale in (1, 100)), text
+
+
+@pytest.mark.slow
+@each_tutorial
+def test_a_tutorial_runs(load, tutorial, tmp_path, monkeypatch):
+    pytest.importorskip("nbclient", reason="the extra docs is not installed")
+    # Put back afterwards: the run sets them.
+    for name in ("PATH", "HF_HOME"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    module = load("run_tutorials")
+    notebook = module.execute(tutorial, str(tmp_path))
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in cells)
+    # `!command` shows a failure and goes on; "error" is also the head of a column.
+    kept = [output for cell in cells for output in cell.outputs if module.clear(output, str(tmp_path))]
+    shown = "".join(output.get("text", "") for output in kept)
+    assert not re.search(r"^(Usage|Error|\w*Error|Traceback)\b|not found", shown, re.MULTILINE), shown

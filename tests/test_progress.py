@@ -2,6 +2,7 @@
 
 import io
 import time
+from types import SimpleNamespace
 
 import pytest
 from tqdm import tqdm
@@ -17,19 +18,11 @@ class Screen(io.StringIO):
         return True
 
 
-class Clock:
-    """Time that passes when it is told to."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("tqdm.std.time", clock)
+    """Time that passes when it is told to."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr("tqdm.std.time", lambda: clock.now)
     return clock
 
 
@@ -58,9 +51,7 @@ def test_work_of_unknown_length_says_how_long_it_took(clock, monkeypatch):
         bar.update(1.23456)
         written = bar.fp.getvalue()
     assert written.startswith("1.23MP, ") and "01:01 so far\n" in written and bar.fp.getvalue() == written
-
-
-def test_short_work_leaves_no_trace_in_a_pipe(monkeypatch):
+    # Short work leaves no trace.
     monkeypatch.setattr("sys.stderr", io.StringIO())
     bar = progress(range(3), "short")
     assert [*bar] == [0, 1, 2] and bar.fp.getvalue() == ""

@@ -20,7 +20,7 @@ from hf_ext.hub import released
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.methods import build_task, read_arguments
-from tests.kit.studies import EXAMPLES, module_loader
+from tests.kit.studies import EXAMPLES, module_loader, write_photos
 
 load = module_loader(EXAMPLES / "released")
 SCRIPTS = [path for path in (EXAMPLES / "released").iterdir() if path.suffix in (".py", ".yaml")]
@@ -28,33 +28,20 @@ MODEL = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads":
 
 
 def run_of(name: str, steps: int = 1) -> dict:
-    """The recipe of a short run."""
-    return {
-        "method": "semanir",
-        "output_dir": f"runs/{name}",
-        "data": {"train": {"path": "data/photos/train"}},
-        "task": {"patch_size": 8},
-        "model": MODEL,
-        "max_steps": steps,
-        "per_device_train_batch_size": 1,
-        "report_to": "none",
-    }
+    recipe = {"method": "semanir", "output_dir": f"runs/{name}", "data": {"train": {"path": "data/photos/train"}}}
+    recipe |= {"task": {"patch_size": 8}, "model": MODEL, "max_steps": steps, "per_device_train_batch_size": 1}
+    return {**recipe, "report_to": "none"}
 
 
-def test_no_photograph_is_in_two_sets(load):
+def test_no_photograph_is_in_two_sets_and_no_recording_of_the_official_test_trains(load):
     data = load("data")
-    train = [Path(f"train/{number}.jpg") for number in range(200)]
-    test = [Path(f"test/{number}.jpg") for number in range(200)]
+    train, test = ([Path(f"{part}/{number}.jpg") for number in range(200)] for part in ("train", "test"))
     sets = data.split_photos(train, test)
     assert sets == data.split_photos(train[::-1], test[::-1])
     assert sorted(file for part in sets.values() for file in part) == sorted([*train, *test])
-    assert len(sets["validation"]) == 8 and len(sets["test"]) == 68
-    assert not set(sets["test"]) & set(train)
-
-
-def test_recordings_of_the_official_test_do_not_train(load):
+    assert len(sets["validation"]) == 8 and len(sets["test"]) == 68 and not set(sets["test"]) & set(train)
     files = [Path(f"{digit}_ann_{number}.wav") for digit in range(10) for number in range(50)]
-    sets = load("data").split_digits(files, 50)
+    sets = data.split_digits(files, 50)
     assert {name: len(part) for name, part in sets.items()} == {"train": 440, "validation": 10, "test": 50}
     assert {file.stem.rpartition("_")[2] for file in sets["test"]} == set("01234")
 
@@ -101,11 +88,7 @@ def test_every_recipe_has_a_run(load):
 def work(tmp_path, monkeypatch) -> Path:
     """The leavings of train.py: photographs for testing, and a run that has taken a step."""
     for part, count in (("train", 2), ("validation", 1), ("test", 3)):
-        folder = tmp_path / "data" / "photos" / part
-        folder.mkdir(parents=True)
-        for index in range(count):
-            pixels = np.random.default_rng(index).integers(256, size=(16, 20, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"{index}.png")
+        write_photos(tmp_path / "data" / "photos" / part, range(count), (16, 20, 3))
     monkeypatch.chdir(tmp_path)
     arguments = TrainingArguments(**run_of("denoise-color"))
     train(build_task(arguments), arguments)
@@ -134,14 +117,12 @@ def load_copy(load, tmp_path, monkeypatch):
 
 def test_a_run_becomes_a_folder_that_says_what_it_measured(load_copy, work, released_models):
     release = load_copy("release")
-    release.RELEASES["denoise-color"] = release.Release(
-        **{**vars(release.RELEASES["denoise-color"]), "shown_examples": (0, 1, 2)}
+    release.RELEASES["denoise-color"] = dataclasses.replace(
+        release.RELEASES["denoise-color"], shown_examples=(0, 1, 2)
     )
     folder = release.make("denoise-color", work)
-    assert {"README.md", "before_after.png", "config.json", "eval.json", "model.safetensors", "training.json"} <= {
-        path.name for path in folder.iterdir()
-    }
-    assert not [*folder.rglob("*.py")]
+    wanted = {"README.md", "before_after.png", "config.json", "eval.json", "model.safetensors", "training.json"}
+    assert wanted <= {path.name for path in folder.iterdir()} and not [*folder.rglob("*.py")]
     assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.float16}
     assert folder.parent == released_models
     (model,) = released.list_released()
@@ -230,51 +211,40 @@ def test_the_fine_tunes_of_restore_tasks_become_one_merge_beside_its_base(load_c
     )
 
 
+NAMES = [model.name for model in released.list_released()]
+
+
+# Drawing takes as long as all restorers together.
 @pytest.mark.parametrize(
-    "model",
-    [
-        # Drawing takes as long as all restorers together.
-        pytest.param(model, id=model.name, marks=[pytest.mark.slow] if model.name == "cifar10" else [])
-        for model in released.list_released()
-    ],
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "cifar10" else name for name in NAMES]
 )
-def test_a_released_model_answers_as_it_did_when_it_was_released(load, model):
-    folder = released.released(model.name)
+def test_a_released_model_answers_as_it_did_when_it_was_released(load, name):
+    folder = released.released(name)
     told = json.loads((folder / "training.json").read_text(encoding="utf-8"))["check"]
     if "psnr" in told:
         assert load("release").restore_cat(folder, told.get("task")) == pytest.approx(told["psnr"], abs=0.05)
     elif "means" in told:
         # In a process of its own: it imports modules of the DiT's study by their bare names.
         code = "import sys, json, pathlib, drawing; print(json.dumps(drawing.draw_again(pathlib.Path(sys.argv[1]))))"
-        place = EXAMPLES / "released"
-        done = subprocess.run(
-            [sys.executable, "-c", code, folder], cwd=place, capture_output=True, text=True, check=True
-        )
-        assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(told["means"], abs=0.02)
+        printed = subprocess.check_output([sys.executable, "-c", code, folder], cwd=EXAMPLES / "released", text=True)
+        assert json.loads(printed.splitlines()[-1]) == pytest.approx(told["means"], abs=0.02)
     else:
         assert load("release").hear_tones(folder) == pytest.approx(told["logits"], abs=0.05)
 
 
-def find_missed(gates, model, names):
-    rows = [(name, row) for name in names for row in gates.GATES[name](model.eval())]
-    assert all(np.isfinite(value) for _, (_, value, _) in rows)
-    return {name for name, (_, value, limit) in rows if value > limit}
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gates_tell_what_a_restorer_harms(load, channels, monkeypatch):
-    gates, names = load("gates"), ["flat", "text", "clipped"]
+    gates = load("gates")
     monkeypatch.setattr(gates, "LEVELS", (0, 128, 255))
-    model = SemanIRForImageRestoration(SemanIRConfig(**MODEL, num_channels=channels))
+    model = SemanIRForImageRestoration(SemanIRConfig(**MODEL, num_channels=channels)).eval()
     head = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)][-1]
     torch.nn.init.zeros_(head.weight)
-    torch.nn.init.zeros_(head.bias)
     # What changes nothing leaves clipped blacks lifted.
-    assert find_missed(gates, model, names) == {"clipped"}
-    torch.nn.init.constant_(head.bias, 3 / 255)
-    assert find_missed(gates, model, names) == {"flat", "clipped"}
-    torch.nn.init.constant_(head.bias, 20 / 255)
-    assert find_missed(gates, model, names) == set(names)
+    for bias, missed in ((0, {"clipped"}), (3, {"flat", "clipped"}), (20, {"flat", "text", "clipped"})):
+        torch.nn.init.constant_(head.bias, bias / 255)
+        rows = [(name, *row) for name in ("flat", "text", "clipped") for row in gates.GATES[name](model)]
+        assert all(np.isfinite(value) for _, _, value, _ in rows)
+        assert {name for name, _, value, limit in rows if value > limit} == missed
 
 
 @pytest.mark.slow
@@ -294,9 +264,8 @@ def test_the_gallery_shows_what_the_models_do(load, row):
     told = json.loads((gallery.HERE / "gallery.json").read_text(encoding="utf-8"))[row]
     found = gallery.restore_row(*gallery.ROWS[row])
     pictures = found.pop("pictures")
-    assert {name: value for name, value in found.items() if not isinstance(value, float)} == {
-        name: value for name, value in told.items() if not isinstance(value, float)
-    }
+    words = [{name: value for name, value in one.items() if not isinstance(value, float)} for one in (found, told)]
+    assert words[0] == words[1]
     for name in ("input", "psnr", "best_total_variation"):
         assert found[name] == pytest.approx(told[name], abs=0.05), name
     assert gallery.draw([{**found, "pictures": pictures}]).size == (780, 288)

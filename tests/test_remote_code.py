@@ -15,16 +15,9 @@ from transformers import AutoImageProcessor, AutoModelForImageToImage
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.fast import semanir_operators
 from hf_ext.hub.publish import push, stage
-from hf_ext.semanir import (
-    SemanIRConfig,
-    SemanIRForImageRestoration,
-    SemanIRImageProcessor,
-)
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
 from tests.kit.hub import run_python
 from tests.kit.models import assert_same_answers
-
-# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
 
 SMALL = {"embed_dim": 8, "num_heads": (2, 2), "depths": (1, 2), "window_size": 4, "top_k": 6}
 MODELS = {
@@ -89,25 +82,17 @@ save_file({key: value.contiguous() for key, value in results.items()}, out)
 """
 
 
+IMAGE = torch.randint(0, 256, (3, 9, 13), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
 @pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """The number of threads decides the order of sums, and the other processes have one."""
+def published(tmp_path_factory) -> Iterator[tuple[EmbeddedHub, Path, dict, dict]]:
+    """A Hub and folders with both architectures; the sources by name, and what each must give by who computes."""
+    # Their number decides the order of sums, and the other processes have one.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def image() -> torch.Tensor:
-    return torch.randint(0, 256, (3, 9, 13), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory, one_thread, image) -> Iterator[tuple[EmbeddedHub, Path, dict, dict]]:
-    """A Hub and folders with both architectures; the sources by name, and what each must give by who computes."""
     place = tmp_path_factory.mktemp("published")
-    save_file({"image": image}, place / "image.safetensors")
+    save_file({"image": IMAGE}, place / "image.safetensors")
     sources: dict = {}
     expected: dict = {"kernels": {}, "torch": {}}
     with EmbeddedHub(place / "hub") as hub:
@@ -120,7 +105,7 @@ def published(tmp_path_factory, one_thread, image) -> Iterator[tuple[EmbeddedHub
             folder = stage(place / "saved" / name, place / name, repo_id=f"org/{name}")
             info = push(folder, f"org/{name}", endpoint=hub.url, token=False, check=False)
             sources |= {f"{name}-local": [str(folder), {}], f"{name}-hub": [f"org/{name}", {"revision": info.oid}]}
-            inputs = processor([image], return_tensors="pt")
+            inputs = processor([IMAGE], return_tensors="pt")
             for computer, values in expected.items():
                 with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
                     if computer == "torch":
@@ -130,10 +115,11 @@ def published(tmp_path_factory, one_thread, image) -> Iterator[tuple[EmbeddedHub
                         values[f"{name}-{where}/base"] = model.model(**inputs).last_hidden_state
         yield hub, place, sources, expected
         close_session()
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("presence", ["absent", "installed"])
-def test_every_way_to_load_gives_the_same_answers(published, image, presence):
+def test_every_way_to_load_gives_the_same_answers(published, presence):
     hub, place, sources, expected = published
     # nothing is taken from the repository's folder: the installed package is what a stranger would have
     home, out = place / f"home-{presence}", place / f"{presence}.safetensors"
@@ -158,7 +144,7 @@ def test_every_way_to_load_gives_the_same_answers(published, image, presence):
         processor = AutoImageProcessor.from_pretrained(folder)
         assert type(head) is SemanIRForImageRestoration and type(processor) is SemanIRImageProcessor
         with torch.no_grad():
-            value = head(**processor([image], return_tensors="pt")).reconstruction
+            value = head(**processor([IMAGE], return_tensors="pt")).reconstruction
         assert_same_answers(value, expected["kernels"][f"{name}/head"], name)
 
 

@@ -27,18 +27,6 @@ SHIPPED = sorted(
 )
 
 
-def references() -> dict[str, Path]:
-    """
-    Operations and their twins, written plainly: of `ops_mrconv` in the room `mrconv` it is
-    `tests/mrconv/reference_ops.py`. A pipeline has none: its reference is a whole network, compared in the tests of
-    that pipeline.
-    """
-    found = {}
-    for path in sorted((ROOT / "hf_ext").glob("*/ops*.py")):
-        found[str(path.relative_to(ROOT))] = ROOT / "tests" / path.parent.name / "reference_ops.py"
-    return found
-
-
 def line_limit(path: Path) -> int:
     """500 lines, look for a seam from 400 on; a model 600; the self-contained file of three pipelines 1,050."""
     if path.is_relative_to(ROOT / "pipelines") and path.name.startswith(("pipeline", "transformer_")):
@@ -71,10 +59,8 @@ def length_to_read(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def options(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    arguments = function.args
-    return [
-        item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if item.arg != "self"
-    ]
+    given = function.args
+    return [item.arg for item in (*given.posonlyargs, *given.args, *given.kwonlyargs) if item.arg != "self"]
 
 
 def is_configuration(node: ast.ClassDef) -> bool:
@@ -124,24 +110,12 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
     assert not offenders, "begin with a noun or a verb, name the thing:\n" + "\n".join(offenders)
 
 
-def dependencies() -> set[str]:
-    """Top-level modules that a shipped file may import: the standard library and what the project depends on."""
-    required = [item for item in requires("hf-ext") or [] if "extra ==" not in item]
-    distributions = {re.split(r"[^\w-]", item)[0].lower().replace("-", "_") for item in required}
-    # The one whose module has another name.
-    return distributions | {"PIL"} | set(sys.stdlib_module_names)
-
-
-def guarded(tree: ast.Module) -> set[ast.AST]:
-    """Everything inside a `try`: what is optional may be imported there."""
-    return {inner for node in ast.walk(tree) if isinstance(node, ast.Try) for inner in ast.walk(node)}
-
-
 def offences_of_imports(path: Path, allowed: set[str]) -> Iterator[str]:
     """Imports of a shipped file beyond its siblings and installed libraries."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
-    optional = guarded(tree)
+    # What is optional may be imported inside a `try`.
+    optional = {inner for node in ast.walk(tree) if isinstance(node, ast.Try) for inner in ast.walk(node)}
     siblings = []
     for node in ast.walk(tree):
         where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
@@ -162,7 +136,10 @@ def offences_of_imports(path: Path, allowed: set[str]) -> Iterator[str]:
 
 
 def test_shipped_files_import_only_siblings_and_installed_libraries():
-    allowed = dependencies()
+    required = [item for item in requires("hf-ext") or [] if "extra ==" not in item]
+    distributions = {re.split(r"[^\w-]", item)[0].lower().replace("-", "_") for item in required}
+    # The module of Pillow has another name.
+    allowed = distributions | {"PIL"} | set(sys.stdlib_module_names)
     offenders = [line for path in SHIPPED for line in offences_of_imports(path, allowed)]
     assert SHIPPED and not offenders, "\n".join(offenders)
 
@@ -190,16 +167,17 @@ def public_functions(module) -> dict[str, inspect.Signature]:
 
 
 def test_each_fast_operation_has_a_reference_of_the_same_name_and_signature():
-    offenders = []
-    for name, path in references().items():
-        reference = importlib.import_module(f"tests.{path.parent.name}.{path.stem}")
-        operations = importlib.import_module(name.removesuffix(".py").replace("/", "."))
-        expected = public_functions(reference)
+    """A pipeline has none: its reference is a whole network, compared in the tests of that pipeline."""
+    offenders, modules = [], sorted((ROOT / "hf_ext").glob("*/ops*.py"))
+    for path in modules:
+        room = path.parent.name
+        expected = public_functions(importlib.import_module(f"tests.{room}.reference_ops"))
+        operations = importlib.import_module(f"hf_ext.{room}.{path.stem}")
         # An operation may be written in a sibling and offered here.
         found = {item: inspect.signature(getattr(operations, item)) for item in expected}
         if not expected or not public_functions(operations).keys() <= expected.keys() or found != expected:
-            offenders.append(name)
-    assert references() and not offenders, offenders
+            offenders.append(str(path))
+    assert modules and not offenders, offenders
 
 
 def project_files() -> list[Path]:
@@ -213,22 +191,10 @@ def project_files() -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-# Written in pieces, so that this file does not contain what it looks for.
+# Written so that they do not find themselves.
 FORBIDDEN = {
-    "a path of somebody's machine": re.compile(
-        r"(?<![\w./~-])/(?:" + "|".join(("wor" + "k", "hom" + "e", "roo" + "t", "User" + "s", "op" + "t")) + r")/"
-    ),
-    "a package index": re.compile(
-        "|".join(
-            (
-                "pyp" + r"i\.org",
-                "pythonhoste" + "d",
-                r"download\.pytorc" + "h",
-                "--(?:extra-)?inde" + "x-url",
-                "--find-link" + "s",
-            )
-        )
-    ),
+    "a path of somebody's machine": r"(?<![\w./~-])/(?:wor[k]|hom[e]|roo[t]|User[s]|op[t])/",
+    "a package index": r"pyp[i]\.org|pythonhoste[d]|download\.pytorc[h]|--(?:extra-)?inde[x]-url|--find-link[s]",
 }
 
 
@@ -241,5 +207,5 @@ def test_no_file_names_a_machine_or_an_index():
             # Pictures and the like.
             continue
         for what, pattern in FORBIDDEN.items():
-            found += [f"{path.relative_to(ROOT)}: {what}: {match[0]}" for match in pattern.finditer(text)]
+            found += [f"{path.relative_to(ROOT)}: {what}: {match[0]}" for match in re.finditer(pattern, text)]
     assert not found, "\n".join(found)
