@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from PIL import Image
@@ -17,7 +18,6 @@ from transformers import BertModel
 from tests.hub.published import save_bert
 from tests.hub.unfaithful_hub import UnfaithfulHub
 from tests.kit.hub import client_environment
-from tests.kit.own_data import write_pictures
 
 IMPORTING = """
 import signal
@@ -80,8 +80,8 @@ def slow_hub(hub):
     proxy.stop()
 
 
-def end_by(name: str, words: list, environment: dict[str, str], ready) -> list[str]:
-    """Signals a command once `ready` says so, and has it end with the code of the signal; the errors that it told."""
+def end_by(name: str, words: list, environment: dict[str, str], ready) -> str:
+    """Signals a command once `ready` says so, and has it end with the code of the signal; what it wrote."""
     command = [Path(sys.executable).with_name("hf-ext"), *words]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         ready(run)
@@ -89,6 +89,10 @@ def end_by(name: str, words: list, environment: dict[str, str], ready) -> list[s
         _, told = run.communicate(timeout=60)
     assert run.returncode == 128 + getattr(signal, name), told
     assert "Traceback" not in told and "Aborted" not in told
+    return told
+
+
+def find_errors(told: str) -> list[str]:
     return [line for line in told.splitlines() if line.startswith("Error")]
 
 
@@ -112,23 +116,25 @@ def test_a_push_that_a_signal_ends_leaves_nothing(slow_hub, tmp_path, name, wher
         wait_until(lambda: probes() if where == "the check" else "PUT" in {method for method, *_ in slow_hub.asked})
         family.extend(probes())
 
-    errors = end_by(name, words, environment, ready)
-    assert errors == [f"Error: interrupted by {name}; the copy is removed. Push again."]
+    told = end_by(name, words, environment, ready)
+    assert find_errors(told) == [f"Error: interrupted by {name}; the copy is removed. Push again."]
     assert list((tmp_path / "temporary").iterdir()) == [] and not psutil.wait_procs(family, 30)[1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_restoring_that_a_signal_ends_leaves_whole_pictures(tmp_path, name):
-    write_pictures(tmp_path / "photos", [""], 60, size=(96, 96))
+    (tmp_path / "photos").mkdir()
+    for number, pixels in enumerate(np.random.default_rng(0).integers(256, size=(60, 96, 96, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
     out = tmp_path / "out"
 
     def ready(restore):
         wait_until(lambda: out.is_dir() and [*out.glob("*.png")])
 
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    errors = end_by(name, ["restore", "denoise-color", tmp_path / "photos", "--out", out], environment, ready)
-    assert errors == [f"Error: interrupted by {name}."]
+    told = end_by(name, ["restore", "denoise-color", tmp_path / "photos", "--out", out], environment, ready)
+    assert find_errors(told) == [f"Error: interrupted by {name}."]
     # Beside them lies the list of those that are done.
     files = [file for file in out.iterdir() if file.suffix != ".jsonl"]
     assert 0 < len(files) < 60
@@ -152,9 +158,9 @@ def test_a_merge_that_waits_for_a_hub_ends_at_once(tmp_path, name):
             kept[0].recv(1)
 
         words = ["merge", "--base", "me/base", "--task", "a=me/a", "--task", "b=me/b", "--out", tmp_path / "out"]
-        errors = end_by(name, words, environment, ready)
+        told = end_by(name, words, environment, ready)
         kept[0].close()
-    assert errors == [f"Error: interrupted by {name}."] and not (tmp_path / "out").exists()
+    assert find_errors(told) == [f"Error: interrupted by {name}."] and not (tmp_path / "out").exists()
 
 
 DECODER = """
