@@ -1,5 +1,7 @@
 """Tiny models and data under the ids of the paper's recipes. Each maker returns the score that each model must get."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,20 @@ import jinja2
 import jinja2.meta
 import numpy as np
 import torch
-import transformers
 import yaml
 from PIL import Image
 from tokenizers import processors
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPVisionModel,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from hf_ext.tasks.texts import byte_tokenizer
 from tests.emr.emr_testing import perturb
@@ -65,12 +77,10 @@ def make_clips(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
     tokenizer = byte_tokenizer(77)
     size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     text = {**size, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
-    config = transformers.CLIPConfig(
-        text_config=text, vision_config={**size, "image_size": 16, "patch_size": 8}, projection_dim=12
-    )
-    clip = transformers.CLIPModel(config).eval()
+    config = CLIPConfig(text_config=text, vision_config={**size, "image_size": 16, "patch_size": 8}, projection_dim=12)
+    clip = CLIPModel(config).eval()
     perturb(clip, 0, 0.2)
-    processor = transformers.CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    processor = CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
     base = place / "clip"
     save_as_pickle(clip, base)
     tokenizer.save_pretrained(base)
@@ -78,7 +88,7 @@ def make_clips(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
     push("openai/clip-vit-base-patch32", base)
     for number, (name, entry) in enumerate(recipe["tasks"].items(), 1):
         clip.save_pretrained(place / "clip-whole")
-        encoder = transformers.CLIPVisionModel.from_pretrained(place / "clip-whole").eval()
+        encoder = CLIPVisionModel.from_pretrained(place / "clip-whole").eval()
         perturb(encoder, number, 0.05)
         encoder.save_pretrained(place / name)
         push(f"tanganke/clip-vit-base-patch32_{name}", place / name)
@@ -114,15 +124,15 @@ def make_gpt2s(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
     tokenizer.pad_token = None
     tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
     ends = {"bos_token_id": 1, "eos_token_id": 1}
-    config = transformers.GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2, **ends)
-    transformers.GPT2LMHeadModel(config).save_pretrained(place / "gpt2")
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2, **ends)
+    GPT2LMHeadModel(config).save_pretrained(place / "gpt2")
     tokenizer.save_pretrained(place / "gpt2")
     push("openai-community/gpt2", place / "gpt2")
     sets: dict[str | None, Any] = {}
     for number, (name, entry) in enumerate(recipe["tasks"].items(), 1):
         torch.manual_seed(number)
         count = 3 if name == "mnli" else 2
-        model = transformers.GPT2ForSequenceClassification.from_pretrained(place / "gpt2", num_labels=count).eval()
+        model = GPT2ForSequenceClassification.from_pretrained(place / "gpt2", num_labels=count).eval()
         perturb(model, number, 0.3)
         model.save_pretrained(place / name)
         tokenizer.save_pretrained(place / name)
@@ -156,11 +166,11 @@ def make_t0s(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
     """(IA)³ vectors as TIES' authors publish them; the labels are those of the base with these vectors."""
     torch.manual_seed(0)
     tokenizer = byte_tokenizer(512)
-    config = transformers.T5Config(
+    config = T5Config(
         vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, pad_token_id=0,
         eos_token_id=1, decoder_start_token_id=0, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
     )  # fmt: skip
-    base = transformers.T5ForConditionalGeneration(config).eval()
+    base = T5ForConditionalGeneration(config).eval()
     perturb(base, 0, 0.3)
     base.save_pretrained(place / "t0")
     tokenizer.save_pretrained(place / "t0")
@@ -168,7 +178,7 @@ def make_t0s(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
     sets: dict[str, dict[str | None, Any]] = {}
     scores = {}
     for number, (name, entry) in enumerate(recipe["tasks"].items(), 1):
-        model = transformers.T5ForConditionalGeneration.from_pretrained(place / "t0").eval()
+        model = T5ForConditionalGeneration.from_pretrained(place / "t0").eval()
         generator, vectors = torch.Generator().manual_seed(number), {}
         for path, layer in model.named_modules():
             if path.rpartition(".")[2] in ("k", "v", "wi_1"):
@@ -232,4 +242,9 @@ def make_beits(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
     return {}
 
 
-TABLES = {"vit-b32-8": make_clips, "gpt2-glue": make_gpt2s, "t0-3b-ia3": make_t0s, "beit3-5": make_beits}
+TABLES = {
+    "vit-b32-8": make_clips,
+    "gpt2-glue": make_gpt2s,
+    "t0-3b-ia3": make_t0s,
+    "beit3-5": make_beits,
+}
