@@ -246,7 +246,8 @@ def as_meant(value: Any, annotation: Any, text: Any = None) -> Any:
         return [word if item is None and kind is str else as_meant(item, kind, word) for item, word in pairs]
     if isinstance(value, Unread):
         return value if str not in wanted or (lists and value.startswith("[")) else str(value)
-    if str in wanted and isinstance(text, str) and text and value is not None and not isinstance(value, str):
+    is_plain = value is not None and not isinstance(value, str | list | dict)
+    if str in wanted and isinstance(text, str) and text and is_plain:
         # What else the option takes has its own kind.
         return value if any(isinstance(value, kind) for kind in wanted if isinstance(kind, type)) else text
     if dict in wanted:
