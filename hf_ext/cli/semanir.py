@@ -177,8 +177,7 @@ def _choose(
     plan: Any, records: Any, page: Path | None, overwrite: bool, encoding: dict[str, Any]
 ) -> tuple[Any, list[Any]]:
     """The plan and its unfinished jobs; prints the pictures that cannot be restored."""
-    from hf_ext.files import remove_leftovers_of
-    from hf_ext.restoration.jobs import check_places
+    from hf_ext.files import check_places, remove_leftovers_of
     from hf_ext.restoration.records import choose_jobs
 
     for option, endings in (("quality", (".jpg", ".jpeg", ".webp")), ("lossless", (".webp",))):
@@ -190,7 +189,9 @@ def _choose(
         raise Unusable(f"none of {_count_all(plan)} can be restored.")
     if to_do and page is not None and page.exists() and not overwrite:
         raise Failed(f"{page} would be replaced; give --overwrite, or move it.")
-    check_places(results := [job.out for job in to_do if job.out is not None])
+    results = [job.out for job in to_do if job.out is not None]
+    # Of a folder in a result's place its picture tells.
+    check_places(path for path in results if not path.is_dir())
     remove_leftovers_of(results)
     return plan, to_do
 

@@ -16,27 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from hf_ext.emr.arithmetic import unpack_mask
-from hf_ext.emr.artifact import (
-    hash_files,
-    mark_root,
-    open_masks,
-    open_unified,
-    read_sums,
-    read_totals,
-    write_sums,
-    write_totals,
-)
+from hf_ext.emr.artifact import hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
-from hf_ext.emr.ops import SUB_BLOCK, SUMS
-from hf_ext.fast.emr_sums import GRAM_STEP
+from hf_ext.emr.ops import SUMS
 
 from ..errors import DataError, UsageError
 from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
-from ..hub.checkpoints import Checkpoint
 from .compare import REPORT
 from .configuration import MergeConfig
 from .finishing import rewrite_report
@@ -45,7 +32,6 @@ from .merge import merge_checkpoints
 from .methods import METHODS, MethodError
 from .plan import Plan, make_plan
 from .publishing import VOTED, find_voters, keep_tasks
-from .sources import Source
 from .vectors import NotFiniteError
 
 # Options of the merge that determine a frozen task's tensors and scale.
@@ -98,10 +84,7 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
     method |= _own_options(manifest, tasks)
     config = MergeConfig.from_dict({**method, "base": base, "tasks": {**tasks, name: source}})
 
-    planned: list[Plan] = []
-
     def require_same_checkpoints(plan: Plan) -> None:
-        planned.append(plan)
         _require_same(manifest.base, plan.base.identity(hash_files=True)["files"], f"the base {base}")
         for opened in plan.tasks[:-1]:
             _require_same(manifest.tasks[opened.label].origin, opened.identity()["files"], f"task {opened.label!r}")
@@ -109,8 +92,10 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
             plan.base.origin = (first.source if first.revision else source_spec(first, place), first.revision)
 
     def require_same_weights(result: Path) -> None:
+        artifacts = (place, manifest), (result, Manifest.read(result))
         for task in manifest.tasks:
-            _require_same_weights(task, (place, manifest), (result, Manifest.read(result)), planned[0].base)
+            _require_same_weights(task, *artifacts)
+        _require_same_angles(*artifacts)
 
     options |= {"show": require_same_checkpoints, "check": require_same_weights}
     try:
@@ -220,9 +205,7 @@ def _require_same(record: SourceRecord, files: dict[str, Any], what: str) -> Non
 
 # A merge does not hash the tasks on this disk, which would take about as long as the merge. But it keeps sums of each
 # tensor, what is not merged, and small files: of an unchanged task that is merged again, all of these are the same.
-def _require_same_weights(
-    task: str, before: tuple[Path, Manifest], after: tuple[Path, Manifest], base: Source
-) -> None:
+def _require_same_weights(task: str, before: tuple[Path, Manifest], after: tuple[Path, Manifest]) -> None:
     """Refuses a task of which two artifacts, before and after a merge, do not keep the same."""
     old, new = before[1], after[1]
     base_name, changed = old.tasks[task].base_name, []
@@ -241,50 +224,22 @@ def _require_same_weights(
     both = [tensor for tensor in ours if tensor in theirs and tensor.name in named]
     # Kernels of numba and of torch add up in other orders.
     changed += [tensor.name for tensor in both if not np.allclose(ours[tensor], theirs[tensor], rtol=1e-10, atol=0)]
-    if not changed:
-        changed += _find_turned(task, before, after, base, [tensor.name for tensor in both])
+    mask = f"tasks/{task}/mask.safetensors"
+    if old.deltas and old.files[mask]["bytes"] == new.files[mask]["bytes"] and old.files[mask] != new.files[mask]:
+        # These are the signs of a task alone.
+        changed.append(mask)
     _refuse_changed(f"task {task!r}", [f"{name} has changed" for name in changed])
 
 
-def _find_turned(
-    task: str, before: tuple[Path, Manifest], after: tuple[Path, Manifest], base: Source, tensors: Collection[str]
-) -> list[str]:
-    """The tensors in which a task lies on other sides of the base than before, which its sums do not tell. Masks are
-    equal where the unified weights of both merges lie on one side, and not both set elsewhere. A sample is read."""
-    if before[1].deltas:
-        # the masks are the signs
-        name = f"tasks/{task}/mask.safetensors"
-        old, new = (artifact[1].files[name] for artifact in (before, after))
-        return [name] if old["bytes"] == new["bytes"] and old != new else []
-    turned = []
-    with contextlib.ExitStack() as opened:
-        files = [
-            (opened.enter_context(open_unified(*one)), opened.enter_context(open_masks(*one, task)))
-            for one in (before, after)
-        ]
-        stored = {before[1].tasks[task].base_name(name): name for name in files[0][1]}
-        for tensor in tensors:
-            elements = before[1].merged[tensor].elements
-            for start in range(0, elements, GRAM_STEP * SUB_BLOCK):
-                stop = min(start + SUB_BLOCK, elements)
-                origin = _read(base, tensor, base.tensors[tensor].dtype, start, stop).float()
-                sides, bits = [], []
-                for unified, masks in files:
-                    weights = _read(unified, tensor, unified.info(tensor).dtype, start, stop)
-                    sides.append((weights.float() - origin).sign())
-                    packed = _read(masks, stored[tensor], torch.uint8, start // 8, -(-stop // 8))
-                    bits.append(unpack_mask(packed, stop - start))
-                side = sides[0] * sides[1]
-                if bool(((side > 0) & (bits[0] != bits[1]) | (side < 0) & bits[0] & bits[1]).any()):
-                    turned.append(tensor)
-                    break
-    return turned
-
-
-def _read(weights: Source | Checkpoint, name: str, dtype: torch.dtype, start: int, stop: int) -> torch.Tensor:
-    out = torch.empty(stop - start, dtype=dtype)
-    weights.read_into(name, start, stop, out)
-    return out
+def _require_same_angles(before: tuple[Path, Manifest], after: tuple[Path, Manifest]) -> None:
+    """Refuses a task that lies on the other side of the base than before: of it the sums of magnitudes are the same,
+    but not its products with other tasks. Those of a task that was added frozen are NaN."""
+    names = [*before[1].tasks]
+    old, new = (read_totals(*artifact)[1][: len(names), : len(names)] for artifact in (before, after))
+    norms = np.sqrt(np.diag(new))
+    for first, second in zip(*np.nonzero(np.abs(new - old) > 1e-10 * np.outer(norms, norms)), strict=True):
+        which = f"task {names[first]!r} or task {names[second]!r}"
+        _refuse_changed(which, ["the inner product of their differences from the base has changed"])
 
 
 def _refuse_changed(what: str, changed: list[str]) -> None:

@@ -101,20 +101,14 @@ def require_examples(data: Any) -> None:
 
 
 def evaluate_sets(
-    task: Task,
-    model: torch.nn.Module,
-    data: dict[str, datasets.Dataset],
-    accelerator: Accelerator | None = None,
-    scored: dict[str, dict[int, dict[str, float]]] | None = None,
-    **options: Any,
+    task: Task, model: torch.nn.Module, data: dict[str, datasets.Dataset], *where: Accelerator, **options: Any
 ) -> dict[str, float]:
     """Evaluates on each data set; the metrics of several sets have the set's name as a prefix."""
-    found = {} if scored is None else scored
-    found.update((name, {}) for name in data if name not in found)
+    scored = options.pop("scored", {})
     return {
         f"{name}_{metric}" if name else metric: value
         for name, rows in data.items()
-        for metric, value in evaluate(task, model, rows, accelerator, scored=found[name], **options).items()
+        for metric, value in evaluate(task, model, rows, *where, scored=scored.setdefault(name, {}), **options).items()
     }
 
 

@@ -337,9 +337,8 @@ class _Training(Run):
                 broadcast(buffer)
             options: dict[str, Any] = {"batch_size": self.arguments.per_device_eval_batch_size}
             options["num_workers"] = self.arguments.data_arguments.num_workers
-            options["after_batch"] = self.stopping.interrupt_evaluation
-            scored = self.progress.scored
-            self.metrics = evaluate_sets(self.task, self.module, self.eval_data, self.accelerator, scored, **options)
+            options |= {"after_batch": self.stopping.interrupt_evaluation, "scored": self.progress.scored}
+            self.metrics = evaluate_sets(self.task, self.module, self.eval_data, self.accelerator, **options)
             # A forward pass of a sharded model is an exchange between all processes.
             if self.accelerator.is_main_process or self.is_sharded:
                 self._draw_samples(next(iter(self.eval_data.values())))

@@ -215,7 +215,7 @@ def test_an_authors_card_is_kept_and_ours_is_renewed(tmp_path, snapshot):
         ("---\nlicense: mit\n---\n", "mit"),
         ("---\nlicense: [mit]\n---\n", ["mit"]),
         ("---\nlicense: [mit, gpl]\n---\n", None),
-        ("---\nlicense:\n---\n", None),
+        ("---\nlicense:\n---\n", "mit"),
     ],
 )
 def test_a_licence_that_is_asked_for_is_in_the_authors_card_or_refused(snapshot, matter, found):
