@@ -11,7 +11,7 @@ from hf_ext.system import import_undisturbed
 from hf_ext.terminal import count_of, is_quiet
 
 from .errors import Failed, Unusable, loading
-from .options import AT_LEAST_1, DEVICE, MODEL, TASK, value_type
+from .options import AT_LEAST_1, DEVICE, DTYPE, MODEL, TASK, value_type
 from .output import say
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
@@ -72,7 +72,7 @@ MEGAPIXELS = value_type("MEGAPIXELS", float, "not a number above 0", lambda size
     help="Largest picture; larger ones are reported and not decoded.",
 )
 @DEVICE
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Precision of the model.")
+@click.option("--dtype", type=DTYPE, help="Precision of the model.")
 def restore(
     source: str,
     inputs: tuple[str, ...],

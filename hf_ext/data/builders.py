@@ -4,6 +4,7 @@
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import datasets
 import fsspec
@@ -50,12 +51,8 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
 def _keep_texts(module: Any, tables: Iterator[Any]) -> Iterator[Any]:
     """What a generator of a module of `datasets` gives that reads JSON lines."""
     while True:
-        with _PATCHED:
-            module.paj = _Texts
-            try:
-                found = next(tables, None)
-            finally:
-                module.paj = pyarrow.json
+        with _PATCHED, patch.object(module, "paj", _Texts):
+            found = next(tables, None)
         if found is None:
             return
         yield found

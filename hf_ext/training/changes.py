@@ -143,10 +143,9 @@ def _list_settings(about: dict[str, Any], task: Any) -> dict[str, Any]:
 
 def _read_defaults(kind: type) -> dict[str, Any]:
     """The defaults of the fields of a dataclass, as JSON stores them."""
-    found: dict[str, Any] = {}
-    for item in fields(kind) if is_dataclass(kind) else ():
-        if item.default is not MISSING or item.default_factory is not MISSING:
-            found[item.name] = item.default_factory() if item.default is MISSING else item.default
+    items = fields(kind) if is_dataclass(kind) else ()
+    found = {item.name: item.default_factory() for item in items if item.default_factory is not MISSING}
+    found |= {item.name: item.default for item in items if item.default is not MISSING}
     return dict(json.loads(json.dumps(found, default=str)))
 
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import platform
 import subprocess
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from glob import has_magic
 from pathlib import Path
@@ -63,7 +63,9 @@ def evaluate(
     was_training = model.training
     model.eval()
     scores = {} if scored is None else scored
-    batches = list(share_batches(len(data), batch_size or task.eval_batch_size, ranks.index, ranks.count, scores))
+    left = [index for index in range(len(data)) if index not in scores]
+    shared = share_batches(len(left), batch_size or task.eval_batch_size, ranks.index, ranks.count)
+    batches = [([left[place] for place in places], is_repeat) for places, is_repeat in shared]
     bar = progress(batches, "evaluating", leave=False, shown=ranks.index == 0)
     # Closed by name: the traceback of an error would keep the loader processes alive.
     with torch.no_grad(), contextlib.closing(read_batches(data, [part for part, _ in batches], num_workers)) as read:
@@ -112,14 +114,10 @@ def evaluate_sets(
     }
 
 
-def share_batches(
-    count: int, batch_size: int, rank: int, world_size: int, done: Collection[int] = ()
-) -> Iterator[tuple[list[int], bool]]:
-    """Batches of indices of one process, each with a flag for repetitions of another process's batch; none that is
-    done."""
+def share_batches(count: int, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[list[int], bool]]:
+    """Batches of indices of one process, each with a flag for repetitions of another process's batch."""
     # All processes get equally many: the forward passes of a sharded model run on all of them together.
     batches = [list(range(start, min(start + batch_size, count))) for start in range(0, count, batch_size)]
-    batches = [batch for batch in batches if not all(index in done for index in batch)]
     for mine in range(rank, rank + len(batches), world_size):
         yield batches[min(mine, len(batches) - 1)], mine >= len(batches)
 
