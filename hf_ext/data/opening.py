@@ -198,6 +198,8 @@ def _load(source: DataSource, section: str) -> AnyDataset:
         builder = TableFiles(**given, hash=__version__, names=[source.column_of("label")])
     elif isinstance(builder, Json):
         kept = {name: getattr(builder.config, name) for name in ("features", "field", "encoding", "encoding_errors")}
+        # A card may tell them; otherwise they are what an earlier reading guessed.
+        kept |= {"features": builder.info.features} if Path(folder, "README.md").is_file() else {}
         builder = LineFiles(**given, hash=__version__, **kept)
     elif isinstance(builder, ImageFolder):
         kept = {name: getattr(builder.config, name) for name in ("drop_labels", "drop_metadata", "metadata_filenames")}

@@ -69,7 +69,7 @@ a token of Docker or PlanetScale | dckr_ pscale_ | <NAME>(?:dckr_[po]at|pscale_(
 a key or token of Cloudflare | v1.0- cfk_ cfut_ cfat_ cloudflared | <NAME>(?:v1\.0-[0-9a-f]{24}-[0-9a-f]{146}
     |cf(?:k|[ua]t)_[A-Za-z0-9]{40,}|cloudflared\s[^\n]{0,80}\s(?P<value>eyJ[\w+/=\-]{60,}))
 a token of HashiCorp | .atlasv1. hvs. hvb. hvr. | <NAME>(?:[A-Za-z0-9]{14}\.atlasv1\.[\w\-]{40,}|hv[sbr]\.[\w\-]{20,})
-a token of Doppler | dp. | <NAME>dp\.(?:pt|st|ct|scim|audit|said?|scrt)\.[A-Za-z0-9.]{30,}
+a token of Doppler | dp. | <NAME>dp\.(?:pt|st|ct|scim|audit|sa(?:id)?|scrt)\.[A-Za-z0-9.]{30,}
 a token of 1Password | ops_ a3- | <NAME>(?:ops_eyJ[\w\-]{40,}|A3(?:-[A-Z0-9]{6}){2}(?:-[A-Z0-9]{5}){4}(?![\w\-]))
 a token of Bitwarden | session 0. | (?:BW_SESSION=|--session[ =])["']?[A-Za-z0-9+/]{80,}={0,2}
     |<START>0\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[A-Za-z0-9]{30}:[A-Za-z0-9+/]{22}==
@@ -191,7 +191,7 @@ a password | connect( connection( auth( authenticate( login( pw_set( set_passwor
     ["'](?=[^"'\n]{0,60}(?:[0-9][A-Za-z]|[!@#$%^&*?+=]))<ODD>["']
 a password | sudo chpasswd | \becho\s+["']?(?:\w+:)?<WORD>["']?\s*\|\s*(?:sudo\s+-S|(?:sudo\s+)?chpasswd)
 a password | pass pw psk | (?<![\w.\-])(?i:pass|pw|psk)["']?\s{0,3}[:=]\s{0,3}["']?<ODD>(?=[\s"']|$)
-a password | <pass | <Pass(?:\sencoding="base64">[A-Za-z0-9+/]{4,}={0,2}|><ODD>)</Pass>
+a password | <pass | (?<=<Pass encoding="base64">)[A-Za-z0-9+/]{4,}={0,2}(?=</Pass>)|<Pass><ODD></Pass>
 a password | : |
     # A line of .pgpass: host, port, database, user.
     (?<![\w.*\-:/])[\w.*\-]+:(?:\d{4,5}|\*):[^:\s]{1,60}:[^:\s"']{1,60}:

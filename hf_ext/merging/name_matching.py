@@ -197,7 +197,7 @@ def _compare_vocabularies(
         # the class may have them in a head that is not shared
         places = None if unknown else loading.find_tensors(base.config)
         sizes = {(size,) for size in loading.find_vocabularies(ours)}
-        shared = [] if places is None else Names(places, names.pairs).pairs
+        shared: Collection[str] = () if places is None else Names(places, names.pairs).pairs
         if not masks and (places is None or any(places[name].shape[:1] in sizes for name in shared)):
             raise DataError(f"{told}. Correct it, so that they are found, or choose a method with masks.")
         warnings.append(f"{told}: all are merged as they stand")

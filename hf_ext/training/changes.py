@@ -160,12 +160,13 @@ def _shorten(section: Any, defaults: dict[str, Any]) -> Any:
 
 def _shorten_source(section: Any) -> Any:
     """A source, or each of several by name, without defaults and what a part has from its list."""
-    if not isinstance(section, dict) or "path" not in section:
-        return {name: _shorten_source(part) for name, part in section.items()} if section else section
+    if not isinstance(section, dict):
+        return section
+    if "path" not in section:
+        return {name: _shorten_source(part) for name, part in section.items()}
     shared = {name: value for name, value in section.items() if name not in ("path", "name", "shuffle_buffer")}
     defaults = _read_defaults(SourcePart)
-    path = section["path"]
-    path = _shorten(path, defaults | shared) if isinstance(path, list) else path
+    path = _shorten(section["path"], defaults | shared) if isinstance(section["path"], list) else section["path"]
     return _shorten({**section, "path": path}, defaults)
 
 

@@ -76,4 +76,4 @@ def test_an_empty_licence_is_filled_in(tmp_path, entry, rest, end):
     text = write_card(tmp_path, repo_id="org/mine", license="mit").read_bytes().decode()
     found = read_front_matter(text)
     assert found["license"] == "mit" and ("tags" in found) == ("language" in found) == bool(rest)
-    assert text.endswith(f"# Mine{end}")
+    assert text.replace("\r", "").endswith("# Mine\n")
