@@ -236,7 +236,8 @@ def _require_same_angles(before: tuple[Path, Manifest], after: tuple[Path, Manif
     names = [*before[1].tasks]
     old, new = (read_totals(*artifact)[1][: len(names), : len(names)] for artifact in (before, after))
     norms = np.sqrt(np.diag(new))
-    for first, second in zip(*np.nonzero(np.abs(new - old) > 1e-10 * np.outer(norms, norms)), strict=True):
+    moved = np.triu(np.abs(new - old) > 1e-10 * np.outer(norms, norms), 1)
+    for first, second in zip(*np.nonzero(moved), strict=True):
         which = f"task {names[first]!r} or task {names[second]!r}"
         _refuse_changed(which, ["the inner product of their differences from the base has changed"])
 
