@@ -196,9 +196,9 @@ def _compare_vocabularies(
         told = f"{task.title} has another vocabulary ({difference}), and no tensor has vocab_size rows by config.json"
         # the class may have them in a head that is not shared
         places = None if unknown else loading.find_tensors(base.config)
-        sizes = {(size,) for size in loading.find_vocabularies(ours)}
+        lengths = {(size,) for size in loading.find_vocabularies(ours)}
         shared: Collection[str] = () if places is None else Names(places, names.pairs).pairs
-        if not masks and (places is None or any(places[name].shape[:1] in sizes for name in shared)):
+        if not masks and (places is None or any(places[name].shape[:1] in lengths for name in shared)):
             raise DataError(f"{told}. Correct it, so that they are found, or choose a method with masks.")
         warnings.append(f"{told}: all are merged as they stand")
     return dict.fromkeys(rows, difference)
