@@ -27,9 +27,10 @@ _BUSY_SECONDS = 20.0
 _TAGGED_FIELDS = dict.fromkeys(("library_name", "pipeline_tag", "tags"), "")
 _TAGGED_FIELDS |= {"license": "license:", "language": "", "datasets": "dataset:", "base_model": "base_model:"}
 # Those of data sets, by which `list_datasets` filters.
-_OF_DATASETS = """
-language language_creators annotations_creators multilinguality size_categories source_datasets task_categories task_ids
-""".split()
+_OF_DATASETS = [
+    *("language", "language_creators", "annotations_creators", "multilinguality", "size_categories"),
+    *("source_datasets", "task_categories", "task_ids"),
+]
 
 
 def repository_url(repository: Repository, base_url: str = "") -> str:
