@@ -36,7 +36,7 @@ def test_dates_in_json_stay_the_texts_that_they_are(tmp_path, form, streaming):
 
 @pytest.mark.parametrize("name", ["metadata.jsonl", "about.jsonl"])
 def test_dates_beside_pictures_stay_texts(tmp_path, name):
-    for number, date in enumerate(DATES):
+    for number in range(len(DATES)):
         Image.new("L", (8, 8), number).save(tmp_path / f"{number}.png")
     rows = [{"file_name": f"{number}.png", "date": date, "text": date} for number, date in enumerate(DATES)]
     write(tmp_path / name, rows, "lines")
