@@ -121,8 +121,7 @@ def restore(
     encoding = {name: options.pop(name) for name in ("quality", "lossless", "background")}
     if encoding["quality"] is not None and encoding["lossless"]:
         raise click.UsageError("--quality applies to lossy compression and contradicts --lossless; give one of them.")
-    given = {"--compare": compare, "--name": template != "{stem}", "--format": kind is not None}
-    folder = _folder_of_results(out, [flag for flag, is_given in given.items() if is_given])
+    folder = _folder_of_results(out, {"--compare": compare, "--name": template != "{stem}", "--format": bool(kind)})
     page = folder / "comparison.html" if folder is not None and compare else None
     ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": dtype}
 
@@ -196,14 +195,14 @@ def _choose(
     return plan, to_do
 
 
-def _folder_of_results(out: str, given: list[str]) -> Path | None:
+def _folder_of_results(out: str, given: dict[str, bool]) -> Path | None:
     """The folder of the results; None for standard output."""
     from hf_ext.restoration.jobs import is_one_result
 
     if not out:
         raise click.UsageError("--out is empty; give a folder (. is this one), the name of a picture, or -.")
     if out == "-":
-        if useless := [flag for flag in given if flag != "--format"]:
+        if useless := [flag for flag in given if given[flag] and flag != "--format"]:
             raise click.UsageError(f"{useless[0]} needs a folder for its page or names: give --out DIR instead of -.")
         return None
     place = Path(out)
@@ -211,7 +210,7 @@ def _folder_of_results(out: str, given: list[str]) -> Path | None:
         if place.exists() and not place.is_dir():
             raise click.UsageError(f"--out {out} is a file; give a folder, or the name of a picture.")
         return place
-    if useless := [flag for flag in given if flag != "--compare"]:
+    if useless := [flag for flag in given if given[flag] and flag != "--compare"]:
         raise click.UsageError(f"--out {out} names the result already: leave out {' and '.join(useless)}.")
     return place.parent
 

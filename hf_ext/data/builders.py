@@ -49,7 +49,7 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
 
 
 def _keep_texts(module: Any, tables: Iterator[Any]) -> Iterator[Any]:
-    """What a generator of a module of `datasets` gives that reads JSON lines."""
+    """Tables of JSON lines, from a generator of a module of `datasets`."""
     while True:
         with _PATCHED, patch.object(module, "paj", _Texts):
             found = next(tables, None)

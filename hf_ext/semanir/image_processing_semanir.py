@@ -5,7 +5,6 @@ Pixels have the shape [height, width, channels]: grey, grey and alpha, RGB, or R
 """
 
 import os
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +18,6 @@ from transformers.modeling_outputs import ImageSuperResolutionOutput
 from transformers.processing_utils import ImagesKwargs, Unpack
 from transformers.utils import logging
 
-logger = logging.get_logger(__name__)
-
 # Share of red, green and blue in the brightness of a pixel (ITU-R BT.601), as Pillow has it.
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 # The most of a picture in [0, 1]: noise may exceed white and black a little.
@@ -30,6 +27,9 @@ _MOST = 4
 def image_to_pixels(image: Image.Image) -> np.ndarray:
     """The pixels of a PIL image, upright as its EXIF data says: uint8, or uint16 for grey of 16 bits (mode `I;16`), of
     1 channel (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA)."""
+    read_as = str([tile.args for tile in getattr(image, "tile", ())[:1]])
+    if image.mode[0] != "I" and any(depth in read_as for depth in (";16B", ";16L", ";16N")):
+        logging.get_logger(__name__).warning(f"{image.format} of 16 bits: Pillow reads 8. Give hf_ext the file.")
     load_image(image)
     opened, image = image, ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or (image.mode == "I" and opened.format == "PPM"):
@@ -46,14 +46,6 @@ def image_to_pixels(image: Image.Image) -> np.ndarray:
         return pixels[..., [0, 3]] if grey and mode == "RGBA" else pixels
     pixels = np.asarray(image.convert("L" if grey else "RGB"))
     return pixels[..., None] if grey else pixels
-
-
-def read_pixels(image: Image.Image) -> np.ndarray:
-    """[`image_to_pixels`] of a picture from elsewhere, with a warning if Pillow gives 8 of the 16 bits in its file."""
-    tiles = getattr(image, "tile", None)
-    if tiles and re.search(";16[BLN]", str(tiles[0].args)) and image.mode[0] != "I":
-        logger.warning(f"{image.format} of 16 bits: Pillow reads 8 of them. Import hf_ext, and give the file itself.")
-    return image_to_pixels(image)
 
 
 def load_image(image: Image.Image, say: Callable[[str], None] = lambda line: None) -> None:
@@ -317,7 +309,7 @@ class SemanIRImageProcessor(PilBackend):
     def _read(self, image: Any, input_data_format: Any) -> np.ndarray:
         """Pixels [height, width, channels] of an image, alpha and all."""
         if isinstance(image, Image.Image):
-            return read_pixels(image)
+            return image_to_pixels(image)
         ends = {image.shape[0], image.shape[-1]} if image.ndim == 3 and image.size else set()
         if ends.isdisjoint((1, 2, 3, 4)):
             raise ValueError(f"An image has shape {image.shape}; give (height, width), or 1 to 4 channels at an end.")

@@ -15,7 +15,7 @@ from PIL import Image
 from transformers import PreTrainedModel
 from transformers.pipelines.base import Pipeline
 
-from .image_processing_semanir import as_picture, from_unit, pixels_to_image, read_pixels, restore_picture
+from .image_processing_semanir import as_picture, from_unit, image_to_pixels, pixels_to_image, restore_picture
 
 
 class ImageRestorationPipeline(Pipeline):
@@ -85,7 +85,7 @@ class ImageRestorationPipeline(Pipeline):
         if isinstance(image, np.ndarray):
             return {"pixels": image[..., None] if image.ndim == 2 else image}
         if isinstance(image, Image.Image):
-            return {"pixels": read_pixels(image)}
+            return {"pixels": image_to_pixels(image)}
         if isinstance(image, str) and image.startswith(("http://", "https://", "data:")):
             # Not by transformers' `load_image`: it makes RGB of 8 bits of everything.
             with urlopen(Request(image, headers={"User-Agent": "hf-ext"}), timeout=60) as answer:
@@ -97,7 +97,7 @@ class ImageRestorationPipeline(Pipeline):
     def read_file(self, source: str | bytes) -> np.ndarray:
         """Pixels of a picture file, or of what is in one, that Pillow reads."""
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            return read_pixels(image)
+            return image_to_pixels(image)
 
     def _forward(self, model_inputs: dict[str, np.ndarray], top_k: int | None = None) -> dict[str, np.ndarray]:
         pixels, config = as_picture(model_inputs["pixels"]), self.model.config
