@@ -16,13 +16,14 @@ import secrets
 import shutil
 import stat
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import DataError
+from .errors import DataError, UsageError
 from .system import sync_directory, sync_file
 
 # Of linux/fcntl.h and linux/fs.h.
@@ -238,6 +239,23 @@ def replace_folder(new: Path, out: Path) -> None:
             os.replace(aside, out)
             raise
         shutil.rmtree(aside)
+
+
+def check_places(results: Iterable[str | os.PathLike[str]]) -> None:
+    """Finds out before any work whether files can be written. Nothing is left behind, and no folder is made."""
+    paths = [Path(result) for result in results]
+    if taken := next((path for path in paths if path.is_dir()), None):
+        raise UsageError(f"{taken} is a folder; give the name of a file.")
+    for folder in sorted({path.parent for path in paths}):
+        # The first that exists: what is below it will be made in it.
+        place = next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent)), Path())
+        if not place.is_dir():
+            raise OSError(f"cannot write to {folder}: {place} is not a folder.")
+        try:
+            with tempfile.TemporaryFile(dir=place, prefix=".hf-ext-"):
+                pass
+        except OSError as error:
+            raise OSError(f"cannot write to {folder}: {error.strerror or error}.") from error
 
 
 class TakenError(FileExistsError, ValueError):

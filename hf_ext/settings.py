@@ -246,7 +246,9 @@ def as_meant(value: Any, annotation: Any, text: Any = None) -> Any:
         return [word if item is None and kind is str else as_meant(item, kind, word) for item, word in pairs]
     if isinstance(value, Unread):
         return value if str not in wanted or (lists and value.startswith("[")) else str(value)
-    if str in wanted and isinstance(text, str) and text and value is not None and not isinstance(value, str):
+    # A list or mapping of one line is none, in a file and in a flag.
+    is_word = isinstance(text, str) and text[:1] not in ("", "[", "{")
+    if str in wanted and is_word and value is not None and not isinstance(value, str):
         # What else the option takes has its own kind.
         return value if any(isinstance(value, kind) for kind in wanted if isinstance(kind, type)) else text
     if dict in wanted:

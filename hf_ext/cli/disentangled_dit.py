@@ -10,7 +10,7 @@ import click
 
 from .errors import Failed, Unusable, loading
 from .groups import Group
-from .options import AT_LEAST_1, DEVICE, FILE, JSON_RESULT, MODEL, NEW_FILE, options_of, split_names, value_type
+from .options import AT_LEAST_1, DEVICE, DTYPE, FILE, JSON_RESULT, MODEL, NEW_FILE, options_of, split_names, value_type
 from .output import print_json, print_rows, say
 
 PAIR = value_type(
@@ -171,13 +171,7 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
 @click.option("--strength", type=float, help="Share of --image that is replaced, 0 to 1.  [default: 0.8]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the noise.")
 @click.option("--batch-size", type=AT_LEAST_1, help="Pictures per batch.  [default: half a million pixels]")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="float32",
-    show_default=True,
-    help="Precision of the model.",
-)
+@click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Precision of the model.")
 @DEVICE
 def sample(
     source: str,

@@ -11,7 +11,7 @@ from hf_ext.system import import_undisturbed
 from hf_ext.terminal import count_of, is_quiet
 
 from .errors import Failed, Unusable, loading
-from .options import AT_LEAST_1, DEVICE, MODEL, TASK, value_type
+from .options import AT_LEAST_1, DEVICE, DTYPE, MODEL, TASK, value_type
 from .output import say
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
@@ -72,7 +72,7 @@ MEGAPIXELS = value_type("MEGAPIXELS", float, "not a number above 0", lambda size
     help="Largest picture; larger ones are reported and not decoded.",
 )
 @DEVICE
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Precision of the model.")
+@click.option("--dtype", type=DTYPE, help="Precision of the model.")
 def restore(
     source: str,
     inputs: tuple[str, ...],
@@ -121,7 +121,7 @@ def restore(
     encoding = {name: options.pop(name) for name in ("quality", "lossless", "background")}
     if encoding["quality"] is not None and encoding["lossless"]:
         raise click.UsageError("--quality applies to lossy compression and contradicts --lossless; give one of them.")
-    folder = _folder_of_results(out, compare, kind is not None or template != "{stem}")
+    folder = _folder_of_results(out, {"--compare": compare, "--name": template != "{stem}", "--format": bool(kind)})
     page = folder / "comparison.html" if folder is not None and compare else None
     ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": dtype}
 
@@ -176,8 +176,7 @@ def _choose(
     plan: Any, records: Any, page: Path | None, overwrite: bool, encoding: dict[str, Any]
 ) -> tuple[Any, list[Any]]:
     """The plan and its unfinished jobs; prints the pictures that cannot be restored."""
-    from hf_ext.files import remove_leftovers_of
-    from hf_ext.restoration.jobs import check_places
+    from hf_ext.files import check_places, remove_leftovers_of
     from hf_ext.restoration.records import choose_jobs
 
     for option, endings in (("quality", (".jpg", ".jpeg", ".webp")), ("lossless", (".webp",))):
@@ -189,28 +188,30 @@ def _choose(
         raise Unusable(f"none of {_count_all(plan)} can be restored.")
     if to_do and page is not None and page.exists() and not overwrite:
         raise Failed(f"{page} would be replaced; give --overwrite, or move it.")
-    check_places(results := [job.out for job in to_do if job.out is not None])
+    results = [job.out for job in to_do if job.out is not None]
+    # Of a folder in a result's place its picture tells.
+    check_places(path for path in results if not path.is_dir())
     remove_leftovers_of(results)
     return plan, to_do
 
 
-def _folder_of_results(out: str, compare: bool, named: bool) -> Path | None:
+def _folder_of_results(out: str, given: dict[str, bool]) -> Path | None:
     """The folder of the results; None for standard output."""
     from hf_ext.restoration.jobs import is_one_result
 
     if not out:
         raise click.UsageError("--out is empty; give a folder (. is this one), the name of a picture, or -.")
     if out == "-":
-        if compare:
-            raise click.UsageError("--compare needs a folder for its page: give --out DIR instead of -.")
+        if useless := [flag for flag in given if given[flag] and flag != "--format"]:
+            raise click.UsageError(f"{useless[0]} needs a folder for its page or names: give --out DIR instead of -.")
         return None
     place = Path(out)
     if not is_one_result(out):
         if place.exists() and not place.is_dir():
             raise click.UsageError(f"--out {out} is a file; give a folder, or the name of a picture.")
         return place
-    if named:
-        raise click.UsageError(f"--out {out} names the result already: leave out --format and --name.")
+    if useless := [flag for flag in given if given[flag] and flag != "--compare"]:
+        raise click.UsageError(f"--out {out} names the result already: leave out {' and '.join(useless)}.")
     return place.parent
 
 

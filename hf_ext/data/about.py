@@ -178,6 +178,11 @@ def open_described(
     if not labels & columns.keys() and all(file.parent != place for file in files):
         columns["label"] = [file.parent.name for file in files]
     require_train(folder, place, source.split)
+    for name in labels & columns.keys() if table is not None else ():
+        # A few fractions again and again may be names.
+        values = frame[name].dropna()
+        if pd.api.types.is_float_dtype(values) and (values % 1 != 0).any() and 2 * values.nunique() > len(values):
+            raise DataError(f"{table}: the column {name} has fractions such as {values.iloc[0]}: name the classes.")
     classes = {name: datasets.ClassLabel(names=sorted({*columns[name]} - {None})) for name in labels & columns.keys()}
     columns = {column: [str(file.resolve()) for file in files], **columns}
     return make_part(columns, {**classes, column: kind}, source.split)

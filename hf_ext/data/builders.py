@@ -1,30 +1,76 @@
 """Builders of `datasets` for pictures, sounds and tables, in a separate module because `datasets` patches `Path` and
 `open` in the module of a builder."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import datasets
 import fsspec
 import pandas as pd
 import pyarrow as pa
+import pyarrow.json
 from datasets.builder import Key
 from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
 from datasets.packaged_modules.csv.csv import Csv
-from datasets.packaged_modules.folder_based_builder.folder_based_builder import FolderBasedBuilder
+from datasets.packaged_modules.folder_based_builder import folder_based_builder
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+from datasets.packaged_modules.json import json as lines
 
 from ..errors import DataError
 from .files import AUDIO_SUFFIXES
 from .tables import LABEL, read_table
 
+_PATCHED = threading.RLock()
 
-class DescribedFolder(FolderBasedBuilder):
+
+class _Texts:
+    """The module `pyarrow.json` for `datasets`, with dates as the texts that they are: times are written otherwise."""
+
+    ReadOptions = pyarrow.json.ReadOptions
+
+    @staticmethod
+    def read_json(file: Any, read_options: Any) -> pa.Table:
+        table = pyarrow.json.read_json(file, read_options)
+        schema = pa.schema([field.with_type(_as_text(field.type)) for field in table.schema])
+        if schema == table.schema:
+            return table
+        file.seek(0)
+        return pyarrow.json.read_json(file, read_options, pyarrow.json.ParseOptions(explicit_schema=schema))
+
+
+def _as_text(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_as_text(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_text(field.type)) for field in kind])
+    return pa.string() if pa.types.is_temporal(kind) else kind
+
+
+def _keep_texts(module: Any, tables: Iterator[Any]) -> Iterator[Any]:
+    """Tables of JSON lines, from a generator of a module of `datasets`."""
+    while True:
+        with _PATCHED, patch.object(module, "paj", _Texts):
+            found = next(tables, None)
+        if found is None:
+            return
+        yield found
+
+
+class LineFiles(lines.Json):
+    """Builder for JSON lines, whose dates stay texts."""
+
+    def _generate_tables(self, *args: Any, **options: Any) -> Iterator[tuple[Key, pa.Table]]:
+        yield from _keep_texts(lines, super()._generate_tables(*args, **options))
+
+
+class DescribedFolder(folder_based_builder.FolderBasedBuilder):
     """Builder for a folder of files, whose metadata.csv is read as `hf-ext init` reads tables."""
 
     def _read_metadata(self, metadata_file: str, metadata_ext: str = "") -> Iterator[pa.Table]:
         if metadata_ext != ".csv":
-            yield from super()._read_metadata(metadata_file, metadata_ext)
+            yield from _keep_texts(folder_based_builder, super()._read_metadata(metadata_file, metadata_ext))
             return
         with open(metadata_file, "rb") as opened:
             yield _to_arrow(read_table(metadata_file, keep_index=True, held=opened.read()).frame)

@@ -14,6 +14,7 @@ import httpx2
 from datasets.data_files import ALL_DEFAULT_PATTERNS, SPLIT_KEYWORDS, DataFilesList, get_data_patterns
 from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+from datasets.packaged_modules.json.json import Json
 from datasets.packaged_modules.parquet.parquet import ParquetConfig
 from datasets.packaged_modules.text.text import TextConfig
 from fsspec.utils import glob_translate
@@ -24,7 +25,7 @@ from hf_ext import __version__
 from ..errors import DataError
 from ..terminal import count_of
 from .about import METADATA, open_described, open_text_folders
-from .builders import PictureFolder, RecordingFolder, TableFiles
+from .builders import LineFiles, PictureFolder, RecordingFolder, TableFiles
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
 from .files import (
     AUDIO_SUFFIXES,
@@ -195,6 +196,11 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     given = dict[str, Any](dataset_name=builder.dataset_name, data_files=builder.config.data_files, base_path=folder)
     if isinstance(builder, Csv):
         builder = TableFiles(**given, hash=__version__, names=[source.column_of("label")])
+    elif isinstance(builder, Json):
+        kept = {name: getattr(builder.config, name) for name in ("features", "field", "encoding", "encoding_errors")}
+        # A card may tell them; otherwise they are what an earlier reading guessed.
+        kept |= {"features": builder.info.features} if Path(folder, "README.md").is_file() else {}
+        builder = LineFiles(**given, hash=__version__, **kept)
     elif isinstance(builder, ImageFolder):
         kept = {name: getattr(builder.config, name) for name in ("drop_labels", "drop_metadata", "metadata_filenames")}
         builder = PictureFolder(**given, hash=__version__, **kept)

@@ -26,6 +26,11 @@ _BUSY_SECONDS = 20.0
 # Card fields that the Hub turns into tags, with the prefix of the tag.
 _TAGGED_FIELDS = dict.fromkeys(("library_name", "pipeline_tag", "tags"), "")
 _TAGGED_FIELDS |= {"license": "license:", "language": "", "datasets": "dataset:", "base_model": "base_model:"}
+# Those of data sets, by which `list_datasets` filters.
+_OF_DATASETS = [
+    *("language", "language_creators", "annotations_creators", "multilinguality", "size_categories"),
+    *("source_datasets", "task_categories", "task_ids"),
+]
 
 
 def repository_url(repository: Repository, base_url: str = "") -> str:
@@ -117,7 +122,7 @@ def describe_repository(repository: Repository, commit: str, blobs: BlobStore, s
         "private": repository.private,
         "gated": False,
         "disabled": False,
-        "tags": _tags(card),
+        "tags": _tags(card, repository.kind),
         "siblings": siblings,
     }
     if card:
@@ -183,9 +188,10 @@ def _card_at(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _tags(card: dict[str, Any]) -> list[str]:
+def _tags(card: dict[str, Any], kind: str) -> list[str]:
     tags: dict[str, None] = {}
-    for field, prefix in _TAGGED_FIELDS.items():
+    of_kind = {name: f"{name}:" for name in _OF_DATASETS} if kind == "dataset" else {}
+    for field, prefix in (_TAGGED_FIELDS | of_kind).items():
         values = card.get(field)
         values = values if isinstance(values, list) else [values]
         tags |= dict.fromkeys(prefix + each for each in values if isinstance(each, str))

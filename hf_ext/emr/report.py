@@ -166,24 +166,31 @@ def _warn_of_far(shares: Mapping[str, float | None], where: str = "") -> list[st
 
 
 def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | None]], where: str = "") -> list[str]:
-    """Warnings about pairs of nearly equal task vectors, which share more than the base."""
-    pairs = [
-        f"{names[i]} and {names[j]} ({cosine:.2f})"
-        for i, j in itertools.combinations(range(len(names)), 2)
-        if (cosine := cosines[i][j]) is not None and cosine > COSINE
-    ]
-    if not pairs:
-        return []
-    if len(pairs) == len(names) * (len(names) - 1) // 2 > 1:
-        return [
+    """Warnings about pairs of nearly equal task vectors, which share more than the base, and of opposite ones."""
+    pairs = [(names[i], names[j], cosines[i][j] or 0.0) for i, j in itertools.combinations(range(len(names)), 2)]
+    alike, opposite = ([pair for pair in pairs if sign * pair[2] > COSINE] for sign in (1, -1))
+    warnings = []
+    if len(alike) == len(pairs) > 1:
+        warnings.append(
             f"all task vectors nearly coincide{where} (cosines above {COSINE}): the tasks were probably fine-tuned "
             "from another model than this base, such as a later version of it."
-        ]
+        )
+    elif alike:
+        warnings.append(
+            f"task vectors nearly coincide{where}: {_pair_text(alike)}. They may be one checkpoint, one fine-tuned "
+            "from the other, or both fine-tuned from another model than this base."
+        )
+    if opposite:
+        warnings.append(
+            f"task vectors nearly cancel{where}: {_pair_text(opposite)}. The base lies between the two: it may be "
+            "their average, or one was subtracted from it."
+        )
+    return warnings
+
+
+def _pair_text(pairs: Sequence[tuple[str, str, float]]) -> str:
     more = f" and {len(pairs) - 5} pairs more" if len(pairs) > 5 else ""
-    return [
-        f"task vectors nearly coincide{where}: {', '.join(pairs[:5])}{more}. They may be one checkpoint, one "
-        "fine-tuned from the other, or both fine-tuned from another model than this base."
-    ]
+    return ", ".join(f"{one} and {two} ({cosine:.2f})" for one, two, cosine in pairs[:5]) + more
 
 
 def report_tables(report: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:

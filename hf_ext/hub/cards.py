@@ -107,16 +107,18 @@ def _is_template(text: str) -> bool:
 
 def _require_license(card: Path, text: str, license: str | None) -> None:
     """Adds the licence to a card that somebody wrote, or refuses to contradict it."""
-    metadata = read_front_matter(text)
-    stated = metadata.get("license")
+    stated = read_front_matter(text).get("license")
     if license is None or stated in (license, [license]):
         return
-    if "license" in metadata:
+    line, head = f"license: {json.dumps(license)}\n", front_matter(text)
+    # An empty entry is none, and would be a second one.
+    rest = re.sub(r"(?m)^(['\"]?)license\1[ \t]*:.*\n?", "", head)
+    if stated or "license" in read_front_matter(f"---\n{rest}\n---\n"):
         raise UsageError(
             f"{card}: the card that you wrote has the licence {stated!r}, got license={license!r}; correct one of them"
         )
-    line = f"license: {json.dumps(license)}\n"
-    if front_matter(text):
+    if head:
+        text = text.replace(head, rest, 1)
         text = re.sub(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n", lambda start: start[0] + line, text)
     else:
         text = f"---\n{line}---\n\n{text}"

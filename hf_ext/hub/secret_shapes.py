@@ -43,78 +43,77 @@ a key of OpenAI, Anthropic or the like | sk- | <START>sk-(?:(?:[A-Za-z0-9]+-){0,
 a key of Groq, Perplexity or xAI | gsk_ pplx- xai- | <START>(?:gsk_|pplx-|xai-)[A-Za-z0-9]{40,}
 a key of Heroku or NVIDIA | hrku- nvapi- | <START>(?:HRKU|nvapi)-[\w\-]{30,}
 a token of Replicate or RunPod | r8_ rpa_ | <NAME>(?:r8|rpa)_[A-Za-z0-9]{30,}
-a key of Fireworks | fw_ | <NAME>fw_[A-Za-z0-9]{22,}
-a key of Pinecone | pcsk_ | <NAME>pcsk_[A-Za-z0-9_]{40,}
-a key of LangSmith | lsv2_ | <NAME>lsv2_(?:pt|sk)_[0-9a-f]{32}
-a key of Jina | jina_ | <NAME>jina_[\w\-]{40,}
+a key of Fireworks or Pinecone | fw_ pcsk_ | <NAME>(?:fw_[A-Za-z0-9]{22,}|pcsk_[A-Za-z0-9_]{40,})
+a key of LangSmith or Jina | lsv2_ jina_ | <NAME>(?:lsv2_(?:pt|sk)_[0-9a-f]{32}|jina_[\w\-]{40,})
 a key of ElevenLabs or RubyGems | sk_ rubygems_ | <NAME>(?:sk|rubygems)_[0-9a-f]{48}
 a key of Weights & Biases | wandb_v1_ login | <NAME>wandb_v1_[\w\-]{20,}
     |wandb\.?\s?login[\s(]{1,3}(?:--relogin\s+)?(?:key\s{0,3}=\s{0,3})?["']?[0-9a-f]{40}(?![0-9a-f])
 a key of Kaggle | username kgat_ | "key"\s{0,3}:\s{0,3}"[0-9a-f]{32}"|<NAME>KGAT_[A-Za-z0-9]{20,}
 # Clouds.
-a key of AWS | akia asia | <START>(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])
+a key of AWS | akia asia absk | <START>(?:(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])|ABSK[A-Za-z0-9+/]{100,})
 a secret key of AWS | secret | (?i:secret_?access_?key|["']secret(?=["']))<IS>[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])
 a session token of AWS | session | (?i:session_?token)<IS>[A-Za-z0-9/+]{100,}
-a key of AWS Bedrock | absk | <START>ABSK[A-Za-z0-9+/]{100,}
-a key of Google | aiza | <START>AIza[\w\-]{35}
-a token or client secret of Google | gocspx- ya29. 1//0 | <START>(?:GOCSPX-|ya29\.|1//0[\w\-]{10})[\w\-]{20,}
+a secret of Google | aiza gocspx- ya29. 1//0 | <START>(?:AIza[\w\-]{35}|(?:GOCSPX-|ya29\.|1//0[\w\-]{10})[\w\-]{20,})
 a key of Azure | key | (?i:account\.?key|sharedaccesskey)(?:\.[\w.\-]{1,80})?<IS>[A-Za-z0-9+/]{40,}={0,2}
-a key of Backblaze | k00 | <START>K00\d[A-Za-z0-9+/]{27}(?![A-Za-z0-9+/])
+a key of Backblaze or New Relic | k00 nrak- | <START>(?:K00\d[A-Za-z0-9+/]{27}(?![A-Za-z0-9+/])|NRAK-[A-Z0-9]{27})
 a signature of Azure or of a link | sig | [?&](?:sig|(?:X-(?:Amz|Goog)-)?Signature)=[\w%/+~\-]{28,}
 a client secret of Azure | q~ | <START>[\w~.\-]{3}[78]Q~[\w~.\-]{31,34}
 a token of DigitalOcean or Brevo | _v1_ xkeysib- | <START>(?:do[opr]_v1_|xkeysib-)[0-9a-f]{64}
-a token of Databricks or Shopify | dapi shp | <START>(?:dapi|shp(?:at|ca|pa|ss)_)[0-9A-Fa-f]{32}
+a token of Databricks or Shopify | dapi shp | <START>(?:dapi|shp(?:at|ca|pa|ss|ua|tka|stk)_)[0-9A-Fa-f]{32}
 a key of Alibaba or Tencent | ltai akid | <START>(?:LTAI[A-Za-z0-9]{16,20}|AKID[A-Za-z0-9]{32})(?![A-Za-z0-9])
 a token of Yandex Cloud | y0_ t1. aqvn |
     <NAME>(?:y0_[\w\-]{40,}|t1\.(?:9[\w\-]{40,}|[\w\-]{40,}\.[\w\-]{40,})|AQVN[\w\-]{35,})
-a token of Fly.io | fm | <NAME>fm[12][a-z]?_[A-Za-z0-9+/=_\-]{50,}
-a token of Pulumi or Supabase | pul- sbp_ | <START>(?:pul-|sbp_)[0-9a-f]{40}
-a token of Docker or PlanetScale | dckr_ pscale_ | <NAME>(?:dckr_[po]at|pscale_(?:tkn|pw|oauth))_[\w\-]{20,}
-a token of Terraform | .atlasv1. | <START>[A-Za-z0-9]{14}\.atlasv1\.[\w\-]{40,}
-a token of Vault | hvs. hvb. hvr. | <NAME>hv[sbr]\.[\w\-]{20,}
-a token of Doppler | dp. | <NAME>dp\.(?:pt|st|ct|scim|audit)\.[A-Za-z0-9.]{30,}
-a token of 1Password | ops_ | <NAME>ops_eyJ[\w\-]{40,}
-a token of Grafana or Sentry | glsa_ glc_ sntry | <NAME>(?:gl(?:sa|c)|sntry[su])_[\w+/=\-]{30,}
-a key of New Relic | nrak- | <START>NRAK-[A-Z0-9]{27}
+a token of Fly.io | fm fo1_ | <NAME>(?:fm[12][a-z]?_[A-Za-z0-9+/=_\-]{50,}|fo1_[\w\-]{40,})
+a token of Pulumi or Supabase | pul- sbp_ | <START>(?:pul-|sbp_(?:oauth_|v0_)?)[0-9a-f]{40}
+a token of Docker or PlanetScale | dckr_ pscale_ | <NAME>(?:dckr_[po]at|pscale_(?:tkn|pw|oauth|api))_[\w\-]{20,}
+a key or token of Cloudflare | v1.0- cfk_ cfut_ cfat_ cloudflared | <NAME>(?:v1\.0-[0-9a-f]{24}-[0-9a-f]{146}
+    |cf(?:k|[ua]t)_[A-Za-z0-9]{40,}|cloudflared\s[^\n]{0,80}\s(?P<value>eyJ[\w+/=\-]{60,}))
+a token of HashiCorp | .atlasv1. hvs. hvb. hvr. | <NAME>(?:[A-Za-z0-9]{14}\.atlasv1\.[\w\-]{40,}|hv[sbr]\.[\w\-]{20,})
+a token of Doppler | dp. | <NAME>dp\.(?:pt|st|ct|scim|audit|sa(?:id)?|scrt)\.[A-Za-z0-9.]{30,}
+a token of 1Password | ops_ a3- | <NAME>(?:ops_eyJ[\w\-]{40,}|A3(?:-[A-Z0-9]{6}){2}(?:-[A-Z0-9]{5}){4}(?![\w\-]))
+a token of Bitwarden | session 0. | (?:BW_SESSION=|--session[ =])["']?[A-Za-z0-9+/]{80,}={0,2}
+    |<START>0\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[A-Za-z0-9]{30}:[A-Za-z0-9+/]{22}==
+a token of Grafana or Sentry | glsa_ glc_ sntry eyjrijoi |
+    <NAME>(?:(?:gl(?:sa|c)|sntry[su])_[\w+/=\-]{30,}|eyJrIjoi[A-Za-z0-9]{60,})
 a key of Tailscale | tskey- | <START>tskey-[a-z]+-[\w\-]{16,}
 # Code and packages.
 a token of GitHub | gh github_pat_ | <NAME>(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{40,})
 a token of GitLab | gl | <NAME>(?:gl(?:pat|rt|dt|ptt|ft|imt|agent|cbt|soat|oas|ffct)|GR1348941)-?[\w\-]{20,}
 a token of Bitbucket or Atlassian | atbb atatt3 atctt3 | <NAME>(?:ATBB\w{24,}|AT[AC]TT3[\w\-=]{40,})
-a token of npm | npm_ | <NAME>npm_[A-Za-z0-9]{36}
+a token of npm or crates.io | npm_ cio | <NAME>(?:npm_[A-Za-z0-9]{36}|cio[A-Za-z0-9]{32}(?![A-Za-z0-9]))
 a token of PyPI | pypi- | <START>pypi-[\w\-]{50,}
-a token of crates.io | cio | <NAME>cio[A-Za-z0-9]{32}(?![A-Za-z0-9])
 a password of a registry | auth | "auth"\s{0,3}:\s{0,3}"[A-Za-z0-9+/]{12,}={0,2}"
     |<NAME>_auth\s{0,3}=\s{0,3}"?<CASED>[A-Za-z0-9+/]{12,}={0,2}(?![\w(.])
 a token of Artifactory or Meta | akc eaa | <NAME>(?:AKCp|EAA[A-Za-z0-9]{20})[A-Za-z0-9]{60,}
-a token of Postman | pmak- | <START>PMAK-[0-9a-f]{24}-[0-9a-f]{34}
-a token of Figma | figd_ | <NAME>figd_[\w\-]{36,}
+a token of Postman | pmak- pmat- | <START>(?:PMAK-[0-9a-f]{24}-[0-9a-f]{34}|PMAT-[A-Z0-9]{26}(?!\w))
+a token of Figma or Airtable | fig pat | <NAME>(?:fig(?:d|u|o[rh]?)_[\w\-]{36,}|pat[A-Za-z0-9]{14}\.[0-9a-f]{64})
+a token of Asana | 1/ 2/ | <START>(?<!/)[12]/(?:\d{10,20}/)?\d{10,20}:[0-9a-f]{32}(?!\w)
 a token of Notion | ntn_ secret_ | <NAME>(?:ntn_[A-Za-z0-9]{40,}|secret_[A-Za-z0-9]{43})
-a key of Linear | lin_ | <NAME>lin_(?:api|oauth)_[A-Za-z0-9]{32,}
-a token of Airtable | pat | <NAME>pat[A-Za-z0-9]{14}\.[0-9a-f]{64}
+a key of Linear | lin_ | <NAME>lin_(?:api|oauth|wh)_[A-Za-z0-9]{32,}
 # Houses of which one prefix is enough.
-a token of a service | nfp_ bkua_ ccipat_ ccipra_ sqa_ squ_ sqp_ tvly- rnd_ cfpat- phx_ |
-    <NAME>(?:nfp_[A-Za-z0-9]{36}|bkua_[0-9a-f]{40}|CCIP(?:AT|RA)_\w{40,}|sq[aup]_[0-9a-f]{40}
+a token of a service | nfp_ nfc_ nfo_ nfu_ nfb_ bkua_ ccipat_ ccipra_ sqa_ squ_ sqp_ tvly- rnd_ cfpat- phx_ |
+    <NAME>(?:nf[bcopu]_[A-Za-z0-9]{36}|bkua_[0-9a-f]{40}|CCIP(?:AT|RA)_\w{40,}|sq[aup]_[0-9a-f]{40}
     |tvly-(?:dev-|prod-)?[A-Za-z0-9]{30,}|rnd_[A-Za-z0-9]{24,}|CFPAT-[\w\-]{40,}|phx_[A-Za-z0-9]{40,})
 a token of a service | dbtc_ dbtu_ csk- tgp_v1_ esecret_ napi_ vercel_blob_rw_ pnu_ pnb_ sgp_ atta |
     <NAME>(?:dbt[cu]_[\w\-]{36,}|csk-[a-z0-9]{40,}|tgp_v1_[\w\-]{40,}|esecret_[A-Za-z0-9]{24,}|napi_[a-z0-9]{50,}
-    |vercel_blob_rw_\w{30,}|pn[ub]_[A-Za-z0-9]{36}|sgp_(?:[0-9a-f]{16}_)?[0-9a-f]{40}|ATTA[0-9A-Za-z]{72})
+    |vercel_blob_rw_\w{30,}|pn[ub]_[A-Za-z0-9]{36}|sgp_(?:(?:[0-9a-f]{16}_)?[0-9a-f]{40}|[A-Za-z0-9]{64})|ATTA[0-9A-Za-z]{72})
 a token of a service | hcaik_ tfp_ rdme_ fc- e2b_ llx- flp_ ms- bce-v3/altak- sb_secret_ django-insecure- pat- |
     <NAME>(?:hcaik_[a-z0-9]{50,}|tfp_[\w\-]{40,}|rdme_[a-z0-9]{60,}|(?:fc-|e2b_)[0-9a-f]{32,}|llx-[A-Za-z0-9]{40,}
     |flp_[A-Za-z0-9]{40,}|bce-v3/ALTAK-[A-Za-z0-9]{16,}/[0-9a-f]{40}|sb_secret_[\w\-]{24,}
     |django-insecure-[^\s"']{50}|(?:ms|pat-[a-z]{2}\d)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})
-a token of a service | aio_ ico- ezak flwseck fio-u- tk-us- rzp_live_ azdo oy2 |
-    <NAME>(?:aio_[A-Za-z0-9]{28}|ico-[A-Za-z0-9]{32}|EZAK[A-Za-z0-9]{54}|FLWSECK(?:_TEST)?-[0-9a-f]{32}
+a token of a service | aio_ ico- ezak eztk flwseck fio-u- tk-us- rzp_live_ azdo oy2 |
+    <NAME>(?:aio_[A-Za-z0-9]{28}|ico-[A-Za-z0-9]{32}|EZ[AT]K[A-Za-z0-9]{54}|FLWSECK(?:_TEST)?-[0-9a-f]{32}
     |fio-u-[\w\-]{64}|tk-us-[\w\-]{48}|rzp_live_[A-Za-z0-9]{14}|[A-Za-z0-9]{76}AZDO[A-Za-z0-9]{4}|oy2[a-z0-9]{43}(?!\w))
-a key of Modal | ak- as- | <NAME>a[ks]-<CASED>[A-Za-z0-9]{22}(?![A-Za-z0-9\-])
+a token of a service | vcp_ vck_ vci_ vca_ vcr_ ddapp_ ddpat_ clojars_ dg9ro pat. oauth: infura.io alchemy.com |
+    <NAME>(?:vc[aciprk]_[A-Za-z0-9]{40,}|dd(?:app|pat)_[A-Za-z0-9]{34,}|CLOJARS_[a-z0-9]{60}|dG9rO[A-Za-z0-9]{50,}={0,2}
+    |pat\.[\w\-]{22}\.[0-9a-f]{24}\.[A-Za-z0-9]{20}|oauth:(?=[a-z]{0,28}[0-9])[a-z0-9]{30}(?!\w)
+    |infura\.io/(?:ws/)?v3/[0-9a-f]{32}|alchemy\.com/v2/<CASED>[\w\-]{32})
+a key of Modal or Voyage | ak- as- pa- | <NAME>(?:a[ks]-<CASED>[A-Za-z0-9]{22}|pa-<CASED>[\w\-]{43})(?![\w\-])
 a key of Lambda | secret_ | <NAME>secret_\w{1,60}_[0-9a-f]{32}\.[A-Za-z0-9]{32}
-a key of Voyage | pa- | <NAME>pa-<CASED>[\w\-]{43}(?![\w\-])
-a token of Mapbox | sk.eyj | <START>sk\.eyJ[\w\-]{40,}\.[\w\-]{20,}
-a token of Okta | ssws | SSWS\s+(?P<value>00[\w\-]{38,})
+a token of Mapbox or Okta | sk.eyj ssws | <START>sk\.eyJ[\w\-]{40,}\.[\w\-]{20,}|SSWS\s+(?P<value>00[\w\-]{38,})
 a token of PayPal | access_token$ | access_token\$(?:production|sandbox)\$[0-9a-z]{16}\$[0-9a-f]{32}
-a token of Resend | re_ | <NAME>re_[A-Za-z0-9]{8}_[A-Za-z0-9]{24}(?!\w)
+a token of Resend or OpenShift | re_ sha256~ | <NAME>(?:re_[A-Za-z0-9]{8}_[A-Za-z0-9]{24}|sha256~[\w\-]{43})(?![\w\-])
 a token of Dynatrace | dt0 | <START>dt0[a-z]\d\d\.[A-Z0-9]{24}\.[A-Z0-9]{64}
-a token of OpenShift | sha256~ | sha256~[\w\-]{43}(?![\w\-])
 # What services make today: what it is for, and then random letters.
 a token of a service | live_ _pat_ ck_ cs_ |
     <NAME>(?:[a-z][a-z0-9]{1,11}_(?:live|pat)_(?P<value><CASED>[\w\-]{16,}|[0-9a-f]{32,})|live_[0-9a-f]{32}
@@ -133,15 +132,18 @@ a token of Discord | . | <START>[MNO][A-Za-z0-9_\-]{23,27}\.[\w\-]{6}\.[\w\-]{27
 a token of Telegram | :aa | (?:<START>|(?<=/bot))\d{8,10}:AA[\w\-]{33}
 a key of Stripe | _live_ _test_ whsec_ | <START>[srp]k_(?:live|test)_[A-Za-z0-9]{16,}|<NAME>whsec_[A-Za-z0-9+/=]{24,}
 a token of Square | sq0 eaaa | <NAME>(?:sq0[a-z]{3}-[\w\-]{22,}|EAAA[\w\-]{60})
-a key of SendGrid | sg. | <NAME>SG\.[\w\-]{16,32}\.[\w\-]{16,64}
+a key of SendGrid or Dropbox | sg. sl. | <NAME>(?:SG\.[\w\-]{16,32}\.[\w\-]{16,64}|sl\.(?:u\.)?[\w\-]{100,})
 a key of Mailchimp or Mailgun | -us mailgun mg | <START>[0-9a-f]{32}-(?:us\d{1,2}(?!\d)|[0-9a-f]{8}-[0-9a-f]{8}(?!\w))
 a key of Twilio | sk ac | <START>(?:SK|AC[0-9a-f]{32}["'],\s{0,3}["'])[0-9a-f]{32}(?![0-9a-f])
 a token of X | aaaaaaaaaaaaaaaa | <START>A{16,}[A-Za-z0-9%]{60,}
-a key of Dropbox | sl. | <NAME>sl\.(?:u\.)?[\w\-]{100,}
 # Keys and tokens of no one house.
 a private key | begin | -{4,5} ?BEGIN (?:(?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?|OpenVPN Static key V1) ?-{4,5}
 a private key | putty age-secret-key- prv |
     PuTTY-User-Key-File-\d|<START>(?:AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{50,}|[tuvxyz]prv[1-9A-HJ-NP-Za-km-z]{100,})
+a private key | wif priv 0x keypair secretkey secret_key |
+    (?i:wif|privkey)\W{1,5}(?P<value>[5KL][1-9A-HJ-NP-Za-km-z]{50,51})(?!\w)
+    |(?i:from_?key\(|wallet\(|wallet_?key<IS>|accounts:\s{0,3}\[)\s{0,3}["']?0x[0-9A-Fa-f]{64}(?!\w)
+    |(?i:keypair|secret_?key)[^\[\n]{0,40}\[\s{0,3}(?:\d{1,3},\s{0,3}){63}\d{1,3}\s{0,3}\]
 a private key | kty | "[dk]"\s{0,3}:\s{0,3}"[\w\-]{40,}"
 a JSON web token | eyj | <START>eyJ[\w\-]{10,}\.eyJ[\w\-]{10,}\.[\w\-]{16,}
 a password in an address | :// |
@@ -170,8 +172,8 @@ a password | -a -k -p -w rclone |
     |ldap\w+\s(?:[^\n]{0,200}?\s)?-w\s|7z\w?\s[^\n]{0,200}?\s-p|rclone\s[^\n]{0,200}?\spass\s
     |openssl\s+enc\s[^\n]{0,200}?\s-k\s)
     ["']?<WORD>
-a password | pass user login auth sudo sqlplus thin: smbclient lftp securestring net identified mc |
-    (?:-pass(?:in|out)\s+["']?pass:|/pass:|\bchpasswd\s{1,3}<<<\s{1,3}["']?\w+:
+a password | pass user login auth sudo sqlplus thin: smbclient lftp securestring net identified mc unlock |
+    (?:-pass(?:in|out)\s+["']?pass:|/pass:|\bbw\s+unlock\s+|\bchpasswd\s{1,3}<<<\s{1,3}["']?\w+:
     |\bhtpasswd\s+-\w*b\w*\s+\S+\s+\S+\s|\bwpa_passphrase\s+\S+\s
     |\b(?:add_user|change_password|net\s+user)\s+\w+\s+|(?i:securestring)\s+(?:-string\s+)?
     |\bsmbclient\s[^\n]{0,200}?\s-U\s\S+%
@@ -189,6 +191,7 @@ a password | connect( connection( auth( authenticate( login( pw_set( set_passwor
     ["'](?=[^"'\n]{0,60}(?:[0-9][A-Za-z]|[!@#$%^&*?+=]))<ODD>["']
 a password | sudo chpasswd | \becho\s+["']?(?:\w+:)?<WORD>["']?\s*\|\s*(?:sudo\s+-S|(?:sudo\s+)?chpasswd)
 a password | pass pw psk | (?<![\w.\-])(?i:pass|pw|psk)["']?\s{0,3}[:=]\s{0,3}["']?<ODD>(?=[\s"']|$)
+a password | <pass | (?<=<Pass encoding="base64">)[A-Za-z0-9+/]{4,}={0,2}(?=</Pass>)|<Pass><ODD></Pass>
 a password | : |
     # A line of .pgpass: host, port, database, user.
     (?<![\w.*\-:/])[\w.*\-]+:(?:\d{4,5}|\*):[^:\s]{1,60}:[^:\s"']{1,60}:
@@ -197,9 +200,10 @@ a password | : |
 a password | pwd | (?i:uid|user id)=[^;{}]{1,80};\s?(?i:pwd)=\{(?P<value>[^{}\s]{6,})\}
 a secret of one-time passwords | otp_ mfa_ | (?i:otp|mfa)_?(?:secret|seed)<IS>(?P<value>[A-Z2-7]{16,})
 a cookie | cookie | (?i:cookies?)\W[^\n]{0,200}?(?i:sess\w*|sid|auth\w*)[=:"'\s]{1,5}(?P<value>[\w%.\-]{32,})
-a password in words | mnemonic phrase pass smtp( login( |
+a password in words | mnemonic phrase seed wallet recovery pass smtp( login( |
     # Twelve or more words open a wallet, four of four letters a mailbox.
-    (?i:mnemonic|(?:seed|recovery)[_ ]phrase|pass(?:word)?|\.(?:smtp|login)\(["'][^"'\n]{1,80})<IS>
+    (?i:mnemonic\(\s{0,3}["']|(?:mnemonic|seed(?:[_ ](?:phrase|words))?|wallet|recovery[_ ](?:phrase|words)
+    |pass(?:word)?|\.(?:smtp|login)\(["'][^"'\n]{1,80})<IS>)
     (?P<value>[a-z]{3,8}(?: [a-z]{3,8}){11,23}|[a-z]{4}(?: [a-z]{4}){3}(?=["']))
 a key of a client | client( bot( api( ai( fernet( key( authenticator( |
     (?:Client|Bot|API|Api|AI|Fernet|Key|Authenticator)\(\s{0,3}b?["'](?P<value><CASED>[A-Za-z0-9]{32,}|[0-9a-f]{32,}|[\w\-]{43}=)["']
@@ -219,8 +223,8 @@ a header with a credential | authorization |
     (?i:authorization)<IS>(?i:basic|bearer|token|splunk|(?:\w+-?)?key)\s+(?P<value>[\w+/=.\-]{16,})
 a secret by its name | secret token key |
     (?i:(?:client|app(?:lication)?|api|auth|access|secret|private|session|refresh|bot|hub|signing|encryption|account
-    |service|consumer|subscription|webhook|master|jwt)[_\- ]?(?:secret|token|key)(?:_id)?)
-    <IS>(?P<value><MIXED>[\w+/=.\-~]{20,})
+    |service|consumer|subscription|webhook|master|jwt|integration|pre-?shared)[_\- ]?(?:secret|token|key)
+    (?:_id|_base)?)<IS>(?P<value><MIXED>[\w+/=.\-~]{20,})
 a key by its name | key |
     # Any name that ends so, for what is long, mixed and no name in parts. Some keys are for all to see.
     (?<![A-Za-z])(?!(?i:(?:public|site|publishable|cache|hash|host|sort|lock)_?key))[A-Za-z]{2,20}(?:Key|_key)

@@ -33,7 +33,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..distributed import Ranks
 from ..errors import UsageError
-from ..files import require_new, whole_file
+from ..files import check_places, require_new, whole_file
 from ..progress import progress
 from .configuration import MergeConfig, load_config, whole_number
 from .plan import Plan, make_plan, resolve_plan
@@ -78,6 +78,7 @@ def save_statistics(
 
     examples = whole_number("examples", examples)
     require_new(out)
+    check_places([out])
     pinned = pin_revision(source)
     if adapter_base(pinned) is not None:
         raise ValueError(f"{source} is an adapter; statistics are of full weights: merge it into its base first.")
@@ -269,6 +270,7 @@ def write_weights(file: Path, configs: Mapping[str, Path], out: Path, **options:
     """Learns the weights of the merge in a YAML file, and writes the merge with them as another. Of the YAML file of a
     task's training `data.eval` and `task` count; `options` are those of [`learn_weights`]."""
     require_new(out)
+    check_places([out])
     parts = {name: open_task(place, "data.eval") for name, place in configs.items()}
     learned = learn_weights(file, parts, **options)
     if Accelerator().is_main_process:

@@ -5,7 +5,6 @@ Plan and table of a merge and the extraction of a LoRA ask here; nobody else com
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +35,7 @@ class Names:
     `bert.encoder.…`.
     """
 
-    def __init__(self, base: Mapping[str, TensorInfo], task: Collection[str]) -> None:
+    def __init__(self, base: Collection[str], task: Collection[str]) -> None:
         pairs = [(first, second) for first in _wrappers(base) for second in _wrappers(task)]
 
         def agreement(pair: tuple[str, str]) -> tuple[int, int]:
@@ -195,8 +194,11 @@ def _compare_vocabularies(
     rows = _find_token_rows(counted, counted, base, task, names.pairs)
     if not rows:
         told = f"{task.title} has another vocabulary ({difference}), and no tensor has vocab_size rows by config.json"
-        # a class of transformers may have them in a head that the base lacks
-        if unknown and not masks:
+        # the class may have them in a head that is not shared
+        places = None if unknown else loading.find_tensors(base.config)
+        lengths = {(size,) for size in loading.find_vocabularies(ours)}
+        shared: Collection[str] = () if places is None else Names(places, names.pairs).pairs
+        if not masks and (places is None or any(places[name].shape[:1] in lengths for name in shared)):
             raise DataError(f"{told}. Correct it, so that they are found, or choose a method with masks.")
         warnings.append(f"{told}: all are merged as they stand")
     return dict.fromkeys(rows, difference)
@@ -230,10 +232,8 @@ def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
     """Computed buffers of a task's file that the base does not have, and the task's class no place for."""
     known = set(names.pairs.values())
     found = {name for name, info in task.tensors.items() if name not in known and _is_computed(name, info)}
-    with contextlib.suppress(ValueError):
-        if found and (model := loading.build_empty(task.config)) is not None:
-            return frozenset(found - set(model.state_dict()))
-    return frozenset()
+    places = loading.find_tensors(task.config) if found else None
+    return frozenset() if places is None else frozenset(found - places.keys())
 
 
 def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> dict[str, str]:
@@ -273,7 +273,7 @@ def _refuse_other_model(base: Source, task: Source) -> None:
     native = any(map(_INSIDE.search, base.tensors))
     for source in (base, task):
         inside = [name for name in source.tensors if source.library != "peft" and _INSIDE.search(name)]
-        if inside and (not native or any(".default" in name for name in inside)):
+        if inside and (not native or any(".default" in name for name in inside) or not _may_wrap(source.config)):
             raise DataError(
                 f"{source.title} is a PeftModel whose adapters are not merged into its weights ({inside[0]!r}). Merge "
                 "them, model.merge_and_unload().save_pretrained(FOLDER), and give that folder."
@@ -289,6 +289,12 @@ def _refuse_other_model(base: Source, task: Source) -> None:
                 f"{task.title} has {key} {found!r}, {base.title} has {expected!r}: they cannot come from "
                 "one model. Give the model that the task was fine-tuned from as base, or leave the task out."
             )
+
+
+def _may_wrap(config: Mapping[str, Any]) -> bool:
+    """True if a class has layers of its own that are named as those of an adapter, or is unknown."""
+    places = {} if "_class_name" in config else loading.find_tensors(config)
+    return places is None or any(map(_INSIDE.search, places))
 
 
 def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str]:

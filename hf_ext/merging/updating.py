@@ -92,8 +92,10 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
             plan.base.origin = (first.source if first.revision else source_spec(first, place), first.revision)
 
     def require_same_weights(result: Path) -> None:
+        artifacts = (place, manifest), (result, Manifest.read(result))
         for task in manifest.tasks:
-            _require_same_weights(task, (place, manifest), (result, Manifest.read(result)))
+            _require_same_weights(task, *artifacts)
+        _require_same_angles(*artifacts)
 
     options |= {"show": require_same_checkpoints, "check": require_same_weights}
     try:
@@ -222,7 +224,22 @@ def _require_same_weights(task: str, before: tuple[Path, Manifest], after: tuple
     both = [tensor for tensor in ours if tensor in theirs and tensor.name in named]
     # Kernels of numba and of torch add up in other orders.
     changed += [tensor.name for tensor in both if not np.allclose(ours[tensor], theirs[tensor], rtol=1e-10, atol=0)]
+    first, second = (manifest.files.get(f"tasks/{task}/mask.safetensors", {}) for manifest in (old, new))
+    if old.deltas and first.get("bytes") == second.get("bytes") and first != second:
+        changed.append("a sign of a difference")
     _refuse_changed(f"task {task!r}", [f"{name} has changed" for name in changed])
+
+
+def _require_same_angles(before: tuple[Path, Manifest], after: tuple[Path, Manifest]) -> None:
+    """Refuses a task that lies on the other side of the base than before: of it the sums of magnitudes are the same,
+    but not its products with other tasks. Those of a task that was added frozen are NaN."""
+    names = [*before[1].tasks]
+    old, new = (read_totals(*artifact)[1][: len(names), : len(names)] for artifact in (before, after))
+    norms = np.sqrt(np.diag(new))
+    moved = np.triu(np.abs(new - old) > 1e-10 * np.outer(norms, norms), 1)
+    for first, second in zip(*np.nonzero(moved), strict=True):
+        which = f"task {names[first]!r} or task {names[second]!r}"
+        _refuse_changed(which, ["the inner product of their differences from the base has changed"])
 
 
 def _refuse_changed(what: str, changed: list[str]) -> None:

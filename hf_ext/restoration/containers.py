@@ -180,6 +180,7 @@ def _both_halves(source: Source, page: int) -> np.ndarray:
             for index, tile in enumerate(image.tile):
                 arguments = (wanted, *tile.args[1:]) if isinstance(tile.args, tuple) else wanted
                 image.tile[index] = tile._replace(args=arguments)
+            image.load()
             halves.append(image_to_pixels(image))
     pixels = halves[0].astype(np.uint16) * 256 + halves[1]
     return divide_by_alpha(pixels) if "RGBa" in raw else pixels

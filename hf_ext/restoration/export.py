@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from hf_ext.errors import UsageError
 from hf_ext.extras import check_installed
-from hf_ext.files import require_new, whole_file
-from hf_ext.restoration.jobs import check_places
+from hf_ext.files import check_places, require_new, whole_file
 from hf_ext.semanir import ops_semanir
 from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRForImageRestoration
 from hf_ext.terminal import log_level

@@ -45,17 +45,12 @@ def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
         [`Picture`]: 16 bits for PNG, TIFF and PGM in grey and RGB, with alpha or not, HEIC above 8, RAW. Of 16 bits
         in other files and kinds, Pillow gives 8. CMYK, LAB and the like become RGB. [`read_frames`] tells of losses.
     """
-    return _read(source, max_megapixels, several=False).pictures[0]
+    return read_frames(source, max_megapixels, several=False).pictures[0]
 
 
 def read_8_bits(source: Source, max_megapixels: float = 200.0) -> Image.Image:
     """[`read_image`] as a picture of Pillow with 8 bits, which classifiers take."""
     return pixels_to_image(to_8_bits(read_image(source, max_megapixels).pixels))
-
-
-def read_frames(source: Source, max_megapixels: float = 200.0) -> Frames:
-    """Read all frames of an animation or pages of a document."""
-    return _read(source, max_megapixels, several=True)
 
 
 class _Limits(NamedTuple):
@@ -79,7 +74,9 @@ class _Limits(NamedTuple):
         return f"{self.name} has {size}; the limit is {self.megapixels:g} megapixels. Raise max-megapixels for it."
 
 
-def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
+def read_frames(source: Source, max_megapixels: float = 200.0, *, several: bool = True) -> Frames:
+    """Read all frames of an animation or pages of a document; without `several` a file with more than one is
+    refused."""
     if not (isinstance(max_megapixels, Real) and 0 < max_megapixels < float("inf")):
         raise UsageError(f"`max_megapixels` is {max_megapixels!r}; give a number above 0, such as 200.")
     name = "the picture" if isinstance(source, bytes) else str(source)

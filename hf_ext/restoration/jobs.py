@@ -4,7 +4,6 @@ import glob
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
@@ -263,20 +262,6 @@ def _ending_of(source: Path | bytes, relative: Path) -> str:
     # A phone's JPEG of several pictures.
     format = "JPEG" if format == "MPO" else format
     return next((ending for ending, written in FORMATS.items() if written == format), ".png")
-
-
-def check_places(results: Iterable[Path]) -> None:
-    """Find out before any work whether files can be written. Nothing is left behind, and no folder is made."""
-    for folder in sorted({result.parent for result in results}):
-        # The first that exists: what is below it will be made in it.
-        place = next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent)), Path())
-        if not place.is_dir():
-            raise OSError(f"cannot write to {folder}: {place} is not a folder.")
-        try:
-            with tempfile.TemporaryFile(dir=place, prefix=".hf-ext-"):
-                pass
-        except OSError as error:
-            raise OSError(f"cannot write to {folder}: {error.strerror or error}.") from error
 
 
 def megapixels_of(job: Job) -> float:

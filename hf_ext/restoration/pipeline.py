@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForImageToImage
 from transformers.pipelines import PIPELINE_REGISTRY
+from transformers.utils import logging
 
 from hf_ext.semanir.image_processing_semanir import from_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.semanir.pipeline_semanir import ImageRestorationPipeline as PlainPipeline
+
+logger = logging.get_logger(__name__)
 
 
 class ImageRestorationPipeline(PlainPipeline):
@@ -47,9 +50,12 @@ class ImageRestorationPipeline(PlainPipeline):
     # What reads files and restores in tiles is imported when it is needed: `import hf_ext` imports this file.
     def read_file(self, source: str | bytes, max_megapixels: float = 200.0) -> np.ndarray:
         """Pixels of a picture file, or of what is in one, with all its bits."""
-        from .files import read_image
+        from .files import read_frames
 
-        return read_image(source, max_megapixels).pixels
+        frames = read_frames(source, max_megapixels, several=False)
+        for line in frames.lost:
+            logger.warning(line if isinstance(source, bytes) else f"{source}: {line}")
+        return frames.pictures[0].pixels
 
     def _forward(self, model_inputs: dict[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
         from .tiles import restore_image

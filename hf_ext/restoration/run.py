@@ -41,7 +41,7 @@ def restore_files(
     Restore pictures one after the other, of animations and documents every frame and page. Each result appears when it
     is whole, with the input's EXIF data (those that describe it), colour profile and resolution. The caller has made
     sure that there is something to do and that it can be written: [`~records.Records`], which get what made each
-    result, and [`~jobs.check_places`].
+    result, and [`~files.check_places`].
 
     Processes of `accelerate launch`, which all have the same `jobs`, share them; one that gets none needs no model.
     Each has the report of all, in the order of the jobs.

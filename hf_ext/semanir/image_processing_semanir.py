@@ -16,6 +16,7 @@ from transformers.image_processing_utils import BatchFeature
 from transformers.image_utils import ImageInput
 from transformers.modeling_outputs import ImageSuperResolutionOutput
 from transformers.processing_utils import ImagesKwargs, Unpack
+from transformers.utils import logging
 
 # Share of red, green and blue in the brightness of a pixel (ITU-R BT.601), as Pillow has it.
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
@@ -26,6 +27,9 @@ _MOST = 4
 def image_to_pixels(image: Image.Image) -> np.ndarray:
     """The pixels of a PIL image, upright as its EXIF data says: uint8, or uint16 for grey of 16 bits (mode `I;16`), of
     1 channel (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA)."""
+    read_as = str([tile.args for tile in getattr(image, "tile", ())[:1]])
+    if image.mode[0] != "I" and any(depth in read_as for depth in (";16B", ";16L", ";16N")):
+        logging.get_logger(__name__).warning(f"{image.format} of 16 bits: Pillow reads 8. Give hf_ext the file.")
     load_image(image)
     opened, image = image, ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or (image.mode == "I" and opened.format == "PPM"):

@@ -16,6 +16,7 @@ from hf_ext.data.bad_examples import read_example
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.distributed import Ranks, require_device
+from hf_ext.files import check_places
 from hf_ext.metrics import (
     ClassifierFeatures,
     CLIPScores,
@@ -166,8 +167,10 @@ def score(
     if (size is not None or kernel) and (reference is None or reference.endswith(".npz")):
         option = "kernel" if size is None else "size"
         raise UsageError(f"{option} needs pictures as the reference, got {reference}: give some, or leave it out.")
-    if keep is not None and Path(keep).suffix != ".npz":
-        raise UsageError(f"keep is {keep}, which must end with .npz: it could not be given as REFERENCE.")
+    if keep is not None:
+        if Path(keep).suffix != ".npz":
+            raise UsageError(f"keep is {keep}, which must end with .npz: it could not be given as REFERENCE.")
+        check_places([keep])
     ranks = Ranks()
     place, texts = require_device(ranks.own_device(device)), {}
     if clip is not None:

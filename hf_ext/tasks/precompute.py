@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 FREE = ("batch_size", "workers", "max_bad_examples")
 # Pictures of data whose number is not known beforehand: the share of bad ones counts from so many on, until the end.
 _LEAST_COUNT = 1000
+# Columns of classes, in tables and in tar files.
+_CLASSES = {"label", "cls"}
 # Pictures that would be enlarged more, or of which more would be cut off, are bad ones.
 MOST_ENLARGED, MOST_RATIO = 8, 8
 
@@ -345,6 +347,9 @@ class _Work:
             cut = cut_view(image, size, channels, self.settings.how, generator)
             for name in self.columns:
                 read_captions(other, name)
+            for name in () if self.columns else _CLASSES & other.keys():
+                if other[name] in (None, -1):
+                    raise ValueError(f"it has no class in {name!r}, which others have")
         except UNUSABLE as error:
             if isinstance(error, HfHubHTTPError) and not isinstance(error, EntryNotFoundError):
                 # Not the picture's fault: the same call goes on later.

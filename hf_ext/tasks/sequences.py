@@ -266,6 +266,9 @@ class ClassificationTask(MRConvTask):
         value = value.item() if isinstance(value, np.generic) else value
         # Classes that are called 1, 2, 3 are not those of these places.
         name = value if isinstance(value, str) else class_name(value)
+        if not isinstance(value, str) and name not in self.label_names:
+            # Tar files have the name 01 as a number.
+            name = next((word for word in self.label_names if word.isdecimal() and word.lstrip("0") == name), name)
         named = name in self.label_names and not (self.numbered and not isinstance(value, str))
         index = self.label_names.index(str(name)) if named else value
         is_decimal = isinstance(index, str) and not self.label_names and index.isdecimal()

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from glob import has_magic
 from importlib.metadata import version
 from pathlib import Path
@@ -19,11 +19,13 @@ import datasets
 import httpx2
 import numpy as np
 from huggingface_hub import HfApi
+from transformers import PreTrainedConfig
 
 from ..data.opening import find_files
 from ..errors import OtherRun
 from ..settings import read_numbers
-from .arguments import SCHEDULES_WITHOUT_END, DataArguments, TrainingArguments, find_paths, map_paths
+from .arguments import SCHEDULES_WITHOUT_END, DataArguments, SourcePart, TrainingArguments, find_paths, map_paths
+from .methods import find_inner
 
 # The kind of change of each field, by its name and its section's.
 _KINDS = {
@@ -69,9 +71,10 @@ def describe_run(arguments: TrainingArguments, processes: int, sharding: str | N
     return dict(json.loads(json.dumps(about)))
 
 
-def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Changes:
-    """Lists differences in arguments, processes and versions; refuses those that make another run."""
-    old, new = _list_settings(before), _list_settings(now)
+def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path, task: Any = object) -> Changes:
+    """Lists differences in arguments, processes and versions; refuses those that make another run. `task` is the class
+    whose fields are the section of that name."""
+    old, new = _list_settings(before, task), _list_settings(now, task)
     different = [name for name in {**new, **old} if old.get(name) != new.get(name)]
     verdicts = [
         (f"{name}: {old.get(name)!r} → {new.get(name)!r}", *_judge(name, old, new))
@@ -119,15 +122,52 @@ def compare_data(before: dict[str, Any], now: dict[str, Any], folder: Path, chan
         changes.notes.append(f"data.train.path: {', '.join(old)} → {', '.join(new)}: of equal fingerprint, {SAME}")
 
 
-def _list_settings(about: dict[str, Any]) -> dict[str, Any]:
-    """Settings by dotted names, without the places of the data."""
-    # An argument that did not exist when the run began has its default.
-    defaults = {item.name: item.default for item in fields(TrainingArguments) if item.default is not MISSING}
-    settings = {**defaults, **about["arguments"], "processes": about["processes"], "sharding": about["sharding"]}
+def _list_settings(about: dict[str, Any], task: Any) -> dict[str, Any]:
+    """Settings by dotted names, without the places of the data, and what a section gives as it is by default."""
+    # Earlier versions kept a number such as 1e-4 as text. An argument that did not exist then has its default.
+    settings = read_numbers({**_read_defaults(TrainingArguments), **about["arguments"]})
+    settings |= {"processes": about["processes"], "sharding": about["sharding"]}
+    data = _read_defaults(DataArguments) | settings["data"]
     # Of a list of sources their number and their weights stay.
-    train = map_paths(settings["data"].get("train"), lambda path: None)
-    # Earlier versions kept a number such as 1e-4 as text.
-    return _join_names(read_numbers({**settings, "data": {**settings["data"], "train": train}}))
+    data["train"] = map_paths(_shorten_source(data["train"]), lambda path: None)
+    inner = {name: _read_defaults(kind) for name, kind in find_inner(task).items()}
+    parts = {name: _shorten(part, inner.get(name, {})) for name, part in settings["task"].items()}
+    settings |= {"data": data | {"eval": _shorten_source(data["eval"])}, "task": _shorten(parts, _read_defaults(task))}
+    kind, model = getattr(task, "config_class", None), settings["model"]
+    # A checkpoint has other defaults, and a task from elsewhere may have.
+    known = settings["init_from"] is None and task.__module__.startswith("hf_ext.")
+    if known and isinstance(kind, type) and issubclass(kind, PreTrainedConfig):
+        settings["model"] = _shorten(model, _read_defaults(kind) | task.presets.get(model.get("preset"), {}))
+    return _join_names(settings)
+
+
+def _read_defaults(kind: type) -> dict[str, Any]:
+    """The defaults of the fields of a dataclass, as JSON stores them."""
+    items = fields(kind) if is_dataclass(kind) else ()
+    found = {item.name: item.default_factory() for item in items if item.default_factory is not MISSING}
+    found |= {item.name: item.default for item in items if item.default is not MISSING}
+    return dict(json.loads(json.dumps(found, default=str)))
+
+
+def _shorten(section: Any, defaults: dict[str, Any]) -> Any:
+    """A section, or each of a list, without the values that are its defaults."""
+    if isinstance(section, list):
+        return [_shorten(item, defaults) for item in section]
+    if not isinstance(section, dict):
+        return section
+    return {name: value for name, value in section.items() if name not in defaults or value != defaults[name]}
+
+
+def _shorten_source(section: Any) -> Any:
+    """A source, or each of several by name, without defaults and what a part has from its list."""
+    if not isinstance(section, dict):
+        return section
+    if "path" not in section:
+        return {name: _shorten_source(part) for name, part in section.items()}
+    shared = {name: value for name, value in section.items() if name not in ("path", "name", "shuffle_buffer")}
+    defaults = _read_defaults(SourcePart)
+    path = _shorten(section["path"], defaults | shared) if isinstance(section["path"], list) else section["path"]
+    return _shorten({**section, "path": path}, defaults)
 
 
 def _join_names(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

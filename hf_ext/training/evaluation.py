@@ -34,6 +34,7 @@ def evaluate(
     batch_size: int | None = None,
     num_workers: int = 0,
     after_batch: Callable[[], None] | None = None,
+    scored: dict[int, dict[str, float]] | None = None,
 ) -> dict[str, float]:
     """
     Evaluates a model on every example of a data set exactly once, over all processes.
@@ -46,6 +47,7 @@ def evaluate(
         batch_size (`int`, *optional*): Examples that a process scores at once; the task's own number when not given.
         num_workers (`int`, defaults to 0): Loader processes for each process, which read and decode.
         after_batch (`Callable`, *optional*): Called after each batch; what it raises ends the evaluation.
+        scored (`dict`, *optional*): Scores that are known, by the index of the example; this process's are added.
 
     Returns:
         `dict[str, float]`: Metrics by name.
@@ -60,8 +62,10 @@ def evaluate(
         ranks.part()
     was_training = model.training
     model.eval()
-    scores: list[tuple[int, dict[str, float]]] = []
-    batches = list(share_batches(len(data), batch_size or task.eval_batch_size, ranks.index, ranks.count))
+    scores = {} if scored is None else scored
+    left = [index for index in range(len(data)) if index not in scores]
+    shared = share_batches(len(left), batch_size or task.eval_batch_size, ranks.index, ranks.count)
+    batches = [([left[place] for place in places], is_repeat) for places, is_repeat in shared]
     bar = progress(batches, "evaluating", leave=False, shown=ranks.index == 0)
     # Closed by name: the traceback of an error would keep the loader processes alive.
     with torch.no_grad(), contextlib.closing(read_batches(data, [part for part, _ in batches], num_workers)) as read:
@@ -74,12 +78,12 @@ def evaluate(
                     f"the {len(indices)} examples."
                 )
             if not is_repeat:
-                scores += zip(indices, rows, strict=True)
+                scores.update(zip(indices, rows, strict=True))
             if after_batch is not None:
                 after_batch()
     model.train(was_training)
-    gathered = sorted((score for part in ranks.gather(scores) for score in part), key=lambda item: item[0])
-    return _read_metrics(task, task.summarize([row for _, row in gathered]))
+    gathered = {index: row for part in ranks.gather(scores) for index, row in part.items()}
+    return _read_metrics(task, task.summarize([gathered[index] for index in sorted(gathered)]))
 
 
 def _read_metrics(task: Task, found: Any) -> dict[str, float]:
@@ -102,10 +106,11 @@ def evaluate_sets(
     task: Task, model: torch.nn.Module, data: dict[str, datasets.Dataset], *where: Accelerator, **options: Any
 ) -> dict[str, float]:
     """Evaluates on each data set; the metrics of several sets have the set's name as a prefix."""
+    scored = options.pop("scored", {})
     return {
         f"{name}_{metric}" if name else metric: value
         for name, rows in data.items()
-        for metric, value in evaluate(task, model, rows, *where, **options).items()
+        for metric, value in evaluate(task, model, rows, *where, scored=scored.setdefault(name, {}), **options).items()
     }
 
 

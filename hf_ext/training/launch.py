@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..distributed import Ranks
 from ..errors import DONE, classify
+from ..files import check_places
 from ..system import import_undisturbed
 from ..terminal import guarded_streams, is_verbose
 
@@ -52,6 +53,8 @@ def evaluate_checkpoint(
         ValueError: If the file has no `data.eval`, something does not fit, or a merge is given without a task.
     """
     ranks = Ranks()
+    if output is not None:
+        check_places([output])
     with ranks.first_before_others():
         # The checkpoint's own configuration counts here, not the model section of the file.
         if ignored := [word for word in overrides or [] if word.startswith(("--model.", "--model="))]:

@@ -298,15 +298,18 @@ class _Training(Run):
             try:
                 improved = self._evaluate()
             except Exception as error:
-                is_stop, again = isinstance(error, EvaluationStopped), self.progress.owes_evaluation
+                is_stop = isinstance(error, EvaluationStopped)
+                # A batch is scored once, so that an evaluation that is interrupted again and again ends.
+                parts = self.ranks.gather(self.progress.scored) if is_stop else [{}]
+                self.progress.scored = {
+                    name: {index: row for part in parts for index, row in part[name].items()} for name in parts[0]
+                }
                 # Alone, a process that fails here keeps its steps; of several the others are elsewhere.
                 if is_stop or self.ranks.count == 1:
                     self.progress.owes_evaluation = True
                     self._save_state()
                 if not is_stop:
                     raise
-                if again:
-                    self._say("warning: the evaluation was interrupted again: it needs more time, or fewer examples")
                 self.stopping.end(error.args[0], self.progress.step, arguments.max_steps)
             save = save or self._is_over()
         written = [(self.folder.best, True)] * improved + [(self.folder.snapshot, False)] * save
@@ -315,7 +318,7 @@ class _Training(Run):
         for model, _ in written:
             self._write_snapshot(model)
         # Last: a state says that everything of its step is on disk.
-        self.progress.owes_evaluation = False
+        self.progress.owes_evaluation, self.progress.scored = False, {}
         self._save_state()
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
@@ -334,7 +337,7 @@ class _Training(Run):
                 broadcast(buffer)
             options: dict[str, Any] = {"batch_size": self.arguments.per_device_eval_batch_size}
             options["num_workers"] = self.arguments.data_arguments.num_workers
-            options["after_batch"] = self.stopping.interrupt_evaluation
+            options |= {"after_batch": self.stopping.interrupt_evaluation, "scored": self.progress.scored}
             self.metrics = evaluate_sets(self.task, self.module, self.eval_data, self.accelerator, **options)
             # A forward pass of a sharded model is an exchange between all processes.
             if self.accelerator.is_main_process or self.is_sharded:

@@ -84,16 +84,19 @@ def list_sections(method: str | None) -> dict[str, tuple[str, list[Entry]]]:
     if method is not None:
         task = find_task(method)
         found["task"] = (f"Task of {method}", read_entries(task))
-        # The sections inside of a task's, such as a degradation: arguments that link to a class with arguments.
-        for entry in read_entries(task):
-            for module, name in LINK.findall(entry.meaning):
-                inner = getattr(importlib.import_module(module), name) if module else None
-                if is_dataclass(inner) and isinstance(inner, type):
-                    found[f"task.{entry.names[0]}"] = f"`{entry.names[0]}` of {method}", read_entries(inner)
+        for name, inner in find_inner(task).items():
+            found[f"task.{name}"] = f"`{name}` of {method}", read_entries(inner)
         preset = Entry(["preset"], "`str`, *optional*", f"Where to start from: {', '.join(task.presets)}.")
         fields = [] if task.config_class is None else read_entries(task.config_class)
         found["model"] = (f"Model of {method}", [*([preset] if task.presets else []), *fields])
     return found
+
+
+def find_inner(task: type) -> dict[str, type]:
+    """The sections inside of a task's, such as a degradation: arguments that link to a class with arguments."""
+    links = ((entry.names[0], *link) for entry in read_entries(task) for link in LINK.findall(entry.meaning))
+    found = {key: getattr(importlib.import_module(module), name) for key, module, name in links if module}
+    return {key: inner for key, inner in found.items() if isinstance(inner, type) and is_dataclass(inner)}
 
 
 def describe_fields(config: str | Path | None) -> str:

@@ -223,7 +223,7 @@ class Run:
             if self.arguments.resume_from_checkpoint is not None:
                 fetch_run(self.arguments.resume_from_checkpoint, self.folder)
             about = describe_run(self.arguments, accelerator.num_processes, sharding)
-            self.folder.check(self.arguments, about)
+            self.folder.check(self.arguments, about, type(self.task))
         if self.train_data is None:
             self.train_data = open_source(sources.require_train_source(), "data.train")
         self.eval_sources = {name: describe_memory(data) for name, data in self.eval_data.items()}
@@ -328,6 +328,7 @@ class Run:
         if self.changes.new_evaluation:
             # Scores on other data cannot be compared.
             self.progress.best_step, self.progress.best_value, self.progress.stale = -1, float("nan"), 0
+            self.progress.scored = {}
         if self.accelerator.is_main_process:
             self.folder.truncate_metrics(self.progress)
         self.ranks.wait()

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class Progress:
     stale: int = 0
     # The evaluation of this step was interrupted: neither its row nor the models that come of it are on disk.
     owes_evaluation: bool = False
+    # Its scores until then, by the name of the set and the index of the example.
+    scored: dict[str, dict[int, Any]] = field(default_factory=dict)
     # A callback ended the run.
     ended: bool = False
 
@@ -102,7 +104,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     def __exit__(self, *error: object) -> None:
         self.lock.release(force=True)
 
-    def check(self, arguments: TrainingArguments, about: dict[str, Any]) -> None:
+    def check(self, arguments: TrainingArguments, about: dict[str, Any], task: type = object) -> None:
         """Refuses a folder that a run must not be written to, and finds the state from which one goes on."""
         self.about = about
         if self.arguments.exists():
@@ -116,7 +118,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             self._acquire_lock()
             self._find_start()
             if self.before is not None:
-                self.changes = compare_settings(self.before, about, self.path)
+                self.changes = compare_settings(self.before, about, self.path, task)
             return
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise UsageError(f"{self.path} is no folder, or a link to nothing: choose a folder as output_dir.")

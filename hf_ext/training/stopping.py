@@ -28,7 +28,7 @@ class RunStopped(KeyboardInterrupt):
 
 
 class EvaluationStopped(Exception):
-    """An evaluation ended before its last batch, for the answer that it has; a run that goes on does it anew."""
+    """An evaluation ended before its last batch, for the answer that it has; a run that goes on scores the rest."""
 
 
 class Stopping:

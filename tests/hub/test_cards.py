@@ -186,9 +186,10 @@ def test_an_authors_card_is_kept_and_ours_is_renewed(tmp_path, snapshot):
 # The metadata of an author's card, and the licence that it has afterwards; None where that is refused.
 LICENSED = {
     **dict.fromkeys(("", "---\nlicense: mit\n---\n", "---\r\nlibrary_name: transformers\r\n---\r\n"), "mit"),
+    "---\nlicense:\n---\n": "mit",
     "\ufeff---\n# --- mine ---\nlibrary_name: transformers\n---\n": "mit",
     "---\nlicense: [mit]\n---\n": ["mit"],
-    **dict.fromkeys(("---\nlicense: [mit, gpl]\n---\n", "---\nlicense:\n---\n")),
+    "---\nlicense: [mit, gpl]\n---\n": None,
 }
 
 

@@ -1,0 +1,77 @@
+"""Data whose words a library would take for something else: dates, classes with zeros, fractions."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hf_ext.data.opening import open_source
+from hf_ext.data.source import DataSource
+from hf_ext.errors import DataError
+from hf_ext.tasks.signals import PixelTask
+from tests.kit.refusals import refused
+
+DATES = ["2024-05-01", "2024-05-01T10:00:00Z", "2024-05-01 10:00:00"]
+
+
+def write(path: Path, rows: list, form: str) -> str:
+    texts = map(json.dumps, rows)
+    path.write_text(json.dumps(rows) if form == "list" else "\n".join(texts), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("form", ["lines", "list"])
+def test_dates_in_json_stay_the_texts_that_they_are(tmp_path, form, streaming):
+    rows = [{"text": date, "label": 0, "about": {"day": date, "days": [date]}} for date in DATES]
+    path = write(tmp_path / "a.jsonl", rows, form)
+    assert [*open_source(DataSource(path, streaming=streaming))] == rows
+    # Only some of them, and in a folder with another file.
+    write(tmp_path / "b.jsonl", [{**rows[0], "text": "none", "label": 2}], form)
+    data = open_source(DataSource(str(tmp_path), streaming=streaming))
+    assert sorted(row["text"] for row in data) == sorted([*DATES, "none"])
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "about.jsonl"])
+def test_dates_beside_pictures_stay_texts(tmp_path, name):
+    for number in range(len(DATES)):
+        Image.new("L", (8, 8), number).save(tmp_path / f"{number}.png")
+    rows = [{"file_name": f"{number}.png", "date": date, "text": date} for number, date in enumerate(DATES)]
+    write(tmp_path / name, rows, "lines")
+    data = open_source(DataSource(str(tmp_path)))
+    assert sorted(data["date"]) == sorted(data["text"]) == sorted(DATES)
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "place"),
+    [
+        (["01", "02", "03"], 1, 0),
+        (["01", "02", "10"], 10, 2),
+        (["000", "001"], 1, 1),
+        (["01", "02"], "02", 1),
+        # Places, as before, where no name is this number.
+        (["cat", "dog"], 1, 1),
+        (["5", "1"], 1, 1),
+    ],
+)
+def test_a_class_of_a_tar_file_is_the_name_with_its_zeros(names, value, place):
+    assert PixelTask(num_labels=len(names), label_names=names).read_class(value) == place
+
+
+@pytest.mark.parametrize(
+    ("labels", "refuses"),
+    [([0.13, 0.5, 0.77, 0.9], True), ([0.5, 1.5, 0.5, 1.5], False), ([1.0, 2.0, 3.0, 4.0], False), ("abab", False)],
+)
+@pytest.mark.parametrize("table", ["labels.csv", "labels.jsonl"])
+def test_fractions_are_no_classes_of_pictures(tmp_path, labels, refuses, table):
+    for number in range(4):
+        Image.new("L", (8, 8), number).save(tmp_path / f"{number}.png")
+    if table == "labels.csv":
+        rows = [f"{number}.png,{label}" for number, label in enumerate(labels)]
+        (tmp_path / table).write_text("\n".join(["file,label", *rows]))
+    else:
+        write(tmp_path / table, [{"file": f"{n}.png", "label": label} for n, label in enumerate(labels)], "lines")
+    with refused(DataError, table, "label", str(labels[0])) if refuses else contextlib.nullcontext():
+        assert len(open_source(DataSource(str(tmp_path))).features["label"].names) == len({*labels})

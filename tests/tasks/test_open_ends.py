@@ -1,0 +1,53 @@
+"""Examples without a class, and places that cannot be written, told before the work."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from hf_ext.errors import UsageError
+from hf_ext.tasks.diffusion_latents import write_tar
+from hf_ext.tasks.picture_scores import score
+from hf_ext.tasks.precompute import precompute
+from hf_ext.training import evaluate_checkpoint
+from tests.kit.refusals import refused
+
+from .diffusion_testing import rows_of, settings
+from .test_precompute_campaign import png
+
+
+@pytest.mark.parametrize("form", ["tar", "jsonl"])
+def test_an_example_without_a_class_is_listed_and_left_out(tmp_path, vae, form):
+    place = tmp_path / "data"
+    place.mkdir()
+    pictures = np.random.default_rng(0).integers(256, size=(8, 16, 16, 3), dtype=np.uint8)
+    if form == "tar":
+        parts = [{"png": png(pixels), "cls": b"1"} for pixels in pictures]
+        del parts[6]["cls"]
+        with (place / "0.tar").open("wb") as file:
+            write_tar(file, ((f"{number:03d}", part) for number, part in enumerate(parts)))
+    else:
+        for number, pixels in enumerate(pictures):
+            (place / f"{number:03d}.png").write_bytes(png(pixels))
+        rows = [{"file_name": f"{number:03d}.png", "label": None if number == 6 else 1} for number in range(8)]
+        (place / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    out = precompute(settings(place, vae, max_bad_examples=0.5), tmp_path / "out")
+    assert len(rows_of(out)) == 7
+    (listed,) = map(json.loads, (out / "bad_examples.jsonl").read_text().splitlines())
+    assert "006" in listed["file"] and "class" in listed["reason"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "below a file"])
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_read(tmp_path, kind):
+    place = tmp_path / "kept.npz"
+    if kind == "folder":
+        place.mkdir()
+    else:
+        place.write_bytes(b"")
+        place = place / "kept.npz"
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"method": "semanir", "data": {"eval": {"path": "nowhere"}}}))
+    with refused(UsageError if kind == "folder" else OSError, "kept.npz"):
+        score("nowhere", "nowhere", "nobody/network", keep=place, device="cpu")
+    with refused(UsageError if kind == "folder" else OSError, "kept.npz"):
+        evaluate_checkpoint("nowhere", tmp_path / "run.yaml", output=place)

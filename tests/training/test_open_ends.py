@@ -1,0 +1,92 @@
+"""Runs that go on with the same settings in other words, or with a clock that is shorter than an evaluation."""
+
+from pathlib import Path
+
+import pytest
+
+from hf_ext.errors import OtherRun
+from hf_ext.settings import SettingsError
+from hf_ext.training.arguments import TrainingArguments, apply_overrides, build, read_yaml
+from hf_ext.training.changes import compare_settings, describe_run
+from hf_ext.training.methods import find_task
+from hf_ext.training.stopping import RunStopped
+from tests.kit.refusals import refused
+
+from .tiny import TinyTask, contents, evaluated, make_arguments, run
+
+RUNS = {
+    "semanir": {"task": {"degradation": {"kind": "noise"}}, "data": {"train": {"path": "p"}, "eval": {"path": "e"}}},
+    "mrconv-text": {"model": {"num_hidden_layers": 2}, "data": {"train": {"path": ["p", {"path": "q"}]}}},
+    "mrconv-lm": {"init_from": "org/base", "data": {"train": {"path": "p"}}},
+}
+
+
+def changed(method: str, given: dict, flags: list[str]) -> list[str]:
+    first = {"method": method, "output_dir": "run", **given}
+    runs = [build(TrainingArguments, apply_overrides(first, words)) for words in ([], flags)]
+    before, now = (describe_run(arguments, 1, None) for arguments in runs)
+    return compare_settings(before, now, Path("run"), find_task(method)).notes
+
+
+@pytest.mark.parametrize(
+    ("method", "flags"),
+    [
+        ("semanir", "--learning_rate 0.0002 --max_grad_norm 1 --optim_args {} --seed 0 --data.num_workers 0"),
+        ("semanir", "--data.train.streaming false --data.train.split train --data.train.hold_out 0"),
+        ("semanir", "--data.train.pairs null --data.eval.streaming false --data.eval.rows examples"),
+        ("semanir", "--task.degradation.sigma null --task.patch_size 64 --task.made_pictures false"),
+        ("mrconv-text", "--data.train.streaming false --model.num_hidden_layers 2 --model.initializer_range 2e-2"),
+        ("mrconv-text", "--data.train.path [p,{path: q, split: train, streaming: false}]"),
+    ],
+)
+def test_a_default_that_is_written_out_is_no_change(method, flags):
+    words = [f"--{item.strip().replace(' ', '=', 1)}" for item in flags.split("--")[1:]]
+    assert changed(method, RUNS[method], words) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "flag"),
+    [
+        ("semanir", "--data.train.split=validation"),
+        ("semanir", "--task.degradation.sigma=15"),
+        ("mrconv-text", "--data.train.path=[p,{path: q, split: test}]"),
+        ("mrconv-text", "--data.train.path=[p]"),
+        ("mrconv-text", "--model.num_hidden_layers=3"),
+        # The base has defaults of its own.
+        ("mrconv-lm", "--model.hidden_dropout_prob=0.0"),
+    ],
+)
+def test_another_value_is_another_run(method, flag):
+    with refused(OtherRun, flag[2:].partition("=")[0]):
+        changed(method, RUNS[method], [flag])
+
+
+@pytest.mark.parametrize("value", ["[1, 2]", "{a: 1}"])
+@pytest.mark.parametrize("name", ["run_name", "optim", "tracker_project"])
+def test_a_list_is_no_text_in_a_file_or_a_flag(tmp_path, name, value):
+    (tmp_path / "a.yaml").write_text(f"method: semanir\noutput_dir: run\n{name}: {value}\n")
+    (tmp_path / "b.yaml").write_text("method: semanir\noutput_dir: run\n")
+    for file, flags in (("a.yaml", []), ("b.yaml", [f"--{name}", value])):
+        with refused(SettingsError, name):
+            build(TrainingArguments, apply_overrides(read_yaml(tmp_path / file), flags))
+    quoted = apply_overrides(read_yaml(tmp_path / "b.yaml"), [f"--{name}", f"'{value}'"])
+    assert getattr(build(TrainingArguments, quoted), name) == value
+
+
+def test_an_evaluation_that_is_longer_than_the_deadline_ends_with_the_same_scores(tmp_path, examples):
+    def go_on(name: str, **changes: float) -> dict[str, float]:
+        data = {**evaluated(examples), "eval": {"path": str(examples), "split": "train[:5]"}}
+        return run(TinyTask(), make_arguments(tmp_path / name, data, max_steps=1, **changes))
+
+    for stops in range(9):  # noqa: B007
+        try:
+            found = go_on("run", deadline_minutes=1e-9)
+            break
+        except RunStopped:
+            continue
+    # Two of the batches of two and one; the last one ends it.
+    assert stops == 3 and found == go_on("whole")
+    files, whole = contents(tmp_path / "run"), contents(tmp_path / "whole")
+    assert {name: files[name] for name in whole if "metrics" not in name} == {
+        name: value for name, value in whole.items() if "metrics" not in name
+    }
