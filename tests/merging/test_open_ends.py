@@ -7,12 +7,13 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from hf_ext.errors import DataError
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.updating import add_task
-from tests.emr.emr_testing import ones, write_weights
+from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents
 from tests.kit.refusals import refused
 from tests.merging.merging import CONFIG, merge, siblings
@@ -56,7 +57,7 @@ def test_a_base_between_two_tasks_is_told(sources, tmp_path, options):
 )
 def test_tokens_in_rows_that_a_known_class_has_elsewhere_are_refused_in_one_model(tmp_path, kind, rows, refuses):
     for name, token in (("base", "one"), ("a", "two")):
-        tensors = {"model.embed_tokens.weight": ones(rows, 2), "model.norm.weight": ones(2)}
+        tensors = {"model.embed_tokens.weight": torch.ones(rows, 2), "model.norm.weight": torch.ones(2)}
         folder = write_weights(tmp_path / name, tensors, config={"vocab_size": 4, "num_hidden_layers": 1} | kind)
         (folder / "tokenizer.model").write_text(token)
     with refused(DataError, "'a'", "vocabulary") if refuses else contextlib.nullcontext():
@@ -77,6 +78,6 @@ def test_adapters_of_any_name_inside_base_and_task_are_refused(tmp_path, config,
     """Of a class without such layers; code that is not here may have them."""
     names = [f"{prefix}x.{name}" for name in ("base_layer.weight", "lora_A.mine.weight", "lora_B.mine.weight")]
     for name in ("base", "a"):
-        write_weights(tmp_path / name, dict.fromkeys(names, ones(2, 2)), config=config)
+        write_weights(tmp_path / name, dict.fromkeys(names, torch.ones(2, 2)), config=config)
     with refused(DataError, "merge_and_unload") if refuses else contextlib.nullcontext():
         make_plan(siblings(tmp_path, "a", method="average")).close()
