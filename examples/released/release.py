@@ -266,10 +266,9 @@ def make_merge(work: Path) -> Path:
         folder = place / name
         with contextlib.chdir(place):
             tasks = {task: f"fine-tunes/{task}" for task in RESTORE_TASKS}
-            # Signs of each difference, a scale for each tensor. EMR with one merged model was measured first: 22.33,
-            # 26.04, 26.48 and 28.57 dB, where the fine-tunes have 25.70, 26.57, 28.61 and 28.62. The tasks are unlike.
-            # `ternary`, twice as large, had 24.96, 26.22, 26.85, 28.12 dB, signs of the same fine-tunes 24.92, 26.26,
-            # 26.66, 28.17.
+            # Signs of each difference, a scale for each tensor: what OneBit trained. EMR with one merged model was
+            # measured first, of fine-tunes by AdamW: 22.33, 26.04, 26.48 and 28.57 dB, where these have 25.70, 26.57,
+            # 28.61 and 28.62. The tasks are unlike. Later ones by AdamW lost 0.1, 0.1, 1.2 and 0.3 dB by their signs.
             merge_checkpoints(MergeConfig(base="denoise-color", tasks=tasks, method="onebit"), name, progress=False)
         # The package has this code already.
         (folder / "emr_loader.py").unlink()
