@@ -52,10 +52,10 @@ def find_recipe(name: str) -> tuple[Path, list[str]]:
     group, _, task = name.rpartition("-")
     if group != "restore-tasks":
         return RECIPES / f"{name}.yaml", []
-    return RECIPES / f"{group}.yaml", [
-        f"--output_dir=runs/{name}",
-        f"--task.degradation={json.dumps(RESTORE_TASKS[task])}",
-    ]
+    # At the recipe's rate of 1e-3 noise has 25.65 dB on the photographs that choose, at this one 26.23.
+    slower = ["--learning_rate=3e-4"] if task == "noise" else []
+    degradation = f"--task.degradation={json.dumps(RESTORE_TASKS[task])}"
+    return RECIPES / f"{group}.yaml", [f"--output_dir=runs/{name}", degradation, *slower]
 
 
 def is_run(work: Path, name: str) -> bool:
