@@ -87,8 +87,7 @@ def is_done(work: Path, name: str) -> bool:
 def count_core_hours(work: Path, name: str) -> float:
     """Hours of training on one thread, of the run and of those that it goes on from."""
     hours: float = read_report(work, name)["seconds"] / 3600
-    source = RUNS[name]
-    if source is None:
+    if (source := RUNS[name]) is None:
         return hours
     if is_run(work, source):
         return hours + count_core_hours(work, source)

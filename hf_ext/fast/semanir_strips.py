@@ -22,20 +22,27 @@ from hf_ext.semanir.ops_semanir import Dictionary, Pair
 
 # Temporary values of a layer for one token, in units of its width: below this no image needs to be cut.
 _LAYER_MAPS = 16
+# Temporary bytes for each thread of a processor, which its cache holds beside the weights: a photograph of a megapixel
+# takes half of the time that it takes in parts of 512 MiB (`examples/benchmarks/semanir_parts.py`). On a GPU, where
+# the launches of many small parts cost more, the budget alone counts.
+_CACHE = 8 * 2**20
 
 
 def memory_of_call(model: SemanIRModel, tokens: int, output_hidden_states: bool) -> int | None:
     """
     Bytes of temporary memory that a call must keep to, with so many pixels of the finest feature maps over the batch:
-    `memory_budget`, or None if everything fits into it or nothing may be cut.
+    `memory_budget`, on a processor no more than its cache; None if everything fits into it or nothing may be cut.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
     if torch.is_grad_enabled() or output_hidden_states or model.memory_budget is None:
         return None
-    if tokens * _LAYER_MAPS * model.body.out_dim * model.extractor.weight.element_size() <= model.memory_budget:
+    weight = model.extractor.weight
+    cache = _CACHE * torch.get_num_threads() if weight.device.type == "cpu" else model.memory_budget
+    memory = min(model.memory_budget, cache)
+    if tokens * _LAYER_MAPS * model.body.out_dim * weight.element_size() <= memory:
         return None
-    return None if any(map(_is_observed, model.modules())) else model.memory_budget
+    return None if any(map(_is_observed, model.modules())) else memory
 
 
 def _is_observed(module: nn.Module) -> bool:

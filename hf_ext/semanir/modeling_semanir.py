@@ -268,8 +268,8 @@ class SemanIRPreTrainedModel(PreTrainedModel):
 
     @property
     def memory_budget(self) -> int | None:
-        """`int`, *optional*: Bytes of temporary memory of a call without gradients, 512 MiB unless set; it is not
-        saved.
+        """`int`, *optional*: Bytes of temporary memory of a call without gradients, 512 MiB unless set, on a processor
+        no more than its cache; not saved.
 
         Where hf_ext is imported, a larger image is computed part by part, exactly, and only feature maps are held in
         full: two at the finest resolution, and in a U the skips. `None`: always at once, as with gradients, with
