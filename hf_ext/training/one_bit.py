@@ -13,7 +13,7 @@ class OneBit(torch.optim.AdamW):
 
     Args:
         params (`list[dict]`): Groups of parameters as AdamW takes them.
-        lr (`float`): Learning rate; 1e-3 was right where AdamW took 3e-4.
+        lr (`float`): Learning rate: 1e-3, or 3e-4 for a task near that of the base.
         weight_decay (`float`, defaults to 0.0): Weight decay of groups that have none of their own.
         betas (`tuple[float, float]`, defaults to `(0.9, 0.999)`): Of AdamW.
         eps (`float`, defaults to 1e-8): Of AdamW.
