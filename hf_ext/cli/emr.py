@@ -278,8 +278,10 @@ def verify(artifact: Path, as_json: bool) -> None:
     from hf_ext.emr.artifact import verify_artifact
 
     found = verify_artifact(artifact)
-    notes = (f"note: {text}" for text in found.notes)
-    print_json(found._asdict()) if as_json else say(*found.wrong, *notes)
+    if as_json:
+        print_json(found._asdict())
+    else:
+        say(*found.wrong, *(f"note: {text}" for text in found.notes))
     if found.wrong:
         raise Unusable(
             f"{artifact} is damaged: {count_of(len(found.wrong), 'file differs', 'files differ')} from emr.json."
@@ -418,5 +420,7 @@ def extract_lora(places: tuple[str, ...], base: str | None, endpoint: str | None
             opened = extracting.open_task(source, task, base, endpoint)
         with opened as pair:
             report = extracting.extract_lora(pair, out, **how)
-    lines = (*extracting.report_lines(report), f"adapter: {report['path']}")
-    print_json(report) if as_json else say(*lines)
+    if as_json:
+        print_json(report)
+    else:
+        say(*extracting.report_lines(report), f"adapter: {report['path']}")

@@ -111,13 +111,18 @@ def card(
     register_models()
     if check:
         problems = find_problems(folder)
-        told, name = {"card": str(folder / "README.md"), "problems": problems}, folder / "README.md"
-        print_json(told) if as_json else say(*(problems or [f"{name}: no problems found"]))
+        if as_json:
+            print_json({"card": str(folder / "README.md"), "problems": problems})
+        else:
+            say(*(problems or [f"{folder / 'README.md'}: no problems found"]))
         context.exit(1 if problems else 0)
     from hf_ext.hub.cards import write_card
 
     path = write_card(folder, repo_id=repo_id or folder.resolve().name, license=license_name)
-    print_json({"card": str(path), "text": path.read_text(encoding="utf-8")}) if as_json else say(path)
+    if as_json:
+        print_json({"card": str(path), "text": path.read_text(encoding="utf-8")})
+    else:
+        say(path)
 
 
 def find_problems(folder: Path) -> list[str]:

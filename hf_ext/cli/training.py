@@ -77,8 +77,10 @@ def evaluate(
     if Ranks().index > 0:
         # Only the first process prints.
         return
-    rows = [result_row(entry) for entry in result["results"]]
-    print_json(result) if as_json else print_rows(rows, title=source)
+    if as_json:
+        print_json(result)
+    else:
+        print_rows([result_row(entry) for entry in result["results"]], title=source)
 
 
 @click.group(cls=Group)
@@ -118,6 +120,9 @@ def check(context: click.Context, config: Path, overrides: tuple[str, ...], as_j
     # Our own progress bar is enough.
     datasets.disable_progress_bars()
     found = check_data(build_task(arguments), arguments)
-    print_json(found) if as_json else say(*map(describe_check, found))
+    if as_json:
+        print_json(found)
+    else:
+        say(*map(describe_check, found))
     if any(len(entry["bad"]) > entry["allowed"] for entry in found):
         context.exit(1)

@@ -268,7 +268,7 @@ class ClassificationTask(MRConvTask):
         name = value if isinstance(value, str) else class_name(value)
         if not isinstance(value, str) and name not in self.label_names:
             # Tar files have the name 01 as a number.
-            name = next((word for word in self.label_names if word.isdecimal() and word.lstrip("0") == name), name)
+            name = next((word for word in self.label_names if word.isdecimal() and str(int(word)) == name), name)
         named = name in self.label_names and not (self.numbered and not isinstance(value, str))
         index = self.label_names.index(str(name)) if named else value
         is_decimal = isinstance(index, str) and not self.label_names and index.isdecimal()

@@ -50,6 +50,7 @@ def test_dates_beside_pictures_stay_texts(tmp_path, name):
         (["01", "02", "03"], 1, 0),
         (["01", "02", "10"], 10, 2),
         (["000", "001"], 1, 1),
+        (["000", "001"], 0, 0),
         (["01", "02"], "02", 1),
         # Places, as before, where no name is this number.
         (["cat", "dog"], 1, 1),

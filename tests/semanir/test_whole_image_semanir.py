@@ -167,3 +167,12 @@ def test_presets_bound_their_memory_by_themselves():
         with torch.no_grad():
             assert memory_of_call(model.model, 12_000_000, False) == model.memory_budget
             assert memory_of_call(model.model, 64 * 64, False) is None
+
+
+def test_parts_on_a_processor_are_those_that_its_cache_holds():
+    model = make_model(**COLUMNAR).model
+    cache = 8 * 2**20 * torch.get_num_threads()
+    with torch.no_grad():
+        for budget, parts in {512 * 2**20: cache, cache - 1: cache - 1, None: None}.items():
+            model.memory_budget = budget
+            assert memory_of_call(model, 12_000_000, False) == parts
