@@ -51,7 +51,8 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
 def _keep_texts(module: Any, tables: Iterator[Any]) -> Iterator[Any]:
     """Tables of JSON lines, from a generator of a module of `datasets`."""
     while True:
-        with _PATCHED, patch.object(module, "paj", _Texts):
+        # A later version of `datasets` may call it otherwise: then dates are times again, as there.
+        with _PATCHED, patch.object(module, "paj", _Texts, create=True):
             found = next(tables, None)
         if found is None:
             return
