@@ -5,7 +5,7 @@ Shapes: maps [B, channels, height, width] with channels last in memory, tokens [
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,14 @@ from hf_ext.semanir.modeling_semanir import (
     SemanIRStage,
     SemanIRUShape,
 )
-from hf_ext.semanir.ops_semanir import Dictionary, Pair
+from hf_ext.semanir.ops_semanir import (
+    Dictionary,
+    Pair,
+    key_regions,
+    partition_windows,
+    semantic_keys,
+    window_and_shift,
+)
 
 # Temporary values of a layer for one token, in units of its width: below this no image needs to be cut.
 _LAYER_MAPS = 16
@@ -53,12 +60,12 @@ def _is_observed(module: nn.Module) -> bool:
 
 # What it does. The model of `modeling_semanir` computes each of its equations on the whole feature map. Of an image of
 # 12 megapixels, the temporary tensors of one layer alone take tens of gigabytes. This runner walks through the same
-# modules in the same order and computes each on some rows, or some windows, at a time. Only feature maps are held in
-# full, and where nothing reads the old values any more, a map is overwritten with the new ones.
+# modules in the same order and computes each on some rows, or some windows, at a time. One feature map is held in full
+# (in a U the skips too), and what comes out of a stage is written over what went in.
 #
-# Why that is exact. Attention and MLP stay inside a window, whose dictionary was selected from the whole map; norms
-# and 1 x 1 convolutions stay in a pixel; a convolution of 3 x 3 reads one row above and below, which each strip gets
-# as its halo. So no value depends on where the strips end, unlike tiles, which cut off what reaches further.
+# Why that is exact. Keys, attention and MLP stay inside a window; norms and 1 x 1 convolutions stay in a pixel; a
+# convolution of 3 x 3 reads one row above and below, which each strip gets as its halo. So no value depends on where
+# the strips end, unlike tiles, which cut off what reaches further.
 #
 # How we know. `tests/semanir/test_whole_image_semanir.py` compares with the network at once, for every kind of body
 # and head, strips of one row and images of any size, and measures the peak of a process against the budget.
@@ -93,7 +100,7 @@ class Strips:
             # The long skip is extracted once more instead of being kept.
             return body.convolution(body.last_norm(features)) + extractor(images)
 
-        return self.by_rows(close, features, images, channels=8 * body.out_dim, halo=1)
+        return self.by_rows(close, features, images, channels=8 * body.out_dim, halo=1, into=features)
 
     def _u_shape(self, body: SemanIRUShape, features: Tensor, top_k: int) -> Tensor:
         skips = []
@@ -123,22 +130,7 @@ class Strips:
         assert isinstance(stage, SemanIRStage)
         # The stage is not called, so accelerate, which may keep it on a device of its own, does not move its input.
         features = features.to(getattr(getattr(stage, "_hf_hook", None), "execution_device", None) or features.device)
-        tokens = features.permute(0, 2, 3, 1)
-        dictionaries = stage.dictionaries(tokens, top_k, self.memory)
-        # Values of a layer for one token that live at the same time: projections and their normalised copies with
-        # logits, bias and mask; or the MLP's.
-        dim, config = features.shape[1], stage.config
-        attending = 12 * dim + 3 * stage.num_heads * config.window_size**2
-        channels = max(attending, 4 * dim + 2 * int(dim * config.mlp_ratio))
-        for number, (layer, shifted) in enumerate(zip(stage.layers, stage.shifted, strict=True)):
-            # The first layer writes to a map of its own: the stage's input is added at the end.
-            tokens = by_windows(layer, tokens, dictionaries[shifted], self.memory, channels, in_place=number > 0)
-
-        def close(tokens: Tensor, features: Tensor) -> Tensor:
-            return stage.convolution(tokens) + features
-
-        maps = tokens.permute(0, 3, 1, 2), features
-        return self.by_rows(close, *maps, channels=4 * features.shape[1], halo=1, into=features)
+        return Wave(stage, features, top_k, self.memory).run()
 
     def reconstruct(self, restorer: SemanIRForImageRestoration, features: Tensor) -> Tensor:
         """`restorer.reconstruction(features)`."""
@@ -174,12 +166,17 @@ def by_rows(
     rows = first.shape[-2] if rows is None else rows
     row_bytes = first.numel() // (first.shape[1] * rows) * channels * first.element_size()
     strip = max(1, memory // row_bytes - 2 * halo)
+    factors = [features.shape[-2] // rows for features in maps]
     result: Tensor | None = None
+    # The rows above a strip, as they were before results were written over them.
+    above: Tensor | None = None
     for start in range(0, rows, strip):
         stop = min(start + strip, rows)
         top, bottom = max(start - halo, 0), min(stop + halo, rows)
-        factors = [features.shape[-2] // rows for features in maps]
         parts = [each[:, :, top * factor : bottom * factor] for each, factor in zip(maps, factors, strict=True)]
+        for index, each in enumerate(maps):
+            if each is into and above is not None:
+                parts[index] = torch.cat([above, each[:, :, start * factors[index] : bottom * factors[index]]], dim=2)
         part = function(*parts)
         factor = part.shape[-2] // (bottom - top)
         if result is None and into is not None and into.dtype == part.dtype:
@@ -188,9 +185,131 @@ def by_rows(
             # Channels last in memory, as in the part.
             batch, depth, _, width = part.shape
             result = part.new_empty(batch, rows * factor, width, depth).permute(0, 3, 1, 2)
+        if result is into and halo:
+            # By identity: `in` would compare values.
+            old = next(part for each, part in zip(maps, parts, strict=True) if each is into)
+            above = old[:, :, (max(stop - halo, 0) - top) * factor : (stop - top) * factor].clone()
         result[:, :, start * factor : stop * factor] = part[:, :, (start - top) * factor : (stop - top) * factor]
     assert result is not None
     return result
+
+
+# The layers of a stage alternate between windows and windows moved by half a window, down and to the right, where the
+# lowest ones take the first rows in. Computed map by map they need a second map: each layer reads what the one before
+# wrote, and the sum at the end what came in. Here bands of windows run down the map like a wave: a layer takes a band
+# as soon as the one before has finished all of its rows, and the closing convolution follows as closely, so that only
+# the rows between the first layer and the convolution are held twice. The first rows, which the last moved band takes
+# in, wait for the end. Rows are kept in blocks, cut where bands of either kind begin: band j of windows is block 2j
+# and 2j + 1, moved band j is block 2j + 1 and the next one, after the last the first.
+class Wave:
+    """A stage on one map [B, channels, height, width], which its result is written into."""
+
+    def __init__(self, stage: SemanIRStage, features: Tensor, top_k: int, memory: int):
+        self.stage, self.features, self.top_k, self.memory = stage, features, top_k, memory
+        # Values of a layer for one token that live at the same time: projections and their normalised copies with
+        # logits, bias and mask; or the MLP's.
+        dim, config = features.shape[1], stage.config
+        attending = 12 * dim + 3 * stage.num_heads * config.window_size**2
+        self.channels = max(attending, 4 * dim + 2 * int(dim * config.mlp_ratio))
+        self.tokens = features.permute(0, 2, 3, 1)
+        self.size = self.tokens.shape[1], self.tokens.shape[2]
+        self.window, self.shift = window_and_shift(self.size, config.window_size, any(stage.shifted))
+        self.rows = max(1, memory // 4 // (self.tokens[:, 0].numel() * features.element_size() * self.window[0]))
+        starts = range(0, self.size[0], self.rows * self.window[0])
+        self.bands = len(starts)
+        cuts = [cut for start in starts for cut in (start, start + self.shift[0])] if self.shift[0] else [*starts]
+        self.blocks = [slice(*pair) for pair in zip(cuts, [*cuts[1:], self.size[0]], strict=True)]
+        # Layers that a block has passed; its tokens, as long as they are needed; bands whose result is written.
+        self.passed = [0] * len(self.blocks)
+        self.held: list[Tensor | None] = [None] * len(self.blocks)
+        self.written: set[int] = set()
+        self.known: dict[tuple[bool, int], Dictionary] = {}
+        self.result = features
+
+    def run(self) -> Tensor:
+        for band in range(self.bands):
+            self._pass_layer(0, band)
+        return self.result
+
+    def _blocks_of(self, band: int, shifted: bool) -> list[int]:
+        if not self.shift[0]:
+            return [band]
+        first = 2 * band + shifted
+        return [first, (first + 1) % len(self.blocks)]
+
+    def _pass_layer(self, number: int, band: int) -> None:
+        """One layer on one band, and all that can be done then."""
+        shifted = self.stage.shifted[number]
+        numbers = self._blocks_of(band, shifted)
+        rows = torch.cat([self._tokens_of(block) for block in numbers], dim=1)
+        dictionary = self._dictionary(shifted, band, rows if number == 0 else None)
+        if shifted not in self.stage.shifted[number + 1 :]:
+            del self.known[shifted, band]
+        rows = by_windows(self.stage.layers[number], rows, dictionary, self.memory, self.channels)
+        lengths = [self.blocks[block].stop - self.blocks[block].start for block in numbers]
+        for block, part in zip(numbers, rows.split(lengths, dim=1), strict=True):
+            self.held[block], self.passed[block] = part, number + 1
+        after = number + 1
+        for other in {other % self.bands for other in range(band - 1, band + 2)}:
+            if after == len(self.stage.layers):
+                self._write(other)
+            elif all(self.passed[block] == after for block in self._blocks_of(other, self.stage.shifted[after])):
+                self._pass_layer(after, other)
+
+    def _tokens_of(self, block: int) -> Tensor:
+        held = self.held[block]
+        return self.tokens[:, self.blocks[block]] if held is None else held
+
+    def _dictionary(self, shifted: bool, band: int, rows: Tensor | None) -> Dictionary:
+        """That of a band of windows, from the rows of the stage's input."""
+        if (shifted, band) not in self.known:
+            if rows is None:
+                numbers = self._blocks_of(band, shifted)
+                rows = torch.cat([self.tokens[:, self.blocks[block]] for block in numbers], dim=1)
+            shift = self.shift if shifted else (0, 0)
+            windows = partition_windows(rows, self.window, (0, shift[1]))
+            regions, bits = None, None
+            if any(shift):
+                own = windows.shape[0] // rows.shape[0]
+                first = band * self.rows * (self.size[1] // self.window[1])
+                regions = self._regions[first : first + own]
+            if regions is not None or self.top_k < windows.shape[1]:
+                config = self.stage.config
+                bits = semantic_keys(windows, regions, self.top_k, config.similarity, config.include_self)
+            self.known[shifted, band] = Dictionary(self.window, (0, shift[1]), self.stage.config.window_size, bits)
+        return self.known[shifted, band]
+
+    @cached_property
+    def _regions(self) -> Tensor:
+        return key_regions(self.size, self.window, self.shift, self.features.device)
+
+    def _write(self, band: int) -> None:
+        """F_out = Conv(layers(F_in; D)) + F_in of a band, once it and its neighbours have passed all layers."""
+        own = self._blocks_of(band, False)
+        first, last = own[0], own[-1]
+        near = range(max(first - 1, 0), min(last + 2, len(self.blocks)))
+        if band in self.written or any(self.passed[block] < len(self.stage.layers) for block in near):
+            return
+        parts = [self._tokens_of(block) for block in near]
+        above = 0 if near[0] == first else 1
+        parts[0] = parts[0][:, -1:] if above else parts[0]
+        parts[-1] = parts[-1] if near[-1] == last else parts[-1][:, :1]
+        tokens = torch.cat(parts, dim=1).permute(0, 3, 1, 2)
+        place = slice(self.blocks[first].start, self.blocks[last].stop)
+        made = by_rows(self.stage.convolution, tokens, memory=self.memory, channels=4 * tokens.shape[1], halo=1)
+        made = made[:, :, above : above + place.stop - place.start] + self.features[:, :, place]
+        if made.dtype != self.result.dtype:
+            self.result = torch.empty_like(self.features, dtype=made.dtype)
+        self.result[:, :, place] = made
+        self.written.add(band)
+        for block in own:
+            # Neighbours read the rows at its ends.
+            tokens = self._tokens_of(block)
+            self.held[block] = torch.cat([tokens[:, :1], tokens[:, -1:]], dim=1)
+        for other in range(max(band - 1, 0), min(band + 2, self.bands)):
+            if self.written.issuperset(range(max(other - 1, 0), min(other + 2, self.bands))):
+                for block in self._blocks_of(other, False):
+                    self.held[block] = None
 
 
 def by_windows(
@@ -199,28 +318,26 @@ def by_windows(
     dictionary: Dictionary,
     memory: int,
     channels: int,
-    in_place: bool = False,
 ) -> Tensor:
     """
     `function(windows, dictionary)` on a partition of tokens [B, height, width, C], put together again; some windows at
-    a time, at least one. `channels` says how many temporary values there are for each token; with `in_place`, `tokens`
-    may be overwritten with the result: a window reads no other window's tokens.
+    a time, at least one. `channels` says how many temporary values there are for each token. The tokens are
+    overwritten with the result if it has their dtype: a window reads no other window's.
     """
     size, window, shift = (tokens.shape[1], tokens.shape[2]), dictionary.window, dictionary.shift
     window_tokens = window[0] * window[1]
     count = tokens.numel() // (tokens.shape[-1] * window_tokens)
     chunk = max(1, memory // (window_tokens * channels * tokens.element_size()))
-    source = tokens.reshape(-1, tokens.shape[-1])
-    result: Tensor | None = None
+    source = tokens.view(-1, tokens.shape[-1])
+    result = source
     for start in range(0, count, chunk):
         chosen = slice(start, min(start + chunk, count))
         places = _window_places(chosen, size, window, shift, tokens.device)
         windows = source.index_select(0, places).unflatten(0, (-1, window_tokens))
         part = function(windows, dictionary.part(chosen)).flatten(0, 1)
-        if result is None:
-            result = source if in_place and source.dtype == part.dtype else part.new_empty(source.shape)
+        if result.dtype != part.dtype:
+            result = part.new_empty(source.shape)
         result.index_copy_(0, places, part)
-    assert result is not None
     return result.view(tokens.shape)
 
 

@@ -32,8 +32,8 @@ logger = logging.get_logger(__name__)
 Progress = Callable[[int, int], None]
 
 # Number of feature maps of the first width that the model keeps beside its memory budget: a columnar and a U-shaped
-# model of three levels, 48 wide, took 601 and 661 bytes a pixel, images and results included.
-_MAPS = 4
+# model of three levels, 48 wide, took 257 and 397 bytes a pixel, images and results included.
+_MAPS = 2
 
 
 def restore_image(

@@ -110,10 +110,10 @@ class SemanIRStage(nn.Module):
         self.layers = nn.ModuleList(SemanIRLayer(config, dim, num_heads) for _ in range(depth))
         self.convolution = nn.Conv2d(dim, dim, 3, padding=1)
 
-    def dictionaries(self, tokens: Tensor, top_k: int, memory: int | None = None) -> dict[bool, Dictionary]:
+    def dictionaries(self, tokens: Tensor, top_k: int) -> dict[bool, Dictionary]:
         """D of each partition into windows that the layers use, shifted or not, from F_in [B, height, width, C]."""
         config = self.config
-        options = top_k, config.similarity, config.include_self, memory
+        options = top_k, config.similarity, config.include_self
         return {moved: build_dictionary(tokens, config.window_size, moved, *options) for moved in set(self.shifted)}
 
     def forward(self, features: Tensor, top_k: int) -> Tensor:
@@ -272,7 +272,7 @@ class SemanIRPreTrainedModel(PreTrainedModel):
         no more than its cache; not saved.
 
         Where hf_ext is imported, a larger image is computed part by part, exactly, and only feature maps are held in
-        full: two at the finest resolution, and in a U the skips. `None`: always at once, as with gradients, with
+        full: one at the finest resolution, and in a U the skips. `None`: always at once, as with gradients, with
         `output_hidden_states`, where a module inside has a hook, and while the model is compiled or exported."""
         return cast("SemanIRPreTrainedModel", self.base_model)._memory_budget
 

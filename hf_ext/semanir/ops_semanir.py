@@ -188,21 +188,8 @@ def _choose_keys(
     return _join_parts(rows)
 
 
-def build_dictionary(
-    features: Tensor,
-    window_size: int,
-    shifted: bool,
-    top_k: int,
-    similarity: str = "dot",
-    include_self: bool = True,
-    memory: int | None = None,
-) -> Dictionary:
-    """Build the key-semantic dictionary of a stage from its input, for one partition into windows. Without gradient.
-
-    Height and width of the features [B, height, width, C] are multiples of `window_size`, or smaller than it, in which
-    case the window is clipped to them. `shifted` moves the partition by half a window. Windows and similarities take
-    at most `memory` bytes at a time, but those of a row of windows always; the result is the same."""
-    size = (features.shape[1], features.shape[2])
+def window_and_shift(size: Pair, window_size: int, shifted: bool) -> tuple[Pair, Pair]:
+    """The windows of a map of that size, clipped to it, and how far their partition is moved."""
     # Not `min`: in a graph of many sizes it stays what it is, and every later shape would be a function of it.
     window = (window_size if size[0] > window_size else size[0], window_size if size[1] > window_size else size[1])
     # One window that spans the axis has no neighbour to shift into.
@@ -210,23 +197,38 @@ def build_dictionary(
         window[0] // 2 if shifted and window[0] < size[0] else 0,
         window[1] // 2 if shifted and window[1] < size[1] else 0,
     )
+    return window, shift
+
+
+def build_dictionary(
+    features: Tensor,
+    window_size: int,
+    shifted: bool,
+    top_k: int,
+    similarity: str = "dot",
+    include_self: bool = True,
+) -> Dictionary:
+    """Build the key-semantic dictionary of a stage from its input, for one partition into windows. Without gradient.
+
+    Height and width of the features [B, height, width, C] are multiples of `window_size`, or smaller than it, in which
+    case the window is clipped to them. `shifted` moves the partition by half a window."""
+    size = (features.shape[1], features.shape[2])
+    window, shift = window_and_shift(size, window_size, shifted)
     regions = key_regions(size, window, shift, features.device) if any(shift) else None
     bits: Tensor | None = None
     if regions is not None or top_k < window[0] * window[1]:
-        bands = _bands(features, window, shift, regions, memory)
+        bands = _bands(features, window, shift, regions)
         bits = _join_parts([semantic_keys(*band, top_k, similarity, include_self) for band in bands])
     return Dictionary(window, shift, window_size, bits)
 
 
 def _bands(
-    features: Tensor, window: Pair, shift: Pair, regions: Tensor | None, memory: int | None
+    features: Tensor, window: Pair, shift: Pair, regions: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Windows and their regions, at once or, of maps so large that a copy counts, some rows of windows at a time."""
     batch, height, width, channels = features.shape
-    # Tokens of a band: each is copied, and has a similarity to each token of its window.
+    # Each token is copied.
     tokens = _BAND // channels
-    if memory is not None:
-        tokens = min(tokens, memory // (4 * (channels + window[0] * window[1])))
     band = max(1, tokens // (window[0] * width)) * window[0]
     if torch.compiler.is_compiling() or batch * height * width <= tokens:
         yield partition_windows(features, window, shift), regions

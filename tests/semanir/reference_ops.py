@@ -113,6 +113,13 @@ def semantic_keys(
     return pack_keys(chosen)
 
 
+def window_and_shift(size: Pair, window_size: int, shifted: bool) -> tuple[Pair, Pair]:
+    """Clip the window to each side, and move along sides that are longer than it."""
+    window = (min(window_size, size[0]), min(window_size, size[1]))
+    moves = [shifted and side > window_size for side in size]
+    return window, (window[0] // 2 * moves[0], window[1] // 2 * moves[1])
+
+
 def build_dictionary(
     features: torch.Tensor,
     window_size: int,
@@ -120,15 +127,10 @@ def build_dictionary(
     top_k: int,
     similarity: str = "dot",
     include_self: bool = True,
-    memory: int | None = None,
 ) -> Dictionary:
     """Build the mask of every window, dense or not. See [`ops_semanir.build_dictionary`]."""
     height, width = features.shape[1:3]
-    window = (min(window_size, height), min(window_size, width))
-    shift = (
-        window[0] // 2 if shifted and height > window_size else 0,
-        window[1] // 2 if shifted and width > window_size else 0,
-    )
+    window, shift = window_and_shift((height, width), window_size, shifted)
     tokens = partition_windows(features, window, shift)
     regions = key_regions((height, width), window, shift)
     return Dictionary(window, shift, window_size, semantic_keys(tokens, regions, top_k, similarity, include_self))
