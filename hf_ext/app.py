@@ -1,8 +1,4 @@
-"""
-The app: restore, draw, listen and merge in a browser. `hf-ext app` serves it.
-
-The functions of `app_work` take what a browser sends and give what it shows; those here lay out a tab each.
-"""
+"""The app, `hf-ext app`: restore, draw, listen and merge in a browser; a function lays out each tab."""
 
 import os
 import shutil

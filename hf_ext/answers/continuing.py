@@ -25,10 +25,7 @@ class Writer(TextStreamer):
 
 
 def load_language_model(source: str, device: str | None = None) -> tuple[Any, Any]:
-    """
-    A language model and its tokenizer, on the GPU if there is one; of a peft adapter the base comes with it. Raises a
-    [`UsageError`] if the checkpoint is none, or the device cannot be used.
-    """
+    """A causal language model, of a peft adapter with its base, and its tokenizer."""
     base = adapter_base(source) or source
     head = (load_reader(AutoConfig, base).architectures or ["no class named"])[0]
     if not head.endswith(("ForCausalLM", "LMHeadModel")):
@@ -47,21 +44,8 @@ def continue_text(
     seed: int = 0,
 ) -> None:
     """
-    Writes a text and what a model puts after it, word by word.
-
-    Args:
-        model, tokenizer: A causal language model of transformers and its tokenizer.
-        text (`str`): The beginning.
-        write (`Callable[[str], None]`): Gets each part of the text as it is finished.
-        max_new_tokens (`int`, defaults to 200): Most tokens to add.
-        temperature (`float`, defaults to 0.8): How freely tokens are drawn; 0 takes the likeliest.
-        top_p (`float`, defaults to 1.0): Tokens are drawn from the likeliest that have this share together.
-        seed (`int`, defaults to 0): Of the drawing.
-
-    Raises:
-        UsageError: If the text has no tokens or the model takes fewer than are asked for; of a bad temperature or
-            top_p.
-        DataError: If the text is no valid Unicode.
+    Writes a text and what a model puts after it, word by word. A temperature of 0 takes the likeliest tokens; others
+    are drawn from the likeliest that have the share `top_p` together.
     """
     require_unicode(text)
     if not 0 <= temperature < math.inf:

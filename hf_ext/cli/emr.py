@@ -34,11 +34,9 @@ ENDPOINT_OPTION = click.option("--endpoint", help="Address of the Hub.  [default
 
 
 class MergeCommand(click.Command):
-    """A command with an option for each field of [`MergeConfig`] and each option of a merge method.
+    """A command with an option for each field of [`MergeConfig`] and each option of a merge method."""
 
-    The options of the methods are collected when the command runs or shows its help; this imports hf_ext, not torch.
-    """
-
+    # They are collected when the command runs or shows its help; this imports hf_ext, not torch.
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         from hf_ext.merging.configuration import MergeConfig
 
@@ -49,8 +47,7 @@ class MergeCommand(click.Command):
 
 
 def method_options() -> list[click.Parameter]:
-    """`--method`, and an option for each option of the methods; its help names the methods that have it, with
-    defaults."""
+    """`--method`, and an option for each of the methods' options; its help names the methods that have it."""
     from hf_ext.merging.methods import METHODS, options_by_name
 
     labels = ", ".join(f"{name} ({method.label.partition(';')[0]})" for name, method in METHODS.items())

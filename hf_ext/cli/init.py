@@ -113,18 +113,7 @@ def init(
 
 
 def write_merge(folder: Path, data: str) -> str:
-    """
-    The YAML file of a merge of fine-tunes.
-
-    Args:
-        folder (`Path`): Where the file will lie.
-        data (`str`):
-            A folder with a folder for each model, or a text file with one model per line: `NAME=ID`, or a folder or
-            `org/name[@revision]`. The base is the model called `base`.
-
-    Raises:
-        click.UsageError: If there is no base, or no fine-tune.
-    """
+    """The YAML file of a merge of fine-tunes, for a folder, of those in a folder or a list; see [`_find_models`]."""
     values = {name: shlex.quote(str(folder / place)) for name, place in (("file", "merge.yaml"), ("out", "merged"))}
     models = _find_models(Path(data).expanduser())
     if (base := models.pop("base", None)) is None:

@@ -91,10 +91,7 @@ JSON_LIST = click.option("--json", "as_json", is_flag=True, help="Print the list
 
 
 def find_released(value: str) -> str:
-    """
-    The folder of a released model for its name; every other value unchanged, without an import if it is a path. A name
-    similar to one of theirs is refused, since a request to a Hub may be slow.
-    """
+    """The folder of a released model for its name; every other value unchanged, unless it is similar to a name."""
     if "/" in value or Path(value).exists():
         return value
     from hf_ext.hub.released import find_model, list_released
@@ -119,17 +116,7 @@ def split_names(text: str | None) -> list[str]:
 
 
 def options_of(kind: type, flags: Mapping[str, str], but: Collection[str]) -> list[click.Parameter]:
-    """
-    Creates an option for each field of a dataclass, with its entry in `Args:` as help. An absent option gives None.
-
-    Args:
-        kind (`type`): The dataclass.
-        flags (`dict[str, str]`): Names of options that differ from their fields.
-        but (`Collection[str]`): Fields without an option.
-
-    Returns:
-        `list[click.Parameter]`: The options, in the order of the fields.
-    """
+    """An option for each field of a dataclass, with its entry in `Args:` as help; `flags` differ from the fields."""
     told = {name: entry.meaning.replace("`", "") for entry in read_entries(kind) for name in entry.names}
     hints = typing.get_type_hints(kind)
     return [

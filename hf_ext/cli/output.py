@@ -50,12 +50,7 @@ def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str 
 def print_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1, title: str | None = None, legend: str = ""
 ) -> None:
-    """
-    Prints a table whose first columns are names, the others numbers.
-
-    A pipe or a file gets aligned lines only; a terminal also gets title and legend, and a wide table is split into
-    several.
-    """
+    """Prints a table whose first columns are names, the others numbers; on a terminal with title and legend."""
     terminal = find_terminal()
     if terminal is None:
         click.echo("\n".join(aligned_table(header, rows, names)))

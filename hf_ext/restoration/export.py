@@ -109,17 +109,7 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
 
 
 def compare_onnx(content: bytes, model: SemanIRForImageRestoration) -> float:
-    """
-    Largest difference between what onnxruntime makes of an exported model and what the model makes, over pictures of
-    the smallest size, of odd sides, and two at once.
-
-    Args:
-        content (`bytes`): The ONNX file.
-        model ([`SemanIRForImageRestoration`]): The model that it was made of.
-
-    Raises:
-        FloatingPointError: If a pixel differs by a level of 8 bits, or all by a fortieth of one on average.
-    """
+    """Largest difference between onnxruntime and the model over pictures of the smallest size, and of odd sides."""
     check_installed("onnxruntime")
     import onnxruntime
 

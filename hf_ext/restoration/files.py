@@ -35,15 +35,10 @@ _COLOURS = {2: 3, 5: 4, 6: 3, 8: 3, 9: 3, 10: 3}
 
 def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
     """
-    Read a picture.
+    Read a picture; larger ones are refused before they are decoded.
 
-    Args:
-        source (`str`, `Path` or `bytes`): A file, or what is in it.
-        max_megapixels (`float`, *optional*, defaults to 200): Larger pictures are refused before they are decoded.
-
-    Returns:
-        [`Picture`]: 16 bits for PNG, TIFF and PGM in grey and RGB, with alpha or not, HEIC above 8, RAW. Of 16 bits
-        in other files and kinds, Pillow gives 8. CMYK, LAB and the like become RGB. [`read_frames`] tells of losses.
+    PNG, TIFF and PGM in grey and RGB, HEIC above 8 bits and RAW have 16 bits; of those in other files Pillow gives 8.
+    CMYK, LAB and the like become RGB. [`read_frames`] tells of losses.
     """
     return read_frames(source, max_megapixels, several=False).pictures[0]
 
@@ -75,8 +70,7 @@ class _Limits(NamedTuple):
 
 
 def read_frames(source: Source, max_megapixels: float = 200.0, *, several: bool = True) -> Frames:
-    """Read all frames of an animation or pages of a document; without `several` a file with more than one is
-    refused."""
+    """Read all frames of an animation or pages of a document; without `several` more than one is refused."""
     if not (isinstance(max_megapixels, Real) and 0 < max_megapixels < float("inf")):
         raise UsageError(f"`max_megapixels` is {max_megapixels!r}; give a number above 0, such as 200.")
     name = "the picture" if isinstance(source, bytes) else str(source)

@@ -19,8 +19,7 @@ logger = logging.get_logger(__name__)
 def load_model(
     source: str, task: str | None = None, device: str | None = None, dtype: torch.dtype | str | None = None
 ) -> SemanIRForImageRestoration:
-    """The model of a folder or org/name[@revision], an adapter with its base, or one task of a merge; on the GPU if
-    there is one."""
+    """The model of a folder or org/name[@revision], an adapter with its base, or one task of a merge."""
     place = require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with task_checkpoint(source, task) as checkpoint:
         base = None

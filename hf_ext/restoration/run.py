@@ -38,17 +38,12 @@ def restore_files(
     **options: Any,
 ) -> Report:
     """
-    Restore pictures one after the other, of animations and documents every frame and page. Each result appears when it
-    is whole, with the input's EXIF data (those that describe it), colour profile and resolution. The caller has made
-    sure that there is something to do and that it can be written: [`~records.Records`], which get what made each
-    result, and [`~files.check_places`].
+    Restores pictures one after the other, of animations and documents every frame and page; the options are those of
+    [`~tiles.restore_image`]. The caller has made sure that results can be written.
 
     Processes of `accelerate launch`, which all have the same `jobs`, share them; one that gets none needs no model.
-    Each has the report of all, in the order of the jobs.
-
-    `progress` is called with the megapixels done by this process, `say` with what was wrong with a picture, or
-    what its format cannot hold: when it happens, and of several processes in the end, by the first. The options are
-    those of [`~tiles.restore_image`].
+    Each has the report of all. `progress` is called with the megapixels done by this process, `say` with what was
+    wrong with a picture, or what its format cannot hold: of several processes in the end, by the first.
     """
     # By the number of a job: the megapixels of its frames, or None where it failed, and what is to be said of it.
     ranks, outcomes, finished = Ranks(), dict[int, tuple[float | None, list[str]]](), 0.0

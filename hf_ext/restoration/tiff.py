@@ -1,8 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""TIFFs of kinds that Pillow does not know, or reads wrongly: by tifffile.
-
-Pillow knows more compressions than tifffile alone, so it reads all that it gets right.
-"""
+"""TIFFs of kinds that Pillow does not know or reads wrongly, by tifffile, which knows fewer compressions."""
 
 import io
 import logging

@@ -237,9 +237,8 @@ def check_workers(data: datasets.Dataset | datasets.IterableDataset, num_workers
 
 class TrainingLoader:
     """
-    Endless training batches of one process, resumable at any batch: with the number of batches that this process
-    consumed (`first_batch`) and, of a stream, what `stream_states` was then. `groups` holds a number for each example
-    of map-style data: the examples of a batch then have the same one.
+    Endless training batches of one process, resumable after `first_batch` batches and, of a stream, from the
+    `stream_states` of then. The examples of a batch have one number in `groups`.
     """
 
     def __init__(

@@ -43,14 +43,8 @@ def evaluate_checkpoint(
         source (`str`): Folder of a model or adapter, or `org/name@revision`.
         config (`Path`): The run's YAML file; `data.eval` and the `task` section are used.
         overrides (`list[str]`, *optional*): `--field value` words.
-        output (`Path`, *optional*): Where to write the result as `eval.json`.
+        output (`Path`, *optional*): Where to write the result as `eval.json`, whose content is returned.
         merged_task (`str`, *optional*): Of a merge, which has no model of its own: the task that is evaluated.
-
-    Returns:
-        `dict`: What `eval.json` holds.
-
-    Raises:
-        ValueError: If the file has no `data.eval`, something does not fit, or a merge is given without a task.
     """
     ranks = Ranks()
     if output is not None:
@@ -92,14 +86,12 @@ def main(
 
     Args:
         argv (`list[str]`, *optional*): The words; those of this process when not given.
-        make_task (`Callable`, *optional*): Makes the task of the arguments, where it is a script's own; otherwise
-            [`build_task`].
-        usage (`str`, *optional*): What is written for `--help`, and where there are no words.
+        make_task (`Callable`, *optional*): Makes the task of a script; [`build_task`] if not given.
+        usage (`str`, *optional*): The answer to `--help` and to no words.
 
     Returns:
-        `int`: 0 when the run is complete, 1 when it failed, 2 when what was given cannot be used: words, file, data,
-        folder; 75 when a signal or `deadline_minutes` ended it, and the same command goes on; 130 after a Ctrl-C
-        outside of the steps.
+        `int`: 0 when the run is complete, 1 when it failed, 2 for unusable words, file, data or folder, 75 when a
+        signal or `deadline_minutes` ended it and the same command resumes it, 130 after a Ctrl-C outside of the steps.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     try:

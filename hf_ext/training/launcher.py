@@ -1,5 +1,4 @@
-"""Settings of `accelerate launch`, its file, `ACCELERATE_*` and torchrun, which are applied like our own flags or
-refused."""
+"""Settings of `accelerate launch`, its file, `ACCELERATE_*` and torchrun, applied like our own flags or refused."""
 
 # A launcher hands its settings on in the environment. accelerate itself reads some, ignores some, and turns some into
 # other things without a word. Here each is read once, before any data: what the loop can do becomes the field of
@@ -55,10 +54,7 @@ _ALLOWED: list[tuple[str, str, tuple[str, ...]]] = [
 def honour_launcher(
     arguments: TrainingArguments, environment: Mapping[str, str] = os.environ
 ) -> tuple[TrainingArguments, list[str]]:
-    """
-    The run with the launcher's settings, and a sentence for each. Raises `UsageError` if one contradicts the run's,
-    or is none that the loop can honour.
-    """
+    """The run with the launcher's settings, and a sentence for each; a `UsageError` where one cannot be honoured."""
     # Without a version accelerate takes the first.
     given = {"FSDP_VERSION": "1", **environment}
     for switch, names, words in _ALLOWED:

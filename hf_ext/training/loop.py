@@ -1,8 +1,4 @@
-"""The training loop of all methods, on `accelerate.Accelerator`; a method fills it by being a [`Task`].
-
-Order, augmentation and randomness are functions of (seed, rank, step), so that a run continued from a state equals the
-run that was never interrupted.
-"""
+"""The training loop of all methods, on `accelerate.Accelerator`; a method fills it by being a [`Task`]."""
 
 import contextlib
 import math

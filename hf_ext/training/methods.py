@@ -37,16 +37,8 @@ LINK = re.compile(r"\[`~?(?:([\w.]+)\.)?(\w+)`\]")
 
 def build_task(arguments: TrainingArguments) -> "Task":
     """
-    Builds the task that `arguments.method` names, from the `task` section.
-
-    Args:
-        arguments ([`TrainingArguments`]): The run.
-
-    Returns:
-        [`Task`]: The method's part of the loop.
-
-    Raises:
-        ValueError: If there is no such method, or the sections `task` and `model` do not fit it.
+    Builds the task that `arguments.method` names, from the `task` section; raises `ValueError` if there is no such
+    method, or the sections `task` and `model` do not fit it.
     """
     kind = find_task(arguments.method)
     task = build(kind, arguments.task, "task")

@@ -50,20 +50,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """
     Muon for some weights and `torch.optim.AdamW` for all other parameters, at one learning rate and weight decay.
 
-    A step of a weight is its momentum (Nesterov's), made orthogonal, times `rms * max(rows, columns) ** 0.5`. A kernel
-    is a matrix of as many rows as outputs.
-
-    Args:
-        params (`list[dict]`): Groups of parameters as AdamW takes them; each is split in two.
-        matrices (`list[torch.Tensor]`): What Muon trains, at least one.
-        lr (`float`): Learning rate.
-        weight_decay (`float`): Weight decay of groups that have none of their own.
-        momentum (`float`, defaults to 0.95): Of Muon.
-        rms (`float`, defaults to 0.2): Root mean square of Muon's steps, in learning rates. 0.2 is that of AdamW's
-            (Liu et al., Muon is Scalable for LLM Training, 2025).
-
-    Raises:
-        `ValueError`: Muon has nothing to train, or a value is out of its range.
+    A step of a matrix, or of a kernel with a row for each output, is its Nesterov momentum, made orthogonal, times
+    `rms * max(rows, columns) ** 0.5`. An `rms` of 0.2 is that of AdamW's steps, in learning rates (Liu et al., Muon is
+    Scalable for LLM Training, 2025).
     """
 
     # torch's own Muon refuses kernels, which gain from it, and takes matrices one by one: here equal shapes make one

@@ -10,13 +10,7 @@ from torch import Tensor
 class OneBit(torch.optim.AdamW):
     """
     `torch.optim.AdamW` whose weights differ from those it begins with by one size per tensor: W_0 + mean |τ| sign τ.
-
-    Args:
-        params (`list[dict]`): Groups of parameters as AdamW takes them.
-        lr (`float`): Learning rate: 1e-3, or 3e-4 for a task near that of the base.
-        weight_decay (`float`, defaults to 0.0): Weight decay of groups that have none of their own.
-        betas (`tuple[float, float]`, defaults to `(0.9, 0.999)`): Of AdamW.
-        eps (`float`, defaults to 1e-8): Of AdamW.
+    Rates of 1e-3, or 3e-4 for a task near that of the base, are good beginnings.
     """
 
     # AdamW moves W_0 + τ, and τ is kept whole; the network computes, forward and backward, with its signs and mean

@@ -179,13 +179,7 @@ def _push_state(folder: Path, repo_id: str, step: int) -> None:
 
 
 def fetch_run(source: str, run: RunFolder) -> None:
-    """
-    Downloads the run whose last state a repository has into the run folder; leaves one alone that holds a run.
-
-    Raises:
-        UsageError: If the folder holds other files.
-        DataError: If there is no such repository or state, or one with files that may run code when they are loaded.
-    """
+    """Downloads the run whose last state a repository has into the run folder; leaves one alone that holds a run."""
     if run.arguments.exists():
         return
     if run.path.exists() and not (run.path.is_dir() and not any(run.path.iterdir())):
