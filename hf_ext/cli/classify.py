@@ -14,6 +14,7 @@ from .errors import Failed, Unusable, loading
 from .options import AT_LEAST_1, DEVICE, JSON, MODEL, TASK, split_names
 from .output import print_json, print_table, say
 
+SHARE = click.FloatRange(0, 1, min_open=True)
 # Columns of the table for each kind of answer.
 _HEADERS = {
     "classes": ("input", "class", "probability"),
@@ -26,7 +27,7 @@ _HEADERS = {
 @MODEL
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @TASK
-@click.option("--top-k", type=AT_LEAST_1, default=1, show_default=True, help="Number of most likely classes to print.")
+@click.option("--top-k", type=AT_LEAST_1, default=1, help="Number of most likely classes to print.")
 @click.option("--columns", help="Channels of series, such as a,b.  [default: those of the training]")
 @click.option("--series", metavar="NAME", help="Column that names the series of a row.  [default: found by name]")
 @click.option("--time", metavar="NAME", help="Column of the time, in tables.  [default: found by name]")
@@ -110,24 +111,10 @@ def load_task(source: str, task: str | None, load: Callable[..., Any], device: s
 @MODEL
 @click.argument("prompt")
 @TASK
-@click.option(
-    "--max-new-tokens", type=AT_LEAST_1, default=200, show_default=True, help="Number of tokens to generate."
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0),
-    default=0.8,
-    show_default=True,
-    help="Temperature of sampling; 0 takes the most likely token.",
-)
-@click.option(
-    "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Sample from the most likely tokens with this total probability.",
-)
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the sampling.")
+@click.option("--max-new-tokens", type=AT_LEAST_1, default=200, help="Number of tokens to generate.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.8, help="0 takes the most likely token.")
+@click.option("--top-p", type=SHARE, default=1.0, help="Sample from the likeliest tokens with this total probability.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, help="Seed of the sampling.")
 @DEVICE
 def generate(source: str, prompt: str, task: str | None, device: str | None, **options: Any) -> None:
     """Continue the text PROMPT with the language model MODEL, a folder or org/name[@revision].

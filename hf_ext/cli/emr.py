@@ -9,23 +9,10 @@ import click
 
 from hf_ext.terminal import count_of, is_quiet
 
-from . import register_models
+from . import options, register_models
 from .errors import Unusable, loading
 from .groups import Group
-from .options import (
-    AT_LEAST_1,
-    FILE,
-    JSON,
-    MODEL,
-    MODEL_FOLDER,
-    NEW_FILE,
-    NEW_FOLDER,
-    Model,
-    Number,
-    find_released,
-    name_and_value,
-    options_of,
-)
+from .options import AT_LEAST_1, FILE, JSON, MODEL, MODEL_FOLDER, NEW_FILE, NEW_FOLDER, Model, Number
 from .output import note, print_json, print_rows, print_table, say
 
 ARTIFACT = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -41,7 +28,7 @@ class MergeCommand(click.Command):
         from hf_ext.merging.configuration import MergeConfig
 
         own = super().get_params(ctx)
-        fields = options_of(MergeConfig, {"tasks": "--task"}, but=("method", "options"))
+        fields = options.options_of(MergeConfig, {"tasks": "--task"}, but=("method", "options"))
         # After FILE, OUT and --out.
         return [*own[:3], *fields[:2], *method_options(), *fields[2:], *own[3:]]
 
@@ -158,8 +145,8 @@ def read_config(file: Path | None, fields: dict[str, Any]) -> Any:
         values = MergeConfig.from_yaml(file).to_dict() | values
     if missing := [name for name, field in (("--base", "base"), ("--task", "tasks")) if field not in values]:
         raise click.UsageError(f"Missing option {' and '.join(missing)}: give them, or a FILE.yaml with these values.")
-    values["tasks"] = {name: find_released(source) for name, source in values["tasks"].items()}
-    values["base"] = find_released(values["base"])
+    values["tasks"] = {name: options.find_released(source) for name, source in values["tasks"].items()}
+    values["base"] = options.find_released(values["base"])
     return MergeConfig.from_dict(values)
 
 
@@ -202,11 +189,7 @@ def emr() -> None:
 @emr.command()
 @click.argument("artifact", type=ARTIFACT)
 @click.argument("task", metavar="NAME=ID")
-@click.option(
-    "--frozen",
-    is_flag=True,
-    help="Keep the merged model, and compute only the new task's mask; only the new model is read.",
-)
+@click.option("--frozen", is_flag=True, help="Keep the merged model, and compute only the new task's mask.")
 @BASE_OPTION
 @ENDPOINT_OPTION
 @JSON
@@ -223,8 +206,10 @@ def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str
     """
     from hf_ext.merging.updating import add_task
 
-    name, source = name_and_value(task)
-    show_result(add_task(artifact, name, find_released(source), frozen=frozen, base=base, endpoint=endpoint), as_json)
+    name, source = options.name_and_value(task)
+    show_result(
+        add_task(artifact, name, options.find_released(source), frozen=frozen, base=base, endpoint=endpoint), as_json
+    )
 
 
 @emr.command()
@@ -316,14 +301,10 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
 @emr.command(context_settings={"ignore_unknown_options": True})
 @MODEL
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--config", required=True, type=FILE, help="YAML file of the training, with method, task and data.train."
-)
-@click.option(
-    "--kind", required=True, type=click.Choice(["fisher", "gram"]), help="fisher for method fisher, gram for regmean."
-)
+@click.option("--config", required=True, type=FILE, help="YAML file of the training: method, task and data.train.")
+@click.option("--kind", required=True, type=click.Choice(["fisher", "gram"]), help="gram is for method regmean.")
 @click.option("--out", required=True, type=NEW_FILE, help=".safetensors file to write.")
-@click.option("--examples", default=256, show_default=True, type=AT_LEAST_1, help="Examples drawn from data.train.")
+@click.option("--examples", default=256, type=AT_LEAST_1, help="Examples drawn from data.train.")
 @JSON
 def statistics(
     source: str, overrides: tuple[str, ...], config: Path, kind: str, out: Path, examples: int, as_json: bool
@@ -346,18 +327,12 @@ def statistics(
 
 @emr.command(name="learn-weights")
 @click.argument("file", metavar="FILE.yaml", type=FILE)
-@click.option(
-    "--config",
-    "configs",
-    metavar="NAME=YAML",
-    multiple=True,
-    help="YAML file with method, task and data.eval, for each task. Repeatable.",
-)
+@click.option("--config", "configs", metavar="NAME=YAML", multiple=True, help="YAML file of each task. Repeatable.")
 @click.option("--out", required=True, type=NEW_FILE, help="YAML file to write.")
-@click.option("--steps", default=500, show_default=True, type=AT_LEAST_1, help="Steps of Adam.")
-@click.option("--learning-rate", default=1e-3, show_default=True, type=float, help="Learning rate of Adam.")
-@click.option("--batch-size", default=16, show_default=True, type=AT_LEAST_1, help="Examples per step.")
-def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: Any) -> None:
+@click.option("--steps", default=500, type=AT_LEAST_1, help="Steps of Adam.")
+@click.option("--learning-rate", default=1e-3, type=float, help="Learning rate of Adam.")
+@click.option("--batch-size", default=16, type=AT_LEAST_1, help="Examples per step.")
+def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **how: Any) -> None:
     """Learn the weights of task arithmetic for the classifiers of the merge FILE.yaml, without labels (AdaMerging).
 
     The weights minimise the entropy of the tasks' predictions on data.eval; labels are not read. OUT is the same merge
@@ -370,8 +345,8 @@ def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: An
     """
     from hf_ext.merging.measuring import write_weights
 
-    named = {name: Path(place) for name, place in map(name_and_value, configs)}
-    write_weights(file, named, out, **options)
+    named = {name: Path(place) for name, place in map(options.name_and_value, configs)}
+    write_weights(file, named, out, **how)
     if os.environ.get("RANK", "0") == "0":
         say(out)
 
@@ -406,7 +381,7 @@ def extract_lora(places: tuple[str, ...], base: str | None, endpoint: str | None
     *words, out = places
     NEW_FOLDER.convert(out, None, None)
     task = words[1] if len(words) == 2 else None
-    source = find_released(words[0])
+    source = options.find_released(words[0])
     with loading(source):
         register_models()
         from hf_ext.merging import extracting

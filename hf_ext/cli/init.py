@@ -33,12 +33,7 @@ exclude: []
 @click.command()
 @click.argument("method", type=click.Choice(["semanir", "mrconv", "dit", "emr"]))
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
-    "--data",
-    metavar="PATH",
-    required=True,
-    help="Folder or file of your data; for emr, a folder or a list of fine-tunes.",
-)
+@click.option("--data", metavar="PATH", required=True, help="Your data: a folder or file; for emr, of fine-tunes.")
 @click.option("--label", metavar="NAME", help="Column of the class or value, in tables and arrays.")
 @click.option("--time", metavar="NAME", help="Column of the time, in tables.")
 @click.option("--series", metavar="NAME", help="Column that names the series of a row, in tables.")

@@ -48,29 +48,14 @@ MEGAPIXELS = value_type("MEGAPIXELS", float, "not a number above 0", lambda size
     "[default: 1; photo: auto]",
 )
 @click.option("--wrap", is_flag=True, help="Treat opposite edges as neighbours: seamless textures stay seamless.")
-@click.option(
-    "--compare", is_flag=True, help="Also write OUT/comparison.html: each picture before and after, under a slider."
-)
+@click.option("--compare", is_flag=True, help="Also write OUT/comparison.html: before and after, under a slider.")
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Format of results.  [default: that of the input]")
 @click.option("--quality", type=click.IntRange(1, 100), help="Quality of JPEG and WebP.  [default: 95]")
 @click.option("--lossless", is_flag=True, help="Write lossless WebP; lossless inputs stay lossless without it.")
-@click.option(
-    "--background", type=COLOUR, default="white", show_default=True, help="Colour behind transparency in JPEG and BMP."
-)
-@click.option(
-    "--name",
-    "template",
-    default="{stem}",
-    help="Template of the results' names, such as {stem}_restored or {stem}-{ext}, which come from the input.",
-)
+@click.option("--background", type=COLOUR, default="white", help="Colour behind transparency in JPEG and BMP.")
+@click.option("--name", "template", default="{stem}", help="Names of results, as {stem}_restored or {stem}-{ext}.")
 @click.option("--overwrite", is_flag=True, help="Replace existing files that have the name of a result.")
-@click.option(
-    "--max-megapixels",
-    type=MEGAPIXELS,
-    default=200.0,
-    show_default=True,
-    help="Largest picture; larger ones are reported and not decoded.",
-)
+@click.option("--max-megapixels", type=MEGAPIXELS, default=200.0, help="Largest picture that is decoded.")
 @DEVICE
 @click.option("--dtype", type=DTYPE, help="Precision of the model.")
 def restore(
