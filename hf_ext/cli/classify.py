@@ -11,7 +11,7 @@ from hf_ext.terminal import count_of
 
 from . import register_models
 from .errors import Failed, Unusable, loading
-from .options import AT_LEAST_1, DEVICE, JSON, MODEL, TASK, split_names
+from .options import AT_LEAST_1, DEVICE, JSON, MODEL, TASK, shown, split_names
 from .output import print_json, print_table, say
 
 SHARE = click.FloatRange(0, 1, min_open=True)
@@ -27,7 +27,7 @@ _HEADERS = {
 @MODEL
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @TASK
-@click.option("--top-k", type=AT_LEAST_1, default=1, help="Number of most likely classes to print.")
+@shown("--top-k", type=AT_LEAST_1, default=1, help="Number of most likely classes to print.")
 @click.option("--columns", help="Channels of series, such as a,b.  [default: those of the training]")
 @click.option("--series", metavar="NAME", help="Column that names the series of a row.  [default: found by name]")
 @click.option("--time", metavar="NAME", help="Column of the time, in tables.  [default: found by name]")
@@ -111,10 +111,10 @@ def load_task(source: str, task: str | None, load: Callable[..., Any], device: s
 @MODEL
 @click.argument("prompt")
 @TASK
-@click.option("--max-new-tokens", type=AT_LEAST_1, default=200, help="Number of tokens to generate.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.8, help="0 takes the most likely token.")
-@click.option("--top-p", type=SHARE, default=1.0, help="Sample from the likeliest tokens with this total probability.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, help="Seed of the sampling.")
+@shown("--max-new-tokens", type=AT_LEAST_1, default=200, help="Number of tokens to generate.")
+@shown("--temperature", type=click.FloatRange(min=0), default=0.8, help="0 takes the most likely token.")
+@shown("--top-p", type=SHARE, default=1.0, help="Sample from the likeliest tokens with this total probability.")
+@shown("--seed", type=click.IntRange(0, 2**32 - 1), default=0, help="Seed of the sampling.")
 @DEVICE
 def generate(source: str, prompt: str, task: str | None, device: str | None, **options: Any) -> None:
     """Continue the text PROMPT with the language model MODEL, a folder or org/name[@revision].

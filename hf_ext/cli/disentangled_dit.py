@@ -10,7 +10,7 @@ import click
 
 from .errors import Failed, Unusable, loading
 from .groups import Group
-from .options import AT_LEAST_1, DEVICE, DTYPE, FILE, JSON_RESULT, MODEL, NEW_FILE, options_of, split_names, value_type
+from .options import AT_LEAST_1, DEVICE, DTYPE, FILE, JSON, MODEL, NEW_FILE, options_of, shown, split_names, value_type
 from .output import print_json, print_rows, say
 
 PAIR = value_type(
@@ -43,10 +43,10 @@ class PrecomputeCommand(click.Command):
 @dit.command(cls=PrecomputeCommand)
 @click.argument("data", metavar="DATA")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--split", default="train", help="Split of the data.")
+@shown("--split", default="train", help="Split of the data.")
 @click.option("--name", help="Configuration of the data set, if it has several.")
 @click.option("--flip", type=float, help="Probability of a horizontal flip.  [default: 0.5; 0 with --centre]")
-@click.option("--local-prob", type=float, default=0.0, help="Probability of a local crop.")
+@shown("--local-prob", type=float, default=0.0, help="Probability of a local crop.")
 @click.option("--local-size", type=int, help="Shorter side of a picture before a local crop is cut.")
 @click.option("--centre", is_flag=True, help="Crop the centre instead of a random place; for test data.")
 @DEVICE
@@ -106,13 +106,13 @@ def precompute(
     "#sha256=HASH to check it), or any classifier.",
 )
 @click.option("--clip", help="CLIP model for the score between pictures and texts: folder or org/name[@revision].")
-@click.option("--split", default="train", help="Split of the reference.")
+@shown("--split", default="train", help="Split of the reference.")
 @click.option("--size", type=AT_LEAST_1, help="Crop the reference to centred squares of this side first.")
 @click.option("--kernel", is_flag=True, help="Also compute the kernel distance (KID).")
 @click.option("--keep", type=NEW_FILE, help="Write the statistics of the reference to this .npz file.")
-@click.option("--batch-size", type=AT_LEAST_1, default=64, help="Pictures per batch.")
+@shown("--batch-size", type=AT_LEAST_1, default=64, help="Pictures per batch.")
 @DEVICE
-@JSON_RESULT
+@JSON
 def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -> None:
     """Compute the FID, KID or CLIP score of PICTURES.
 
@@ -153,16 +153,16 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
 @click.option("--target-size", type=PAIR, help="Control: target size.")
 @click.option("--crop", type=PAIR, metavar="TOP,LEFT", help="Control: crop.  [default: 0,0]")
 @click.option("--flip", is_flag=True, help="Control: horizontal flip.")
-@click.option("--steps", type=AT_LEAST_1, default=50, help="Steps of the scheduler.")
-@click.option("--guidance-scale", type=float, default=4.0, help="Class or text guidance; 1 is off.")
-@click.option("--control-guidance-scale", type=float, default=1.0, help="Guidance by the controls; 1 is off.")
+@shown("--steps", type=AT_LEAST_1, default=50, help="Steps of the scheduler.")
+@shown("--guidance-scale", type=float, default=4.0, help="Class or text guidance; 1 is off.")
+@shown("--control-guidance-scale", type=float, default=1.0, help="Guidance by the controls; 1 is off.")
 @click.option("--negative", help="Class or text to steer away from.  [default: none]")
 @click.option("--scheduler", help="diffusers scheduler, such as DPMSolverMultistepScheduler.  [default: the model's]")
 @click.option("--image", type=FILE, help="Picture to start from.")
 @click.option("--strength", type=float, help="Share of --image that is replaced, 0 to 1.  [default: 0.8]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the noise.")
+@shown("--seed", type=click.IntRange(min=0), default=0, help="Seed of the noise.")
 @click.option("--batch-size", type=AT_LEAST_1, help="Pictures per batch.  [default: half a million pixels]")
-@click.option("--dtype", type=DTYPE, default="float32", help="Precision of the model.")
+@shown("--dtype", type=DTYPE, default="float32", help="Precision of the model.")
 @DEVICE
 def sample(
     source: str,

@@ -12,7 +12,7 @@ from hf_ext.terminal import count_of, is_quiet
 from . import options, register_models
 from .errors import Unusable, loading
 from .groups import Group
-from .options import AT_LEAST_1, FILE, JSON, MODEL, MODEL_FOLDER, NEW_FILE, NEW_FOLDER, Model, Number
+from .options import AT_LEAST_1, FILE, JSON, MODEL, MODEL_FOLDER, NEW_FILE, NEW_FOLDER, Model, Number, shown
 from .output import note, print_json, print_rows, print_table, say
 
 ARTIFACT = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -304,7 +304,7 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
 @click.option("--config", required=True, type=FILE, help="YAML file of the training: method, task and data.train.")
 @click.option("--kind", required=True, type=click.Choice(["fisher", "gram"]), help="gram is for method regmean.")
 @click.option("--out", required=True, type=NEW_FILE, help=".safetensors file to write.")
-@click.option("--examples", default=256, type=AT_LEAST_1, help="Examples drawn from data.train.")
+@shown("--examples", default=256, type=AT_LEAST_1, help="Examples drawn from data.train.")
 @JSON
 def statistics(
     source: str, overrides: tuple[str, ...], config: Path, kind: str, out: Path, examples: int, as_json: bool
@@ -329,9 +329,9 @@ def statistics(
 @click.argument("file", metavar="FILE.yaml", type=FILE)
 @click.option("--config", "configs", metavar="NAME=YAML", multiple=True, help="YAML file of each task. Repeatable.")
 @click.option("--out", required=True, type=NEW_FILE, help="YAML file to write.")
-@click.option("--steps", default=500, type=AT_LEAST_1, help="Steps of Adam.")
-@click.option("--learning-rate", default=1e-3, type=float, help="Learning rate of Adam.")
-@click.option("--batch-size", default=16, type=AT_LEAST_1, help="Examples per step.")
+@shown("--steps", default=500, type=AT_LEAST_1, help="Steps of Adam.")
+@shown("--learning-rate", default=1e-3, type=float, help="Learning rate of Adam.")
+@shown("--batch-size", default=16, type=AT_LEAST_1, help="Examples per step.")
 def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **how: Any) -> None:
     """Learn the weights of task arithmetic for the classifiers of the merge FILE.yaml, without labels (AdaMerging).
 

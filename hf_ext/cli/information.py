@@ -9,7 +9,7 @@ import click
 
 from hf_ext.terminal import count_of
 
-from .options import JSON, JSON_LIST, Model
+from .options import JSON, Model
 from .output import find_terminal, print_json, print_rows, result_row
 
 # Small files beside the weights, fetched from a Hub together.
@@ -182,7 +182,7 @@ def info(source: str, as_json: bool) -> None:
 
 
 @click.command()
-@JSON_LIST
+@JSON
 def models(as_json: bool) -> None:
     """List the released models. Every command that takes a MODEL accepts their names.
 

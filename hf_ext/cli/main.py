@@ -78,9 +78,7 @@ class Commands(Group):
 
 # With `color` click keeps escape codes in its output, which our streams make visible; without it, it removes them in a
 # pipe.
-@click.group(
-    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "color": True, "show_default": True}
-)
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "color": True})
 @click.version_option(__version__, prog_name="hf-ext")
 def main() -> None:
     """NeurIPS 2024 methods as Hugging Face plugins: use, train, evaluate, merge and publish their models.

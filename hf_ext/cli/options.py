@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -76,6 +77,8 @@ def value_type(
     return convert
 
 
+# An option whose help shows its default.
+shown = functools.partial(click.option, show_default=True)
 AT_LEAST_1 = click.IntRange(min=1)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 MODEL_FOLDER = ModelFolder(exists=True, file_okay=False, path_type=Path)
@@ -85,9 +88,7 @@ MODEL = click.argument("source", metavar="MODEL", type=Model())
 TASK = click.option("--task", metavar="NAME", help="Task of a merge.")
 DEVICE = click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 DTYPE = click.Choice(["float32", "bfloat16", "float16"])
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-JSON_RESULT = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-JSON_LIST = click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
 def find_released(value: str) -> str:

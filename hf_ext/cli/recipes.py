@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from .options import JSON_LIST, NEW_FILE
+from .options import JSON, NEW_FILE
 from .output import find_terminal, print_json, print_table, say
 
 _FOLDERS = ("disentangled_dit", "emr", "mrconv", "released", "semanir")
@@ -40,7 +40,7 @@ class RecipeFile(click.Path):
 @click.command()
 @click.argument("name", required=False)
 @click.option("--out", type=NEW_FILE, help="Copy the recipe into this new file.")
-@JSON_LIST
+@JSON
 def recipes(name: str | None, out: Path | None, as_json: bool) -> None:
     """List the recipes of the package, or print the recipe NAME.
 

@@ -11,7 +11,7 @@ from hf_ext.system import import_undisturbed
 from hf_ext.terminal import count_of, is_quiet
 
 from .errors import Failed, Unusable, loading
-from .options import AT_LEAST_1, DEVICE, DTYPE, MODEL, TASK, value_type
+from .options import AT_LEAST_1, DEVICE, DTYPE, MODEL, TASK, shown, value_type
 from .output import say
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
@@ -52,10 +52,10 @@ MEGAPIXELS = value_type("MEGAPIXELS", float, "not a number above 0", lambda size
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Format of results.  [default: that of the input]")
 @click.option("--quality", type=click.IntRange(1, 100), help="Quality of JPEG and WebP.  [default: 95]")
 @click.option("--lossless", is_flag=True, help="Write lossless WebP; lossless inputs stay lossless without it.")
-@click.option("--background", type=COLOUR, default="white", help="Colour behind transparency in JPEG and BMP.")
-@click.option("--name", "template", default="{stem}", help="Names of results, as {stem}_restored or {stem}-{ext}.")
+@shown("--background", type=COLOUR, default="white", help="Colour behind transparency in JPEG and BMP.")
+@shown("--name", "template", default="{stem}", help="Names of results, as {stem}_restored or {stem}-{ext}.")
 @click.option("--overwrite", is_flag=True, help="Replace existing files that have the name of a result.")
-@click.option("--max-megapixels", type=MEGAPIXELS, default=200.0, help="Largest picture that is decoded.")
+@shown("--max-megapixels", type=MEGAPIXELS, default=200.0, help="Largest picture that is decoded.")
 @DEVICE
 @click.option("--dtype", type=DTYPE, help="Precision of the model.")
 def restore(
@@ -206,25 +206,20 @@ def _restore(
     """Restores the pictures; returns the report and the speed."""
     from hf_ext.progress import progress
     from hf_ext.restoration.encoding import Encoding
-    from hf_ext.restoration.jobs import megapixels_of
     from hf_ext.restoration.run import restore_files
 
     started = time.monotonic()
-    # The sizes are known only after opening all files, so this is done only for a visible bar, which assumes that the
-    # other processes are as fast as this one.
-    shown = ranks.index == 0 and not is_quiet()
-    sizes = map(megapixels_of, ranks.share(jobs) if shown else [])
-    # What is too large is not decoded.
-    total = round(ranks.count * sum(size for size in sizes if size <= options["max_megapixels"]), 6)
-    form = "{percentage:3.0f} %|{bar}| {n:.2f} of {total:.2f} MP [{elapsed}, {remaining} left, {rate_fmt}]"
-    with progress(total=total, unit="MP", shown=shown, bar_format=form, smoothing=0.1) as bar:
+    form = "{percentage:3.0f} %|{bar}| {n:.1f} of {total_fmt} [{elapsed}, {remaining} left]"
+    more = {"unit": " pictures", "bar_format": form, "smoothing": 0.1}
+    with progress(total=len(jobs), shown=ranks.index == 0, **more) as bar:
 
         def tell(text: str) -> None:
             bar.clear()
             say(text, to_stderr=True)
 
-        def count(megapixels: float) -> None:
-            bar.update(megapixels * ranks.count - bar.n)
+        def count(pictures: float) -> None:
+            # The other processes are as fast as this one.
+            bar.update(pictures * ranks.count - bar.n)
 
         report = restore_files(model, jobs, encoding=Encoding(**encoding), progress=count, say=tell, **options)
     seconds = time.monotonic() - started

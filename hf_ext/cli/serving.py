@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from .groups import Group
-from .options import FILE, Model
+from .options import FILE, Model, shown
 from .output import note
 
 ABOVE_0 = click.FloatRange(0, min_open=True)
@@ -27,8 +27,8 @@ def hub() -> None:
 
 @hub.command()
 @click.option("--root", required=True, type=click.Path(file_okay=False, path_type=Path), help="Repository folder.")
-@click.option("--host", default="127.0.0.1", help="Address to listen on; any but loopback requires --token-file.")
-@click.option("--port", default=8765, type=click.IntRange(0, 65535), help="Port; 0: a free one.")
+@shown("--host", default="127.0.0.1", help="Address to listen on; any but loopback requires --token-file.")
+@shown("--port", default=8765, type=click.IntRange(0, 65535), help="Port; 0: a free one.")
 @click.option(
     "--token-file",
     "token",
@@ -38,7 +38,7 @@ def hub() -> None:
 )
 @allowed_host("clients")
 @click.option("--public-url", metavar="URL", help="Address of a reverse proxy, with which download links start.")
-@click.option("--max-connections", default=256, type=click.IntRange(1), help="Most simultaneous connections.")
+@shown("--max-connections", default=256, type=click.IntRange(1), help="Most simultaneous connections.")
 def serve(root: Path, **options: Any) -> None:
     """Serve the repositories in a folder to huggingface_hub, transformers, diffusers and datasets.
 
@@ -67,12 +67,12 @@ def serve(root: Path, **options: Any) -> None:
 
 @click.command()
 @click.argument("sources", metavar="[MODEL]...", nargs=-1, type=Model())
-@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 accepts other machines.")
+@shown("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 accepts other machines.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port.  [default: the first free one from 7860 on]")
 @allowed_host("browsers")
-@click.option("--megapixels", default=50.0, type=ABOVE_0, help="Largest picture accepted.")
-@click.option("--gigabytes", default=8.0, type=ABOVE_0, help="Most memory for a request.")
-@click.option("--seconds", default=600.0, type=ABOVE_0, help="Time limit of a request.")
+@shown("--megapixels", default=50.0, type=ABOVE_0, help="Largest picture accepted.")
+@shown("--gigabytes", default=8.0, type=ABOVE_0, help="Most memory for a request.")
+@shown("--seconds", default=600.0, type=ABOVE_0, help="Time limit of a request.")
 def app(
     sources: tuple[str, ...], host: str, port: int | None, allowed_hosts: tuple[str, ...], **limits: float
 ) -> None:

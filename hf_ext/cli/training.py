@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from .groups import Group
-from .options import JSON_RESULT, MODEL, NEW_FILE, TASK
+from .options import JSON, MODEL, NEW_FILE, TASK
 from .output import print_json, print_rows, result_row, say
 from .recipes import RecipeFile
 
@@ -51,7 +51,7 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
 @click.option("--config", required=True, type=CONFIG_FILE, help="YAML file with method, task and data.eval.")
 @TASK
 @click.option("--output", type=NEW_FILE, help="Also write eval.json to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; non-finite numbers become null.")
+@JSON
 def evaluate(
     source: str, overrides: tuple[str, ...], config: Path, task: str | None, output: Path | None, as_json: bool
 ) -> None:
@@ -94,7 +94,7 @@ def data() -> None:
 
 
 @data.command(name="check", context_settings={"allow_interspersed_args": False})
-@JSON_RESULT
+@JSON
 @click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE)
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context

@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -262,10 +261,3 @@ def _ending_of(source: Path | bytes, relative: Path) -> str:
     # A phone's JPEG of several pictures.
     format = "JPEG" if format == "MPO" else format
     return next((ending for ending, written in FORMATS.items() if written == format), ".png")
-
-
-def megapixels_of(job: Job) -> float:
-    """Size of a picture as its header says."""
-    with suppress(*DECODER_ERRORS), open_picture(job.source) as image:
-        return image.width * image.height / 1e6
-    return 0.0

@@ -42,11 +42,11 @@ def restore_files(
     [`~tiles.restore_image`]. The caller has made sure that results can be written.
 
     Processes of `accelerate launch`, which all have the same `jobs`, share them; one that gets none needs no model.
-    Each has the report of all. `progress` is called with the megapixels done by this process, `say` with what was
+    Each has the report of all. `progress` is called with the pictures done by this process, `say` with what was
     wrong with a picture, or what its format cannot hold: of several processes in the end, by the first.
     """
     # By the number of a job: the megapixels of its frames, or None where it failed, and what is to be said of it.
-    ranks, outcomes, finished = Ranks(), dict[int, tuple[float | None, list[str]]](), 0.0
+    ranks, outcomes = Ranks(), dict[int, tuple[float | None, list[str]]]()
     # Once, not for each picture.
     strength = None if model is None else check_options(model, **options)
     for number, job in ranks.share(list(enumerate(jobs))):
@@ -55,17 +55,15 @@ def restore_files(
         try:
             frames, restored = read_frames(job.source, max_megapixels), list[Picture]()
             require_place(frames, FORMATS[job.ending.lower()])
-            # To the bar all frames are as much as the first, whose size a file's header says.
-            share = _megapixels(frames.pictures[0]) / len(frames.pictures)
-            for picture in frames.pictures:
+            for place, picture in enumerate(frames.pictures):
                 chosen = options
                 if strength == "auto":
                     chosen, text = _choose_strength(picture, options)
                     texts.append(text)
-                shown = None if progress is None else _count_from(finished, share, progress)
+                share = 1 / len(frames.pictures)
+                shown = progress and _count_from(len(outcomes) + place * share, share, progress)
                 pixels = restore_image(model, picture.pixels, progress=shown, **chosen)
                 restored.append(picture._replace(pixels=pixels))
-                finished += share
             # Of many frames it is said once.
             texts = list(dict.fromkeys(texts))
             _write(job, frames._replace(pictures=restored), encoding, records, texts.append)
