@@ -27,8 +27,9 @@ from hf_ext.hub.checkpoints import split_revision
 from hf_ext.hub.disclosure import cut_folders
 from hf_ext.hub.released import list_released
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.restoration.encoding import to_8_bits
 from hf_ext.restoration.restorer import load_model
-from hf_ext.semanir.image_processing_semanir import from_unit, to_unit
+from hf_ext.semanir.image_processing_semanir import pixels_to_image
 from hf_ext.tasks.diffusion_grids import default_batch_size, draw_grid, sample_rows
 from hf_ext.training.models import pipeline_index
 
@@ -161,19 +162,15 @@ def count_work(source: str, channels: int) -> float:
     return clock.work / PROBE**2
 
 
-def show_colours(pixels: np.ndarray) -> np.ndarray:
-    """Pixels as a screen shows them: uint8 RGB, what is transparent is white."""
-    unit = to_unit(pixels)
-    if unit.shape[-1] % 2 == 0:
-        alpha = unit[..., -1:]
-        unit = unit[..., :-1] * alpha + (1 - alpha)
-    unit = np.repeat(unit, 3, axis=-1) if unit.shape[-1] == 1 else unit[..., :3]
-    return from_unit(unit)
+def show_colours(pixels: np.ndarray) -> Image.Image:
+    """Pixels as a screen shows them: RGB of 8 bits, what is transparent is white."""
+    picture = pixels_to_image(to_8_bits(pixels)).convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
 
 
 def pair(before: np.ndarray, after: np.ndarray) -> Pair:
-    result = Image.fromarray(show_colours(after))
-    return Image.fromarray(show_colours(before)).resize(result.size, Image.Resampling.BICUBIC), result
+    result = show_colours(after)
+    return show_colours(before).resize(result.size, Image.Resampling.BICUBIC), result
 
 
 def require_given(given: str | None, what: str) -> str:

@@ -61,11 +61,9 @@ def continue_text(
     # An MRConv streams: its texts have any length.
     longest = None if model.config.model_type == "mrconv" else getattr(model.config, "max_position_embeddings", None)
     if longest and given + max_new_tokens > longest:
-        fewer = f"give --max-new-tokens {longest - given} or less, or a shorter text" if longest > given else ""
-        raise UsageError(
-            f"the text has {given} tokens, and {max_new_tokens} more are requested; the model takes {longest}: "
-            f"{fewer or 'give a shorter text'}."
-        )
+        less = f"give --max-new-tokens {longest - given} or less" if longest > given else "give a shorter text"
+        asked = f"{given} tokens, and {max_new_tokens} more are requested"
+        raise UsageError(f"the text has {asked}; the model takes {longest}: {less}.")
     set_seed(seed)
     # Below this, scores overflow, and the likeliest token is drawn anyway.
     chosen: dict[str, Any] = {"do_sample": temperature > 1e-30}

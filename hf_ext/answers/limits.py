@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from PIL import Image
 from torch.overrides import TorchFunctionMode
@@ -108,10 +108,8 @@ class Clock(TorchFunctionMode):
 
 
 def resident_bytes() -> int:
-    """Memory that this process holds; 0 where the system has no `/proc`."""
-    with suppress(OSError):
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
+    """Memory that this process holds."""
+    return int(psutil.Process().memory_info().rss)
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ def _send_picture(pipe: Connection, source: Source, limits: Limits, server: int)
 
     end_with_parent(server)
     try:
-        present = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+        present = psutil.Process().memory_info().vms
         with suppress(ValueError, OverflowError):
             most = resource.getrlimit(resource.RLIMIT_AS)[1]
             resource.setrlimit(resource.RLIMIT_AS, (present + int(limits.gigabytes * 1e9), most))

@@ -68,9 +68,7 @@ def classify(
 
     classifier = load_task(source, task, Classifier, device)
     if (columns or any(hints.values())) and classifier.kind != "series":
-        raise click.UsageError(
-            f"--columns, --series and --time are for models of series; {source} classifies {classifier.kind}."
-        )
+        raise click.UsageError(f"--columns, --series, --time are for series; {source} classifies {classifier.kind}.")
     found: list[dict[str, Any]] = []
     given = list(classifier.find_inputs(list(inputs)))
     if not given:

@@ -45,6 +45,4 @@ def loading(source: str) -> Iterator[None]:
         if classify(error) is not None:
             raise
         text = str(error).strip() or "no reason is given"
-        raise Unusable(
-            f"{source} cannot be loaded ({type(error).__name__}: {text}); download or save it again."
-        ) from error
+        raise Unusable(f"{source} cannot be loaded ({type(error).__name__}: {text}); save it again.") from error

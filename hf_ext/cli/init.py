@@ -71,10 +71,7 @@ def init(
     if pairs and len(folders) != 2:
         raise click.BadParameter("give two folders, such as noisy,clean.", param_hint="--pairs")
     if method == "emr" and (any(hints.values()) or inputs or pairs or values is not None):
-        raise click.UsageError(
-            "--label, --time, --series, --inputs, --values, --classes and --pairs describe data of semanir, mrconv or "
-            "dit: leave them out."
-        )
+        raise click.UsageError("emr takes --data only: leave out what describes the data of semanir, mrconv or dit.")
     from hf_ext.files import whole_file
 
     file = folder / ("merge.yaml" if method == "emr" else f"{method}.yaml")
@@ -87,9 +84,7 @@ def init(
         place = Path(data).expanduser()
         # As the training does.
         if place.is_dir() and not (place / "lq").is_dir() and folder.resolve().is_relative_to(place.resolve()):
-            raise click.BadParameter(
-                f"{folder} is inside the data folder {data}: choose one outside.", param_hint="DIR"
-            )
+            raise click.BadParameter(f"{folder} is inside {data}: choose one outside.", param_hint="DIR")
         import torch
 
         from hf_ext.data.roles import Hints
@@ -112,10 +107,7 @@ def write_merge(folder: Path, data: str) -> str:
     values = {name: shlex.quote(str(folder / place)) for name, place in (("file", "merge.yaml"), ("out", "merged"))}
     models = _find_models(Path(data).expanduser())
     if (base := models.pop("base", None)) is None:
-        raise click.UsageError(
-            f"the base of {', '.join(models)} is unknown: name the folder of the base model base, or add a line "
-            "base=ID to the list."
-        )
+        raise click.UsageError(f"no base among {', '.join(models)}: name its folder base, or add a line base=ID.")
     if not models:
         raise click.UsageError(f"{data} contains only the base: add the fine-tunes.")
     return _MERGE.format(
@@ -148,8 +140,5 @@ def _find_models(place: Path) -> dict[str, str]:
                 raise click.UsageError(f"{place}: two models are called {name!r}; write NAME=ID for one of them.")
             found[name] = source
     if not found:
-        raise click.UsageError(
-            f"no model in {place}: give a folder that contains a folder with safetensors files for each model, or a "
-            "file with a line for each."
-        )
+        raise click.UsageError(f"no model in {place}: give a folder with a folder for each, or a list of NAME=ID.")
     return found

@@ -100,10 +100,7 @@ def find_released(value: str) -> str:
     found = find_model(value)
     names = [model.name for model in list_released()] if found == value else []
     if value not in names and (close := difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.85)):
-        raise click.UsageError(
-            f"no released model is called {value!r}; did you mean {close[0]!r}? `hf-ext models` lists them; give "
-            "other models as a folder or org/name."
-        )
+        raise click.UsageError(f"no released model {value!r}; did you mean {close[0]!r}? `hf-ext models` lists them.")
     return found
 
 

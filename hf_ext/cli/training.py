@@ -67,9 +67,7 @@ def evaluate(
       hf-ext evaluate org/name@v1 --config semanir/denoise_color --data.eval.path photos/ --json
     """
     if source.startswith("-"):
-        raise click.UsageError(
-            f"MODEL must be the first argument, before the flags that replace values of the file; got {source}."
-        )
+        raise click.UsageError(f"MODEL must be the first argument, before the flags for the file; got {source}.")
     from hf_ext.distributed import Ranks
     from hf_ext.training import evaluate_checkpoint
 

@@ -4,7 +4,6 @@
 # a sentence, or the run is refused with all differences that make another run of it. docs/training.md has the table,
 # and tests/training/test_changes.py makes each change in the middle of a run, and compares what is promised.
 
-import functools
 import hashlib
 import json
 import math
@@ -53,19 +52,13 @@ class Changes:
     new_batch_size: bool = False
 
 
-@functools.cache
-def installed_versions(*names: str) -> dict[str, str]:
-    """Versions of libraries, of which a process imports only one."""
-    return {name: version(name) for name in names}
-
-
 def describe_run(arguments: TrainingArguments, processes: int, sharding: str | None) -> dict[str, Any]:
     """The settings to compare, as JSON stores them, without the data, which must be opened first."""
     about = {
         "arguments": asdict(arguments),
         "processes": processes,
         "sharding": sharding,
-        "versions": installed_versions("hf-ext", "torch", "transformers", "accelerate"),
+        "versions": {name: version(name) for name in ("hf-ext", "torch", "transformers", "accelerate")},
         "data": None,
     }
     return dict(json.loads(json.dumps(about)))
@@ -86,11 +79,7 @@ def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path, 
         verdicts.append((f"processes × batch × accumulation: {then} → {asked}", *_judge_batching(old, new)))
     refused = [f"{text} ({reason})" if reason else text for text, is_allowed, reason in verdicts if not is_allowed]
     if refused:
-        raise OtherRun(
-            f"{folder} contains a run with other settings",
-            refused,
-            "Continue it with the same settings, or choose another output_dir.",
-        )
+        raise OtherRun(f"{folder} contains a run with other settings", refused, "Use the same, or another output_dir.")
     versions = [
         f"{name} {then} → {now['versions'].get(name)}: perhaps {OTHER}"
         for name, then in before["versions"].items()

@@ -52,9 +52,7 @@ def evaluate_checkpoint(
     with ranks.first_before_others():
         # The checkpoint's own configuration counts here, not the model section of the file.
         if ignored := [word for word in overrides or [] if word.startswith(("--model.", "--model="))]:
-            raise ValueError(
-                f"{ignored[0]}: an evaluation uses the checkpoint's configuration; only data and task may be set."
-            )
+            raise ValueError(f"{ignored[0]}: the model comes with the checkpoint; only data and task may be set.")
         arguments = read_arguments(config, overrides or [], output_dir="", model={})
         sources = arguments.data_arguments.eval_sources
         if not sources:

@@ -128,10 +128,7 @@ def require_devices(environment: Mapping[str, str] = os.environ) -> None:
         numbered = [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())]
         allowed = ["cpu", kind.type, *numbered] if _count_started(environment) == 1 else []
     if (told := environment.get("ACCELERATE_TORCH_DEVICE")) is not None and told not in allowed:
-        raise UsageError(
-            f"ACCELERATE_TORCH_DEVICE is {told!r}; allowed here: {', '.join(allowed) or 'nothing'}. "
-            "Unset it: each process selects its own device."
-        )
+        raise UsageError(f"ACCELERATE_TORCH_DEVICE is {told!r}; allowed: {', '.join(allowed) or 'none'}. Unset it.")
 
 
 def check_processes(found: int, environment: Mapping[str, str] = os.environ) -> None:

@@ -49,9 +49,7 @@ def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
     # For one that is not installed accelerate would only warn.
     trackers = [str(tracker) for tracker in get_available_trackers()]
     if missing := [name for name in arguments.trackers if name not in trackers]:
-        raise UsageError(
-            f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install it, or use these."
-        )
+        raise UsageError(f"report_to is {missing[0]!r}; installed here: none, {', '.join(trackers)}. Install it.")
     require_devices()
     # Each process makes the whole model from the seed or a file. With FSDP accelerate's launcher asks by default that
     # only the first one does, which fails for models with buffers.
@@ -88,9 +86,7 @@ def _meeting() -> Iterator[None]:
         yield
     except torch.distributed.DistError as error:
         reason = str(error).partition("\n")[0]
-        raise LostProcessError(
-            f"{text} did not find the others ({reason:.200}): start all of them, with one address and a free port."
-        ) from error
+        raise LostProcessError(f"{text} did not find the others ({reason:.200}): start all at a free port.") from error
     finally:
         waiting.cancel()
 
@@ -244,9 +240,7 @@ class Run:
     def _prepare(self) -> tuple[int | None, Changes]:
         """Prepares the folder; the step from which the run continues, and how it has changed since then."""
         if self.groups is not None and self.folder.changes.new_batch_size:
-            raise DataError(
-                f"{self.folder.path}: per_device_train_batch_size must stay, as each batch has pictures of one size."
-            )
+            raise DataError(f"{self.folder.path}: per_device_train_batch_size must stay: pictures have several sizes.")
         self.folder.prepare()
         return self.folder.start, self.folder.changes
 
@@ -286,9 +280,7 @@ class Run:
             module.compile()
         self.names = [*module.state_dict()]
         if arguments.optim in ("Muon", "OneBit") and self.accelerator.distributed_type not in WHOLE_WEIGHTS:
-            raise UsageError(
-                f"optim {arguments.optim} needs whole weights, which no process has with FSDP or DeepSpeed: use AdamW."
-            )
+            raise UsageError(f"optim {arguments.optim} needs whole weights; FSDP and DeepSpeed shard them: use AdamW.")
         optimizer = build_optimizer(self.task, module, arguments)
         self.scheduler = build_schedule(optimizer, arguments)
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:

@@ -127,9 +127,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         try:
             self.lock.acquire()
         except Timeout as error:
-            raise ValueError(
-                f"another process trains in {self.path}: wait until it ends, stop it, or choose another output_dir."
-            ) from error
+            raise ValueError(f"another process trains in {self.path}: stop it, or change output_dir.") from error
         except OSError as error:
             # Of a file system that does not lock, as some network disks.
             raise OSError(f"{self.lock.lock_file} cannot be locked ({error}): choose another output_dir.") from error
@@ -147,10 +145,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
                 damaged.append(f"step {step}: {error}")
                 self.notes.append(f"warning: {self.state(step)} is damaged: {error}")
         if damaged:
-            raise DataError(
-                f"no state of {self.path} is whole ({'; '.join(damaged)}). Restore one, or delete {self.states} to "
-                "start again."
-            )
+            raise DataError(f"no state of {self.path} is whole ({'; '.join(damaged)}): restore one, or delete all.")
 
     def check_data(self, fingerprint: dict[str, Any]) -> None:
         """Refuses training data that is not what the run began with."""
@@ -232,9 +227,7 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
         if not isinstance(error, OSError) and not any(text in str(error) for text in writing):
             raise
         if not run.path.is_dir():
-            raise OSError(
-                f"{run.path} was removed or renamed under the run: the same command resumes once it is back."
-            ) from error
+            raise OSError(f"{run.path} was removed or renamed: put it back and run the command again.") from error
         free = shutil.disk_usage(run.path).free / 2**30
         is_full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
         raise OSError(
