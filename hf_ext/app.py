@@ -30,6 +30,7 @@ from hf_ext.terminal import count_of
 LETTERS, WAITING = 100_000, 32
 # Where pictures come from, and what their frames offer: nothing that sends them elsewhere.
 _SOURCES, _SAVE = ["upload", "clipboard"], ["download", "fullscreen"]
+_SHOWN: dict[str, Any] = {"format": "png", "interactive": False}
 # What needs a model's memory stands in one row; the microphone and what is shown have rows of their own.
 ONE: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}
 # Damages of the picture of the examples, and the text for a merge.
@@ -101,9 +102,7 @@ def build_app(models: dict[str, dict[str, str]], limits: Limits = work.LIMITS) -
     ):
         # gradio copies what it offers.
         examples = write_examples(Path(folder))
-        gr.Markdown(
-            "# hf-ext\nFour NeurIPS 2024 methods on small models. The models run on the machine that serves this page."
-        )
+        gr.Markdown("# hf-ext\nFour NeurIPS 2024 methods on small models, which run on the machine of this page.")
         for name, lay_out in zip(work.TABS, (_restore_tab, _draw_tab, _listen_tab, _merge_tab), strict=True):
             with gr.Tab(name.capitalize(), id=name):
                 if models[name]:
@@ -134,9 +133,7 @@ def _restore_tab(tab: Tab) -> None:
             gr.Markdown("Blend of input and result. A model that enlarges always returns its full result.")
             button = gr.Button("Restore", variant="primary", elem_id="restore-run")
         with gr.Column():
-            slider = gr.ImageSlider(
-                label="Before and after", format="png", interactive=False, elem_id="restore-result"
-            )
+            slider = gr.ImageSlider(label="Before and after", **_SHOWN, elem_id="restore-result")
             said = gr.Markdown(elem_id="restore-said")
 
     def run(name: str, path: str | None, share: float, bar: Any = gr.Progress()) -> Any:  # noqa: B008
@@ -151,9 +148,8 @@ def _draw_tab(tab: Tab) -> None:
     classes, takes = work.list_classes(tab.first), work.list_controls(tab.first)
     with gr.Row():
         with gr.Column():
-            label = gr.Dropdown(
-                classes, value=(classes or [""])[0], allow_custom_value=True, label="Class, or text of a text model"
-            )
+            first = (classes or [""])[0]
+            label = gr.Dropdown(classes, value=first, allow_custom_value=True, label="Class, or text of a text model")
             sized = "original_size" in takes
             size = gr.Slider(0.25, 4, 1, step=0.25, label="Size of the original", elem_id="draw-size", visible=sized)
             top = gr.Slider(0, 1, 0, step=0.125, label="Crop: top", visible="crop" in takes)
@@ -170,7 +166,7 @@ def _draw_tab(tab: Tab) -> None:
                 seed = gr.Number(0, label="Seed of the noise", precision=0, minimum=0, maximum=2**32)
             button = gr.Button("Draw", variant="primary", elem_id="draw-run")
         with gr.Column():
-            result = gr.Image(show_label=False, format="png", buttons=_SAVE, interactive=False, elem_id="draw-result")
+            result = gr.Image(show_label=False, buttons=_SAVE, **_SHOWN, elem_id="draw-result")
             said = gr.Markdown(elem_id="draw-said")
             gr.Markdown(DRAWN)
 
@@ -184,13 +180,8 @@ def _draw_tab(tab: Tab) -> None:
         below = ", ".join(text for control, text in texts.items() if control in takes) or "the same controls"
         return drawn, f"{done} {how}, in {time.monotonic() - begun:.1f} s. Lower row: {below}."
 
-    button.click(
-        run,
-        [tab.model, label, size, top, left, flip, steps, guidance, seed],
-        [result, said],
-        show_progress_on=result,
-        **ONE,
-    )
+    inputs = [tab.model, label, size, top, left, flip, steps, guidance, seed]
+    button.click(run, inputs, [result, said], show_progress_on=result, **ONE)
 
     def choose(name: str) -> tuple[Any, ...]:
         names, takes = tab.ask(work.list_classes, name), work.list_controls(tab.sources[name])
@@ -204,9 +195,8 @@ def _listen_tab(tab: Tab) -> None:
     heard = gr.State()
     with gr.Row():
         with gr.Column():
-            microphone = gr.Audio(
-                sources=["microphone"], streaming=True, type="filepath", label="Microphone", elem_id="listen-mic"
-            )
+            listening: dict[str, Any] = {"sources": ["microphone"], "streaming": True, "type": "filepath"}
+            microphone = gr.Audio(**listening, label="Microphone", elem_id="listen-mic")
             sound = gr.Audio(sources=["upload"], type="filepath", label="File", buttons=[], elem_id="listen-file")
             tab.offer([sound], [[tab.examples["digits"]]], ["a synthetic voice says four digits"])
             button = gr.Button("Listen to the file", variant="primary", elem_id="listen-run")
@@ -262,12 +252,10 @@ def _merge_tab(tab: Tab) -> None:
             button = gr.Button("Run every task", variant="primary", elem_id="merge-run")
             task = gr.Radio(list(work.load_merge(tab.first)[1]), label="Task", elem_id="merge-task")
         with gr.Column():
-            slider = gr.ImageSlider(label="Before and after", format="png", interactive=False, elem_id="merge-result")
+            slider = gr.ImageSlider(label="Before and after", **_SHOWN, elem_id="merge-result")
             said = gr.Markdown(elem_id="merge-text")
-            size: dict[str, Any] = {"columns": 2, "height": "auto", "object_fit": "contain"}
-            every = gr.Gallery(
-                label="Every task", format="png", buttons=_SAVE, interactive=False, elem_id="merge-all", **size
-            )
+            size: dict[str, Any] = {"columns": 2, "height": "auto", "object_fit": "contain", "buttons": _SAVE}
+            every = gr.Gallery(label="Every task", **size, **_SHOWN, elem_id="merge-all")
             done = gr.Markdown(elem_id="merge-said")
 
     def show(found: dict[str, work.Answer], name: str | None) -> tuple[Any, str]:

@@ -207,9 +207,8 @@ def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str
     from hf_ext.merging.updating import add_task
 
     name, source = options.name_and_value(task)
-    show_result(
-        add_task(artifact, name, options.find_released(source), frozen=frozen, base=base, endpoint=endpoint), as_json
-    )
+    added = add_task(artifact, name, options.find_released(source), frozen=frozen, base=base, endpoint=endpoint)
+    show_result(added, as_json)
 
 
 @emr.command()
@@ -265,9 +264,8 @@ def verify(artifact: Path, as_json: bool) -> None:
     else:
         say(*found.wrong, *(f"note: {text}" for text in found.notes))
     if found.wrong:
-        raise Unusable(
-            f"{artifact} is damaged: {count_of(len(found.wrong), 'file differs', 'files differ')} from emr.json."
-        )
+        differ = count_of(len(found.wrong), "file differs", "files differ")
+        raise Unusable(f"{artifact} is damaged: {differ} from emr.json.")
     if not as_json:
         say(f"{artifact}: {count_of(found.files, 'file')}, {count_of(found.bytes, 'byte')}, unchanged since the merge")
 

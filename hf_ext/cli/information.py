@@ -136,10 +136,8 @@ def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
     def place(source: dict[str, Any]) -> str:
         return f"{source['source']}@{source['revision']}" if source["revision"] else str(source["source"])
 
-    rows = [
-        ("merged by", f"{merge['method'] or 'not stated'}, rescale {merge['rescale']}"),
-        ("base", place(merge["base"])),
-    ]
+    how = f"{merge['method'] or 'not stated'}, rescale {merge['rescale']}"
+    rows = [("merged by", how), ("base", place(merge["base"]))]
     for name, task in merge["tasks"].items():
         scale = "by tensor" if task["scale"] is None else f"{task['scale']:.4f}"
         kept = "kept" if merge["deltas"] else "mask density"

@@ -38,9 +38,7 @@ class NewFolder(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(value)
         if path.suffix.lower() in (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf") and not path.is_dir():
-            self.fail(
-                f"{path} has the name of a file, and a checkpoint is a folder: leave out {path.suffix}.", param, ctx
-            )
+            self.fail(f"{path} is the name of a file; a checkpoint is a folder: leave out {path.suffix}.", param, ctx)
         return super().convert(value, param, ctx)
 
 

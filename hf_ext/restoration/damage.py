@@ -131,18 +131,16 @@ def _quality_of_blocks(luminance: np.ndarray) -> tuple[float, int | None]:
     blocks = blocks[: len(blocks) // 2 * 2].reshape(-1, 2, _BLOCK, _BLOCK)[:: -(-len(blocks) // _MOST_BLOCKS) or 1]
     coefficients = _COSINES @ blocks @ _COSINES.T
     means = coefficients[:, 1, 0, 0] - coefficients[:, 0, 0, 0]
-    sizes = {
-        place: np.abs(coefficients[:, :, *place]).ravel() for place in np.ndindex(_TABLE.shape) if 0 < sum(place) < 6
-    }
+    places = [place for place in np.ndindex(_TABLE.shape) if 0 < sum(place) < 6]
+    sizes = {place: np.abs(coefficients[:, :, *place]).ravel() for place in places}
     sizes[0, 0] = np.abs(means)
     best, found = 0.0, None
     for quality in range(1, 97):
         percent = 5000 / quality if quality < 50 else 200 - 2 * quality
         steps = np.clip(np.floor((_TABLE * percent + 50) / 100), 1, 255)
         # What would be 0 is a multiple of anything, and pixels hide a step of 1.
-        parts = [
-            (step, values[values > step / 2]) for place, values in sizes.items() if (step := float(steps[place])) > 1
-        ]
+        used = ((float(steps[place]), values) for place, values in sizes.items())
+        parts = [(step, values[values > step / 2]) for step, values in used if step > 1]
         count = sum(len(values) for _, values in parts)
         if count < _FEWEST:
             continue

@@ -17,16 +17,8 @@ from .camera import DECODER_ERRORS, RAW_ENDINGS, open_picture
 logger = logging.getLogger(__name__)
 
 # The formats of results by the ends of their names. A still GIF becomes a PNG, since a GIF has 256 colours.
-FORMATS = {
-    ".png": "PNG",
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".webp": "WEBP",
-    ".tif": "TIFF",
-    ".tiff": "TIFF",
-    ".bmp": "BMP",
-    ".gif": "GIF",
-}
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
+FORMATS |= {".bmp": "BMP", ".gif": "GIF"}
 _STDIN = Path("stdin")
 # What Pillow recognises but cannot decode by itself, or not as pixels.
 _NO_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}

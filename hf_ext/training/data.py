@@ -151,9 +151,8 @@ class StreamBatches(IterableDataset):
 
     def __post_init__(self) -> None:
         # A digest of the random states from which a stream draws its order; of most streams those of no state.
-        states = [
-            step.generator.bit_generator.state for step in _list_steps(self.stream) if hasattr(step, "generator")
-        ]
+        drawn = [step.generator for step in _list_steps(self.stream) if hasattr(step, "generator")]
+        states = [generator.bit_generator.state for generator in drawn]
         self.order = hashlib.sha256(repr(states).encode()).hexdigest()[:16]
         # Decoded here, after reading: a picture that cannot be decoded would end the stream inside of `datasets`.
         self.features = self.stream.features

@@ -117,11 +117,8 @@ class _Training(Run):
         bar_options = {"unit": " samples", "mininterval": 0.5, "shown": self.accelerator.is_main_process}
         done, total = progress.samples, arguments.max_steps * self._batch_size
         # Closed by name: the traceback of an error would keep the loader processes alive.
-        with (
-            show_progress(initial=done, total=total, **bar_options) as bar,
-            stopping,
-            contextlib.closing(iter(self.loader)) as batches,
-        ):
+        bar = show_progress(initial=done, total=total, **bar_options)
+        with bar, stopping, contextlib.closing(iter(self.loader)) as batches:
             self._tell("on_begin", progress.step, self.folder.path, self.module)
             if progress.owes_evaluation:
                 with self.clock.count("excluded"):
@@ -297,9 +294,8 @@ class _Training(Run):
                 is_stop = isinstance(error, EvaluationStopped)
                 # A batch is scored once, so that an evaluation that is interrupted again and again ends.
                 parts = self.ranks.gather(self.progress.scored) if is_stop else [{}]
-                self.progress.scored = {
-                    name: {index: row for part in parts for index, row in part[name].items()} for name in parts[0]
-                }
+                rows = {name: [row for part in parts for row in part[name].items()] for name in parts[0]}
+                self.progress.scored = {name: dict(found) for name, found in rows.items()}
                 # Alone, a process that fails here keeps its steps; of several the others are elsewhere.
                 if is_stop or self.ranks.count == 1:
                     self.progress.owes_evaluation = True

@@ -92,9 +92,7 @@ def _meeting() -> Iterator[None]:
 
 
 # Errors of exchanges between processes, in the words of gloo, NCCL and torch.
-_LOST = re.compile(
-    r"gloo|nccl|connection (closed|reset|refused)|pair closure|broken pipe|process group|timed out", re.IGNORECASE
-)
+_LOST = re.compile(r"(?i)gloo|nccl|connection (closed|reset|refused)|pair closure|broken pipe|process group|timed out")
 
 
 @contextlib.contextmanager
