@@ -16,8 +16,10 @@ from .options import JSON
 from .output import print_json, print_rows
 
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "accelerate", "datasets", "evaluate", "huggingface-hub")
-# Timeout of the Hub in seconds.
-PATIENCE = 5.0
+# Variables that change what the libraries do and contain no secret.
+_TOLD = re.compile(
+    "(HF_|HUGGINGFACE_|TRANSFORMERS_|ACCELERATE_|CUDA_VISIBLE|OMP_NUM_THREADS)(?!.*(TOKEN|KEY|SECRET|PASSWORD))"
+)
 
 
 @click.command()
@@ -39,7 +41,7 @@ def doctor(as_json: bool, offline: bool) -> None:
         "devices": attempt(describe_devices),
         "cache": attempt(describe_cache),
         "hub": attempt(describe_hub, offline),
-        "environment": {name: hide_secrets(value) for name, value in os.environ.items() if is_told(name)},
+        "environment": {name: hide_secrets(value) for name, value in os.environ.items() if _TOLD.match(name)},
     }
     if as_json:
         print_json(found)
@@ -105,16 +107,10 @@ def describe_hub(offline: bool) -> dict[str, Any]:
     def ask() -> str:
         if offline or constants.HF_HUB_OFFLINE:
             return "not asked"
-        return f"yes, {get_session().get(f'{constants.ENDPOINT}/api/models?limit=1', timeout=PATIENCE).status_code}"
+        return f"yes, {get_session().get(f'{constants.ENDPOINT}/api/models?limit=1', timeout=5).status_code}"
 
     token = attempt(lambda: "there" if get_token() else "none")
     return {"at": hide_secrets(constants.ENDPOINT), "token": token, "answers": attempt(ask)}
-
-
-def is_told(name: str) -> bool:
-    """True for a variable that changes what the libraries do and contains no secret."""
-    ours = name.startswith(("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "ACCELERATE_", "CUDA_VISIBLE", "OMP_NUM_THREADS"))
-    return ours and not any(word in name for word in ("TOKEN", "KEY", "SECRET", "PASSWORD"))
 
 
 def hide_secrets(text: str) -> str:

@@ -14,8 +14,6 @@ from .output import find_terminal, print_json, print_rows, result_row
 
 # Small files beside the weights, fetched from a Hub together.
 DESCRIPTIONS = ["config.json", "model_index.json", "adapter_config.json", "eval.json", "emr.json", "README.md"]
-# More of a card is not read: its metadata are far shorter.
-MAX_CARD_BYTES = 10_000_000
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "base_model", "datasets")
 
 
@@ -101,8 +99,7 @@ def read_card(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        with path.open("rb") as file:
-            metadata = read_front_matter(file.read(MAX_CARD_BYTES).decode("utf-8", "replace"))
+        metadata = read_front_matter(path.read_text(encoding="utf-8", errors="replace"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return {name: metadata[name] for name in CARD_FIELDS if metadata.get(name) is not None}

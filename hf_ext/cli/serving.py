@@ -29,17 +29,11 @@ def hub() -> None:
 @click.option("--root", required=True, type=click.Path(file_okay=False, path_type=Path), help="Repository folder.")
 @shown("--host", default="127.0.0.1", help="Address to listen on; any but loopback requires --token-file.")
 @shown("--port", default=8765, type=click.IntRange(0, 65535), help="Port; 0: a free one.")
-@click.option(
-    "--token-file",
-    "token",
-    type=FILE,
-    callback=lambda context, option, path: path.read_text(encoding="utf-8").strip() if path else None,
-    help="File with the token that clients need for writing, and for private repositories.",
-)
+@click.option("--token-file", type=FILE, help="File with the token for writing, and for private repositories.")
 @allowed_host("clients")
 @click.option("--public-url", metavar="URL", help="Address of a reverse proxy, with which download links start.")
 @shown("--max-connections", default=256, type=click.IntRange(1), help="Most simultaneous connections.")
-def serve(root: Path, **options: Any) -> None:
+def serve(root: Path, token_file: Path | None, **options: Any) -> None:
     """Serve the repositories in a folder to huggingface_hub, transformers, diffusers and datasets.
 
     A missing folder is created. The server runs until Ctrl-C. Clients read its address from HF_ENDPOINT when they
@@ -57,12 +51,13 @@ def serve(root: Path, **options: Any) -> None:
         note(f"Serving {root} at {server.url}; press Ctrl-C to stop. Clients need:")
         note(f"  export HF_ENDPOINT={options['public_url'] or server.url} HF_HUB_DISABLE_XET=1")
 
+    token = token_file and token_file.read_text(encoding="utf-8").strip()
     # A server ends by signals: Ctrl-C, or SIGTERM of a service manager. Running requests are finished.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         # The options have the names of the arguments of EmbeddedHub.
-        EmbeddedHub(root, **options).serve_forever(announce)
+        EmbeddedHub(root, token=token, **options).serve_forever(announce)
 
 
 @click.command()

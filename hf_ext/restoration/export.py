@@ -28,13 +28,8 @@ _LARGEST, _MEAN = 1 / 255, 1e-4
 
 class ExportedFile(NamedTuple):
     """
-    An ONNX file that was written.
-
-    Args:
-        path (`Path`): The file.
-        bytes (`int`): Its size.
-        minimum (`int`): Smallest height and width of the pictures that it takes.
-        difference (`float`): Largest difference from the model that was seen, in pictures in [0, 1].
+    An ONNX file that was written: its path, its size in bytes, the smallest height and width of the pictures that it
+    takes, and the largest difference from the model that was seen, in pictures in [0, 1].
     """
 
     path: Path

@@ -58,8 +58,10 @@ def restore_files(
             for place, picture in enumerate(frames.pictures):
                 chosen = options
                 if strength == "auto":
-                    chosen, text = _choose_strength(picture, options)
-                    texts.append(text)
+                    damage = estimate_damage(picture.pixels)
+                    chosen = {**options, "strength": choose_strength(damage)}
+                    more = "" if chosen["strength"] == 1 else "; if it is blurred, give 1"
+                    texts.append(f"{damage}: strength {chosen['strength']:g}{more}")
                 share = 1 / len(frames.pictures)
                 shown = progress and _count_from(len(outcomes) + place * share, share, progress)
                 pixels = restore_image(model, picture.pixels, progress=shown, **chosen)
@@ -87,14 +89,6 @@ def restore_files(
             for text in texts:
                 say(text)
     return report
-
-
-def _choose_strength(picture: Picture, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The options with the strength that a picture's damage asks for, and what is said of it."""
-    damage = estimate_damage(picture.pixels)
-    strength = choose_strength(damage)
-    more = "" if strength == 1 else "; if it is blurred, give 1"
-    return {**options, "strength": strength}, f"{damage}: strength {strength:g}{more}"
 
 
 def _count_from(before: float, share: float, progress: Callable[[float], None]) -> Callable[[int, int], None]:
