@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 import hf_ext
 from hf_ext.extras import EXTRAS, check_installed, explain_missing, import_extra
-from hf_ext_cli.recipes import list_recipes
+from hf_ext_cli.training import list_recipes
 from tests.kit import warm_python
 from tests.kit.hub import run_python
 

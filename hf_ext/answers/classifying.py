@@ -100,11 +100,11 @@ class Classifier:
                 given = [sys.stdin.read().removesuffix("\n")] if word == "-" else [word]
                 yield from (Input(text, text) for text in (read_list(word) if word.startswith("@") else given))
                 continue
-            for found in find_files(word, None, frozenset(endings)):
+            for source, _, _ in find_files(word, None, frozenset(endings)):
                 # What is known of the others is no series.
-                if self.kind == "series" and Path(str(found.source)).name in METADATA and found.source != Path(word):
+                if self.kind == "series" and Path(str(source)).name in METADATA and source != Path(word):
                     continue
-                yield Input("standard input" if isinstance(found.source, bytes) else str(found.source), found.source)
+                yield Input("standard input" if isinstance(source, bytes) else str(source), source)
 
     def classify(
         self, given: Input, top_k: int = 1, columns: list[str] | None = None, hints: Hints | None = None

@@ -25,12 +25,11 @@ COMMANDS = {
     },
     "Train and evaluate": {
         "init": "init",
-        **dict.fromkeys(("train", "evaluate", "data"), "training"),
-        "recipes": "recipes",
+        **dict.fromkeys(("train", "evaluate", "data", "recipes"), "training"),
     },
     "Publish": {"push": "publishing", "card": "publishing", "hub": "serving"},
     "Tools of one method": {"dit": "disentangled_dit", "emr": "emr"},
-    "Information": {"models": "information", "info": "information", "doctor": "doctor"},
+    "Information": dict.fromkeys(("models", "info", "doctor"), "information"),
 }
 MODULES = {name: module for commands in COMMANDS.values() for name, module in commands.items()}
 

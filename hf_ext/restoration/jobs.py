@@ -47,12 +47,8 @@ class Plan(NamedTuple):
     refused: dict[str, str]
 
 
-class Found(NamedTuple):
-    """A file, its place below the folder of results, and whether it was named by itself."""
-
-    source: Path | bytes
-    relative: Path
-    named: bool
+# A file, its place below the folder of results, and whether it was named by itself.
+Found = tuple[Path | bytes, Path, bool]
 
 
 def is_one_result(out: str | Path) -> bool:
@@ -182,7 +178,7 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
     """Files of an input, each with its place below the folder of results; of a folder those with such endings."""
     if name == "-":
         data = sys.stdin.buffer.read()
-        yield Found(data, _STDIN, True)
+        yield data, _STDIN, True
     elif name.startswith("@"):
         if name in lists:
             raise DataError(f"{name} names itself, by way of {' and '.join(lists)}.")
@@ -195,19 +191,19 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
             if path.suffix.lower() not in endings or any(part.startswith(".") for part in relative.parts):
                 continue
             if path.is_file():
-                yield Found(path, relative, False)
+                yield path, relative, False
             elif path.is_symlink():
                 logger.warning(f"{path} was left out: its link leads nowhere")
     elif os.path.exists(name):
         # A pipe, such as <(curl ...) of a shell, can be read once.
         path, once = Path(name), not os.path.isfile(name)
-        yield Found(path.read_bytes() if once else path, Path(path.name), True)
+        yield path.read_bytes() if once else path, Path(path.name), True
     elif glob.has_magic(name):
         parts = Path(name).parts
         fixed = Path(*parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
         for path in _without_results(map(Path, sorted(glob.glob(name, recursive=True))), fixed, out):
             if path.is_file():
-                yield Found(path, path.relative_to(fixed), False)
+                yield path, path.relative_to(fixed), False
     else:
         raise ValueError(f"{name} does not exist; give files, folders, patterns, or - for standard input.")
 
