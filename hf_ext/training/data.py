@@ -1,12 +1,9 @@
-"""Batches for the training loop, in an order that is a function of (seed, rank, step).
+"""Batches for the training loop, in an order that is a function of (seed, rank, step)."""
 
-Map-style data: batch `b` of rank `r` holds the positions `(b · world + r) · B + j` of an endless sequence in which
-epoch `e` is a permutation drawn from `(seed, e)`; example and augmentation depend on the position alone. A loader that
-starts at batch `b` is therefore the loader that ran up to it, whatever the number of workers. Where examples belong to
-groups, such as sizes of images, epoch `e` is a permutation of batches of one group each.
-Streams: every worker yields whole batches together with its own reading state, and a resumed loader hands each worker
-its state back.
-"""
+# Map-style data: batch `b` of rank `r` holds the positions `(b · world + r) · B + j` of an endless sequence in which
+# epoch `e` is a permutation drawn from `(seed, e)`; example and augmentation depend on the position alone. Where
+# examples belong to groups, such as sizes of images, epoch `e` is a permutation of batches of one group each.
+# Streams: each worker yields whole batches with its own reading state, which a resumed loader hands back to it.
 
 import contextlib
 import copy
@@ -256,8 +253,7 @@ class TrainingLoader:
         options: Any = {"num_workers": num_workers, "pin_memory": pinned, "worker_init_fn": ignore_signals}
         self.stream_states: list[dict[str, Any] | None] | None = None
         self.bad = bad or BadExamples()
-        self.samples_read = first_batch * batch_size
-        self.batch_size = batch_size
+        self.samples_read, self.batch_size = first_batch * batch_size, batch_size
         if isinstance(data, datasets.IterableDataset):
             if source is not None and source.shuffle_buffer:
                 # Filling the buffer from several shards at once uses threads, which hang in forked loader processes.

@@ -23,7 +23,6 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
     sources |= {".".join(filter(None, ["data.eval", name])): source for name, source in data.eval_sources.items()}
     opened = {section: open_source(source, section) for section, source in sources.items()}
     learned = opened["data.train"]
-    # A task learns sizes and names from the data and the model.
     task.read_data(learned)
     build_model(task, arguments.model, arguments.init_from and pin_revision(arguments.init_from))
     found = []

@@ -95,7 +95,6 @@ def main(
     try:
         if not words or {"-h", "--help"} & {*words}:
             sys.stdout.write(usage)
-            # A script with words of its own has a task of its own.
             if words and usage is USAGE:
                 files = [word for word in words if word.endswith((".yaml", ".yml")) and os.path.isfile(word)]
                 sys.stdout.write("\n" + describe_fields(files[0] if files else None))

@@ -84,8 +84,7 @@ def honour_launcher(
     for field, value, name in same:
         if (own := getattr(arguments, field)) != value:
             raise UsageError(
-                f"{field} is {own} in the recipe and {value} in the configuration of accelerate ({name}): set the "
-                "same value in both, or remove it in the latter."
+                f"{field} is {own} in the recipe and {value} in the settings of accelerate ({name}): set it in one."
             )
     changed = replace(arguments, **told)
     if _is_on(environment, _DEEPSPEED) and find_spec("deepspeed") is None:
@@ -93,8 +92,7 @@ def honour_launcher(
     if _is_on(environment, _DEEPSPEED) and changed.ema_decay and changed.mixed_precision != "no":
         # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
         raise UsageError(
-            f"DeepSpeed with mixed_precision {changed.mixed_precision} keeps no weights in 32 bits for the average: "
-            "set ema_decay to 0 or mixed_precision to 'no', or use FSDP2."
+            f"DeepSpeed with mixed_precision {changed.mixed_precision} keeps no 32-bit weights: set ema_decay to 0."
         )
     differ = [name for name, value in told.items() if getattr(arguments, name) != value]
     return changed, [f"{name}: {told[name]}, set by the launcher" for name in differ]
@@ -120,8 +118,7 @@ def require_devices(environment: Mapping[str, str] = os.environ) -> None:
     if is_sharded and (_is_on(environment, "ACCELERATE_USE_CPU") or not has_devices()):
         # accelerate would fall back to plain copies, or end with a traceback.
         raise UsageError(
-            "accelerate is configured for FSDP or DeepSpeed, which need GPUs, and this machine has none: give another "
-            "file with --config_file, such as examples/accelerate/ddp_2_cpu.yaml, or use hf-ext train."
+            "accelerate is configured for FSDP or DeepSpeed, which need GPUs: give another --config_file."
         )
     allowed = ["cpu"]
     if has_devices() and (kind := torch.accelerator.current_accelerator()) is not None:
@@ -135,8 +132,7 @@ def check_processes(found: int, environment: Mapping[str, str] = os.environ) -> 
     """Refuses a launch whose processes did not all find each other."""
     if found != (told := _count_started(environment)):
         raise UsageError(
-            f"the launcher started {told} processes, and this one found {found}: start them with accelerate launch or "
-            "torchrun, which set LOCAL_RANK, by a script that does not initialise accelerate before the training."
+            f"the launcher started {told} processes, and this one found {found}: use accelerate launch or torchrun."
         )
 
 

@@ -42,10 +42,8 @@ def train(
     Args:
         task ([`Task`]): The method's part.
         arguments ([`TrainingArguments`]): The run.
-        train_dataset (`datasets.Dataset` or `datasets.IterableDataset`, *optional*):
-            What to train on, in place of what `arguments.data` names.
-        eval_dataset (`datasets.Dataset` or `dict[str, datasets.Dataset]`, *optional*):
-            What to evaluate on, one set or several by name, likewise.
+        train_dataset (`Dataset` or `IterableDataset`, *optional*): In place of the data that `arguments.data` names.
+        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): Likewise, one set or several by name.
         callbacks (`Sequence[Callback]`, *optional*): Who looks on, in the main process.
 
     Returns:
@@ -106,7 +104,7 @@ class _Training(Run):
             self._push_missing()
             return
         if self.changes.new_evaluation:
-            # Those of other data are not published as these data's.
+            # They are of other data.
             self.metrics = {}
         with self._guard("the start of a tracker"):
             start_trackers(self.accelerator, arguments, self.folder.path, progress.step)
@@ -138,7 +136,6 @@ class _Training(Run):
                 times = self.clock.row(progress.samples - window_samples, left, self.accelerator.device)
                 self.clock.restart()
                 self._log({"loss": mean, **times, **self._rates(norm)})
-                # Shown when the bar is drawn next.
                 shown = {"loss": f"{mean:.4g}", "samples_per_second": f"{times['samples_per_second']:.3g}"}
                 bar.set_postfix(shown, refresh=False)
                 window.zero_()
@@ -161,7 +158,6 @@ class _Training(Run):
         step = self.progress.step
         self._say(f"{self.folder.path} is complete: {step} of {self.arguments.max_steps} steps are done.")
         for publisher in (callback for callback in self.callbacks if isinstance(callback, PushModels)):
-            # It may have been killed before the last push was done.
             with self._guard("PushModels"):
                 publisher.on_begin(step, self.folder.path, self.module)
                 publisher.on_end(step)

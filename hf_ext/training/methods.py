@@ -96,7 +96,7 @@ def describe_fields(config: str | Path | None) -> str:
     method = None if config is None else str(read_yaml(config).get("method"))
     lines = []
     for section, (heading, entries) in list_sections(method).items():
-        lines += ["", f"{heading}{f' (--{section}.NAME VALUE)' if section else ' (--NAME VALUE)'}".replace("`", "")]
+        lines += ["", f"{heading} (--{section}{'.' if section else ''}NAME VALUE)".replace("`", "")]
         for entry in entries:
             lines.append(f"  {', '.join(entry.names)}: {entry.kind}".replace("`", "").replace("*", ""))
             meaning = LINK.sub(r"\2", entry.meaning).replace("`", "")

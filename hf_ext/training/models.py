@@ -214,7 +214,6 @@ def load_trained(task: "Task", source: str) -> torch.nn.Module:
 
 def enable_activation_checkpointing(model: torch.nn.Module) -> None:
     base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
-    # Of transformers, of diffusers.
     for name in ("activation_checkpointing_enable", "enable_gradient_checkpointing"):
         if enable := getattr(base, name, None):
             enable()

@@ -184,7 +184,6 @@ class Run:
         self.metrics: dict[str, float] = {}
         check_installed(*["tensorboard"] * ("tensorboard" in arguments.trackers), "matplotlib")
         if not (isinstance(callbacks, Sequence) and all(isinstance(one, Callback) for one in callbacks)):
-            # Those of other libraries have the same events, and never act here.
             raise UsageError(f"callbacks is {callbacks!r}; allowed: a list of hf_ext.training.Callback objects.")
         self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
         for rows in (*[train_dataset] * (train_dataset is not None), *self.eval_data.values()):
@@ -312,7 +311,6 @@ class Run:
         stream_states = None
         if self.start is not None:
             found = load_state(self.accelerator, self.folder, self.start, self.sharded_average)
-            # A place in streams that are no longer read is none.
             stream_states = None if self.changes.new_data else found
             self._say(f"continuing {self.folder.path} from step {self.progress.step}")
         if self.changes.new_evaluation:
@@ -346,9 +344,8 @@ class Run:
 
     @property
     def _batch_size(self) -> int:
-        arguments = self.arguments
-        per_process = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-        return per_process * self.accelerator.num_processes
+        passes = self.arguments.gradient_accumulation_steps * self.accelerator.num_processes
+        return self.arguments.per_device_train_batch_size * passes
 
     def _say(self, text: str) -> None:
         if self.accelerator.is_main_process and not is_quiet():

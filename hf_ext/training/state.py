@@ -78,7 +78,6 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         self.states = self.path / "state"
         self.snapshot = self.path / "snapshot"
         self.best = self.path / "best"
-        # Left by a process that fails, for the others.
         self.failure = self.path / ".failure.json"
         self.lock = FileLock(self.path / ".lock", timeout=0)
         # What the run is now (`changes.describe_run`), for the next state.
@@ -287,8 +286,7 @@ def save_state(
     accelerator: Accelerator, run: RunFolder, step: int, stream_states: list[Any] | None, average: WeightAverage | None
 ) -> None:
     """Writes the resume state of all processes: its manifest last, and its name after that."""
-    # `stream_states` are this process's, where it reads a stream; an average is given where each process has a part
-    # of it.
+    # `stream_states` are this process's; an average is given where each process has a part of it.
     temporary, rank = run.states / f"step-{step}.tmp", accelerator.process_index
     ranks = Ranks(accelerator)
     with clear_write_errors(f"the state of step {step}", run):
@@ -300,8 +298,7 @@ def save_state(
         if average is not None:
             average.save_shards(temporary / "average")
         ranks.wait()
-        # Hashing takes a processor, syncing a disk: together they take little longer than the slower one. Each process
-        # hashes its share of the files.
+        # Hashing takes a processor, syncing a disk: together they take little longer than the slower one.
         with ThreadPoolExecutor(1) as pool:
             names = [path.relative_to(temporary).as_posix() for path in temporary.rglob("*") if path.is_file()]
             hashed = pool.submit(hash_files, temporary, ranks.share(sorted(names)))
