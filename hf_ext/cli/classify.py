@@ -33,16 +33,7 @@ _HEADERS = {
 @click.option("--time", metavar="NAME", help="Column of the time, in tables.  [default: found by name]")
 @DEVICE
 @JSON
-def classify(
-    source: str,
-    inputs: tuple[str, ...],
-    task: str | None,
-    top_k: int,
-    columns: str | None,
-    device: str | None,
-    as_json: bool,
-    **hints: Any,
-) -> None:
+def classify(source: str, inputs: tuple[str, ...], task: str | None, device: str | None, **how: Any) -> None:
     """Classify each INPUT with MODEL, a folder or org/name[@revision].
 
     MODEL is any classifier of transformers for sounds, pictures or texts, or an MRConv model of series. INPUT is a
@@ -61,13 +52,13 @@ def classify(
       hf-ext classify runs/mrconv-positions/snapshot heart.csv --json
       hf-ext classify runs/sales/snapshot sales.csv --series shop
     """
-    names = split_names(columns) or None
+    top_k, as_json, columns = how.pop("top_k"), how.pop("as_json"), split_names(how.pop("columns")) or None
     register_models()
     from hf_ext.answers.classifying import Classifier
     from hf_ext.data.roles import Hints
 
     classifier = load_task(source, task, Classifier, device)
-    if (columns or any(hints.values())) and classifier.kind != "series":
+    if (columns or any(how.values())) and classifier.kind != "series":
         raise click.UsageError(f"--columns, --series, --time are for series; {source} classifies {classifier.kind}.")
     found: list[dict[str, Any]] = []
     given = list(classifier.find_inputs(list(inputs)))
@@ -76,7 +67,7 @@ def classify(
     failed = 0
     for item in given:
         try:
-            answers = classifier.classify(item, top_k, names, Hints(**hints))
+            answers = classifier.classify(item, top_k, columns, Hints(**how))
         except (ValueError, OSError, RuntimeError, IndexError) as error:
             say(f"{item.name}: {error}", to_stderr=True)
             failed += 1
@@ -101,8 +92,7 @@ def load_task(source: str, task: str | None, load: Callable[..., Any], device: s
     from hf_ext.emr.weights import task_checkpoint
 
     with loading(source), task_checkpoint(source, task) as checkpoint:
-        loaded = load(checkpoint, device)
-    return loaded
+        return load(checkpoint, device)
 
 
 @click.command()

@@ -154,10 +154,8 @@ def show_report(path: Path, report: dict[str, Any]) -> None:
     from hf_ext.emr.report import is_measured, report_legend, report_tables
 
     first, *others = report_tables(report)
-    if is_measured(report):
-        print_table(*first, title="Tasks of the merge", legend=report_legend(report))
-    else:
-        print_table(*first)
+    more = {"title": "Tasks of the merge", "legend": report_legend(report)} if is_measured(report) else {}
+    print_table(*first, **more)
     for table in others:
         click.echo()
         print_table(*table)
