@@ -58,20 +58,7 @@ MEGAPIXELS = value_type("MEGAPIXELS", float, "not a number above 0", lambda size
 @shown("--max-megapixels", type=MEGAPIXELS, default=200.0, help="Largest picture that is decoded.")
 @DEVICE
 @click.option("--dtype", type=DTYPE, help="Precision of the model.")
-def restore(
-    source: str,
-    inputs: tuple[str, ...],
-    task: str | None,
-    out: str,
-    compare: bool,
-    kind: str | None,
-    template: str,
-    overwrite: bool,
-    max_megapixels: float,
-    device: str | None,
-    dtype: str | None,
-    **options: Any,
-) -> None:
+def restore(source: str, inputs: tuple[str, ...], task: str | None, out: str, **given: Any) -> None:
     """Restore pictures with MODEL, a folder or org/name[@revision].
 
     IN is a picture, a folder (with its subfolders, whose paths are kept), a pattern, - for a picture on standard
@@ -102,19 +89,21 @@ def restore(
     from hf_ext.restoration.jobs import plan_jobs
     from hf_ext.restoration.records import Records, identify_model
 
-    # The others are those of `restore_image`.
-    encoding = {name: options.pop(name) for name in ("quality", "lossless", "background")}
+    options = {name: given[name] for name in ("tile", "self_ensemble", "top_k", "strength", "wrap")}
+    encoding = {name: given[name] for name in ("quality", "lossless", "background")}
+    compare, template, overwrite = given["compare"], given["template"], given["overwrite"]
+    ending = f".{given['kind']}" if given["kind"] else None
     if encoding["quality"] is not None and encoding["lossless"]:
         raise click.UsageError("--quality applies to lossy compression and contradicts --lossless; give one of them.")
-    folder = _folder_of_results(out, {"--compare": compare, "--name": template != "{stem}", "--format": bool(kind)})
+    folder = _folder_of_results(out, {"--compare": compare, "--name": template != "{stem}", "--format": bool(ending)})
     page = folder / "comparison.html" if folder is not None and compare else None
-    ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": dtype}
+    ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": given["dtype"]}
 
     def find_records() -> Records | None:
         return None if folder is None else Records(folder, identify_model(source), made_with)
 
     def make_plan() -> tuple[Any, list[Any]]:
-        plan = plan_jobs(list(inputs), None if folder is None else out, f".{kind}" if kind else None, template)
+        plan = plan_jobs(list(inputs), None if folder is None else out, ending, template)
         return _choose(plan, find_records(), page, overwrite, encoding)
 
     # One process plans: the others would see results of processes that started earlier, and standard input is read
@@ -125,9 +114,13 @@ def restore(
         with import_undisturbed(), ranks.first_before_others(), loading(source):
             from hf_ext.restoration.restorer import load_model
 
-            model = load_model(source, task, ranks.own_device(device), dtype) if ranks.share(to_do) else None
+            model = (
+                load_model(source, task, ranks.own_device(given["device"]), given["dtype"])
+                if ranks.share(to_do)
+                else None
+            )
         # The records once more: of a model that was just downloaded, the cache knows the commit by now.
-        options |= {"max_megapixels": max_megapixels, "records": find_records()}
+        options |= {"max_megapixels": given["max_megapixels"], "records": find_records()}
         report, speed = _restore(model, to_do, ranks, encoding, options)
         failed |= report.failed
         parts = [f"{len(report.restored)} restored to {out}", speed]
