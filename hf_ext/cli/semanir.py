@@ -91,13 +91,13 @@ def restore(source: str, inputs: tuple[str, ...], task: str | None, out: str, **
 
     options = {name: given[name] for name in ("tile", "self_ensemble", "top_k", "strength", "wrap")}
     encoding = {name: given[name] for name in ("quality", "lossless", "background")}
-    compare, template, overwrite = given["compare"], given["template"], given["overwrite"]
+    compare, template, overwrite, dtype = (given[name] for name in ("compare", "template", "overwrite", "dtype"))
     ending = f".{given['kind']}" if given["kind"] else None
     if encoding["quality"] is not None and encoding["lossless"]:
         raise click.UsageError("--quality applies to lossy compression and contradicts --lossless; give one of them.")
     folder = _folder_of_results(out, {"--compare": compare, "--name": template != "{stem}", "--format": bool(ending)})
     page = folder / "comparison.html" if folder is not None and compare else None
-    ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": given["dtype"]}
+    ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": dtype}
 
     def find_records() -> Records | None:
         return None if folder is None else Records(folder, identify_model(source), made_with)
@@ -114,11 +114,8 @@ def restore(source: str, inputs: tuple[str, ...], task: str | None, out: str, **
         with import_undisturbed(), ranks.first_before_others(), loading(source):
             from hf_ext.restoration.restorer import load_model
 
-            model = (
-                load_model(source, task, ranks.own_device(given["device"]), given["dtype"])
-                if ranks.share(to_do)
-                else None
-            )
+            device = ranks.own_device(given["device"])
+            model = load_model(source, task, device, dtype) if ranks.share(to_do) else None
         # The records once more: of a model that was just downloaded, the cache knows the commit by now.
         options |= {"max_megapixels": given["max_megapixels"], "records": find_records()}
         report, speed = _restore(model, to_do, ranks, encoding, options)
