@@ -94,10 +94,7 @@ def find_tab(source: str) -> str:
         return "listen"
     kind = ", ".join(config.architectures or [config.model_type])
     kind += " of mosaics" if config.model_type == "semanir" else ""
-    raise NoTab(
-        f"{source} is a {kind}, for which the app has no tab; give a SemanIR model that takes pictures, a "
-        "Disentangled DiT, an MRConvForAudioClassification or an artifact of hf-ext merge."
-    )
+    raise NoTab(f"{source} is a {kind}, for which the app has no tab: `hf-ext app --help` says what it takes.")
 
 
 load_restorer = functools.lru_cache(maxsize=8)(load_model)

@@ -158,10 +158,7 @@ def load_head(kind: Any, source: str, device: str | None = None) -> Any:
     name, revision = split_revision(base or source)
     model, report = kind.from_pretrained(name, revision=revision, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
-        raise DataError(
-            f"{source} has no {', '.join(missing[:3])} for {type(model).__name__}: the checkpoint lacks this head. "
-            "Give a checkpoint that was fine-tuned for the task."
-        )
+        raise DataError(f"{source} has no {', '.join(missing[:3])} for {type(model).__name__}: fine-tune it first.")
     if base is not None:
         model = load_adapter(model, source).merge_and_unload()
     try:
@@ -193,10 +190,7 @@ def find_kind(source: str, config: Any) -> tuple[str, str]:
         kind = "sounds"
     if kind is None or config.problem_type == "regression" or config.num_labels == 1:
         what = "tells values" if kind else f"is no classifier ({head})"
-        raise DataError(
-            f"{source} {what}: classify takes classifiers of sounds, pictures, texts and series, and models of values "
-            "and of positions of series. `hf-ext generate` continues a text."
-        )
+        raise DataError(f"{source} {what}: classify takes classifiers, and models of values or positions of series.")
     return kind, "classes"
 
 
@@ -321,15 +315,11 @@ def read_channels(path: Path, table: dict[str, Any], columns: list[str] | None, 
     table = {name: column for name, column in table.items() if name != ROWS}
     chosen = columns or [name for name, column in table.items() if np.asarray(column).dtype.kind in "iuf"]
     if absent := [name for name in chosen if name not in table]:
-        raise DataError(
-            f"{path} has no column {', '.join(absent)}; it has {', '.join(table)!s:.300}: list the columns for the "
-            f"channels of the training, {', '.join(chosen)}, in this order: --columns a,b."
-        )
+        told = f"{', '.join(absent)}; it has {', '.join(table)!s:.300}"
+        raise DataError(f"{path} has no column {told}: list those for {', '.join(chosen)} in order: --columns a,b.")
     example = {**table, "file": {"path": str(path), "bytes": None}}
     values = read_columns(example, chosen, "--columns") if chosen else np.empty((0, 0))
     if values.shape[1] != channels:
-        raise DataError(
-            f"{path} has {values.shape[1]} channels in {', '.join(chosen) or 'no column'}, the model takes {channels}:"
-            " list the columns that it was trained on, in their order: --columns a,b."
-        )
+        told = f"{values.shape[1]} channels in {', '.join(chosen) or 'no column'}"
+        raise DataError(f"{path} has {told}, the model takes {channels}: list its own, in their order: --columns a,b.")
     return values

@@ -59,7 +59,7 @@ def classify(source: str, inputs: tuple[str, ...], task: str | None, device: str
 
     classifier = load_task(source, task, Classifier, device)
     if (columns or any(how.values())) and classifier.kind != "series":
-        raise click.UsageError(f"--columns, --series, --time are for series; {source} classifies {classifier.kind}.")
+        raise click.UsageError(f"--columns, --series, --time are for models of series, not for {classifier.kind}.")
     found: list[dict[str, Any]] = []
     given = list(classifier.find_inputs(list(inputs)))
     if not given:

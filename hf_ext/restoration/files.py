@@ -281,11 +281,8 @@ def read_tiff(source: Source, check: Callable[[int], None]) -> Frames:
     data, pictures, lost = io.BytesIO(read_bytes(source)), list[Picture](), list[str]()
     try:
         # Both libraries tell of damaged tags; the pixels decide.
-        with (
-            log_level("tifffile", logging.CRITICAL),
-            warnings.catch_warnings(action="ignore", category=UserWarning),
-            tifffile.TiffFile(data) as file,
-        ):
+        quiet = warnings.catch_warnings(action="ignore", category=UserWarning)
+        with log_level("tifffile", logging.CRITICAL), quiet, tifffile.TiffFile(data) as file:
             # Where a page leads back to an earlier one, they have no end.
             pages: dict[int, tifffile.TiffPage] = {}
             for page in file.pages:

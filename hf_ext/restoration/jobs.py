@@ -134,10 +134,7 @@ def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], r
         elif not renamed and result in sources:
             reason = f"its result would replace {sources[result]}; give another folder with --out, or a --name."
         elif holder is not None:
-            reason = (
-                f"would be written to {job.out}, and so would {holders_name}; rename it, restore it into another "
-                "folder, or use --name '{stem}-{ext}'."
-            )
+            reason = f"would be written to {job.out}, and so would {holders_name}; give --name '{{stem}}-{{ext}}'."
         else:
             places[place] = source, job.name
             jobs.append(job)

@@ -133,10 +133,7 @@ def check_options(
         raise UsageError(f"`{option}` would change the order of a mosaic's colours: leave it out.")
     step = config.multiple_of
     if tile not in (None, "auto") and (not isinstance(tile, Integral) or int(tile) % step or int(tile) < 2 * overlap):
-        raise UsageError(
-            f"`tile` is {tile!r}; give a multiple of {step} (this model's windows) from {2 * overlap} up, "
-            "'auto', or None for the whole image."
-        )
+        raise UsageError(f"`tile` is {tile!r}; give a multiple of {step} from {2 * overlap} up, 'auto', or None.")
     chosen: Any = getattr(config, "restoration_strength", None) if strength is None else strength
     if chosen is None:
         return 1.0

@@ -112,10 +112,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         # Beside a new run may lie hidden files, and the files that its output goes to.
         others = sorted(path.name for path in self.path.glob("[!.]*") if path.suffix not in (".log", ".out", ".err"))
         if others:
-            raise UsageError(
-                f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}) and no "
-                "args.json of a run: choose a new or empty folder as output_dir."
-            )
+            raise UsageError(f"{self.path} holds {others[0]} and no args.json of a run: choose another output_dir.")
         for place in find_paths(arguments.data):
             data = Path(place).expanduser()
             if data.is_dir() and not (data / "lq").is_dir() and self.path.resolve().is_relative_to(data.resolve()):
