@@ -96,10 +96,8 @@ class Tab:
 def build_app(models: dict[str, dict[str, str]], limits: Limits = work.LIMITS) -> gr.Blocks:
     """The page with its four tabs; `models` are those of [`find_models`], `limits` those of a request."""
     # Nothing is told to anybody; what a page that stays open has uploaded goes after an hour.
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        gr.Blocks(title="hf-ext", analytics_enabled=False, delete_cache=(60, 3600)) as app,
-    ):
+    page = gr.Blocks(title="hf-ext", analytics_enabled=False, delete_cache=(60, 3600))
+    with tempfile.TemporaryDirectory() as folder, page as app:
         # gradio copies what it offers.
         examples = write_examples(Path(folder))
         gr.Markdown("# hf-ext\nFour NeurIPS 2024 methods on small models, which run on the machine of this page.")
@@ -314,10 +312,8 @@ def describe_sound(name: str, words: int, sound: float, seconds: float) -> str:
 def write_examples(folder: Path) -> dict[str, str]:
     """Writes a picture of each damage and the sound `digits`; their paths by name."""
     scene = np.asarray(Image.open(Path(__file__).with_name("app_scene.png")))
-    noisy, blurred = (
-        from_unit(gaussian_noise(clean, sigma, np.random.default_rng(0)))
-        for clean, sigma in ((scene, 25), (blur(scene, 1), 8))
-    )
+    noisy = from_unit(gaussian_noise(scene, 25, np.random.default_rng(0)))
+    blurred = from_unit(gaussian_noise(blur(scene, 1), 8, np.random.default_rng(0)))
     damaged = (noisy, jpeg(scene, 12), matlab_bicubic(scene, 0.5), blurred)
     for how, pixels in zip(DAMAGES, damaged, strict=True):
         Image.fromarray(pixels).save(folder / f"{how}.png")
@@ -347,14 +343,7 @@ def serve(
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hf-ext-app-", dir=given))
         os.environ["GRADIO_TEMP_DIR"] = str(Path(folder).resolve())
         # Not shared, whatever the environment says: a tunnel would make the page public.
-        launched: tuple[Any, str, str | None] = build_app(models, limits).launch(
-            theme=theme,
-            footer_links=[],
-            ssr_mode=False,
-            max_file_size="100mb",
-            share=False,
-            app_kwargs={"middleware": [Middleware(Guard, names)]},
-            server_name=server_name,
-            **where,
-        )
+        where |= {"share": False, "ssr_mode": False, "footer_links": [], "max_file_size": "100mb", "theme": theme}
+        where |= {"app_kwargs": {"middleware": [Middleware(Guard, names)]}, "server_name": server_name}
+        launched: tuple[Any, str, str | None] = build_app(models, limits).launch(**where)
         return launched

@@ -205,11 +205,8 @@ def draw(
     """
     pipeline = load_drawer(source)
     height, width = pipeline.image_size(None, None)
-    controls = {
-        "original_size": (max(1, round(size * height)), max(1, round(size * width))),
-        "crop": (round(top * height), round(left * width)),
-        "flip": flip,
-    }
+    sides, place = (max(1, round(size * height)), max(1, round(size * width))), (top * height, left * width)
+    controls = {"original_size": sides, "crop": tuple(map(round, place)), "flip": flip}
     controls = {name: value for name, value in controls.items() if name in list_controls(source)}
     classes = list_classes(source)
     wanted: Any = classes.index(label) if label in classes else require_given(label, "class or text")
