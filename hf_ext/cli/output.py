@@ -37,7 +37,7 @@ def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str 
     cells = [(name, str(value)) for name, value in rows]
     terminal = find_terminal(to_stderr)
     if terminal is None:
-        for line in aligned_table(*cells[:1], cells[1:], names=2) if cells else ():
+        for line in aligned_table(cells[0], cells[1:], names=2) if cells else ():
             click.echo(line, err=to_stderr)
         return
     table = _new_table(title, show_header=False, box=None, pad_edge=False)
