@@ -84,16 +84,14 @@ def honour_launcher(
     for field, value, name in same:
         if (own := getattr(arguments, field)) != value:
             raise UsageError(
-                f"{field} is {own} in the recipe and {value} in the settings of accelerate ({name}): set it in one."
+                f"{field} is {own} in the recipe and {value} for accelerate ({name}): set the same in both."
             )
     changed = replace(arguments, **told)
     if _is_on(environment, _DEEPSPEED) and find_spec("deepspeed") is None:
         raise UsageError("accelerate is configured for DeepSpeed, which is not installed: pip install deepspeed.")
     if _is_on(environment, _DEEPSPEED) and changed.ema_decay and changed.mixed_precision != "no":
         # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
-        raise UsageError(
-            f"DeepSpeed with mixed_precision {changed.mixed_precision} keeps no 32-bit weights: set ema_decay to 0."
-        )
+        raise UsageError(f"DeepSpeed in {changed.mixed_precision} keeps no weights in 32 bits: set ema_decay to 0.")
     differ = [name for name, value in told.items() if getattr(arguments, name) != value]
     return changed, [f"{name}: {told[name]}, set by the launcher" for name in differ]
 
@@ -117,9 +115,7 @@ def require_devices(environment: Mapping[str, str] = os.environ) -> None:
     is_sharded = _is_on(environment, _FSDP) or _is_on(environment, _DEEPSPEED)
     if is_sharded and (_is_on(environment, "ACCELERATE_USE_CPU") or not has_devices()):
         # accelerate would fall back to plain copies, or end with a traceback.
-        raise UsageError(
-            "accelerate is configured for FSDP or DeepSpeed, which need GPUs: give another --config_file."
-        )
+        raise UsageError("accelerate is configured for FSDP or DeepSpeed, which need GPUs: change --config_file.")
     allowed = ["cpu"]
     if has_devices() and (kind := torch.accelerator.current_accelerator()) is not None:
         numbered = [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())]
@@ -132,7 +128,7 @@ def check_processes(found: int, environment: Mapping[str, str] = os.environ) -> 
     """Refuses a launch whose processes did not all find each other."""
     if found != (told := _count_started(environment)):
         raise UsageError(
-            f"the launcher started {told} processes, and this one found {found}: use accelerate launch or torchrun."
+            f"{told} processes were started, and this one found {found}: use accelerate launch or torchrun."
         )
 
 

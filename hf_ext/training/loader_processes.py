@@ -63,9 +63,7 @@ def read_all(loader: DataLoader, needs_models: bool = True) -> Generator[Any, No
     except RuntimeError as error:
         if not re.match(r"DataLoader worker .*(exited unexpectedly|is killed by signal)", str(error)):
             raise
-        raise OSError(
-            f"a loader process ended ({error}), mostly for want of memory: reduce data.num_workers or the batch size."
-        ) from error
+        raise OSError(f"a loader process ended ({error}), mostly without memory: reduce data.num_workers.") from error
 
 
 def start(loader: DataLoader, needs_models: bool) -> Iterator[Any]:
