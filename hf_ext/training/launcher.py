@@ -83,9 +83,7 @@ def honour_launcher(
         same.append(("max_grad_norm", clipping, "gradient_clipping"))
     for field, value, name in same:
         if (own := getattr(arguments, field)) != value:
-            raise UsageError(
-                f"{field} is {own} in the recipe and {value} for accelerate ({name}): set the same in both."
-            )
+            raise UsageError(f"{field} is {own} in the recipe, {value} for accelerate ({name}): set the same in both.")
     changed = replace(arguments, **told)
     if _is_on(environment, _DEEPSPEED) and find_spec("deepspeed") is None:
         raise UsageError("accelerate is configured for DeepSpeed, which is not installed: pip install deepspeed.")
@@ -127,9 +125,7 @@ def require_devices(environment: Mapping[str, str] = os.environ) -> None:
 def check_processes(found: int, environment: Mapping[str, str] = os.environ) -> None:
     """Refuses a launch whose processes did not all find each other."""
     if found != (told := _count_started(environment)):
-        raise UsageError(
-            f"{told} processes were started, and this one found {found}: use accelerate launch or torchrun."
-        )
+        raise UsageError(f"{told} processes were started, this one found {found}: use accelerate launch or torchrun.")
 
 
 def _count_started(environment: Mapping[str, str]) -> int:
