@@ -209,7 +209,7 @@ def sample(source: str, out: Path, count: int | None, image: Path | None, device
     except RuntimeError as error:
         if not should_reduce_batch_size(error):
             raise
-        raise Failed(f"a picture does not fit in memory ({error}); try --dtype bfloat16 or reduce --size.") from error
+        raise Failed(f"a single picture does not fit in memory ({error}); try --dtype bfloat16 or --size.") from error
     if ranks.index == 0:
         say(made)
 
@@ -308,7 +308,7 @@ def _other_scheduler(before: Any, name: str) -> Any:
         # diffusers has a stand-in of this name where a library is absent.
         raise click.BadParameter(f"{name} needs {missing[0]}: install it.", param_hint="--scheduler")
     if not (isinstance(kind, type) and issubclass(kind, SchedulerMixin) and hasattr(kind, "from_config")):
-        told = f"diffusers has no scheduler {name!r}, such as DPMSolverMultistepScheduler."
+        told = f"diffusers has no scheduler {name!r}; for instance DDIMScheduler or DPMSolverMultistepScheduler."
         raise click.BadParameter(told, param_hint="--scheduler")
     config, accepted = before.config, inspect.signature(kind).parameters
     flow: dict[str, Any] = {}

@@ -12,11 +12,11 @@ from hf_ext.terminal import count_of, is_quiet
 from . import options, register_models
 from .errors import Unusable, loading
 from .groups import Group
-from .options import AT_LEAST_1, FILE, JSON, MODEL, MODEL_FOLDER, NEW_FILE, NEW_FOLDER, Model, Number, shown
+from .options import AT_LEAST_1, FILE, JSON, MODEL, MODEL_FOLDER, NEW_FILE, NEW_FOLDER, find_released, number, shown
 from .output import note, print_json, print_rows, print_table, say
 
 ARTIFACT = click.Path(exists=True, file_okay=False, path_type=Path)
-BASE_OPTION = click.option("--base", metavar="ID", type=Model(), help="Base model, if it is not where ARTIFACT says.")
+BASE_OPTION = click.option("--base", metavar="ID", type=find_released, help="Base model, if not where ARTIFACT says.")
 ENDPOINT_OPTION = click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
 
 
@@ -48,7 +48,7 @@ def method_options() -> list[click.Parameter]:
         found.append(
             click.Option(
                 [f"--{dashed}/--no-{dashed}" if flag else f"--{dashed}"],
-                type=None if flag else click.Choice(option.choices) if option.choices else Number(),
+                type=None if flag else click.Choice(option.choices) if option.choices else number,
                 default=None,
                 help=f"{option.help}  [default: {told}]",
             )
@@ -145,8 +145,8 @@ def read_config(file: Path | None, fields: dict[str, Any]) -> Any:
         values = MergeConfig.from_yaml(file).to_dict() | values
     if missing := [name for name, field in (("--base", "base"), ("--task", "tasks")) if field not in values]:
         raise click.UsageError(f"Missing option {' and '.join(missing)}: give them, or a FILE.yaml with these values.")
-    values["tasks"] = {name: options.find_released(source) for name, source in values["tasks"].items()}
-    values["base"] = options.find_released(values["base"])
+    values["tasks"] = {name: find_released(source) for name, source in values["tasks"].items()}
+    values["base"] = find_released(values["base"])
     return MergeConfig.from_dict(values)
 
 
@@ -205,7 +205,7 @@ def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str
     from hf_ext.merging.updating import add_task
 
     name, source = options.name_and_value(task)
-    added = add_task(artifact, name, options.find_released(source), frozen=frozen, base=base, endpoint=endpoint)
+    added = add_task(artifact, name, find_released(source), frozen=frozen, base=base, endpoint=endpoint)
     show_result(added, as_json)
 
 
@@ -226,7 +226,7 @@ def remove(artifact: Path, name: str, as_json: bool) -> None:
 
 
 @emr.command()
-@click.argument("artifact", type=Model())
+@click.argument("artifact", type=find_released)
 @click.argument("task")
 @click.argument("out", type=NEW_FOLDER)
 @BASE_OPTION
@@ -269,7 +269,7 @@ def verify(artifact: Path, as_json: bool) -> None:
 
 
 @emr.command()
-@click.argument("merges", metavar="MERGE...", nargs=-1, required=True, type=Model())
+@click.argument("merges", metavar="MERGE...", nargs=-1, required=True, type=find_released)
 @ENDPOINT_OPTION
 @JSON
 def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
@@ -351,9 +351,7 @@ def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **how: Any) -
 @click.argument("places", metavar="(ARTIFACT TASK | FINE_TUNE) OUT", nargs=-1, required=True)
 @click.option("--rank", type=AT_LEAST_1, help="Rank of every matrix.")
 @click.option("--error", type=click.FloatRange(0, 1), help="Largest relative error of a matrix, in place of --rank.")
-@click.option(
-    "--base", metavar="ID", type=Model(), help="Base model: required with FINE_TUNE, optional if ARTIFACT names it."
-)
+@click.option("--base", metavar="ID", type=find_released, help="Base model; FINE_TUNE needs it.")
 @click.option("--lora-only", is_flag=True, help="Store matrices of linear layers only, as vLLM requires.")
 @ENDPOINT_OPTION
 @JSON
@@ -377,7 +375,7 @@ def extract_lora(places: tuple[str, ...], base: str | None, endpoint: str | None
     *words, out = places
     NEW_FOLDER.convert(out, None, None)
     task = words[1] if len(words) == 2 else None
-    source = options.find_released(words[0])
+    source = find_released(words[0])
     with loading(source):
         register_models()
         from hf_ext.merging import extracting

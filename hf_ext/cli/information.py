@@ -16,7 +16,7 @@ import click
 
 from hf_ext.terminal import count_of
 
-from .options import JSON, Model
+from .options import JSON, find_released
 from .output import find_terminal, print_json, print_rows, result_row
 
 # Small files beside the weights, fetched from a Hub together.
@@ -155,7 +155,7 @@ def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 @click.command()
-@click.argument("source", metavar="SOURCE", type=Model())
+@click.argument("source", metavar="SOURCE", type=find_released)
 @JSON
 def info(source: str, as_json: bool) -> None:
     """Describe SOURCE: a folder, a safetensors file, or org/name[@revision].

@@ -16,13 +16,17 @@ import click
 from hf_ext.docstrings import read_entries
 
 
-class Model(click.ParamType):  # type: ignore[type-arg]
-    """A folder, org/name[@revision], or the name of a released model, which is converted to its folder."""
+def find_released(value: str) -> str:
+    """The folder of a released model for its name; other folders and names unchanged, unless similar to one."""
+    if "/" in value or Path(value).exists():
+        return value
+    from hf_ext.hub.released import find_model, list_released
 
-    name = "MODEL"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return find_released(str(value))
+    found = find_model(value)
+    names = [model.name for model in list_released()] if found == value else []
+    if value not in names and (close := difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.85)):
+        raise click.UsageError(f"no released model {value!r}; did you mean {close[0]!r}? `hf-ext models` lists them.")
+    return found
 
 
 class ModelFolder(click.Path):
@@ -42,20 +46,16 @@ class NewFolder(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Number(click.ParamType):  # type: ignore[type-arg]
+def number(text: str) -> Any:
     """A number, or in YAML syntax a list by layer or a mapping by task."""
+    if not text.lstrip().startswith(("[", "{")):
+        return click.FLOAT.convert(text, None, None)
+    from hf_ext.settings import parse_yaml
 
-    name = "float"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
-            return click.FLOAT.convert(value, param, ctx)
-        from hf_ext.settings import parse_yaml
-
-        try:
-            return parse_yaml(value)
-        except ValueError as error:
-            self.fail(f"{value!r:.80} is not usable YAML: {error}", param, ctx)
+    try:
+        return parse_yaml(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r:.80} is not usable YAML: {error}") from error
 
 
 def value_type(
@@ -82,24 +82,11 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 MODEL_FOLDER = ModelFolder(exists=True, file_okay=False, path_type=Path)
 NEW_FOLDER = NewFolder(file_okay=False, path_type=Path)
 NEW_FILE = click.Path(dir_okay=False, path_type=Path)
-MODEL = click.argument("source", metavar="MODEL", type=Model())
+MODEL = click.argument("source", metavar="MODEL", type=find_released)
 TASK = click.option("--task", metavar="NAME", help="Task of a merge.")
 DEVICE = click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 DTYPE = click.Choice(["float32", "bfloat16", "float16"])
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-
-
-def find_released(value: str) -> str:
-    """The folder of a released model for its name; every other value unchanged, unless it is similar to a name."""
-    if "/" in value or Path(value).exists():
-        return value
-    from hf_ext.hub.released import find_model, list_released
-
-    found = find_model(value)
-    names = [model.name for model in list_released()] if found == value else []
-    if value not in names and (close := difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.85)):
-        raise click.UsageError(f"no released model {value!r}; did you mean {close[0]!r}? `hf-ext models` lists them.")
-    return found
 
 
 def split_names(text: str | None) -> list[str]:

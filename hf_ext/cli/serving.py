@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from .groups import Group
-from .options import FILE, Model, shown
+from .options import FILE, find_released, shown
 from .output import note
 
 ABOVE_0 = click.FloatRange(0, min_open=True)
@@ -61,7 +61,7 @@ def serve(root: Path, token_file: Path | None, **options: Any) -> None:
 
 
 @click.command()
-@click.argument("sources", metavar="[MODEL]...", nargs=-1, type=Model())
+@click.argument("sources", metavar="[MODEL]...", nargs=-1, type=find_released)
 @shown("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 accepts other machines.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port.  [default: the first free one from 7860 on]")
 @allowed_host("browsers")

@@ -167,7 +167,8 @@ def read_list(name: str) -> list[str]:
     try:
         text = sys.stdin.read() if name == "@-" else Path(name[1:]).read_text(encoding="utf-8")
     except (UnicodeDecodeError, FileNotFoundError) as error:
-        raise DataError(f"{name} is no UTF-8 list of names: {error}. A picture of this name is ./{name}.") from error
+        told = f"{name} is not a UTF-8 text with one name per line: {error}."
+        raise DataError(f"{told} A picture of this name is ./{name}.") from error
     return [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
 
 

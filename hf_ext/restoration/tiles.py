@@ -133,7 +133,8 @@ def check_options(
         raise UsageError(f"`{option}` would change the order of a mosaic's colours: leave it out.")
     step = config.multiple_of
     if tile not in (None, "auto") and (not isinstance(tile, Integral) or int(tile) % step or int(tile) < 2 * overlap):
-        raise UsageError(f"`tile` is {tile!r}; give a multiple of {step} from {2 * overlap} up, 'auto', or None.")
+        which = f"{step} (this model's windows) from {2 * overlap} up"
+        raise UsageError(f"`tile` is {tile!r}; give a multiple of {which}, 'auto', or None for the whole image.")
     chosen: Any = getattr(config, "restoration_strength", None) if strength is None else strength
     if chosen is None:
         return 1.0

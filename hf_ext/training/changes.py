@@ -203,7 +203,7 @@ def _judge_batching(old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str
     other_batch = old["per_device_train_batch_size"] != new["per_device_train_batch_size"]
     if new.get("data.train.streaming") and (other_processes or (other_batch and _workers(new) > 1)):
         return False, _DIVIDED
-    return True, f"every step has the same examples; the order of sums, dropout and batch statistics differ: {OTHER}"
+    return True, f"every step has the same examples, but the order of sums, dropout and statistics differ: {OTHER}"
 
 
 # A run goes on exactly only with the data it began with: order and augmentation are functions of the position of an
