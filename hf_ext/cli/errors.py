@@ -6,9 +6,8 @@ from typing import ClassVar
 
 import click
 
-
-class Failed(click.ClickException):
-    """A failure outside the program: disk, network, or refusal by a Hub. The exit code is click's own, 1."""
+# A failure outside the program: disk, network, or refusal by a Hub. The exit code is click's own, 1.
+Failed = click.ClickException
 
 
 class Unusable(click.ClickException):
