@@ -107,9 +107,7 @@ def write_merge(folder: Path, data: str) -> str:
     values = {name: shlex.quote(str(folder / place)) for name, place in (("file", "merge.yaml"), ("out", "merged"))}
     models = _find_models(Path(data).expanduser())
     if (base := models.pop("base", None)) is None:
-        raise click.UsageError(
-            f"the base of {', '.join(models)} is unknown: name its folder base, or add a line base=ID."
-        )
+        raise click.UsageError(f"the base of {', '.join(models)} is unknown: name its folder base, or add base=ID.")
     if not models:
         raise click.UsageError(f"{data} contains only the base: add the fine-tunes.")
     return _MERGE.format(

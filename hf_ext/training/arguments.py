@@ -97,7 +97,11 @@ class DataArguments:
 
 _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
     ("num_train_epochs timeout_minutes", lambda value: 0 < value < 1e6, "more than 0, below 1e6"),
-    ("max_steps logging_steps eval_steps save_steps save_total_limit", lambda value: value >= 1, "at least 1"),
+    (
+        "max_steps logging_steps eval_steps save_steps save_total_limit",
+        lambda value: value >= 1,
+        "a whole number of at least 1",
+    ),
     (
         # More would fill the memory before the first step.
         "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps",

@@ -49,7 +49,7 @@ def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
     # For one that is not installed accelerate would only warn.
     trackers = [str(tracker) for tracker in get_available_trackers()]
     if missing := [name for name in arguments.trackers if name not in trackers]:
-        raise UsageError(f"report_to is {missing[0]!r}; installed here: none, {', '.join(trackers)}. Install it.")
+        raise UsageError(f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install it.")
     require_devices()
     # Each process makes the whole model from the seed or a file. With FSDP accelerate's launcher asks by default that
     # only the first one does, which fails for models with buffers.
