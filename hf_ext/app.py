@@ -135,8 +135,8 @@ def _restore_tab(tab: Tab) -> None:
             said = gr.Markdown(elem_id="restore-said")
 
     def run(name: str, path: str | None, share: float, bar: Any = gr.Progress()) -> Any:  # noqa: B008
-        begun, clock = time.monotonic(), tab.clock()
-        before, after = work.told(work.restore, tab.sources[name], path, share, tab.limits, clock, bar, clock=clock)
+        begun = time.monotonic()
+        before, after = tab.ask(work.restore, name, path, share, tab.limits, bar)
         return work.pair(before, after), describe_restoration(name, before, after, share, time.monotonic() - begun)
 
     button.click(run, [tab.model, picture, strength], [slider, said], show_progress_on=slider, **ONE)

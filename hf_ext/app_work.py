@@ -131,19 +131,15 @@ def follow(bar: Callable[..., Any]) -> Callable[[float], None]:
 
 
 def restore(
-    source: str,
-    picture: str | None,
-    strength: float,
-    limits: Limits = LIMITS,
-    clock: Clock | None = None,
-    bar: Any = None,
+    source: str, picture: str | None, strength: float, limits: Limits = LIMITS, bar: Any = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pixels of a picture before and after its restoration; a bar follows the work under the clock."""
+    """The pixels of a picture before and after its restoration; a bar follows the work of the request."""
     model = load_restorer(source)
     before = limits.read(require_given(picture, "picture")).pixels
     # One that enlarges has no picture of the same size to mix with. The whole is what the model does by itself.
     chosen = strength if model.config.scale == 1 and strength < 1 else None
-    if clock is not None and bar is not None:
+    if bar is not None:
+        clock: Clock = Clock.running.clock
         begun, expected = clock.work, count_work(source, before.shape[2]) * before.shape[0] * before.shape[1]
         show = follow(bar)
         clock.watch = lambda: show(min((clock.work - begun) / max(1, expected), 0.99))
@@ -187,22 +183,12 @@ def list_controls(source: str) -> set[str]:
     return set(load_drawer(source).transformer.config.control_alpha)
 
 
-def draw(
-    source: str,
-    label: str,
-    size: float,
-    top: float,
-    left: float,
-    flip: bool,
-    steps: int,
-    guidance: float,
-    seed: int,
-    bar: Any = None,
-) -> Image.Image:
+def draw(source: str, *inputs: Any, bar: Any = None) -> Image.Image:
     """
     Pictures of a class or text with the controls that are usual, and below them, from the same noise, with those of
-    the others that the model takes. `size`, `top` and `left` are shares of the picture's own size.
+    the inputs that the model takes. Size, top and left are shares of the picture's own size.
     """
+    label, size, top, left, flip, steps, guidance, seed = inputs
     pipeline = load_drawer(source)
     height, width = pipeline.image_size(None, None)
     sides, place = (max(1, round(size * height)), max(1, round(size * width))), (top * height, left * width)
