@@ -125,6 +125,11 @@ class OneBit(torch.optim.AdamW):
     # small steps that agree add up in τ until a sign turns. `onebit` finds these signs, and as the mean of equal sizes
     # this size: a merge restores the fine-tune but for the rounding of W_0 + τ. A test merges one.
 
+    def __init__(
+        self, params: Any, lr: float, weight_decay: float = 0.0, betas: Any = (0.9, 0.999), eps: float = 1e-8
+    ):
+        super().__init__(params, lr, betas, eps, weight_decay, foreach=True)
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Takes a step with the gradients that are there."""

@@ -58,8 +58,6 @@ def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optim
     # `foreach` is another way to make a step.
     if arguments.optim in _FUSED and "foreach" not in arguments.optim_args:
         options["fused"] = arguments.mixed_precision != "fp16"
-    if kind is OneBit:
-        options["foreach"] = True
     if arguments.mixed_precision == "fp16" and arguments.optim_args.get("fused"):
         raise UsageError("optim_args fused hides the steps that fp16 skips: remove fused, or use bf16.")
     # The run has fields of its own for these; a differentiable step is none of a training.
