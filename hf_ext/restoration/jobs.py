@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -114,13 +114,10 @@ def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], r
     # The picture and its name, by the place of the result: some file systems do not tell capitals.
     places = dict[str, tuple[Path | bytes | None, str]]()
     # Links are followed once for each: of a million pictures that takes minutes. A pipe is known by its content.
-    resolved = [
-        tuple(_resolve(place) if isinstance(place, Path) else place for place in (job.source, job.out))
-        for job, _ in planned
-    ]
-    sources = {source: job.name for (source, _), (job, _) in zip(resolved, planned, strict=True)}
-    results = {result: job.name for (_, result), (job, _) in zip(resolved, planned, strict=True)}
-    for (job, named), (source, result) in zip(planned, resolved, strict=True):
+    resolved = [(job, named, _resolve(job.source), _resolve(job.out)) for job, named in planned]
+    sources = {source: job.name for job, _, source, _ in resolved}
+    results = {result: job.name for job, _, _, result in resolved}
+    for job, named, source, result in resolved:
         place = str(job.out).casefold()
         holder, holders_name = places.get(place, (None, ""))
         if holder == source:
@@ -214,9 +211,9 @@ def _without_results(paths: Iterable[Path], folder: Path, out: Path | None) -> I
     return (path for path in paths if not _resolve(path).is_relative_to(results))
 
 
-def _resolve(path: Path) -> Path:
+def _resolve(place: Any) -> Any:
     """The path that links lead to; of a link to itself, which `Path.resolve` does not bear, the link."""
-    return Path(os.path.realpath(path))
+    return Path(os.path.realpath(place)) if isinstance(place, Path) else place
 
 
 def _walk(folder: Path) -> Iterator[Path]:
