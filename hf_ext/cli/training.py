@@ -32,10 +32,7 @@ class RecipeFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if Path(value).exists() or Path(value).suffix.lower() in (".yaml", ".yml"):
             return super().convert(value, param, ctx)
-        try:
-            return find_recipe(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+        return find_recipe(str(value))
 
 
 CONFIG_FILE = RecipeFile(exists=True, dir_okay=False, path_type=Path)
@@ -208,7 +205,7 @@ def list_recipes() -> list[Recipe]:
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a recipe by the name that `hf-ext recipes` lists. Raises `UsageError` if there is no such recipe."""
+    """The file of a recipe by the name that `hf-ext recipes` lists."""
     paths = {recipe.name: recipe.path for recipe in list_recipes()}
     if name in paths:
         return paths[name]
