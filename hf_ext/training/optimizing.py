@@ -113,7 +113,8 @@ def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArgument
         if wrong := [share for share in shares if not 0 <= share <= 1 + 1e-9]:
             raise ValueError(f"the learning rate would become {wrong[0] * arguments.learning_rate:.3g}")
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise UsageError(f"lr_scheduler_kwargs do not fit {arguments.lr_scheduler_type}: {error}") from error
+        told = f"{arguments.lr_scheduler_kwargs} do not fit {arguments.lr_scheduler_type}"
+        raise UsageError(f"lr_scheduler_kwargs {told}: {error}") from error
     return schedule
 
 
