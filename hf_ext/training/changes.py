@@ -196,7 +196,7 @@ def _workers(settings: dict[str, Any]) -> int:
 def _judge_batching(old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str]:
     before, now = (math.prod(settings[name] for name in BATCHING) for settings in (old, new))
     if before != now:
-        return False, f"each step had {before} examples and would have {now}: keep the product of all three"
+        return False, f"each step had {before} examples and would have {now}: choose factors of the same product"
     other_processes = old["processes"] != new["processes"]
     if other_processes and new["sharding"] == "DEEPSPEED":
         return False, "a state of DeepSpeed can only be resumed with the same number of processes"
