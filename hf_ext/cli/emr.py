@@ -154,7 +154,7 @@ def show_report(path: Path, report: dict[str, Any]) -> None:
     from hf_ext.emr.report import is_measured, report_legend, report_tables
 
     first, *others = report_tables(report)
-    more = {"title": "Tasks of the merge", "legend": report_legend(report)} if is_measured(report) else {}
+    more: Any = {"title": "Tasks of the merge", "legend": report_legend(report)} if is_measured(report) else {}
     print_table(*first, **more)
     for table in others:
         click.echo()

@@ -46,7 +46,7 @@ class NewFolder(click.Path):
         return super().convert(value, param, ctx)
 
 
-def number(text: str) -> Any:
+def number(text: Any) -> Any:
     """A number, or in YAML syntax a list by layer or a mapping by task."""
     if not text.lstrip().startswith(("[", "{")):
         return click.FLOAT.convert(text, None, None)

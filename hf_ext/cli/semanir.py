@@ -200,7 +200,7 @@ def _restore(
 
     started = time.monotonic()
     form = "{percentage:3.0f} %|{bar}| {n:.1f} of {total_fmt} [{elapsed}, {remaining} left]"
-    more = {"unit": " pictures", "bar_format": form, "smoothing": 0.1}
+    more: dict[str, Any] = {"unit": " pictures", "bar_format": form, "smoothing": 0.1}
     with progress(total=len(jobs), shown=ranks.index == 0, **more) as bar:
 
         def tell(text: str) -> None:

@@ -51,7 +51,7 @@ def serve(root: Path, token_file: Path | None, **options: Any) -> None:
         note(f"Serving {root} at {server.url}; press Ctrl-C to stop. Clients need:")
         note(f"  export HF_ENDPOINT={options['public_url'] or server.url} HF_HUB_DISABLE_XET=1")
 
-    token = token_file and token_file.read_text(encoding="utf-8").strip()
+    token = None if token_file is None else token_file.read_text(encoding="utf-8").strip()
     # A server ends by signals: Ctrl-C, or SIGTERM of a service manager. Running requests are finished.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)

@@ -55,7 +55,7 @@ def restore_files(
         try:
             frames, restored = read_frames(job.source, max_megapixels), list[Picture]()
             require_place(frames, FORMATS[job.ending.lower()])
-            for place, picture in enumerate(frames.pictures):
+            for index, picture in enumerate(frames.pictures):
                 chosen = options
                 if strength == "auto":
                     damage = estimate_damage(picture.pixels)
@@ -63,7 +63,7 @@ def restore_files(
                     more = "" if chosen["strength"] == 1 else "; if it is blurred, give 1"
                     texts.append(f"{damage}: strength {chosen['strength']:g}{more}")
                 share = 1 / len(frames.pictures)
-                shown = progress and _count_from(len(outcomes) + place * share, share, progress)
+                shown = progress and _count_from(len(outcomes) + index * share, share, progress)
                 pixels = restore_image(model, picture.pixels, progress=shown, **chosen)
                 restored.append(picture._replace(pixels=pixels))
             # Of many frames it is said once.
