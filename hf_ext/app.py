@@ -1,8 +1,4 @@
-"""
-The app: restore, draw, listen and merge in a browser. `hf-ext app` serves it.
-
-The functions of `app_work` take what a browser sends and give what it shows; those here lay out a tab each.
-"""
+"""The app, `hf-ext app`: restore, draw, listen and merge in a browser; a function lays out each tab."""
 
 import os
 import shutil
@@ -19,33 +15,12 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 from starlette.middleware import Middleware
 
+from hf_ext import app_work as work
 from hf_ext.answers.limits import Clock, Limits, read_piece
 from hf_ext.app_guard import Guard
-from hf_ext.app_work import (
-    COLUMNS,
-    LIMITS,
-    PIECE,
-    TABS,
-    Answer,
-    Words,
-    answer_all,
-    draw,
-    end_sound,
-    find_left,
-    hear_file,
-    hear_piece,
-    list_classes,
-    list_controls,
-    list_inputs,
-    load_merge,
-    pair,
-    restore,
-    show_words,
-    told,
-)
 from hf_ext.hub.released import list_released
 from hf_ext.semanir.image_processing_semanir import from_unit
 from hf_ext.tasks.degradations import blur, gaussian_noise, jpeg, matlab_bicubic
@@ -55,11 +30,11 @@ from hf_ext.terminal import count_of
 LETTERS, WAITING = 100_000, 32
 # Where pictures come from, and what their frames offer: nothing that sends them elsewhere.
 _SOURCES, _SAVE = ["upload", "clipboard"], ["download", "fullscreen"]
+_SHOWN: dict[str, Any] = {"format": "png", "interactive": False}
 # What needs a model's memory stands in one row; the microphone and what is shown have rows of their own.
 ONE: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}
-# Damages of the picture of the examples, its size, and the text for a merge.
+# Damages of the picture of the examples, and the text for a merge.
 DAMAGES = ("noise", "jpeg", "small", "blurred")
-WIDTH, HEIGHT = 240, 160
 TEXT = "At last it works, and I am glad."
 # Limits of the models of each tab, from their cards.
 WARNINGS = {
@@ -71,6 +46,10 @@ WARNINGS = {
     "listen": "It knows only the words of its training, and classifies every other sound as one of them.",
     "merge": "A task answers every input, even of a kind that it was not trained on.",
 }
+DRAWN = (
+    "Both rows start from the same noise. The upper row has the default controls, the lower row those of the sliders, "
+    "as shares of the picture's size. A control that did not vary in training has little effect."
+)
 # Controls of the examples of a drawing: size, top, left, flip.
 _EXAMPLES = {
     "default": (1, 0, 0, False),
@@ -97,11 +76,11 @@ class Tab:
 
     def ask(self, function: Callable[..., Any], name: str, *given: Any, **options: Any) -> Any:
         """The answer of a function of this file for the model of a name."""
-        return told(function, self.sources[name], *given, clock=self.clock(), **options)
+        return work.told(function, self.sources[name], *given, clock=self.clock(), **options)
 
     def clock(self) -> Clock:
         """The limits of the request that begins."""
-        return self.limits.clock(find_left())
+        return self.limits.clock(work.find_left())
 
     def describe(self) -> None:
         """Lays out a line about the model that is chosen."""
@@ -114,19 +93,15 @@ class Tab:
         gr.Examples(rows, inputs, example_labels=labels, cache_examples=False, elem_id=f"{self.name}-examples")
 
 
-def build_app(models: dict[str, dict[str, str]], limits: Limits = LIMITS) -> gr.Blocks:
+def build_app(models: dict[str, dict[str, str]], limits: Limits = work.LIMITS) -> gr.Blocks:
     """The page with its four tabs; `models` are those of [`find_models`], `limits` those of a request."""
     # Nothing is told to anybody; what a page that stays open has uploaded goes after an hour.
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        gr.Blocks(title="hf-ext", analytics_enabled=False, delete_cache=(60, 3600)) as app,
-    ):
+    page = gr.Blocks(title="hf-ext", analytics_enabled=False, delete_cache=(60, 3600))
+    with tempfile.TemporaryDirectory() as folder, page as app:
         # gradio copies what it offers.
         examples = write_examples(Path(folder))
-        gr.Markdown(
-            "# hf-ext\nFour NeurIPS 2024 methods on small models. The models run on the machine that serves this page."
-        )
-        for name, lay_out in zip(TABS, (_restore_tab, _draw_tab, _listen_tab, _merge_tab), strict=True):
+        gr.Markdown("# hf-ext\nFour NeurIPS 2024 methods on small models, which run on the machine of this page.")
+        for name, lay_out in zip(work.TABS, (_restore_tab, _draw_tab, _listen_tab, _merge_tab), strict=True):
             with gr.Tab(name.capitalize(), id=name):
                 if models[name]:
                     choice = gr.Dropdown(list(models[name]), label="Model", elem_id=f"{name}-model")
@@ -156,26 +131,23 @@ def _restore_tab(tab: Tab) -> None:
             gr.Markdown("Blend of input and result. A model that enlarges always returns its full result.")
             button = gr.Button("Restore", variant="primary", elem_id="restore-run")
         with gr.Column():
-            slider = gr.ImageSlider(
-                label="Before and after", format="png", interactive=False, elem_id="restore-result"
-            )
+            slider = gr.ImageSlider(label="Before and after", **_SHOWN, elem_id="restore-result")
             said = gr.Markdown(elem_id="restore-said")
 
     def run(name: str, path: str | None, share: float, bar: Any = gr.Progress()) -> Any:  # noqa: B008
-        begun, clock = time.monotonic(), tab.clock()
-        before, after = told(restore, tab.sources[name], path, share, tab.limits, clock, bar, clock=clock)
-        return pair(before, after), describe_restoration(name, before, after, share, time.monotonic() - begun)
+        begun = time.monotonic()
+        before, after = tab.ask(work.restore, name, path, share, tab.limits, bar)
+        return work.pair(before, after), describe_restoration(name, before, after, share, time.monotonic() - begun)
 
     button.click(run, [tab.model, picture, strength], [slider, said], show_progress_on=slider, **ONE)
 
 
 def _draw_tab(tab: Tab) -> None:
-    classes, takes = list_classes(tab.first), list_controls(tab.first)
+    classes, takes = work.list_classes(tab.first), work.list_controls(tab.first)
     with gr.Row():
         with gr.Column():
-            label = gr.Dropdown(
-                classes, value=(classes or [""])[0], allow_custom_value=True, label="Class, or text of a text model"
-            )
+            first = (classes or [""])[0]
+            label = gr.Dropdown(classes, value=first, allow_custom_value=True, label="Class, or text of a text model")
             sized = "original_size" in takes
             size = gr.Slider(0.25, 4, 1, step=0.25, label="Size of the original", elem_id="draw-size", visible=sized)
             top = gr.Slider(0, 1, 0, step=0.125, label="Crop: top", visible="crop" in takes)
@@ -192,34 +164,25 @@ def _draw_tab(tab: Tab) -> None:
                 seed = gr.Number(0, label="Seed of the noise", precision=0, minimum=0, maximum=2**32)
             button = gr.Button("Draw", variant="primary", elem_id="draw-run")
         with gr.Column():
-            result = gr.Image(show_label=False, format="png", buttons=_SAVE, interactive=False, elem_id="draw-result")
+            result = gr.Image(show_label=False, buttons=_SAVE, **_SHOWN, elem_id="draw-result")
             said = gr.Markdown(elem_id="draw-said")
-            gr.Markdown(
-                "Both rows start from the same noise. The upper row has the default controls, the lower row those of "
-                "the sliders, as shares of the picture's size. A control that did not vary in training has little "
-                "effect."
-            )
+            gr.Markdown(DRAWN)
 
     def run(name: str, bar: Any = gr.Progress(), *given: Any) -> Any:  # noqa: B008
         begun = time.monotonic()
-        drawn = tab.ask(draw, name, *given, bar=bar)
-        done = f"**{name}** generated two rows of {COLUMNS} pictures of {given[0]!s:.60}"
+        drawn = tab.ask(work.draw, name, *given, bar=bar)
+        done = f"**{name}** generated two rows of {work.COLUMNS} pictures of {given[0]!s:.60}"
         how = f"in {given[5]:g} steps with guidance {given[6]:g} and seed {given[7]}"
         texts = {"original_size": f"size {given[1]:g}", "crop": f"crop {given[2]:g}, {given[3]:g}", "flip": "flipped"}
-        takes = list_controls(tab.sources[name]) - (set() if given[4] else {"flip"})
+        takes = work.list_controls(tab.sources[name]) - (set() if given[4] else {"flip"})
         below = ", ".join(text for control, text in texts.items() if control in takes) or "the same controls"
         return drawn, f"{done} {how}, in {time.monotonic() - begun:.1f} s. Lower row: {below}."
 
-    button.click(
-        run,
-        [tab.model, label, size, top, left, flip, steps, guidance, seed],
-        [result, said],
-        show_progress_on=result,
-        **ONE,
-    )
+    inputs = [tab.model, label, size, top, left, flip, steps, guidance, seed]
+    button.click(run, inputs, [result, said], show_progress_on=result, **ONE)
 
     def choose(name: str) -> tuple[Any, ...]:
-        names, takes = tab.ask(list_classes, name), list_controls(tab.sources[name])
+        names, takes = tab.ask(work.list_classes, name), work.list_controls(tab.sources[name])
         shown = [gr.update(visible=each in takes) for each in ("original_size", "crop", "crop", "flip")]
         return gr.Dropdown(names, value=(names or [""])[0]), *shown
 
@@ -230,50 +193,48 @@ def _listen_tab(tab: Tab) -> None:
     heard = gr.State()
     with gr.Row():
         with gr.Column():
-            microphone = gr.Audio(
-                sources=["microphone"], streaming=True, type="filepath", label="Microphone", elem_id="listen-mic"
-            )
+            listening: dict[str, Any] = {"sources": ["microphone"], "streaming": True, "type": "filepath"}
+            microphone = gr.Audio(**listening, label="Microphone", elem_id="listen-mic")
             sound = gr.Audio(sources=["upload"], type="filepath", label="File", buttons=[], elem_id="listen-file")
             tab.offer([sound], [[tab.examples["digits"]]], ["a synthetic voice says four digits"])
             button = gr.Button("Listen to the file", variant="primary", elem_id="listen-run")
-        words = gr.Markdown(show_words([]), elem_id="listen-result", container=True)
+        words = gr.Markdown(work.show_words([]), elem_id="listen-result", container=True)
 
     def run(name: str, path: str | None) -> Iterator[str]:
-        clock, begun, found, parts = tab.clock(), time.monotonic(), Words(), 0
-        pieces = hear_file(tab.sources[name], path, tab.limits)
+        clock, begun, found, parts = tab.clock(), time.monotonic(), work.Words(), 0
+        pieces = work.hear_file(tab.sources[name], path, tab.limits)
 
-        def hear() -> Words | None:
+        def hear() -> work.Words | None:
             # A piece is short: looking between them costs less than at each operation.
             clock.check()
             return next(pieces, None)
 
-        while (more := told(hear)) is not None:
+        while (more := work.told(hear)) is not None:
             found, parts = more, parts + 1
-            yield show_words(found, f"{parts * PIECE:.1f} s processed.")
-        yield show_words(found, describe_sound(name, len(found), parts * PIECE, time.monotonic() - begun))
+            yield work.show_words(found, f"{parts * work.PIECE:.1f} s processed.")
+        yield work.show_words(found, describe_sound(name, len(found), parts * work.PIECE, time.monotonic() - begun))
 
     def run_piece(name: str, state: Any, path: str | None) -> tuple[Any, str]:
         def hear(source: str) -> Any:
-            return hear_piece(source, state, read_piece(path, tab.limits) if path else None)
+            return work.hear_piece(source, state, read_piece(path, tab.limits) if path else None)
 
         state, found = tab.ask(hear, name)
-        return state, show_words(found)
+        return state, work.show_words(found)
 
     def end(state: Any) -> tuple[Any, str]:
-        state, found = told(end_sound, state)
-        return state, show_words(
-            found, "The microphone is off." if found else "The microphone is off; no word was recognised."
-        )
+        state, found = work.told(work.end_sound, state)
+        said = "The microphone is off." if found else "The microphone is off; no word was recognised."
+        return state, work.show_words(found, said)
 
     button.click(run, [tab.model, sound], words, **ONE)
-    microphone.start_recording(lambda: (None, show_words([])), None, [heard, words])
+    microphone.start_recording(lambda: (None, work.show_words([])), None, [heard, words])
     microphone.stream(run_piece, [tab.model, heard, microphone], [heard, words], stream_every=0.3)
     microphone.stop_recording(end, heard, [heard, words])
     tab.model.input(lambda: None, None, heard)
 
 
 def _merge_tab(tab: Tab) -> None:
-    answers, takes = gr.State({}), list_inputs(tab.first)
+    answers, takes = gr.State({}), work.list_inputs(tab.first)
     with gr.Row():
         with gr.Column():
             picture = _picture(label="Picture", visible="picture" in takes)
@@ -287,33 +248,31 @@ def _merge_tab(tab: Tab) -> None:
                 if kind in takes:
                     tab.offer([place], given, list(DAMAGES) if kind == "picture" else None)
             button = gr.Button("Run every task", variant="primary", elem_id="merge-run")
-            task = gr.Radio(list(load_merge(tab.first)[1]), label="Task", elem_id="merge-task")
+            task = gr.Radio(list(work.load_merge(tab.first)[1]), label="Task", elem_id="merge-task")
         with gr.Column():
-            slider = gr.ImageSlider(label="Before and after", format="png", interactive=False, elem_id="merge-result")
+            slider = gr.ImageSlider(label="Before and after", **_SHOWN, elem_id="merge-result")
             said = gr.Markdown(elem_id="merge-text")
-            size: dict[str, Any] = {"columns": 2, "height": "auto", "object_fit": "contain"}
-            every = gr.Gallery(
-                label="Every task", format="png", buttons=_SAVE, interactive=False, elem_id="merge-all", **size
-            )
+            size: dict[str, Any] = {"columns": 2, "height": "auto", "object_fit": "contain", "buttons": _SAVE}
+            every = gr.Gallery(label="Every task", **size, **_SHOWN, elem_id="merge-all")
             done = gr.Markdown(elem_id="merge-said")
 
-    def show(found: dict[str, Answer], name: str | None) -> tuple[Any, str]:
+    def show(found: dict[str, work.Answer], name: str | None) -> tuple[Any, str]:
         one = found.get(name or "", "")
         lines = [f"**{key}**: {value}" for key, value in found.items() if isinstance(value, str)]
         return (None if isinstance(one, str) else one), "\n\n".join(lines)
 
     def run(name: str, bar: Any = gr.Progress(), *given: str | None) -> tuple[Any, ...]:  # noqa: B008
         begun = time.monotonic()
-        found = tab.ask(answer_all, name, *given, limits=tab.limits, bar=bar)
+        found = tab.ask(work.answer_all, name, *given, limits=tab.limits, bar=bar)
         first = next(iter(found))
         pictures = [(value[1], key) for key, value in found.items() if not isinstance(value, str)]
         sentence = f"**{name}** ran {len(found)} tasks in {time.monotonic() - begun:.1f} s."
         return found, gr.Radio(value=first), pictures, *show(found, first), sentence
 
     def choose(name: str) -> tuple[Any, ...]:
-        takes = tab.ask(list_inputs, name)
+        takes = tab.ask(work.list_inputs, name)
         inputs = [gr.update(visible=kind in takes) for kind in ("picture", "sound", "text")]
-        return {}, gr.Radio(list(load_merge(tab.sources[name])[1]), value=None), [], None, "", "", *inputs
+        return {}, gr.Radio(list(work.load_merge(tab.sources[name])[1]), value=None), [], None, "", "", *inputs
 
     shown = [answers, task, every, slider, said, done]
     button.click(run, [tab.model, picture, sound, text], shown, show_progress_on=every, **ONE)
@@ -350,36 +309,11 @@ def describe_sound(name: str, words: int, sound: float, seconds: float) -> str:
     return f"**{name}** recognised {heard} in {sound:.1f} s of sound; the work took {seconds:.1f} s."
 
 
-def draw_scene() -> Image.Image:
-    """A house on a hill under the sun: edges, flat parts, ramps and text."""
-    # Twice as large, so that edges are smooth when it shrinks.
-    width, height = 2 * WIDTH, 2 * HEIGHT
-    rows, columns = np.mgrid[:height, :width] / np.array([height, width])[:, None, None]
-    sky = np.stack([90 + 120 * rows, 150 + 60 * rows, 225 - 20 * columns], -1)
-    scene = Image.fromarray(sky.astype(np.uint8))
-    pen = ImageDraw.Draw(scene)
-    pen.ellipse((370, 30, 430, 90), fill=(250, 220, 90))
-    pen.ellipse((-160, 190, 330, 560), fill=(70, 130, 60))
-    pen.ellipse((190, 215, 700, 600), fill=(95, 160, 75))
-    pen.polygon([(120, 150), (190, 95), (260, 150)], fill=(150, 50, 40))
-    pen.rectangle((130, 150, 250, 240), fill=(225, 205, 170), outline=(110, 90, 70), width=3)
-    pen.rectangle((175, 180, 205, 240), fill=(95, 60, 40))
-    for left in (140, 215):
-        pen.rectangle((left, 165, left + 25, 190), fill=(90, 130, 170), outline=(250, 250, 250), width=3)
-    for left in range(280, 470, 14):
-        pen.line((left, 225, left, 265), fill=(110, 75, 45), width=6)
-    pen.line((272, 240, 474, 240), fill=(110, 75, 45), width=5)
-    pen.text((18, 18), "hf-ext 2026", fill=(30, 40, 70), font_size=40)
-    return scene.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
-
-
 def write_examples(folder: Path) -> dict[str, str]:
     """Writes a picture of each damage and the sound `digits`; their paths by name."""
-    scene = np.asarray(draw_scene())
-    noisy, blurred = (
-        from_unit(gaussian_noise(clean, sigma, np.random.default_rng(0)))
-        for clean, sigma in ((scene, 25), (blur(scene, 1), 8))
-    )
+    scene = np.asarray(Image.open(Path(__file__).with_name("app_scene.png")))
+    noisy = from_unit(gaussian_noise(scene, 25, np.random.default_rng(0)))
+    blurred = from_unit(gaussian_noise(blur(scene, 1), 8, np.random.default_rng(0)))
     damaged = (noisy, jpeg(scene, 12), matlab_bicubic(scene, 0.5), blurred)
     for how, pixels in zip(DAMAGES, damaged, strict=True):
         Image.fromarray(pixels).save(folder / f"{how}.png")
@@ -389,7 +323,7 @@ def write_examples(folder: Path) -> dict[str, str]:
 
 def serve(
     models: dict[str, dict[str, str]],
-    limits: Limits = LIMITS,
+    limits: Limits = work.LIMITS,
     allowed_hosts: Iterable[str] = (),
     server_name: str | None = None,
     **where: Any,
@@ -409,14 +343,7 @@ def serve(
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hf-ext-app-", dir=given))
         os.environ["GRADIO_TEMP_DIR"] = str(Path(folder).resolve())
         # Not shared, whatever the environment says: a tunnel would make the page public.
-        launched: tuple[Any, str, str | None] = build_app(models, limits).launch(
-            theme=theme,
-            footer_links=[],
-            ssr_mode=False,
-            max_file_size="100mb",
-            share=False,
-            app_kwargs={"middleware": [Middleware(Guard, names)]},
-            server_name=server_name,
-            **where,
-        )
+        where |= {"share": False, "ssr_mode": False, "footer_links": [], "max_file_size": "100mb", "theme": theme}
+        where |= {"app_kwargs": {"middleware": [Middleware(Guard, names)]}, "server_name": server_name}
+        launched: tuple[Any, str, str | None] = build_app(models, limits).launch(**where)
         return launched

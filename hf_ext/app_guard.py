@@ -38,9 +38,7 @@ class Guard:
     An application behind the rules of the embedded Hub for names and origins. gradio names files by their path on the
     server; on the way out the folder of the cache gets another name of the same length, and on the way in its own.
 
-    Args:
-        app: The application.
-        names (`Iterable[str]`, *optional*): Further names of the server; `None` where everybody may call it.
+    `names` are further names of the server, `None` where everybody may call it.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str] | None) -> None:

@@ -27,8 +27,9 @@ from hf_ext.hub.checkpoints import split_revision
 from hf_ext.hub.disclosure import cut_folders
 from hf_ext.hub.released import list_released
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.restoration.encoding import to_8_bits
 from hf_ext.restoration.restorer import load_model
-from hf_ext.semanir.image_processing_semanir import from_unit, to_unit
+from hf_ext.semanir.image_processing_semanir import pixels_to_image
 from hf_ext.tasks.diffusion_grids import default_batch_size, draw_grid, sample_rows
 from hf_ext.training.models import pipeline_index
 
@@ -93,10 +94,7 @@ def find_tab(source: str) -> str:
         return "listen"
     kind = ", ".join(config.architectures or [config.model_type])
     kind += " of mosaics" if config.model_type == "semanir" else ""
-    raise NoTab(
-        f"{source} is a {kind}, for which the app has no tab; give a SemanIR model that takes pictures, a "
-        "Disentangled DiT, an MRConvForAudioClassification or an artifact of hf-ext merge."
-    )
+    raise NoTab(f"{source} is a {kind}, for which the app has no tab: `hf-ext app --help` says what it takes.")
 
 
 load_restorer = functools.lru_cache(maxsize=8)(load_model)
@@ -133,19 +131,15 @@ def follow(bar: Callable[..., Any]) -> Callable[[float], None]:
 
 
 def restore(
-    source: str,
-    picture: str | None,
-    strength: float,
-    limits: Limits = LIMITS,
-    clock: Clock | None = None,
-    bar: Any = None,
+    source: str, picture: str | None, strength: float, limits: Limits = LIMITS, bar: Any = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pixels of a picture before and after its restoration; a bar follows the work under the clock."""
+    """The pixels of a picture before and after its restoration; a bar follows the work of the request."""
     model = load_restorer(source)
     before = limits.read(require_given(picture, "picture")).pixels
     # One that enlarges has no picture of the same size to mix with. The whole is what the model does by itself.
     chosen = strength if model.config.scale == 1 and strength < 1 else None
-    if clock is not None and bar is not None:
+    if bar is not None:
+        clock: Clock = Clock.running.clock
         begun, expected = clock.work, count_work(source, before.shape[2]) * before.shape[0] * before.shape[1]
         show = follow(bar)
         clock.watch = lambda: show(min((clock.work - begun) / max(1, expected), 0.99))
@@ -161,19 +155,15 @@ def count_work(source: str, channels: int) -> float:
     return clock.work / PROBE**2
 
 
-def show_colours(pixels: np.ndarray) -> np.ndarray:
-    """Pixels as a screen shows them: uint8 RGB, what is transparent is white."""
-    unit = to_unit(pixels)
-    if unit.shape[-1] % 2 == 0:
-        alpha = unit[..., -1:]
-        unit = unit[..., :-1] * alpha + (1 - alpha)
-    unit = np.repeat(unit, 3, axis=-1) if unit.shape[-1] == 1 else unit[..., :3]
-    return from_unit(unit)
+def show_colours(pixels: np.ndarray) -> Image.Image:
+    """Pixels as a screen shows them: RGB of 8 bits, what is transparent is white."""
+    picture = pixels_to_image(to_8_bits(pixels)).convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
 
 
 def pair(before: np.ndarray, after: np.ndarray) -> Pair:
-    result = Image.fromarray(show_colours(after))
-    return Image.fromarray(show_colours(before)).resize(result.size, Image.Resampling.BICUBIC), result
+    result = show_colours(after)
+    return show_colours(before).resize(result.size, Image.Resampling.BICUBIC), result
 
 
 def require_given(given: str | None, what: str) -> str:
@@ -193,29 +183,16 @@ def list_controls(source: str) -> set[str]:
     return set(load_drawer(source).transformer.config.control_alpha)
 
 
-def draw(
-    source: str,
-    label: str,
-    size: float,
-    top: float,
-    left: float,
-    flip: bool,
-    steps: int,
-    guidance: float,
-    seed: int,
-    bar: Any = None,
-) -> Image.Image:
+def draw(source: str, *inputs: Any, bar: Any = None) -> Image.Image:
     """
     Pictures of a class or text with the controls that are usual, and below them, from the same noise, with those of
-    the others that the model takes. `size`, `top` and `left` are shares of the picture's own size.
+    the inputs that the model takes. Size, top and left are shares of the picture's own size.
     """
+    label, size, top, left, flip, steps, guidance, seed = inputs
     pipeline = load_drawer(source)
     height, width = pipeline.image_size(None, None)
-    controls = {
-        "original_size": (max(1, round(size * height)), max(1, round(size * width))),
-        "crop": (round(top * height), round(left * width)),
-        "flip": flip,
-    }
+    sides, place = (max(1, round(size * height)), max(1, round(size * width))), (top * height, left * width)
+    controls = {"original_size": sides, "crop": tuple(map(round, place)), "flip": flip}
     controls = {name: value for name, value in controls.items() if name in list_controls(source)}
     classes = list_classes(source)
     wanted: Any = classes.index(label) if label in classes else require_given(label, "class or text")

@@ -24,15 +24,7 @@ EXTRAS = {
 
 
 def check_installed(*modules: str) -> None:
-    """
-    Looks for modules of extras before long work begins.
-
-    Args:
-        modules (`str`): Names such as `"matplotlib"`.
-
-    Raises:
-        ImportError: If one is missing, with the command that installs it.
-    """
+    """Looks for modules of extras before long work begins; the `ImportError` of one has the command to install it."""
     for module in modules:
         if find_spec(module) is None:
             raise ImportError(explain_missing(module))

@@ -82,7 +82,9 @@ def whole_folder(path: str | os.PathLike[str], replace: bool = True) -> Iterator
         if replace:
             replace_folder(temporary, path)
         else:
-            place_folder(temporary, path)
+            require_new(path)
+            # Safe too if something appears now: no system renames onto a file or a folder with content.
+            os.rename(temporary, path)
     finally:
         # Gone after the rename; after an error the part that was written.
         shutil.rmtree(temporary, ignore_errors=True)
@@ -282,17 +284,6 @@ def require_free(
         raise TakenError(out, f"{out} exists and is not empty: choose another place, or remove it first.")
     if is_kind is not None and not is_kind(out):
         raise TakenError(out, f"{out} exists and is no {kind}, so it is not replaced: choose another place.")
-
-
-def place_folder(new: Path, out: Path) -> None:
-    """Puts a finished folder in a place that is free; what has appeared there meanwhile stays."""
-    require_new(out)
-    try:
-        # What appears between the check and this is safe too: no system renames onto a file or a folder with content.
-        os.rename(new, out)
-    except OSError:
-        require_new(out)
-        raise
 
 
 def recover_folder(out: Path) -> None:

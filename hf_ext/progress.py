@@ -19,13 +19,8 @@ _ENDLESS = "{desc}{n_fmt}{unit}, {rate_fmt}, {elapsed} so far{postfix}"
 
 def progress(items: Iterable[Any] | None = None, description: str = "", *, shown: bool = True, **options: Any) -> Any:
     """
-    Shows on standard error how far some work is; `hf-ext COMMAND -q` shows nothing.
-
-    Args:
-        items (`Iterable`, *optional*): What is worked through; without it, [`~tqdm.tqdm.update`] is called.
-        description (`str`, *optional*): The name of the work.
-        shown (`bool`, defaults to `True`): Show it, as one process of several does.
-        options (`Any`): Of `tqdm`, such as `total`, `initial`, `unit` and `leave`.
+    Shows on standard error how far some work is: items, or calls of [`~tqdm.tqdm.update`]. `hf-ext COMMAND -q` shows
+    nothing, nor does a process that is not `shown`; the options are those of `tqdm`.
     """
     hidden = not shown or is_quiet()
     name = f"{description}: " if description else None

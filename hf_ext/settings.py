@@ -203,12 +203,10 @@ def refuse_unknown(
     """Refuses a key that is no field; `also` are keys allowed elsewhere, and `more` ends the message."""
     for key in mapping:
         if key not in fields:
-            allowed = [*fields, *also]
+            allowed = sorted([*fields, *also])
             near = difflib.get_close_matches(str(key), allowed, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise SettingsError(
-                f"unknown key {key!r:.80}{section}.{hint} Allowed: {', '.join(sorted(allowed))}{more}."
-            )
+            raise SettingsError(f"unknown key {key!r:.80}{section}.{hint} Allowed: {', '.join(allowed)}{more}.")
 
 
 def explain(error: StrictDataclassError) -> str:

@@ -1,9 +1,6 @@
-"""System calls that only some systems have, with replacements elsewhere: macOS lacks `posix_fallocate`, `fdatasync`
-and `sched_getaffinity`, Windows also reads and writes at a place of an open file.
+"""System calls that only some systems have, with replacements elsewhere, for macOS and Windows."""
 
-Each is looked for when it is used, so that a test can take it away. The garbage collector of Python is here too.
-"""
-
+# Each is looked for when it is used, so that a test can take it away.
 from __future__ import annotations
 
 import contextlib

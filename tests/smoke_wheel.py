@@ -29,7 +29,7 @@ for name in hf_ext.__all__:
     getattr(hf_ext, name)
 assert list(Path(hf_ext.model_cards.__file__).parent.glob("*.md")), "the wheel has no model card template"
 assert Path(hf_ext.__file__).with_name("py.typed").is_file(), "the wheel has no py.typed"
-from hf_ext_cli.recipes import find_recipe
+from hf_ext_cli.training import find_recipe
 assert find_recipe("semanir/denoise_color").is_relative_to(sys.prefix), "the wheel has no recipes"
 """
 

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 import hf_ext
 from hf_ext.extras import EXTRAS, check_installed, explain_missing, import_extra
-from hf_ext_cli.recipes import list_recipes
+from hf_ext_cli.training import list_recipes
 from tests.kit import warm_python
 from tests.kit.hub import run_python
 
@@ -146,7 +146,7 @@ def test_the_wheel_has_every_module_the_templates_and_the_licence(distributions)
     recipes = {f"hf_ext/recipes/{path.parent.name}/{path.name}" for path in ROOT.glob("examples/*/*.yaml")}
     recipes = {name for name in recipes if not re.search("/accelerate/|/benchmarks/|/study", name)}
     assert {f"hf_ext/recipes/{recipe.name}.yaml" for recipe in list_recipes()} <= recipes
-    others = {"hf_ext/py.typed", "hf_ext/app_digits.flac"}
+    others = {"hf_ext/py.typed", "hf_ext/app_digits.flac", "hf_ext/app_scene.png"}
     expected = set().union(*(files_of(package) for package in PACKAGES)) | others | recipes
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert any(name.startswith("hf_ext/model_cards/") and name.endswith(".md") for name in expected)

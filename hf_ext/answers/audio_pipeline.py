@@ -78,10 +78,7 @@ class AudioClassificationPipeline(PlainPipeline):
             return [samples]
         starts = [*range(0, len(samples) - longest, max(1, longest // 2)), len(samples) - longest]
         rate = self.feature_extractor.sampling_rate
-        logger.warning(
-            f"{name} lasts {len(samples) / rate:.3g} s: the answers to {len(starts)} parts of {longest / rate:.3g} s "
-            "are averaged."
-        )
+        logger.warning(f"{name} lasts {len(samples) / rate:.3g} s: the answers to {len(starts)} parts are averaged.")
         return [samples[start : start + longest] for start in starts]
 
     def _forward(self, model_inputs: Any) -> Any:
@@ -127,10 +124,8 @@ def _read(given: Any, rate: int) -> np.ndarray:
     if raw is None and (place, content) != (None, None):
         return read_recording({"path": place, "bytes": content}, rate)
     if raw is None or not isinstance(own, Real) or isinstance(own, bool) or not 0 < float(own) < math.inf:
-        raise DataError(
-            "a dict of a sound has raw or array and a positive sampling_rate in Hz, or bytes or path; this one has "
-            f"{sorted(given)}, and the sampling_rate {own!r}."
-        )
+        told = f"{sorted(given)} with the sampling_rate {own!r}"
+        raise DataError(f"a dict of a sound has raw or array and a sampling_rate in Hz, or bytes or path, not {told}.")
     samples = _mix(raw)
     if own == rate:
         return samples
@@ -154,10 +149,8 @@ def _mix(samples: Any) -> np.ndarray:
     if values.dtype in (np.int16, np.int32):
         values = values / np.float32(-np.iinfo(values.dtype).min)
     if values.ndim not in (1, 2) or not values.size or values.dtype.kind != "f":
-        raise DataError(
-            "a sound has floats, int16 or int32 of shape (samples,), or with channels, and at least one sample; this "
-            f"one has the shape {values.shape} and the type {values.dtype}."
-        )
+        told = f"{values.dtype} of shape {values.shape}"
+        raise DataError(f"a sound has floats, int16 or int32 of shape (samples,), or with channels, not {told}.")
     if values.dtype.itemsize not in (4, 8):
         # soxr resamples float32 and float64 only.
         values = values.astype(np.float32)

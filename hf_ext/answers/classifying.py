@@ -1,5 +1,4 @@
-"""Answers of a trained model to sounds, pictures and texts, and to series of numbers: classes, values, or a class for
-each row."""
+"""Answers of a trained model to sounds, pictures, texts and series: classes, values, or a class for each row."""
 
 import io
 import sys
@@ -76,13 +75,7 @@ class Input(NamedTuple):
 
 
 class Classifier:
-    """
-    A classifier with what reads its inputs. A checkpoint that is none is refused by a [`DataError`].
-
-    Args:
-        source (`str`): A folder or `org/name[@revision]`; of a peft adapter the base comes with it.
-        device (`str`, *optional*): Where it computes; on the GPU if there is one.
-    """
+    """A classifier with what reads its inputs; a checkpoint that is none is refused by a [`DataError`]."""
 
     def __init__(self, source: str, device: str | None = None):
         # What an adapter was put on says the head, and has the reader.
@@ -107,22 +100,18 @@ class Classifier:
                 given = [sys.stdin.read().removesuffix("\n")] if word == "-" else [word]
                 yield from (Input(text, text) for text in (read_list(word) if word.startswith("@") else given))
                 continue
-            for found in find_files(word, None, frozenset(endings)):
+            for source, _, _ in find_files(word, None, frozenset(endings)):
                 # What is known of the others is no series.
-                if self.kind == "series" and Path(str(found.source)).name in METADATA and found.source != Path(word):
+                if self.kind == "series" and Path(str(source)).name in METADATA and source != Path(word):
                     continue
-                yield Input("standard input" if isinstance(found.source, bytes) else str(found.source), found.source)
+                yield Input("standard input" if isinstance(source, bytes) else str(source), source)
 
     def classify(
         self, given: Input, top_k: int = 1, columns: list[str] | None = None, hints: Hints | None = None
     ) -> dict[str, list[dict[str, Any]]]:
         """
         The likeliest classes of an input, each `{"label", "score"}`, by its name; of series also values, and classes
-        of positions, as `answer` says. A file may hold several series; of a sound that is longer than those of the
-        training the answers to its parts are averaged. Columns of times and of series' names may be given as hints.
-
-        Raises:
-            DataError: If the input cannot be read, or does not fit the model.
+        of positions, as `answer` says. A [`DataError`]: it cannot be read, or does not fit the model.
         """
         if self.kind != "series":
             found = {given.name: self._classify_whole(given, top_k)}
@@ -164,18 +153,12 @@ def require_unicode(text: str) -> None:
 
 
 def load_head(kind: Any, source: str, device: str | None = None) -> Any:
-    """
-    Loads a model, of a peft adapter with its base, ready to answer: on the device, or the GPU if there is one. Refuses
-    a checkpoint that lacks tensors, such as a head that would start at random.
-    """
+    """A model, of a peft adapter with its base, on the device, or the GPU; one that lacks tensors is refused."""
     base = adapter_base(source)
     name, revision = split_revision(base or source)
     model, report = kind.from_pretrained(name, revision=revision, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
-        raise DataError(
-            f"{source} has no {', '.join(missing[:3])} for {type(model).__name__}: the checkpoint lacks this head. "
-            "Give a checkpoint that was fine-tuned for the task."
-        )
+        raise DataError(f"{source} has no {', '.join(missing[:3])} for {type(model).__name__}: fine-tune it first.")
     if base is not None:
         model = load_adapter(model, source).merge_and_unload()
     try:
@@ -207,10 +190,7 @@ def find_kind(source: str, config: Any) -> tuple[str, str]:
         kind = "sounds"
     if kind is None or config.problem_type == "regression" or config.num_labels == 1:
         what = "tells values" if kind else f"is no classifier ({head})"
-        raise DataError(
-            f"{source} {what}: classify takes classifiers of sounds, pictures, texts and series, and models of values "
-            "and of positions of series. `hf-ext generate` continues a text."
-        )
+        raise DataError(f"{source} {what}: classify takes classifiers, and models of values or positions of series.")
     return kind, "classes"
 
 
@@ -231,21 +211,9 @@ def answer_series(
     model: Any, path: Path, answer: str, top_k: int = 1, columns: list[str] | None = None, hints: Hints | None = None
 ) -> dict[str, list[dict[str, Any]]]:
     """
-    The answers to a file, by the name of each series in it: `label` and `score` of each class, with its `position`,
-    the row in the file, where each has one; `label` and `value` of each value. A causal model of positions streams
-    long ones. A [`DataError`]: the file or its columns do not fit the model.
-
-    Args:
-        model (`PreTrainedModel`): An MRConv that takes numbers.
-        path (`Path`):
-            A file as trainings read it: a series, whose rows are positions, or several: a row each, named in a column,
-            lists in rows, an array of three axes.
-        answer (`str`): `"classes"`, `"values"` or `"positions"`: what the model was trained to tell.
-        top_k (`int`, defaults to 1): Likeliest classes of a series or of each position.
-        columns (`list[str]`, *optional*):
-            The channels in the order of the training; when not given, those of the training by name, or all columns
-            of numbers where the model has no names.
-        hints ([`Hints`], *optional*): The columns of the time and of the series' names, where those are not found.
+    The answers to a file as trainings read it, by the name of each series in it: `label` and `score` of each class,
+    with its `position`, the row in the file, where each has one; `label` and `value` of each value. The `columns` are
+    the channels in the order of the training: those of the training by name, or all of numbers, when not given.
     """
     config, found = model.config, {}
     channels, classes = columns or config.input_columns, config.id2label.values()
@@ -288,10 +256,7 @@ def _answer(model: Any, name: str, values: np.ndarray, answer: str, top_k: int) 
 def read_examples(
     path: Path, columns: list[str] | None, channels: int, hints: Hints | None = None, classes: Iterable[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """
-    The series of a file by their names: their columns, and the row of the file that each position is. Without names of
-    columns, a first or last one that holds but classes of the model is no step.
-    """
+    """The series of a file by their names: their columns, and the row of the file that each position is."""
     ending = path.suffix.lower()
     if ending not in INPUTS:
         raise DataError(f"{path} is not a file of a sequence; allowed: {', '.join(INPUTS)}.")
@@ -350,15 +315,11 @@ def read_channels(path: Path, table: dict[str, Any], columns: list[str] | None, 
     table = {name: column for name, column in table.items() if name != ROWS}
     chosen = columns or [name for name, column in table.items() if np.asarray(column).dtype.kind in "iuf"]
     if absent := [name for name in chosen if name not in table]:
-        raise DataError(
-            f"{path} has no column {', '.join(absent)}; it has {', '.join(table)!s:.300}: list the columns for the "
-            f"channels of the training, {', '.join(chosen)}, in this order: --columns a,b."
-        )
+        told = f"{', '.join(absent)}; it has {', '.join(table)!s:.300}"
+        raise DataError(f"{path} has no column {told}: list those for {', '.join(chosen)} in order: --columns a,b.")
     example = {**table, "file": {"path": str(path), "bytes": None}}
     values = read_columns(example, chosen, "--columns") if chosen else np.empty((0, 0))
     if values.shape[1] != channels:
-        raise DataError(
-            f"{path} has {values.shape[1]} channels in {', '.join(chosen) or 'no column'}, the model takes {channels}:"
-            " list the columns that it was trained on, in their order: --columns a,b."
-        )
+        told = f"{values.shape[1]} channels in {', '.join(chosen) or 'no column'}"
+        raise DataError(f"{path} has {told}, the model takes {channels}: list its own, in their order: --columns a,b.")
     return values

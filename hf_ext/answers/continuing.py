@@ -13,22 +13,8 @@ from ..errors import UsageError
 from .classifying import load_head, load_reader, require_unicode
 
 
-class Writer(TextStreamer):
-    """Hands finished words to a function."""
-
-    def __init__(self, tokenizer: Any, write: Callable[[str], None]):
-        super().__init__(tokenizer, skip_special_tokens=True)
-        self.write = write
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        self.write(text)
-
-
 def load_language_model(source: str, device: str | None = None) -> tuple[Any, Any]:
-    """
-    A language model and its tokenizer, on the GPU if there is one; of a peft adapter the base comes with it. Raises a
-    [`UsageError`] if the checkpoint is none, or the device cannot be used.
-    """
+    """A causal language model, of a peft adapter with its base, and its tokenizer."""
     base = adapter_base(source) or source
     head = (load_reader(AutoConfig, base).architectures or ["no class named"])[0]
     if not head.endswith(("ForCausalLM", "LMHeadModel")):
@@ -47,21 +33,8 @@ def continue_text(
     seed: int = 0,
 ) -> None:
     """
-    Writes a text and what a model puts after it, word by word.
-
-    Args:
-        model, tokenizer: A causal language model of transformers and its tokenizer.
-        text (`str`): The beginning.
-        write (`Callable[[str], None]`): Gets each part of the text as it is finished.
-        max_new_tokens (`int`, defaults to 200): Most tokens to add.
-        temperature (`float`, defaults to 0.8): How freely tokens are drawn; 0 takes the likeliest.
-        top_p (`float`, defaults to 1.0): Tokens are drawn from the likeliest that have this share together.
-        seed (`int`, defaults to 0): Of the drawing.
-
-    Raises:
-        UsageError: If the text has no tokens or the model takes fewer than are asked for; of a bad temperature or
-            top_p.
-        DataError: If the text is no valid Unicode.
+    Writes a text and what a model puts after it, word by word. A temperature of 0 takes the likeliest tokens; others
+    are drawn from the likeliest that have the share `top_p` together.
     """
     require_unicode(text)
     if not 0 <= temperature < math.inf:
@@ -77,22 +50,19 @@ def continue_text(
     # An MRConv streams: its texts have any length.
     longest = None if model.config.model_type == "mrconv" else getattr(model.config, "max_position_embeddings", None)
     if longest and given + max_new_tokens > longest:
-        fewer = f"give --max-new-tokens {longest - given} or less, or a shorter text" if longest > given else ""
-        raise UsageError(
-            f"the text has {given} tokens, and {max_new_tokens} more are requested; the model takes {longest}: "
-            f"{fewer or 'give a shorter text'}."
-        )
+        less = f"give --max-new-tokens {longest - given} or less" if longest > given else "give a shorter text"
+        asked = f"{given} tokens, and {max_new_tokens} more are requested"
+        raise UsageError(f"the text has {asked}; the model takes {longest}: {less}.")
     set_seed(seed)
     # Below this, scores overflow, and the likeliest token is drawn anyway.
     chosen: dict[str, Any] = {"do_sample": temperature > 1e-30}
     if chosen["do_sample"]:
         # From all tokens: left out, transformers would take the 50 likeliest.
         chosen |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
-    model.generate(
-        tokens.to(model.device),
-        attention_mask=torch.ones_like(tokens).to(model.device),
-        max_new_tokens=max_new_tokens,
-        streamer=Writer(tokenizer, write),
-        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-        **chosen,
-    )
+    streamer = TextStreamer(tokenizer, skip_special_tokens=True)
+    # It gets words as they are finished.
+    vars(streamer)["on_finalized_text"] = lambda text, stream_end=False: write(text)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    chosen |= {"max_new_tokens": max_new_tokens, "pad_token_id": pad, "streamer": streamer}
+    tokens = tokens.to(model.device)
+    model.generate(tokens, attention_mask=torch.ones_like(tokens), **chosen)

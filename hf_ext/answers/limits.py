@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from PIL import Image
 from torch.overrides import TorchFunctionMode
@@ -58,14 +58,9 @@ class Clock(TorchFunctionMode):
     """
     The time of one request: `with clock:` ends what is computed inside once it is over.
 
-    Args:
-        seconds (`float`): The time.
-        gigabytes (`float`, *optional*): The most by which the memory of the process may grow, where Linux tells it.
-        left (`Callable[[], bool]`, *optional*): Tells that the client has left, which ends the request too.
-
-    Attributes:
-        work (`int`): Numbers that torch has computed so far, a measure of how much is done.
-        watch (`Callable[[], None]`): Called ten times a second at most.
+    It ends too if the memory of the process grows by more than `gigabytes`, where Linux tells it, or if `left` tells
+    that the client has left. `work` counts the numbers that torch has computed so far, a measure of how much is done;
+    `watch` is called ten times a second at most.
     """
 
     # No thread can be stopped from outside. But every call of torch in this thread, and in no other, goes through
@@ -113,22 +108,15 @@ class Clock(TorchFunctionMode):
 
 
 def resident_bytes() -> int:
-    """Memory that this process holds; 0 where the system has no `/proc`."""
-    with suppress(OSError):
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
+    """Memory that this process holds."""
+    return int(psutil.Process().memory_info().rss)
 
 
 @dataclass(frozen=True)
 class Limits:
     """
-    The most that a request may take.
-
-    Args:
-        megapixels (`float`): Of a picture, which is refused before it is decoded.
-        gigabytes (`float`): Of memory: for a picture or a sound by an estimate before the work begins, and in any
-            request by the growth of the process.
-        seconds (`float`): From the beginning to the end of its computation.
+    The most that a request may take: megapixels of a picture, which is refused before it is decoded; gigabytes of
+    memory, by an estimate for a picture or a sound and in any request by the growth of the process; seconds.
     """
 
     megapixels: float = 50.0
@@ -201,7 +189,7 @@ def _send_picture(pipe: Connection, source: Source, limits: Limits, server: int)
 
     end_with_parent(server)
     try:
-        present = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+        present = psutil.Process().memory_info().vms
         with suppress(ValueError, OverflowError):
             most = resource.getrlimit(resource.RLIMIT_AS)[1]
             resource.setrlimit(resource.RLIMIT_AS, (present + int(limits.gigabytes * 1e9), most))
@@ -230,10 +218,7 @@ def _receive_picture(pipe: Connection) -> Picture:
 
 @contextmanager
 def open_sound(path: str, wanted: int, limits: Limits, whole: bool = False) -> Iterator[Any]:
-    """
-    Opens a sound file for a model that takes the rate `wanted`; `whole` tells that it is read at once, not in pieces
-    of a second at most. A [`DataError`]: no sound file, no samples, or a rate that no sound has.
-    """
+    """Opens a sound file for a model that takes the rate `wanted`; `whole` tells that it is read at once."""
     soundfile = import_extra("soundfile")
     try:
         with soundfile.SoundFile(path) as file:

@@ -34,10 +34,9 @@ class AnsweringTask:
 
     def __init__(self, emr: EMRModel, name: str, gigabytes: float = math.inf) -> None:
         self._emr, self.name, self._gigabytes = emr, name, gigabytes
-        if emr.weights.manifest.library != "transformers":
-            raise DataError(
-                f"task {name!r} is of {emr.weights.manifest.library}; only models of transformers are supported"
-            )
+        library = emr.weights.manifest.library
+        if library != "transformers":
+            raise DataError(f"task {name!r} is of {library}; only models of transformers are supported")
         with tempfile.TemporaryDirectory() as place:
             copy_into(emr.weights.small_files(name), Path(place))
             self.config: Any = AutoConfig.from_pretrained(place)
@@ -50,9 +49,7 @@ class AnsweringTask:
             elif found.can_generate():
                 self.kind, self.reads = "generation", "Sequence"
             else:
-                raise DataError(
-                    f"task {name!r} is a {found.__name__}, which neither classifies, generates nor restores"
-                )
+                raise DataError(f"task {name!r} is a {found.__name__}, no classifier, generator or restorer")
             self.reader: Any = None if self.kind == "restoration" else self._load_reader(place)
         text = self.config.get_text_config()
         limits = [getattr(text, key, None) for key in ("max_position_embeddings", "n_positions")]
@@ -104,16 +101,12 @@ class AnsweringTask:
         count = len(found["input_ids"])
         room = 0 if self.config.is_encoder_decoder else more
         if not count or (self.limit is not None and count + room > self.limit):
-            raise DataError(
-                f"the text has {count} tokens, and {room} more are wanted; task {self.name!r} takes 1 to {self.limit}"
-            )
+            raise DataError(f"the text has {count} tokens and shall get {room}; {self.name!r} takes 1 to {self.limit}")
         # Scores and weights of a layer, which some models hold for all pairs of tokens.
         needed = 8 * self._heads * (count + room) ** 2 / 1e9
         if needed > self._gigabytes:
-            raise DataError(
-                f"the text has {count} tokens, whose attention may need {needed:.3g} GB; a request may take "
-                f"{self._gigabytes:g} GB"
-            )
+            may = f"a request may take {self._gigabytes:g} GB"
+            raise DataError(f"attention to the {count} tokens of the text may need {needed:.3g} GB; {may}")
         return found
 
     @torch.no_grad()

@@ -11,9 +11,10 @@ from hf_ext.terminal import count_of
 
 from . import register_models
 from .errors import Failed, Unusable, loading
-from .options import AT_LEAST_1, DEVICE, JSON, MODEL, TASK, split_names
+from .options import AT_LEAST_1, DEVICE, JSON, MODEL, TASK, shown, split_names
 from .output import print_json, print_table, say
 
+SHARE = click.FloatRange(0, 1, min_open=True)
 # Columns of the table for each kind of answer.
 _HEADERS = {
     "classes": ("input", "class", "probability"),
@@ -26,22 +27,13 @@ _HEADERS = {
 @MODEL
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @TASK
-@click.option("--top-k", type=AT_LEAST_1, default=1, show_default=True, help="Number of most likely classes to print.")
+@shown("--top-k", type=AT_LEAST_1, default=1, help="Number of most likely classes to print.")
 @click.option("--columns", help="Channels of series, such as a,b.  [default: those of the training]")
 @click.option("--series", metavar="NAME", help="Column that names the series of a row.  [default: found by name]")
 @click.option("--time", metavar="NAME", help="Column of the time, in tables.  [default: found by name]")
 @DEVICE
 @JSON
-def classify(
-    source: str,
-    inputs: tuple[str, ...],
-    task: str | None,
-    top_k: int,
-    columns: str | None,
-    device: str | None,
-    as_json: bool,
-    **hints: Any,
-) -> None:
+def classify(source: str, inputs: tuple[str, ...], task: str | None, device: str | None, **how: Any) -> None:
     """Classify each INPUT with MODEL, a folder or org/name[@revision].
 
     MODEL is any classifier of transformers for sounds, pictures or texts, or an MRConv model of series. INPUT is a
@@ -60,16 +52,14 @@ def classify(
       hf-ext classify runs/mrconv-positions/snapshot heart.csv --json
       hf-ext classify runs/sales/snapshot sales.csv --series shop
     """
-    names = split_names(columns) or None
+    top_k, as_json, columns = how.pop("top_k"), how.pop("as_json"), split_names(how.pop("columns")) or None
     register_models()
     from hf_ext.answers.classifying import Classifier
     from hf_ext.data.roles import Hints
 
     classifier = load_task(source, task, Classifier, device)
-    if (columns or any(hints.values())) and classifier.kind != "series":
-        raise click.UsageError(
-            f"--columns, --series and --time are for models of series; {source} classifies {classifier.kind}."
-        )
+    if (columns or any(how.values())) and classifier.kind != "series":
+        raise click.UsageError(f"--columns, --series, --time are for models of series, not for {classifier.kind}.")
     found: list[dict[str, Any]] = []
     given = list(classifier.find_inputs(list(inputs)))
     if not given:
@@ -77,7 +67,7 @@ def classify(
     failed = 0
     for item in given:
         try:
-            answers = classifier.classify(item, top_k, names, Hints(**hints))
+            answers = classifier.classify(item, top_k, columns, Hints(**how))
         except (ValueError, OSError, RuntimeError, IndexError) as error:
             say(f"{item.name}: {error}", to_stderr=True)
             failed += 1
@@ -102,32 +92,17 @@ def load_task(source: str, task: str | None, load: Callable[..., Any], device: s
     from hf_ext.emr.weights import task_checkpoint
 
     with loading(source), task_checkpoint(source, task) as checkpoint:
-        loaded = load(checkpoint, device)
-    return loaded
+        return load(checkpoint, device)
 
 
 @click.command()
 @MODEL
 @click.argument("prompt")
 @TASK
-@click.option(
-    "--max-new-tokens", type=AT_LEAST_1, default=200, show_default=True, help="Number of tokens to generate."
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0),
-    default=0.8,
-    show_default=True,
-    help="Temperature of sampling; 0 takes the most likely token.",
-)
-@click.option(
-    "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Sample from the most likely tokens with this total probability.",
-)
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the sampling.")
+@shown("--max-new-tokens", type=AT_LEAST_1, default=200, help="Number of tokens to generate.")
+@shown("--temperature", type=click.FloatRange(min=0), default=0.8, help="0 takes the most likely token.")
+@shown("--top-p", type=SHARE, default=1.0, help="Sample from the likeliest tokens with this total probability.")
+@shown("--seed", type=click.IntRange(0, 2**32 - 1), default=0, help="Seed of the sampling.")
 @DEVICE
 def generate(source: str, prompt: str, task: str | None, device: str | None, **options: Any) -> None:
     """Continue the text PROMPT with the language model MODEL, a folder or org/name[@revision].

@@ -10,7 +10,7 @@ import click
 
 from .errors import Failed, Unusable, loading
 from .groups import Group
-from .options import AT_LEAST_1, DEVICE, DTYPE, FILE, JSON_RESULT, MODEL, NEW_FILE, options_of, split_names, value_type
+from .options import AT_LEAST_1, DEVICE, DTYPE, FILE, JSON, MODEL, NEW_FILE, options_of, shown, split_names, value_type
 from .output import print_json, print_rows, say
 
 PAIR = value_type(
@@ -43,25 +43,14 @@ class PrecomputeCommand(click.Command):
 @dit.command(cls=PrecomputeCommand)
 @click.argument("data", metavar="DATA")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--split", default="train", show_default=True, help="Split of the data.")
+@shown("--split", default="train", help="Split of the data.")
 @click.option("--name", help="Configuration of the data set, if it has several.")
 @click.option("--flip", type=float, help="Probability of a horizontal flip.  [default: 0.5; 0 with --centre]")
-@click.option("--local-prob", type=float, default=0.0, show_default=True, help="Probability of a local crop.")
+@shown("--local-prob", type=float, default=0.0, help="Probability of a local crop.")
 @click.option("--local-size", type=int, help="Shorter side of a picture before a local crop is cut.")
 @click.option("--centre", is_flag=True, help="Crop the centre instead of a random place; for test data.")
 @DEVICE
-def precompute(
-    data: str,
-    out: Path,
-    split: str,
-    name: str | None,
-    flip: float | None,
-    local_prob: float,
-    local_size: int | None,
-    centre: bool,
-    device: str | None,
-    **fields: Any,
-) -> None:
+def precompute(data: str, out: Path, device: str | None, **given: Any) -> None:
     """Encode the pictures of DATA (folder, file, "shards/*.tar" or Hub id) to latents, and write them to folder OUT.
 
     Each picture is cropped and flipped at random before it is encoded. Crop and flip are stored with its latent, as
@@ -86,10 +75,11 @@ def precompute(
     from hf_ext.tasks.precompute import precompute as encode
     from hf_ext.tasks.precompute_settings import Precompute
 
-    settings = {name: value for name, value in fields.items() if value is not None}
-    settings["data"] = {"path": data, "split": split, "name": name}
+    centre, flip = given.pop("centre"), given.pop("flip")
     flip = (0.0 if centre else 0.5) if flip is None else flip
-    settings["crops"] = {"random": not centre, "flip": flip, "local_prob": local_prob, "local_size": local_size}
+    crops = {"random": not centre, "flip": flip, **{name: given.pop(name) for name in ("local_prob", "local_size")}}
+    source = {"path": data, "split": given.pop("split"), "name": given.pop("name")}
+    settings = {name: value for name, value in given.items() if value is not None} | {"data": source, "crops": crops}
     # The bars of single shards would break our progress bar.
     datasets.disable_progress_bars()
     folder = encode(build(Precompute, settings, "precompute"), out, device)
@@ -106,15 +96,13 @@ def precompute(
     "#sha256=HASH to check it), or any classifier.",
 )
 @click.option("--clip", help="CLIP model for the score between pictures and texts: folder or org/name[@revision].")
-@click.option("--split", default="train", show_default=True, help="Split of the reference.")
-@click.option(
-    "--size", type=AT_LEAST_1, help="Crop the pictures of the reference to centred squares of this side first."
-)
+@shown("--split", default="train", help="Split of the reference.")
+@click.option("--size", type=AT_LEAST_1, help="Crop the reference to centred squares of this side first.")
 @click.option("--kernel", is_flag=True, help="Also compute the kernel distance (KID).")
 @click.option("--keep", type=NEW_FILE, help="Write the statistics of the reference to this .npz file.")
-@click.option("--batch-size", type=AT_LEAST_1, default=64, show_default=True, help="Pictures per batch.")
+@shown("--batch-size", type=AT_LEAST_1, default=64, help="Pictures per batch.")
 @DEVICE
-@JSON_RESULT
+@JSON
 def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -> None:
     """Compute the FID, KID or CLIP score of PICTURES.
 
@@ -140,12 +128,7 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
 
 @click.command()
 @MODEL
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="PNG file of the grid, or a folder for numbered pictures.",
-)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="PNG file of a grid, or a folder.")
 @click.option(
     "--class-labels",
     help="Names or numbers of classes, separated by commas; a name with a comma in double quotes.  [default: the "
@@ -160,36 +143,18 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
 @click.option("--target-size", type=PAIR, help="Control: target size.")
 @click.option("--crop", type=PAIR, metavar="TOP,LEFT", help="Control: crop.  [default: 0,0]")
 @click.option("--flip", is_flag=True, help="Control: horizontal flip.")
-@click.option("--steps", type=AT_LEAST_1, default=50, show_default=True, help="Steps of the scheduler.")
-@click.option("--guidance-scale", type=float, default=4.0, show_default=True, help="Class or text guidance; 1 is off.")
-@click.option(
-    "--control-guidance-scale", type=float, default=1.0, show_default=True, help="Guidance by the controls; 1 is off."
-)
+@shown("--steps", "num_inference_steps", type=AT_LEAST_1, default=50, help="Steps of the scheduler.")
+@shown("--guidance-scale", type=float, default=4.0, help="Class or text guidance; 1 is off.")
+@shown("--control-guidance-scale", type=float, default=1.0, help="Guidance by the controls; 1 is off.")
 @click.option("--negative", help="Class or text to steer away from.  [default: none]")
 @click.option("--scheduler", help="diffusers scheduler, such as DPMSolverMultistepScheduler.  [default: the model's]")
 @click.option("--image", type=FILE, help="Picture to start from.")
 @click.option("--strength", type=float, help="Share of --image that is replaced, 0 to 1.  [default: 0.8]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the noise.")
+@shown("--seed", type=click.IntRange(min=0), default=0, help="Seed of the noise.")
 @click.option("--batch-size", type=AT_LEAST_1, help="Pictures per batch.  [default: half a million pixels]")
-@click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Precision of the model.")
+@shown("--dtype", type=DTYPE, default="float32", help="Precision of the model.")
 @DEVICE
-def sample(
-    source: str,
-    out: Path,
-    class_labels: str | None,
-    prompts: tuple[str, ...],
-    prompt_file: Path | None,
-    count: int | None,
-    shard_size: int | None,
-    scheduler: str | None,
-    image: Path | None,
-    strength: float | None,
-    seed: int,
-    batch_size: int | None,
-    dtype: str,
-    device: str | None,
-    **asked: Any,
-) -> None:
+def sample(source: str, out: Path, count: int | None, image: Path | None, device: str | None, **asked: Any) -> None:
     """Generate pictures with MODEL (folder or org/name[@revision]), as one labelled grid or as a folder.
 
     A grid has a row for each class or text. Picture n of every row starts from the same noise, for any batch size. In
@@ -216,36 +181,35 @@ def sample(
 
     is_grid = out.suffix.lower() == ".png"
     ranks = Ranks()
-    _check_out(out, is_grid, count, shard_size, ranks.count)
+    _check_out(out, is_grid, count, asked["shard_size"], ranks.count)
     if asked["negative"] is not None and asked["guidance_scale"] <= 1:
         raise click.UsageError("--negative needs guidance: give a --guidance-scale above 1, or leave out --negative.")
-    if strength is not None and image is None:
+    if asked["strength"] is not None and image is None:
         raise click.UsageError("--strength is the share of --image that is replaced: give both, or neither.")
     with ranks.first_before_others(), loading(source):
-        pipeline = load_pipeline(source, require_device(ranks.own_device(device)), dtype)
-    if scheduler is not None:
-        pipeline.scheduler = _other_scheduler(pipeline.scheduler, scheduler)
-    prompts += _read_prompts(prompt_file)
-    conditions, names = _conditions(pipeline, class_labels, prompts, 10 if is_grid else None)
+        pipeline = load_pipeline(source, require_device(ranks.own_device(device)), asked["dtype"])
+    if asked["scheduler"] is not None:
+        pipeline.scheduler = _other_scheduler(pipeline.scheduler, asked["scheduler"])
+    prompts = asked["prompts"] + _read_prompts(asked["prompt_file"])
+    conditions, names = _conditions(pipeline, asked["class_labels"], prompts, 10 if is_grid else None)
     options = _call_options(pipeline, asked)
     if image is not None:
         pipeline = DisentangledDiTImg2ImgPipeline.from_pipe(pipeline)
-        options |= {"image": read_picture(image), "strength": 0.8 if strength is None else strength}
+        strength = 0.8 if asked["strength"] is None else asked["strength"]
+        options |= {"image": read_picture(image), "strength": strength}
     # With a folder, the progress bar counts pictures instead.
     pipeline.progress_bar = partial(progress, unit=" steps", shown=is_grid)
     try:
         if not is_grid and count is not None:
-            options |= {"seed": seed, "batch_size": batch_size, "shard_size": shard_size}
+            options |= {name: asked[name] for name in ("seed", "batch_size", "shard_size")}
             made = sample_folder(pipeline, conditions, count, out, ranks, **options)
         else:
-            rows = sample_rows(pipeline, conditions, count or 4, seed, batch_size, **options)
+            rows = sample_rows(pipeline, conditions, count or 4, asked["seed"], asked["batch_size"], **options)
             made = write_picture(draw_grid(rows, names), out)
     except RuntimeError as error:
         if not should_reduce_batch_size(error):
             raise
-        raise Failed(
-            f"a single picture does not fit in memory ({error}); try --dtype bfloat16 or reduce --size."
-        ) from error
+        raise Failed(f"a single picture does not fit in memory ({error}); try --dtype bfloat16 or --size.") from error
     if ranks.index == 0:
         say(made)
 
@@ -292,11 +256,9 @@ def load_pipeline(source: str, device: str, dtype: str) -> Any:
     from hf_ext.training.models import pipeline_index
 
     index = pipeline_index(source)
-    if index is None:
-        raise Unusable(f"{source} contains no diffusers pipeline: model_index.json is missing.")
     # A list names the file of the class too.
-    if not isinstance(read_json_object(index).get("_class_name"), str | list):
-        raise Unusable(f"{source}: model_index.json names no _class_name; save it again as a whole pipeline.")
+    if index is None or not isinstance(read_json_object(index).get("_class_name"), str | list):
+        raise Unusable(f"{source} is no diffusers pipeline: it needs a model_index.json that names a _class_name.")
     name, revision = split_revision(source)
     pipeline = DiffusionPipeline.from_pretrained(name, revision=revision, dtype=getattr(torch, dtype))
     if not isinstance(pipeline, DisentangledDiTPipeline):
@@ -325,8 +287,7 @@ def _conditions(
 
 
 def _call_options(pipeline: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    options = {name: asked[name] for name in ("guidance_scale", "control_guidance_scale")}
-    options["num_inference_steps"] = asked["steps"]
+    options = {name: asked[name] for name in ("guidance_scale", "control_guidance_scale", "num_inference_steps")}
     options |= {name: asked[name] for name in ("original_size", "target_size", "crop", "flip") if asked[name]}
     if asked["size"] is not None:
         options["height"], options["width"] = asked["size"]
@@ -347,11 +308,8 @@ def _other_scheduler(before: Any, name: str) -> Any:
         # diffusers has a stand-in of this name where a library is absent.
         raise click.BadParameter(f"{name} needs {missing[0]}: install it.", param_hint="--scheduler")
     if not (isinstance(kind, type) and issubclass(kind, SchedulerMixin) and hasattr(kind, "from_config")):
-        raise click.BadParameter(
-            f"diffusers has no scheduler {name!r}; for instance DDIMScheduler, DPMSolverMultistepScheduler or "
-            "FlowMatchEulerDiscreteScheduler.",
-            param_hint="--scheduler",
-        )
+        told = f"diffusers has no scheduler {name!r}; for instance DDIMScheduler or DPMSolverMultistepScheduler."
+        raise click.BadParameter(told, param_hint="--scheduler")
     config, accepted = before.config, inspect.signature(kind).parameters
     flow: dict[str, Any] = {}
     if "shift" in config and "use_flow_sigmas" in accepted:

@@ -9,48 +9,32 @@ import click
 
 from hf_ext.terminal import count_of, is_quiet
 
-from . import register_models
+from . import options, register_models
 from .errors import Unusable, loading
 from .groups import Group
-from .options import (
-    AT_LEAST_1,
-    FILE,
-    JSON,
-    MODEL,
-    MODEL_FOLDER,
-    NEW_FILE,
-    NEW_FOLDER,
-    Model,
-    Number,
-    find_released,
-    name_and_value,
-    options_of,
-)
+from .options import AT_LEAST_1, FILE, JSON, MODEL, MODEL_FOLDER, NEW_FILE, NEW_FOLDER, find_released, number, shown
 from .output import note, print_json, print_rows, print_table, say
 
 ARTIFACT = click.Path(exists=True, file_okay=False, path_type=Path)
-BASE_OPTION = click.option("--base", metavar="ID", type=Model(), help="Base model, if it is not where ARTIFACT says.")
+BASE_OPTION = click.option("--base", metavar="ID", type=find_released, help="Base model, if not where ARTIFACT says.")
 ENDPOINT_OPTION = click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
 
 
 class MergeCommand(click.Command):
-    """A command with an option for each field of [`MergeConfig`] and each option of a merge method.
+    """A command with an option for each field of [`MergeConfig`] and each option of a merge method."""
 
-    The options of the methods are collected when the command runs or shows its help; this imports hf_ext, not torch.
-    """
-
+    # They are collected when the command runs or shows its help; this imports hf_ext, not torch.
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         from hf_ext.merging.configuration import MergeConfig
 
         own = super().get_params(ctx)
-        fields = options_of(MergeConfig, {"tasks": "--task"}, but=("method", "options"))
+        fields = options.options_of(MergeConfig, {"tasks": "--task"}, but=("method", "options"))
         # After FILE, OUT and --out.
         return [*own[:3], *fields[:2], *method_options(), *fields[2:], *own[3:]]
 
 
 def method_options() -> list[click.Parameter]:
-    """`--method`, and an option for each option of the methods; its help names the methods that have it, with
-    defaults."""
+    """`--method`, and an option for each of the methods' options; its help names the methods that have it."""
     from hf_ext.merging.methods import METHODS, options_by_name
 
     labels = ", ".join(f"{name} ({method.label.partition(';')[0]})" for name, method in METHODS.items())
@@ -64,7 +48,7 @@ def method_options() -> list[click.Parameter]:
         found.append(
             click.Option(
                 [f"--{dashed}/--no-{dashed}" if flag else f"--{dashed}"],
-                type=None if flag else click.Choice(option.choices) if option.choices else Number(),
+                type=None if flag else click.Choice(option.choices) if option.choices else number,
                 default=None,
                 help=f"{option.help}  [default: {told}]",
             )
@@ -170,10 +154,8 @@ def show_report(path: Path, report: dict[str, Any]) -> None:
     from hf_ext.emr.report import is_measured, report_legend, report_tables
 
     first, *others = report_tables(report)
-    if is_measured(report):
-        print_table(*first, title="Tasks of the merge", legend=report_legend(report))
-    else:
-        print_table(*first)
+    more: Any = {"title": "Tasks of the merge", "legend": report_legend(report)} if is_measured(report) else {}
+    print_table(*first, **more)
     for table in others:
         click.echo()
         print_table(*table)
@@ -205,11 +187,7 @@ def emr() -> None:
 @emr.command()
 @click.argument("artifact", type=ARTIFACT)
 @click.argument("task", metavar="NAME=ID")
-@click.option(
-    "--frozen",
-    is_flag=True,
-    help="Keep the merged model, and compute only the new task's mask; only the new model is read.",
-)
+@click.option("--frozen", is_flag=True, help="Keep the merged model, and compute only the new task's mask.")
 @BASE_OPTION
 @ENDPOINT_OPTION
 @JSON
@@ -226,8 +204,9 @@ def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str
     """
     from hf_ext.merging.updating import add_task
 
-    name, source = name_and_value(task)
-    show_result(add_task(artifact, name, find_released(source), frozen=frozen, base=base, endpoint=endpoint), as_json)
+    name, source = options.name_and_value(task)
+    added = add_task(artifact, name, find_released(source), frozen=frozen, base=base, endpoint=endpoint)
+    show_result(added, as_json)
 
 
 @emr.command()
@@ -247,7 +226,7 @@ def remove(artifact: Path, name: str, as_json: bool) -> None:
 
 
 @emr.command()
-@click.argument("artifact", type=Model())
+@click.argument("artifact", type=find_released)
 @click.argument("task")
 @click.argument("out", type=NEW_FOLDER)
 @BASE_OPTION
@@ -283,15 +262,14 @@ def verify(artifact: Path, as_json: bool) -> None:
     else:
         say(*found.wrong, *(f"note: {text}" for text in found.notes))
     if found.wrong:
-        raise Unusable(
-            f"{artifact} is damaged: {count_of(len(found.wrong), 'file differs', 'files differ')} from emr.json."
-        )
+        differ = count_of(len(found.wrong), "file differs", "files differ")
+        raise Unusable(f"{artifact} is damaged: {differ} from emr.json.")
     if not as_json:
         say(f"{artifact}: {count_of(found.files, 'file')}, {count_of(found.bytes, 'byte')}, unchanged since the merge")
 
 
 @emr.command()
-@click.argument("merges", metavar="MERGE...", nargs=-1, required=True, type=Model())
+@click.argument("merges", metavar="MERGE...", nargs=-1, required=True, type=find_released)
 @ENDPOINT_OPTION
 @JSON
 def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
@@ -319,14 +297,10 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
 @emr.command(context_settings={"ignore_unknown_options": True})
 @MODEL
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--config", required=True, type=FILE, help="YAML file of the training, with method, task and data.train."
-)
-@click.option(
-    "--kind", required=True, type=click.Choice(["fisher", "gram"]), help="fisher for method fisher, gram for regmean."
-)
+@click.option("--config", required=True, type=FILE, help="YAML file of the training: method, task and data.train.")
+@click.option("--kind", required=True, type=click.Choice(["fisher", "gram"]), help="gram is for method regmean.")
 @click.option("--out", required=True, type=NEW_FILE, help=".safetensors file to write.")
-@click.option("--examples", default=256, show_default=True, type=AT_LEAST_1, help="Examples drawn from data.train.")
+@shown("--examples", default=256, type=AT_LEAST_1, help="Examples drawn from data.train.")
 @JSON
 def statistics(
     source: str, overrides: tuple[str, ...], config: Path, kind: str, out: Path, examples: int, as_json: bool
@@ -349,18 +323,12 @@ def statistics(
 
 @emr.command(name="learn-weights")
 @click.argument("file", metavar="FILE.yaml", type=FILE)
-@click.option(
-    "--config",
-    "configs",
-    metavar="NAME=YAML",
-    multiple=True,
-    help="YAML file with method, task and data.eval, for each task. Repeatable.",
-)
+@click.option("--config", "configs", metavar="NAME=YAML", multiple=True, help="YAML file of each task. Repeatable.")
 @click.option("--out", required=True, type=NEW_FILE, help="YAML file to write.")
-@click.option("--steps", default=500, show_default=True, type=AT_LEAST_1, help="Steps of Adam.")
-@click.option("--learning-rate", default=1e-3, show_default=True, type=float, help="Learning rate of Adam.")
-@click.option("--batch-size", default=16, show_default=True, type=AT_LEAST_1, help="Examples per step.")
-def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: Any) -> None:
+@shown("--steps", default=500, type=AT_LEAST_1, help="Steps of Adam.")
+@shown("--learning-rate", default=1e-3, type=float, help="Learning rate of Adam.")
+@shown("--batch-size", default=16, type=AT_LEAST_1, help="Examples per step.")
+def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **how: Any) -> None:
     """Learn the weights of task arithmetic for the classifiers of the merge FILE.yaml, without labels (AdaMerging).
 
     The weights minimise the entropy of the tasks' predictions on data.eval; labels are not read. OUT is the same merge
@@ -373,8 +341,8 @@ def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: An
     """
     from hf_ext.merging.measuring import write_weights
 
-    named = {name: Path(place) for name, place in map(name_and_value, configs)}
-    write_weights(file, named, out, **options)
+    named = {name: Path(place) for name, place in map(options.name_and_value, configs)}
+    write_weights(file, named, out, **how)
     if os.environ.get("RANK", "0") == "0":
         say(out)
 
@@ -383,9 +351,7 @@ def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: An
 @click.argument("places", metavar="(ARTIFACT TASK | FINE_TUNE) OUT", nargs=-1, required=True)
 @click.option("--rank", type=AT_LEAST_1, help="Rank of every matrix.")
 @click.option("--error", type=click.FloatRange(0, 1), help="Largest relative error of a matrix, in place of --rank.")
-@click.option(
-    "--base", metavar="ID", type=Model(), help="Base model: required with FINE_TUNE, optional if ARTIFACT names it."
-)
+@click.option("--base", metavar="ID", type=find_released, help="Base model; FINE_TUNE needs it.")
 @click.option("--lora-only", is_flag=True, help="Store matrices of linear layers only, as vLLM requires.")
 @ENDPOINT_OPTION
 @JSON

@@ -1,7 +1,14 @@
-"""hf-ext info and hf-ext models: a checkpoint by its headers, configuration and card, and the released models."""
+"""hf-ext info: a checkpoint; hf-ext models: the released ones; hf-ext doctor: this machine, for a bug report."""
 
+import os
+import platform
+import re
+import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +16,16 @@ import click
 
 from hf_ext.terminal import count_of
 
-from .options import JSON, JSON_LIST, Model
+from .options import JSON, find_released
 from .output import find_terminal, print_json, print_rows, result_row
 
 # Small files beside the weights, fetched from a Hub together.
 DESCRIPTIONS = ["config.json", "model_index.json", "adapter_config.json", "eval.json", "emr.json", "README.md"]
-# More of a card is not read: its metadata are far shorter.
-MAX_CARD_BYTES = 10_000_000
+LIBRARIES = ("torch", "transformers", "diffusers", "peft", "accelerate", "datasets", "evaluate", "huggingface-hub")
+# Variables that change what the libraries do and contain no secret.
+_TOLD = re.compile(
+    "(HF_|HUGGINGFACE_|TRANSFORMERS_|ACCELERATE_|CUDA_VISIBLE|OMP_NUM_THREADS)(?!.*(TOKEN|KEY|SECRET|PASSWORD))"
+)
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "base_model", "datasets")
 
 
@@ -101,8 +111,7 @@ def read_card(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        with path.open("rb") as file:
-            metadata = read_front_matter(file.read(MAX_CARD_BYTES).decode("utf-8", "replace"))
+        metadata = read_front_matter(path.read_text(encoding="utf-8", errors="replace"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return {name: metadata[name] for name in CARD_FIELDS if metadata.get(name) is not None}
@@ -136,10 +145,8 @@ def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
     def place(source: dict[str, Any]) -> str:
         return f"{source['source']}@{source['revision']}" if source["revision"] else str(source["source"])
 
-    rows = [
-        ("merged by", f"{merge['method'] or 'not stated'}, rescale {merge['rescale']}"),
-        ("base", place(merge["base"])),
-    ]
+    how = f"{merge['method'] or 'not stated'}, rescale {merge['rescale']}"
+    rows = [("merged by", how), ("base", place(merge["base"]))]
     for name, task in merge["tasks"].items():
         scale = "by tensor" if task["scale"] is None else f"{task['scale']:.4f}"
         kept = "kept" if merge["deltas"] else "mask density"
@@ -148,7 +155,7 @@ def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 @click.command()
-@click.argument("source", metavar="SOURCE", type=Model())
+@click.argument("source", metavar="SOURCE", type=find_released)
 @JSON
 def info(source: str, as_json: bool) -> None:
     """Describe SOURCE: a folder, a safetensors file, or org/name[@revision].
@@ -182,7 +189,7 @@ def info(source: str, as_json: bool) -> None:
 
 
 @click.command()
-@JSON_LIST
+@JSON
 def models(as_json: bool) -> None:
     """List the released models. Every command that takes a MODEL accepts their names.
 
@@ -209,3 +216,103 @@ def models(as_json: bool) -> None:
             # A pipe gets no titles of tables.
             click.echo(title)
         print_rows(rows, title=title)
+
+
+@click.command()
+@JSON
+@click.option("--offline", is_flag=True, help="Do not contact the Hub.")
+def doctor(as_json: bool, offline: bool) -> None:
+    """Print versions, devices, extras, cache and Hub, for a bug report. No token is printed.
+
+    \b
+    Examples:
+      hf-ext doctor
+      hf-ext doctor --offline --json
+    """
+    found = {
+        "hf-ext": installed_version("hf-ext"),
+        "python": f"{platform.python_version()}, {platform.platform()}",
+        "libraries": {name: installed_version(name) for name in LIBRARIES},
+        "extras": attempt(describe_extras),
+        "devices": attempt(describe_devices),
+        "cache": attempt(describe_cache),
+        "hub": attempt(describe_hub, offline),
+        "environment": {name: hide_secrets(value) for name, value in os.environ.items() if _TOLD.match(name)},
+    }
+    if as_json:
+        print_json(found)
+        return
+    rows = []
+    for name, value in found.items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        rows += [(name if place == 0 else "", f"{key} {item}".strip()) for place, (key, item) in enumerate(parts)]
+    print_rows(rows, title="Environment")
+
+
+def attempt(describe: Callable[..., Any], *arguments: Any) -> Any:
+    """The description of a part of the machine, or the error, since of a broken machine a report is wanted most."""
+    try:
+        return describe(*arguments)
+    except Exception as error:
+        return hide_secrets(f"no: {type(error).__name__}: {error}".splitlines()[0])
+
+
+def installed_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def describe_extras() -> dict[str, str]:
+    from hf_ext.extras import EXTRAS
+
+    found = dict.fromkeys(sorted(EXTRAS.values()), "installed")
+    for name, extra in EXTRAS.items():
+        if find_spec(name) is None:
+            found[extra] = f"without {name}" if found[extra] == "installed" else f"{found[extra]}, {name}"
+    return found
+
+
+def describe_devices() -> dict[str, str]:
+    import psutil
+    import torch
+
+    memory = psutil.virtual_memory().total / 2**30
+    found = {"cpu": f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch, {memory:.0f} GiB"}
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        found[f"cuda:{index}"] = f"{device.name}, {device.total_memory / 2**30:.0f} GiB"
+    if torch.backends.mps.is_available():
+        found["mps"] = "there"
+    return found
+
+
+def describe_cache() -> str:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    place = Path(HF_HUB_CACHE)
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    return f"{place}, {shutil.disk_usage(there).free / 1e9:.1f} GB free"
+
+
+def describe_hub(offline: bool) -> dict[str, Any]:
+    """Address of the Hub, its reachability, and the presence of a token."""
+    from huggingface_hub import constants, get_session, get_token
+
+    def ask() -> str:
+        if offline or constants.HF_HUB_OFFLINE:
+            return "not asked"
+        return f"yes, {get_session().get(f'{constants.ENDPOINT}/api/models?limit=1', timeout=5).status_code}"
+
+    token = attempt(lambda: "there" if get_token() else "none")
+    return {"at": hide_secrets(constants.ENDPOINT), "token": token, "answers": attempt(ask)}
+
+
+def hide_secrets(text: str) -> str:
+    """The text without user names and passwords in its URLs; nothing of one that contains another secret."""
+    from hf_ext.hub.secret_shapes import find_secrets
+
+    # Up to the last @: passwords may contain @ and /.
+    told = re.sub(r"//\S*@", "//...@", text)
+    return "(hidden: it contains a secret)" if any(find_secrets(told)) else told

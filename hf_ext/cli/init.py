@@ -33,12 +33,7 @@ exclude: []
 @click.command()
 @click.argument("method", type=click.Choice(["semanir", "mrconv", "dit", "emr"]))
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
-    "--data",
-    metavar="PATH",
-    required=True,
-    help="Folder or file of your data; for emr, a folder or a list of fine-tunes.",
-)
+@click.option("--data", metavar="PATH", required=True, help="Your data: a folder or file; for emr, of fine-tunes.")
 @click.option("--label", metavar="NAME", help="Column of the class or value, in tables and arrays.")
 @click.option("--time", metavar="NAME", help="Column of the time, in tables.")
 @click.option("--series", metavar="NAME", help="Column that names the series of a row, in tables.")
@@ -76,10 +71,7 @@ def init(
     if pairs and len(folders) != 2:
         raise click.BadParameter("give two folders, such as noisy,clean.", param_hint="--pairs")
     if method == "emr" and (any(hints.values()) or inputs or pairs or values is not None):
-        raise click.UsageError(
-            "--label, --time, --series, --inputs, --values, --classes and --pairs describe data of semanir, mrconv or "
-            "dit: leave them out."
-        )
+        raise click.UsageError("emr takes --data only: leave out what describes the data of semanir, mrconv or dit.")
     from hf_ext.files import whole_file
 
     file = folder / ("merge.yaml" if method == "emr" else f"{method}.yaml")
@@ -92,9 +84,7 @@ def init(
         place = Path(data).expanduser()
         # As the training does.
         if place.is_dir() and not (place / "lq").is_dir() and folder.resolve().is_relative_to(place.resolve()):
-            raise click.BadParameter(
-                f"{folder} is inside the data folder {data}: choose one outside.", param_hint="DIR"
-            )
+            raise click.BadParameter(f"{folder} is inside {data}: choose one outside.", param_hint="DIR")
         import torch
 
         from hf_ext.data.roles import Hints
@@ -113,25 +103,11 @@ def init(
 
 
 def write_merge(folder: Path, data: str) -> str:
-    """
-    The YAML file of a merge of fine-tunes.
-
-    Args:
-        folder (`Path`): Where the file will lie.
-        data (`str`):
-            A folder with a folder for each model, or a text file with one model per line: `NAME=ID`, or a folder or
-            `org/name[@revision]`. The base is the model called `base`.
-
-    Raises:
-        click.UsageError: If there is no base, or no fine-tune.
-    """
+    """The YAML file of a merge of fine-tunes, for a folder, of those in a folder or a list; see [`_find_models`]."""
     values = {name: shlex.quote(str(folder / place)) for name, place in (("file", "merge.yaml"), ("out", "merged"))}
     models = _find_models(Path(data).expanduser())
     if (base := models.pop("base", None)) is None:
-        raise click.UsageError(
-            f"the base of {', '.join(models)} is unknown: name the folder of the base model base, or add a line "
-            "base=ID to the list."
-        )
+        raise click.UsageError(f"the base of {', '.join(models)} is unknown: name its folder base, or add base=ID.")
     if not models:
         raise click.UsageError(f"{data} contains only the base: add the fine-tunes.")
     return _MERGE.format(
@@ -164,8 +140,5 @@ def _find_models(place: Path) -> dict[str, str]:
                 raise click.UsageError(f"{place}: two models are called {name!r}; write NAME=ID for one of them.")
             found[name] = source
     if not found:
-        raise click.UsageError(
-            f"no model in {place}: give a folder that contains a folder with safetensors files for each model, or a "
-            "file with a line for each."
-        )
+        raise click.UsageError(f"no model in {place}: give a folder with a folder for each, or a list of NAME=ID.")
     return found

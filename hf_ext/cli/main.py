@@ -1,9 +1,6 @@
-"""Command line hf-ext: finds commands, shows help, and turns exceptions into messages and exit codes.
+"""Command line hf-ext: finds commands, shows help, and turns exceptions into messages and exit codes."""
 
-Commands parse, validate and call. They import what they call inside their functions, so that `hf-ext --help` imports
-neither a model nor torch nor transformers.
-"""
-
+# Commands import what they call inside their functions: `hf-ext --help` imports neither a model nor torch.
 import importlib
 import traceback
 from typing import Any
@@ -28,19 +25,17 @@ COMMANDS = {
     },
     "Train and evaluate": {
         "init": "init",
-        **dict.fromkeys(("train", "evaluate", "data"), "training"),
-        "recipes": "recipes",
+        **dict.fromkeys(("train", "evaluate", "data", "recipes"), "training"),
     },
     "Publish": {"push": "publishing", "card": "publishing", "hub": "serving"},
     "Tools of one method": {"dit": "disentangled_dit", "emr": "emr"},
-    "Information": {"models": "information", "info": "information", "doctor": "doctor"},
+    "Information": dict.fromkeys(("models", "info", "doctor"), "information"),
 }
 MODULES = {name: module for commands in COMMANDS.values() for name, module in commands.items()}
 
 
 class Commands(Group):
-    """The group of all commands: imports the module of a command on use, and shows expected errors without a
-    traceback."""
+    """The group of all commands, each imported on use; expected errors are shown without a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(MODULES)

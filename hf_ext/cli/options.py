@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -15,13 +16,17 @@ import click
 from hf_ext.docstrings import read_entries
 
 
-class Model(click.ParamType):  # type: ignore[type-arg]
-    """A folder, org/name[@revision], or the name of a released model, which is converted to its folder."""
+def find_released(value: str) -> str:
+    """The folder of a released model for its name; other folders and names unchanged, unless similar to one."""
+    if "/" in value or Path(value).exists():
+        return value
+    from hf_ext.hub.released import find_model, list_released
 
-    name = "MODEL"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return find_released(str(value))
+    found = find_model(value)
+    names = [model.name for model in list_released()] if found == value else []
+    if value not in names and (close := difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.85)):
+        raise click.UsageError(f"no released model {value!r}; did you mean {close[0]!r}? `hf-ext models` lists them.")
+    return found
 
 
 class ModelFolder(click.Path):
@@ -37,26 +42,20 @@ class NewFolder(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(value)
         if path.suffix.lower() in (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf") and not path.is_dir():
-            self.fail(
-                f"{path} has the name of a file, and a checkpoint is a folder: leave out {path.suffix}.", param, ctx
-            )
+            self.fail(f"{path} is the name of a file; a checkpoint is a folder: leave out {path.suffix}.", param, ctx)
         return super().convert(value, param, ctx)
 
 
-class Number(click.ParamType):  # type: ignore[type-arg]
+def number(text: Any) -> Any:
     """A number, or in YAML syntax a list by layer or a mapping by task."""
+    if not text.lstrip().startswith(("[", "{")):
+        return click.FLOAT.convert(text, None, None)
+    from hf_ext.settings import parse_yaml
 
-    name = "float"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
-            return click.FLOAT.convert(value, param, ctx)
-        from hf_ext.settings import parse_yaml
-
-        try:
-            return parse_yaml(value)
-        except ValueError as error:
-            self.fail(f"{value!r:.80} is not usable YAML: {error}", param, ctx)
+    try:
+        return parse_yaml(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r:.80} is not usable YAML: {error}") from error
 
 
 def value_type(
@@ -76,37 +75,18 @@ def value_type(
     return convert
 
 
+# An option whose help shows its default.
+shown = functools.partial(click.option, show_default=True)
 AT_LEAST_1 = click.IntRange(min=1)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 MODEL_FOLDER = ModelFolder(exists=True, file_okay=False, path_type=Path)
 NEW_FOLDER = NewFolder(file_okay=False, path_type=Path)
 NEW_FILE = click.Path(dir_okay=False, path_type=Path)
-MODEL = click.argument("source", metavar="MODEL", type=Model())
+MODEL = click.argument("source", metavar="MODEL", type=find_released)
 TASK = click.option("--task", metavar="NAME", help="Task of a merge.")
 DEVICE = click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
 DTYPE = click.Choice(["float32", "bfloat16", "float16"])
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-JSON_RESULT = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-JSON_LIST = click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
-
-
-def find_released(value: str) -> str:
-    """
-    The folder of a released model for its name; every other value unchanged, without an import if it is a path. A name
-    similar to one of theirs is refused, since a request to a Hub may be slow.
-    """
-    if "/" in value or Path(value).exists():
-        return value
-    from hf_ext.hub.released import find_model, list_released
-
-    found = find_model(value)
-    names = [model.name for model in list_released()] if found == value else []
-    if value not in names and (close := difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.85)):
-        raise click.UsageError(
-            f"no released model is called {value!r}; did you mean {close[0]!r}? `hf-ext models` lists them; give "
-            "other models as a folder or org/name."
-        )
-    return found
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
 def split_names(text: str | None) -> list[str]:
@@ -119,17 +99,7 @@ def split_names(text: str | None) -> list[str]:
 
 
 def options_of(kind: type, flags: Mapping[str, str], but: Collection[str]) -> list[click.Parameter]:
-    """
-    Creates an option for each field of a dataclass, with its entry in `Args:` as help. An absent option gives None.
-
-    Args:
-        kind (`type`): The dataclass.
-        flags (`dict[str, str]`): Names of options that differ from their fields.
-        but (`Collection[str]`): Fields without an option.
-
-    Returns:
-        `list[click.Parameter]`: The options, in the order of the fields.
-    """
+    """An option for each field of a dataclass, with its entry in `Args:` as help; `flags` differ from the fields."""
     told = {name: entry.meaning.replace("`", "") for entry in read_entries(kind) for name in entry.names}
     hints = typing.get_type_hints(kind)
     return [

@@ -37,7 +37,7 @@ def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str 
     cells = [(name, str(value)) for name, value in rows]
     terminal = find_terminal(to_stderr)
     if terminal is None:
-        for line in _align(cells, names=2):
+        for line in aligned_table(cells[0], cells[1:], names=2) if cells else ():
             click.echo(line, err=to_stderr)
         return
     table = _new_table(title, show_header=False, box=None, pad_edge=False)
@@ -50,12 +50,7 @@ def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str 
 def print_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1, title: str | None = None, legend: str = ""
 ) -> None:
-    """
-    Prints a table whose first columns are names, the others numbers.
-
-    A pipe or a file gets aligned lines only; a terminal also gets title and legend, and a wide table is split into
-    several.
-    """
+    """Prints a table whose first columns are names, the others numbers; on a terminal with title and legend."""
     terminal = find_terminal()
     if terminal is None:
         click.echo("\n".join(aligned_table(header, rows, names)))
@@ -96,17 +91,12 @@ def fit_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: int
 
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
     """A table as lines: the first columns, which are names, left-aligned, the others right-aligned."""
-    return _align([header, *rows], names)
-
-
-def _align(rows: Sequence[Sequence[str]], names: int) -> list[str]:
-    rows = [[escape_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = [str.ljust if column < names else str.rjust for column in range(len(widths))]
-    return [
-        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    columns = []
+    for place, column in enumerate(zip(header, *rows, strict=True)):
+        cells = [escape_line(cell) for cell in column]
+        side, width = str.ljust if place < names else str.rjust, max(map(len, cells))
+        columns.append([side(cell, width) for cell in cells])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def find_terminal(to_stderr: bool = False) -> Any:

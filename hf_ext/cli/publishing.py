@@ -10,7 +10,7 @@ from hf_ext.terminal import is_quiet
 
 from . import register_models
 from .information import read_results as read_evaluation
-from .options import JSON, MODEL_FOLDER
+from .options import JSON, MODEL_FOLDER, shown
 from .output import print_json, print_rows, say
 from .signals import ended_by_signals
 
@@ -21,12 +21,10 @@ from .signals import ended_by_signals
 @click.option("--branch", "--revision", "revision", help="Branch to commit to, created if missing.  [default: main]")
 @click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing to main.")
 @click.option("--private/--public", default=None, help="Visibility of a new repository.")
-@click.option(
-    "--message", "commit_message", default="Upload with hf-ext", show_default=True, help="First line of the commit."
-)
+@shown("--message", "commit_message", default="Upload with hf-ext", help="First line of the commit.")
 @click.option("--license", help="Licence of the weights, as the Hub names it.")
 @click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
-@click.option("--check/--no-check", default=True, show_default=True, help="Test loading, with hf_ext and without.")
+@shown("--check/--no-check", default=True, help="Test loading, with hf_ext and without.")
 @click.option("--dry-run", is_flag=True, help="Do everything except the upload, and list the files.")
 @JSON
 def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, **options: Any) -> None:

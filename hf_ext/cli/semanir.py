@@ -11,7 +11,7 @@ from hf_ext.system import import_undisturbed
 from hf_ext.terminal import count_of, is_quiet
 
 from .errors import Failed, Unusable, loading
-from .options import AT_LEAST_1, DEVICE, DTYPE, MODEL, TASK, value_type
+from .options import AT_LEAST_1, DEVICE, DTYPE, MODEL, TASK, shown, value_type
 from .output import say
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
@@ -48,45 +48,17 @@ MEGAPIXELS = value_type("MEGAPIXELS", float, "not a number above 0", lambda size
     "[default: 1; photo: auto]",
 )
 @click.option("--wrap", is_flag=True, help="Treat opposite edges as neighbours: seamless textures stay seamless.")
-@click.option(
-    "--compare", is_flag=True, help="Also write OUT/comparison.html: each picture before and after, under a slider."
-)
+@click.option("--compare", is_flag=True, help="Also write OUT/comparison.html: before and after, under a slider.")
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Format of results.  [default: that of the input]")
 @click.option("--quality", type=click.IntRange(1, 100), help="Quality of JPEG and WebP.  [default: 95]")
 @click.option("--lossless", is_flag=True, help="Write lossless WebP; lossless inputs stay lossless without it.")
-@click.option(
-    "--background", type=COLOUR, default="white", show_default=True, help="Colour behind transparency in JPEG and BMP."
-)
-@click.option(
-    "--name",
-    "template",
-    default="{stem}",
-    help="Template of the results' names, such as {stem}_restored or {stem}-{ext}, which come from the input.",
-)
+@shown("--background", type=COLOUR, default="white", help="Colour behind transparency in JPEG and BMP.")
+@shown("--name", "template", default="{stem}", help="Names of results, as {stem}_restored or {stem}-{ext}.")
 @click.option("--overwrite", is_flag=True, help="Replace existing files that have the name of a result.")
-@click.option(
-    "--max-megapixels",
-    type=MEGAPIXELS,
-    default=200.0,
-    show_default=True,
-    help="Largest picture; larger ones are reported and not decoded.",
-)
+@shown("--max-megapixels", type=MEGAPIXELS, default=200.0, help="Largest picture that is decoded.")
 @DEVICE
 @click.option("--dtype", type=DTYPE, help="Precision of the model.")
-def restore(
-    source: str,
-    inputs: tuple[str, ...],
-    task: str | None,
-    out: str,
-    compare: bool,
-    kind: str | None,
-    template: str,
-    overwrite: bool,
-    max_megapixels: float,
-    device: str | None,
-    dtype: str | None,
-    **options: Any,
-) -> None:
+def restore(source: str, inputs: tuple[str, ...], task: str | None, out: str, **given: Any) -> None:
     """Restore pictures with MODEL, a folder or org/name[@revision].
 
     IN is a picture, a folder (with its subfolders, whose paths are kept), a pattern, - for a picture on standard
@@ -117,11 +89,13 @@ def restore(
     from hf_ext.restoration.jobs import plan_jobs
     from hf_ext.restoration.records import Records, identify_model
 
-    # The others are those of `restore_image`.
-    encoding = {name: options.pop(name) for name in ("quality", "lossless", "background")}
+    options = {name: given[name] for name in ("tile", "self_ensemble", "top_k", "strength", "wrap")}
+    encoding = {name: given[name] for name in ("quality", "lossless", "background")}
+    compare, template, overwrite, dtype = (given[name] for name in ("compare", "template", "overwrite", "dtype"))
+    ending = f".{given['kind']}" if given["kind"] else None
     if encoding["quality"] is not None and encoding["lossless"]:
         raise click.UsageError("--quality applies to lossy compression and contradicts --lossless; give one of them.")
-    folder = _folder_of_results(out, {"--compare": compare, "--name": template != "{stem}", "--format": bool(kind)})
+    folder = _folder_of_results(out, {"--compare": compare, "--name": template != "{stem}", "--format": bool(ending)})
     page = folder / "comparison.html" if folder is not None and compare else None
     ranks, made_with = Ranks(), {**options, **encoding, "task": task, "dtype": dtype}
 
@@ -129,7 +103,7 @@ def restore(
         return None if folder is None else Records(folder, identify_model(source), made_with)
 
     def make_plan() -> tuple[Any, list[Any]]:
-        plan = plan_jobs(list(inputs), None if folder is None else out, f".{kind}" if kind else None, template)
+        plan = plan_jobs(list(inputs), None if folder is None else out, ending, template)
         return _choose(plan, find_records(), page, overwrite, encoding)
 
     # One process plans: the others would see results of processes that started earlier, and standard input is read
@@ -140,9 +114,10 @@ def restore(
         with import_undisturbed(), ranks.first_before_others(), loading(source):
             from hf_ext.restoration.restorer import load_model
 
-            model = load_model(source, task, ranks.own_device(device), dtype) if ranks.share(to_do) else None
+            device = ranks.own_device(given["device"])
+            model = load_model(source, task, device, dtype) if ranks.share(to_do) else None
         # The records once more: of a model that was just downloaded, the cache knows the commit by now.
-        options |= {"max_megapixels": max_megapixels, "records": find_records()}
+        options |= {"max_megapixels": given["max_megapixels"], "records": find_records()}
         report, speed = _restore(model, to_do, ranks, encoding, options)
         failed |= report.failed
         parts = [f"{len(report.restored)} restored to {out}", speed]
@@ -221,25 +196,20 @@ def _restore(
     """Restores the pictures; returns the report and the speed."""
     from hf_ext.progress import progress
     from hf_ext.restoration.encoding import Encoding
-    from hf_ext.restoration.jobs import megapixels_of
     from hf_ext.restoration.run import restore_files
 
     started = time.monotonic()
-    # The sizes are known only after opening all files, so this is done only for a visible bar, which assumes that the
-    # other processes are as fast as this one.
-    shown = ranks.index == 0 and not is_quiet()
-    sizes = map(megapixels_of, ranks.share(jobs) if shown else [])
-    # What is too large is not decoded.
-    total = round(ranks.count * sum(size for size in sizes if size <= options["max_megapixels"]), 6)
-    form = "{percentage:3.0f} %|{bar}| {n:.2f} of {total:.2f} MP [{elapsed}, {remaining} left, {rate_fmt}]"
-    with progress(total=total, unit="MP", shown=shown, bar_format=form, smoothing=0.1) as bar:
+    form = "{percentage:3.0f} %|{bar}| {n:.1f} of {total_fmt} [{elapsed}, {remaining} left]"
+    more: dict[str, Any] = {"unit": " pictures", "bar_format": form, "smoothing": 0.1}
+    with progress(total=len(jobs), shown=ranks.index == 0, **more) as bar:
 
         def tell(text: str) -> None:
             bar.clear()
             say(text, to_stderr=True)
 
-        def count(megapixels: float) -> None:
-            bar.update(megapixels * ranks.count - bar.n)
+        def count(pictures: float) -> None:
+            # The other processes are as fast as this one.
+            bar.update(pictures * ranks.count - bar.n)
 
         report = restore_files(model, jobs, encoding=Encoding(**encoding), progress=count, say=tell, **options)
     seconds = time.monotonic() - started

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from .groups import Group
-from .options import FILE, Model
+from .options import FILE, find_released, shown
 from .output import note
 
 ABOVE_0 = click.FloatRange(0, min_open=True)
@@ -27,34 +27,13 @@ def hub() -> None:
 
 @hub.command()
 @click.option("--root", required=True, type=click.Path(file_okay=False, path_type=Path), help="Repository folder.")
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    help="Address to listen on; any address except loopback requires --token-file.",
-)
-@click.option("--port", default=8765, show_default=True, type=click.IntRange(0, 65535), help="Port; 0: a free one.")
-@click.option(
-    "--token-file",
-    "token",
-    type=FILE,
-    callback=lambda context, option, path: path.read_text(encoding="utf-8").strip() if path else None,
-    help="File with the token that clients need for writing, and for private repositories.",
-)
+@shown("--host", default="127.0.0.1", help="Address to listen on; any but loopback requires --token-file.")
+@shown("--port", default=8765, type=click.IntRange(0, 65535), help="Port; 0: a free one.")
+@click.option("--token-file", type=FILE, help="File with the token for writing, and for private repositories.")
 @allowed_host("clients")
-@click.option(
-    "--public-url",
-    metavar="URL",
-    help="Address of a reverse proxy in front of this server; download links start with it.",
-)
-@click.option(
-    "--max-connections",
-    default=256,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Largest number of simultaneous connections.",
-)
-def serve(root: Path, **options: Any) -> None:
+@click.option("--public-url", metavar="URL", help="Address of a reverse proxy, with which download links start.")
+@shown("--max-connections", default=256, type=click.IntRange(1), help="Most simultaneous connections.")
+def serve(root: Path, token_file: Path | None, **options: Any) -> None:
     """Serve the repositories in a folder to huggingface_hub, transformers, diffusers and datasets.
 
     A missing folder is created. The server runs until Ctrl-C. Clients read its address from HF_ENDPOINT when they
@@ -72,24 +51,23 @@ def serve(root: Path, **options: Any) -> None:
         note(f"Serving {root} at {server.url}; press Ctrl-C to stop. Clients need:")
         note(f"  export HF_ENDPOINT={options['public_url'] or server.url} HF_HUB_DISABLE_XET=1")
 
+    token = None if token_file is None else token_file.read_text(encoding="utf-8").strip()
     # A server ends by signals: Ctrl-C, or SIGTERM of a service manager. Running requests are finished.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         # The options have the names of the arguments of EmbeddedHub.
-        EmbeddedHub(root, **options).serve_forever(announce)
+        EmbeddedHub(root, token=token, **options).serve_forever(announce)
 
 
 @click.command()
-@click.argument("sources", metavar="[MODEL]...", nargs=-1, type=Model())
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 accepts other machines."
-)
+@click.argument("sources", metavar="[MODEL]...", nargs=-1, type=find_released)
+@shown("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 accepts other machines.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port.  [default: the first free one from 7860 on]")
 @allowed_host("browsers")
-@click.option("--megapixels", default=50.0, show_default=True, type=ABOVE_0, help="Largest picture accepted.")
-@click.option("--gigabytes", default=8.0, show_default=True, type=ABOVE_0, help="Most memory for a request.")
-@click.option("--seconds", default=600.0, show_default=True, type=ABOVE_0, help="Time limit of a request.")
+@shown("--megapixels", default=50.0, type=ABOVE_0, help="Largest picture accepted.")
+@shown("--gigabytes", default=8.0, type=ABOVE_0, help="Most memory for a request.")
+@shown("--seconds", default=600.0, type=ABOVE_0, help="Time limit of a request.")
 def app(
     sources: tuple[str, ...], host: str, port: int | None, allowed_hosts: tuple[str, ...], **limits: float
 ) -> None:

@@ -1,13 +1,39 @@
-"""hf-ext train, hf-ext evaluate and hf-ext data."""
+"""hf-ext train, evaluate, data and recipes, and the type of parameters that accepts the names of recipes."""
 
+import difflib
+import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
 from .groups import Group
-from .options import JSON_RESULT, MODEL, NEW_FILE, TASK
-from .output import print_json, print_rows, result_row, say
-from .recipes import RecipeFile
+from .options import JSON, MODEL, NEW_FILE, TASK
+from .output import find_terminal, print_json, print_rows, print_table, result_row, say
+
+_FOLDERS = ("disentangled_dit", "emr", "mrconv", "released", "semanir")
+# The configuration of a merge, which is not a training.
+_MERGE = "emr/merge"
+
+
+class Recipe(NamedTuple):
+    """Summary of a recipe, from its first lines; `what` is the first sentence of its comment."""
+
+    name: str
+    method: str
+    what: str
+    data: str
+    path: Path
+
+
+class RecipeFile(click.Path):
+    """A YAML file, or the name of a recipe if there is no such file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if Path(value).exists() or Path(value).suffix.lower() in (".yaml", ".yml"):
+            return super().convert(value, param, ctx)
+        return find_recipe(str(value))
+
 
 CONFIG_FILE = RecipeFile(exists=True, dir_okay=False, path_type=Path)
 
@@ -51,7 +77,7 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
 @click.option("--config", required=True, type=CONFIG_FILE, help="YAML file with method, task and data.eval.")
 @TASK
 @click.option("--output", type=NEW_FILE, help="Also write eval.json to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; non-finite numbers become null.")
+@JSON
 def evaluate(
     source: str, overrides: tuple[str, ...], config: Path, task: str | None, output: Path | None, as_json: bool
 ) -> None:
@@ -67,9 +93,7 @@ def evaluate(
       hf-ext evaluate org/name@v1 --config semanir/denoise_color --data.eval.path photos/ --json
     """
     if source.startswith("-"):
-        raise click.UsageError(
-            f"MODEL must be the first argument, before the flags that replace values of the file; got {source}."
-        )
+        raise click.UsageError(f"MODEL must be the first argument, before the flags for the file; got {source}.")
     from hf_ext.distributed import Ranks
     from hf_ext.training import evaluate_checkpoint
 
@@ -94,7 +118,7 @@ def data() -> None:
 
 
 @data.command(name="check", context_settings={"allow_interspersed_args": False})
-@JSON_RESULT
+@JSON
 @click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE)
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -126,3 +150,87 @@ def check(context: click.Context, config: Path, overrides: tuple[str, ...], as_j
         say(*map(describe_check, found))
     if any(len(entry["bad"]) > entry["allowed"] for entry in found):
         context.exit(1)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--out", type=NEW_FILE, help="Copy the recipe into this new file.")
+@JSON
+def recipes(name: str | None, out: Path | None, as_json: bool) -> None:
+    """List the recipes of the package, or print the recipe NAME.
+
+    `hf-ext train NAME` trains a recipe as it is. `hf-ext init` writes a recipe for your own data.
+
+    \b
+    Examples:
+      hf-ext recipes
+      hf-ext recipes semanir/denoise_color
+      hf-ext recipes mrconv/speech_commands --out words.yaml
+    """
+    if name is None:
+        if out is not None:
+            raise click.UsageError("--out copies one recipe: give its NAME; `hf-ext recipes` lists them.")
+        keys, rows = Recipe._fields[:4], [recipe[:4] for recipe in list_recipes()]
+        if as_json:
+            print_json([dict(zip(keys, row, strict=True)) for row in rows])
+        elif find_terminal():
+            print_table(keys, rows, names=4, title="Recipes", legend="Copy one: hf-ext recipes NAME --out FILE")
+        else:
+            print_table(keys[:3], [row[:3] for row in rows], names=3)
+        return
+    text = find_recipe(name).read_text(encoding="utf-8")
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    from hf_ext.files import whole_file
+
+    if out.exists():
+        raise click.BadParameter(f"{out} exists; give a new file.", param_hint="--out")
+    with whole_file(out, "w", encoding="utf-8") as file:
+        file.write(text)
+    say(out)
+
+
+def list_recipes() -> list[Recipe]:
+    """The recipes of this installation by name, without those of studies and scripts in examples/."""
+    import hf_ext
+    from hf_ext.training.methods import TASKS
+
+    # A wheel contains the recipes beside its modules, a repository in examples/; setup.py copies them.
+    package = Path(hf_ext.__file__).parent
+    place = package / "recipes" if (package / "recipes").is_dir() else package.parent / "examples"
+    files = sorted(path for folder in _FOLDERS for path in (place / folder).glob("*.yaml"))
+    found = [_describe(path) for path in files if not path.name.startswith("study")]
+    return [recipe for recipe in found if recipe.method in TASKS or recipe.name == _MERGE]
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe by the name that `hf-ext recipes` lists."""
+    paths = {recipe.name: recipe.path for recipe in list_recipes()}
+    if name in paths:
+        return paths[name]
+    from hf_ext.errors import UsageError
+
+    # Users may remember only the part after the folder.
+    ends = {known.rpartition("/")[2]: known for known in paths} | {known: known for known in paths}
+    close = difflib.get_close_matches(name, ends, n=1)
+    hint = f" Did you mean {ends[close[0]]!r}?" if close else ""
+    raise UsageError(f"{name} is neither a file nor a recipe.{hint} `hf-ext recipes` lists them.")
+
+
+def _describe(path: Path) -> Recipe:
+    from hf_ext.settings import read_yaml
+
+    text = path.read_text(encoding="utf-8")
+    comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    values: dict[str, Any] = read_yaml(path)
+    train = (values.get("data") or {}).get("train") or {}
+    place = train.get("path", "") if isinstance(train, dict) else str(train)
+    told = re.search(r"\bData: (.+?)(?:\.(?: |$)|;)", comment)
+    return Recipe(
+        name=f"{path.parent.name}/{path.stem}",
+        method=str(values.get("method")),
+        what=re.split(r"\. (?=[A-Z`])|; ", comment, maxsplit=1)[0].rstrip("."),
+        data=told[1] if told else str(place) or "fine-tunes of one base",
+        path=path,
+    )

@@ -1,8 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Opening of picture files: by Pillow, HEIC by pillow-heif and RAW by rawpy (LibRaw), where they are installed.
-
-`pip install "hf-ext[images]"` brings both.
-"""
+"""Opening of picture files: by Pillow, HEIC by pillow-heif and RAW by rawpy (LibRaw), where they are installed."""
 
 import io
 import os

@@ -35,14 +35,7 @@ _FIGURE = """<figure><figcaption>{title}</figcaption>
 
 
 def write_page(page: Path, pairs: list[tuple[str, Path | bytes, Path]]) -> None:
-    """
-    Write a page of pictures before and after under a slider each, which opens from disk.
-
-    Args:
-        page (`Path`): The file; it names the pictures from its folder.
-        pairs (`list[tuple[str, Path or bytes, Path]]`): Title, file before and file after. Kinds that browsers do not
-            show are left out, and what came by a pipe; the page says how many.
-    """
+    """Writes a page of pictures by title, before and after; what browsers do not show is left out and counted."""
     figures = [
         _FIGURE.format(
             title=html.escape(title), before=_address(before, page.parent), after=_address(after, page.parent)

@@ -1,9 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Content of picture files that Pillow does not report: chunks of PNG, kinds of JPEG and WebP, and more than 8 bits.
-
-Pillow's images have 8 bits in several channels, and grey as it lies in the file. Kinds of TIFF that it does not know,
-or reads wrongly, are in `tiff`.
-"""
+"""Content of picture files that Pillow does not report: chunks of PNG, kinds of JPEG and WebP, more than 8 bits."""
 
 import io
 import re

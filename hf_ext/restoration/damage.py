@@ -62,18 +62,8 @@ def estimate_damage(image: np.ndarray) -> Damage:
     is the nearest. The grid begins at the corner or, in a cropped or turned picture, where neighbouring rows and
     columns differ most. Of a cropped picture a quality of 90 and more may be missed, as is 97 and more of any.
 
-    Args:
-        image (`np.ndarray` of shape `(height, width, channels)`): uint8, uint16, or floats in [0, 1]; with 2 or 4
-            channels the last one is alpha. Blocks with fully transparent pixels are left out, unless few others are.
-
-    Returns:
-        [`Damage`]: Noise of 0 where no block of 8 x 8 pixels tells of any.
-
-    Example:
-        >>> import numpy as np
-        >>> flat = np.full((64, 64, 3), 128.0) + np.random.default_rng(0).normal(0, 10, (64, 64, 3))
-        >>> estimate_damage(flat.astype(np.uint8))
-        Damage(noise=9.9, quality=None)
+    The image is uint8, uint16 or floats in [0, 1], `(height, width, channels)`; of 2 or 4 channels the last is alpha,
+    and blocks with fully transparent pixels are left out, unless few others are.
     """
     colours = image[..., : image.shape[2] - (image.shape[2] % 2 == 0)]
     white = np.iinfo(image.dtype).max if image.dtype.kind == "u" else 1
@@ -88,13 +78,10 @@ def estimate_damage(image: np.ndarray) -> Damage:
 
 
 def choose_strength(damage: Damage) -> float:
-    """
-    The share of a restoration's change that a damage calls for, 0 to 1.
-
-    It rises evenly with the estimated noise, from 0.5 to 8, and with what a JPEG quality lacks of 100, and is 1 from
-    75 down. A share of s makes 1 - (1 - s)² of the gain where a model gains, and s² of the harm where it harms. The
-    numbers were chosen on eight photographs and tested on three of scikit-image's by `examples/released/gates.py`.
-    """
+    """The share of a restoration's change that a damage calls for, 0 to 1."""
+    # It rises evenly with the estimated noise, from 0.5 to 8, and with what a JPEG quality lacks of 100, and is 1 from
+    # 75 down. A share of s makes 1 - (1 - s)² of the gain where a model gains, and s² of the harm where it harms. The
+    # numbers were chosen on eight photographs and tested on three of scikit-image's by `examples/released/gates.py`.
     compressed = 0.0 if damage.quality is None else (100 - damage.quality) / _FULL_LOSS
     return round(min(1.0, max(0.0, (damage.noise - _NO_NOISE) / (_FULL_NOISE - _NO_NOISE), compressed)), 2)
 
@@ -131,18 +118,16 @@ def _quality_of_blocks(luminance: np.ndarray) -> tuple[float, int | None]:
     blocks = blocks[: len(blocks) // 2 * 2].reshape(-1, 2, _BLOCK, _BLOCK)[:: -(-len(blocks) // _MOST_BLOCKS) or 1]
     coefficients = _COSINES @ blocks @ _COSINES.T
     means = coefficients[:, 1, 0, 0] - coefficients[:, 0, 0, 0]
-    sizes = {
-        place: np.abs(coefficients[:, :, *place]).ravel() for place in np.ndindex(_TABLE.shape) if 0 < sum(place) < 6
-    }
+    places = [place for place in np.ndindex(_TABLE.shape) if 0 < sum(place) < 6]
+    sizes = {place: np.abs(coefficients[:, :, *place]).ravel() for place in places}
     sizes[0, 0] = np.abs(means)
     best, found = 0.0, None
     for quality in range(1, 97):
         percent = 5000 / quality if quality < 50 else 200 - 2 * quality
         steps = np.clip(np.floor((_TABLE * percent + 50) / 100), 1, 255)
         # What would be 0 is a multiple of anything, and pixels hide a step of 1.
-        parts = [
-            (step, values[values > step / 2]) for place, values in sizes.items() if (step := float(steps[place])) > 1
-        ]
+        used = ((float(steps[place]), values) for place, values in sizes.items())
+        parts = [(step, values[values > step / 2]) for step, values in used if step > 1]
         count = sum(len(values) for _, values in parts)
         if count < _FEWEST:
             continue

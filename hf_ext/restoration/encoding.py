@@ -1,9 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""The bytes of picture files: still pictures, animations and pages, with the tags that describe them.
-
-Pillow writes all but two kinds. numpngw writes PNGs of 16 bits, of which Pillow would drop eight in colour; tifffile
-writes TIFFs, of which Pillow writes no 16 bits in colour.
-"""
+"""The bytes of picture files, by Pillow; those of 16 bits, of which it drops eight, by numpngw and tifffile."""
 
 import io
 import re

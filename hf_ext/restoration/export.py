@@ -28,13 +28,8 @@ _LARGEST, _MEAN = 1 / 255, 1e-4
 
 class ExportedFile(NamedTuple):
     """
-    An ONNX file that was written.
-
-    Args:
-        path (`Path`): The file.
-        bytes (`int`): Its size.
-        minimum (`int`): Smallest height and width of the pictures that it takes.
-        difference (`float`): Largest difference from the model that was seen, in pictures in [0, 1].
+    An ONNX file that was written: its path, its size in bytes, the smallest height and width of the pictures that it
+    takes, and the largest difference from the model that was seen, in pictures in [0, 1].
     """
 
     path: Path
@@ -109,17 +104,7 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
 
 
 def compare_onnx(content: bytes, model: SemanIRForImageRestoration) -> float:
-    """
-    Largest difference between what onnxruntime makes of an exported model and what the model makes, over pictures of
-    the smallest size, of odd sides, and two at once.
-
-    Args:
-        content (`bytes`): The ONNX file.
-        model ([`SemanIRForImageRestoration`]): The model that it was made of.
-
-    Raises:
-        FloatingPointError: If a pixel differs by a level of 8 bits, or all by a fortieth of one on average.
-    """
+    """Largest difference between onnxruntime and the model over pictures of the smallest size, and of odd sides."""
     check_installed("onnxruntime")
     import onnxruntime
 

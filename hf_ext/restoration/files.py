@@ -1,8 +1,11 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Pictures in files, read with a bound before anything is decoded, with their metadata."""
 
+import io
+import logging
 import os
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from numbers import Real
@@ -10,18 +13,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import tifffile
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from hf_ext.semanir.image_processing_semanir import image_to_pixels, load_image, pixels_to_image
 
 from ..errors import DataError, UsageError
+from ..terminal import log_level
 from . import camera
-from .camera import DECODER_ERRORS, XMP, Frames, Picture, Source, UnreadableError, read_bytes
-from .containers import colour_chunks, is_lossless_webp, jpeg_subsampling, lost_bits, read_deep
+from .camera import DECODER_ERRORS, XMP, Frames, Picture, Source, UnreadableError, read_bytes, resolution_of
+from .containers import colour_chunks, divide_by_alpha, is_lossless_webp, jpeg_subsampling, lost_bits, read_deep
 from .encoding import FOLDERS, IPTC, descriptive_tags, to_8_bits
 from .jobs import FORMATS
-from .tiff import SIGNATURES, is_misread, read_tiff
 
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
 # phone's JPEG of several, the layers of a drawing). Several pictures in any other format are pages.
@@ -31,19 +35,19 @@ _OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "HSV")
 # A TIFF's tags, and how many channels the colours have by the second; others have one.
 _ICC_PROFILE, _PHOTOMETRIC, _SAMPLES, _SUBFILE, _MASK = 34675, 262, 277, 254, 4
 _COLOURS = {2: 3, 5: 4, 6: 3, 8: 3, 9: 3, 10: 3}
+# Signatures of a TIFF and a BigTIFF.
+SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+# Tags, and what they say: RGB, planes, and alpha with and without which the colours were multiplied.
+_BITS, _PLANAR, _EXTRA_SAMPLES, _SIGN, _DEPTH = 258, 284, 338, 339, 32997
+_RGB, _SEPARATE, _MULTIPLIED, _PLAIN = 2, 2, 1, 2
 
 
 def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
     """
-    Read a picture.
+    Read a picture; larger ones are refused before they are decoded.
 
-    Args:
-        source (`str`, `Path` or `bytes`): A file, or what is in it.
-        max_megapixels (`float`, *optional*, defaults to 200): Larger pictures are refused before they are decoded.
-
-    Returns:
-        [`Picture`]: 16 bits for PNG, TIFF and PGM in grey and RGB, with alpha or not, HEIC above 8, RAW. Of 16 bits
-        in other files and kinds, Pillow gives 8. CMYK, LAB and the like become RGB. [`read_frames`] tells of losses.
+    PNG, TIFF and PGM in grey and RGB, HEIC above 8 bits and RAW have 16 bits; of those in other files Pillow gives 8.
+    CMYK, LAB and the like become RGB. [`read_frames`] tells of losses.
     """
     return read_frames(source, max_megapixels, several=False).pictures[0]
 
@@ -75,8 +79,7 @@ class _Limits(NamedTuple):
 
 
 def read_frames(source: Source, max_megapixels: float = 200.0, *, several: bool = True) -> Frames:
-    """Read all frames of an animation or pages of a document; without `several` a file with more than one is
-    refused."""
+    """Read all frames of an animation or pages of a document; without `several` more than one is refused."""
     if not (isinstance(max_megapixels, Real) and 0 < max_megapixels < float("inf")):
         raise UsageError(f"`max_megapixels` is {max_megapixels!r}; give a number above 0, such as 200.")
     name = "the picture" if isinstance(source, bytes) else str(source)
@@ -247,7 +250,7 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
         with suppress(*DECODER_ERRORS):
             exif.get_ifd(folder)
     pixels = image_to_pixels(image) if pixels is None else pixels
-    dpi = camera.resolution_of(exif, image.info.get("dpi"))
+    dpi = resolution_of(exif, image.info.get("dpi"))
     if XMP not in exif and image.info.get("xmp"):
         # Where other files than a TIFF have it.
         exif[XMP] = image.info["xmp"]
@@ -255,3 +258,90 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
         exif[IPTC] = iptc
     lost += _losses(image, pixels.shape[-1])
     return Picture(pixels, exif, icc_profile if fits else None, dpi, chunks), lost
+
+
+def is_misread(image: Image.Image) -> bool:
+    """Tells a page of a TIFF that Pillow opens and would read wrongly."""
+    if not isinstance(image, TiffImageFile):
+        return False
+    if image.tag_v2.get(_PLANAR) != _SEPARATE:
+        # Of a volume it reads the first picture, and negative numbers of 8 bits as large ones.
+        signed = image.mode == "L" and 2 in image.tag_v2.get(_SIGN, ())
+        return signed or bool(image.tag_v2.get(_DEPTH, 1) != 1)
+    # Of planes it reads those of RGB with 8 bits; it takes two planes for one that is twice as long, halves values of
+    # 16 bits, and loses alpha that colours were multiplied with.
+    colours, bits = image.tag_v2.get(_PHOTOMETRIC), image.tag_v2.get(_BITS, (1,))
+    right = max(bits) <= 8 and (colours not in (0, 1, _RGB) or _MULTIPLIED not in image.tag_v2.get(_EXTRA_SAMPLES, ()))
+    return len(bits) > 1 and not (right and colours not in (0, 1))
+
+
+# Kinds that Pillow does not know or reads wrongly are read by tifffile, which alone knows fewer compressions.
+def read_tiff(source: Source, check: Callable[[int], None]) -> Frames:
+    """All pages of a TIFF; `check` is called with their pixels before one is decoded."""
+    data, pictures, lost = io.BytesIO(read_bytes(source)), list[Picture](), list[str]()
+    try:
+        # Both libraries tell of damaged tags; the pixels decide.
+        quiet = warnings.catch_warnings(action="ignore", category=UserWarning)
+        with log_level("tifffile", logging.CRITICAL), quiet, tifffile.TiffFile(data) as file:
+            # Where a page leads back to an earlier one, they have no end.
+            pages: dict[int, tifffile.TiffPage] = {}
+            for page in file.pages:
+                if page.offset in pages:
+                    break
+                pages[page.offset] = page.aspage()
+            shown = [page for page in pages.values() if not page.is_mask]
+            check(sum(page.imagewidth * page.imagelength for page in shown))
+            pictures += [_read_page(page, data, lost.append) for page in shown]
+    except UnreadableError:
+        raise
+    except (tifffile.TiffFileError, *DECODER_ERRORS) as error:
+        raise UnreadableError(f"is a TIFF that neither Pillow nor tifffile can read: {error}") from error
+    if not pictures:
+        raise UnreadableError("is a TIFF without a picture")
+    if masks := len(pages) - len(pictures):
+        lost.append(f"masks of pages were left out: {masks}")
+    return Frames(pictures, lost=tuple(dict.fromkeys(lost)))
+
+
+def _read_page(page: tifffile.TiffPage, data: io.BytesIO, say: Callable[[str], None]) -> Picture:
+    """A page; `say` is called with lines about what was lost of it."""
+    (pixels, others), exif = _upright_pixels(page), Image.Exif()
+    if others:
+        say(f"channels beside colour and alpha were left out: {others}")
+    if page.parent.byteorder == "<" or not page.parent.is_bigtiff:
+        exif.endian, exif.bigtiff = page.parent.byteorder, page.parent.is_bigtiff
+        exif.load_from_fp(data, page.offset)
+    else:
+        say("EXIF data were not read: Pillow knows none of a BigTIFF whose high bytes come first")
+    dpi = resolution_of({282: page.resolution[0], 283: page.resolution[1], 296: page.resolutionunit})
+    picture = Picture(pixels, exif, page.iccprofile, dpi)
+    return picture._replace(exif=descriptive_tags(picture, say))
+
+
+def _upright_pixels(page: tifffile.TiffPage) -> tuple[np.ndarray, int]:
+    """The pixels of a page in grey or RGB, perhaps with alpha, and how many other channels were left out."""
+    bits, colours = page.bitspersample, 3 if page.photometric == _RGB else 1
+    if page.photometric not in (0, 1, _RGB) or page.sampleformat != 1 or bits > 16:
+        kind = f"{getattr(page.photometric, 'name', page.photometric)} of {page.dtype or f'{bits} bits'}"
+        raise UnreadableError(f"has colours of the kind {kind}: convert it to grey or RGB of 8 or 16 bits.")
+    if page.axes not in ("YX", "YXS", "SYX"):
+        raise UnreadableError(f"has more than two dimensions ({page.axes}): save each picture as a page.")
+    values = page.asarray()
+    values = np.moveaxis(values, 0, -1) if page.axes == "SYX" else values.reshape(*values.shape[:2], -1)
+    extra = page.extrasamples[:1]
+    alpha = extra in ((_MULTIPLIED,), (_PLAIN,))
+    channels = colours + alpha
+    # Black is 0, and white all that the bits hold.
+    top = 255 if bits <= 8 else 65535
+    pixels = values[..., :channels].astype(np.uint8 if bits <= 8 else np.uint16)
+    if bits not in (8, 16):
+        pixels = np.rint(pixels * (top / (2**bits - 1))).astype(pixels.dtype)
+    if page.photometric == 0:
+        pixels[..., :colours] = top - pixels[..., :colours]
+    if extra == (_MULTIPLIED,):
+        pixels = divide_by_alpha(pixels)
+    orientation = page.tags.valueof(274, 1)
+    # From 5 up rows and columns change places; then each may be read backwards.
+    pixels = pixels.swapaxes(0, 1) if orientation >= 5 else pixels
+    rows, columns = {2: (1, -1), 3: (-1, -1), 4: (-1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}.get(orientation, (1, 1))
+    return np.ascontiguousarray(pixels[::rows, ::columns]), values.shape[-1] - channels

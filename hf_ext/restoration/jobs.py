@@ -5,10 +5,9 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -18,16 +17,8 @@ from .camera import DECODER_ERRORS, RAW_ENDINGS, open_picture
 logger = logging.getLogger(__name__)
 
 # The formats of results by the ends of their names. A still GIF becomes a PNG, since a GIF has 256 colours.
-FORMATS = {
-    ".png": "PNG",
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".webp": "WEBP",
-    ".tif": "TIFF",
-    ".tiff": "TIFF",
-    ".bmp": "BMP",
-    ".gif": "GIF",
-}
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
+FORMATS |= {".bmp": "BMP", ".gif": "GIF"}
 _STDIN = Path("stdin")
 # What Pillow recognises but cannot decode by itself, or not as pixels.
 _NO_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
@@ -56,12 +47,8 @@ class Plan(NamedTuple):
     refused: dict[str, str]
 
 
-class Found(NamedTuple):
-    """A file, its place below the folder of results, and whether it was named by itself."""
-
-    source: Path | bytes
-    relative: Path
-    named: bool
+# A file, its place below the folder of results, and whether it was named by itself.
+Found = tuple[Path | bytes, Path, bool]
 
 
 def is_one_result(out: str | Path) -> bool:
@@ -127,13 +114,10 @@ def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], r
     # The picture and its name, by the place of the result: some file systems do not tell capitals.
     places = dict[str, tuple[Path | bytes | None, str]]()
     # Links are followed once for each: of a million pictures that takes minutes. A pipe is known by its content.
-    resolved = [
-        tuple(_resolve(place) if isinstance(place, Path) else place for place in (job.source, job.out))
-        for job, _ in planned
-    ]
-    sources = {source: job.name for (source, _), (job, _) in zip(resolved, planned, strict=True)}
-    results = {result: job.name for (_, result), (job, _) in zip(resolved, planned, strict=True)}
-    for (job, named), (source, result) in zip(planned, resolved, strict=True):
+    resolved = [(job, named, _resolve(job.source), _resolve(job.out)) for job, named in planned]
+    sources = {source: job.name for job, _, source, _ in resolved}
+    results = {result: job.name for job, _, _, result in resolved}
+    for job, named, source, result in resolved:
         place = str(job.out).casefold()
         holder, holders_name = places.get(place, (None, ""))
         if holder == source:
@@ -147,10 +131,7 @@ def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], r
         elif not renamed and result in sources:
             reason = f"its result would replace {sources[result]}; give another folder with --out, or a --name."
         elif holder is not None:
-            reason = (
-                f"would be written to {job.out}, and so would {holders_name}; rename it, restore it into another "
-                "folder, or use --name '{stem}-{ext}'."
-            )
+            reason = f"would be written to {job.out}, and so would {holders_name}; give --name '{{stem}}-{{ext}}'."
         else:
             places[place] = source, job.name
             jobs.append(job)
@@ -183,9 +164,8 @@ def read_list(name: str) -> list[str]:
     try:
         text = sys.stdin.read() if name == "@-" else Path(name[1:]).read_text(encoding="utf-8")
     except (UnicodeDecodeError, FileNotFoundError) as error:
-        raise DataError(
-            f"{name} is not a UTF-8 text with one name per line: {error}. A picture of this name is ./{name}."
-        ) from error
+        told = f"{name} is not a UTF-8 text with one name per line: {error}."
+        raise DataError(f"{told} A picture of this name is ./{name}.") from error
     return [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
 
 
@@ -193,7 +173,7 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
     """Files of an input, each with its place below the folder of results; of a folder those with such endings."""
     if name == "-":
         data = sys.stdin.buffer.read()
-        yield Found(data, _STDIN, True)
+        yield data, _STDIN, True
     elif name.startswith("@"):
         if name in lists:
             raise DataError(f"{name} names itself, by way of {' and '.join(lists)}.")
@@ -206,19 +186,19 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
             if path.suffix.lower() not in endings or any(part.startswith(".") for part in relative.parts):
                 continue
             if path.is_file():
-                yield Found(path, relative, False)
+                yield path, relative, False
             elif path.is_symlink():
                 logger.warning(f"{path} was left out: its link leads nowhere")
     elif os.path.exists(name):
         # A pipe, such as <(curl ...) of a shell, can be read once.
         path, once = Path(name), not os.path.isfile(name)
-        yield Found(path.read_bytes() if once else path, Path(path.name), True)
+        yield path.read_bytes() if once else path, Path(path.name), True
     elif glob.has_magic(name):
         parts = Path(name).parts
         fixed = Path(*parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
         for path in _without_results(map(Path, sorted(glob.glob(name, recursive=True))), fixed, out):
             if path.is_file():
-                yield Found(path, path.relative_to(fixed), False)
+                yield path, path.relative_to(fixed), False
     else:
         raise ValueError(f"{name} does not exist; give files, folders, patterns, or - for standard input.")
 
@@ -231,9 +211,9 @@ def _without_results(paths: Iterable[Path], folder: Path, out: Path | None) -> I
     return (path for path in paths if not _resolve(path).is_relative_to(results))
 
 
-def _resolve(path: Path) -> Path:
+def _resolve(place: Any) -> Any:
     """The path that links lead to; of a link to itself, which `Path.resolve` does not bear, the link."""
-    return Path(os.path.realpath(path))
+    return Path(os.path.realpath(place)) if isinstance(place, Path) else place
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -262,10 +242,3 @@ def _ending_of(source: Path | bytes, relative: Path) -> str:
     # A phone's JPEG of several pictures.
     format = "JPEG" if format == "MPO" else format
     return next((ending for ending, written in FORMATS.items() if written == format), ".png")
-
-
-def megapixels_of(job: Job) -> float:
-    """Size of a picture as its header says."""
-    with suppress(*DECODER_ERRORS), open_picture(job.source) as image:
-        return image.width * image.height / 1e6
-    return 0.0

@@ -1,8 +1,4 @@
-"""Records of which picture, model and options made each result, so that a result is skipped only if it is the same.
-
-They stand in a hidden file of the folder of results, a line of JSON each. Without torch: where nothing is left to do,
-nothing is loaded.
-"""
+"""Records of which picture, model and options made each result, in a hidden file of its folder; without torch."""
 
 import hashlib
 import json
@@ -25,14 +21,7 @@ State = Literal["missing", "same", "ours", "foreign"]
 
 
 class Records:
-    """
-    The records of a folder of results.
-
-    Args:
-        folder (`Path`): The folder of results.
-        model (`str`): The model, as [`identify_model`] has it.
-        options (`dict`): All that changes a result beside picture and model.
-    """
+    """The records of a folder of results, for a model as [`identify_model`] has it and all options that count."""
 
     def __init__(self, folder: Path, model: str, options: dict[str, Any]):
         self.file = folder / NAME
@@ -42,10 +31,7 @@ class Records:
         self.found = _read(self.file)
 
     def state(self, job: Job) -> State:
-        """
-        State of a result's place: nothing, the same result, another one of ours, which may be damaged, or a file that
-        no record knows, which somebody else made or changed.
-        """
+        """Tells apart: nothing, the same, another one of ours, which may be damaged, and an unknown file."""
         assert job.out is not None
         if not job.out.exists():
             return "missing"
@@ -59,10 +45,8 @@ class Records:
         return "ours" if cut_off else "foreign"
 
     def add(self, job: Job, data: bytes) -> None:
-        """
-        Records a result that is about to be written: a process that is killed in between leaves no result without a
-        record. Lines of several processes do not mix: each is one short write.
-        """
+        """Records a result that is about to be written: no kill leaves a result without a record."""
+        # Lines of several processes do not mix: each is one short write.
         assert job.out is not None
         record = {"made_by": self._made_by(job), "content": hashlib.sha256(data).hexdigest()}
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -85,10 +69,7 @@ def choose_jobs(plan: Plan, records: Records | None, overwrite: bool) -> tuple[P
         if records is not None and job.out is not None and job.out.exists():
             state = "ours" if overwrite and job.out.is_file() else records.state(job)
         if state == "foreign":
-            refused[job.name] = (
-                f"{job.name}: {job.out} exists, and was not written by this command or was changed since; move it, or "
-                "give --overwrite to replace it if it is a file."
-            )
+            refused[job.name] = f"{job.name}: {job.out} exists, not of this command; move it, or give --overwrite."
             continue
         jobs.append(job)
         if state != "same":

@@ -19,8 +19,7 @@ logger = logging.get_logger(__name__)
 def load_model(
     source: str, task: str | None = None, device: str | None = None, dtype: torch.dtype | str | None = None
 ) -> SemanIRForImageRestoration:
-    """The model of a folder or org/name[@revision], an adapter with its base, or one task of a merge; on the GPU if
-    there is one."""
+    """The model of a folder or org/name[@revision], an adapter with its base, or one task of a merge."""
     place = require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with task_checkpoint(source, task) as checkpoint:
         base = None
@@ -39,8 +38,5 @@ def load_model(
             model = load_adapter(model, checkpoint).merge_and_unload()
         restorer: SemanIRForImageRestoration = model.eval().to(place)
         if restorer.device.type == "cpu" and restorer.dtype == torch.float16:
-            logger.warning(
-                "float16 takes four times as long as float32 on a CPU, which lacks float16 arithmetic; use bfloat16, "
-                "which is about as fast as float32 and needs as little memory as float16."
-            )
+            logger.warning("float16 takes four times as long as float32 on a CPU; bfloat16 is as small and fast.")
         return restorer

@@ -38,20 +38,15 @@ def restore_files(
     **options: Any,
 ) -> Report:
     """
-    Restore pictures one after the other, of animations and documents every frame and page. Each result appears when it
-    is whole, with the input's EXIF data (those that describe it), colour profile and resolution. The caller has made
-    sure that there is something to do and that it can be written: [`~records.Records`], which get what made each
-    result, and [`~files.check_places`].
+    Restores pictures one after the other, of animations and documents every frame and page; the options are those of
+    [`~tiles.restore_image`]. The caller has made sure that results can be written.
 
     Processes of `accelerate launch`, which all have the same `jobs`, share them; one that gets none needs no model.
-    Each has the report of all, in the order of the jobs.
-
-    `progress` is called with the megapixels done by this process, `say` with what was wrong with a picture, or
-    what its format cannot hold: when it happens, and of several processes in the end, by the first. The options are
-    those of [`~tiles.restore_image`].
+    Each has the report of all. `progress` is called with the pictures done by this process, `say` with what was
+    wrong with a picture, or what its format cannot hold: of several processes in the end, by the first.
     """
     # By the number of a job: the megapixels of its frames, or None where it failed, and what is to be said of it.
-    ranks, outcomes, finished = Ranks(), dict[int, tuple[float | None, list[str]]](), 0.0
+    ranks, outcomes = Ranks(), dict[int, tuple[float | None, list[str]]]()
     # Once, not for each picture.
     strength = None if model is None else check_options(model, **options)
     for number, job in ranks.share(list(enumerate(jobs))):
@@ -60,17 +55,17 @@ def restore_files(
         try:
             frames, restored = read_frames(job.source, max_megapixels), list[Picture]()
             require_place(frames, FORMATS[job.ending.lower()])
-            # To the bar all frames are as much as the first, whose size a file's header says.
-            share = _megapixels(frames.pictures[0]) / len(frames.pictures)
-            for picture in frames.pictures:
+            for index, picture in enumerate(frames.pictures):
                 chosen = options
                 if strength == "auto":
-                    chosen, text = _choose_strength(picture, options)
-                    texts.append(text)
-                shown = None if progress is None else _count_from(finished, share, progress)
+                    damage = estimate_damage(picture.pixels)
+                    chosen = {**options, "strength": choose_strength(damage)}
+                    more = "" if chosen["strength"] == 1 else "; if it is blurred, give 1"
+                    texts.append(f"{damage}: strength {chosen['strength']:g}{more}")
+                share = 1 / len(frames.pictures)
+                shown = progress and _count_from(len(outcomes) + index * share, share, progress)
                 pixels = restore_image(model, picture.pixels, progress=shown, **chosen)
                 restored.append(picture._replace(pixels=pixels))
-                finished += share
             # Of many frames it is said once.
             texts = list(dict.fromkeys(texts))
             _write(job, frames._replace(pictures=restored), encoding, records, texts.append)
@@ -94,14 +89,6 @@ def restore_files(
             for text in texts:
                 say(text)
     return report
-
-
-def _choose_strength(picture: Picture, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The options with the strength that a picture's damage asks for, and what is said of it."""
-    damage = estimate_damage(picture.pixels)
-    strength = choose_strength(damage)
-    more = "" if strength == 1 else "; if it is blurred, give 1"
-    return {**options, "strength": strength}, f"{damage}: strength {strength:g}{more}"
 
 
 def _count_from(before: float, share: float, progress: Callable[[float], None]) -> Callable[[int, int], None]:

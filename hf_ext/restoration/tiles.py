@@ -133,10 +133,8 @@ def check_options(
         raise UsageError(f"`{option}` would change the order of a mosaic's colours: leave it out.")
     step = config.multiple_of
     if tile not in (None, "auto") and (not isinstance(tile, Integral) or int(tile) % step or int(tile) < 2 * overlap):
-        raise UsageError(
-            f"`tile` is {tile!r}; give a multiple of {step} (this model's windows) from {2 * overlap} up, "
-            "'auto', or None for the whole image."
-        )
+        which = f"{step} (this model's windows) from {2 * overlap} up"
+        raise UsageError(f"`tile` is {tile!r}; give a multiple of {which}, 'auto', or None for the whole image.")
     chosen: Any = getattr(config, "restoration_strength", None) if strength is None else strength
     if chosen is None:
         return 1.0
@@ -224,13 +222,11 @@ class _Work:
         return np.stack([self._restore_one(image) for image in images])
 
     def _restore_one(self, image: np.ndarray) -> np.ndarray:
-        # A pixel of a packed mosaic stands for four of the picture's.
-        share = self.pixels / (image.shape[0] * image.shape[1])
         side = self._automatic_tile(image) if isinstance(self.tile, str) else self.tile
         while True:
             done = self.done
             try:
-                turns = (self._restore_turned(image, number, side, share) for number in range(self.turns))
+                turns = (self._restore_turned(image, number, side) for number in range(self.turns))
                 return reduce(operator.add, turns) / np.float32(self.turns)
             except RuntimeError as error:
                 smaller = self._tile_below(side or max(image.shape[:2]))
@@ -239,27 +235,24 @@ class _Work:
                 logger.warning(f"Memory of {self.model.device} is full: continuing with tiles of {smaller} pixels.")
                 side, self.done = smaller, done
 
-    def _restore_turned(self, image: np.ndarray, number: int, side: int | None, share: float) -> np.ndarray:
+    def _restore_turned(self, image: np.ndarray, number: int, side: int | None) -> np.ndarray:
         """One pass over one of the eight flips and turns, and back."""
         mirror = -1 if number >= 4 else 1
-        restored = self._restore_tiles(np.rot90(image[:, ::mirror], number % 4), side, share)
+        restored = self._restore_tiles(np.rot90(image[:, ::mirror], number % 4), side)
         return np.rot90(restored, -(number % 4))[:, ::mirror]
 
-    def _restore_tiles(self, image: np.ndarray, side: int | None, share: float) -> np.ndarray:
+    def _restore_tiles(self, image: np.ndarray, side: int | None) -> np.ndarray:
         """One pass, in tiles of that side or whole."""
         height, width = image.shape[:2]
         if side is None or (height <= side and width <= side):
-            return self._run(image, height * width * share)
+            return self._run(image, self.pixels)
         scale, overlap = self.config.scale, self.overlap
         result = np.zeros((height * scale, width * scale, self.config.num_channels_out), np.float32)
         rows, columns = (tile_spans(length, side, overlap, scale) for length in (height, width))
         for row in rows:
             for column in columns:
-                # What this tile adds that its neighbours have not counted.
-                new = (row.stop - max(row.start, row.start and row.start + overlap)) * (
-                    column.stop - max(column.start, column.start and column.start + overlap)
-                )
-                part = self._run(image[row.start : row.stop, column.start : column.stop], new * share)
+                tile = image[row.start : row.stop, column.start : column.stop]
+                part = self._run(tile, self.pixels / (len(rows) * len(columns)))
                 part *= row.weights[:, None, None] * column.weights[:, None]
                 place = result[row.start * scale : row.stop * scale, column.start * scale : column.stop * scale]
                 place += part

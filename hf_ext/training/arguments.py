@@ -95,7 +95,6 @@ class DataArguments:
         _require(0 <= self.max_bad_examples <= 1, "data.max_bad_examples", self.max_bad_examples, "from 0 to 1")
 
 
-# Fields of `TrainingArguments`, their test, and a description of the allowed values.
 _RANGES: list[tuple[str, Callable[[Any], bool], str]] = [
     ("num_train_epochs timeout_minutes", lambda value: 0 < value < 1e6, "more than 0, below 1e6"),
     (
@@ -146,8 +145,7 @@ class TrainingArguments:
         max_steps (`int`, defaults to 1000): Number of optimizer steps.
         num_train_epochs (`float`, *optional*): Number of epochs, in place of `max_steps`; not for streams.
         per_device_train_batch_size (`int`, defaults to 8): Examples per process and backward pass.
-        per_device_eval_batch_size (`int`, *optional*): Examples that a process evaluates at once; the task's number
-            when not given.
+        per_device_eval_batch_size (`int`, *optional*): Examples per process and forward pass; by default the task's.
         gradient_accumulation_steps (`int`, defaults to 1): Backward passes per optimizer step.
         optim (`str`, defaults to `"AdamW"`): Optimizer, a class of `torch.optim`. `Muon` trains matrices and
             kernels, AdamW the rest; `OneBit` trains signs and sizes of the difference from `init_from`, which a merge
@@ -167,8 +165,7 @@ class TrainingArguments:
         torch_compile (`bool`, defaults to `False`): Compile the model.
         logging_steps (`int`, defaults to 10): Steps between rows of `metrics.jsonl`.
         eval_steps (`int`, defaults to 500): Steps between evaluations; the last step is always evaluated.
-        early_stopping_patience (`int`, defaults to 0):
-            Evaluations in a row without a new best one after which the run ends; 0 is off.
+        early_stopping_patience (`int`, defaults to 0): Evaluations without a new best that end the run; 0 is off.
         save_steps (`int`, defaults to 500): Steps between resume states; the last step is always saved.
         save_minutes (`float`, defaults to 0.0): Most minutes between two resume states; 0 is off.
         deadline_minutes (`float`, defaults to 0.0): Minutes after which the run saves its state and ends; 0 is off.
@@ -180,8 +177,7 @@ class TrainingArguments:
         report_to (`str` or `list[str]`, defaults to `"tensorboard"`): An accelerate tracker, several, or `"none"`.
         tracker_project (`str`, defaults to `"hf-ext"`): Name of the project in the tracker.
         run_name (`str`, *optional*): Name of the run in the tracker; the run folder's name when not given.
-        strict_callbacks (`bool`, defaults to `False`):
-            End the run if a tracker, a sample picture or a callback raises an error, instead of warning.
+        strict_callbacks (`bool`, defaults to `False`): End the run if a tracker, a picture or a callback fails.
         hub_model_id (`str`, *optional*): Repository `org/name` to which models are pushed during the training.
         hub_strategy (`str`, defaults to `"best"`): Models that are pushed: each best one (`"best"`), the snapshot of
             each save (`"every_save"`), the same with its resume state in `last-checkpoint/` (`"checkpoint"`), or the
@@ -190,8 +186,7 @@ class TrainingArguments:
         resume_from_checkpoint (`str`, *optional*):
             Repository, `org/name@revision`, from whose `last-checkpoint/` a run in a new `output_dir` resumes. If
             `output_dir` contains a run, that run is resumed instead.
-        allow_other_data (`bool`, defaults to `False`):
-            Resume with other training data than before, which is refused otherwise.
+        allow_other_data (`bool`, defaults to `False`): Resume with other training data, which is refused otherwise.
 
     Example:
         >>> from hf_ext.training import TrainingArguments

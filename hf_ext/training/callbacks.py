@@ -52,13 +52,11 @@ class Callback:
 
 
 class Clock:
-    """
-    Stopwatch for the time between two rows of metrics: data, compute, and overhead for the rest.
+    """Stopwatch for the time between two rows of metrics: data, compute, and overhead for the rest."""
 
-    Data is waiting for the loader and giving the batch to the device. Compute is forward, backward, the update and the
-    weight average, as this process sees them: it does not stop the device to look. On a GPU that is the launch of its
-    kernels and, at the row, where the loss is read, the wait for those that are not done.
-    """
+    # Data is waiting for the loader and giving the batch to the device. Compute is forward, backward, the update and
+    # the weight average, as this process sees them: it does not stop the device to look. On a GPU that is the launch
+    # of its kernels and, at the row, where the loss is read, the wait for those that are not done.
 
     def __init__(self) -> None:
         self.restart()

@@ -1,12 +1,9 @@
-"""Batches for the training loop, in an order that is a function of (seed, rank, step).
+"""Batches for the training loop, in an order that is a function of (seed, rank, step)."""
 
-Map-style data: batch `b` of rank `r` holds the positions `(b · world + r) · B + j` of an endless sequence in which
-epoch `e` is a permutation drawn from `(seed, e)`; example and augmentation depend on the position alone. A loader that
-starts at batch `b` is therefore the loader that ran up to it, whatever the number of workers. Where examples belong to
-groups, such as sizes of images, epoch `e` is a permutation of batches of one group each.
-Streams: every worker yields whole batches together with its own reading state, and a resumed loader hands each worker
-its state back.
-"""
+# Map-style data: batch `b` of rank `r` holds the positions `(b · world + r) · B + j` of an endless sequence in which
+# epoch `e` is a permutation drawn from `(seed, e)`; example and augmentation depend on the position alone. Where
+# examples belong to groups, such as sizes of images, epoch `e` is a permutation of batches of one group each.
+# Streams: each worker yields whole batches with its own reading state, which a resumed loader hands back to it.
 
 import contextlib
 import copy
@@ -151,18 +148,14 @@ class StreamBatches(IterableDataset):
 
     def __post_init__(self) -> None:
         # A digest of the random states from which a stream draws its order; of most streams those of no state.
-        states = [
-            step.generator.bit_generator.state for step in _list_steps(self.stream) if hasattr(step, "generator")
-        ]
+        drawn = [step.generator for step in _list_steps(self.stream) if hasattr(step, "generator")]
+        states = [generator.bit_generator.state for generator in drawn]
         self.order = hashlib.sha256(repr(states).encode()).hexdigest()[:16]
         # Decoded here, after reading: a picture that cannot be decoded would end the stream inside of `datasets`.
         self.features = self.stream.features
         self.stream = self.stream if self.features is None else self.stream.decode(False)
         if any(state is not None and state["order"] != self.order for state in self.states):
-            raise ValueError(
-                "the training stream is shuffled in another order than the run began with: give its shuffle() a "
-                "seed, so that the run can resume with the same examples; or start a new run in another output_dir."
-            )
+            raise ValueError("the training stream is shuffled in another order than before: give shuffle() a seed.")
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], BadRows, int, dict[str, Any]] | None]:
         worker = get_worker_info()
@@ -237,9 +230,8 @@ def check_workers(data: datasets.Dataset | datasets.IterableDataset, num_workers
 
 class TrainingLoader:
     """
-    Endless training batches of one process, resumable at any batch: with the number of batches that this process
-    consumed (`first_batch`) and, of a stream, what `stream_states` was then. `groups` holds a number for each example
-    of map-style data: the examples of a batch then have the same one.
+    Endless training batches of one process, resumable after `first_batch` batches and, of a stream, from the
+    `stream_states` of then. The examples of a batch have one number in `groups`.
     """
 
     def __init__(
@@ -261,8 +253,7 @@ class TrainingLoader:
         options: Any = {"num_workers": num_workers, "pin_memory": pinned, "worker_init_fn": ignore_signals}
         self.stream_states: list[dict[str, Any] | None] | None = None
         self.bad = bad or BadExamples()
-        self.samples_read = first_batch * batch_size
-        self.batch_size = batch_size
+        self.samples_read, self.batch_size = first_batch * batch_size, batch_size
         if isinstance(data, datasets.IterableDataset):
             if source is not None and source.shuffle_buffer:
                 # Filling the buffer from several shards at once uses threads, which hang in forked loader processes.

@@ -17,19 +17,12 @@ from .task import Task
 
 
 def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]:
-    """
-    Reads, decodes and prepares every example of a run's training and evaluation data.
-
-    Returns for each data set its `section`, `path`, `split`, `examples`, `columns`, `bad` (as the lines of
-    `bad_examples.jsonl`), `allowed`, how many bad ones a training leaves out, and `shared`, how many have the inputs
-    of an example that is trained on.
-    """
+    """Reads, decodes and prepares every example of a run; of each data set what [`describe_check`] tells."""
     data = arguments.data_arguments
     sources = {"data.train": data.require_train_source()}
     sources |= {".".join(filter(None, ["data.eval", name])): source for name, source in data.eval_sources.items()}
     opened = {section: open_source(source, section) for section, source in sources.items()}
     learned = opened["data.train"]
-    # A task learns sizes and names from the data and the model.
     task.read_data(learned)
     build_model(task, arguments.model, arguments.init_from and pin_revision(arguments.init_from))
     found = []
@@ -56,7 +49,9 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
                 "examples": count,
                 "columns": sorted(features or []),
                 "bad": bad,
+                # As many a training leaves out.
                 "allowed": int(data.max_bad_examples * count) if is_training else 0,
+                # With the inputs of an example that is trained on.
                 "shared": count_shared(learned, rows) if can_share else 0,
             }
         )

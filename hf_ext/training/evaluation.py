@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from glob import has_magic
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from ..errors import DataError, UsageError
 from ..files import write_json
 from ..progress import progress
 from .arguments import DataSource, TrainingArguments, map_paths
-from .changes import installed_versions
 from .loader_processes import read_batches
 from .state import Progress
 from .task import Task
@@ -42,18 +42,12 @@ def evaluate(
     Args:
         task ([`Task`]): Says how a batch is scored and how scores are summarised.
         model (`torch.nn.Module`): The model; it is in evaluation mode for the call.
-        data (`datasets.Dataset`): The examples.
+        data (`datasets.Dataset`): The examples, at least one.
         accelerator (`Accelerator`, *optional*): Of a running training; the processes of `accelerate launch` otherwise.
         batch_size (`int`, *optional*): Examples that a process scores at once; the task's own number when not given.
         num_workers (`int`, defaults to 0): Loader processes for each process, which read and decode.
         after_batch (`Callable`, *optional*): Called after each batch; what it raises ends the evaluation.
         scored (`dict`, *optional*): Scores that are known, by the index of the example; this process's are added.
-
-    Returns:
-        `dict[str, float]`: Metrics by name.
-
-    Raises:
-        ValueError: If there are no examples.
     """
     require_examples(data)
     # A script may train after it, and the processes find each other once: here as for a training, on its devices.
@@ -73,10 +67,8 @@ def evaluate(
             found = task.evaluate_batch(model, examples, indices)
             rows = [*found] if isinstance(found, Iterable) else []
             if len(rows) != len(indices):
-                raise UsageError(
-                    f"{type(task).__name__}.evaluate_batch returned {found!r:.80}; allowed: scores for each of "
-                    f"the {len(indices)} examples."
-                )
+                name = type(task).__name__
+                raise UsageError(f"{name}.evaluate_batch returned {found!r:.80}, not scores of {len(indices)} rows.")
             if not is_repeat:
                 scores.update(zip(indices, rows, strict=True))
             if after_batch is not None:
@@ -92,9 +84,7 @@ def _read_metrics(task: Task, found: Any) -> dict[str, float]:
         plain = {name: value.item() if hasattr(value, "item") else value for name, value in found.items()}
         return {name: value if isinstance(value, int | float) else float(value) for name, value in plain.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"{type(task).__name__}.summarize returned {found!r:.200}; allowed: a number for each name of a metric."
-        ) from error
+        raise UsageError(f"{type(task).__name__}.summarize returned {found!r:.200}, not numbers by name.") from error
 
 
 def require_examples(data: Any) -> None:
@@ -165,7 +155,7 @@ def provenance(arguments: TrainingArguments, task: Task, progress: Progress, pro
         "seconds": round(progress.seconds, 1),
         "steps": progress.step,
         "samples": progress.samples,
-        "versions": installed_versions(*libraries),
+        "versions": {name: version(name) for name in libraries},
     }
 
 

@@ -43,14 +43,8 @@ def evaluate_checkpoint(
         source (`str`): Folder of a model or adapter, or `org/name@revision`.
         config (`Path`): The run's YAML file; `data.eval` and the `task` section are used.
         overrides (`list[str]`, *optional*): `--field value` words.
-        output (`Path`, *optional*): Where to write the result as `eval.json`.
+        output (`Path`, *optional*): Where to write the result as `eval.json`, whose content is returned.
         merged_task (`str`, *optional*): Of a merge, which has no model of its own: the task that is evaluated.
-
-    Returns:
-        `dict`: What `eval.json` holds.
-
-    Raises:
-        ValueError: If the file has no `data.eval`, something does not fit, or a merge is given without a task.
     """
     ranks = Ranks()
     if output is not None:
@@ -58,9 +52,7 @@ def evaluate_checkpoint(
     with ranks.first_before_others():
         # The checkpoint's own configuration counts here, not the model section of the file.
         if ignored := [word for word in overrides or [] if word.startswith(("--model.", "--model="))]:
-            raise ValueError(
-                f"{ignored[0]}: an evaluation uses the checkpoint's configuration; only data and task may be set."
-            )
+            raise ValueError(f"{ignored[0]}: the model comes with the checkpoint; only data and task may be set.")
         arguments = read_arguments(config, overrides or [], output_dir="", model={})
         sources = arguments.data_arguments.eval_sources
         if not sources:
@@ -92,20 +84,17 @@ def main(
 
     Args:
         argv (`list[str]`, *optional*): The words; those of this process when not given.
-        make_task (`Callable`, *optional*): Makes the task of the arguments, where it is a script's own; otherwise
-            [`build_task`].
-        usage (`str`, *optional*): What is written for `--help`, and where there are no words.
+        make_task (`Callable`, *optional*): Makes the task of a script; [`build_task`] if not given.
+        usage (`str`, *optional*): The answer to `--help` and to no words.
 
     Returns:
-        `int`: 0 when the run is complete, 1 when it failed, 2 when what was given cannot be used: words, file, data,
-        folder; 75 when a signal or `deadline_minutes` ended it, and the same command goes on; 130 after a Ctrl-C
-        outside of the steps.
+        `int`: 0 when the run is complete, 1 when it failed, 2 for unusable words, file, data or folder, 75 when a
+        signal or `deadline_minutes` ended it and the same command resumes it, 130 after a Ctrl-C outside of the steps.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         if not words or {"-h", "--help"} & {*words}:
             sys.stdout.write(usage)
-            # A script with words of its own has a task of its own.
             if words and usage is USAGE:
                 files = [word for word in words if word.endswith((".yaml", ".yml")) and os.path.isfile(word)]
                 sys.stdout.write("\n" + describe_fields(files[0] if files else None))

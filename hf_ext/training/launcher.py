@@ -1,5 +1,4 @@
-"""Settings of `accelerate launch`, its file, `ACCELERATE_*` and torchrun, which are applied like our own flags or
-refused."""
+"""Settings of `accelerate launch`, its file, `ACCELERATE_*` and torchrun, applied like our own flags or refused."""
 
 # A launcher hands its settings on in the environment. accelerate itself reads some, ignores some, and turns some into
 # other things without a word. Here each is read once, before any data: what the loop can do becomes the field of
@@ -55,10 +54,7 @@ _ALLOWED: list[tuple[str, str, tuple[str, ...]]] = [
 def honour_launcher(
     arguments: TrainingArguments, environment: Mapping[str, str] = os.environ
 ) -> tuple[TrainingArguments, list[str]]:
-    """
-    The run with the launcher's settings, and a sentence for each. Raises `UsageError` if one contradicts the run's,
-    or is none that the loop can honour.
-    """
+    """The run with the launcher's settings, and a sentence for each; a `UsageError` where one cannot be honoured."""
     # Without a version accelerate takes the first.
     given = {"FSDP_VERSION": "1", **environment}
     for switch, names, words in _ALLOWED:
@@ -87,19 +83,13 @@ def honour_launcher(
         same.append(("max_grad_norm", clipping, "gradient_clipping"))
     for field, value, name in same:
         if (own := getattr(arguments, field)) != value:
-            raise UsageError(
-                f"{field} is {own} in the recipe and {value} in the configuration of accelerate ({name}): set the "
-                "same value in both, or remove it in the latter."
-            )
+            raise UsageError(f"{field} is {own} in the recipe, {value} for accelerate ({name}): set the same in both.")
     changed = replace(arguments, **told)
     if _is_on(environment, _DEEPSPEED) and find_spec("deepspeed") is None:
         raise UsageError("accelerate is configured for DeepSpeed, which is not installed: pip install deepspeed.")
     if _is_on(environment, _DEEPSPEED) and changed.ema_decay and changed.mixed_precision != "no":
         # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
-        raise UsageError(
-            f"DeepSpeed with mixed_precision {changed.mixed_precision} keeps no weights in 32 bits for the average: "
-            "set ema_decay to 0 or mixed_precision to 'no', or use FSDP2."
-        )
+        raise UsageError(f"DeepSpeed in {changed.mixed_precision} keeps no weights in 32 bits: set ema_decay to 0.")
     differ = [name for name, value in told.items() if getattr(arguments, name) != value]
     return changed, [f"{name}: {told[name]}, set by the launcher" for name in differ]
 
@@ -123,28 +113,19 @@ def require_devices(environment: Mapping[str, str] = os.environ) -> None:
     is_sharded = _is_on(environment, _FSDP) or _is_on(environment, _DEEPSPEED)
     if is_sharded and (_is_on(environment, "ACCELERATE_USE_CPU") or not has_devices()):
         # accelerate would fall back to plain copies, or end with a traceback.
-        raise UsageError(
-            "accelerate is configured for FSDP or DeepSpeed, which need GPUs, and this machine has none: give another "
-            "file with --config_file, such as examples/accelerate/ddp_2_cpu.yaml, or use hf-ext train."
-        )
+        raise UsageError("accelerate is configured for FSDP or DeepSpeed, which need GPUs: change --config_file.")
     allowed = ["cpu"]
     if has_devices() and (kind := torch.accelerator.current_accelerator()) is not None:
         numbered = [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())]
         allowed = ["cpu", kind.type, *numbered] if _count_started(environment) == 1 else []
     if (told := environment.get("ACCELERATE_TORCH_DEVICE")) is not None and told not in allowed:
-        raise UsageError(
-            f"ACCELERATE_TORCH_DEVICE is {told!r}; allowed here: {', '.join(allowed) or 'nothing'}. "
-            "Unset it: each process selects its own device."
-        )
+        raise UsageError(f"ACCELERATE_TORCH_DEVICE is {told!r}; allowed: {', '.join(allowed) or 'none'}. Unset it.")
 
 
 def check_processes(found: int, environment: Mapping[str, str] = os.environ) -> None:
     """Refuses a launch whose processes did not all find each other."""
     if found != (told := _count_started(environment)):
-        raise UsageError(
-            f"the launcher started {told} processes, and this one found {found}: start them with accelerate launch or "
-            "torchrun, which set LOCAL_RANK, by a script that does not initialise accelerate before the training."
-        )
+        raise UsageError(f"{told} processes were started, this one found {found}: use accelerate launch or torchrun.")
 
 
 def _count_started(environment: Mapping[str, str]) -> int:

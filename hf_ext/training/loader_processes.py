@@ -63,10 +63,7 @@ def read_all(loader: DataLoader, needs_models: bool = True) -> Generator[Any, No
     except RuntimeError as error:
         if not re.match(r"DataLoader worker .*(exited unexpectedly|is killed by signal)", str(error)):
             raise
-        raise OSError(
-            f"a loader process ended unexpectedly ({error}), most often because memory or shared memory ran out: "
-            "reduce data.num_workers (0 uses no loader processes), or the batch size."
-        ) from error
+        raise OSError(f"a loader process ended ({error}), mostly without memory: reduce data.num_workers.") from error
 
 
 def start(loader: DataLoader, needs_models: bool) -> Iterator[Any]:

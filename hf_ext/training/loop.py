@@ -1,8 +1,4 @@
-"""The training loop of all methods, on `accelerate.Accelerator`; a method fills it by being a [`Task`].
-
-Order, augmentation and randomness are functions of (seed, rank, step), so that a run continued from a state equals the
-run that was never interrupted.
-"""
+"""The training loop of all methods, on `accelerate.Accelerator`; a method fills it by being a [`Task`]."""
 
 import contextlib
 import math
@@ -46,10 +42,8 @@ def train(
     Args:
         task ([`Task`]): The method's part.
         arguments ([`TrainingArguments`]): The run.
-        train_dataset (`datasets.Dataset` or `datasets.IterableDataset`, *optional*):
-            What to train on, in place of what `arguments.data` names.
-        eval_dataset (`datasets.Dataset` or `dict[str, datasets.Dataset]`, *optional*):
-            What to evaluate on, one set or several by name, likewise.
+        train_dataset (`Dataset` or `IterableDataset`, *optional*): In place of the data that `arguments.data` names.
+        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): Likewise, one set or several by name.
         callbacks (`Sequence[Callback]`, *optional*): Who looks on, in the main process.
 
     Returns:
@@ -110,7 +104,7 @@ class _Training(Run):
             self._push_missing()
             return
         if self.changes.new_evaluation:
-            # Those of other data are not published as these data's.
+            # They are of other data.
             self.metrics = {}
         with self._guard("the start of a tracker"):
             start_trackers(self.accelerator, arguments, self.folder.path, progress.step)
@@ -121,11 +115,8 @@ class _Training(Run):
         bar_options = {"unit": " samples", "mininterval": 0.5, "shown": self.accelerator.is_main_process}
         done, total = progress.samples, arguments.max_steps * self._batch_size
         # Closed by name: the traceback of an error would keep the loader processes alive.
-        with (
-            show_progress(initial=done, total=total, **bar_options) as bar,
-            stopping,
-            contextlib.closing(iter(self.loader)) as batches,
-        ):
+        bar = show_progress(initial=done, total=total, **bar_options)
+        with bar, stopping, contextlib.closing(iter(self.loader)) as batches:
             self._tell("on_begin", progress.step, self.folder.path, self.module)
             if progress.owes_evaluation:
                 with self.clock.count("excluded"):
@@ -145,7 +136,6 @@ class _Training(Run):
                 times = self.clock.row(progress.samples - window_samples, left, self.accelerator.device)
                 self.clock.restart()
                 self._log({"loss": mean, **times, **self._rates(norm)})
-                # Shown when the bar is drawn next.
                 shown = {"loss": f"{mean:.4g}", "samples_per_second": f"{times['samples_per_second']:.3g}"}
                 bar.set_postfix(shown, refresh=False)
                 window.zero_()
@@ -168,7 +158,6 @@ class _Training(Run):
         step = self.progress.step
         self._say(f"{self.folder.path} is complete: {step} of {self.arguments.max_steps} steps are done.")
         for publisher in (callback for callback in self.callbacks if isinstance(callback, PushModels)):
-            # It may have been killed before the last push was done.
             with self._guard("PushModels"):
                 publisher.on_begin(step, self.folder.path, self.module)
                 publisher.on_end(step)
@@ -301,9 +290,8 @@ class _Training(Run):
                 is_stop = isinstance(error, EvaluationStopped)
                 # A batch is scored once, so that an evaluation that is interrupted again and again ends.
                 parts = self.ranks.gather(self.progress.scored) if is_stop else [{}]
-                self.progress.scored = {
-                    name: {index: row for part in parts for index, row in part[name].items()} for name in parts[0]
-                }
+                rows = {name: [row for part in parts for row in part[name].items()] for name in parts[0]}
+                self.progress.scored = {name: dict(found) for name, found in rows.items()}
                 # Alone, a process that fails here keeps its steps; of several the others are elsewhere.
                 if is_stop or self.ranks.count == 1:
                     self.progress.owes_evaluation = True

@@ -37,16 +37,8 @@ LINK = re.compile(r"\[`~?(?:([\w.]+)\.)?(\w+)`\]")
 
 def build_task(arguments: TrainingArguments) -> "Task":
     """
-    Builds the task that `arguments.method` names, from the `task` section.
-
-    Args:
-        arguments ([`TrainingArguments`]): The run.
-
-    Returns:
-        [`Task`]: The method's part of the loop.
-
-    Raises:
-        ValueError: If there is no such method, or the sections `task` and `model` do not fit it.
+    Builds the task that `arguments.method` names, from the `task` section; raises `ValueError` if there is no such
+    method, or the sections `task` and `model` do not fit it.
     """
     kind = find_task(arguments.method)
     task = build(kind, arguments.task, "task")
@@ -104,7 +96,7 @@ def describe_fields(config: str | Path | None) -> str:
     method = None if config is None else str(read_yaml(config).get("method"))
     lines = []
     for section, (heading, entries) in list_sections(method).items():
-        lines += ["", f"{heading}{f' (--{section}.NAME VALUE)' if section else ' (--NAME VALUE)'}".replace("`", "")]
+        lines += ["", f"{heading} (--{section}{'.' if section else ''}NAME VALUE)".replace("`", "")]
         for entry in entries:
             lines.append(f"  {', '.join(entry.names)}: {entry.kind}".replace("`", "").replace("*", ""))
             meaning = LINK.sub(r"\2", entry.meaning).replace("`", "")

@@ -78,10 +78,7 @@ def read_model_section(
     changes = dict(section)
     preset = changes.pop("preset", None) if presets else None
     if preset is not None and (preset not in [*presets] or init_from):
-        raise UsageError(
-            f"model.preset is {preset!r} with init_from {init_from!r}; allowed: one of {', '.join(presets)}, and "
-            "none with init_from, which brings its own sizes."
-        )
+        raise UsageError(f"model.preset is {preset!r}; allowed: {', '.join(presets)}, and none with init_from.")
     return ({} if preset is None else dict(presets[preset])), changes
 
 
@@ -217,7 +214,6 @@ def load_trained(task: "Task", source: str) -> torch.nn.Module:
 
 def enable_activation_checkpointing(model: torch.nn.Module) -> None:
     base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
-    # Of transformers, of diffusers.
     for name in ("activation_checkpointing_enable", "enable_gradient_checkpointing"):
         if enable := getattr(base, name, None):
             enable()

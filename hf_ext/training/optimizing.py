@@ -25,8 +25,7 @@ from transformers import get_scheduler
 from ..errors import UsageError
 from ..settings import refuse_unknown
 from .arguments import SCHEDULES_WITHOUT_END, TrainingArguments
-from .muon import MuonWithAdamW, list_matrices
-from .one_bit import OneBit
+from .optimizers import MuonWithAdamW, OneBit, list_matrices
 from .task import Task
 
 # These need a closure, another kind of gradients, or steps of their own.
@@ -52,10 +51,7 @@ def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optim
         raise UsageError(f"optim must be one of {', '.join(sorted(found))}; got {arguments.optim!r}.")
     kind = found[arguments.optim]
     if kind is OneBit and (arguments.init_from is None or arguments.ema_decay):
-        raise UsageError(
-            "optim OneBit trains the signs of the difference from the weights of init_from, and an average of these "
-            "has more than signs: set init_from, and leave ema_decay out."
-        )
+        raise UsageError("optim OneBit trains signs of the difference from init_from: set it, and no ema_decay.")
     known = inspect.signature(kind).parameters
     options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
     options = {name: value for name, value in options.items() if name in known}
@@ -117,9 +113,8 @@ def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArgument
         if wrong := [share for share in shares if not 0 <= share <= 1 + 1e-9]:
             raise ValueError(f"the learning rate would become {wrong[0] * arguments.learning_rate:.3g}")
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise UsageError(
-            f"lr_scheduler_kwargs {arguments.lr_scheduler_kwargs} do not fit {arguments.lr_scheduler_type}: {error}"
-        ) from error
+        told = f"{arguments.lr_scheduler_kwargs} do not fit {arguments.lr_scheduler_type}"
+        raise UsageError(f"lr_scheduler_kwargs {told}: {error}") from error
     return schedule
 
 

@@ -179,13 +179,7 @@ def _push_state(folder: Path, repo_id: str, step: int) -> None:
 
 
 def fetch_run(source: str, run: RunFolder) -> None:
-    """
-    Downloads the run whose last state a repository has into the run folder; leaves one alone that holds a run.
-
-    Raises:
-        UsageError: If the folder holds other files.
-        DataError: If there is no such repository or state, or one with files that may run code when they are loaded.
-    """
+    """Downloads the run whose last state a repository has into the run folder; leaves one alone that holds a run."""
     if run.arguments.exists():
         return
     if run.path.exists() and not (run.path.is_dir() and not any(run.path.iterdir())):
@@ -206,7 +200,5 @@ def fetch_run(source: str, run: RunFolder) -> None:
                 if inner.startswith("state/") and path.name.endswith((".bin", ".pkl", ".pt")):
                     load(path, map_location="cpu", weights_only=True)
             except Exception as error:
-                raise DataError(
-                    f"{source}: {LAST}/{inner} is damaged, or holds more than tensors and numbers: it is not loaded."
-                ) from error
+                raise DataError(f"{source}: {LAST}/{inner} is damaged, or has more than tensors in it.") from error
         copy_into(files, folder)

@@ -49,9 +49,7 @@ def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
     # For one that is not installed accelerate would only warn.
     trackers = [str(tracker) for tracker in get_available_trackers()]
     if missing := [name for name in arguments.trackers if name not in trackers]:
-        raise UsageError(
-            f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install it, or use these."
-        )
+        raise UsageError(f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install it.")
     require_devices()
     # Each process makes the whole model from the seed or a file. With FSDP accelerate's launcher asks by default that
     # only the first one does, which fails for models with buffers.
@@ -88,17 +86,13 @@ def _meeting() -> Iterator[None]:
         yield
     except torch.distributed.DistError as error:
         reason = str(error).partition("\n")[0]
-        raise LostProcessError(
-            f"{text} did not find the others ({reason:.200}): start all of them, with one address and a free port."
-        ) from error
+        raise LostProcessError(f"{text} did not find the others ({reason:.200}): start all at a free port.") from error
     finally:
         waiting.cancel()
 
 
 # Errors of exchanges between processes, in the words of gloo, NCCL and torch.
-_LOST = re.compile(
-    r"gloo|nccl|connection (closed|reset|refused)|pair closure|broken pipe|process group|timed out", re.IGNORECASE
-)
+_LOST = re.compile(r"(?i)gloo|nccl|connection (closed|reset|refused)|pair closure|broken pipe|process group|timed out")
 
 
 @contextlib.contextmanager
@@ -190,7 +184,6 @@ class Run:
         self.metrics: dict[str, float] = {}
         check_installed(*["tensorboard"] * ("tensorboard" in arguments.trackers), "matplotlib")
         if not (isinstance(callbacks, Sequence) and all(isinstance(one, Callback) for one in callbacks)):
-            # Those of other libraries have the same events, and never act here.
             raise UsageError(f"callbacks is {callbacks!r}; allowed: a list of hf_ext.training.Callback objects.")
         self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
         for rows in (*[train_dataset] * (train_dataset is not None), *self.eval_data.values()):
@@ -244,9 +237,7 @@ class Run:
     def _prepare(self) -> tuple[int | None, Changes]:
         """Prepares the folder; the step from which the run continues, and how it has changed since then."""
         if self.groups is not None and self.folder.changes.new_batch_size:
-            raise DataError(
-                f"{self.folder.path}: per_device_train_batch_size must stay, as each batch has pictures of one size."
-            )
+            raise DataError(f"{self.folder.path}: per_device_train_batch_size must stay: pictures have several sizes.")
         self.folder.prepare()
         return self.folder.start, self.folder.changes
 
@@ -286,9 +277,7 @@ class Run:
             module.compile()
         self.names = [*module.state_dict()]
         if arguments.optim in ("Muon", "OneBit") and self.accelerator.distributed_type not in WHOLE_WEIGHTS:
-            raise UsageError(
-                f"optim {arguments.optim} needs whole weights, which no process has with FSDP or DeepSpeed: use AdamW."
-            )
+            raise UsageError(f"optim {arguments.optim} needs whole weights; FSDP and DeepSpeed shard them: use AdamW.")
         optimizer = build_optimizer(self.task, module, arguments)
         self.scheduler = build_schedule(optimizer, arguments)
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
@@ -322,7 +311,6 @@ class Run:
         stream_states = None
         if self.start is not None:
             found = load_state(self.accelerator, self.folder, self.start, self.sharded_average)
-            # A place in streams that are no longer read is none.
             stream_states = None if self.changes.new_data else found
             self._say(f"continuing {self.folder.path} from step {self.progress.step}")
         if self.changes.new_evaluation:
@@ -356,9 +344,8 @@ class Run:
 
     @property
     def _batch_size(self) -> int:
-        arguments = self.arguments
-        per_process = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-        return per_process * self.accelerator.num_processes
+        passes = self.arguments.gradient_accumulation_steps * self.accelerator.num_processes
+        return self.arguments.per_device_train_batch_size * passes
 
     def _say(self, text: str) -> None:
         if self.accelerator.is_main_process and not is_quiet():

@@ -19,21 +19,9 @@ from accelerate import Accelerator
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
+from .. import files
 from ..distributed import Ranks
 from ..errors import DataError, UsageError
-from ..files import (
-    hash_file,
-    open_to_readers,
-    read_json,
-    read_rows,
-    recover_folder,
-    remove,
-    remove_leftovers,
-    replace_folder,
-    sync,
-    whole_file,
-    write_json,
-)
 from ..system import sync_directory
 from .arguments import TrainingArguments, find_paths
 from .changes import Changes, compare_data, compare_settings
@@ -90,7 +78,6 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         self.states = self.path / "state"
         self.snapshot = self.path / "snapshot"
         self.best = self.path / "best"
-        # Left by a process that fails, for the others.
         self.failure = self.path / ".failure.json"
         self.lock = FileLock(self.path / ".lock", timeout=0)
         # What the run is now (`changes.describe_run`), for the next state.
@@ -108,7 +95,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         """Refuses a folder that a run must not be written to, and finds the state from which one goes on."""
         self.about = about
         if self.arguments.exists():
-            found = read_json(self.arguments)
+            found = files.read_json(self.arguments)
             if not isinstance(found, dict) or not found.keys() >= {"arguments", "processes"}:
                 raise UsageError(f"{self.arguments} was not written by a training: choose another output_dir.")
             for part in (self.states, self.snapshot, self.best):
@@ -125,10 +112,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         # Beside a new run may lie hidden files, and the files that its output goes to.
         others = sorted(path.name for path in self.path.glob("[!.]*") if path.suffix not in (".log", ".out", ".err"))
         if others:
-            raise UsageError(
-                f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}) and no "
-                "args.json of a run: choose a new or empty folder as output_dir."
-            )
+            raise UsageError(f"{self.path} holds {others[0]} and no args.json of a run: choose another output_dir.")
         for place in find_paths(arguments.data):
             data = Path(place).expanduser()
             if data.is_dir() and not (data / "lq").is_dir() and self.path.resolve().is_relative_to(data.resolve()):
@@ -139,9 +123,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         try:
             self.lock.acquire()
         except Timeout as error:
-            raise ValueError(
-                f"another process trains in {self.path}: wait until it ends, stop it, or choose another output_dir."
-            ) from error
+            raise ValueError(f"another process trains in {self.path}: stop it, or change output_dir.") from error
         except OSError as error:
             # Of a file system that does not lock, as some network disks.
             raise OSError(f"{self.lock.lock_file} cannot be locked ({error}): choose another output_dir.") from error
@@ -149,7 +131,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     def _find_start(self) -> None:
         """Finds the newest state that is whole; where there are states and none is, nothing begins anew by itself."""
         for aside in self.states.glob(".step-*.old"):
-            recover_folder(aside.with_name(aside.stem[1:]))
+            files.recover_folder(aside.with_name(aside.stem[1:]))
         damaged = []
         for step in reversed(self.saved_steps()):
             try:
@@ -159,10 +141,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
                 damaged.append(f"step {step}: {error}")
                 self.notes.append(f"warning: {self.state(step)} is damaged: {error}")
         if damaged:
-            raise DataError(
-                f"no state of {self.path} is whole ({'; '.join(damaged)}). Restore one, or delete {self.states} to "
-                "start again."
-            )
+            raise DataError(f"no state of {self.path} is whole ({'; '.join(damaged)}): restore one, or delete all.")
 
     def check_data(self, fingerprint: dict[str, Any]) -> None:
         """Refuses training data that is not what the run began with."""
@@ -180,18 +159,18 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         self.failure.unlink(missing_ok=True)
         # First: it is what marks the folder as ours.
         with clear_write_errors(self.arguments.name, self):
-            write_json(self.arguments, {name: self.about[name] for name in ("arguments", "processes")})
+            files.write_json(self.arguments, {name: self.about[name] for name in ("arguments", "processes")})
             self.states.mkdir(exist_ok=True)
         for leftover in self.states.glob("step-*.tmp"):
-            remove(leftover)
-        remove_leftovers(self.path)
+            files.remove(leftover)
+        files.remove_leftovers(self.path)
         for folder in (self.snapshot, self.best):
-            recover_folder(folder)
+            files.recover_folder(folder)
         # States after the start are damaged: they are kept until the run has saved another one.
         for step in (step for step in self.saved_steps() if step > (self.start or 0)):
             aside = self.states / f"damaged-step-{step}"
             if os.path.lexists(aside):
-                remove(aside)
+                files.remove(aside)
             os.replace(self.state(step), aside)
 
     def saved_steps(self) -> list[int]:
@@ -210,7 +189,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     def prune(self, keep_last: int, best_step: int) -> None:
         """Deletes all resume states but the last `keep_last` and the best."""
         for damaged in self.states.glob("damaged-step-*"):
-            remove(damaged)
+            files.remove(damaged)
         for step in self.saved_steps()[:-keep_last]:
             if step != best_step:
                 doomed = self.state(step).with_suffix(".tmp")
@@ -222,7 +201,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         rows = [row for row in self.read_metrics() if row["step"] <= progress.step]
         if progress.owes_evaluation:
             rows = [row for row in rows if row["step"] < progress.step or "loss" in row]
-        with whole_file(self.metrics, "w") as file:
+        with files.whole_file(self.metrics, "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def add_metrics(self, row: dict[str, Any]) -> None:
@@ -230,7 +209,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             file.write(json.dumps(row) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        return read_rows(self.metrics, "step", int)
+        return files.read_rows(self.metrics, "step", int)
 
 
 @contextlib.contextmanager
@@ -244,9 +223,7 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
         if not isinstance(error, OSError) and not any(text in str(error) for text in writing):
             raise
         if not run.path.is_dir():
-            raise OSError(
-                f"{run.path} was removed or renamed under the run: the same command resumes once it is back."
-            ) from error
+            raise OSError(f"{run.path} was removed or renamed: put it back and run the command again.") from error
         free = shutil.disk_usage(run.path).free / 2**30
         is_full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
         raise OSError(
@@ -269,7 +246,7 @@ class DamagedState(DataError):
 def hash_files(folder: Path, names: list[str]) -> dict[str, str]:
     # hashlib lets other threads run.
     with ThreadPoolExecutor(4) as pool:
-        return dict(zip(names, pool.map(hash_file, (folder / name for name in names)), strict=True))
+        return dict(zip(names, pool.map(files.hash_file, (folder / name for name in names)), strict=True))
 
 
 def _hash_content(content: dict[str, Any]) -> str:
@@ -277,7 +254,7 @@ def _hash_content(content: dict[str, Any]) -> str:
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    write_json(folder / MANIFEST, {**content, "sha256": _hash_content(content)})
+    files.write_json(folder / MANIFEST, {**content, "sha256": _hash_content(content)})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -285,19 +262,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not (folder / MANIFEST).is_file():
         raise DamagedState(f"{MANIFEST} is missing")
     try:
-        content: dict[str, Any] = read_json(folder / MANIFEST)
-        is_whole, files = content.pop("sha256") == _hash_content(content), content["files"]
+        content: dict[str, Any] = files.read_json(folder / MANIFEST)
+        is_whole, saved = content.pop("sha256") == _hash_content(content), content["files"]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         is_whole = False
     if not is_whole:
         raise DamagedState(f"{MANIFEST} is damaged")
-    if missing := [name for name in files if not (folder / name).is_file()]:
+    if missing := [name for name in saved if not (folder / name).is_file()]:
         raise DamagedState(f"{missing[0]} is missing")
     try:
-        found = hash_files(folder, [*files])
+        found = hash_files(folder, [*saved])
     except OSError as error:
         raise DamagedState(f"a file cannot be read ({error})") from error
-    if changed := [name for name in files if found[name] != files[name]]:
+    if changed := [name for name in saved if found[name] != saved[name]]:
         raise DamagedState(f"{', '.join(changed)} changed after being saved")
     return content
 
@@ -306,8 +283,7 @@ def save_state(
     accelerator: Accelerator, run: RunFolder, step: int, stream_states: list[Any] | None, average: WeightAverage | None
 ) -> None:
     """Writes the resume state of all processes: its manifest last, and its name after that."""
-    # `stream_states` are this process's, where it reads a stream; an average is given where each process has a part
-    # of it.
+    # `stream_states` are this process's; an average is given where each process has a part of it.
     temporary, rank = run.states / f"step-{step}.tmp", accelerator.process_index
     ranks = Ranks(accelerator)
     with clear_write_errors(f"the state of step {step}", run):
@@ -315,24 +291,23 @@ def save_state(
         # No step reads random states (`loop`).
         (temporary / f"random_states_{rank}.pkl").unlink()
         if stream_states is not None:
-            write_json(temporary / f"stream-{rank}.json", stream_states)
+            files.write_json(temporary / f"stream-{rank}.json", stream_states)
         if average is not None:
             average.save_shards(temporary / "average")
         ranks.wait()
-        # Hashing takes a processor, syncing a disk: together they take little longer than the slower one. Each process
-        # hashes its share of the files.
+        # Hashing takes a processor, syncing a disk: together they take little longer than the slower one.
         with ThreadPoolExecutor(1) as pool:
             names = [path.relative_to(temporary).as_posix() for path in temporary.rglob("*") if path.is_file()]
             hashed = pool.submit(hash_files, temporary, ranks.share(sorted(names)))
             if accelerator.is_main_process:
-                open_to_readers(temporary)
-                sync(temporary)
-        files = {name: entry for part in ranks.gather(hashed.result()) for name, entry in part.items()}
+                files.open_to_readers(temporary)
+                files.sync(temporary)
+        hashes = {name: entry for part in ranks.gather(hashed.result()) for name, entry in part.items()}
         if accelerator.is_main_process:
-            write_manifest(temporary, {**run.about, "step": step, "files": files})
+            write_manifest(temporary, {**run.about, "step": step, "files": hashes})
             sync_directory(temporary)
             # There already where an interrupted evaluation was done.
-            replace_folder(temporary, run.state(step))
+            files.replace_folder(temporary, run.state(step))
             # Its name too, before an earlier state is deleted.
             sync_directory(run.states)
     ranks.wait()
@@ -355,7 +330,7 @@ def load_state(accelerator: Accelerator, run: RunFolder, step: int, average: Wei
     if average is not None:
         average.load_shards(folder / "average")
     stream = folder / f"stream-{rank}.json"
-    return read_json(stream) if stream.is_file() else None
+    return files.read_json(stream) if stream.is_file() else None
 
 
 def use_plain_names(accelerator: Accelerator) -> None:

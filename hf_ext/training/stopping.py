@@ -32,13 +32,11 @@ class EvaluationStopped(Exception):
 
 
 class Stopping:
-    """
-    Decision to save or to end, asked after every step; all processes get the same answer after the same step.
+    """Decision to save or to end, asked after every step; all processes get the same answer after the same step."""
 
-    A signal may reach one process only, and clocks differ. So each process starts a reduction of what it knows, which
-    runs while the next step is computed, and reads the one that it started a step before: nobody waits, and no device
-    is asked. The answer is one step old. Within the context a signal is noted; a second Ctrl-C interrupts at once.
-    """
+    # A signal may reach one process only, and clocks differ. So each process starts a reduction of what it knows,
+    # which runs while the next step is computed, and reads the one that it started a step before: nobody waits, and no
+    # device is asked. The answer is one step old. Within the context a signal is noted; a second Ctrl-C interrupts.
 
     def __init__(self, ranks: Ranks, save_minutes: float, deadline_minutes: float):
         self.ranks = ranks
@@ -111,12 +109,7 @@ class Stopping:
             self._asked = max(self._asked, answer)
 
     def end(self, answer: int, step: int, max_steps: int) -> None:
-        """
-        Ends the run if the answer says so; its state has been saved.
-
-        Raises:
-            RunStopped: With what ended the run, in the main process; the others say nothing.
-        """
+        """Ends the run, whose state has been saved, by a [`RunStopped`] if the answer says so."""
         if answer < _DEADLINE:
             return
         if self._question is not None:

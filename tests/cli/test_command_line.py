@@ -24,7 +24,7 @@ from hf_ext.errors import UsageError
 from hf_ext.hub.front_matter import as_json
 from hf_ext.training.methods import read_arguments
 from hf_ext_cli.main import Commands, main
-from hf_ext_cli.recipes import find_recipe, list_recipes
+from hf_ext_cli.training import find_recipe, list_recipes
 from tests.kit.command_line import run
 from tests.kit.document_stage import draw_picture
 from tests.kit.refusals import refused

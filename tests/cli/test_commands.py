@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from skimage import data
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext_cli import doctor
+from hf_ext_cli.information import hide_secrets
 from tests.cli.fuzzing import ALIASES
 from tests.emr.emr_testing import push_folder
 from tests.hub.published import EVALUATION, save_snapshot
@@ -212,8 +212,8 @@ def test_doctor_says_what_an_issue_needs_and_prints_no_secret(monkeypatch):
     assert found["environment"]["HF_HUB_ETAG_TIMEOUT"] == "7" and found["hub"]["answers"] == "not asked"
     assert "sss" not in told and "word" not in told and "not told" not in told and found["hub"]["token"] == "there"
     for login in ("a:b", "a:p@rt", "a:p/rt", "a:p@r/t"):
-        assert doctor.hide_secrets(f"no: https://{login}@c/d failed") == "no: https://...@c/d failed"
-    assert "sss" not in doctor.hide_secrets("hf_" + "s" * 34)
+        assert hide_secrets(f"no: https://{login}@c/d failed") == "no: https://...@c/d failed"
+    assert "sss" not in hide_secrets("hf_" + "s" * 34)
 
 
 def test_doctor_of_a_broken_machine_tells_what_is_broken(monkeypatch):

@@ -13,8 +13,7 @@ from PIL.TiffImagePlugin import IFDRational
 
 from hf_ext.errors import DataError
 from hf_ext.restoration.camera import UnreadableError
-from hf_ext.restoration.files import Picture, read_frames, read_image
-from hf_ext.restoration.tiff import read_tiff
+from hf_ext.restoration.files import Picture, read_frames, read_image, read_tiff
 from hf_ext.semanir.image_processing_semanir import image_to_pixels
 from tests.kit.pictures import PROFILE, encode, noise, write_image
 from tests.kit.refusals import refused

@@ -8,7 +8,7 @@ import torch
 
 from hf_ext.errors import UsageError
 from hf_ext.training import optimizing
-from hf_ext.training.muon import MuonWithAdamW, list_matrices, orthogonalize
+from hf_ext.training.optimizers import MuonWithAdamW, list_matrices, orthogonalize
 from hf_ext.training.optimizing import build_optimizer, build_schedule
 
 from . import two_processes

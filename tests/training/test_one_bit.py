@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from hf_ext.emr.weights import task_checkpoint
 from hf_ext.errors import UsageError
 from hf_ext.merging import merge_checkpoints
-from hf_ext.training.one_bit import OneBit
+from hf_ext.training.optimizers import OneBit
 from hf_ext.training.optimizing import build_optimizer
 
 from . import two_processes

@@ -1,7 +1,6 @@
-"""Muon for matrices and kernels, AdamW for everything else, as one optimizer."""
+"""Optimizers of our own: Muon for matrices and kernels beside AdamW, and fine-tuning to 1-bit deltas."""
 
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,9 +39,8 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     result = result / result.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
     for _ in range(_REPETITIONS):
         square = result @ result.mT
-        result = torch.baddbmm(
-            result, torch.baddbmm(square, square, square, beta=cubic, alpha=quintic), result, beta=linear
-        )
+        change = torch.baddbmm(square, square, square, beta=cubic, alpha=quintic)
+        result = torch.baddbmm(result, change, result, beta=linear)
     return result.mT if is_tall else result
 
 
@@ -50,20 +48,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """
     Muon for some weights and `torch.optim.AdamW` for all other parameters, at one learning rate and weight decay.
 
-    A step of a weight is its momentum (Nesterov's), made orthogonal, times `rms * max(rows, columns) ** 0.5`. A kernel
-    is a matrix of as many rows as outputs.
-
-    Args:
-        params (`list[dict]`): Groups of parameters as AdamW takes them; each is split in two.
-        matrices (`list[torch.Tensor]`): What Muon trains, at least one.
-        lr (`float`): Learning rate.
-        weight_decay (`float`): Weight decay of groups that have none of their own.
-        momentum (`float`, defaults to 0.95): Of Muon.
-        rms (`float`, defaults to 0.2): Root mean square of Muon's steps, in learning rates. 0.2 is that of AdamW's
-            (Liu et al., Muon is Scalable for LLM Training, 2025).
-
-    Raises:
-        `ValueError`: Muon has nothing to train, or a value is out of its range.
+    A step of a matrix, or of a kernel with a row for each output, is its Nesterov momentum, made orthogonal, times
+    `rms * max(rows, columns) ** 0.5`. An `rms` of 0.2 is that of AdamW's steps, in learning rates (Liu et al., Muon is
+    Scalable for LLM Training, 2025).
     """
 
     # torch's own Muon refuses kernels, which gain from it, and takes matrices one by one: here equal shapes make one
@@ -88,27 +75,22 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 if values := [value for value in group["params"] if (id(value) in chosen) == is_muon]:
                     parts.append({**group, "params": values, "is_muon": is_muon})
         if not split[True]:
-            raise ValueError(
-                "Muon trains matrices and kernels, and this model has none that is wide enough: use AdamW"
-            )
+            raise ValueError("Muon trains matrices and kernels, and this model has no wide ones: use AdamW")
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "rms": rms}
         # An empty group, so that a model without others has an AdamW too.
-        self._adamw = torch.optim.AdamW(
-            [*split[False], {"params": [], "is_muon": False}], lr, weight_decay=weight_decay, foreach=True
-        )
+        others = [*split[False], {"params": [], "is_muon": False}]
+        self._adamw = torch.optim.AdamW(others, lr, weight_decay=weight_decay, foreach=True)
         super().__init__([*split[True], *self._adamw.param_groups[:-1]], defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Takes a step with the gradients that are there."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             if group["is_muon"]:
                 self._step_matrices(group)
         self._adamw.state = self.state
         self._adamw.param_groups = [group for group in self.param_groups if not group["is_muon"]]
         self._adamw.step()
-        return loss
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
         weights = [value for value in group["params"] if value.grad is not None]
@@ -130,3 +112,38 @@ class MuonWithAdamW(torch.optim.Optimizer):
             made = orthogonalize(torch.stack([steps[index].reshape(shape) for index in places]))
             for index, step in zip(places, made, strict=True):
                 weights[index].add_(step.reshape(weights[index].shape), alpha=-length)
+
+
+class OneBit(torch.optim.AdamW):
+    """
+    `torch.optim.AdamW` whose weights differ from those it begins with by one size per tensor: W_0 + mean |τ| sign τ.
+    Rates of 1e-3, or 3e-4 for a task near that of the base, are good beginnings.
+    """
+
+    # AdamW moves W_0 + τ, and τ is kept whole; the network computes, forward and backward, with its signs and mean
+    # size alone. The gradient there is taken as that of τ (the straight-through estimator; Courbariaux et al., 2015):
+    # small steps that agree add up in τ until a sign turns. `onebit` finds these signs, and as the mean of equal sizes
+    # this size: a merge restores the fine-tune but for the rounding of W_0 + τ. A test merges one.
+
+    def __init__(
+        self, params: Any, lr: float, weight_decay: float = 0.0, betas: Any = (0.9, 0.999), eps: float = 1e-8
+    ):
+        super().__init__(params, lr, betas, eps, weight_decay, foreach=True)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Takes a step with the gradients that are there."""
+        weights = [value for group in self.param_groups for value in group["params"] if value.grad is not None]
+        first: list[Tensor] = []
+        for value in weights:
+            known = self.state.get(value)
+            first.append(known["first"] if known else value.clone())
+            if known:
+                value.copy_(known["moved"])
+        super().step()
+        for value, start in zip(weights, first, strict=True):
+            self.state[value].update(first=start, moved=value.clone())
+            difference = value - start
+            size = difference.abs().mean()
+            # Not `sign`, which is 0 at 0: one bit has no third value.
+            value.copy_(start + torch.where(difference >= 0, size, -size))
