@@ -94,10 +94,8 @@ class InceptionFeatures:
         if not Path(path).is_file():
             parts = path.split("/", 2)
             if len(parts) != 3 or Path(path).is_absolute():
-                raise ValueError(
-                    f"{source!r} is no file and no `org/name/file.pt` of the Hub: give the TorchScript file of the "
-                    "Inception network, inception-2015-12-05.pt, or a classifier of your own."
-                )
+                advice = "give the TorchScript file inception-2015-12-05.pt, or a classifier of your own"
+                raise ValueError(f"{source!r} is no file and no `org/name/file.pt` of the Hub: {advice}.")
             path = hf_hub_download("/".join(parts[:2]), parts[2], revision=revision)
         self.digest = hash_file(path)
         if wanted and self.digest != wanted.lower():
@@ -121,10 +119,8 @@ class InceptionFeatures:
             pixels = torch.from_numpy(np.stack(batch)).permute(0, 3, 1, 2).to(self.device)
             values = self.network(pixels, return_features=True)
             if values.shape != (len(batch), INCEPTION_DIMENSIONS):
-                raise ValueError(
-                    f"the network returns {list(values.shape)} for {len(batch)} images, not "
-                    f"[{len(batch)}, {INCEPTION_DIMENSIONS}]: it is not the Inception network of FID"
-                )
+                told = f"{list(values.shape)} for {len(batch)} images, not {INCEPTION_DIMENSIONS} numbers for each"
+                raise ValueError(f"the network returns {told}: it is not the Inception network of FID")
             features.append(values.float().cpu())
         return torch.cat(features).numpy()
 
@@ -158,9 +154,7 @@ class CLIPScores:
         """Scores [pairs], float64, of images and the text of each."""
         pictures = as_rgb(images)
         if isinstance(texts, str) or len(texts) != len(pictures):
-            raise ValueError(
-                f"texts must be a list with one for each of the {len(pictures)} images, got {texts!r:.80}"
-            )
+            raise ValueError(f"texts must be a list, one for each of the {len(pictures)} images, got {texts!r:.80}")
         pixels = self.processor(images=pictures, return_tensors="pt")
         tokens = self.processor(text=list(texts), return_tensors="pt", padding=True, truncation=True)
         device = self.model.device

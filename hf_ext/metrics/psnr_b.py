@@ -34,9 +34,7 @@ def psnr_b(
     Returns:
         `float`: Decibels; infinite where both images are equal and without blocking.
     """
-    first, second = prepare_pair(
-        prediction, reference, channel=channel, border=border, data_range=data_range, least=BLOCK + 1
-    )
+    first, second = prepare_pair(prediction, reference, channel, border, data_range, least=BLOCK + 1)
     if border % BLOCK:
         raise ValueError(f"border must be a multiple of {BLOCK} for PSNR-B, whose blocks it would cut, got {border}")
     seen = (luma(first) if channel == "rgb" else first)[:, :, 0]

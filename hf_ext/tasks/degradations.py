@@ -209,9 +209,8 @@ class Degradation:
 
     def validate_steps(self) -> None:
         if (self.kind == "chain") != bool(self.links):
-            raise ValueError(
-                f"steps are required for kind chain and not allowed for other kinds; got {self.steps}, {self.kind}."
-            )
+            told = "steps are required for kind chain and not allowed for other kinds"
+            raise ValueError(f"{told}; got {self.steps}, {self.kind}.")
         if self.shuffle and self.kind != "chain":
             raise ValueError(f"shuffle is only for kind chain, got it with {self.kind}.")
         if odd := [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1 or link.clip]:

@@ -25,8 +25,8 @@ from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
 
 from ..errors import DataError
+from .diffusion_data import weights_hash, write_tar
 from .diffusion_grids import default_batch_size, draw_pictures, write_picture
-from .diffusion_latents import weights_hash, write_tar
 from .precompute import keep_settings
 
 SETTINGS, METADATA = "sampling.json", "metadata.jsonl"

@@ -29,8 +29,7 @@ from hf_ext.metrics import (
 from hf_ext.progress import progress
 
 from ..errors import DataError, MissingColumn, UsageError
-from .diffusion_data import Crops, cut_view
-from .diffusion_latents import weights_hash
+from .diffusion_data import Crops, cut_view, weights_hash
 from .pictures import in_colours, require_picture
 
 # Pictures of a set whose features are kept for the kernel distance (82 MB), and samples of a subset of them.

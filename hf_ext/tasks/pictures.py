@@ -36,10 +36,8 @@ def deep_grey(picture: Image.Image) -> np.ndarray | None:
     values = np.asarray(picture)
     low, high = values.min(), values.max()
     if picture.mode == "F" or low < 0 or high > 65535:
-        raise DataError(
-            f"a picture has PIL mode {picture.mode!r} and values from {low:g} to {high:g}, and only whole numbers "
-            "from 0 to 65535 are scaled to 8 bits: convert it to 8 bits."
-        )
+        told = f"a picture has PIL mode {picture.mode!r} and values from {low:g} to {high:g}"
+        raise DataError(f"{told}, and only whole numbers from 0 to 65535 are scaled: convert it to 8 bits.")
     return spread_grey(values.astype(np.uint16), picture)
 
 
