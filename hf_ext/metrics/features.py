@@ -33,14 +33,7 @@ def _batches(images: list[np.ndarray], batch_size: int) -> Iterator[list[np.ndar
 
 
 class ClassifierFeatures:
-    """
-    An image classifier of transformers, with what it sees before its last layer.
-
-    Args:
-        source (`str`): Folder or `org/name[@revision]` of a model with its image processor.
-        device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
-        batch_size (`int`, *optional*, defaults to 64): Images at once.
-    """
+    """Features before the last layer of an image classifier of transformers, a folder or `org/name[@revision]`."""
 
     def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):
         name, revision = split_revision(source)
@@ -74,18 +67,13 @@ class ClassifierFeatures:
 
 class InceptionFeatures:
     """
-    The Inception network of FID and KID, from a TorchScript file that the user provides.
+    The Inception network of FID and KID, from a TorchScript file that the user provides: a path, or
+    `org/name/file.pt[@revision]` on the Hub; `#sha256=…` at its end is the hash that the file must have.
 
     The file is the one that NVIDIA publishes with StyleGAN 2 and 3, `inception-2015-12-05.pt`: a translation of the
     original network that takes uint8 RGB images `[batch, 3, height, width]` of any size, resizes them itself, and
     returns `[batch, 2048]` when called with `return_features=True`. Other translations or other weights give other
     numbers. A TorchScript file is a program: use one that you trust.
-
-    Args:
-        source (`str`): Path of the file, or `org/name/file.pt[@revision]` on the Hub. `#sha256=…` at its end is the
-            hash that the file must have.
-        device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
-        batch_size (`int`, *optional*, defaults to 64): Images at once, of one size.
     """
 
     def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):
@@ -131,12 +119,7 @@ class CLIPScores:
 
     Hessel, Holtzman, Forbes, Le Bras and Choi, "CLIPScore: a reference-free evaluation metric for image captioning",
     EMNLP 2021; with the factor 100, as text-to-image papers report it, in place of that paper's 2.5. Texts are cut to
-    the model's longest. Values depend on the model: name it beside them.
-
-    Args:
-        source (`str`): Folder or `org/name[@revision]` of a CLIP model with its processor, for instance
-            `"openai/clip-vit-base-patch16"`.
-        device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
+    the model's longest. Values depend on the model, a folder or `org/name[@revision]`: name it beside them.
     """
 
     def __init__(self, source: str, device: str = "cpu"):

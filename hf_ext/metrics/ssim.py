@@ -36,14 +36,8 @@ def ssim(
     """
     Structural similarity of one image (equation 13 of the paper): 11x11 Gaussian window of standard deviation 1.5,
     population statistics, each channel on its own, averaged over the windows that lie wholly inside the image. Zero
-    padding at the image's edge, which some published numbers contain, would raise the value.
-
-    Args:
-        prediction, reference (`numpy.ndarray`): As for [`psnr`], at least 11x11 after the crop.
-        channel (`str`), border (`int`), data_range (`float`): As for [`psnr`].
-
-    Returns:
-        `float`: From -1 to 1; 1 where both images are equal.
+    padding at the image's edge, which some published numbers contain, would raise the value. Arguments are those of
+    [`psnr`], images of at least 11x11 after the crop; the value is from -1 to 1, where both are equal.
     """
     first, second = prepare_pair(prediction, reference, channel, border, data_range, least=WINDOW)
     mean_first, mean_second = _smooth(first), _smooth(second)
@@ -56,9 +50,7 @@ def ssim(
 
 
 class SSIM(ImageMetric):
-    """
-    [`ssim`] over a set of images. `compute` returns `ssim`, the mean of the images' values, and `ssim_per_image`.
-    """
+    """[`ssim`] over a set of images. `compute` returns `ssim`, the mean of their values, and `ssim_per_image`."""
 
     summary = "Structural similarity of 8-bit images: 11x11 Gaussian window, valid region."
     score = staticmethod(ssim)

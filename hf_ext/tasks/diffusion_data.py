@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from diffusers import AutoModel, ModelMixin
 from huggingface_hub.dataclasses import strict
+from numpy.random import Generator
 from PIL import Image
 from torch import Tensor
 
@@ -110,9 +111,7 @@ def controls(original_size: Size, crop: Size, target_size: Size, flip: bool) -> 
     return {name: np.array(value, dtype=np.float32) for name, value in values.items()}
 
 
-def cut_view(
-    image: Image.Image, size: Size, channels: int, crops: Crops, generator: np.random.Generator | None
-) -> View:
+def cut_view(image: Image.Image, size: Size, channels: int, crops: Crops, generator: Generator | None) -> View:
     """Cuts a picture, on white, to a size, at random or, without a generator, from its middle and unmirrored."""
     if image.mode[0] in "IF":
         raise DataError(f"a picture has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
@@ -143,7 +142,7 @@ def cut_view(
     return View(pixels, original, (top, left), flip)
 
 
-def _shrink(image: Image.Image, least: int, most: int, generator: np.random.Generator) -> Image.Image:
+def _shrink(image: Image.Image, least: int, most: int, generator: Generator) -> Image.Image:
     """The picture with a short side drawn from `least` to `most`, or as it is where that would enlarge it."""
     short = min(image.size)
     if least > (most := min(short, most)):
@@ -223,9 +222,7 @@ def write_row(latent: Tensor, view: View, spread: Tensor | None = None) -> dict[
     return {"latent_shape": list(latent.shape), **pairs, "flip": int(view.flip), **halves}
 
 
-def read_row(
-    row: dict[str, Any], generator: np.random.Generator | None = None
-) -> tuple[Tensor, dict[str, np.ndarray]]:
+def read_row(row: dict[str, Any], generator: Generator | None = None) -> tuple[Tensor, dict[str, np.ndarray]]:
     """The latent of a row, float32 [channels, height, width], and each control; a generator draws it."""
     wanted = COLUMNS if generator is None else (*COLUMNS, SPREAD)
     if missing := [name for name in wanted if name not in row]:

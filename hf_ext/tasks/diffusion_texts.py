@@ -17,7 +17,7 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from transformers import AutoModelForTextEncoding, AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_ext.hub.checkpoints import split_revision
@@ -193,9 +193,7 @@ class Captions(TextEncoder):
         masks = {name: dropped.view(-1, *[1] * (batch[name].ndim - 1)) for name in names}
         return {name: torch.where(masks[name], null[name].to(dropped.device), batch[name]) for name in names}
 
-    def encode(
-        self, tokens: dict[str, Tensor], generator: torch.Generator | list[torch.Generator] | None = None
-    ) -> Tensor:
+    def encode(self, tokens: dict[str, Tensor], generator: Generator | list[Generator] | None = None) -> Tensor:
         """The states to attend to, [B, max_length, width]; fresh noise in the padding without a generator."""
         if "states" in tokens:
             states, lengths = tokens["states"].float(), tokens["length"]

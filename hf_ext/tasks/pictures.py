@@ -25,12 +25,7 @@ def picture_of(example: dict[str, Any], name: str, option: str, advice: str = ""
 
 
 def deep_grey(picture: Image.Image) -> np.ndarray | None:
-    """
-    Grey of 16 bits as uint16 `[height, width]`, from black at 0 to white at 65535; `None` for a picture of 8 bits.
-
-    Raises:
-        DataError: If the picture has floats, or whole numbers outside 16 bits.
-    """
+    """Grey of 16 bits as uint16 `[height, width]`, from black at 0 to white at 65535; `None` for 8 bits."""
     if picture.mode[0] not in "IF":
         return None
     values = np.asarray(picture)

@@ -64,23 +64,8 @@ MOST_ENLARGED, MOST_RATIO = 8, 8
 
 
 def precompute(settings: Precompute, out: str | Path, device: str | None = None) -> Path:
-    """
-    Encodes a data set into a folder of files that the training and `datasets.load_dataset` read. Processes of
-    `accelerate launch` share the work.
-
-    Args:
-        settings ([`Precompute`]): What to encode, and how.
-        out (`str` or `Path`): The folder; it appears when it is complete. Until then the work lies in `OUT.partial`,
-            from which the same call goes on.
-        device (`str`, *optional*): Where to encode; the GPU if there is one.
-
-    Returns:
-        `Path`: The folder.
-
-    Raises:
-        OtherRun: If unfinished work of that folder has other settings or data.
-        ValueError: If the folder is there already, or data and autoencoder do not fit.
-    """
+    """Encodes a data set into a folder of files that the training and `datasets.load_dataset` read, and which appears
+    when it is complete. Until then the work lies in `OUT.partial`, from which the same call goes on."""
     out = Path(out)
     partial = out.parent / f"{out.name}.partial"
     ranks = Ranks()
@@ -146,23 +131,21 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
     wanted = {name: value for name, value in asdict(settings).items() if name not in FREE}
     # Of the same name may be others, as after another training.
     wanted["networks"] = [weights_hash(network) for network in (autoencoder, *([texts.encoder] if texts else []))]
+    refusal = f"{partial} has unfinished work with other settings"
     # The number of parts stays when examples are removed: which part an example is in depends on it.
-    first = {"parts": source.count_parts(settings.shard_size)}
-    found = keep_settings(partial / SETTINGS, wanted, f"{partial} has unfinished work with other settings", first)
+    found = keep_settings(partial / SETTINGS, wanted, refusal, parts=source.count_parts(settings.shard_size))
     source.deal(int(found["parts"]), settings.image_column)
     return work
 
 
-def keep_settings(
-    path: Path, wanted: dict[str, Any], refusal: str, first: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def keep_settings(path: Path, wanted: dict[str, Any], refusal: str, **first: Any) -> dict[str, Any]:
     """Notes the settings of work in a folder, with what the first call decides, or compares them: what is noted."""
     if not path.exists():
-        write_json(path, {**wanted, **(first or {})})
+        write_json(path, {**wanted, **first})
     if not isinstance(found := read_json(path), dict):
         raise DataError(f"{path} holds no settings: restore the file, or remove it.")
     # What is noted and not wanted is an option that was left out.
-    pairs = {name: (found.get(name), wanted.get(name)) for name in {**found, **wanted} if name not in (first or {})}
+    pairs = {name: (found.get(name), wanted.get(name)) for name in {**found, **wanted} if name not in first}
     if changed := [f"{name}: {noted!r} → {value!r}" for name, (noted, value) in pairs.items() if noted != value]:
         raise OtherRun(refusal, changed, "Use the same settings, remove it, or give another folder.")
     return found

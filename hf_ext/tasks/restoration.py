@@ -283,10 +283,8 @@ class SemanIRTask(Task):
         """Rows of degraded (enlarged, where the model enlarges), restored and clean middle parts."""
         rows, scale = [], self.config.scale
         for index in range(max(len(examples), len(self.evaluated))):
-            place = index % len(examples)
-            degraded, clean = self.degraded_example(
-                examples[place], place, self.evaluated[index % len(self.evaluated)]
-            )
+            place, degradation = index % len(examples), self.evaluated[index % len(self.evaluated)]
+            degraded, clean = self.degraded_example(examples[place], place, degradation)
             # The middle, as far as there is one.
             size = 192 // scale
             top, left = (max(0, (side - size) // 2) for side in degraded.shape[:2])
@@ -356,17 +354,8 @@ def _is_unchanged(degraded: np.ndarray, restored: np.ndarray, clean: np.ndarray)
 
 
 class FeatureLoss(torch.nn.Module):
-    """
-    Distance of two pictures for a frozen network: the mean over its feature maps of the distance of two maps, relative
-    to the size of the target's. So each map has equal weight, whatever its scale and size.
-
-    Args:
-        source (`str`): An image model of hf-ext or transformers whose `AutoModel` returns hidden states: the name of a
-            released restorer, a folder or `org/name[@revision]`.
-
-    Raises:
-        ValueError: If the network cannot be loaded, or takes no pictures in colours.
-    """
+    """Distance of two pictures for a frozen network: the mean over its feature maps of the distance of two maps,
+    relative to the size of the target's. So each map has equal weight, whatever its scale and size."""
 
     mean: Tensor
     std: Tensor

@@ -109,9 +109,8 @@ class MRConvTask(Task):
         kernels: set[int] = set()
         if isinstance(base, MRConvPreTrainedModel) and not base.config.reparameterized:
             kernels = {id(base.get_parameter(name)) for name in base.kernel_parameters()}
-        matrices = {
-            id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding | _ConvNd)
-        }
+        kinds = (nn.Linear, nn.Embedding, _ConvNd)
+        matrices = {id(module.weight) for module in model.modules() if isinstance(module, kinds)}
         trained = [value for value in model.parameters() if value.requires_grad]
         rate = {} if self.kernel_learning_rate is None else {"lr": self.kernel_learning_rate}
         groups: list[dict[str, Any]] = [
