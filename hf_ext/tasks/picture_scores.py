@@ -17,15 +17,8 @@ from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.distributed import Ranks, require_device
 from hf_ext.files import check_places
-from hf_ext.metrics import (
-    ClassifierFeatures,
-    CLIPScores,
-    FeatureStatistics,
-    FeatureSums,
-    InceptionFeatures,
-    frechet_distance,
-    kernel_distance_of_subsets,
-)
+from hf_ext.metrics.distances import FeatureStatistics, FeatureSums, frechet_distance, kernel_distance_of_subsets
+from hf_ext.metrics.features import ClassifierFeatures, CLIPScores, InceptionFeatures
 from hf_ext.progress import progress
 
 from ..errors import DataError, MissingColumn, UsageError

@@ -37,8 +37,6 @@ from ..errors import DataError
 _ENDS = 4096
 # Addresses of files of the Hub, as `datasets` writes them, and how many are looked up at once.
 _HUB, _LOOKED_UP = "hf://datasets/", 500
-
-
 # The number of an example, and what reads it: the hash that place and mirroring follow from, and all columns.
 Example = tuple[int, Callable[[], tuple[str, dict[str, Any]]]]
 
@@ -111,16 +109,15 @@ class Streams:
 
     def deal(self, parts: int, image_column: str) -> None:
         """Names the files, each by the numbers in its name, and by what changes when it is written anew."""
-        self.image_column, seen = image_column, Counter[str]()
+        self.image_column, seen, found = image_column, Counter[str](), _look_up(self.files)
+        self.weights = [size for size, _ in found]
         self.names: list[str] = []
-        self.weights: list[int] = []
-        for file, (size, version) in zip(self.files, _look_up(self.files), strict=True):
+        for file, (size, version) in zip(self.files, found, strict=True):
             about = f"{Path(file).name} {size} {version}"
             seen[about] += 1
             # Words such as `test` would be the name of a split.
             hashed = _short_hash(f"{about} {seen[about]}")
             self.names.append("-".join([*re.findall(r"\d+", Path(file).stem), hashed]))
-            self.weights.append(size)
 
     def read(self, part: int) -> Iterator[Example]:
         """The examples of a file, in their order."""
@@ -132,26 +129,22 @@ class Streams:
                 row.pop("__url__", None)
                 inner = find_row_file(row) or row.get("__key__") or f"row {number}"
                 self.places[number] = f"{Path(self.files[part]).name}::{inner}"
-                yield number, partial(_decode, self.features, self.image_column, row, self.unread.get(number))
+                yield number, partial(self._decode, row, self.unread.get(number))
         except (tarfile.TarError, *UNUSABLE) as error:
             raise DataError(f"{self.files[part]} cannot be read beyond example {len(self.places)}: {error}") from error
+
+    def _decode(self, row: dict[str, Any], problem: str | None) -> tuple[str, dict[str, Any]]:
+        if problem is not None:
+            raise DataError(problem)
+        picture = row[self.image_column] or {"path": None, "bytes": None}
+        content = picture["bytes"] or b""
+        others = {name: value for name, value in row.items() if name != self.image_column}
+        digest = _hash(picture["path"], len(content), content[:_ENDS], content[-_ENDS:], others)
+        return digest, decode_row(self.features, row)
 
     def find_file(self, number: int) -> str:
         """The file, and the name in it, of an example of the part that is being read."""
         return self.places[number]
-
-
-def _decode(
-    features: datasets.Features, image_column: str, row: dict[str, Any], problem: str | None = None
-) -> tuple[str, dict[str, Any]]:
-    """The hash of a row that was not decoded, and the example."""
-    if problem is not None:
-        raise DataError(problem)
-    picture = row[image_column] or {"path": None, "bytes": None}
-    content = picture["bytes"] or b""
-    others = {name: value for name, value in row.items() if name != image_column}
-    digest = _hash(picture["path"], len(content), content[:_ENDS], content[-_ENDS:], others)
-    return digest, decode_row(features, row)
 
 
 def _first_step(stream: Any) -> Any:
@@ -178,9 +171,9 @@ def open_pictures(source: DataSource) -> Rows | Streams:
     # Of a folder of pictures they are no names.
     names = [name for name in files if isinstance(name, str) and name.endswith((".tar", ".parquet"))]
     fits = bool(names) and (found or all(name.startswith(_HUB) for name in names))
-    return (
-        Streams(stream, files) if fits and len(names) == len(files) == stream.num_shards else Rows(open_source(source))
-    )
+    if fits and len(names) == len(files) == stream.num_shards:
+        return Streams(stream, files)
+    return Rows(open_source(source))
 
 
 def _look_up(files: list[str]) -> list[tuple[int, str]]:
