@@ -42,14 +42,13 @@ def _register(place: ModuleType, name: str, value: Any) -> None:
 
 # What diffusers looks up when it loads a folder or a repository: the pipeline's class, and the room of its component.
 _register(diffusers.pipelines, "disentangled_dit", disentangled_dit)
-for _class in (DisentangledDiTPipeline, DisentangledDiTImg2ImgPipeline, DisentangledDiTInpaintPipeline):
-    _register(diffusers, _class.__name__, _class)
-# What `AutoPipelineFor...` look up; `from_pipe` goes from each to the others.
 for _task, _class in (
     ("TEXT2IMAGE", DisentangledDiTPipeline),
     ("IMAGE2IMAGE", DisentangledDiTImg2ImgPipeline),
     ("INPAINT", DisentangledDiTInpaintPipeline),
 ):
+    _register(diffusers, _class.__name__, _class)
+    # What `AutoPipelineFor...` look up; `from_pipe` goes from each to the others.
     getattr(auto_pipeline, f"AUTO_{_task}_PIPELINES_MAPPING")["disentangled-dit"] = _class
 
 

@@ -103,15 +103,8 @@ def check_images(images: Sequence[Any] | None, name: str) -> None:
 
 
 class ImageMetric(evaluate.Metric, ABC):
-    """
-    A metric of image pairs whose value over a set is the mean of the images' values. It is abstract, which is also
-    how `evaluate.load` tells it from the metric in the script that imports it.
-
-    ```python
-    >>> metric = evaluate.load(metric_path("psnr"))
-    >>> metric.compute(predictions=[restored], references=[clean], channel="rgb", border=0)
-    ```
-    """
+    """A metric of image pairs whose value over a set is the mean of the images' values. It is abstract, which is also
+    how `evaluate.load` tells it from the metric in the script that imports it."""
 
     # One sentence for `evaluate`; each metric sets its own.
     summary: str
