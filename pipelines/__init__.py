@@ -32,11 +32,10 @@ def _register(place: ModuleType, name: str, value: Any) -> None:
     present = getattr(place, name, value)
     # The origin of a module or a class stays the same after a reload.
     if any(getattr(present, part, None) != getattr(value, part, None) for part in ("__module__", "__name__")):
-        raise ImportError(
-            f"{place.__name__}.{name} is {present!r} in diffusers {diffusers.__version__}, and hf_ext has a {name} of "
-            "its own; install a version of hf_ext that knows this diffusers.",
-            name=place.__name__,
+        told = (
+            f"diffusers {diffusers.__version__} has a {place.__name__}.{name}, {present!r}, and hf_ext one of its own"
         )
+        raise ImportError(f"{told}; install a version of hf_ext that knows this diffusers.", name=place.__name__)
     setattr(place, name, value)
 
 

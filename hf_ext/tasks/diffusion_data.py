@@ -101,14 +101,9 @@ class View:
 
 def controls(original_size: Size, crop: Size, target_size: Size, flip: bool) -> dict[str, np.ndarray]:
     """The scalars of each control condition, float32; `aspect_ratio` is log(width / height) of the original."""
-    values: dict[str, tuple[float, ...]] = {
-        "original_size": original_size,
-        "crop": crop,
-        "target_size": target_size,
-        "flip": (float(flip),),
-        "aspect_ratio": (math.log(original_size[1] / original_size[0]),),
-    }
-    return {name: np.array(value, dtype=np.float32) for name, value in values.items()}
+    pairs = {"original_size": original_size, "crop": crop, "target_size": target_size}
+    numbers = {"flip": (float(flip),), "aspect_ratio": (math.log(original_size[1] / original_size[0]),)}
+    return {name: np.array(value, dtype=np.float32) for name, value in {**pairs, **numbers}.items()}
 
 
 def cut_view(image: Image.Image, size: Size, channels: int, crops: Crops, generator: Generator | None) -> View:

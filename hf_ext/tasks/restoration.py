@@ -235,11 +235,9 @@ class SemanIRTask(Task):
                     degraded, clean = self.degraded_example(example, index, degradation)
                     restored = self.restore(model, degraded)
                     if index == 0 and self._step >= _LEARNED and _is_unchanged(degraded, restored, clean):
-                        logger.warning(
-                            "%s: the model returns its input nearly unchanged. If this stays, set a lower "
-                            "learning_rate, or begin with a trained model (init_from).",
-                            degradation.title,
-                        )
+                        advice = "set a lower learning_rate, or begin with a trained model (init_from)"
+                        told = "%s: the model returns its input nearly unchanged. If this stays, %s."
+                        logger.warning(told, degradation.title, advice)
                     about: Any = {"channel": self._channel, "border": self._border, "data_range": 1.0}
                     for name in self._names(degradation):
                         rows[-1][self._key(name, degradation)] = scores[name](restored, clean, **about)
