@@ -32,24 +32,22 @@ def _register(place: ModuleType, name: str, value: Any) -> None:
     present = getattr(place, name, value)
     # The origin of a module or a class stays the same after a reload.
     if any(getattr(present, part, None) != getattr(value, part, None) for part in ("__module__", "__name__")):
-        raise ImportError(
-            f"{place.__name__}.{name} is {present!r} in diffusers {diffusers.__version__}, and hf_ext has a {name} of "
-            "its own; install a version of hf_ext that knows this diffusers.",
-            name=place.__name__,
+        told = (
+            f"diffusers {diffusers.__version__} has a {place.__name__}.{name}, {present!r}, and hf_ext one of its own"
         )
+        raise ImportError(f"{told}; install a version of hf_ext that knows this diffusers.", name=place.__name__)
     setattr(place, name, value)
 
 
 # What diffusers looks up when it loads a folder or a repository: the pipeline's class, and the room of its component.
 _register(diffusers.pipelines, "disentangled_dit", disentangled_dit)
-for _class in (DisentangledDiTPipeline, DisentangledDiTImg2ImgPipeline, DisentangledDiTInpaintPipeline):
-    _register(diffusers, _class.__name__, _class)
-# What `AutoPipelineFor...` look up; `from_pipe` goes from each to the others.
 for _task, _class in (
     ("TEXT2IMAGE", DisentangledDiTPipeline),
     ("IMAGE2IMAGE", DisentangledDiTImg2ImgPipeline),
     ("INPAINT", DisentangledDiTInpaintPipeline),
 ):
+    _register(diffusers, _class.__name__, _class)
+    # What `AutoPipelineFor...` look up; `from_pipe` goes from each to the others.
     getattr(auto_pipeline, f"AUTO_{_task}_PIPELINES_MAPPING")["disentangled-dit"] = _class
 
 

@@ -56,7 +56,7 @@ def precompute(data: str, out: Path, device: str | None, **given: Any) -> None:
     Each picture is cropped and flipped at random before it is encoded. Crop and flip are stored with its latent, as
     controls for the training. Other columns, such as label or text, are kept. Transparent pictures get a white
     background. bad_examples.jsonl lists unreadable pictures. Local tar files, and tar and parquet files of the Hub,
-    are streamed, not copied, and each gives one file; single pictures of the Hub are fetched one by one. Unfinished
+    are streamed, not copied, and each gives one file. Unfinished
     work is kept in OUT.partial. The same command resumes it, and encodes again only files with changed pictures.
     Processes of `accelerate launch -m hf_ext_cli.main dit precompute ...` share the files of OUT.
 

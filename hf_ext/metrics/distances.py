@@ -33,18 +33,11 @@ def as_features(features: Any, name: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """
-    Mean and covariance of a set of feature vectors.
-
-    Args:
-        mean (`numpy.ndarray` of shape `[dimensions]`): The mean.
-        covariance (`numpy.ndarray` of shape `[dimensions, dimensions]`): The unbiased covariance.
-        count (`int`, *optional*): Number of vectors; unknown in many files that others publish.
-        network (`str`, *optional*): Hash of the network that the vectors come from; the same.
-    """
+    """Mean [dimensions] and unbiased covariance [dimensions, dimensions] of feature vectors."""
 
     mean: np.ndarray
     covariance: np.ndarray
+    # Of the vectors, and the hash of their network: unknown in many files that others publish.
     count: int | None = None
     network: str | None = None
 
@@ -118,22 +111,13 @@ class FeatureSums:
 
 def frechet_distance(first: FeatureStatistics | np.ndarray, second: FeatureStatistics | np.ndarray) -> float:
     """
-    Squared Fréchet distance of the normal distributions that have the means and covariances of two sets:
-    `|m1 - m2|² + tr(S1 + S2 - 2 (S1 S2)^(1/2))`.
+    Squared Fréchet distance of the normal distributions that have the means and covariances of two sets, given as
+    statistics or as vectors [samples, dimensions]: `|m1 - m2|² + tr(S1 + S2 - 2 (S1 S2)^(1/2))`, at least 0.
 
     With `S = AᵀA` the trace equals the smallest `|A1 - U A2|²` over all orthogonal `U` (Procrustes), and is computed
     as that: no root of a product that is not symmetric, nothing that could turn negative or complex, and no
-    cancellation where both sets are alike, singular covariances included.
-
-    The value falls with the number of samples even where the distributions are the same: compare only values of
-    equally many samples.
-
-    Args:
-        first, second ([`FeatureStatistics`] or `numpy.ndarray` of shape `[samples, dimensions]`):
-            The two sets: statistics, or at least two feature vectors.
-
-    Returns:
-        `float`: The distance, at least 0.
+    cancellation where both sets are alike, singular covariances included. The value falls with the number of samples
+    even where the distributions are the same: compare only values of equally many samples.
     """
     means, roots = zip(*(_mean_and_root(item) for item in (first, second)), strict=True)
     _check_dimensions(*map(len, means))
@@ -180,17 +164,10 @@ def _kernel_sum(first: np.ndarray, second: np.ndarray) -> float:
 
 def kernel_distance(first: np.ndarray, second: np.ndarray) -> float:
     """
-    Unbiased squared maximum mean discrepancy with the kernel `k(x, y) = (x·y / dimensions + 1)³`: the mean of `k` over
-    pairs of different samples of the first set, plus that of the second, minus twice the mean over pairs of one of
-    each. Its expected value is 0 where the distributions are equal, whatever the number of samples, so that it can be
-    slightly negative.
-
-    Args:
-        first, second (`numpy.ndarray` of shape `[samples, dimensions]`, floating):
-            The two sets, at least two samples each; their numbers may differ.
-
-    Returns:
-        `float`: The estimate.
+    Unbiased squared maximum mean discrepancy of two sets [samples, dimensions], with the kernel `k(x, y) = (x·y /
+    dimensions + 1)³`: the mean of `k` over pairs of different samples of the first set, plus that of the second, minus
+    twice the mean over pairs of one of each. Its expected value is 0 where the distributions are equal, whatever the
+    number of samples, so that it can be slightly negative.
     """
     pair = _check(first, second)
     within = sum(_kernel_sum(values, values) / (len(values) * (len(values) - 1)) for values in pair)
@@ -200,18 +177,7 @@ def kernel_distance(first: np.ndarray, second: np.ndarray) -> float:
 def kernel_distance_of_subsets(
     first: np.ndarray, second: np.ndarray, *, subset_size: int = 1000, subsets: int = 100, seed: int = 0
 ) -> tuple[float, float]:
-    """
-    Mean and spread of [`kernel_distance`] over random subsets, the usual way to report it.
-
-    Args:
-        first, second (`numpy.ndarray` of shape `[samples, dimensions]`, floating): The two sets.
-        subset_size (`int`, *optional*, defaults to 1000): Samples of each set in a subset, drawn without repetition.
-        subsets (`int`, *optional*, defaults to 100): Number of subsets.
-        seed (`int`, *optional*, defaults to 0): Decides the subsets.
-
-    Returns:
-        `tuple[float, float]`: Mean over the subsets, and their standard deviation (not that of the mean).
-    """
+    """Mean of [`kernel_distance`] over random subsets, and their standard deviation, the usual way to report it."""
     pair = _check(first, second)
     if not 2 <= subset_size <= (most := min(map(len, pair))):
         raise ValueError(f"subset_size must be from 2 to the {most} samples of the smaller set, got {subset_size}")

@@ -33,14 +33,7 @@ def _batches(images: list[np.ndarray], batch_size: int) -> Iterator[list[np.ndar
 
 
 class ClassifierFeatures:
-    """
-    An image classifier of transformers, with what it sees before its last layer.
-
-    Args:
-        source (`str`): Folder or `org/name[@revision]` of a model with its image processor.
-        device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
-        batch_size (`int`, *optional*, defaults to 64): Images at once.
-    """
+    """Features before the last layer of an image classifier of transformers, a folder or `org/name[@revision]`."""
 
     def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):
         name, revision = split_revision(source)
@@ -74,18 +67,13 @@ class ClassifierFeatures:
 
 class InceptionFeatures:
     """
-    The Inception network of FID and KID, from a TorchScript file that the user provides.
+    The Inception network of FID and KID, from a TorchScript file that the user provides: a path, or
+    `org/name/file.pt[@revision]` on the Hub; `#sha256=…` at its end is the hash that the file must have.
 
     The file is the one that NVIDIA publishes with StyleGAN 2 and 3, `inception-2015-12-05.pt`: a translation of the
     original network that takes uint8 RGB images `[batch, 3, height, width]` of any size, resizes them itself, and
     returns `[batch, 2048]` when called with `return_features=True`. Other translations or other weights give other
     numbers. A TorchScript file is a program: use one that you trust.
-
-    Args:
-        source (`str`): Path of the file, or `org/name/file.pt[@revision]` on the Hub. `#sha256=…` at its end is the
-            hash that the file must have.
-        device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
-        batch_size (`int`, *optional*, defaults to 64): Images at once, of one size.
     """
 
     def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):
@@ -94,10 +82,8 @@ class InceptionFeatures:
         if not Path(path).is_file():
             parts = path.split("/", 2)
             if len(parts) != 3 or Path(path).is_absolute():
-                raise ValueError(
-                    f"{source!r} is no file and no `org/name/file.pt` of the Hub: give the TorchScript file of the "
-                    "Inception network, inception-2015-12-05.pt, or a classifier of your own."
-                )
+                advice = "give the TorchScript file inception-2015-12-05.pt, or a classifier of your own"
+                raise ValueError(f"{source!r} is no file and no `org/name/file.pt` of the Hub: {advice}.")
             path = hf_hub_download("/".join(parts[:2]), parts[2], revision=revision)
         self.digest = hash_file(path)
         if wanted and self.digest != wanted.lower():
@@ -121,10 +107,8 @@ class InceptionFeatures:
             pixels = torch.from_numpy(np.stack(batch)).permute(0, 3, 1, 2).to(self.device)
             values = self.network(pixels, return_features=True)
             if values.shape != (len(batch), INCEPTION_DIMENSIONS):
-                raise ValueError(
-                    f"the network returns {list(values.shape)} for {len(batch)} images, not "
-                    f"[{len(batch)}, {INCEPTION_DIMENSIONS}]: it is not the Inception network of FID"
-                )
+                told = f"{list(values.shape)} for {len(batch)} images, not {INCEPTION_DIMENSIONS} numbers for each"
+                raise ValueError(f"the network returns {told}: it is not the Inception network of FID")
             features.append(values.float().cpu())
         return torch.cat(features).numpy()
 
@@ -135,12 +119,7 @@ class CLIPScores:
 
     Hessel, Holtzman, Forbes, Le Bras and Choi, "CLIPScore: a reference-free evaluation metric for image captioning",
     EMNLP 2021; with the factor 100, as text-to-image papers report it, in place of that paper's 2.5. Texts are cut to
-    the model's longest. Values depend on the model: name it beside them.
-
-    Args:
-        source (`str`): Folder or `org/name[@revision]` of a CLIP model with its processor, for instance
-            `"openai/clip-vit-base-patch16"`.
-        device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
+    the model's longest. Values depend on the model, a folder or `org/name[@revision]`: name it beside them.
     """
 
     def __init__(self, source: str, device: str = "cpu"):
@@ -158,9 +137,7 @@ class CLIPScores:
         """Scores [pairs], float64, of images and the text of each."""
         pictures = as_rgb(images)
         if isinstance(texts, str) or len(texts) != len(pictures):
-            raise ValueError(
-                f"texts must be a list with one for each of the {len(pictures)} images, got {texts!r:.80}"
-            )
+            raise ValueError(f"texts must be a list, one for each of the {len(pictures)} images, got {texts!r:.80}")
         pixels = self.processor(images=pictures, return_tensors="pt")
         tokens = self.processor(text=list(texts), return_tensors="pt", padding=True, truncation=True)
         device = self.model.device

@@ -16,15 +16,11 @@ Channel = Literal["gray", "rgb", "y"]
 
 INPUTS_DESCRIPTION = """
 Args:
-    predictions (`list` of `PIL.Image.Image` or `numpy.ndarray`):
-        Restored images: PIL images of mode "RGB" or "L", or uint8 arrays `[height, width, 3]` or `[height, width]`.
-    references (`list` of `PIL.Image.Image` or `numpy.ndarray`):
-        Clean images of the same sizes.
-    channel (`str`):
-        "rgb": all three channels; "y": the luma of an RGB image (ITU-R BT.601); "gray": a single-channel image. It
-        must be said: of one colour picture "rgb" and "y" give values that lie a decibel or more apart.
-    border (`int`, *optional*, defaults to 0):
-        Pixels to leave out on each side, for super-resolution usually the scale.
+    predictions, references (`list` of `PIL.Image.Image` or `numpy.ndarray`): Restored and clean images of equal
+        sizes: PIL images of mode "RGB" or "L", or uint8 arrays `[height, width, 3]` or `[height, width]`.
+    channel (`str`): "rgb": all three channels; "y": the luma of an RGB image (ITU-R BT.601); "gray": a single-channel
+        image. Of one colour picture "rgb" and "y" give values that lie a decibel or more apart.
+    border (`int`, *optional*, defaults to 0): Pixels to leave out on each side; for super-resolution, usually scale.
 
 Example:
     >>> import evaluate
@@ -59,27 +55,16 @@ def to_uint8_values(image: np.ndarray, data_range: float | None, name: str) -> n
 
 
 def luma(image: np.ndarray) -> np.ndarray:
-    """
-    The luma of an RGB image by ITU-R BT.601 in its 8-bit range of 16 to 235, not rounded: `Y = 16 + 65.481 R + 128.553
-    G + 24.966 B` with R, G and B from 0 to 1.
-    """
+    """`Y = 16 + 65.481 R + 128.553 G + 24.966 B`, R, G and B from 0 to 1: ITU-R BT.601 from 16 to 235, not rounded."""
     weighted: np.ndarray = image @ np.array([[65.481], [128.553], [24.966]])
     return 16.0 + weighted / 255.0
 
 
 def prepare_pair(
-    prediction: np.ndarray,
-    reference: np.ndarray,
-    *,
-    channel: Channel,
-    border: int,
-    data_range: float | None,
-    least: int = 1,
+    prediction: np.ndarray, reference: np.ndarray, channel: Channel, border: int, data_range: float | None, least: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Checks two images, of which the border leaves at least so many pixels on each side; their values from 0 to 255 as
-    they are compared: float64 [height, width, channels].
-    """
+    """Values from 0 to 255 of two images as they are compared, float64 [height, width, channels]; the border must
+    leave at least so many pixels on each side."""
     if channel not in get_args(Channel):
         raise ValueError(f"channel must be one of {', '.join(get_args(Channel))}, got {channel!r}")
     if isinstance(border, bool) or not isinstance(border, (int, np.integer)):
@@ -118,15 +103,8 @@ def check_images(images: Sequence[Any] | None, name: str) -> None:
 
 
 class ImageMetric(evaluate.Metric, ABC):
-    """
-    A metric of image pairs whose value over a set is the mean of the images' values. It is abstract, which is also
-    how `evaluate.load` tells it from the metric in the script that imports it.
-
-    ```python
-    >>> metric = evaluate.load(metric_path("psnr"))
-    >>> metric.compute(predictions=[restored], references=[clean], channel="rgb", border=0)
-    ```
-    """
+    """A metric of image pairs whose value over a set is the mean of the images' values. It is abstract, which is also
+    how `evaluate.load` tells it from the metric in the script that imports it."""
 
     # One sentence for `evaluate`; each metric sets its own.
     summary: str
@@ -159,19 +137,12 @@ class ImageMetric(evaluate.Metric, ABC):
         """Adds one image and its reference."""
         self.add_batch(predictions=[prediction], references=[reference], **kwargs)
 
-    def _compute(
-        self, predictions: Any, references: Any, *, channel: Channel | None = None, border: int = 0
-    ) -> dict[str, float | list[float]]:
+    def _compute(self, predictions: Any, references: Any, *, channel: Any = None, border: int = 0) -> dict[str, Any]:
         if not len(predictions):
             raise ValueError(f"{self.name} needs at least one pair of images, got none")
         if channel is None:
-            raise ValueError(
-                f"{self.name} needs a channel: compute(predictions=..., references=..., channel='rgb') takes all "
-                "three of a colour image, channel='y' its luma, channel='gray' an image of one channel. The values "
-                "differ, so none is taken by itself."
-            )
-        values = [
-            self.score(np.asarray(prediction), np.asarray(reference), channel=channel, border=border)
-            for prediction, reference in zip(predictions, references, strict=True)
-        ]
+            kinds = "'rgb', all three of a colour image, 'y', its luma, or 'gray', an image of one"
+            raise ValueError(f"{self.name} needs a channel, as values differ: channel={kinds}")
+        pairs = zip(map(np.asarray, predictions), map(np.asarray, references), strict=True)
+        values = [self.score(*pair, channel=channel, border=border) for pair in pairs]
         return {self.name: float(np.mean(values)), f"{self.name}_per_image": values}

@@ -40,7 +40,7 @@ def psnr(
         >>> round(psnr(clean + np.uint8(10), clean, channel="rgb"), 2)
         28.13
     """
-    first, second = prepare_pair(prediction, reference, channel=channel, border=border, data_range=data_range)
+    first, second = prepare_pair(prediction, reference, channel, border, data_range, least=1)
     error = np.mean(np.square(first - second))
     return float("inf") if error == 0 else float(10.0 * np.log10(255.0**2 / error))
 

@@ -23,20 +23,10 @@ def psnr_b(
     blocking effect factor looks at the prediction alone: `BEF = eta (D_B - D_C)` where `D_B`, the mean squared
     difference of neighbouring pixels on two sides of an 8 x 8 block boundary, exceeds `D_C`, that of all other
     neighbours; otherwise 0. `eta = log2(8) / log2(min(height, width))`. With `channel="rgb"` the error is that of all
-    three channels and the blocking that of the luma, as published colour numbers have it.
-
-    Args:
-        prediction, reference (`numpy.ndarray`): As for [`psnr`], at least 9x9; blocks start at the upper left corner.
-        channel (`str`), data_range (`float`, *optional*): As for [`psnr`].
-        border (`int`, *optional*, defaults to 0):
-            Pixels to leave out on each side: a multiple of 8, since the grid of blocks must stay.
-
-    Returns:
-        `float`: Decibels; infinite where both images are equal and without blocking.
+    three channels and the blocking that of the luma, as published colour numbers have it. Arguments are those of
+    [`psnr`]: images of at least 9x9, whose blocks start at the upper left corner, and a border of a multiple of 8.
     """
-    first, second = prepare_pair(
-        prediction, reference, channel=channel, border=border, data_range=data_range, least=BLOCK + 1
-    )
+    first, second = prepare_pair(prediction, reference, channel, border, data_range, least=BLOCK + 1)
     if border % BLOCK:
         raise ValueError(f"border must be a multiple of {BLOCK} for PSNR-B, whose blocks it would cut, got {border}")
     seen = (luma(first) if channel == "rgb" else first)[:, :, 0]
@@ -59,10 +49,7 @@ def _blocking(image: np.ndarray) -> float:
 
 
 class PsnrB(ImageMetric):
-    """
-    [`psnr_b`] over a set of images. `compute` returns `psnr_b`, the mean of the images' values in decibels, and
-    `psnr_b_per_image`.
-    """
+    """[`psnr_b`] over a set of images. `compute` returns `psnr_b`, the mean in decibels, and `psnr_b_per_image`."""
 
     summary = "Peak signal-to-noise ratio of 8-bit images with the blocking of JPEG counted as error, in decibels."
     score = staticmethod(psnr_b)

@@ -10,8 +10,8 @@ from .images import Channel, ImageMetric, prepare_pair
 
 WINDOW = 11
 SIGMA = 1.5
-LUMINANCE_CONSTANT = (0.01 * 255.0) ** 2
-CONTRAST_CONSTANT = (0.03 * 255.0) ** 2
+# The paper's C1, of the luminances, and C2, of the contrasts.
+LUMINANCE, CONTRAST = (0.01 * 255.0) ** 2, (0.03 * 255.0) ** 2
 
 
 def _smooth(image: np.ndarray) -> np.ndarray:
@@ -36,33 +36,21 @@ def ssim(
     """
     Structural similarity of one image (equation 13 of the paper): 11x11 Gaussian window of standard deviation 1.5,
     population statistics, each channel on its own, averaged over the windows that lie wholly inside the image. Zero
-    padding at the image's edge, which some published numbers contain, would raise the value.
-
-    Args:
-        prediction, reference (`numpy.ndarray`): As for [`psnr`], at least 11x11 after the crop.
-        channel (`str`), border (`int`), data_range (`float`): As for [`psnr`].
-
-    Returns:
-        `float`: From -1 to 1; 1 where both images are equal.
+    padding at the image's edge, which some published numbers contain, would raise the value. Arguments are those of
+    [`psnr`], images of at least 11x11 after the crop; the value is from -1 to 1, where both are equal.
     """
-    first, second = prepare_pair(
-        prediction, reference, channel=channel, border=border, data_range=data_range, least=WINDOW
-    )
+    first, second = prepare_pair(prediction, reference, channel, border, data_range, least=WINDOW)
     mean_first, mean_second = _smooth(first), _smooth(second)
     variance_first = _smooth(first * first) - mean_first**2
     variance_second = _smooth(second * second) - mean_second**2
     covariance = _smooth(first * second) - mean_first * mean_second
-    luminance = (2 * mean_first * mean_second + LUMINANCE_CONSTANT) / (
-        mean_first**2 + mean_second**2 + LUMINANCE_CONSTANT
-    )
-    structure = (2 * covariance + CONTRAST_CONSTANT) / (variance_first + variance_second + CONTRAST_CONSTANT)
+    luminance = (2 * mean_first * mean_second + LUMINANCE) / (mean_first**2 + mean_second**2 + LUMINANCE)
+    structure = (2 * covariance + CONTRAST) / (variance_first + variance_second + CONTRAST)
     return float(np.mean(luminance * structure))
 
 
 class SSIM(ImageMetric):
-    """
-    [`ssim`] over a set of images. `compute` returns `ssim`, the mean of the images' values, and `ssim_per_image`.
-    """
+    """[`ssim`] over a set of images. `compute` returns `ssim`, the mean of their values, and `ssim_per_image`."""
 
     summary = "Structural similarity of 8-bit images: 11x11 Gaussian window, valid region."
     score = staticmethod(ssim)

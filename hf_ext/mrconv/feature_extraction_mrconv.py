@@ -32,10 +32,8 @@ def full_scale(array: np.ndarray) -> np.ndarray:
     if array.dtype in (np.int16, np.int32):
         return (array / -float(np.iinfo(array.dtype).min)).astype(np.float32)
     if not np.issubdtype(array.dtype, np.floating):
-        raise TypeError(
-            f"A recording holds {array.dtype}; allowed: floats, and int16 or int32, which are scaled to [-1, 1]. "
-            "Convert it, for instance with `np.asarray(audio, dtype=np.int16)`."
-        )
+        allowed = "floats, and int16 or int32, which are scaled to [-1, 1]"
+        raise TypeError(f"A recording holds {array.dtype}; allowed: {allowed}. Convert it, e.g. to np.int16.")
     # A number that float32 does not have becomes infinite.
     with np.errstate(over="ignore"):
         return array.astype(np.float32)
@@ -45,10 +43,8 @@ def _waveform(recording: Any) -> np.ndarray:
     """One recording as float32 in [-1, 1] if it was whole numbers; floats keep their scale."""
     array = as_array(recording)
     if array.ndim != 1:
-        raise ValueError(
-            f"A recording has shape {array.shape}; expected one axis of samples (mono). Average the channels first, "
-            "for instance with `audio.mean(axis=channel_axis)`."
-        )
+        told = f"A recording has shape {array.shape}; expected one axis of samples (mono)"
+        raise ValueError(f"{told}. Average the channels first, e.g. with `audio.mean(axis=channel_axis)`.")
     array = full_scale(array)
     if not np.isfinite(array).all():
         raise ValueError("A recording holds NaN or infinite samples; repair or leave out the file.")
@@ -60,10 +56,8 @@ def _recordings(raw_speech: Any) -> list[np.ndarray]:
     if isinstance(raw_speech, (torch.Tensor, np.ndarray)):
         raw_speech = as_array(raw_speech)
         if raw_speech.ndim == 2 and raw_speech.shape[1] <= _MOST_CHANNELS < raw_speech.shape[0]:
-            raise ValueError(
-                f"The audio has shape {raw_speech.shape}: samples x channels? Give mono audio, "
-                "`audio.mean(axis=1)`, or a list of recordings."
-            )
+            told = f"The audio has shape {raw_speech.shape}: samples x channels?"
+            raise ValueError(f"{told} Give mono audio, `audio.mean(axis=1)`, or a list of recordings.")
         raw_speech = raw_speech if raw_speech.ndim > 1 else raw_speech[None]
     elif not isinstance(raw_speech, (list, tuple)):
         raise TypeError(f"The audio is a {type(raw_speech).__name__}; give an array, a tensor or a list of them.")
@@ -155,20 +149,16 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
         """
         if sampling_rate != self.sampling_rate:
             got = "not given" if sampling_rate is None else f"{sampling_rate!r} Hz"
-            raise ValueError(
-                f"`sampling_rate` is {got}; the model was trained with {self.sampling_rate} Hz. Resample the audio to "
-                f"that rate, and pass `sampling_rate={self.sampling_rate}` to say so."
-            )
+            told = f"`sampling_rate` is {got}; the model was trained with {self.sampling_rate} Hz"
+            raise ValueError(f"{told}. Resample the audio, and pass `sampling_rate={self.sampling_rate}` to say so.")
         # Truncate before normalising, so mean and variance exclude the removed part.
         cut = [
             self._truncate({"input_values": recording}, max_length, pad_to_multiple_of, truncation)["input_values"]
             for recording in _recordings(raw_speech)
         ]
         if not cut or not all(map(len, cut)) or (max_length or 1) < 1:
-            raise ValueError(
-                f"Of the audio no samples are left, `max_length` being {max_length}; give at least one recording, and "
-                "at least one sample of each."
-            )
+            told = f"Of the audio no samples are left, `max_length` being {max_length}"
+            raise ValueError(f"{told}; give at least one recording, and at least one sample of each.")
         batch = BatchFeature({"input_values": list(map(self.normalize, cut)) if self.do_normalize else cut})
         return self.pad(batch, padding, max_length, False, pad_to_multiple_of, return_attention_mask, return_tensors)
 

@@ -239,21 +239,18 @@ class StreamingConvolution(CacheLayerMixin):
         if owner is not None:
             self.owner = self.owner or weakref.ref(owner)
             if self.owner() is not owner:
-                raise ValueError(
-                    "This cache belongs to another model and contains its kernels: start a new one, or `reset()` it. "
-                    "If both models are equal, use a `copy.deepcopy` of it."
-                )
+                advice = "start a new one, or `reset()` it, or use a `copy.deepcopy` of it where both models are equal"
+                raise ValueError(f"This cache belongs to another model and contains its kernels: {advice}.")
         held = [self.tile.shape[0], self.tile.shape[2]]
         if list(u.shape[:2]) != held or u.device != self.tile.device:
+            told = (
+                f"[batch, channels] = {held} on {self.tile.device}; got inputs of shape {list(u.shape)} on {u.device}"
+            )
             raise ValueError(
-                f"This cache holds [batch, channels] = {held} on {self.tile.device}; got inputs of shape "
-                f"{list(u.shape)} on {u.device}. Start a new cache, or select samples with `batch_select_indices`."
+                f"This cache holds {told}. Start a new one, or select samples with `batch_select_indices`."
             )
         if self.interrupted:
-            raise ValueError(
-                "An earlier call was interrupted in the middle of its work, so this cache is invalid: start a new "
-                "one, or `reset()` it."
-            )
+            raise ValueError("An earlier call was interrupted in its work: start a new cache, or `reset()` this one.")
         if self.tile.is_inference():
             # Of a copy that was made in inference mode, or a cache read in it: its tensors may not be written.
             self._replace(torch.clone)

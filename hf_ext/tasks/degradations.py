@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 from huggingface_hub.dataclasses import strict
+from numpy.random import Generator
 from PIL import Image
 
 from hf_ext.semanir.image_processing_semanir import from_unit
@@ -79,10 +80,7 @@ def _contributions(length: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def blur(image: np.ndarray, sigma: float) -> np.ndarray:
-    """
-    Blurs an image with a Gaussian of this standard deviation in pixels, cut off at BLUR_REACH of them. Beyond its edge
-    the image is mirrored, the edge pixel doubled. uint8 is rounded.
-    """
+    """Blurs an image with a Gaussian of this standard deviation in pixels; uint8 is rounded."""
     _check(image)
     reach = math.ceil(BLUR_REACH * sigma)
     if reach == 0:
@@ -102,17 +100,14 @@ def resize_and_back(image: np.ndarray, factor: float) -> np.ndarray:
     return np.asarray(smaller.resize(picture.size, Image.Resampling.BICUBIC)).reshape(image.shape)
 
 
-def gaussian_noise(image: np.ndarray, sigma: float, generator: np.random.Generator) -> np.ndarray:
+def gaussian_noise(image: np.ndarray, sigma: float, generator: Generator) -> np.ndarray:
     """Adds white Gaussian noise, independent for each channel. The result is neither clipped nor rounded."""
     clean = unit_range(image)
     return clean + np.float32(sigma / 255) * generator.standard_normal(clean.shape, dtype=np.float32)
 
 
 def jpeg(image: np.ndarray, quality: int) -> np.ndarray:
-    """
-    Compresses an image as JPEG and decodes it again, with Pillow's libjpeg. Colour is stored with half the chroma
-    resolution in both directions (4:2:0), as the published colour numbers have it; grey has no chroma.
-    """
+    """Compresses an image as JPEG, of colour 4:2:0 as published numbers have it, and decodes it with Pillow again."""
     buffer = io.BytesIO()
     _picture(image).save(buffer, "JPEG", quality=int(quality), subsampling="4:2:0")
     return np.asarray(Image.open(buffer)).reshape(image.shape)
@@ -209,9 +204,8 @@ class Degradation:
 
     def validate_steps(self) -> None:
         if (self.kind == "chain") != bool(self.links):
-            raise ValueError(
-                f"steps are required for kind chain and not allowed for other kinds; got {self.steps}, {self.kind}."
-            )
+            told = "steps are required for kind chain and not allowed for other kinds"
+            raise ValueError(f"{told}; got {self.steps}, {self.kind}.")
         if self.shuffle and self.kind != "chain":
             raise ValueError(f"shuffle is only for kind chain, got it with {self.kind}.")
         if odd := [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1 or link.clip]:
@@ -269,7 +263,7 @@ class Degradation:
         clipped = [] if not self.clip else ["clipped" if self.clip == 1 else sometimes_clipped]
         return [*([joint.join(f"{end:g}" for end in ends)] if ends else []), *clipped]
 
-    def drawn(self, generator: np.random.Generator) -> "Degradation":
+    def drawn(self, generator: Generator) -> "Degradation":
         """The degradation of one sample: a value drawn of each range, clipped or not; of what is fixed nothing."""
         values: dict[str, Any] = {}
         if isinstance(self.strength, list):
@@ -281,14 +275,14 @@ class Degradation:
             values["clip"] = float(generator.random() < self.clip)
         return replace(self, **values) if values else self
 
-    def whole(self, images: list[np.ndarray], scale: int, generator: np.random.Generator) -> list[np.ndarray]:
+    def whole(self, images: list[np.ndarray], scale: int, generator: Generator) -> list[np.ndarray]:
         """Degraded and clean image, float32 in [0, 1], of a clean one in uint8, cut to a multiple of the scale."""
         clean = images[-1]
         clean = clean[: clean.shape[0] // scale * scale, : clean.shape[1] // scale * scale]
         degraded = images[0] if self.kind == "paired" else self.drawn(generator).of(clean, scale, generator)
         return [unit_range(degraded), unit_range(clean)]
 
-    def of(self, clean: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
+    def of(self, clean: np.ndarray, scale: int, generator: Generator) -> np.ndarray:
         """The degraded form, uint8 or float32 with white at 1, of a clean image; `self` is drawn and not `paired`."""
         if self.kind in ("mosaic", "bicubic"):
             return mosaic(clean) if self.kind == "mosaic" else matlab_bicubic(clean, 1 / scale)
@@ -306,9 +300,7 @@ class Degradation:
                 clean = from_unit(unit_range(step.of(clean, 1, generator)))
         return clean
 
-    def patch(
-        self, images: list[np.ndarray], scale: int, size: int, generator: np.random.Generator
-    ) -> list[np.ndarray]:
+    def patch(self, images: list[np.ndarray], scale: int, size: int, generator: Generator) -> list[np.ndarray]:
         """
         A random patch, flipped and turned. JPEG, blurred and bicubic patches are those of the whole degraded image,
         yet only their surroundings are computed: what lies farther away has no influence. For a chain, and what is

@@ -33,15 +33,12 @@ from hf_ext.training.task import Task
 
 from ..errors import DataError, UsageError
 from .checks import Scores, column, require
-from .diffusion_data import Crops, Size, cut_view
-from .diffusion_latents import encode_posterior, load_autoencoder, read_row, to_pixels, unpack_row
+from .diffusion_data import Crops, Size, cut_view, encode_posterior, load_autoencoder, read_row, to_pixels, unpack_row
 from .diffusion_noise import Timesteps, make_scheduler, noise_shares, noisy_samples, objective_of, weighted_error
 from .diffusion_texts import Captions, weigh_columns
 from .diffusion_transfer import Transfer, open_pipeline, transfer
 from .pictures import picture_of
 
-# Number of classes that the sample pictures of a run show.
-_CLASSES_SHOWN = 10
 # Inputs of the network, a sample or a batch of them.
 Batch = dict[str, Any]
 
@@ -216,20 +213,17 @@ class DisentangledDiTTask(Task):
     def _conditions_of_model(self, changes: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         """Number of classes, or width of the text encoder."""
         if self.text_encoder is not None:
-            width, read = changes.get("joint_attention_dim"), self.captions.width
-            if None not in (width, read) and width != read:
-                raise UsageError(
-                    f"model.joint_attention_dim is {width}, but the data's texts have {read}: leave it out."
-                )
-            width = width or read or self.captions.encoder.config.hidden_size
-            return {"num_classes": None, "joint_attention_dim": width}
-        named = None if self.id2label is None else len(self.id2label)
-        count = changes.get("num_classes") or named or settings.get("num_classes")
-        if count is None:
+            name, found, what = "joint_attention_dim", self.captions.width, "numbers for a token"
+        else:
+            name, found, what = "num_classes", None if self.id2label is None else len(self.id2label), "classes"
+        value = changes.get(name) or found
+        if found not in (None, value):
+            raise UsageError(f"model.{name} is {value}, but the data has {found} {what}: leave it out.")
+        if value is None and self.text_encoder is not None:
+            value = self.captions.encoder.config.hidden_size
+        elif value is None and (value := settings.get(name)) is None:
             raise DataError("the data have no class names: set model.num_classes.")
-        if named not in (None, count):
-            raise UsageError(f"model.num_classes is {count}, but the data has {named} classes: leave it out.")
-        return {"num_classes": count, "joint_attention_dim": None}
+        return {"num_classes": None, "joint_attention_dim": None, name: value}
 
     @cached_property
     def autoencoder(self) -> ModelMixin | None:
@@ -250,16 +244,13 @@ class DisentangledDiTTask(Task):
         example = unpack_row(example)
         if "latent" in example:
             latents, controls = read_row(example, generator if self.posterior else None)
-            if latents.shape[0] != self.config["in_channels"]:
-                raise DataError(
-                    f"the data has latents of {latents.shape[0]} channels, the model takes "
-                    f"{self.config['in_channels']}: precompute with the autoencoder that task.vae names."
-                )
-            if self._streams and generator is not None and list(latents.shape[1:]) != self.config["sample_size"]:
-                raise ValueError(
-                    f"a latent of {list(latents.shape[1:])}, in a stream, which cannot be sorted by size; the model "
-                    f"has {self.config['sample_size']}: set data.train.streaming to false, or precompute one size."
-                )
+            (channels, *size), wanted = latents.shape, self.config["in_channels"]
+            if channels != wanted:
+                told = f"the data has latents of {channels} channels, the model takes {wanted}"
+                raise DataError(f"{told}: precompute with the autoencoder that task.vae names.")
+            if self._streams and generator is not None and size != self.config["sample_size"]:
+                told = f"a stream, not sorted by size, has a latent of {size}, the model {self.config['sample_size']}"
+                raise ValueError(f"{told}: set data.train.streaming to false, or precompute one size.")
             sample: Batch = {"latents": latents}
         else:
             autoencoder = self.autoencoder
@@ -361,10 +352,10 @@ class DisentangledDiTTask(Task):
         return self.pipeline_class(base, self.scheduler, *parts, **settings)
 
     def sample_picture(self, model: nn.Module, examples: list[dict[str, Any]]) -> Image.Image:
-        """Samples of the first classes, or of the examples' captions, from noise that is always the same."""
+        """Samples of the first ten classes, or of the examples' captions, from noise that is always the same."""
         shown = map(unpack_row, examples)
         conditions: list[Any] = [self.captions.draw(row, None)[0] for row in shown if self.text_encoder]
-        conditions = conditions or list(range(min(_CLASSES_SHOWN, self.config["num_classes"])))
+        conditions = conditions or list(range(min(10, self.config["num_classes"])))
         names = [str(item if self.text_encoder else (self.id2label or {}).get(item, item)) for item in conditions]
         pipeline = self.pipeline(model)
         pipeline.set_progress_bar_config(disable=True)

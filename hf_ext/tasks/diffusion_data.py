@@ -1,21 +1,45 @@
-"""Pictures as the Disentangled DiT is trained on them: cut, mirrored, and described by their controls.
+"""Pictures as the Disentangled DiT is trained on them: cut, mirrored, described by their controls, perhaps as latents.
 
 A picture is resized, cut to the size that the model sees, and then perhaps mirrored. What was done is recorded as the
 model's control conditions (arXiv 2411.03177), so that sampling can ask for a whole, unmirrored picture.
+
+A row of latents has `latent` (float16 bytes), `latent_shape`, the controls `original_size`, `crop`, `target_size` and
+`flip` in pixels, and what else the picture came with: `label` or `text`. Where an autoencoder gives a normal
+distribution, `latent` is its mean, which is its mode, and `latent_spread` (float16 bytes) may stand beside it. In tar
+files as webdataset has them, what is bytes is a file of its column's name, everything else is in one of JSON.
 """
 
+import hashlib
+import io
+import json
 import math
+import tarfile
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import IO, Any, cast
 
 import numpy as np
+import torch
+from diffusers import AutoModel, ModelMixin
 from huggingface_hub.dataclasses import strict
+from numpy.random import Generator
 from PIL import Image
+from torch import Tensor
+
+from hf_ext.hub.checkpoints import split_revision
+from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 
 from ..errors import DataError, UsageError
 from .pictures import put_on_white
 
 # Height and width in pixels.
 Size = tuple[int, int]
+# Columns of a row beside those that the picture came with.
+COLUMNS = ("latent", "latent_shape", "original_size", "crop", "target_size", "flip")
+# One more, where precompute was asked for it.
+SPREAD = "latent_spread"
+# What the name of a column of lists of bytes gets, which one file of a tar file holds, for their sizes.
+SIZES = "_sizes"
 
 
 @strict
@@ -46,16 +70,13 @@ class Crops:
         for name in ("flip", "local_prob", "shrink_prob"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"crops.{name} is a probability, 0 to 1; got {getattr(self, name)}.")
-        for name, about in (
-            ("local", "the short side of the later training's pictures"),
-            ("shrink", "the least short side of a smaller original"),
+        for name, probability, side in (
+            ("local", self.local_prob, self.local_size),
+            ("shrink", self.shrink_prob, self.shrink_size),
         ):
-            probability, side = getattr(self, f"{name}_prob"), getattr(self, f"{name}_size")
             if (probability > 0) != (side is not None) or (side is not None and side < 1):
-                raise ValueError(
-                    f"crops.{name}_prob and crops.{name}_size belong together; got {probability} and {side}. "
-                    f"{name}_size is {about}, in pixels."
-                )
+                told = f"crops.{name}_prob and crops.{name}_size, a short side in pixels, belong together"
+                raise ValueError(f"{told}; got {probability} and {side}.")
 
 
 @dataclass(frozen=True)
@@ -80,19 +101,12 @@ class View:
 
 def controls(original_size: Size, crop: Size, target_size: Size, flip: bool) -> dict[str, np.ndarray]:
     """The scalars of each control condition, float32; `aspect_ratio` is log(width / height) of the original."""
-    values: dict[str, tuple[float, ...]] = {
-        "original_size": original_size,
-        "crop": crop,
-        "target_size": target_size,
-        "flip": (float(flip),),
-        "aspect_ratio": (math.log(original_size[1] / original_size[0]),),
-    }
-    return {name: np.array(value, dtype=np.float32) for name, value in values.items()}
+    pairs = {"original_size": original_size, "crop": crop, "target_size": target_size}
+    numbers = {"flip": (float(flip),), "aspect_ratio": (math.log(original_size[1] / original_size[0]),)}
+    return {name: np.array(value, dtype=np.float32) for name, value in {**pairs, **numbers}.items()}
 
 
-def cut_view(
-    image: Image.Image, size: Size, channels: int, crops: Crops, generator: np.random.Generator | None
-) -> View:
+def cut_view(image: Image.Image, size: Size, channels: int, crops: Crops, generator: Generator | None) -> View:
     """Cuts a picture, on white, to a size, at random or, without a generator, from its middle and unmirrored."""
     if image.mode[0] in "IF":
         raise DataError(f"a picture has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
@@ -123,7 +137,7 @@ def cut_view(
     return View(pixels, original, (top, left), flip)
 
 
-def _shrink(image: Image.Image, least: int, most: int, generator: np.random.Generator) -> Image.Image:
+def _shrink(image: Image.Image, least: int, most: int, generator: Generator) -> Image.Image:
     """The picture with a short side drawn from `least` to `most`, or as it is where that would enlarge it."""
     short = min(image.size)
     if least > (most := min(short, most)):
@@ -136,10 +150,8 @@ def _shrink(image: Image.Image, least: int, most: int, generator: np.random.Gene
 def bucket_sizes(side: int, step: int, max_ratio: float) -> list[Size]:
     """Sizes of about the same area, of multiples of `step`, from the tallest to the widest."""
     if not 1 <= step <= side or side % step or not 1 <= max_ratio < math.inf:
-        raise UsageError(
-            f"buckets need a side that is a multiple of {step} pixels, at least 1, and a finite ratio of at least 1; "
-            f"got {side} and {max_ratio}."
-        )
+        wanted = f"a side that is a multiple of {step} pixels, at least 1, and a finite ratio of at least 1"
+        raise UsageError(f"buckets need {wanted}; got {side} and {max_ratio}.")
     found = set()
     for short in range(step, side + 1, step):
         long = side * side // short // step * step
@@ -154,3 +166,110 @@ def nearest_bucket(original: Size, buckets: list[Size]) -> Size:
     """The bucket whose log(width / height) is nearest to a picture's."""
     wanted = math.log(original[1] / original[0])
     return min(buckets, key=lambda size: abs(math.log(size[1] / size[0]) - wanted))
+
+
+def load_autoencoder(source: str) -> ModelMixin:
+    """A frozen autoencoder of diffusers, from its own folder or repository or that of a pipeline."""
+    name, revision = split_revision(source)
+    try:
+        model = AutoModel.from_pretrained(name, revision=revision)
+    except OSError:
+        # A whole pipeline keeps it in a folder of its own.
+        model = AutoModel.from_pretrained(name, revision=revision, subfolder="vae")
+    if not callable(getattr(model, "encode", None)):
+        raise ValueError(f"{source} is a {type(model).__name__}, which does not encode images: give an autoencoder.")
+    model.requires_grad_(False)
+    return model.eval()
+
+
+def weights_hash(model: torch.nn.Module) -> str:
+    """A hash of the weights: a folder of a training may hold others tomorrow."""
+    found = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        found.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def to_pixels(views: list[View]) -> Tensor:
+    """Pictures of one size as the network sees them: [batch, channels, height, width] in [-1, 1]."""
+    # In NumPy, whose operations on small arrays cost a fraction of torch's.
+    stacked = np.stack([view.pixels.transpose(2, 0, 1) for view in views])
+    return torch.from_numpy(stacked / np.float32(127.5) - 1)
+
+
+def encode_posterior(vae: ModelMixin, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and spread of the latents of pictures [B, C, H, W], float32, as the transformer takes them."""
+    pipeline, autoencoder = DisentangledDiTPipeline, cast(Any, vae)
+    with pipeline._upcast(autoencoder):
+        found = autoencoder.encode(pixels.to(autoencoder.dtype), return_dict=False)[0]
+    if not (hasattr(found, "mean") and hasattr(found, "std")) or isinstance(found, Tensor):
+        raise UsageError(f"{type(vae).__name__} gives a latent and no distribution: leave out posterior.")
+    shift, scale = pipeline._latent_statistics(vae, found.mean.float())
+    return (found.mean.float() - shift) * scale, found.std.float() * scale
+
+
+def write_row(latent: Tensor, view: View, spread: Tensor | None = None) -> dict[str, Any]:
+    """The columns of a latent [channels, height, width]: a value for each of `COLUMNS`, and one of its spread."""
+    pairs = {name: list(getattr(view, name)) for name in ("original_size", "crop", "target_size")}
+    given = {"latent": latent} if spread is None else {"latent": latent, SPREAD: spread}
+    halves = {name: value.cpu().to(torch.float16).numpy().tobytes() for name, value in given.items()}
+    return {"latent_shape": list(latent.shape), **pairs, "flip": int(view.flip), **halves}
+
+
+def read_row(row: dict[str, Any], generator: Generator | None = None) -> tuple[Tensor, dict[str, np.ndarray]]:
+    """The latent of a row, float32 [channels, height, width], and each control; a generator draws it."""
+    wanted = COLUMNS if generator is None else (*COLUMNS, SPREAD)
+    if missing := [name for name in wanted if name not in row]:
+        how = " --posterior, or set task.posterior to false" if missing == [SPREAD] else ""
+        raise DataError(f"latents without the column(s) {missing}: write them with `hf-ext dit precompute`{how}.")
+    latent = _unpack(row, "latent")
+    if generator is not None:
+        latent = latent + _unpack(row, SPREAD) * generator.standard_normal(latent.shape, dtype=np.float32)
+    sizes: Any = [tuple(row[name]) for name in ("original_size", "crop", "target_size")]
+    if any(len(pair) != 2 for pair in sizes) or min(sizes[0]) <= 0:
+        raise DataError(f"a row of latents has the original_size, crop and target_size {sizes}: precompute it again.")
+    original, crop, target = sizes
+    return torch.from_numpy(latent), controls(original, crop, target, bool(row["flip"]))
+
+
+def _unpack(row: dict[str, Any], column: str) -> np.ndarray:
+    values, shape = np.frombuffer(row[column], dtype=np.float16), tuple(row["latent_shape"])
+    if values.size != np.prod(shape):
+        raise ValueError(f"{column} of {values.size} values has latent_shape {shape}: precompute the data again.")
+    return values.astype(np.float32).reshape(shape)
+
+
+def write_tar(file: IO[bytes], examples: Iterable[tuple[str, dict[str, bytes]]]) -> None:
+    """Writes examples, each a name and the content of its files by their endings: equal ones make equal tar files."""
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, parts in examples:
+            for ending, content in parts.items():
+                about = tarfile.TarInfo(f"{name}.{ending}")
+                about.size = len(content)
+                tar.addfile(about, io.BytesIO(content))
+
+
+def pack_row(row: dict[str, Any], binary: Iterable[str]) -> dict[str, bytes]:
+    """The files of a row of latents; the columns `binary` have files in all rows, as readers expect."""
+    told, parts = {name: value for name, value in row.items() if name not in binary}, dict[str, bytes]()
+    for name in binary:
+        parts[name] = value = row[name] or b""
+        if isinstance(value, list):
+            told[f"{name}{SIZES}"] = [len(part) for part in value]
+            parts[name] = b"".join(value)
+    # Arrays as lists, dates as texts.
+    plain = json.dumps(told, ensure_ascii=False, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x))
+    return {**parts, "json": plain.encode()}
+
+
+def unpack_row(row: dict[str, Any]) -> dict[str, Any]:
+    """The columns that such a row was made of; any other row as it is."""
+    told = row.get("json")
+    if not isinstance(told, dict) or "latent_shape" not in told:
+        return row
+    found = {**row, **told}
+    for name in (name for name in row if f"{name}{SIZES}" in told):
+        content = io.BytesIO(row[name])
+        found[name] = [content.read(size) for size in told[f"{name}{SIZES}"]]
+    return found

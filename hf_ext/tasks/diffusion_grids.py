@@ -69,12 +69,8 @@ def default_batch_size(pipeline: DisentangledDiTPipeline, options: dict[str, Any
 def draw_pictures(
     pipeline: DisentangledDiTPipeline, conditions: list[Any], seeds: list[int], batch_size: int, **options: Any
 ) -> Iterator[Image.Image]:
-    """
-    Draws a picture of each class or text, from the noise of its seed.
-
-    They are drawn in batches, and in smaller ones where memory is short; an autoencoder decodes one after the other.
-    Each picture has noise of its own, so the batches do not change it (but for the last bits of sums).
-    """
+    """Draws a picture of each class or text, from the noise of its seed: in batches, and in smaller ones where memory
+    is short. They do not change a picture (but for the last bits of sums)."""
     key = "prompt" if pipeline.transformer.config.num_classes is None else "class_labels"
     done = 0
     while part := conditions[done : done + batch_size]:

@@ -14,17 +14,14 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
+from hf_ext.settings import refuse_unknown
+
 from ..errors import DataError, UsageError
 
 # A SchedulerMixin, of which diffusers' types know neither its configuration nor its numbers.
 Scheduler = Any
-# The schedule of latent diffusion, sampled from its noisiest step on.
-_DIFFUSION = {
-    "beta_schedule": "scaled_linear",
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "timestep_spacing": "trailing",
-}
+# The schedule of latent diffusion.
+_BETAS = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
 
 
 @strict
@@ -77,15 +74,11 @@ class Timesteps:
 def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -> SchedulerMixin:
     """The noise schedule of an objective, as a sampler that is saved with the model; `changes` are its options."""
     kind: Any = FlowMatchEulerDiscreteScheduler if objective == "flow" else DDIMScheduler
-    diffusion = {**_DIFFUSION, "clip_sample": clip_sample, "prediction_type": objective}
+    own = {**_BETAS, "timestep_spacing": "trailing", "clip_sample": clip_sample, "prediction_type": objective}
     allowed = set(inspect.signature(kind).parameters) - {"prediction_type", "use_dynamic_shifting"}
-    if unknown := sorted(set(changes) - allowed):
-        raise UsageError(
-            f"unknown key(s) {unknown} in task.noise_schedule. Allowed are those of {kind.__name__}: "
-            f"{', '.join(sorted(allowed))}."
-        )
+    refuse_unknown(changes, allowed, f" in task.noise_schedule of {kind.__name__}")
     try:
-        scheduler: SchedulerMixin = kind(**({} if objective == "flow" else diffusion) | changes)
+        scheduler: SchedulerMixin = kind(**({} if objective == "flow" else own) | changes)
     except (RuntimeError, TypeError, ArithmeticError) as error:
         raise UsageError(f"task.noise_schedule: {error}.") from error
     check_signal(scheduler, "task.noise_schedule")
@@ -103,11 +96,8 @@ def check_signal(scheduler: Scheduler, source: str) -> None:
         raise DataError(f"{source} has no level of noise from 0 to 1 for each of its {count} timesteps: correct it.")
     # There the input is the answer, and no picture follows: x0 = (x - sqrt(1 - a) e) / sqrt(a) with a = 0.
     if objective_of(scheduler) == "epsilon" and not scheduler.alphas_cumprod.all():
-        raise DataError(
-            f"{source} ends in noise alone (zero-terminal SNR, rescale_betas_zero_snr); with objective epsilon, the "
-            "last step has nothing to learn and sampling divides by zero: set rescale_betas_zero_snr to false, or "
-            "objective to v_prediction."
-        )
+        told = f"{source} ends in noise alone (zero-terminal SNR), where objective epsilon has nothing to learn"
+        raise DataError(f"{told}: set rescale_betas_zero_snr to false, or objective to v_prediction.")
 
 
 def objective_of(scheduler: Scheduler) -> str:

@@ -25,8 +25,8 @@ from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
 
 from ..errors import DataError
+from .diffusion_data import weights_hash, write_tar
 from .diffusion_grids import default_batch_size, draw_pictures, write_picture
-from .diffusion_latents import weights_hash, write_tar
 from .precompute import keep_settings
 
 SETTINGS, METADATA = "sampling.json", "metadata.jsonl"
@@ -47,22 +47,10 @@ def sample_folder(
     **options: Any,
 ) -> Path:
     """
-    Draws pictures 0 to `count` - 1 into a folder, and goes on with one that has some of them.
+    Draws pictures 0 to `count` - 1 of classes or texts into a folder, and goes on with one that has some of them.
 
-    Args:
-        pipeline ([`DisentangledDiTPipeline`]): The model.
-        conditions (`Sequence`): Classes or texts, in turn.
-        count (`int`): Pictures; a larger one later adds to them.
-        out (`Path`): The folder, which `datasets` reads with the class or text of each picture.
-        ranks ([`Ranks`]): The processes that share the work.
-        seed (`int`, defaults to 0): Another seed, other pictures.
-        batch_size (`int`, *optional*): Pictures at once.
-        shard_size (`int`, *optional*): Pictures of a tar file as webdataset has them, each beside its class (`.cls`)
-            or text (`.txt`); a file appears when it is whole. Pictures are files of their own if not given.
-        options (`Any`): Of a call of the pipeline.
-
-    Raises:
-        OtherRun: If the folder has pictures of another model or other settings.
+    `datasets` reads the folder with the class or text of each picture. With `shard_size`, so many pictures are a tar
+    file as webdataset has them, each beside its class (`.cls`) or text (`.txt`), which appears when it is whole.
     """
     size = batch_size or default_batch_size(pipeline, options)
     with ranks.together():

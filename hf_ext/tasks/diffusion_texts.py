@@ -17,7 +17,7 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from transformers import AutoModelForTextEncoding, AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_ext.hub.checkpoints import split_revision
@@ -26,7 +26,7 @@ from hf_ext.training.models import pipeline_index
 
 from ..errors import DataError, UsageError
 from .checks import column
-from .diffusion_latents import unpack_row
+from .diffusion_data import unpack_row
 
 # Columns of a row with states, and what the name of a column of captions gets for that of its own.
 SHAPE, NULL, ENCODER, SUFFIX = "states_shape", "null_states", "states_encoder", "_states"
@@ -38,10 +38,8 @@ def weigh_columns(columns: str | dict[str, float]) -> dict[str, float]:
     weights = {columns: 1.0} if isinstance(columns, str) else columns
     shares = weights.values()
     if not weights or not all(type(share) in (int, float) and 0 < share < float("inf") for share in shares):
-        raise ValueError(
-            f"text_column must be a column, or columns with weights above 0 such as {{short: 1, long: 3}}; "
-            f"got {columns!r}."
-        )
+        wanted = "a column, or columns with weights above 0 such as {short: 1, long: 3}"
+        raise ValueError(f"text_column must be {wanted}; got {columns!r}.")
     return {name: float(share) for name, share in weights.items()}
 
 
@@ -106,10 +104,8 @@ class TextEncoder:
         states, lengths = self.states(tokens)
         halves = states.to(torch.float16).cpu()
         if not halves.isfinite().all():
-            raise ValueError(
-                f"{self.source} gives values beyond float16 (65,504): leave out text_encoder here, and set "
-                "task.text_encoder in the training."
-            )
+            advice = "leave out text_encoder here, and set task.text_encoder in the training"
+            raise ValueError(f"{self.source} gives values beyond float16 (65,504): {advice}.")
         return [row[:length].numpy().tobytes() for row, length in zip(halves, lengths.tolist(), strict=True)]
 
 
@@ -135,26 +131,20 @@ class Captions(TextEncoder):
         if not stored:
             return
         if len(stored) < len(self.weights):
-            raise DataError(
-                f"of the columns {list(self.weights)} the data contain encoded texts for {stored} only: precompute "
-                "all columns, or remove the others from task.text_column."
-            )
+            told = f"of the columns {list(self.weights)} the data contain encoded texts for {stored} only"
+            raise DataError(f"{told}: precompute all, or remove the others from task.text_column.")
         columns = [name for name in (SHAPE, NULL, ENCODER, "json") if name in names]
         rows: Iterable[dict[str, Any]] = islice(data.select_columns(columns), _ROWS_LOOKED_AT)
         # Tar files have an empty file in the other rows.
         found = next((unpack_row(row) for row in rows if row[NULL]), None)
         if found is None:
-            raise UsageError(
-                f"no row of the training data has {NULL}, which `hf-ext dit precompute` writes into the first row of "
-                "every file: train on complete files."
-            )
+            where = "which `hf-ext dit precompute` writes into the first row of every file"
+            raise UsageError(f"no row of the training data has {NULL}, {where}: train on complete files.")
         encoder = found.get(ENCODER)
         # By the last part of its name: folders move.
         if encoder is not None and Path(encoder).name != Path(self.source).name:
-            raise UsageError(
-                f"the data's texts were encoded by {encoder}, task.text_encoder is {self.source}: set it to the same "
-                "encoder, or precompute again."
-            )
+            told = f"the data's texts were encoded by {encoder}, task.text_encoder is {self.source}"
+            raise UsageError(f"{told}: set it to the same encoder, or precompute again.")
         self.width = int(found[SHAPE][1])
         self.null = self._unpack(found[NULL], found[SHAPE])
 
@@ -180,10 +170,8 @@ class Captions(TextEncoder):
     def _unpack(self, content: bytes, shape: list[int]) -> dict[str, Tensor]:
         length, width = shape
         if length != self.max_length:
-            raise UsageError(
-                f"the data's texts were encoded with {length} tokens at most, task.max_text_length is "
-                f"{self.max_length}: set it to {length}, or precompute again."
-            )
+            told = f"the data's texts have {length} tokens at most, task.max_text_length is {self.max_length}"
+            raise UsageError(f"{told}: set it to {length}, or precompute again.")
         real = torch.frombuffer(bytearray(content), dtype=torch.float16).view(-1, width)
         states = real.new_zeros(length, width)
         states[: len(real)] = real
@@ -205,9 +193,7 @@ class Captions(TextEncoder):
         masks = {name: dropped.view(-1, *[1] * (batch[name].ndim - 1)) for name in names}
         return {name: torch.where(masks[name], null[name].to(dropped.device), batch[name]) for name in names}
 
-    def encode(
-        self, tokens: dict[str, Tensor], generator: torch.Generator | list[torch.Generator] | None = None
-    ) -> Tensor:
+    def encode(self, tokens: dict[str, Tensor], generator: Generator | list[Generator] | None = None) -> Tensor:
         """The states to attend to, [B, max_length, width]; fresh noise in the padding without a generator."""
         if "states" in tokens:
             states, lengths = tokens["states"].float(), tokens["length"]

@@ -55,10 +55,7 @@ class Checkpoint:
 def open_pipeline(source: str) -> Checkpoint:
     """Opens a saved pipeline, a folder or `org/name[@revision]`, for transformer, schedule and classes."""
     if pipeline_index(source) is None:
-        raise DataError(
-            f"{source} is not a diffusers pipeline (model_index.json is missing): give the snapshot of a run, or a "
-            "pipeline."
-        )
+        raise DataError(f"{source} is no diffusers pipeline, without model_index.json: give one, or a run's snapshot.")
     name, revision = split_revision(source)
     folder = Path(name)
     if not folder.exists():
@@ -68,9 +65,7 @@ def open_pipeline(source: str) -> Checkpoint:
     found = index.get("scheduler")
     kind: Any = getattr(diffusers, str(found[-1]), None) if isinstance(found, list) and found else None
     if not hasattr(kind, "from_pretrained"):
-        raise DataError(
-            f"{source}: model_index.json has the scheduler {found!r}, which is none of diffusers: add one."
-        )
+        raise DataError(f"{source}: model_index.json has {found!r}, no scheduler of diffusers: add one.")
     names = index.get("id2label")
     # JSON has no whole numbers as keys.
     id2label = None if names is None else {int(key): value for key, value in dict(names).items()}

@@ -17,20 +17,12 @@ from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.distributed import Ranks, require_device
 from hf_ext.files import check_places
-from hf_ext.metrics import (
-    ClassifierFeatures,
-    CLIPScores,
-    FeatureStatistics,
-    FeatureSums,
-    InceptionFeatures,
-    frechet_distance,
-    kernel_distance_of_subsets,
-)
+from hf_ext.metrics.distances import FeatureStatistics, FeatureSums, frechet_distance, kernel_distance_of_subsets
+from hf_ext.metrics.features import ClassifierFeatures, CLIPScores, InceptionFeatures
 from hf_ext.progress import progress
 
 from ..errors import DataError, MissingColumn, UsageError
-from .diffusion_data import Crops, cut_view
-from .diffusion_latents import weights_hash
+from .diffusion_data import Crops, cut_view, weights_hash
 from .pictures import in_colours, require_picture
 
 # Pictures of a set whose features are kept for the kernel distance (82 MB), and samples of a subset of them.
@@ -138,29 +130,8 @@ def score(
     batch_size: int = 64,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """
-    Compares pictures with real ones, or with their texts.
-
-    Args:
-        pictures (`str`): Folder, file or Hub id of the pictures.
-        reference (`str`, *optional*): The same of real ones; or their statistics, an `.npz` file with `mu` and
-            `sigma`. Those written by `keep` know their network, and are refused with another one.
-        network (`str`, *optional*): The TorchScript file of the Inception network, or `org/name/file.pt` of the Hub,
-            and its hash after `#sha256=`: FID. Or a classifier of transformers, folder or Hub id: the same distance of
-            its features.
-        clip (`str`, *optional*): CLIP model of transformers, folder or `org/name[@revision]`: the CLIP score of the
-            pictures and their column `text`.
-        split (`str`, defaults to `"train"`): Of the reference.
-        size (`int`, *optional*): Side of the middle squares that are cut from the reference's pictures, as
-            `hf-ext dit precompute` cuts them; Inception needs pictures of one size.
-        kernel (`bool`, defaults to `False`): Measure the kernel distance (KID) too.
-        keep (`Path`, *optional*): Where the statistics of the reference are written, for the next time.
-        batch_size (`int`, defaults to 64): Pictures at once.
-        device (`str`, *optional*): The GPU if there is one.
-
-    Returns:
-        `dict`: The distances by their names, and how many pictures of each set they come from.
-    """
+    """Distances of pictures to real ones or to their texts by their names, and the numbers of pictures; the arguments
+    are the options of `hf-ext dit score`. Statistics of `keep` know their network, and are refused with another."""
     pictures, reference = str(pictures), None if reference is None else str(reference)
     if (reference is None) != (network is None) or (network is None and (clip is None or kernel or keep)):
         raise UsageError("give REFERENCE and --network together (--kernel and --keep need both), or --clip alone.")

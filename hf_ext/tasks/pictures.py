@@ -25,21 +25,14 @@ def picture_of(example: dict[str, Any], name: str, option: str, advice: str = ""
 
 
 def deep_grey(picture: Image.Image) -> np.ndarray | None:
-    """
-    Grey of 16 bits as uint16 `[height, width]`, from black at 0 to white at 65535; `None` for a picture of 8 bits.
-
-    Raises:
-        DataError: If the picture has floats, or whole numbers outside 16 bits.
-    """
+    """Grey of 16 bits as uint16 `[height, width]`, from black at 0 to white at 65535; `None` for 8 bits."""
     if picture.mode[0] not in "IF":
         return None
     values = np.asarray(picture)
     low, high = values.min(), values.max()
     if picture.mode == "F" or low < 0 or high > 65535:
-        raise DataError(
-            f"a picture has PIL mode {picture.mode!r} and values from {low:g} to {high:g}, and only whole numbers "
-            "from 0 to 65535 are scaled to 8 bits: convert it to 8 bits."
-        )
+        told = f"a picture has PIL mode {picture.mode!r} and values from {low:g} to {high:g}"
+        raise DataError(f"{told}, and only whole numbers from 0 to 65535 are scaled: convert it to 8 bits.")
     return spread_grey(values.astype(np.uint16), picture)
 
 

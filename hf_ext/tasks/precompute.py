@@ -20,7 +20,6 @@ import datasets
 import numpy as np
 import torch
 from diffusers import ModelMixin
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from PIL import Image
 from pyarrow.parquet import read_metadata
 
@@ -33,12 +32,15 @@ from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
 
 from ..errors import DataError, MissingColumn, OtherRun, UsageError
-from .diffusion_data import Size, View, cut_view, nearest_bucket
-from .diffusion_latents import (
+from .diffusion_data import (
     COLUMNS,
     SPREAD,
+    Size,
+    View,
+    cut_view,
     encode_posterior,
     load_autoencoder,
+    nearest_bucket,
     pack_row,
     to_pixels,
     weights_hash,
@@ -62,23 +64,8 @@ MOST_ENLARGED, MOST_RATIO = 8, 8
 
 
 def precompute(settings: Precompute, out: str | Path, device: str | None = None) -> Path:
-    """
-    Encodes a data set into a folder of files that the training and `datasets.load_dataset` read. Processes of
-    `accelerate launch` share the work.
-
-    Args:
-        settings ([`Precompute`]): What to encode, and how.
-        out (`str` or `Path`): The folder; it appears when it is complete. Until then the work lies in `OUT.partial`,
-            from which the same call goes on.
-        device (`str`, *optional*): Where to encode; the GPU if there is one.
-
-    Returns:
-        `Path`: The folder.
-
-    Raises:
-        OtherRun: If unfinished work of that folder has other settings or data.
-        ValueError: If the folder is there already, or data and autoencoder do not fit.
-    """
+    """Encodes a data set into a folder of files that the training and `datasets.load_dataset` read, and which appears
+    when it is complete. Until then the work lies in `OUT.partial`, from which the same call goes on."""
     out = Path(out)
     partial = out.parent / f"{out.name}.partial"
     ranks = Ranks()
@@ -132,10 +119,8 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
         autoencoder.to(dtype)
     factor = DisentangledDiTPipeline.scale_factor_of(autoencoder)
     if misfit := [size for size in settings.buckets if size[0] % factor or size[1] % factor]:
-        raise UsageError(
-            f"pictures of {misfit[0][0]} x {misfit[0][1]} pixels do not fit the autoencoder, which needs multiples of "
-            f"{factor}: change image_size or bucket_step."
-        )
+        size = f"{misfit[0][0]} x {misfit[0][1]} pixels"
+        raise UsageError(f"the autoencoder needs multiples of {factor}, not {size}: change image_size or bucket_step.")
     texts = None if settings.text_encoder is None else TextEncoder(settings.text_encoder, settings.max_text_length)
     work = _Work(settings, source, autoencoder, texts, partial)
     # What cannot be encoded leaves no folder behind, whose settings the next call would have to have.
@@ -144,27 +129,23 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
         # Of a call that was refused, or killed before its first file: the next one may be told otherwise.
         (partial / SETTINGS).unlink(missing_ok=True)
     wanted = {name: value for name, value in asdict(settings).items() if name not in FREE}
+    # Of the same name may be others, as after another training.
+    wanted["networks"] = [weights_hash(network) for network in (autoencoder, *([texts.encoder] if texts else []))]
+    refusal = f"{partial} has unfinished work with other settings"
     # The number of parts stays when examples are removed: which part an example is in depends on it.
-    networks = [weights_hash(part) for part in (autoencoder, texts.encoder if texts else None) if part is not None]
-    first = {"parts": source.count_parts(settings.shard_size), "networks": networks}
-    found = keep_settings(partial / SETTINGS, wanted, f"{partial} has unfinished work with other settings", first)
-    if found.get("networks", networks) != networks:
-        # Of the same name, as after another training.
-        raise OtherRun(f"{partial} has unfinished work of other weights: remove it, or give another folder.")
+    found = keep_settings(partial / SETTINGS, wanted, refusal, parts=source.count_parts(settings.shard_size))
     source.deal(int(found["parts"]), settings.image_column)
     return work
 
 
-def keep_settings(
-    path: Path, wanted: dict[str, Any], refusal: str, first: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def keep_settings(path: Path, wanted: dict[str, Any], refusal: str, **first: Any) -> dict[str, Any]:
     """Notes the settings of work in a folder, with what the first call decides, or compares them: what is noted."""
     if not path.exists():
-        write_json(path, {**wanted, **(first or {})})
+        write_json(path, {**wanted, **first})
     if not isinstance(found := read_json(path), dict):
         raise DataError(f"{path} holds no settings: restore the file, or remove it.")
     # What is noted and not wanted is an option that was left out.
-    pairs = {name: (found.get(name), wanted.get(name)) for name in {**found, **wanted} if name not in (first or {})}
+    pairs = {name: (found.get(name), wanted.get(name)) for name in {**found, **wanted} if name not in first}
     if changed := [f"{name}: {noted!r} → {value!r}" for name, (noted, value) in pairs.items() if noted != value]:
         raise OtherRun(refusal, changed, "Use the same settings, remove it, or give another folder.")
     return found
@@ -180,10 +161,8 @@ def _check_picture(image: Image.Image, size: Size) -> None:
         raise ValueError(f"{pixels} would be enlarged more than {MOST_ENLARGED} times to {size[0]} x {size[1]}")
 
 
-# A picture's number, and the view of it that is encoded.
-_Cut = tuple[int, View]
-# An example's number, its other columns, its bucket and its view; of a bad one its line in the list.
-_Read = tuple[int, dict[str, Any], Size, View] | dict[str, str]
+# An example's number, its other columns and its view; of a bad one its line in the list.
+_Read = tuple[int, dict[str, Any], View] | dict[str, str]
 
 
 @dataclass
@@ -282,10 +261,9 @@ class _Work:
             raise DataError(f"none of the {count} examples of {self.settings.data['path']} can be used: give others.")
         if len(bad) > int(self.settings.max_bad_examples * count):
             raise ValueError(
-                f"{len(bad)} of {count} examples cannot be used, more than the share max_bad_examples "
-                f"{self.settings.max_bad_examples:g} allows; one of them: {describe_bad(bad[-1])} "
-                f"{self.folder} lists them in read-*.json. Remove them from the data, or allow a larger share; "
-                "finished work is kept."
+                f"{len(bad)} of {count} examples cannot be used, more than max_bad_examples "
+                f"{self.settings.max_bad_examples:g} allows; one of them: {describe_bad(bad[-1])} Remove those in "
+                f"{self.folder}/read-*.json from the data, or allow a larger share; finished work is kept."
             )
         return bad
 
@@ -299,10 +277,11 @@ class _Work:
         """The rows of a part, in their order, with pictures of one bucket encoded together."""
         others: dict[int, dict[str, Any]] = {}
         latents: dict[int, dict[str, Any]] = {}
-        waiting: dict[Size, list[_Cut]] = {}
+        # By the sizes of their views.
+        waiting: dict[Size, dict[int, View]] = {}
         bad: list[dict[str, str]] = []
 
-        def encode(batch: list[_Cut]) -> None:
+        def encode(batch: dict[int, View]) -> None:
             latents.update(self._encode(batch))
             advance(len(batch))
 
@@ -310,10 +289,11 @@ class _Work:
             if isinstance(read, dict):
                 bad.append(read)
                 continue
-            number, others[number], size, cut = read
-            waiting.setdefault(size, []).append((number, cut))
-            if len(waiting[size]) == self.settings.batch_size:
-                encode(waiting.pop(size))
+            number, others[number], view = read
+            batch = waiting.setdefault(view.target_size, {})
+            batch[number] = view
+            if len(batch) == self.settings.batch_size:
+                encode(waiting.pop(view.target_size))
         for batch in waiting.values():
             encode(batch)
         write_json(self._paths(part)[1], {"read": len(others) + len(bad), "bad": bad})
@@ -344,34 +324,29 @@ class _Work:
             size = nearest_bucket((image.height, image.width), self.settings.buckets)
             _check_picture(image, size)
             generator = np.random.default_rng((self.settings.seed, 6, 0, int(digest[:15], 16)))
-            cut = cut_view(image, size, channels, self.settings.how, generator)
+            view = cut_view(image, size, channels, self.settings.how, generator)
             for name in self.columns:
                 read_captions(other, name)
             for name in () if self.columns else _CLASSES & other.keys():
                 if other[name] in (None, -1):
                     raise ValueError(f"it has no class in {name!r}, which others have")
         except UNUSABLE as error:
-            if isinstance(error, HfHubHTTPError) and not isinstance(error, EntryNotFoundError):
-                # Not the picture's fault: the same call goes on later.
-                raise
             return name_bad(str(number), self.source.find_file(number), error.__cause__ or error)
-        return number, other, size, cut
+        return number, other, view
 
     @torch.no_grad()
-    def _encode(self, batch: list[_Cut]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _encode(self, batch: dict[int, View]) -> Iterator[tuple[int, dict[str, Any]]]:
         """The columns of the latents of pictures of one size, by the numbers of their examples."""
-        pixels = to_pixels([cut for _, cut in batch]).to(self.autoencoder.device)
+        pixels = to_pixels([*batch.values()]).to(self.autoencoder.device)
         if self.settings.posterior:
             pairs: Any = zip(*encode_posterior(self.autoencoder, pixels), strict=True)
         else:
             pairs = ((latent, None) for latent in DisentangledDiTPipeline.encode_image(self.autoencoder, pixels))
-        for (number, cut), (latent, spread) in zip(batch, pairs, strict=True):
+        for (number, view), (latent, spread) in zip(batch.items(), pairs, strict=True):
             if not all(values.half().isfinite().all() for values in (latent, spread) if values is not None):
-                raise ValueError(
-                    f"{self.settings.vae} gives latents beyond float16 (65,504) for example {number} "
-                    f"({self.source.find_file(number)}): choose another autoencoder or dtype."
-                )
-            yield number, write_row(latent, cut, spread)
+                what = f"latents beyond float16 (65,504) for example {number} ({self.source.find_file(number)})"
+                raise ValueError(f"{self.settings.vae} gives {what}: choose another autoencoder or dtype.")
+            yield number, write_row(latent, view, spread)
 
     def _add_states(self, others: dict[int, dict[str, Any]]) -> None:
         """Adds the text encoder's states of the captions, and to the first example those of an empty text."""

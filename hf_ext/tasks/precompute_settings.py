@@ -18,8 +18,8 @@ class Precompute:
     Settings that determine the latents.
 
     Args:
-        data (`dict`): The pictures, a [`~hf_ext.training.arguments.DataSource`]; local tar files, and tar files,
-            parquet files and single pictures of the Hub, are read as they are.
+        data (`dict`): The pictures, a [`~hf_ext.training.arguments.DataSource`]; local tar files, and tar and
+            parquet files of the Hub, are read as they are.
         vae (`str`): Autoencoder of diffusers: folder or `org/name[@revision]`.
         image_size (`int`): Side of the encoded square in pixels; buckets have the same area.
         crops (`dict`): See [`Crops`].

@@ -3,8 +3,7 @@
 Rows are dealt to parts by their content (file name, size, ends of the file, other columns), and the key of a part is a
 hash of them all: where one is removed, added or changed, its part alone is made again. Local tar files, and tar and
 parquet files of the Hub, are read from their beginning to their end, and nothing is copied: each is a part, whose key
-is a hash of its name and of what changes with its content. Pictures of the Hub that are files of their own are rows,
-and fetched one by one.
+is a hash of its name and of what changes with its content.
 """
 
 import hashlib
@@ -38,8 +37,6 @@ from ..errors import DataError
 _ENDS = 4096
 # Addresses of files of the Hub, as `datasets` writes them, and how many are looked up at once.
 _HUB, _LOOKED_UP = "hf://datasets/", 500
-
-
 # The number of an example, and what reads it: the hash that place and mirroring follow from, and all columns.
 Example = tuple[int, Callable[[], tuple[str, dict[str, Any]]]]
 
@@ -56,7 +53,6 @@ class Rows:
         return -(-len(self.data) // size)
 
     def deal(self, parts: int, image_column: str) -> None:
-        self.image_column = image_column
         self.digests = hash_rows(self.data, image_column)
         self.parts: list[list[int]] = [[] for _ in range(parts)]
         for number, digest in enumerate(self.digests):
@@ -74,20 +70,6 @@ class Rows:
 
     def find_file(self, number: int) -> str:
         return find_example_file(self.data, number)
-
-
-class HubFiles(Rows):
-    """Pictures of the Hub, each a file of its own, which is fetched when it is encoded."""
-
-    def __init__(self, stream: datasets.IterableDataset):
-        super().__init__(datasets.Dataset.from_list([*stream.decode(False)], features=stream.features))
-        self.hub = HfFileSystem()
-
-    def _load(self, number: int) -> tuple[str, dict[str, Any]]:
-        row = self.data.with_format("arrow")[number : number + 1].to_pylist()[0]
-        if picture := row[self.image_column]:
-            picture["bytes"] = self.hub.cat_file(picture["path"], block_size=0)
-        return _decode(self.features, self.image_column, row)
 
 
 class Streams:
@@ -127,16 +109,15 @@ class Streams:
 
     def deal(self, parts: int, image_column: str) -> None:
         """Names the files, each by the numbers in its name, and by what changes when it is written anew."""
-        self.image_column, seen = image_column, Counter[str]()
+        self.image_column, seen, found = image_column, Counter[str](), _look_up(self.files)
+        self.weights = [size for size, _ in found]
         self.names: list[str] = []
-        self.weights: list[int] = []
-        for file, (size, version) in zip(self.files, _look_up(self.files), strict=True):
+        for file, (size, version) in zip(self.files, found, strict=True):
             about = f"{Path(file).name} {size} {version}"
             seen[about] += 1
             # Words such as `test` would be the name of a split.
             hashed = _short_hash(f"{about} {seen[about]}")
             self.names.append("-".join([*re.findall(r"\d+", Path(file).stem), hashed]))
-            self.weights.append(size)
 
     def read(self, part: int) -> Iterator[Example]:
         """The examples of a file, in their order."""
@@ -148,26 +129,22 @@ class Streams:
                 row.pop("__url__", None)
                 inner = find_row_file(row) or row.get("__key__") or f"row {number}"
                 self.places[number] = f"{Path(self.files[part]).name}::{inner}"
-                yield number, partial(_decode, self.features, self.image_column, row, self.unread.get(number))
+                yield number, partial(self._decode, row, self.unread.get(number))
         except (tarfile.TarError, *UNUSABLE) as error:
             raise DataError(f"{self.files[part]} cannot be read beyond example {len(self.places)}: {error}") from error
+
+    def _decode(self, row: dict[str, Any], problem: str | None) -> tuple[str, dict[str, Any]]:
+        if problem is not None:
+            raise DataError(problem)
+        picture = row[self.image_column] or {"path": None, "bytes": None}
+        content = picture["bytes"] or b""
+        others = {name: value for name, value in row.items() if name != self.image_column}
+        digest = _hash(picture["path"], len(content), content[:_ENDS], content[-_ENDS:], others)
+        return digest, decode_row(self.features, row)
 
     def find_file(self, number: int) -> str:
         """The file, and the name in it, of an example of the part that is being read."""
         return self.places[number]
-
-
-def _decode(
-    features: datasets.Features, image_column: str, row: dict[str, Any], problem: str | None = None
-) -> tuple[str, dict[str, Any]]:
-    """The hash of a row that was not decoded, and the example."""
-    if problem is not None:
-        raise DataError(problem)
-    picture = row[image_column] or {"path": None, "bytes": None}
-    content = picture["bytes"] or b""
-    others = {name: value for name, value in row.items() if name != image_column}
-    digest = _hash(picture["path"], len(content), content[:_ENDS], content[-_ENDS:], others)
-    return digest, decode_row(features, row)
 
 
 def _first_step(stream: Any) -> Any:
@@ -191,15 +168,11 @@ def open_pictures(source: DataSource) -> Rows | Streams:
         stream = None
     options = getattr(_first_step(stream), "kwargs", {})
     files = options.get("tar_paths") or ([] if found else options.get("files")) or []
-    # Of a folder of pictures: the file, the folder of an archive that it was in, and the file again.
-    single = all(isinstance(file, tuple) and file[1] is None for file in files)
-    names = [file[2] for file in files] if single else files
-    start, ends = "" if found else _HUB, "" if single else (".tar", ".parquet")
-    if files and all(isinstance(name, str) and name.startswith(start) and name.endswith(ends) for name in names):
-        if single:
-            return HubFiles(stream)
-        if len(files) == stream.num_shards:
-            return Streams(stream, files)
+    # Of a folder of pictures they are no names.
+    names = [name for name in files if isinstance(name, str) and name.endswith((".tar", ".parquet"))]
+    fits = bool(names) and (found or all(name.startswith(_HUB) for name in names))
+    if fits and len(names) == len(files) == stream.num_shards:
+        return Streams(stream, files)
     return Rows(open_source(source))
 
 
@@ -213,8 +186,7 @@ def _look_up(files: list[str]) -> list[tuple[int, str]]:
         asked = paths[start : start + _LOOKED_UP]
         found = HfApi().get_paths_info(of.repo_id, asked, revision=of.revision, repo_type=of.repo_type)
         known |= {about.path: about for about in found}
-    # A table may name files that are not there.
-    return [(known[path].size, known[path].blob_id) if path in known else (0, "") for path in paths]
+    return [(known[path].size, known[path].blob_id) for path in paths]
 
 
 def hash_rows(data: datasets.Dataset, image_column: str) -> list[str]:
@@ -229,10 +201,7 @@ def hash_rows(data: datasets.Dataset, image_column: str) -> list[str]:
         sizes = pc.binary_length(contents).to_pylist()
         others = rows.drop_columns([image_column]).to_pylist()
         heads, tails = (pc.binary_slice(contents, *ends).to_pylist() for ends in ((0, _ENDS), (-_ENDS,)))
-        away = [path for path in paths.to_pylist() if path and path.startswith(_HUB)]
-        known = dict(zip(away, _look_up(away), strict=True)) if away else {}
         for path, size, head, tail, other in zip(paths.to_pylist(), sizes, heads, tails, others, strict=True):
-            size = known.get(path, size)
             if size is None and path and os.path.isfile(path):
                 # An exchanged picture without compression has the same size.
                 size = os.path.getsize(path)

@@ -160,16 +160,11 @@ class SemanIRTask(Task):
         config = self.config
         if self.made_pictures and "paired" in (item.kind for item in self.trained):
             raise UsageError("task.made_pictures does not combine with the degradation paired: leave out one of them.")
-        for option, is_set, channels in (
-            ("permute_channels", self.permute_channels, 3),
-            ("gray_from", self.gray_from != "luma", 1),
-        ):
-            if is_set and config.num_channels_out != channels:
-                raise UsageError(
-                    f"task.{option} is {getattr(self, option)!r}, which needs a model of {channels} channel(s); this "
-                    f"one has num_channels_out {config.num_channels_out}. Leave it out, or set model.num_channels."
-                )
         channels, channels_out, scale = config.num_channels, config.num_channels_out, config.scale
+        for option, usual, needed in (("permute_channels", False, 3), ("gray_from", "luma", 1)):
+            if (value := getattr(self, option)) != usual and channels_out != needed:
+                told = f"task.{option} {value!r} needs a model with num_channels_out {needed}, not {channels_out}"
+                raise UsageError(f"{told}: leave it out, or set model.num_channels.")
         plain, colours = channels == channels_out and channels in (1, 3), "num_channels 1 (grey) or 3 (RGB)"
         layouts = {
             "mosaic": (config.demosaicks, "num_channels 4, num_channels_out 3 and scale 2"),
@@ -179,10 +174,8 @@ class SemanIRTask(Task):
         for kind in {item.kind for item in (*self.trained, *self.evaluated)}:
             fits, wanted = layouts.get(kind, (plain and scale == 1, f"{colours} and scale 1"))
             if not fits:
-                raise UsageError(
-                    f"task.degradation {kind} needs model.{wanted}; the model has num_channels {channels}, "
-                    f"num_channels_out {channels_out} and scale {scale}."
-                )
+                found = f"num_channels {channels}, num_channels_out {channels_out} and scale {scale}"
+                raise UsageError(f"task.degradation {kind} needs model.{wanted}; the model has {found}.")
 
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Matrices and kernels decay; biases, norms and temperatures do not. Betas are (0.9, 0.99)."""
@@ -242,11 +235,9 @@ class SemanIRTask(Task):
                     degraded, clean = self.degraded_example(example, index, degradation)
                     restored = self.restore(model, degraded)
                     if index == 0 and self._step >= _LEARNED and _is_unchanged(degraded, restored, clean):
-                        logger.warning(
-                            "%s: the model returns its input nearly unchanged. If this stays, set a lower "
-                            "learning_rate, or begin with a trained model (init_from).",
-                            degradation.title,
-                        )
+                        advice = "set a lower learning_rate, or begin with a trained model (init_from)"
+                        told = "%s: the model returns its input nearly unchanged. If this stays, %s."
+                        logger.warning(told, degradation.title, advice)
                     about: Any = {"channel": self._channel, "border": self._border, "data_range": 1.0}
                     for name in self._names(degradation):
                         rows[-1][self._key(name, degradation)] = scores[name](restored, clean, **about)
@@ -290,10 +281,8 @@ class SemanIRTask(Task):
         """Rows of degraded (enlarged, where the model enlarges), restored and clean middle parts."""
         rows, scale = [], self.config.scale
         for index in range(max(len(examples), len(self.evaluated))):
-            place = index % len(examples)
-            degraded, clean = self.degraded_example(
-                examples[place], place, self.evaluated[index % len(self.evaluated)]
-            )
+            place, degradation = index % len(examples), self.evaluated[index % len(self.evaluated)]
+            degraded, clean = self.degraded_example(examples[place], place, degradation)
             # The middle, as far as there is one.
             size = 192 // scale
             top, left = (max(0, (side - size) // 2) for side in degraded.shape[:2])
@@ -329,10 +318,8 @@ class SemanIRTask(Task):
         images = [self._pixels(picture, degradation.kind) for picture in pictures]
         (height, width), clean = images[0].shape[:2], images[-1].shape[:2]
         if paired and clean != (height * self.config.scale, width * self.config.scale):
-            raise UsageError(
-                f"a pair of lq and hq images differs in size: {(height, width)} and {clean}, which is not "
-                f"{self.config.scale} times as large; model.scale is the ratio of their sizes."
-            )
+            told = f"{(height, width)} and {clean} in pixels, not by model.scale {self.config.scale}"
+            raise UsageError(f"a pair of lq and hq images differs in size: {told}; set model.scale to the ratio.")
         return images
 
     def _pixels(self, image: Image.Image, kind: str) -> np.ndarray:
@@ -365,17 +352,8 @@ def _is_unchanged(degraded: np.ndarray, restored: np.ndarray, clean: np.ndarray)
 
 
 class FeatureLoss(torch.nn.Module):
-    """
-    Distance of two pictures for a frozen network: the mean over its feature maps of the distance of two maps, relative
-    to the size of the target's. So each map has equal weight, whatever its scale and size.
-
-    Args:
-        source (`str`): An image model of hf-ext or transformers whose `AutoModel` returns hidden states: the name of a
-            released restorer, a folder or `org/name[@revision]`.
-
-    Raises:
-        ValueError: If the network cannot be loaded, or takes no pictures in colours.
-    """
+    """Distance of two pictures for a frozen network: the mean over its feature maps of the distance of two maps,
+    relative to the size of the target's. So each map has equal weight, whatever its scale and size."""
 
     mean: Tensor
     std: Tensor
@@ -396,10 +374,8 @@ class FeatureLoss(torch.nn.Module):
             raise UsageError(f"task.perceptual_model {source} cannot be loaded: {error}") from error
         network = loaded.model if ours else loaded
         if network.main_input_name != "pixel_values" or getattr(config, "num_channels", 3) != 3:
-            raise DataError(
-                f"task.perceptual_model {source} ({type(network).__name__}) does not take pictures of three channels: "
-                "give a restorer of colour pictures, such as denoise-color, or an image model of transformers."
-            )
+            told = f"task.perceptual_model {source} ({type(network).__name__}) takes no pictures of three channels"
+            raise DataError(f"{told}: give a restorer such as denoise-color, or an image model of transformers.")
         self.source, self.network = source, network.eval().requires_grad_(False)
         # Ours takes [0, 1] as it is.
         processor = None if ours else AutoImageProcessor.from_pretrained(name, revision=revision)
@@ -415,11 +391,9 @@ class FeatureLoss(torch.nn.Module):
                 self.features(torch.zeros(1, 3, side, side))
         # Each network has words of its own for a size that it does not take.
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            raise DataError(
-                f"task.perceptual_model {self.source} ({type(self.network).__name__}) gives no hidden states of "
-                f"pictures of {side} x {side} pixels, as the training has them: {error}. Set task.patch_size, times "
-                "the scale, to a size that it takes, or give another network."
-            ) from error
+            told = f"task.perceptual_model {self.source} ({type(self.network).__name__}) gives no hidden states of"
+            advice = "Set task.patch_size, times the scale, to a size that it takes, or give another network"
+            raise DataError(f"{told} pictures of {side} x {side} pixels, as here: {error}. {advice}.") from error
 
     def forward(self, made: Tensor, wanted: Tensor) -> Tensor:
         """The distance of two batches `[batch, 1 or 3, height, width]` in [0, 1]; its gradient is that of `made`."""

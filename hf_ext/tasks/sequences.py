@@ -96,10 +96,9 @@ class MRConvTask(Task):
         settings.validate()
         different = {key: getattr(settings, key) for key, value in decided.items() if getattr(settings, key) != value}
         if different:
-            raise DataError(
-                f"{init_from} was made for other data: it has {different}, the section 'task' asks for "
-                f"{ {key: decided[key] for key in different} }. Change the section, or choose another checkpoint."
-            )
+            told = f"{init_from} was made for other data: it has {different}, the section 'task' asks for"
+            wanted = {key: decided[key] for key in different}
+            raise DataError(f"{told} {wanted}. Change the section, or choose another checkpoint.")
         model = self.model_class(settings)
         initialize_from(model, init_from)
         return model
@@ -110,9 +109,8 @@ class MRConvTask(Task):
         kernels: set[int] = set()
         if isinstance(base, MRConvPreTrainedModel) and not base.config.reparameterized:
             kernels = {id(base.get_parameter(name)) for name in base.kernel_parameters()}
-        matrices = {
-            id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding | _ConvNd)
-        }
+        kinds = (nn.Linear, nn.Embedding, _ConvNd)
+        matrices = {id(module.weight) for module in model.modules() if isinstance(module, kinds)}
         trained = [value for value in model.parameters() if value.requires_grad]
         rate = {} if self.kernel_learning_rate is None else {"lr": self.kernel_learning_rate}
         groups: list[dict[str, Any]] = [
@@ -277,10 +275,8 @@ class ClassificationTask(MRConvTask):
             index = int(index)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.num_labels:
             names = f", or one of {', '.join(self.label_names)}" if self.label_names else ""
-            raise DataError(
-                f"column {self.label_column!r} holds {value!r}; allowed: 0 to {self.num_labels - 1}{names}. "
-                f"{self._advise(value)}."
-            )
+            told = f"column {self.label_column!r} holds {value!r}; allowed: 0 to {self.num_labels - 1}{names}"
+            raise DataError(f"{told}. {self._advise(value)}.")
         return index
 
     def _advise(self, value: Any) -> str:

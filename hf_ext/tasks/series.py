@@ -72,10 +72,10 @@ class SeriesTask(MRConvTask):
         """The numbers of an example, float64 `[length, channels]`; NaN where one is missing."""
         values = read_columns(example, self.columns)
         if values.shape[1] != self.channels:
-            raise DataError(
-                f"{_place(example)}columns {', '.join(self.columns)} hold {values.shape[1]} channels, the model takes "
-                f"{self.channels}: set task.columns or task.num_channels."
+            told = (
+                f"{_place(example)}columns {', '.join(self.columns)} hold {values.shape[1]} channels, the model takes"
             )
+            raise DataError(f"{told} {self.channels}: set task.columns or task.num_channels.")
         return values
 
     def model_fields(self) -> dict[str, Any]:
@@ -179,10 +179,8 @@ class SeriesRegressionTask(SeriesTask):
         for name in self.target_columns:
             part = np.atleast_1d(column(example, name, "target_columns", _ADVICE))
             if part.shape != (1,) or not is_number(part[0]) or not abs(float(part[0])) <= _LARGEST:
-                raise DataError(
-                    f"{_place(example)}column {name!r} holds {part.tolist()!r:.80}; a target is one number, at "
-                    "most 3.4e38. Set task.target_columns."
-                )
+                told = f"{_place(example)}column {name!r} holds {part.tolist()!r:.80}"
+                raise DataError(f"{told}; a target is one number, at most 3.4e38. Set task.target_columns.")
             targets.append(float(part[0]))
         return np.array([targets])
 
@@ -229,10 +227,8 @@ class PositionsTask(SeriesTask, ClassificationTask):
         given = np.asarray(column(example, self.label_column, "label_column", _ADVICE))
         count = len(self.read_values(example))
         if given.shape != (count,):
-            raise DataError(
-                f"{_place(example)}column {self.label_column!r} has the shape {given.shape}; expected a class for "
-                f"each of the {count} positions."
-            )
+            told = f"column {self.label_column!r} has the shape {given.shape}"
+            raise DataError(f"{_place(example)}{told}; expected a class for each of the {count} positions.")
         labels = torch.full((self.max_length,), -100)
         # A sequence has many positions and few classes.
         for value in set(given.tolist()):
@@ -284,9 +280,7 @@ def read_columns(example: dict[str, Any], names: list[str], option: str = "task.
     values = np.concatenate(parts, axis=1)
     # A channel without any takes its mean.
     if np.isnan(values).all():
-        raise DataError(
-            f"{_place(example)}column {', '.join(map(repr, names))} contains no numbers: remove the sequence."
-        )
+        raise DataError(f"{_place(example)}column {str(names)[1:-1]} contains no numbers: remove the sequence.")
     return values
 
 
@@ -308,10 +302,9 @@ def _read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray
     values = values[:, None] if values.ndim == 1 else values
     large = np.abs(values) > _LARGEST
     if large.any():
-        raise DataError(
-            f"{_place(example, int(large.any(1).argmax()))}column {name!r} contains an infinite number, or one beyond "
-            "3.4e38: leave the cell empty if the value is unknown."
-        )
+        place = _place(example, int(large.any(1).argmax()))
+        told = f"{place}column {name!r} contains an infinite number, or one beyond 3.4e38"
+        raise DataError(f"{told}: leave the cell empty if the value is unknown.")
     return values
 
 

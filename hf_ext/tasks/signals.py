@@ -49,10 +49,8 @@ class PixelTask(ClassificationTask):
     def validate_channels(self) -> None:
         are_numbers = all(map(math.isfinite, (*self.mean, *self.std)))
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or not are_numbers or min(self.std) <= 0:
-            raise ValueError(
-                f"mean and std must have one value each (grey) or three (colour), std above 0; got {self.mean} and "
-                f"{self.std}."
-            )
+            wanted = "one value each (grey) or three (colour), std above 0"
+            raise ValueError(f"mean and std must have {wanted}; got {self.mean} and {self.std}.")
         require(self, ("image_size", self.image_size >= 2, "at least 2 pixels"))
 
     def model_fields(self) -> dict[str, Any]:
@@ -63,10 +61,8 @@ class PixelTask(ClassificationTask):
         picture = picture_of(example, self.image_column, "image_column")
         image = in_colours(picture, "L" if len(self.mean) == 1 else "RGB")
         if image.size != (self.image_size, self.image_size):
-            raise DataError(
-                f"an image has {image.size[0]} x {image.size[1]} pixels, task.image_size says {self.image_size}: set "
-                "task.image_size, or resize the images first."
-            )
+            told = f"an image has {image.size[0]} x {image.size[1]} pixels, task.image_size says {self.image_size}"
+            raise DataError(f"{told}: set it, or resize the images first.")
         pixels = np.asarray(image, dtype=np.float32).reshape(self.image_size**2, len(self.mean)) / 255
         mean, std = np.array([self.mean, self.std], dtype=np.float32)
         return {"input_values": torch.from_numpy((pixels - mean) / std), "labels": self.label(example)}
@@ -109,10 +105,9 @@ class AudioTask(ClassificationTask):
 
     def validate_rates(self) -> None:
         if min(self.sampling_rate, self.max_length, self.decimation) < 1 or self.sampling_rate % self.decimation:
-            raise ValueError(
-                "sampling_rate, max_length and decimation must be at least 1, and the rate a multiple of decimation; "
-                f"got {self.sampling_rate}, {self.max_length} and {self.decimation}."
-            )
+            wanted = "at least 1, and the rate a multiple of decimation"
+            found = f"{self.sampling_rate}, {self.max_length} and {self.decimation}"
+            raise ValueError(f"sampling_rate, max_length and decimation must be {wanted}; got {found}.")
 
     def model_fields(self) -> dict[str, Any]:
         return {"sampling_rate": self.sampling_rate, "max_position_embeddings": self.max_length}
@@ -120,10 +115,8 @@ class AudioTask(ClassificationTask):
     def build_model(self, config: dict[str, Any], init_from: str | None) -> PreTrainedModel:
         """As [`MRConvTask`] does; a checkpoint is moved to the decimated rate."""
         if self.decimation > 1 and init_from is None:
-            raise DataError(
-                f"task.decimation is {self.decimation}, which evaluates a trained model at a lower rate: use it with "
-                "`hf-ext evaluate` or init_from. To train at that rate, resample the data."
-            )
+            told = f"task.decimation {self.decimation} evaluates a trained model at a lower rate"
+            raise DataError(f"{told}: use it with `hf-ext evaluate` or init_from, or resample the data to train.")
         model = super().build_model(config, init_from)
         if self.decimation > 1 and isinstance(model, MRConvPreTrainedModel):
             model.change_rate(self.decimation)
@@ -145,15 +138,11 @@ class AudioTask(ClassificationTask):
             try:
                 rate, value = value["sampling_rate"], value["array"]
             except (TypeError, LookupError) as error:
-                raise DataError(
-                    f"column {self.audio_column!r} holds {value!r:.60}; expected a recording: fill it in, remove the "
-                    "example, or set task.audio_column."
-                ) from error
+                told = f"column {self.audio_column!r} holds {value!r:.60}; expected a recording"
+                raise DataError(f"{told}: fill it in, remove the example, or set task.audio_column.") from error
             if rate != self.sampling_rate:
-                raise DataError(
-                    f"a recording has {rate} samples per second, task.sampling_rate says {self.sampling_rate}: set "
-                    "it, or resample the data, e.g. by casting to datasets.Audio."
-                )
+                told = f"a recording has {rate} samples per second, task.sampling_rate says {self.sampling_rate}"
+                raise DataError(f"{told}: set it, or resample the data, e.g. by casting to datasets.Audio.")
         samples = np.asarray(value)
         if samples.ndim != 1:
             raise DataError(f"a recording has the shape {samples.shape}; expected samples of one channel: average it.")

@@ -14,7 +14,6 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,7 +78,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     # LMS takes the place in the schedule for the number of steps it has seen; PNDM counts its first steps itself.
     _FROM_THE_FIRST_STEP = (diffusers.LMSDiscreteScheduler, diffusers.PNDMScheduler)
     _SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas")
-    _DIVERGING = diffusers.SASolverScheduler
     _PADDINGS = ("zeros", "replicate", "noisy_replicate")
     # The least and the most of options of a call, and the words for it; two numbers rise.
     _NUMBERS = {
@@ -88,29 +86,15 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         "guidance_interval": (0, 1, "a pair of rising numbers from 0 to 1"),
     }
     _OUTPUT_TYPES = ("pil", "np", "pt", "latent")
-    # What a caller gives for each control, how many numbers that is, and the largest; crop and flip may be 0.
-    _CONTROLS = {
-        "original_size": ("(height, width) in pixels", 2, 1e9),
-        "crop": ("(top, left) in pixels", 2, 1e9),
-        "target_size": ("(height, width) in pixels", 2, 1e9),
-        "flip": ("True or False", 1, 1),
-    }
+    # What a caller gives for each control; the last is one number, the others are pairs.
+    _CONTROLS = dict.fromkeys(("original_size", "target_size"), "(height, width) in pixels")
+    _CONTROLS |= {"crop": "(top, left) in pixels", "flip": "True or False"}
     # Rows of adaLN numbers that are computed ahead: 100 MB for the largest preset in bfloat16.
     TABLE_ROWS = 128
     # Where diffusers looks for a component's code, in a repository and among its own pipelines.
     _COMPONENT = ["disentangled_dit", "DisentangledDiTTransformer2DModel"]
     # Read now: a later version of this file would take the place of the one that this class was made from.
     _CODE = Path(__file__).read_text(encoding="utf-8")
-
-    @dataclass
-    class Conditions:
-        """The different inputs of adaLN, S of them: most pictures and branches of the guidance share theirs."""
-
-        # Numbers of each control [S, numbers]; False where they are dropped [S]; for each branch the input of every
-        # picture.
-        controls: dict[str, Tensor]
-        mask: Tensor
-        rows: dict[str, list[int]]
 
     def __init__(
         self,
@@ -169,8 +153,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     control_guidance_scale = property(
         attrgetter("_control_guidance_scale"), doc="Strength beta of the controls; 1 is plain guidance."
     )
-    num_timesteps = property(attrgetter("_num_timesteps"), doc="Steps of the schedule.")
-    current_timestep = property(attrgetter("_current_timestep"), doc="Timestep that is computed, for caches.")
     interrupt = property(attrgetter("_interrupt"), doc="True if a callback ended the call.")
 
     @property
@@ -266,16 +248,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         Fills what follows a text with what needs no mask: with n real tokens of T,
             out_i = tokens_(i mod n) + noise sqrt(ceil(T / n) - 1) std(tokens) eps,   eps ~ N(0, 1), for i >= n.
 
-        Args:
-            tokens (`torch.Tensor` of shape `(texts, T, width)`): What the encoder gave.
-            lengths (`torch.Tensor` of shape `(texts,)`): Real tokens of each text, special ones included. A text
-                without any keeps the encoder's first token.
-            mode (`str`): `"zeros"`; `"replicate"`, copies of the real tokens; or `"noisy_replicate"`.
-            noise (`float`): Strength of the noise.
-            generator (`torch.Generator` or a list of one for each text, *optional*): Source of the noise.
-
-        Returns:
-            `torch.Tensor`: Of the shape and type of `tokens`; the real tokens are as they were."""
+        `tokens` [texts, T, width] are the encoder's, `lengths` [texts] the real ones of each text, special ones
+        included; a text without any keeps the encoder's first. Modes are `"zeros"`, `"replicate"` (without the noise)
+        and `"noisy_replicate"`; a generator makes the noise, or a list of one for each text."""
         total = tokens.shape[1]
         place = torch.arange(total, device=tokens.device)
         real = lengths.to(tokens.device).clamp(1, total)[:, None]
@@ -442,13 +417,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             return image + noise * scheduler.sigmas_interpol[place].to(image)
         return scheduler.add_noise(image, noise, timestep)
 
-    def retrieve_timesteps(
-        self, num_inference_steps: int, timesteps: Any, sigmas: Any, strength: float
-    ) -> tuple[Tensor, int]:
+    def retrieve_timesteps(self, call: Any) -> tuple[Tensor, int]:
         """Timesteps that are left, and how many steps of the schedule they are; a strength leaves the first out."""
-        scheduler, device, name = self.scheduler, self._execution_device, type(self.scheduler).__name__
-        num_inference_steps = self._count("num_inference_steps", num_inference_steps)
-        schedules = {"timesteps": self._plain(timesteps), "sigmas": self._plain(sigmas)}
+        scheduler, strength, name = self.scheduler, call.strength, type(self.scheduler).__name__
+        count = self._count("num_inference_steps", call.num_inference_steps)
+        schedules = {"timesteps": self._plain(call.timesteps), "sigmas": self._plain(call.sigmas)}
         given: dict[str, Any] = {option: value for option, value in schedules.items() if value is not None}
         for option, value in given.items():
             real = isinstance(value, list) and all(isinstance(number, int | float) for number in value)
@@ -457,7 +430,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 raise ValueError(f"{option} is {value!r}; a list of falling numbers is needed.")
         if not given.keys() <= inspect.signature(scheduler.set_timesteps).parameters.keys() or len(given) > 1:
             raise ValueError(f"{name} does not take {' and '.join(given)}; leave one or both out.")
-        total = len(*given.values()) if given else num_inference_steps
+        total = len(*given.values()) if given else count
         steps = int(total * strength)
         if not 0 < strength <= 1 or steps < 1:
             raise ValueError(f"strength is {strength} for {total} steps; it must be at most 1, and leave a step.")
@@ -465,7 +438,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if begin and isinstance(scheduler, self._FROM_THE_FIRST_STEP):
             raise ValueError(f"{name} starts at its first step only; use another scheduler, or strength=1.")
         with self._scheduler_named(total):
-            scheduler.set_timesteps(**(given or {"num_inference_steps": total}), device=device)
+            scheduler.set_timesteps(**(given or {"num_inference_steps": total}), device=self._execution_device)
             # Without it the first step is looked up by its timestep, which some schedules have several times.
             if hasattr(scheduler, "set_begin_index"):
                 scheduler.set_begin_index(begin)
@@ -516,7 +489,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         get = scheduler.config.get
         flow_match, flow = isinstance(scheduler, self._FLOW_MATCH), bool(get("use_flow_sigmas"))
         found = "flow_prediction" if flow_match else str(get("prediction_type", "epsilon"))
-        count, diverging = get("num_train_timesteps"), isinstance(scheduler, self._DIVERGING)
+        count, diverging = get("num_train_timesteps"), isinstance(scheduler, diffusers.SASolverScheduler)
         spaced = [f"{name}=True" for name in self._SPACINGS if get(name) and (flow or diverging)]
         spaced += ["lower_order_final=False"] if diverging and not get("lower_order_final") else []
         trained = count if self.transformer is None else self.transformer.config.num_train_timesteps
@@ -610,12 +583,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 advice = f"takes {width} (joint_attention_dim); use the text encoder that it was trained with"
                 raise ValueError(f"Tokens of texts have {tokens.shape[-1]} numbers, and the transformer {advice}.")
             inputs = {"encoder_hidden_states": tokens.to(self._execution_device, self.transformer.dtype)}
-        context, _ = self.transformer(**inputs, attention_kwargs=self._attention_kwargs, return_conditioning=True)
+        context, _ = self.transformer(**inputs, attention_kwargs=call.attention_kwargs, return_conditioning=True)
         return context.repeat_interleave(images, dim=0), count * images
 
     def _read_control(self, name: str, value: Any, count: int, images: int) -> Tensor:
         """The numbers of a control for each of `count` pictures, float64 [count, numbers]."""
-        words, size, most = self._CONTROLS[name]
+        size, most = (1, 1) if name == "flip" else (2, 1e9)
         try:
             rows = torch.tensor(self._plain(value))
         except (TypeError, ValueError, RuntimeError):
@@ -626,15 +599,18 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         # a list of numbers is one value where the control is a pair, and several where it is a number
         rows = rows.reshape(-1, 1) if size == 1 and rows.ndim < 2 else rows[None] if rows.ndim < 2 else rows
         if rows.shape[1:] != (size,) or not fits.all():
-            raise ValueError(f"{name} has {value!r}; needed is {words}, or a list with one for each picture.")
+            wanted = f"{self._CONTROLS[name]}, or a list with one for each picture"
+            raise ValueError(f"{name} has {value!r}; needed is {wanted}.")
         return rows[self._places(name, len(rows), count, images)]
 
-    def prepare_conditions(
-        self, controls: dict[str, Any], size: tuple[int, int], count: int, images: int
-    ) -> Conditions:
-        """The inputs of adaLN for pictures with these controls, `None` for those of a whole, unmirrored picture."""
+    def prepare_conditions(self, call: Any, size: tuple[int, int], count: int, images: int) -> None:
+        """
+        The S different inputs of adaLN, since most pictures and branches of the guidance share theirs: numbers of each
+        control [S, numbers], False where they are dropped [S], and for each branch the input of every picture.
+        """
         config, device = self.transformer.config, self._execution_device
-        given = {name: value for name, value in controls.items() if value is not None}
+        # not given are those of a whole, unmirrored picture
+        given = {name: getattr(call, name) for name in self._CONTROLS if getattr(call, name) is not None}
         if unknown := sorted(given.keys() - config.control_alpha.keys()):
             known = ", ".join(config.control_alpha) or "none"
             raise ValueError(f"The model has no control {unknown[0]}; it was trained with {known}.")
@@ -648,31 +624,28 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         states, rows = torch.cat([0 * full, 0 * full, full]).unique(dim=0, return_inverse=True)
         states = states.to(device, torch.float32)
         *numbers, mask = states.split([*(values[name].shape[1] for name in config.control_alpha), 1], dim=1)
-        return self.Conditions(
-            controls=dict(zip(config.control_alpha, numbers, strict=True)),
-            mask=mask[:, 0] > 0,
-            rows=dict(zip(("null", "uncontrolled", "full"), rows.unflatten(0, (3, count)).tolist(), strict=True)),
-        )
+        call.controls, call.mask = dict(zip(config.control_alpha, numbers, strict=True)), mask[:, 0] > 0
+        call.rows = dict(zip(("null", "uncontrolled", "full"), rows.unflatten(0, (3, count)).tolist(), strict=True))
 
-    def modulations(self, timesteps: Tensor, conditions: Conditions) -> Iterator[Tensor]:
+    def modulations(self, call: Any, timesteps: Tensor) -> Iterator[Tensor]:
         """For each timestep the adaLN numbers of all conditions, [S, numbers]."""
         # adaLN sees timestep and controls, no class and no latents: one product makes the numbers of many steps ahead,
         # for each of the S different conditions once, whatever the batch and the branches of the guidance.
-        count = len(conditions.mask)
+        count = len(call.mask)
         for block in timesteps.split(max(1, self.TABLE_ROWS // count)):
             _, table = self.transformer(
                 timestep=block.repeat_interleave(count),
-                controls={name: value.repeat(len(block), 1) for name, value in conditions.controls.items()},
-                control_mask=conditions.mask.repeat(len(block)),
-                attention_kwargs=self._attention_kwargs,
+                controls={name: value.repeat(len(block), 1) for name, value in call.controls.items()},
+                control_mask=call.mask.repeat(len(block)),
+                attention_kwargs=call.attention_kwargs,
                 return_conditioning=True,
             )
             yield from table.unflatten(0, (len(block), count))
 
-    def guidance_weights(self, step: int, before: dict[str, float]) -> dict[str, float]:
+    def guidance_weights(self, call: Any, step: int, before: dict[str, float]) -> dict[str, float]:
         """Weights of the branches of a step; the conditional one is last, as diffusers' callbacks expect."""
-        config, (first, last) = self.transformer.config, self._guidance_interval
-        guided = first <= step / self._num_timesteps < last
+        config, (first, last) = self.transformer.config, call.guidance_interval
+        guided = first <= step / self.num_timesteps < last
         scale = max(self._guidance_scale, 1.0) if guided else 1.0
         control = self._control_guidance_scale if config.control_alpha else 1.0
         weights = {"null": 1 - scale, "uncontrolled": scale * (1 - control), "full": scale * control}
@@ -680,7 +653,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if weights.keys() != before.keys():
             # a cache may keep a row for each branch that there was
             self.transformer._reset_stateful_cache()
-        if "null" in weights and config.condition_dropout == 0 and not self._has_negative:
+        if "null" in weights and config.condition_dropout == 0 and not call.has_negative:
             needed = "a network that was trained with condition_dropout, or a negative class or text"
             raise ValueError(f"guidance_scale={self._guidance_scale} needs {needed}.")
         if "uncontrolled" in weights and config.control_dropout == 0:
@@ -793,52 +766,48 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         # a pipeline that was never told learns its prediction from its first scheduler
         self.register_to_config(prediction_type=self._check_scheduler())
         self._guidance_scale, self._control_guidance_scale = call.guidance_scale, call.control_guidance_scale
-        self._guidance_interval, self._attention_kwargs = call.guidance_interval, call.attention_kwargs
         negatives = (call.negative_class_labels, call.negative_prompt, call.negative_prompt_embeds)
-        self._has_negative, self._interrupt = any(value is not None for value in negatives), False
+        call.has_negative, self._interrupt = any(value is not None for value in negatives), False
         images_each = self._count("num_images_per_prompt", call.num_images_per_prompt)
         # a callback may switch the guidance on, where there is something that encodes the null text
         guided = call.guidance_scale > 1 or (callback is not None and self.text_encoder is not None)
-        if self._has_negative and callback is None and not guided:
+        if call.has_negative and callback is None and not guided:
             self._LOGGER.warning("guidance_scale is at most 1, which is off: nothing negative has an effect.")
         embeds, count = self._encode_conditions(call, guided, images_each)
         size = self.image_size(call.height, call.width, call.latents)
-        controls = {name: options[name] for name in self._CONTROLS}
-        conditions = self.prepare_conditions(controls, size, count, images_each)
-
-        times, steps = self.retrieve_timesteps(call.num_inference_steps, call.timesteps, call.sigmas, strength)
+        self.prepare_conditions(call, size, count, images_each)
+        times, steps = self.retrieve_timesteps(call)
         call.clean = None if image is None else self.prepare_image_latents(image, count, *size, images_each)
         call.hole = None if mask is None else self.prepare_mask(mask, count, *size, images_each)
         call.noise = self.prepare_latents(count, *size, call.generator, call.latents)
         # the first timestep of a schedule still has a part of the picture; strength 1 means none
         latents: Any = self.add_noise(None if strength == 1 else call.clean, call.noise, times[:1])
-        latents = self._denoise(call, times, steps, latents, embeds, conditions)
+        latents = self._denoise(call, times, steps, latents, embeds)
         if call.output_type != "latent":
             latents = latents if self.vae is None else self.decode_latents(self.vae, latents)
             latents = self.image_processor.postprocess(latents, output_type=call.output_type)
         self.maybe_free_model_hooks()
         return ImagePipelineOutput(images=latents) if call.return_dict else (latents,)
 
-    def _denoise(
-        self, call: Any, times: Tensor, steps: int, latents: Tensor, embeds: Tensor, conditions: Conditions
-    ) -> Tensor:
+    def _denoise(self, call: Any, times: Tensor, steps: int, latents: Tensor, embeds: Tensor) -> Tensor:
         """The steps of the schedule; around a hole stands the clean picture with the noise of each step."""
         step_options = self.prepare_extra_step_kwargs(call.generator, call.eta)
-        self._num_timesteps, order = len(times), self.scheduler.order
+        self.num_timesteps, order = len(times), self.scheduler.order
         scale = getattr(self.scheduler, "scale_model_input", None)  # flow matching has none
         weights: dict[str, float] = {}
         with self.progress_bar(total=steps) as progress_bar:
-            for i, (t, table) in enumerate(zip(times, self.modulations(times, conditions), strict=True)):
+            for i, (t, table) in enumerate(zip(times, self.modulations(call, times), strict=True)):
                 if self.interrupt:
                     break
-                self._current_timestep = t
-                weights = self.guidance_weights(i, weights)
+                # for caches
+                self.current_timestep = t
+                weights = self.guidance_weights(call, i, weights)
                 with self._scheduler_named(steps):
                     sample = latents if scale is None else scale(latents, t)
                 with self.transformer.cache_context("-".join(weights)):
                     output = self.transformer(
                         hidden_states=sample.to(self.transformer.dtype).repeat(len(weights), 1, 1, 1),
-                        **self._gather_branches(embeds, table, weights, conditions.rows),
+                        **self._gather_branches(embeds, table, weights, call.rows),
                         attention_kwargs=call.attention_kwargs,
                         return_dict=False,
                     )[0]

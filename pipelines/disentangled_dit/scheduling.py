@@ -25,32 +25,21 @@ def rescale_noise_schedule(
     scheduler: SchedulerMixin, from_size: int | tuple[int, int], to_size: int | tuple[int, int]
 ) -> SchedulerMixin:
     """
-    Adapts the noise schedule of a model to pictures of another size.
-
-    Schedulers of the DDPM family get `trained_betas`, which are saved and survive `from_config` inside the family.
-    Flow-matching schedulers get another `shift` (or `flow_shift`).
+    Adapts the noise schedule of a model to pictures of another size, such as from 256 to 512.
 
     Args:
         scheduler (`SchedulerMixin`): Of the DDPM family, or flow matching with a constant shift. It is not changed.
-        from_size (`int` or `tuple[int, int]`): Side, or height and width, that the schedule is for, in any unit.
-        to_size (`int` or `tuple[int, int]`): Side, or height and width, that it should be for.
+        from_size, to_size (`int` or `tuple[int, int]`): Side, or height and width, that the schedule is for, and
+            should be for, in any unit.
 
     Returns:
-        `SchedulerMixin`: A new scheduler of the same class.
+        `SchedulerMixin`: A new scheduler of the same class. One of the DDPM family gets `trained_betas`, which are
+        saved and survive `from_config` inside the family; one of flow matching another `shift` (or `flow_shift`).
 
     Raises:
         ValueError: A size is not positive, or the scheduler spaces its noise in a way that neither betas nor a shift
             describe.
         TypeError: The scheduler is of another kind.
-
-    Example:
-
-    ```python
-    from diffusers import DDIMScheduler
-    from hf_ext.pipelines.disentangled_dit import rescale_noise_schedule
-
-    scheduler = rescale_noise_schedule(DDIMScheduler(beta_schedule="scaled_linear"), 256, 512)
-    ```
     """
     ratio = math.sqrt(_area(to_size, "to_size") / _area(from_size, "from_size"))
     # Of a scheduler diffusers' types know neither its configuration nor its numbers.

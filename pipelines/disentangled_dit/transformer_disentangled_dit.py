@@ -284,9 +284,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         config = self.config
         last = config.num_layers - 1
         kind = (dim, config.num_attention_heads, config.mlp_ratio)
-        self.transformer_blocks = nn.ModuleList(
-            self._block_class(*kind, index == last, config.shared_stream) for index in range(config.num_layers)
-        )
+        blocks = (self._block_class(*kind, index == last, config.shared_stream) for index in range(last + 1))
+        self.transformer_blocks = nn.ModuleList(blocks)
         # Beside the blocks, not in them: all of a sampling run's numbers are computed at once.
         sizes = [6] * config.num_layers + [2] if config.shared_stream else [12] * last + [8, 2]
         shared = config.modulation == "shared"

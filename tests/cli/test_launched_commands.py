@@ -15,7 +15,7 @@ from pyarrow.parquet import read_table
 from hf_ext.restoration.files import read_image
 from hf_ext.restoration.records import NAME
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext.tasks.diffusion_latents import SPREAD
+from hf_ext.tasks.diffusion_data import SPREAD
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_vae
 from tests.kit.command_line import run
 from tests.kit.models import assert_same_answers, assert_same_picture

@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import ConvNextImageProcessor, RegNetConfig, RegNetForImageClassification
 
 from hf_ext.tasks.diffusion import DisentangledDiTTask
-from hf_ext.tasks.diffusion_latents import write_tar
+from hf_ext.tasks.diffusion_data import write_tar
 from hf_ext.tasks.precompute import Precompute
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build

@@ -24,7 +24,7 @@ from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import build
 from hf_ext.tasks import diffusion
 from hf_ext.tasks.diffusion import DisentangledDiTTask
-from hf_ext.tasks.diffusion_latents import load_autoencoder
+from hf_ext.tasks.diffusion_data import load_autoencoder
 from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples, objective_of
 from hf_ext.tasks.precompute import precompute
 from hf_ext.training import evaluate_checkpoint

@@ -15,8 +15,18 @@ from hf_ext.errors import DataError, MissingColumn, UsageError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import build
 from hf_ext.tasks.diffusion import DisentangledDiTTask
-from hf_ext.tasks.diffusion_data import Crops, bucket_sizes, cut_view, nearest_bucket
-from hf_ext.tasks.diffusion_latents import SPREAD, encode_posterior, load_autoencoder, read_row, to_pixels, write_row
+from hf_ext.tasks.diffusion_data import (
+    SPREAD,
+    Crops,
+    bucket_sizes,
+    cut_view,
+    encode_posterior,
+    load_autoencoder,
+    nearest_bucket,
+    read_row,
+    to_pixels,
+    write_row,
+)
 from hf_ext.tasks.diffusion_texts import NULL, Captions, TextEncoder
 from hf_ext.tasks.precompute import precompute
 from hf_ext.training.data import IndexedSamples

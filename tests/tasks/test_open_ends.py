@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from hf_ext.errors import UsageError
-from hf_ext.tasks.diffusion_latents import write_tar
+from hf_ext.tasks.diffusion_data import write_tar
 from hf_ext.tasks.picture_scores import score
 from hf_ext.tasks.precompute import precompute
 from hf_ext.training import evaluate_checkpoint

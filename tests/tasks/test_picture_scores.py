@@ -11,7 +11,7 @@ from PIL import Image
 from hf_ext.errors import DataError, MissingColumn, UsageError
 from hf_ext.metrics import ClassifierFeatures, CLIPScores, frechet_distance, kernel_distance_of_subsets
 from hf_ext.tasks import picture_scores
-from hf_ext.tasks.diffusion_latents import write_tar
+from hf_ext.tasks.diffusion_data import write_tar
 from hf_ext.tasks.picture_scores import load_network, score
 from tests.kit.command_line import run
 from tests.kit.own_data import write_files

@@ -26,8 +26,7 @@ from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import SettingsError
 from hf_ext.tasks import precompute as module
 from hf_ext.tasks import precompute_sources as sources
-from hf_ext.tasks.diffusion_data import Crops, cut_view
-from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels, unpack_row, write_tar
+from hf_ext.tasks.diffusion_data import Crops, cut_view, load_autoencoder, read_row, to_pixels, unpack_row, write_tar
 from hf_ext.tasks.precompute import precompute
 from hf_ext.training.data import TrainingLoader
 from tests.disentangled_dit.pipeline_testing import make_vae
@@ -431,10 +430,9 @@ def main() -> None:
     """In a process whose Hub is the embedded one: each kind of files, whole, interrupted, and changed on the way."""
     root, form, api = Path(sys.argv[1]), sys.argv[2], HfApi()
     bad = write_folder(root / "photos")
-    folder = root / ("photos" if form == "files" else form)
-    if form != "files":
-        folder.mkdir()
-        pack_tars(root / "photos", folder, 5) if form == "tars" else write_rows(root / "photos", folder, 5)
+    folder = root / form
+    folder.mkdir()
+    pack_tars(root / "photos", folder, 5) if form == "tars" else write_rows(root / "photos", folder, 5)
     make_vae().save_pretrained(root / "vae")
     api.create_repo("me/photos", repo_type="dataset")
     api.upload_folder(folder_path=folder, repo_id="me/photos", repo_type="dataset")
@@ -465,7 +463,7 @@ def main() -> None:
     assert len(found) == 25 - len(bad) and places(found) == places(here)
 
 
-@pytest.mark.parametrize("form", ["tars", "rows", "files"])
+@pytest.mark.parametrize("form", ["tars", "rows"])
 def test_pictures_of_the_hub_are_encoded_without_a_copy_and_go_on_after_a_kill(tmp_path, form):
     with EmbeddedHub(tmp_path / "hub") as hub:
         run_python(SCRIPT, hub.url, tmp_path / "home", str(ROOT), str(tmp_path), form)

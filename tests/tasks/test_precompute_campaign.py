@@ -16,8 +16,7 @@ import torch
 from PIL import Image
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.tasks.diffusion_data import Crops, cut_view
-from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels, unpack_row, write_tar
+from hf_ext.tasks.diffusion_data import Crops, cut_view, load_autoencoder, read_row, to_pixels, unpack_row, write_tar
 from tests.kit.models import assert_same_answers
 from tests.kit.pictures import encode
 

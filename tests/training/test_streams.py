@@ -8,7 +8,7 @@ import pytest
 
 from hf_ext.data.opening import open_source
 from hf_ext.errors import UsageError
-from hf_ext.tasks.diffusion_latents import write_tar
+from hf_ext.tasks.diffusion_data import write_tar
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.data import TrainingLoader, check_workers
 from tests.kit.refusals import refused
