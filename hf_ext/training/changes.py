@@ -118,7 +118,7 @@ def _list_settings(about: dict[str, Any], task: Any) -> dict[str, Any]:
     settings |= {"processes": about["processes"], "sharding": about["sharding"]}
     data = _read_defaults(DataArguments) | settings["data"]
     # Of a list of sources their number and their weights stay.
-    data["train"] = map_paths(_shorten_source(data["train"]), lambda path: None)
+    data["train"] = map_paths(_shorten_source(data["train"]), lambda path: "PATH")
     inner = {name: _read_defaults(kind) for name, kind in find_inner(task).items()}
     parts = {name: _shorten(part, inner.get(name, {})) for name, part in settings["task"].items()}
     settings |= {"data": data | {"eval": _shorten_source(data["eval"])}, "task": _shorten(parts, _read_defaults(task))}
@@ -153,6 +153,10 @@ def _shorten_source(section: Any) -> Any:
         return section
     if "path" not in section:
         return {name: _shorten_source(part) for name, part in section.items()}
+    if isinstance(section["path"], list) and len(section["path"]) == 1 and not section.get("streaming"):
+        # The same examples in the same order; a stream's state would be another.
+        (part,) = section["path"]
+        section = {**section, **(part if isinstance(part, dict) else {"path": part})}
     shared = {name: value for name, value in section.items() if name not in ("path", "name", "shuffle_buffer")}
     defaults = _read_defaults(SourcePart)
     path = _shorten(section["path"], defaults | shared) if isinstance(section["path"], list) else section["path"]

@@ -66,17 +66,18 @@ def test_what_no_step_reads_changes_nothing(tmp_path, capsys, examples, shards, 
     assert progress["best_step"] in (6, 7)
 
 
-@pytest.mark.parametrize("kind", ["images", "buffer", pytest.param("pairs", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["images", "list", "buffer", pytest.param("pairs", marks=pytest.mark.slow)])
 def test_data_may_move(tmp_path, capsys, monkeypatch, kind):
     source, here, there = {}, tmp_path / "here" / "data", tmp_path / "there" / "data"
     if kind == "buffer":
         write_shards(here, shards=4, examples=22)
         source = {"streaming": True, "shuffle_buffer": 5}
-    for side in {"images": ("",), "pairs": ("lq", "hq")}.get(kind, ()):
+    for side in {"images": ("",), "list": ("",), "pairs": ("lq", "hq")}.get(kind, ()):
         write_images(here / side, 9)
     shutil.copytree(here, there)
     monkeypatch.chdir(there.parent)
-    before, after = ({"train": {"path": path, **source}} for path in (str(here), "data"))
+    moved = ["data"] if kind == "list" else "data"
+    before, after = ({"train": {"path": path, **source}} for path in (str(here), moved))
     said, is_equal = change(tmp_path, capsys, before, after)
     assert f"data.train.path: {here} → data: of equal fingerprint, {SAME}" in said and is_equal
 

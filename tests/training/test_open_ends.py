@@ -33,6 +33,8 @@ def changed(method: str, given: dict, flags: list[str]) -> list[str]:
     [
         ("semanir", "--learning_rate 0.0002 --max_grad_norm 1 --optim_args {} --seed 0 --data.num_workers 0"),
         ("semanir", "--data.train.streaming false --data.train.split train --data.train.hold_out 0"),
+        ("semanir", "--data.train.path [p]"),
+        ("semanir", "--data.train.path [{path: p, split: train}]"),
         ("semanir", "--data.train.pairs null --data.eval.streaming false --data.eval.rows examples"),
         ("semanir", "--task.degradation.sigma null --task.patch_size 64 --task.made_pictures false"),
         ("mrconv-text", "--data.train.streaming false --model.num_hidden_layers 2 --model.initializer_range 2e-2"),
