@@ -53,7 +53,7 @@ def compare_merges(
         raise UsageError("nothing to compare: give at least one merge, as a folder or org/name[@revision].")
     reports = [read_report(source, token=token, endpoint=endpoint) for source in sources]
     with explain_damage(f"a {REPORT} of {', '.join(map(str, sources))}"):
-        return _compare([str(source) for source in sources], reports)
+        return _compare([*map(str, sources)], reports)
 
 
 def _compare(sources: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -30,23 +30,19 @@ from .tensors import SHARED
 
 # Beside the weights at the root.
 SUMS_FILE = "sums.safetensors"
-# They do not change what comes out, or are told elsewhere.
-_NOT_METHOD = ("base", "tasks", *RUNNING)
 
 
 def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], *, out: Path) -> dict[str, Any]:
     """Completes the folder of a merge whose weights are written."""
     config, rows = plan.config, plan.merged_rows
     with ThreadPoolExecutor(1) as beside:
-        # The weights are complete, and reading them through for their hashes needs no interpreter.
-        # But for sums, which are written below, nothing writes such a file any more.
-        weights = [
-            name for name in list_files(folder) if name.endswith(".safetensors") and not name.endswith(SUMS_FILE)
-        ]
+        # The weights are complete, but for sums, and reading them through for their hashes needs no interpreter.
+        stored = [name for name in list_files(folder) if name.endswith(".safetensors")]
+        weights = [name for name in stored if not name.endswith(SUMS_FILE)]
         hashing = beside.submit(hash_files, folder, weights) if config.with_masks else None
         _copy_companions(folder, plan)
         # After the other files: it reads the copy's configuration.
-        written = beside.submit(_identify_copy, folder / "base") if config.include_base else None
+        copied = beside.submit(_identify_copy, folder / "base") if config.include_base else None
         sources = {
             "base": _record_identity(base, out),
             "tasks": {task.label: _record_identity(task.identity(), out) for task in plan.tasks},
@@ -59,13 +55,13 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
                 write_sums(folder, task.label, sums.sums[:, index])
             write_totals(folder, sums.totals, sums.gram)
             copy_into({"emr_loader.py": Path(emr_loader.__file__)}, folder)
-        kept = written.result() if written is not None else None
+        kept = copied.result() if copied is not None else None
         # the sizes that came out are warned of, not those of the plan
         warnings = [text for text in plan.warnings if text not in plan.size_warnings]
+        # a folder is named by what it is of the merge, not by where it lay
         for source in plan.sources:
-            if source.repo_id is None:
-                # it is named by what it is of the merge, not by where it lay
-                warnings = [text.replace(f" ({source.spec})", "") for text in warnings]
+            place = f" ({source.spec})" if source.repo_id is None else ""
+            warnings = [text.replace(place, "") for text in warnings]
         report = write_report(
             folder,
             sources=sources,
@@ -89,7 +85,9 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
 
 def _record_method(config: MergeConfig, out: Path) -> dict[str, Any]:
     """The options that decided the numbers."""
-    record = {key: value for key, value in config.to_dict().items() if key not in _NOT_METHOD}
+    # the others do not change what comes out, or are told elsewhere
+    decisive = config.to_dict().keys() - {"base", "tasks", *RUNNING}
+    record = {key: value for key, value in config.to_dict().items() if key in decisive}
     record |= config.arguments | {"rescale": config.scaling}
     if config.merge_method.deltas:
         record["deltas"] = config.merge_method.deltas
@@ -109,28 +107,27 @@ def _record_identity(identity: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
 def _copy_companions(folder: Path, plan: Plan) -> None:
     """Copies the model's companions to the root, and to each task its configuration and its own files."""
-    base = plan.base.companions.all
+    base, dtype, tasks = plan.base.companions.all, plan.config.dtype, plan.tasks if plan.config.with_masks else ()
     # in an artifact these folders are its own
     free = {name: path for name, path in base.items() if not name.startswith(("tasks/", "base/"))}
     root = free if plan.config.with_masks else plan.companions
     copy_into(root, folder)
     if plan.config.include_base:
         copy_into(base, folder / "base")
-    for task in plan.tasks if plan.config.with_masks else ():
-        own = {
+    for task in tasks:
+        differing = {
             name: path
             for name, path in task.companions.all.items()
             if name in CONFIGURATION_FILES or name not in root or not same_content(path, root[name])
         }
-        copy_into(own, folder / "tasks" / task.label)
-    dtype, tasks = plan.config.dtype, [task.label for task in plan.tasks if plan.config.with_masks]
-    for path in (folder / "config.json", *(folder / "tasks" / task / "config.json" for task in tasks)):
+        copy_into(differing, folder / "tasks" / task.label)
+    for path in (folder / "config.json", *(folder / "tasks" / task.label / "config.json" for task in tasks)):
         if dtype and plan.base.library == "transformers" and path.is_file():
             # Weights are loaded in the type that the configuration tells: the one that they were written in.
             config = read_json(path)
             write_json(path, config | dict.fromkeys(["dtype", *({"torch_dtype"} & config.keys())], dtype))
     if tasks:
-        mark_root(folder, tasks)
+        mark_root(folder, [task.label for task in tasks])
 
 
 def _make_manifest(
@@ -172,10 +169,9 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
     masked = [(place, row) for place, row in enumerate(plan.merged_rows) if index in row.members]
     merged = sum(row.elements for _, row in masked)
     by_tensor = plan.config.scaling in TENSOR_RESCALES
-    architectures = task.config.get("architectures") or [task.config.get("_class_name")]
     return TaskRecord(
         origin=origin,
-        architecture=architectures[0],
+        architecture=None if task.library == "peft" else task.architecture,
         base_prefix=names.base_prefix,
         task_prefix=names.task_prefix,
         scale=None if by_tensor else float(scales[index]),

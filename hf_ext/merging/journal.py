@@ -21,6 +21,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import tempfile
 import threading
 import uuid
@@ -50,7 +51,6 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Position of the line of a unit: its file, its first byte and its length.
 _Place = tuple[Path, int, int]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_LOCK = "lock"
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
@@ -73,8 +73,8 @@ class Journal:
     @staticmethod
     def has_begun(folder: Path) -> bool:
         """True if a folder holds a journal with at least one finished unit or pass."""
-        units = ("unit" in _parse(line) for file in folder.glob("*.jsonl") for _, line in _lines(file))
-        return read_passes(folder) is not None or any(units)
+        units = ("unit" in record for file in folder.glob("*.jsonl") for record, _ in _read_lines(file))
+        return bool(read_passes(folder)) or any(units)
 
     def add(self, unit: int, sums: np.ndarray) -> None:
         """Notes a unit whose results have been written. Thread-safe."""
@@ -114,7 +114,7 @@ class Journal:
     def _find(self) -> dict[int, _Place]:
         found: dict[int, _Place] = {}
         for file in sorted(self._folder.glob("*.jsonl")):
-            records = [(_parse(line), (file, start, len(line))) for start, line in _lines(file)]
+            records = [*_read_lines(file)]
             trusted = max((int(record["flushed"]) for record, _ in records if "flushed" in record), default=0)
             if records and records[0][0].get("boot") == self._boot:
                 trusted = len(records)
@@ -122,24 +122,21 @@ class Journal:
         return found
 
 
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Every whole line with its first byte."""
+def _read_lines(file: Path) -> Iterator[tuple[dict[str, Any], _Place]]:
+    """The record of every whole line, without its sums, and its place; empty where the line was damaged, by a loss of
+    power for instance."""
     start = 0
     with open(file, "rb") as lines:
         for line in lines:
+            found: dict[str, Any] = {}
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+                record = json.loads(line)
+                sums = record.pop("sums", None)
+                if "unit" not in record or zlib.crc32(bytes.fromhex(sums)) == record["crc"]:
+                    found = record
             if line.endswith(b"\n"):
-                yield start, line
+                yield found, (file, start, len(line))
             start += len(line)
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    """A record without its sums; empty where the line was damaged, by a loss of power for instance."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-        record: dict[str, Any] = json.loads(line)
-        sums = record.pop("sums", None)
-        if "unit" not in record or zlib.crc32(bytes.fromhex(sums)) == record["crc"]:
-            return record
-    return {}
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,6 @@ class Outputs:
     """Every weight file of the result, open for writing."""
 
     def __init__(self, folder: Path, plan: Plan, *, resume: bool = False) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder, self._plan, self._resume = folder, plan, resume
         self.writers: list[SafetensorsWriter] = []
         self.copies: list[Copy] = []
@@ -272,7 +268,7 @@ def _is_merge(folder: Path) -> bool:
 @contextlib.contextmanager
 def lock_partial(partial: Path) -> Iterator[None]:
     """Keeps a second merge out of the partial folder; the system lets go when the process ends, however it ends."""
-    lock = FileLock(partial / _LOCK, timeout=0)
+    lock = FileLock(partial / "lock", timeout=0)
     try:
         lock.acquire()
     except Timeout as error:
@@ -282,14 +278,12 @@ def lock_partial(partial: Path) -> Iterator[None]:
     finally:
         lock.release()
         # Windows does not delete a file that is open, so the lock may be what is left of a finished merge.
-        with contextlib.suppress(OSError):
-            if [path.name for path in partial.iterdir()] == [_LOCK]:
-                (partial / _LOCK).unlink()
-                partial.rmdir()
+        if [path.name for path in partial.glob("*")] == ["lock"]:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
-def read_passes(folder: Path) -> dict[str, Any] | None:
-    """The results of the counting passes in a journal; None if none is finished."""
-    with contextlib.suppress(OSError, ValueError):
-        return read_json_object(folder / PASSES) or None
-    return None
+def read_passes(folder: Path) -> dict[str, Any]:
+    """The results of the counting passes in a journal; empty if none is finished."""
+    with contextlib.suppress(ValueError):
+        return read_json_object(folder / PASSES, optional=True)
+    return {}

@@ -62,9 +62,8 @@ def build_empty(config: Mapping[str, Any]) -> PreTrainedModel | None:
         return None
     assert model_class.config_class is not None
     try:
-        configuration = model_class.config_class.from_dict(dict(config))
         with torch.device("meta"):
-            return model_class(configuration)
+            return model_class(model_class.config_class.from_dict(dict(config)))
     except Exception as error:
         # hundreds of classes, each with its own ways to fail and packages to need
         name = model_class.__name__
@@ -99,13 +98,11 @@ def find_loaded_names(names: Mapping[str, object], config: Mapping[str, Any]) ->
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-    places, prefix = model.state_dict(), model.base_model_prefix
-    found: dict[str, str] = {}
+    places, found = model.state_dict(), dict[str, str]()
     for name in names:
-        own, converted = rename_source_key(name, renamings, converters, prefix, places)
-        if own not in places and name in places or converted is not None:
-            own = name
-        found.setdefault(own, name)
+        own, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, places)
+        keeps = (own not in places and name in places) or converted is not None
+        found.setdefault(name if keeps else own, name)
     for tied in find_tied(model):
         kept = next((name for name in tied if name in found), None)
         found |= {name: found[kept] for name in tied if kept is not None and name not in found}
@@ -121,10 +118,8 @@ def read_labels(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def find_label_rows(tensors: Mapping[str, Any], config: Mapping[str, Any], count: int) -> list[str] | None:
-    """
-    Tensors with a row for each of `count` classes, and perhaps one for none of them: those outside the base model, if
-    there are any. `None` for a model that is known to have no head.
-    """
+    """Tensors with a row for each of `count` classes, and perhaps one for none of them: those outside the base model,
+    if there are any. `None` for a model that is known to have no head."""
     model_class = find_class(config)
     if model_class is not None and not re.search("For[A-Z]|Head", model_class.__name__):
         return None
@@ -143,13 +138,13 @@ def find_part(config: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str
 def find_vocabularies(config: Mapping[str, Any]) -> frozenset[int]:
     """All sizes of vocabularies of tokens in a configuration and its parts."""
     parts = [find_vocabularies(part) for part in config.values() if isinstance(part, Mapping)]
-    own = (size for key, size in config.items() if _VOCABULARY.fullmatch(str(key)))
-    return frozenset(size for size in own if isinstance(size, int)).union(*parts)
+    own = (size for key, size in config.items() if _VOCABULARY.fullmatch(str(key)) and isinstance(size, int))
+    return frozenset(own).union(*parts)
 
 
 def compare_settings(base: Mapping[str, Any], task: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Settings of the network that differ between two configurations of a kind, with the value in each."""
-    if not [*_differences(base, task)]:
+    if not any(_differences(base, task)):
         return []
     first, second = resolve_settings(base), resolve_settings(task)
     # A missing setting may have a default that is unknown here.

@@ -165,7 +165,7 @@ class _Run:
                 raise OSError(
                     error.errno,
                     f"not enough disk space for the merge ({os.strerror(error.errno)}): the weights of the result "
-                    f"need {self.plan.bytes_written:,} bytes in all, {free_bytes(self.out.parent):,} are free on that "
+                    f"need {self.plan.sizes.written:,} bytes in all, {free_bytes(self.out.parent):,} are free on that "
                     f"disk; make room and run the same command again, which resumes from {self.partial}",
                 ) from error
 
@@ -209,7 +209,7 @@ class _Run:
         self.engine = Engine(self.plan, self.outputs, self.vectors, workers, config.memory_bytes)
         stack.callback(self.engine.close)
         self.units = make_units(self.plan.merged_rows, self.outputs.copies, whole=config.merge_method.whole)
-        if self.vectors.passes and (counted := read_passes(self.partial / "journal")) is not None:
+        if self.vectors.passes and (counted := read_passes(self.partial / "journal")):
             self.vectors.load_state(counted)
 
     def count(self) -> None:

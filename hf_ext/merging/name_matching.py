@@ -9,8 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 from hf_ext.hub.safetensors_headers import TensorInfo
 
@@ -28,20 +28,14 @@ _PREFIX_SHARE = 1 / 3
 
 
 class Names:
-    """
-    The names of a task's tensors beside the base's.
-
-    Differing prefixes are detected: a base saved without its head has `encoder.…` where its fine-tune has
-    `bert.encoder.…`.
-    """
+    """The names of a task's tensors beside the base's, whose prefix may differ: a base saved without its head has
+    `encoder.…` where its fine-tune has `bert.encoder.…`."""
 
     def __init__(self, base: Collection[str], task: Collection[str]) -> None:
-        pairs = [(first, second) for first in _wrappers(base) for second in _wrappers(task)]
-
         def agreement(pair: tuple[str, str]) -> tuple[int, int]:
             return sum(pair[0] + name.removeprefix(pair[1]) in base for name in task), -len(pair[0]) - len(pair[1])
 
-        self.base_prefix, self.task_prefix = max(pairs, key=agreement)
+        self.base_prefix, self.task_prefix = max(product(_wrappers(base), _wrappers(task)), key=agreement)
         found: dict[str, str] = {}
         # a name that has the prefix goes before one that happens to fit without
         for name in sorted(task, key=lambda item: not item.startswith(self.task_prefix)):
@@ -84,21 +78,21 @@ def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None =
     """Finds which tensor of a task is which of the base, and refuses a task that is no fine-tune of it. `given` is the
     model of that method; with `masks` a task keeps its own."""
     names = tuple(match_fine_tune(base, task) for task in tasks)
+    both, taken, warnings = list(zip(tasks, names, strict=True)), dict[int, str](), list[str]()
     known = (None, "", base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path"))
-    warnings = [
-        f"{task.title} was made from {origin!r} by its configuration, not from {base.repo_id!r}: check it"
-        for task in tasks
-        if base.repo_id and (origin := task.came_from) not in known and not Path(str(origin)).is_absolute()
-    ]
-    warnings += [warning for task in tasks for warning in _compare_configurations(base, task, masks)]
+    for task, own in both:
+        origin = task.config.get("base_model_name_or_path") or task.config.get("_name_or_path")
+        if base.repo_id and isinstance(origin, str) and origin not in known and not Path(origin).is_absolute():
+            warnings.append(
+                f"{task.title} was made from {origin!r} by its configuration, not from {base.repo_id!r}: check it"
+            )
+        warnings += _compare_configurations(base, task, masks)
+        # A base without its head has other names too; of one class, names differ only where a program changed them.
+        same_class = task.config.get("architectures") == base.config.get("architectures")
+        if own.task_prefix != own.base_prefix and same_class:
+            prefixes = f"its tensors {own.task_prefix}*, the base {own.base_prefix}*"
+            warnings.append(f"{task.title} names {prefixes}: both are treated as the same")
     aliases = _find_tied_names(base, tasks, warnings)
-    both, taken = list(zip(tasks, names, strict=True)), dict[int, str]()
-    # A base without its head has other names too; of one class, names differ only where a program changed them.
-    warnings += [
-        f"{task.title} names its tensors {own.task_prefix}*, the base {own.base_prefix}*: both are treated as the same"
-        for task, own in both
-        if own.task_prefix != own.base_prefix and task.config.get("architectures") == base.config.get("architectures")
-    ]
     return Matching(
         names,
         tuple(_compare_vocabularies(base, task, own, taken, warnings, masks) for task, own in both),
@@ -118,12 +112,8 @@ def match_fine_tune(base: Source, task: Source) -> Names:
 
 
 def _match_loaded(base: Source, task: Source) -> Names:
-    """
-    The names of a task beside the base's, both as transformers reads them.
-
-    A task whose file has other names, of another version or of a tensor that its class ties, is renamed: to what the
-    base's file has, which transformers reads too.
-    """
+    """The names of a task beside the base's, both as transformers reads them. A task whose file has other names, of
+    another version or of a tensor that its class ties, is renamed to what the base's file has."""
     _refuse_other_model(base, task)
     names = Names(base.tensors, task.tensors)
     if task.library != "transformers" or not _may_be_renamed(base, task, names):
@@ -149,7 +139,7 @@ def _may_be_renamed(base: Source, task: Source, names: Names) -> bool:
     """True if an unmatched tensor of the base has the shape of one of the task's, or a row for each token."""
     paired = set(names.pairs.values())
     shapes = {info.shape for name, info in task.tensors.items() if name not in paired}
-    shapes |= {(size,) for size in loading.find_vocabularies(task.config)}
+    shapes |= {(size,) for size in task.vocabularies}
     lacking = [info.shape for name, info in base.tensors.items() if name not in names.pairs]
     return any(shape in shapes or shape[:1] in shapes for shape in lacking)
 
@@ -172,7 +162,7 @@ def _compare_vocabularies(
     base: Source, task: Source, names: Names, taken: dict[int, str], warnings: list[str], masks: bool
 ) -> dict[str, str]:
     """Tensors with a row for each token, where these are other tokens than the base's, with the first difference."""
-    rows = _find_token_rows(base.config, task.config, base, task, names.pairs)
+    rows = _find_token_rows((base.vocabularies, task.vocabularies), base, task, names.pairs)
     sizes = {name: f"{theirs} tokens, the base {ours}" for name, (ours, theirs) in rows.items() if ours != theirs}
     if sizes or base.library == "peft":
         return sizes
@@ -185,18 +175,19 @@ def _compare_vocabularies(
     if not difference:
         return {}
     # a size that is the default of its class is in no file, and takes seconds to find
-    ours, theirs = loading.resolve_settings(base.config), loading.resolve_settings(task.config)
-    rows |= _find_token_rows(ours, theirs, base, task, names.pairs)
-    unknown = ours is base.config and theirs is task.config
-    if rows or not (unknown or loading.find_vocabularies(ours) or loading.find_vocabularies(theirs)):
+    resolved = [loading.resolve_settings(source.config) for source in (base, task)]
+    ours, theirs = map(loading.find_vocabularies, resolved)
+    rows |= _find_token_rows((ours, theirs), base, task, names.pairs)
+    unknown = resolved[0] is base.config and resolved[1] is task.config
+    if rows or not (unknown or ours or theirs):
         return dict.fromkeys(rows, difference)
-    counted = {"vocab_size": max(map(count_tokens, files))}
-    rows = _find_token_rows(counted, counted, base, task, names.pairs)
+    counted = frozenset([max(map(count_tokens, files))])
+    rows = _find_token_rows((counted, counted), base, task, names.pairs)
     if not rows:
         told = f"{task.title} has another vocabulary ({difference}), and no tensor has vocab_size rows by config.json"
         # the class may have them in a head that is not shared
         places = None if unknown else loading.find_tensors(base.config)
-        lengths = {(size,) for size in loading.find_vocabularies(ours)}
+        lengths = {(size,) for size in ours}
         shared: Collection[str] = () if places is None else Names(places, names.pairs).pairs
         if not masks and (places is None or any(places[name].shape[:1] in lengths for name in shared)):
             raise DataError(f"{told}. Correct it, so that they are found, or choose a method with masks.")
@@ -205,11 +196,10 @@ def _compare_vocabularies(
 
 
 def _find_token_rows(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], base: Source, task: Source, pairs: Mapping[str, str]
+    known: tuple[Collection[int], Collection[int]], base: Source, task: Source, pairs: Mapping[str, str]
 ) -> dict[str, tuple[int, int]]:
-    """The tensors with a row for each token, by two configurations or the one that tells, and equally many columns;
+    """The tensors with a row for each token, by two sets of sizes or the one that tells, and equally many columns;
     with their rows in the base and in a task."""
-    known = loading.find_vocabularies(ours), loading.find_vocabularies(theirs)
     shapes = {name: (base.tensors[name].shape, task.tensors[own].shape) for name, own in pairs.items()}
     return {
         name: (first[0], second[0])
@@ -241,8 +231,10 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
     them. The class is asked only where a checkpoint holds two tensors that it could tie."""
     # what huggingface_hub and transformers write for a tensor that was left out: its name and the one that was kept
     tied = {name: kept for name, kept in base.metadata.items() if kept in base.tensors and name not in base.tensors}
-    model = None
-    if base.library == "transformers" and any(_has_vocabulary_twice(source, base.config) for source in (base, *tasks)):
+    model, rows = None, {(size,) for size in base.vocabularies}
+    shapes = [[info.shape for info in source.tensors.values() if info.shape[:1] in rows] for source in (base, *tasks)]
+    # models tie tensors of one shape with a row for each token
+    if base.library == "transformers" and any(len(set(found)) < len(found) for found in shapes):
         try:
             model, why = loading.build_empty(base.config), "its class is none of transformers"
         except ValueError as error:
@@ -258,22 +250,13 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
     return tied
 
 
-def _has_vocabulary_twice(source: Source, config: Mapping[str, Any]) -> bool:
-    """True if two tensors of one shape have a row for each token: those are the tensors that models tie."""
-    rows = {(size,) for size in loading.find_vocabularies(config)}
-    shapes = [info.shape for info in source.tensors.values() if info.shape[:1] in rows]
-    return len(set(shapes)) < len(shapes)
-
-
 def _refuse_other_model(base: Source, task: Source) -> None:
-    """
-    Refuses a task whose configuration says that it is another kind of model than the base, and a PeftModel that was
-    saved with its adapters inside. Those that belong to the model itself are in the base too, by names of their own.
-    """
+    """Refuses a task whose configuration tells another kind of model than the base, and a PeftModel that was saved
+    with its adapters inside. Those that belong to the model itself are in the base too, by names of their own."""
     native = any(map(_INSIDE.search, base.tensors))
     for source in (base, task):
         inside = [name for name in source.tensors if source.library != "peft" and _INSIDE.search(name)]
-        if inside and (not native or any(".default" in name for name in inside) or not _may_wrap(source.config)):
+        if inside and (not native or any(".default" in name for name in inside) or not _may_wrap(source)):
             raise DataError(
                 f"{source.title} is a PeftModel whose adapters are not merged into its weights ({inside[0]!r}). Merge "
                 "them, model.merge_and_unload().save_pretrained(FOLDER), and give that folder."
@@ -291,19 +274,16 @@ def _refuse_other_model(base: Source, task: Source) -> None:
             )
 
 
-def _may_wrap(config: Mapping[str, Any]) -> bool:
+def _may_wrap(source: Source) -> bool:
     """True if a class has layers of its own that are named as those of an adapter, or is unknown."""
-    places = {} if "_class_name" in config else loading.find_tensors(config)
+    places = {} if "_class_name" in source.config else loading.find_tensors(source.config)
     return places is None or any(map(_INSIDE.search, places))
 
 
+# Heads of another size and another base of positions give the same numbers another meaning. One model of both would be
+# wrong, so it is refused; with masks each task is computed by its own configuration, and the difference is said.
 def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str]:
-    """
-    Settings of the network that a task does not share with the base, in words.
-
-    Heads of another size and another base of positions give the same numbers another meaning. One model of both would
-    be wrong, so it is refused; with masks each task is computed by its own configuration, and the difference is said.
-    """
+    """Settings of the network that a task does not share with the base, in words."""
     whole = {} if base.library == "peft" else loading.find_part(base.config, task.config)
     warnings = []
     for key, expected, found in loading.compare_settings(whole, task.config) if whole else ():
@@ -322,7 +302,7 @@ def _refuse_little_overlap(base: Source, task: Source, names: Names) -> None:
     counts = [sum(info.dtype.is_floating_point for info in source.tensors.values()) for source in (base, task)]
     numbers = {name: own for name, own in names.pairs.items() if base.tensors[name].dtype.is_floating_point}
     other = {name: own for name, own in numbers.items() if base.tensors[name].shape != task.tensors[own].shape}
-    tokens = _find_token_rows(base.config, task.config, base, task, other)
+    tokens = _find_token_rows((base.vocabularies, task.vocabularies), base, task, other)
     others = [pair for pair in other.items() if pair[0] not in tokens]
     fitting = len(numbers) - len(others)
     if 2 * fitting >= min(counts) and fitting:

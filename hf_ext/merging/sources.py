@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from huggingface_hub import snapshot_download
@@ -24,7 +24,7 @@ from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
 
 from ..errors import DataError, UsageError
 from .companions import CODE, LEFT_OUT, Companions, find_companions, read_modules
-from .loading import OWN_KINDS
+from .loading import OWN_KINDS, find_vocabularies
 
 Library = Literal["transformers", "diffusers", "peft"]
 
@@ -41,8 +41,6 @@ _READ: dict[str, tuple[type, str]] = {
 _LORA_FILE_ENDS = (".lora_down.weight", "lora.down.weight", "lora_linear_layer.down.weight", ".lora_A.weight")
 # Levels of a configuration within each other.
 _DEEPEST = 100
-# Larger files have their hashes in a cache.
-_CACHED_HASH = 2**20
 # Tensors that quantised checkpoints store beside packed weights.
 _QUANTISED_PARTS = re.compile(
     r"SCB|g_idx|q(weight|zeros)|(nested_)?(absmax|quant_map)|weight_(packed|scale(_inv)?|zero_point)"
@@ -64,17 +62,10 @@ class Source(AbstractContextManager["Source", None]):
         self.repo_id = place.repo_id if isinstance(place, RepositoryFiles) else None
         self.commit, self.metadata = checkpoint.commit, checkpoint.metadata
         self._stored = {name: checkpoint.info(name) for name in checkpoint}
-        self._in_file = {name: name for name in self._stored}
-        self.tensors: Mapping[str, TensorInfo] = {name: _as_single(info) for name, info in self._stored.items()}
+        self.rename({name: name for name in self._stored})
         folder = place.fetch((*CONFIGURATION_FILES, MANIFEST)) if isinstance(place, RepositoryFiles) else place
         self.library, self.config = _read_configuration(folder)
         self.is_artifact = (folder / MANIFEST).is_file()
-
-    @property
-    def came_from(self) -> str | None:
-        """The model that its configuration says it was made from."""
-        told = self.config.get("base_model_name_or_path") or self.config.get("_name_or_path")
-        return told if isinstance(told, str) else None
 
     @property
     def title(self) -> str:
@@ -83,8 +74,7 @@ class Source(AbstractContextManager["Source", None]):
 
     @cached_property
     def companions(self) -> Companions:
-        """The companions of the model's weights: in the local folder, or in the cache, fetched when it is first
-        asked for."""
+        """The companions of the model's weights: in the local folder, or in the cache, fetched on first use."""
         if isinstance(self.place, RepositoryFiles):
             return find_companions(self.place.fetch_companions(), own=self.checkpoint.files)
         return find_companions(self.place, own=self.checkpoint.files, alone=not Path(self.spec).expanduser().is_dir())
@@ -116,8 +106,11 @@ class Source(AbstractContextManager["Source", None]):
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Gives tensors these names, each with its name in the file. A tensor may have several."""
-        self._in_file = dict(names)
-        self.tensors = {name: _as_single(self._stored[own]) for name, own in names.items()}
+        self._in_file, self.tensors = dict(names), dict[str, TensorInfo]()
+        for name, own in names.items():
+            info = self._stored[own]
+            wide = info.dtype == torch.float64
+            self.tensors[name] = replace(info, dtype=torch.float32, nbytes=info.nbytes // 2) if wide else info
 
     def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
         """Reads a run of elements of a tensor, in row-major order. Several threads may read at once."""
@@ -165,7 +158,7 @@ class Source(AbstractContextManager["Source", None]):
         if self.repo_id is None:
             # To look a hash up in the cache takes longer than to read a configuration.
             result["small_files"] = {
-                name: file_sha256(path) if path.stat().st_size > _CACHED_HASH else hash_file(path)
+                name: file_sha256(path) if path.stat().st_size > 2**20 else hash_file(path)
                 for name, path in self.companions.all.items()
             }
         for name, file in self.checkpoint.files.items():
@@ -179,6 +172,11 @@ class Source(AbstractContextManager["Source", None]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @cached_property
+    def vocabularies(self) -> frozenset[int]:
+        """All sizes of vocabularies of tokens in the configuration."""
+        return find_vocabularies(self.config)
 
 
 def describe_label(label: str) -> str:
@@ -212,16 +210,10 @@ class RepositoryFiles:
                 ignore_patterns=list(ignored) or None,
                 token=self.token,
                 endpoint=self.endpoint,
-                tqdm_class=_NoBar,
+                # a bar for a few kilobytes of each checkpoint would hide the plan
+                tqdm_class=cast(type[tqdm], partial(tqdm, disable=True)),
             )
         return Path(folder)
-
-
-class _NoBar(tqdm):
-    """A bar for a few kilobytes of each checkpoint would hide the plan."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **(options | {"disable": True}))
 
 
 def size_text(count: int) -> str:
@@ -246,11 +238,9 @@ def open_weights(
                 raise CheckpointError(
                     f"{path}: a diffusers pipeline; merge its models one by one: give {path / 'unet'} or the like."
                 )
-            checkpoint = open_checkpoint(spec, token=token, endpoint=endpoint)
-            opened.callback(checkpoint.close)
+            checkpoint = opened.enter_context(open_checkpoint(spec, token=token, endpoint=endpoint))
             place: Path | RepositoryFiles = path if path.is_dir() else path.parent
-            if not path.exists():
-                assert checkpoint.commit is not None
+            if checkpoint.commit is not None and not path.exists():
                 place = RepositoryFiles(str(spec).partition("@")[0], checkpoint.commit, token, endpoint)
             source = Source(label, str(spec), checkpoint, place)
             _refuse_quantised(source)
@@ -258,11 +248,6 @@ def open_weights(
             raise CheckpointError(f"{describe_label(label)}: {error}") from error
         opened.pop_all()
         return source
-
-
-def _as_single(info: TensorInfo) -> TensorInfo:
-    wide = info.dtype == torch.float64
-    return replace(info, dtype=torch.float32, nbytes=info.nbytes // 2) if wide else info
 
 
 def _read_configuration(folder: Path) -> tuple[Library, dict[str, Any]]:
@@ -289,23 +274,21 @@ def _read_configuration(folder: Path) -> tuple[Library, dict[str, Any]]:
 
 def _refuse_quantised(source: Source) -> None:
     """Refuses a checkpoint whose numbers are codes of something else."""
-    reason, method = None, source.config.get("quantization_config")
+    reasons, method = list[str](), source.config.get("quantization_config")
     if method:
         told = method.get("quant_method") if isinstance(method, dict) else method
-        reason = f"its configuration has a quantization_config ({told})"
+        reasons.append(f"its configuration has a quantization_config ({told})")
     for name, info in source.tensors.items():
         last = name.rpartition(".")[2]
         if info.dtype.itemsize == 1 and info.dtype.is_floating_point:
-            reason = f"tensor {name!r} is {info.dtype}"
+            reasons.append(f"tensor {name!r} is {info.dtype}")
         elif _QUANTISED_PARTS.fullmatch(last) or ".quant_state." in name:
-            reason = f"tensor {name!r} belongs to a quantised weight"
+            reasons.append(f"tensor {name!r} belongs to a quantised weight")
         elif info.dtype in (torch.int8, torch.uint8) and last == "weight":
-            reason = f"weight {name!r} is {info.dtype}"
-        if reason is not None:
-            break
-    if reason is not None:
+            reasons.append(f"weight {name!r} is {info.dtype}")
+    if reasons:
         raise CheckpointError(
-            f"{source.spec} is quantised: {reason}. Its differences from the base would be meaningless; merge "
+            f"{source.spec} is quantised: {reasons[0]}. Its differences from the base would be meaningless; merge "
             "the checkpoint that it was made from, or dequantise it: model.dequantize(), model.save_pretrained(…)."
         )
 
@@ -367,7 +350,7 @@ class BaseOfOnes(Source):
     def __init__(self, base: Source, tasks: Sequence[Source]) -> None:
         super().__init__("base", base.spec, tasks[0].checkpoint, tasks[0].place)
         self.repo_id, self.commit = base.repo_id, base.commit
-        parts = {name: task.tensors[name] for task in reversed(tasks) for name in task.tensors}
+        parts = {name: info for task in reversed(tasks) for name, info in task.tensors.items()}
         self._stored = {name: info for name, info in parts.items() if _is_adapter_part(name)}
         self.rename({name: name for name in self._stored})
 
