@@ -20,9 +20,9 @@ from ..files import read_json, write_json
 from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError
+from .arithmetic import SUMS, TOTALS
 from .emr_loader import OWN_FILE
 from .manifest import MANIFEST, Manifest, artifact_file, find_folder
-from .ops import SUMS, TOTALS
 
 # Sums of a task in its folder, those of all tasks at the root: scales and report follow from them without checkpoints.
 FILE = "sums.safetensors"
@@ -82,10 +82,8 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
 
 
 def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
-    """Reads what the merge summed up for a task, from which every rescale mode follows: fp64 `[merged tensors, 10]`.
-
-    Columns are `ops.SUMS`; 0 where the task takes no part.
-    """
+    """Reads what the merge summed up for a task, from which every rescale mode follows: fp64 `[merged tensors, 10]`
+    of `arithmetic.SUMS`, 0 where the task takes no part."""
     path = _own_file(folder, manifest, f"tasks/{task}/{FILE}")
     (sums,) = _read(path, SUMS, sums=(len(manifest.merged), len(SUMS)))
     _require(bool(np.isfinite(sums).all() and (sums[:, :7] >= 0).all()), path, "contains impossible sums")
@@ -156,9 +154,6 @@ def find_code(config: Mapping[str, Any]) -> set[str]:
     return {f"{name.partition('.')[0]}.py" for name in named if isinstance(name, str) and "--" not in name}
 
 
-_NOT_NAMED = (MANIFEST, "README.md", "report.json", "report.png")
-
-
 class Verification(NamedTuple):
     """The result of reading an artifact through."""
 
@@ -171,8 +166,8 @@ class Verification(NamedTuple):
 def list_files(folder: Path) -> list[str]:
     """Lists the files that a manifest names."""
     paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    names = [path.as_posix() for path in paths]
-    return [name for name in names if OWN_FILE.fullmatch(name) and name not in _NOT_NAMED]
+    unnamed = (MANIFEST, "README.md", "report.json", "report.png")
+    return [name for path in paths if OWN_FILE.fullmatch(name := path.as_posix()) and name not in unnamed]
 
 
 def hash_files(
@@ -232,12 +227,10 @@ def mark_root(folder: Path, tasks: Sequence[str]) -> None:
     `config.json` of its own and so takes the root's.
     """
     path = folder / "config.json"
-    if not path.is_file() or not all((folder / "tasks" / task / path.name).is_file() for task in tasks):
-        return
-    config = read_json(path)
-    if not isinstance(config, dict) or "_diffusers_version" in config:
-        return
-    write_json(path, config | {MARK: list(tasks)})
+    if path.is_file() and all((folder / "tasks" / task / path.name).is_file() for task in tasks):
+        config = read_json(path)
+        if isinstance(config, dict) and "_diffusers_version" not in config:
+            write_json(path, config | {MARK: list(tasks)})
 
 
 def read_tasks(source: str | Path) -> list[str] | None:

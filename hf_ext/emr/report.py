@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import RESCALES, compute_scales
-from .ops import SUMS, TOTALS
+from .arithmetic import RESCALES, SUMS, TOTALS, compute_scales
 
 # Shapes: M merged tensors, N tasks.
 Array = np.ndarray

@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,14 +27,12 @@ from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.published_files import walk
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
-from .arithmetic import compute_scales, find_kernels
+from .arithmetic import compute_scales, find_kernels, restore_block
 from .artifact import find_fault, open_extras, open_masks, open_unified, read_sums, read_tasks
 from .manifest import MANIFEST, WEIGHT_STEMS, Manifest, SourceRecord, TaskRecord, artifact_file, find_folder
-from .ops import restore_block
 
 # What an artifact has and a plain checkpoint does not.
 _OWN_FILES = (MANIFEST, "emr_loader.py", "README.md", "report.json", "report.png")
-_LOGGER = logging.getLogger(__name__)
 
 
 class _MappedFiles:
@@ -45,11 +42,10 @@ class _MappedFiles:
         self.infos: dict[str, TensorInfo] = {}
         self._files: dict[str, Any] = {}
         for checkpoint in checkpoints:
-            opened = {name: safe_open(about.path, framework="pt") for name, about in checkpoint.files.items()}
-            for name in checkpoint:
-                self.infos[name] = checkpoint.info(name)
-                self._files[name] = opened[checkpoint.info(name).file]
-            checkpoint.close()
+            with checkpoint:
+                self.infos |= {name: checkpoint.info(name) for name in checkpoint}
+                opened = {name: safe_open(about.path, framework="pt") for name, about in checkpoint.files.items()}
+                self._files |= {name: opened[checkpoint.info(name).file] for name in checkpoint}
         self._resident: dict[tuple[str, torch.device], torch.Tensor] = {}
 
     def get(self, name: str, device: torch.device, *, keep: bool = False) -> torch.Tensor:
@@ -71,8 +67,7 @@ class Parts(NamedTuple):
     scale: float
 
 
-@dataclass(frozen=True)
-class _TaskFiles:
+class _TaskFiles(NamedTuple):
     """The files of one task; its scales, types and shapes by tensor."""
 
     record: TaskRecord
@@ -83,12 +78,8 @@ class _TaskFiles:
 
 
 class TaskWeights:
-    """
-    The weights of every task of an artifact.
-
-    Opening takes the root files and the base; the files of a task are fetched when they are first needed. Nothing is
-    believed unchecked: names, lengths, types and links of the artifact, and that the base is the one of the merge.
-    """
+    """The weights of every task of an artifact. Opening takes the root files and the base; those of a task are fetched
+    when they are first needed. Names, lengths, types, links and hashes are checked, the base's too."""
 
     # The largest file of an export, as `save_pretrained` has it.
     shard_bytes = 5 * 10**9
@@ -139,8 +130,7 @@ class TaskWeights:
     ) -> torch.Tensor:
         """Restores one tensor of a task: Ŵ = W_0 + λ·M ⊙ (W_uni - W_0), or the task's own where it was not merged."""
         own, shape = self._open(task).entries[name]
-        out = torch.empty(shape, dtype=dtype or own, device=device)
-        self.restore_into(task, name, out)
+        self.restore_into(task, name, out := torch.empty(shape, dtype=dtype or own, device=device))
         return out
 
     def restore_into(self, task: str, name: str, out: torch.Tensor) -> None:
@@ -149,10 +139,8 @@ class TaskWeights:
         opened, device, deltas = self._open(task), out.device, self.manifest.deltas
         parts = self.find_parts(task, name, device)
         if parts is None:
-            if name in opened.extras.infos:
-                out.copy_(opened.extras.get(name, device))
-            else:
-                out.copy_(self._base.get(opened.record.base_name(name), device, keep=True))
+            own, base_name = name in opened.extras.infos, opened.record.base_name(name)
+            out.copy_(opened.extras.get(name, device) if own else self._base.get(base_name, device, keep=True))
             return
         dtype, count = opened.entries[name][0], len(parts.base)
         direct = out.dtype == dtype and out.is_contiguous()
@@ -252,9 +240,8 @@ class TaskWeights:
         self.fetch_all()
         base = self.manifest.base
         if base.folder is None and base.revision is None and not Path(base.source).expanduser().is_absolute():
-            _LOGGER.warning(
-                "%s: the base is %s from the artifact; pass `base` where the copy is loaded", out, base.source
-            )
+            told = "%s: the base is %s from the artifact; pass `base` where the copy is loaded"
+            logging.getLogger(__name__).warning(told, out, base.source)
         with whole_folder(out) as partial:
             shutil.copytree(self.folder, partial, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
         return out
@@ -306,9 +293,10 @@ class TaskWeights:
             if self._repository:
                 self._download(*self._repository, [f"{base.folder}/*"])
             place = self.folder / base.folder
-        elif hub or (given is not None and not place.exists()):
-            where = (base.source, str(base.revision)) if hub else self._resolve(str(given), None)
-            place = self._download(*where, list(base.files))
+        elif hub:
+            place = self._download(base.source, str(base.revision), list(base.files))
+        elif given is not None and not place.exists():
+            place = self._download(*self._resolve(str(given), None), list(base.files))
         if not place.is_dir():
             raise CheckpointError(
                 f"the base of this merge, {named}, is not at {place}, and the tasks are restored from it: pass its "

@@ -25,9 +25,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hf_ext.emr.arithmetic import find_kernels, pack_directions
+from hf_ext.emr.arithmetic import (
+    SEGMENT,
+    SUB_BLOCK,
+    SUMS,
+    TOTALS,
+    Sums,
+    find_kernels,
+    mask_block,
+    merge_block,
+    pack_directions,
+)
 from hf_ext.emr.artifact import mask_bytes
-from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
 
 from ..system import has_positions
 from .journal import Copy, Outputs

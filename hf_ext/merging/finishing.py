@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from hf_ext.emr import emr_loader
-from hf_ext.emr.arithmetic import TENSOR_RESCALES, compute_scales
+from hf_ext.emr.arithmetic import SUMS, TENSOR_RESCALES, compute_scales
 from hf_ext.emr.artifact import hash_files, list_files, mark_root, read_sums, read_totals, write_sums, write_totals
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
-from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import make_report
 
 from ..files import copy_into, read_json, read_json_object, write_json

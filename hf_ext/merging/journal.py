@@ -282,8 +282,8 @@ def lock_partial(partial: Path) -> Iterator[None]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def read_passes(folder: Path) -> dict[str, Any]:
-    """The results of the counting passes in a journal; empty if none is finished."""
+def read_passes(folder: Path) -> dict[str, Any] | None:
+    """The results of the counting passes in a journal; None if none is finished."""
     with contextlib.suppress(ValueError):
-        return read_json_object(folder / PASSES, optional=True)
-    return {}
+        return read_json_object(folder / PASSES, optional=True) or None
+    return None

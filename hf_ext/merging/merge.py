@@ -33,8 +33,6 @@ from .vectors import NotFiniteError, TaskVectors
 
 # Seconds between flushes to the disk.
 _FLUSH_SECONDS = 0.25
-# Settings that may change when an interrupted merge resumes.
-_FREE = ("memory", "workers")
 
 
 @dataclass(frozen=True)
@@ -295,11 +293,13 @@ def _identity(plan: Plan) -> dict[str, Any]:
     from .. import __version__
 
     values = plan.config.to_dict() | plan.config.arguments
-    config = {key: value for key, value in values.items() if key not in _FREE}
-    checkpoints = {source.label: source.fingerprint() for source in plan.sources}
-    # the journal has the sums of the tasks in their order
-    order = list(plan.config.tasks)
-    return {"hf_ext_version": __version__, "config": config, "order": order, "checkpoints": checkpoints}
+    return {
+        "hf_ext_version": __version__,
+        "config": {key: value for key, value in values.items() if key not in ("memory", "workers")},
+        # the journal has the sums of the tasks in their order
+        "order": list(plan.config.tasks),
+        "checkpoints": {source.label: source.fingerprint() for source in plan.sources},
+    }
 
 
 def _differences(before: Any, now: Any, where: str = "") -> list[str]:

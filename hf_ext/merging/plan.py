@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from hf_ext.emr.arithmetic import find_kernels
+from hf_ext.emr.arithmetic import SUMS, find_kernels
 from hf_ext.emr.artifact import mask_bytes
-from hf_ext.emr.ops import SUMS
 
 from ..errors import DataError, UsageError
 from .companions import join_companions

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from hf_ext.emr.arithmetic import SUMS
 from hf_ext.emr.artifact import hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
-from hf_ext.emr.ops import SUMS
 
 from ..errors import DataError, UsageError
 from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sync
@@ -206,6 +206,14 @@ def _require_same(record: SourceRecord, files: dict[str, Any], what: str) -> Non
 def _require_same_weights(task: str, before: tuple[Path, Manifest], after: tuple[Path, Manifest]) -> None:
     """Refuses a task of which two artifacts, before and after a merge, do not keep the same."""
     old, new, changed = before[1], after[1], []
+    named = masked_names(*before, task)
+    ours, theirs = (
+        dict(zip(artifact[1].merged.values(), read_sums(*artifact, task)[:, _OF_TASK], strict=True))
+        for artifact in (before, after)
+    )
+    both = [tensor for tensor in ours if tensor in theirs and tensor.name in named]
+    # Kernels of numba and of torch add up in other orders.
+    changed += [tensor.name for tensor in both if not np.allclose(ours[tensor], theirs[tensor], rtol=1e-10, atol=0)]
     for name in sorted(old.files.keys() & new.files.keys()):
         # Masks depend on the other tasks, but for deltas.
         others = ("sums.safetensors",) if old.deltas else ("mask.safetensors", "sums.safetensors")
@@ -215,14 +223,6 @@ def _require_same_weights(task: str, before: tuple[Path, Manifest], after: tuple
         changed += [name] if own and fits and old.files[name] != new.files[name] else []
     alike = {*old.tasks[task].shared} ^ {*new.tasks[task].shared}
     changed += sorted(name for name in alike if old.tasks[task].base_name(name) not in new.merged)
-    named = masked_names(*before, task)
-    ours, theirs = (
-        dict(zip(artifact[1].merged.values(), read_sums(*artifact, task)[:, _OF_TASK], strict=True))
-        for artifact in (before, after)
-    )
-    both = [tensor for tensor in ours if tensor in theirs and tensor.name in named]
-    # Kernels of numba and of torch add up in other orders.
-    changed += [tensor.name for tensor in both if not np.allclose(ours[tensor], theirs[tensor], rtol=1e-10, atol=0)]
     _refuse_changed(f"task {task!r}", [f"{name} has changed" for name in changed])
 
 

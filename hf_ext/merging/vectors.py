@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_ext.emr.ops import SEGMENT, SUMS, TOTALS, Sums
+from hf_ext.emr.arithmetic import SEGMENT, SUMS, TOTALS, Sums
 
 from ..errors import DataError
 from .configuration import MergeConfig

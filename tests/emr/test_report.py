@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ext.emr.ops import SUMS, TOTALS, Sums
+from hf_ext.emr.arithmetic import SUMS, TOTALS, Sums
 from hf_ext.emr.report import make_report, report_legend, report_markdown, report_tables
 from hf_ext_cli.output import aligned_table
 from tests.emr.reference_ops import mask_block, merge_block

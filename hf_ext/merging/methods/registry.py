@@ -134,7 +134,7 @@ class Method:
     function: Callable[..., Any]  # merges a [`Block`]
     options: dict[str, Option] = field(default_factory=dict)  # its options by name
     masks: bool = False  # it always comes with task masks and scales
-    # `hf_ext.emr.ops.merge_block` computes the same, with masks and sums, in compiled code
+    # `hf_ext.emr.arithmetic.merge_block` computes the same, with masks and sums, in compiled code
     fused: bool = False
     # It needs whole tensors, in their shape. The others get flat runs of elements, which fit the caches; a whole
     # tensor of the base and of every task must fit into memory.
