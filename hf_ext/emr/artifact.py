@@ -82,8 +82,7 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
 
 
 def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
-    """Reads what the merge summed up for a task, from which every rescale mode follows: fp64 `[merged tensors, 10]`
-    of `arithmetic.SUMS`, 0 where the task takes no part."""
+    """Reads the sums of a task: fp64 `[merged tensors, 10]`, columns as `SUMS`, 0 where it takes no part."""
     path = _own_file(folder, manifest, f"tasks/{task}/{FILE}")
     (sums,) = _read(path, SUMS, sums=(len(manifest.merged), len(SUMS)))
     _require(bool(np.isfinite(sums).all() and (sums[:, :7] >= 0).all()), path, "contains impossible sums")

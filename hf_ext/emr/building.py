@@ -105,8 +105,7 @@ def relabel(model: torch.nn.Module, config: PreTrainedConfig) -> None:
 
 
 def model_class(config: PreTrainedConfig, folder: Path, trust_remote_code: bool) -> type[PreTrainedModel]:
-    """Finds the class that a configuration names: in transformers, registered with it (as ours are), or remote
-    code."""
+    """The class that a configuration names: in transformers, registered with it as ours are, or remote code."""
     import transformers
 
     names = config.architectures or []

@@ -359,8 +359,7 @@ def _trim(output: Any, widths: Mapping[str, int], rows: Rows) -> Any:
 
 @contextmanager
 def _replace_method(module: torch.nn.Module, method: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Lets a module run another method inside a `with` block. The instance may have one of its own already, from a
-    hook of another library."""
+    """Lets a module run another method inside a `with` block; another library's hook may have set one already."""
     own, before = vars(module), vars(module).get(method)
     own[method] = function
     try:

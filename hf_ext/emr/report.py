@@ -193,8 +193,7 @@ def _pair_text(pairs: Sequence[tuple[str, str, float]]) -> str:
 
 
 def report_tables(report: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
-    """The tables of a report: tasks if measured, rescale modes where there are masks, sizes; each a header and its
-    rows."""
+    """The tables of a report, each a header and its rows: tasks if measured, rescale modes of masks, sizes."""
     tables = [_task_table(report)] if is_measured(report) else []
     if report["method"]["masks"] and not report["method"].get("deltas"):
         tables.append(_rescale_table(report))

@@ -134,8 +134,7 @@ class TaskWeights:
         return out
 
     def restore_into(self, task: str, name: str, out: torch.Tensor) -> None:
-        """[`~TaskWeights.restore`] into a tensor that is there; in another type it takes the restored values,
-        converted."""
+        """[`~TaskWeights.restore`] into a tensor that is there, converted if that is of another type."""
         opened, device, deltas = self._open(task), out.device, self.manifest.deltas
         parts = self.find_parts(task, name, device)
         if parts is None:

@@ -129,8 +129,7 @@ def _is(name: str, patterns: Sequence[str]) -> bool:
 
 
 def find_absent(root: Collection[str], task: Companions) -> tuple[str, ...]:
-    """The files of the root that a task must not get, as it lacks them: those of a tokenizer beside another form of
-    one, and how to generate beside a configuration of its own."""
+    """The files of the root that a task must not get: another form of tokenizer, and how another model generates."""
     spoken, tuned = any(name in task.files for name in TOKENIZERS), "config.json" in task.files
     lacking = [name for name in root if name not in task.files]
     return tuple(name for name in lacking if (spoken and is_tokenizer(name)) or (tuned and name == _SPOKEN[0]))

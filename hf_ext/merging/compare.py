@@ -47,8 +47,7 @@ def read_report(source: str | Path, *, token: str | bool | None = None, endpoint
 def compare_merges(
     sources: Sequence[str | Path], *, token: str | bool | None = None, endpoint: str | None = None
 ) -> dict[str, Any]:
-    """Sets merges side by side: how far each is from every task's own checkpoint, beside 1-bit deltas, and its
-    size."""
+    """Sets merges side by side: their errors for each task, beside those of 1-bit deltas, and their sizes."""
     if not sources:
         raise UsageError("nothing to compare: give at least one merge, as a folder or org/name[@revision].")
     reports = [read_report(source, token=token, endpoint=endpoint) for source in sources]

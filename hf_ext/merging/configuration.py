@@ -191,8 +191,7 @@ class MergeConfig:
         return {name: self.options.get(name, option.default) for name, option in self.merge_method.options.items()}
 
     def find_options(self, tensor: str, depth: float, tasks: Sequence[str]) -> dict[str, Any]:
-        """The options of the method for a tensor and the tasks that have it; `depth` is 0 in the first layer, 1 in the
-        last."""
+        """The options of the method for a tensor at a depth from 0, the first layer, to 1, and its tasks."""
         given, options = self.arguments, self.merge_method.options
         return {name: option.find(given[name], tensor, depth, tasks) for name, option in options.items()}
 

@@ -161,8 +161,7 @@ def cut_matrix(
 
 
 def _list_ranks(matrices: list[tuple[torch.Tensor, float, int, int]]) -> list[dict[str, Any]]:
-    """Rank, relative error and bytes of other ranks, up to where nothing is lost, or where it is not known; of
-    matrices by the squared singular values that are known, the sum of all, rows and columns."""
+    """Rank, error and bytes of other ranks; a matrix is squared singular values, their sum, rows, columns."""
     whole = sum(total for _, total, _, _ in matrices)
     largest = max((min(rows, columns) for _, _, rows, columns in matrices), default=1)
     partly = [(squares, total) for squares, total, *shape in matrices if len(squares) < min(shape)]

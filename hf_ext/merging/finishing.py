@@ -198,8 +198,7 @@ def write_report(
     measured: bool = True,
     **numbers: Any,
 ) -> dict[str, Any]:
-    """Writes `report.json`; sizes are those of the files in the folder. It is a new file, since an old one may be
-    shared with the artifact that is being replaced."""
+    """Writes `report.json` with the sizes of files in the folder, anew: an artifact may share an old one."""
 
     def total(pattern: str) -> int:
         return sum(path.stat().st_size for path in folder.glob(pattern))
@@ -225,8 +224,7 @@ def write_report(
 
 
 def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> None:
-    """[`write_report`] of an artifact whose tasks have changed, from the sums in it. What a merge said of its tasks
-    stays, unless they are gone; `told` is what it said of a new one."""
+    """[`write_report`] after tasks changed, from the sums in the folder; `told` is said of a new one."""
     before = read_json_object(folder / REPORT, optional=True)
     with explain_damage(folder / REPORT):
         sources = dict(before.get("sources", {}))

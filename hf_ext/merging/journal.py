@@ -123,8 +123,7 @@ class Journal:
 
 
 def _read_lines(file: Path) -> Iterator[tuple[dict[str, Any], _Place]]:
-    """The record of every whole line, without its sums, and its place; empty where the line was damaged, by a loss of
-    power for instance."""
+    """The record of every whole line, without its sums, and its place; empty where a loss of power damaged it."""
     start = 0
     with open(file, "rb") as lines:
         for line in lines:

@@ -55,8 +55,7 @@ def find_class(config: Mapping[str, Any]) -> type[PreTrainedModel] | None:
 
 
 def build_empty(config: Mapping[str, Any]) -> PreTrainedModel | None:
-    """The model of a configuration without its weights, `None` if its class is none of transformers or of this
-    package; a `ValueError` if it cannot be built."""
+    """The model of a configuration without weights, `None` if its class is unknown; or a `ValueError`."""
     model_class = find_class(config)
     if model_class is None:
         return None
@@ -129,8 +128,7 @@ def find_label_rows(tensors: Mapping[str, Any], config: Mapping[str, Any], count
 
 
 def find_part(config: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration that a part of a model has in that of the whole, such as CLIP, or the whole itself; empty if
-    it has none of the kind."""
+    """The configuration of a part of a model, such as CLIP, in that of the whole; empty if there is none."""
     places = [config, *(inner for inner in config.values() if isinstance(inner, Mapping) and "model_type" in inner)]
     return next((inner for inner in places if all(inner.get(key) == part.get(key) for key in KINDS)), {})
 

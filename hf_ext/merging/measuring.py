@@ -72,8 +72,7 @@ def open_task(config: Path, part: str, overrides: Sequence[str] = ()) -> tuple[T
 def save_statistics(
     task: Task, source: str, data: Any, kind: str, out: Path, *, examples: int = 256
 ) -> dict[str, Any]:
-    """[`write_statistics`] with a task of one's own and its training data: examples are drawn without repetition, of a
-    stream the first ones."""
+    """[`write_statistics`] of a task with its training data: examples are drawn once, of a stream the first ones."""
     from ..training.models import adapter_base, build_model, pin_revision
 
     examples = whole_number("examples", examples)
@@ -162,8 +161,7 @@ def _sum_grams(model: nn.Module) -> Iterator[tuple[Tensors, Any]]:
 
 
 class WeightedMerge(nn.Module):
-    """Models of the tasks, in the order of the plan, whose merged tensors are W_0 + Σ_t w_t τ_t, with a weight for
-    each task and tensor."""
+    """The tasks' models, whose merged tensors are W_0 + Σ_t w_t τ_t, with a weight for each task and tensor."""
 
     def __init__(self, plan: Plan, models: list[nn.Module], device: torch.device | str = "cpu") -> None:
         super().__init__()

@@ -198,8 +198,7 @@ def _compare_vocabularies(
 def _find_token_rows(
     known: tuple[Collection[int], Collection[int]], base: Source, task: Source, pairs: Mapping[str, str]
 ) -> dict[str, tuple[int, int]]:
-    """The tensors with a row for each token, by two sets of sizes or the one that tells, and equally many columns;
-    with their rows in the base and in a task."""
+    """Tensors with a row for each token, by two sets of sizes or the one that tells, and their rows."""
     shapes = {name: (base.tensors[name].shape, task.tensors[own].shape) for name, own in pairs.items()}
     return {
         name: (first[0], second[0])

@@ -241,8 +241,7 @@ def inputs_first(file: Source, name: str) -> bool:
 
 
 def warn_of_size(size: int, models: int, one_bit: int) -> list[str]:
-    """Tells of an artifact that takes, with the base, as many bytes as the models; `one_bit` is what 1-bit deltas
-    need."""
+    """Tells of an artifact and base that are as large as the models; `one_bit` is what 1-bit deltas need."""
     if size < models:
         return []
     advice = f" Method onebit needs {size_text(one_bit)}." if one_bit < models else ""
@@ -253,8 +252,7 @@ def warn_of_size(size: int, models: int, one_bit: int) -> list[str]:
 
 
 def resolve_plan(plan: Plan) -> Plan:
-    """Compares what headers cannot decide, buffers, tensors that the base ties, and constants with infinity: nothing
-    is undecided after it."""
+    """Compares what headers cannot decide: buffers, tied tensors, and constants with infinity."""
     plan = _carry_constants(plan)
     for name, kept in plan.matching.aliases.items():
         if name in plan.base.tensors and not _equal(plan.base, name, plan.base, kept):
@@ -297,8 +295,7 @@ def _is_constant(base: Source, name: str, tasks: Sequence[tuple[Source, str]]) -
 
 
 def _tell_lost(plan: Plan, own: Iterable[Own]) -> list[str]:
-    """Warnings about tensors of tasks that differ from the base's and cannot be in one model; those that a model does
-    not compute by itself are refused."""
+    """Warnings about tensors that one model cannot have; what it does not compute by itself is refused."""
     warnings: list[str] = []
     kept: dict[tuple[int, str], list[str]] = defaultdict(list)
     for item in own:

@@ -208,8 +208,7 @@ def _configuration(merge: Merge) -> str:
 
 
 def copy_artifact(folder: Path, out: Path) -> None:
-    """Copies what belongs to an artifact, verified, into an empty folder; tasks that `emr.json` does not name, hidden
-    files and the state of the merge stay behind."""
+    """Copies what belongs to an artifact, verified, into an empty folder; hidden files stay behind."""
     manifest = Manifest.read(folder)
     if manifest.base.revision is None and manifest.base.folder is None:
         raise DataError(
@@ -252,8 +251,7 @@ def copy_artifact(folder: Path, out: Path) -> None:
 
 
 def hide_paths(folder: Path) -> None:
-    """Cuts the paths of this machine in `emr.json` and `report.json` of a merge to their last part, and lets the
-    hashes be those of the files that are published."""
+    """Cuts paths of this machine in a merge's JSON files to their last part, and hashes what is published."""
     merge = read_merge(folder)
     if merge is None:
         return

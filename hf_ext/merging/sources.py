@@ -152,8 +152,7 @@ class Source(AbstractContextManager["Source", None]):
         return {"source": source, "revision": revision, "files": files}
 
     def fingerprint(self) -> dict[str, Any]:
-        """The values that must not change while a merge is interrupted: the identity; for a local folder also the
-        times of its weights and the content of its small files, such as the factor of an adapter."""
+        """What must not change while a merge is interrupted: identity, and of a local folder times and small files."""
         result = self.identity()
         if self.repo_id is None:
             # To look a hash up in the cache takes longer than to read a configuration.
@@ -321,8 +320,7 @@ def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Sour
 
 
 def _refuse_other_files(source: Source) -> None:
-    """Refuses an artifact, the configuration of an adapter beside other weights, and a LoRA in another form than
-    peft's."""
+    """Refuses an artifact, an adapter's configuration beside other weights, and a LoRA in another form than peft's."""
     if source.is_artifact:
         raise DataError(
             f"{source.title} is a merge with masks, whose folder is not the model of a task: write a task with hf-ext "
@@ -344,8 +342,7 @@ def _refuse_other_files(source: Source) -> None:
 
 
 class BaseOfOnes(Source):
-    """The (IA)³ adapter that changes nothing, as the base of adapters that are merged among themselves. Its elements
-    are in no file."""
+    """The (IA)³ adapter that changes nothing, as the base of adapters; its elements are in no file."""
 
     def __init__(self, base: Source, tasks: Sequence[Source]) -> None:
         super().__init__("base", base.spec, tasks[0].checkpoint, tasks[0].place)

@@ -33,8 +33,7 @@ BINS = 1 << 16
 
 
 class TaskVectors:
-    """Makes task vectors, block by block, after so many `passes` over all merged tensors, which `count` what they make
-    and find what is trimmed."""
+    """Makes task vectors, block by block, after `passes` over all merged tensors that count what is trimmed."""
 
     def __init__(self, config: MergeConfig) -> None:
         self.drop, self.seed, self.tasks = config.drop, config.seed, len(config.tasks)
@@ -81,8 +80,7 @@ class TaskVectors:
         weights: torch.Tensor,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """A block of a task vector after DARE and, once the thresholds are known, trimmed. It may take the memory of
-        `out`, float32 and as long."""
+        """A block of a task vector after DARE and, once thresholds are known, trimmed; it may be in `out`."""
         if out is not None and weights.dtype != torch.float32:
             weights = out.copy_(weights)
         vector = torch.sub(weights.float(), base.float(), out=out)
@@ -149,8 +147,7 @@ def pick_sample(values: torch.Tensor) -> torch.Tensor:
 
 
 def add_sample(base: torch.Tensor, tasks: Sequence[torch.Tensor], count: int, sums: Sums) -> None:
-    """Adds to sums what a sample tells of `count` elements: squares of the base and of the task vectors, and the inner
-    products of these."""
+    """Adds to sums what a sample tells of `count` elements: squares, and inner products of the task vectors."""
     vectors, share = torch.stack([*tasks]) - base, count / len(base)
     products = (vectors @ vectors.T).mul_(share)
     sums.gram.add_(products)
