@@ -12,13 +12,12 @@ import itertools
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .arithmetic import RESCALES, SUMS, TOTALS, compute_scales
 
-# Shapes: M merged tensors, N tasks.
 Array = np.ndarray
 # Above these values the report warns.
 NORM_RATIO = 3.0
@@ -27,14 +26,20 @@ COSINE = 0.9
 _SAMPLE = " in a sample"
 
 
+class TensorSums(NamedTuple):
+    """Sums of a merge of M tensors of N tasks."""
+
+    elements: Array  # `[M]`, int64
+    participates: Array  # `[M, N]`, bool
+    sums: Array  # `[M, N, 10]`, fp64: `SUMS` of each task in each tensor
+    totals: Array  # `[M, 4]`, fp64: `TOTALS` of each tensor
+    gram: Array  # `[N, N]`, fp64: sampled inner products of the task vectors
+
+
 def make_report(
-    *,
     tasks: Sequence[str],
-    elements: Array,
-    participates: Array,
-    sums: Array,
-    totals: Array,
-    gram: Array,
+    found: TensorSums,
+    *,
     method: Mapping[str, Any],
     masks: bool,
     sizes: Mapping[str, int],
@@ -43,8 +48,7 @@ def make_report(
     r"""Makes the report of a merge. Numbers that do not exist, such as the cosine of a zero vector, are null, as are
     cosines of a task that was added frozen, whose inner products with the others are NaN in `gram`. If not `measured`,
     the sums are those of a sample, of which only warnings are made."""
-    sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
-    elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
+    elements, participates, sums, totals, gram = found
     norms, products = np.sqrt(np.diag(gram)), np.triu(gram) + np.triu(gram, 1).T
     cosines = _plain(_ratio(products, np.outer(norms, norms)).tolist())
     about = {"format_version": 1, "measured": measured, "method": {**method, "masks": masks}}
@@ -55,7 +59,7 @@ def make_report(
         warnings = _warn_of_far(shares, _SAMPLE) + _cosine_warnings(tasks, cosines, _SAMPLE)
         return {**about, "tasks": [{"task": name} for name in tasks], "sizes": stored, "warnings": warnings}
     scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
-    measures = _measure(elements, participates, sums, totals, scales, method)
+    measures = _measure(found, scales, method)
     entries = [
         {"task": name, "elements": int(elements @ participates[:, task]), **_of_task(measures, task, participates)}
         for task, name in enumerate(tasks)
@@ -293,15 +297,9 @@ def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["size", "bytes", "of all checkpoints"], [[titles[key], f"{sizes[key]:,}", share[key]] for key in shown]
 
 
-def _measure(
-    elements: Array,  # [M]
-    participates: Array,  # [M, N]
-    sums: Array,  # [M, N, 10]
-    totals: Array,  # [M, 4]
-    scales: Mapping[str, Array],  # λ by mode, [N] or [M, N]
-    method: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Measures all tensors together: `[N]` by name, NaN where there is none; and the scales."""
+def _measure(found: TensorSums, scales: Mapping[str, Array], method: Mapping[str, Any]) -> dict[str, Any]:
+    """Measures all tensors together: `[N]` by name, NaN where there is none; and the scales, `[N]` or `[M, N]`."""
+    elements, participates, sums, totals, _ = found
     # Not a product: a sum that is not known is NaN.
     column = {name: np.where(participates, sums[:, :, index], 0.0) for index, name in enumerate(SUMS)}
     column |= {name: np.where(participates, totals[:, index, None], 0.0) for index, name in enumerate(TOTALS)}

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +37,7 @@ from hf_ext.emr.arithmetic import (
     pack_directions,
 )
 from hf_ext.emr.artifact import mask_bytes
+from hf_ext.emr.report import TensorSums
 
 from ..system import has_positions
 from .journal import Copy, Outputs
@@ -62,14 +62,6 @@ class Piece:
 Unit = tuple[Piece, ...]
 
 
-class TensorSums(NamedTuple):
-    """Sums of a merge: `sums` `[M, N, 10]`, `totals` `[M, 4]` and `gram` `[N, N]`, all fp64."""
-
-    sums: np.ndarray
-    totals: np.ndarray
-    gram: np.ndarray
-
-
 def make_units(merged: Sequence[Row], copies: Sequence[Copy], *, whole: bool = False) -> list[Unit]:
     """Cuts the work into units of about a segment, or with `whole` so that each merged tensor is one piece."""
     units, filled = list[list[Piece]](), SEGMENT
@@ -86,17 +78,20 @@ def make_units(merged: Sequence[Row], copies: Sequence[Copy], *, whole: bool = F
     return [tuple(unit) for unit in units]
 
 
-def add_up(units: Sequence[Unit], sums: Iterable[np.ndarray], tensors: int, tasks: int) -> TensorSums:
+def add_up(rows: Sequence[Row], tasks: int, units: Sequence[Unit], sums: Iterable[np.ndarray]) -> TensorSums:
     """Adds up the sums of all units, in their order."""
-    total = TensorSums(np.zeros((tensors, tasks, len(SUMS))), np.zeros((tensors, len(TOTALS))), np.zeros((tasks,) * 2))
+    elements = np.array([row.elements for row in rows], np.int64)
+    participates = np.array([[name is not None for name in row.task_names] for row in rows])
+    of_tasks, of_all = np.zeros((len(rows), tasks, len(SUMS))), np.zeros((len(rows), len(TOTALS)))
+    total = TensorSums(elements, participates, of_tasks, of_all, np.zeros((tasks, tasks)))
     upper, own = np.triu_indices(tasks), tasks * len(SUMS)
     for unit, values in zip(units, sums, strict=True):
         merged = [piece.index for piece in unit if piece.merged]
         for index, row in zip(merged, values.reshape(len(merged), own + len(TOTALS) + len(upper[0])), strict=True):
-            of_tasks, totals, products = np.split(row, [own, own + len(TOTALS)])
-            total.sums[index] += of_tasks.reshape(tasks, -1)
-            total.totals[index] += totals
-            total.gram[upper] += products
+            parts = np.split(row, [own, own + len(TOTALS)])
+            of_tasks[index] += parts[0].reshape(tasks, -1)
+            of_all[index] += parts[1]
+            total.gram[upper] += parts[2]
     return total
 
 

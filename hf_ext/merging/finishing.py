@@ -14,14 +14,13 @@ from hf_ext.emr import emr_loader
 from hf_ext.emr.arithmetic import SUMS, TENSOR_RESCALES, compute_scales
 from hf_ext.emr.artifact import hash_files, list_files, mark_root, read_sums, read_totals, write_sums, write_totals
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
-from hf_ext.emr.report import make_report
+from hf_ext.emr.report import TensorSums, make_report
 
 from ..files import copy_into, read_json, read_json_object, write_json
 from ..hub.cards import write_card
 from .companions import find_absent, same_content
 from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
-from .engine import TensorSums
 from .journal import masked_names
 from .plan import Plan, warn_of_size
 from .sources import CONFIGURATION_FILES, open_weights
@@ -33,7 +32,7 @@ SUMS_FILE = "sums.safetensors"
 
 def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], *, out: Path) -> dict[str, Any]:
     """Completes the folder of a merge whose weights are written."""
-    config, rows = plan.config, plan.merged_rows
+    config = plan.config
     with ThreadPoolExecutor(1) as beside:
         # The weights are complete, but for sums, and reading them through for their hashes needs no interpreter.
         stored = [name for name in list_files(folder) if name.endswith(".safetensors")]
@@ -46,8 +45,6 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             "base": _record_identity(base, out),
             "tasks": {task.label: _record_identity(task.identity(), out) for task in plan.tasks},
         }
-        participates = np.array([[name is not None for name in row.task_names] for row in rows])
-        elements = np.array([row.elements for row in rows], np.int64)
         method = _record_method(config, out)
         if config.with_masks:
             for index, task in enumerate(plan.tasks):
@@ -63,19 +60,17 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             warnings = [text.replace(place, "") for text in warnings]
         report = write_report(
             folder,
+            sums,
             sources=sources,
             base=sources["base"]["files"] if kept is None else kept,
             library=plan.base.library,
             warnings=warnings,
+            method=method,
             masks=config.with_masks,
             measured=config.is_measured,
-            method=method,
-            elements=elements,
-            participates=participates,
-            **sums._asdict(),
         )
         if hashing is not None:
-            scales = compute_scales(sums.sums, elements, participates, config.scaling)
+            scales = compute_scales(sums.sums, sums.elements, sums.participates, config.scaling)
             manifest = _make_manifest(folder, plan, sums.sums, scales, sources, kept, method)
             dataclasses.replace(manifest, files=hash_files(folder, known=hashing.result())).write(folder)
     write_card(folder, repo_id=out.name)
@@ -188,6 +183,7 @@ def _identify_copy(folder: Path) -> dict[str, dict[str, Any]]:
 
 def write_report(
     folder: Path,
+    sums: TensorSums,
     *,
     sources: Mapping[str, Any],
     base: Mapping[str, Mapping[str, Any]],  # bytes and hash of its files, by name
@@ -196,7 +192,6 @@ def write_report(
     method: Mapping[str, Any],
     masks: bool,
     measured: bool = True,
-    **numbers: Any,
 ) -> dict[str, Any]:
     """Writes `report.json` with the sizes of files in the folder, anew: an artifact may share an old one."""
 
@@ -212,13 +207,11 @@ def write_report(
         "masks": total("tasks/*/mask.safetensors"),
         "extras": total("tasks/*/extra.safetensors"),
     }
-    report = make_report(tasks=[*tasks], sizes=sizes, method=method, masks=masks, measured=measured, **numbers)
+    report = make_report([*tasks], sums, method=method, masks=masks, sizes=sizes, measured=measured)
     compared = ("artifact_and_base", "checkpoints", "one_bit_and_base")
     large = warn_of_size(*(report["sizes"][key] for key in compared)) if masks else []
     report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"], *large]))
-    report["plan_warnings"] = list(warnings)
-    report["library"] = library
-    report["sources"] = sources
+    report |= {"plan_warnings": list(warnings), "library": library, "sources": sources}
     write_json(folder / REPORT, report, indent=1)
     return report
 
@@ -231,23 +224,21 @@ def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> Non
         gone = sources.get("tasks", {}).keys() - manifest.tasks.keys()
         begins = tuple(begin for name in gone for begin in (f"task {name!r} ", f"task {name!r}:", f"{name}:"))
         warnings = [text for text in [*before.get("plan_warnings", ()), *told] if not text.startswith(begins)]
-    merged, tasks = list(manifest.merged.values()), manifest.tasks
-    participates = np.zeros((len(merged), len(tasks)), bool)
-    for index, task in enumerate(tasks):
-        named = masked_names(folder, manifest, task)
-        participates[:, index] = [tensor.name in named for tensor in merged]
-    totals, gram = read_totals(folder, manifest)
+    merged, tasks = manifest.merged, manifest.tasks
+    masked = [masked_names(folder, manifest, task) for task in tasks]
+    sums = TensorSums(
+        np.array([tensor.elements for tensor in merged.values()], np.int64),
+        np.array([[name in named for named in masked] for name in merged]),
+        np.stack([read_sums(folder, manifest, task) for task in tasks], axis=1),
+        *read_totals(folder, manifest),
+    )
     write_report(
         folder,
+        sums,
         sources=sources | {"tasks": {task: record.origin.as_given() for task, record in tasks.items()}},
         base=manifest.base.files,
         library=manifest.library,
         warnings=warnings,
         method=manifest.method,
         masks=True,
-        elements=np.array([tensor.elements for tensor in merged], np.int64),
-        participates=participates,
-        sums=np.stack([read_sums(folder, manifest, task) for task in tasks], axis=1),
-        totals=totals,
-        gram=gram,
     )

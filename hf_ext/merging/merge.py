@@ -248,8 +248,8 @@ class _Run:
         if changed := _differences(self.identity, _identity(self.plan)):
             shutil.rmtree(self.partial)
             raise DataError(f"a checkpoint changed while it was merged: {'; '.join(changed[:5])}; merge again.")
-        config, folder = self.plan.config, self.result
-        sums = add_up(self.units, self.journal.read(len(self.units)), len(self.plan.merged_rows), len(config.tasks))
+        folder = self.result
+        sums = add_up(self.plan.merged_rows, len(self.plan.tasks), self.units, self.journal.read(len(self.units)))
         base = self.base_identity.result()
         closed = _start_beside(self.outputs.close)
         try:
