@@ -114,7 +114,6 @@ def pack_mask(bits: Tensor) -> Tensor:
 
 
 def unpack_mask(mask: Tensor, n: int) -> Tensor:
-    """Undo [`pack_mask`]."""
     bits = mask[: -(-n // 8), None] >> torch.arange(8, dtype=torch.uint8, device=mask.device)
     return (bits & 1).view(-1)[:n].bool()
 

@@ -34,7 +34,6 @@ def mask_bytes(elements: int) -> int:
 
 
 def open_unified(folder: str | Path, manifest: Manifest) -> Checkpoint:
-    """Opens the root weights of an artifact."""
     for name in manifest.unified:
         _own_file(folder, manifest, name)
     with _close_on_error(folder) as unified:
@@ -113,7 +112,6 @@ def _require(fits: bool, where: str | Path, what: str) -> None:
 
 
 def write_sums(folder: Path, task: str, sums: np.ndarray) -> None:
-    """Writes the sums of a task."""
     _write(folder / "tasks" / task / FILE, SUMS, sums=sums)
 
 
@@ -172,7 +170,6 @@ def list_files(folder: Path) -> list[str]:
 def hash_files(
     folder: Path, names: Iterable[str] | None = None, *, known: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Hashes files of an artifact."""
     kept = {name: dict(about) for name, about in (known or {}).items() if name.endswith(".safetensors")}
     return {
         name: kept.get(name) or {"bytes": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)}
@@ -239,6 +236,24 @@ def read_tasks(source: str | Path) -> list[str] | None:
         with contextlib.suppress(CheckpointError):
             folder = fetch_file(str(source), MANIFEST).parent
     return list(Manifest.read(folder).tasks) if (folder / MANIFEST).is_file() else None
+
+
+class HubFiles(NamedTuple):
+    """Files of a repository of a Hub at one commit."""
+
+    repo_id: str
+    commit: str
+    token: str | bool | None
+    endpoint: str | None
+
+    def fetch(self, allowed: Iterable[str], ignored: Iterable[str] = (), **options: Any) -> Path:
+        """The snapshot in the cache, with the files of these patterns."""
+        from huggingface_hub import HfApi
+
+        with explain_hub(f"{', '.join(allowed)} of {self.repo_id}@{self.commit[:12]}", self.endpoint):
+            chosen: dict[str, Any] = {"allow_patterns": list(allowed), "ignore_patterns": list(ignored) or None}
+            api = HfApi(endpoint=self.endpoint, token=self.token)
+            return Path(api.snapshot_download(self.repo_id, revision=self.commit, **chosen, **options))
 
 
 def fetch_file(source: str, file: str, *, token: str | bool | None = None, endpoint: str | None = None) -> Path:

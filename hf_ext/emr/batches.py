@@ -117,7 +117,6 @@ def leaves_of(tree: Any) -> tuple[list[Any], Any]:
 
 
 def keys_of(output: Any) -> list[Any]:
-    """Keys of the outputs of a model, or their numbers."""
     return list(output) if isinstance(output, Mapping) else list(range(len(output)))
 
 

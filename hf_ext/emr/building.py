@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -43,8 +42,7 @@ class Place(NamedTuple):
         return whole.as_strided(shape, strides, whole.storage_offset() + first)
 
 
-@dataclass
-class BuiltModel:
+class BuiltModel(NamedTuple):
     """A model with the weights of a task."""
 
     model: torch.nn.Module  # the model, in evaluation mode
@@ -153,8 +151,8 @@ def _build_transformers(
     used = {name: value for name, value in weights.items() if name not in unused}
     places = _find_places(model, used)
     places |= _find_parts(model, {name: value for name, value in used.items() if name not in places}, places)
-    complete = len(places) + len(unused & weights.keys()) == len(weights) and not report["missing_keys"]
-    return BuiltModel(model, frozenset(weights), places, complete and not report["mismatched_keys"])
+    complete = len(places) == len(used) and not report["missing_keys"] and not report["mismatched_keys"]
+    return BuiltModel(model, frozenset(weights), places, complete)
 
 
 def _build_diffusers(config: Any, weights: dict[str, torch.Tensor], dtype: torch.dtype | None) -> BuiltModel:
@@ -192,10 +190,8 @@ def _build_adapter(
 
 
 def _find_places(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, Place]:
-    """
-    The place of each tensor in the model, which took the tensor itself, or a converted copy under its name with or
-    without the prefix of the base model. Tensors of which neither is true were transformed and have no place.
-    """
+    """The place of each tensor in the model, which took the tensor itself, or a converted copy under its name with or
+    without the prefix of the base model. Others were transformed and have no place."""
     held = model.state_dict()
     pointers = {value.data_ptr(): name for name, value in reversed(held.items()) if value.numel()}
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
@@ -205,25 +201,20 @@ def _find_places(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) ->
         if place is not None and held[place].shape == value.shape and held[place].stride() == value.stride():
             places[name] = Place(place)
             continue
-        for candidate in (name, prefix + name, name.removeprefix(prefix)):
-            found = held.get(candidate)
-            if found is not None and _equal(found, value):
-                places[name] = Place(candidate)
-                break
+        candidates = (name, prefix + name, name.removeprefix(prefix))
+        if found := [own for own in candidates if own in held and _equal(held[own], value)]:
+            places[name] = Place(found[0])
     return places
 
 
+# transformers can take a fused tensor apart again, to save it. Given a tensor of the same shape that holds its own
+# element numbers in place of weights, it gives for each name of the checkpoint the numbers of the elements that belong
+# to it. Where these are evenly spaced, the piece is a view of the fused tensor. That the weights at hand lie in these
+# views is compared in the end, so a library that does otherwise leads to no wrong place, but to none.
 def _find_parts(
     model: torch.nn.Module, weights: Mapping[str, torch.Tensor], found: Mapping[str, Place]
 ) -> dict[str, Place]:
-    """
-    The places of the checkpoint's tensors inside fused ones of the model, such as the experts of a layer.
-
-    transformers can take a fused tensor apart again, to save it. Given a tensor of the same shape that holds its own
-    element numbers in place of weights, it gives for each name of the checkpoint the numbers of the elements that
-    belong to it. Where these are evenly spaced, the piece is a view of the fused tensor. That the weights at hand lie
-    in these views is compared in the end, so a library that does otherwise leads to no wrong place, but to none.
-    """
+    """The places of the checkpoint's tensors inside fused ones of the model, such as the experts of a layer."""
     taken = {place.tensor for place in found.values()}
     places: dict[str, Place] = {}
     for tensor, held in model.state_dict().items() if weights else ():

@@ -98,7 +98,6 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: str | Path) -> Manifest:
-        """Reads and verifies `emr.json`."""
         path = artifact_file(folder, MANIFEST)
         try:
             record = read_manifest(Path(folder))

@@ -28,7 +28,7 @@ from ..hub.published_files import walk
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .arithmetic import compute_scales, find_kernels, restore_block
-from .artifact import find_fault, open_extras, open_masks, open_unified, read_sums, read_tasks
+from .artifact import HubFiles, find_fault, open_extras, open_masks, open_unified, read_sums, read_tasks
 from .manifest import MANIFEST, WEIGHT_STEMS, Manifest, SourceRecord, TaskRecord, artifact_file, find_folder
 
 # What an artifact has and a plain checkpoint does not.
@@ -98,18 +98,18 @@ class TaskWeights:
         self._rescale = rescale
         self._tasks: dict[str, _TaskFiles] = {}
         self._read: dict[tuple[str, str], dict[str, Any]] = {}
-        self._repository: tuple[str, str] | None = None
+        self._repository: HubFiles | None = None
         self.folder = Path(source).expanduser()
         if not self.folder.exists():
-            self._repository = self._resolve(str(source), revision)
-            self.folder = self._download(*self._repository, [MANIFEST])
+            self._repository = HubFiles(*self._resolve(str(source), revision), token, endpoint)
+            self.folder = self._repository.fetch([MANIFEST])
         elif revision is not None:
             raise UsageError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
         self.manifest = Manifest.read(self.folder)
         self._merged = self.manifest.merged
         if self._repository:
             skipped = ["sums.safetensors", "report.json", "report.png", "README.md", ".*"]
-            self._download(*self._repository, ["*"], [*skipped, "tasks/*", "base/*"])
+            self._repository.fetch(["*"], [*skipped, "tasks/*", "base/*"])
         roots = [] if self.manifest.deltas else [open_unified(self.folder, self.manifest)]
         self._unified = _MappedFiles(roots)
         self._base = _MappedFiles(self._open_base(base))
@@ -226,9 +226,8 @@ class TaskWeights:
         return out
 
     def fetch_all(self) -> None:
-        """Makes sure that every file of the artifact is here."""
         if self._repository:
-            self._download(*self._repository, ["*"], [".*"])
+            self._repository.fetch(["*"], [".*"])
         for task in self.manifest.tasks:
             self._open(task)
 
@@ -252,8 +251,7 @@ class TaskWeights:
             known = ", ".join(map(repr, self.manifest.tasks))
             raise UsageError(f"there is no task {task!r} in {self.folder}; choose one of {known}")
         if self._repository:
-            skipped = [] if self._rescale else ["*/sums.safetensors"]
-            self._download(*self._repository, [f"tasks/{task}/*"], skipped)
+            self._repository.fetch([f"tasks/{task}/*"], [] if self._rescale else ["*/sums.safetensors"])
         record = self.manifest.tasks[task]
         masks = _MappedFiles([open_masks(self.folder, self.manifest, task)])
         checkpoint = open_extras(self.folder, self.manifest, task)
@@ -290,12 +288,11 @@ class TaskWeights:
         place = find_folder(base.source, self.folder) if given is None else find_folder(str(given), Path())
         if given is None and base.folder is not None:
             if self._repository:
-                self._download(*self._repository, [f"{base.folder}/*"])
+                self._repository.fetch([f"{base.folder}/*"])
             place = self.folder / base.folder
-        elif hub:
-            place = self._download(base.source, str(base.revision), list(base.files))
-        elif given is not None and not place.exists():
-            place = self._download(*self._resolve(str(given), None), list(base.files))
+        elif hub or (given is not None and not place.exists()):
+            where = (base.source, str(base.revision)) if hub else self._resolve(str(given), None)
+            place = HubFiles(*where, self._api.token, self._api.endpoint).fetch(base.files)
         if not place.is_dir():
             raise CheckpointError(
                 f"the base of this merge, {named}, is not at {place}, and the tasks are restored from it: pass its "
@@ -313,13 +310,6 @@ class TaskWeights:
             raise CheckpointError(f"{source}: no such folder, and not of the form org/name or org/name@revision.")
         with explain_hub(source, self._api.endpoint):
             return name, str(self._api.resolve_revision(name, revision=written or revision).resolved)
-
-    def _download(self, name: str, commit: str, allowed: list[str], ignored: list[str] | None = None) -> Path:
-        with explain_hub(f"{', '.join(allowed)} of {name}@{commit[:12]}", self._api.endpoint):
-            folder = self._api.snapshot_download(
-                name, revision=commit, allow_patterns=allowed, ignore_patterns=ignored
-            )
-        return Path(folder)
 
 
 def _open_verified(folder: Path, file: str, base: SourceRecord, named: str, complete: bool) -> Checkpoint:

@@ -75,7 +75,6 @@ class Companions:
 
     @property
     def all(self) -> dict[str, Path]:
-        """Files and modules."""
         return {**self.files, **self.modules}
 
 

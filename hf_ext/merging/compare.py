@@ -28,7 +28,6 @@ def explain_damage(where: str | Path) -> Iterator[None]:
 
 
 def read_report(source: str | Path, *, token: str | bool | None = None, endpoint: str | None = None) -> dict[str, Any]:
-    """Reads the report of a merge."""
     path = Path(source).expanduser()
     if not path.exists() and "/" in str(source):
         path = fetch_file(str(source), REPORT, token=token, endpoint=endpoint)
@@ -65,16 +64,12 @@ def _compare(sources: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> di
         one_bit = next(error for error in held if error is not None)["one_bit"]
         tasks.append({"task": name, "errors": errors, "one_bit": one_bit})
     shared = [task for task in tasks if None not in task["errors"]]
-    merges = [
-        {
-            "name": source,
-            **{key: report["method"][key] for key in ("method", "rescale", "masks")},
-            "error": _mean([task["errors"][index] for task in shared]),
-            "bytes": report["sizes"]["artifact"],
-            "bytes_with_base": report["sizes"].get("artifact_and_base", report["sizes"]["artifact"]),
-        }
-        for index, (source, report) in enumerate(zip(sources, reports, strict=True))
-    ]
+    merges = []
+    for index, (source, report) in enumerate(zip(sources, reports, strict=True)):
+        about = {key: report["method"][key] for key in ("method", "rescale", "masks")}
+        error, alone = _mean([task["errors"][index] for task in shared]), report["sizes"]["artifact"]
+        both = report["sizes"].get("artifact_and_base", alone)
+        merges.append({"name": source, **about, "error": error, "bytes": alone, "bytes_with_base": both})
     one_bit = _mean([task["one_bit"] for task in shared if task["one_bit"] is not None])
     warnings = [
         text

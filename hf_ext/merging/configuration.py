@@ -182,7 +182,6 @@ class MergeConfig:
 
     @property
     def merge_method(self) -> Method:
-        """The method."""
         return METHODS[self.method]
 
     @property
@@ -212,12 +211,10 @@ class MergeConfig:
 
     @property
     def memory_bytes(self) -> int:
-        """`memory` in bytes."""
         return _in_bytes("memory", self.memory)
 
     @property
     def shard_bytes(self) -> int:
-        """`max_shard_size` in bytes."""
         return _in_bytes("max_shard_size", self.max_shard_size)
 
     def validate_sources(self) -> None:
@@ -301,7 +298,6 @@ _RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
 
 
 def load_config(config: MergeConfig | Mapping[str, Any] | str | Path) -> MergeConfig:
-    """Reads a configuration from any of its forms."""
     if isinstance(config, MergeConfig):
         return config
     if isinstance(config, (str, Path)):

@@ -24,6 +24,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hf_ext.emr.arithmetic import (
     SEGMENT,
@@ -110,10 +111,10 @@ _MAX_CONNECTIONS = 32
 class _Buffers:
     """Read buffers of one worker; nothing is allocated for a block."""
 
-    inputs: torch.Tensor  # [N + 2, bytes]: base, tasks, merged model
-    unified: torch.Tensor  # [bytes]
-    vectors: torch.Tensor  # [N + 1, elements]: task vectors and the base, float32
-    masks: torch.Tensor  # [planes, N, bytes]
+    inputs: Tensor  # [N + 2, bytes]: base, tasks, merged model
+    unified: Tensor  # [bytes]
+    vectors: Tensor  # [N + 1, elements]: task vectors and the base, float32
+    masks: Tensor  # [planes, N, bytes]
 
 
 class Engine:
@@ -181,7 +182,6 @@ class Engine:
         return total
 
     def bytes_read(self, unit: Unit) -> int:
-        """Bytes that a unit reads."""
         return sum(
             (piece.stop - piece.start) * source.tensors[name].dtype.itemsize
             for piece in unit
@@ -189,7 +189,6 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Ends the threads that fetch."""
         if self._pool is not None:
             self._pool.shutdown()
 
@@ -245,9 +244,9 @@ class Engine:
 
     def _read(
         self, row: Row, low: int, high: int, buffers: _Buffers
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor], torch.Tensor | None]:
+    ) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         """A block of the base, of every task that has the tensor, and of the model that was merged elsewhere."""
-        jobs, blocks = [], dict[int, torch.Tensor]()
+        jobs, blocks = [], dict[int, Tensor]()
         for place, source, name in self._sources_of(row):
             dtype = source.tensors[name].dtype
             if place and (source.spec, name) == (self._plan.base.spec, row.name):
@@ -334,8 +333,8 @@ class Engine:
                     self._outputs.masks[task].write_bytes(row.members[task], at, packed.numpy().data)
 
     def _make_vectors(
-        self, tensor: int, low: int, base: torch.Tensor, tasks: Mapping[int, torch.Tensor], buffers: _Buffers
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        self, tensor: int, low: int, base: Tensor, tasks: Mapping[int, Tensor], buffers: _Buffers
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """A block of base and task vectors in float32; new memory would cost as much as the arithmetic."""
         count = len(base)
         wide = base if base.dtype == torch.float32 else buffers.vectors[-1, :count].copy_(base)
@@ -344,7 +343,7 @@ class Engine:
             for task, weights in tasks.items()
         }
 
-    def _unify(self, index: int, block: Block, room: torch.Tensor) -> torch.Tensor:
+    def _unify(self, index: int, block: Block, room: Tensor) -> Tensor:
         """Calls the method; what it returns, flat, and rounded in `room` where that is of another type."""
         merged = self._method.function(block, **self._options[index])
         if merged.shape != block.base.shape:
@@ -352,13 +351,13 @@ class Engine:
                 f"method {self._method.name!r} returned {list(merged.shape)} for {block.name!r}, of which it got "
                 f"{list(block.base.shape)}; a method must return as many elements as the base has"
             )
-        flat: torch.Tensor = merged.reshape(-1).contiguous()
+        flat: Tensor = merged.reshape(-1).contiguous()
         flat = flat if flat.dtype == room.dtype else room.resize_(len(flat)).copy_(flat)
         if not (self._measured or is_finite(flat)):
             raise NotFiniteError.of_result(block.name, flat.dtype)
         return flat
 
-    def _merge_whole(self, piece: Piece, row: Row, sums: Sums) -> torch.Tensor:
+    def _merge_whole(self, piece: Piece, row: Row, sums: Sums) -> Tensor:
         """The merged values of a whole tensor, which its method gets in its shape."""
         plan = self._plan
         base = plan.base.read(row.name)

@@ -177,8 +177,6 @@ def _list_ranks(matrices: list[tuple[torch.Tensor, float, int, int]]) -> list[di
 
 
 class _Extraction:
-    """One adapter in the making."""
-
     def __init__(self, pair: Pair, folder: Path, lora_only: bool, rank: int | None, error: float | None) -> None:
         self._folder, self._lora_only, self._rank, self._error = folder, lora_only, rank, error
         self._model = _build_outline(pair)

@@ -180,7 +180,6 @@ class Outputs:
             writer.flush()
 
     def close(self, *, sync: bool = True) -> None:
-        """Closes all files."""
         for writer in self.writers:
             writer.close(sync=sync)
 
@@ -188,8 +187,7 @@ class Outputs:
         path = self.folder / place
         found = path.stat().st_size if path.is_file() else None
         path.parent.mkdir(parents=True, exist_ok=True)
-        writer = SafetensorsWriter(path, layout)
-        self.writers.append(writer)
+        self.writers.append(writer := SafetensorsWriter(path, layout))
         if self._resume and found != writer.size:
             # once opened it has its whole length, for which it must not be taken later
             writer.close(sync=False)
@@ -216,18 +214,15 @@ class Outputs:
     def _open_tasks(self) -> None:
         planes = self._plan.config.merge_method.deltas or 1
         for index, task in enumerate(self._plan.tasks):
-            layout: Layout = {
-                row.members[index]: (torch.uint8, (planes * mask_bytes(row.elements),))
-                for row in self._plan.merged_rows
-                if index in row.members
-            }
+            rows = [row for row in self._plan.merged_rows if index in row.members]
+            layout: Layout = {row.members[index]: (torch.uint8, (planes * mask_bytes(row.elements),)) for row in rows}
             self.masks.append(self._open(f"tasks/{task.label}/mask.safetensors", layout))
             if own := self._plan.own_tensors(KEPT, task=index):
                 kept = {extra.name: (extra.dtype, extra.shape) for extra in own}
                 writer = self._open(f"tasks/{task.label}/extra.safetensors", kept)
-                self.copies += [
-                    Copy(task, extra.name, writer, finite=extra.reason not in (EXCLUDED, COMPUTED)) for extra in own
-                ]
+                for extra in own:
+                    finite = extra.reason not in (EXCLUDED, COMPUTED)
+                    self.copies.append(Copy(task, extra.name, writer, finite))
 
 
 def masked_names(folder: Path, manifest: Manifest, task: str) -> set[str]:

@@ -6,7 +6,6 @@ model may so have other names for the same tensors. The library is asked only wh
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import re
@@ -67,14 +66,6 @@ def build_empty(config: Mapping[str, Any]) -> PreTrainedModel | None:
         # hundreds of classes, each with its own ways to fail and packages to need
         name = model_class.__name__
         raise ValueError(f"{name} cannot be built from its configuration ({type(error).__name__}: {error})") from error
-
-
-def find_tensors(config: Mapping[str, Any]) -> Mapping[str, torch.Tensor] | None:
-    """The tensors of the model of a configuration, without weights; `None` if its class is unknown or needs more."""
-    with contextlib.suppress(ValueError):
-        if (model := build_empty(config)) is not None:
-            return dict(model.state_dict())
-    return None
 
 
 def find_tied(model: torch.nn.Module) -> list[list[str]]:

@@ -48,11 +48,11 @@ START = 0.3
 
 
 def write_statistics(
-    source: str, config: Path, kind: str, out: Path, *, examples: int = 256, overrides: list[str] | None = None
+    source: str, config: Path, kind: str, out: Path, *, examples: int = 256, overrides: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Measures a fine-tune on `data.train` of the YAML file of its training, and writes what `statistics` of a merge
     reads. `kind` is `"fisher"` or `"gram"`, `overrides` are `--field value` words."""
-    task, data = open_task(config, "data.train", overrides or [])
+    task, data = open_task(config, "data.train", overrides)
     return save_statistics(task, source, data, kind, out, examples=examples)
 
 
@@ -124,12 +124,8 @@ def measure(
 def _square_gradients(model: nn.Module) -> Iterator[tuple[Tensors, Any]]:
     """Sums of squared gradients by the names of a checkpoint; of what has no gradient they stay 0."""
     # with the names of tied tensors: which one a checkpoint has is not known here
-    named = model.state_dict(keep_vars=True)
-    found = {
-        name: torch.zeros_like(value, dtype=torch.float32)
-        for name, value in named.items()
-        if value.is_floating_point()
-    }
+    named = {name: value for name, value in model.state_dict(keep_vars=True).items() if value.is_floating_point()}
+    found = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in named.items()}
 
     def after(loss: torch.Tensor) -> None:
         model.zero_grad(set_to_none=True)
@@ -167,8 +163,7 @@ class WeightedMerge(nn.Module):
         super().__init__()
         # only the weights are parameters: the models are not registered as submodules
         self.models = [model.requires_grad_(False).eval().to(device) for model in models]
-        self.rows = plan.merged_rows
-        self.base, self.vectors = [], []
+        self.rows, self.base, self.vectors = plan.merged_rows, [], []
         held = [model.state_dict() for model in models]
         # the model's own name of each tensor of its checkpoint
         self.own_names = [
@@ -232,8 +227,8 @@ def learn_weights(
     steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
     config = load_config(config)
     # with other methods these may be given too
-    unused: dict[str, Any] = {"options": {}, "statistics": {}, "merged": None}
-    unused |= {} if config.masks else {"masks": None, "rescale": "global", "include_base": False}
+    unused: dict[str, Any] = {} if config.masks else {"masks": None, "rescale": "global", "include_base": False}
+    unused |= {"options": {}, "statistics": {}, "merged": None}
     config = dataclasses.replace(config, method="task_arithmetic", **unused)
     if parts.keys() != config.tasks.keys():
         raise UsageError(f"the tasks are {', '.join(config.tasks)}; got data of {', '.join(parts) or 'none'}.")

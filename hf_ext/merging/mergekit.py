@@ -99,7 +99,14 @@ def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
     if template.value not in (None, "auto"):
         template.refuse(f"chat_template {template.value!r:.80}; supported: auto, the one in which all models agree")
     reader = _Reader(root, METHODS[ours].options)
-    _check_tokenizer(root, reader.base)
+    tokens = root.get("tokenizer_source")
+    if root.value.get("tokenizer") is not None:
+        if tokens.value is not None:
+            tokens.refuse("tokenizer_source beside tokenizer")
+        tokens = root.get("tokenizer").check("tokenizer", "source", needed="source").get("source")
+    if tokens.value not in (None, "base", reader.base):
+        others = f"{tokens.value!r:.80}: the result has the base's tokens; mergekit makes a model of others"
+        tokens.refuse(f"{'.'.join(tokens.place)} {others}")
     fields = {"method": ours, "base": reader.base, **read(reader), "tasks": reader.tasks}
     # the later one counts
     for key in ("dtype", "out_dtype"):
@@ -108,19 +115,6 @@ def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
             if fields["dtype"] not in _DTYPES:
                 dtype.refuse(f"{key} {dtype.value!r:.80}; {', '.join(_DTYPES)} are known")
     return fields
-
-
-def _check_tokenizer(root: _Entry, base: str | None) -> None:
-    """Refuses another tokenizer than the base's, by either key of mergekit."""
-    source = root.get("tokenizer_source")
-    if root.value.get("tokenizer") is not None:
-        told = root.get("tokenizer").check("tokenizer", "source", needed="source")
-        if source.value is not None:
-            source.refuse("tokenizer_source beside tokenizer")
-        source = told.get("source")
-    if source.value not in (None, "base", base):
-        others = f"{source.value!r:.80}: the result has the base's tokens; mergekit makes a model of others"
-        source.refuse(f"{'.'.join(source.place)} {others}")
 
 
 class _Reader:
@@ -187,7 +181,6 @@ class _Reader:
         return first if all(setting == first for setting in found.values()) else found
 
     def read_flag(self, name: str, default: bool) -> bool:
-        """A parameter that is true or false for the whole model."""
         return bool(self.read(name, default, option=Option("", kind=bool, by_layer=False)))
 
 

@@ -104,19 +104,18 @@ def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None =
     )
 
 
-def match_fine_tune(base: Source, task: Source) -> Names:
-    """The names of a task that is a fine-tune of the base; any other is refused."""
-    names = _match_loaded(base, task)
-    _refuse_little_overlap(base, task, names)
-    return names
-
-
 def _match_loaded(base: Source, task: Source) -> Names:
     """The names of a task beside the base's, both as transformers reads them. A task whose file has other names, of
     another version or of a tensor that its class ties, is renamed to what the base's file has."""
     _refuse_other_model(base, task)
     names = Names(base.tensors, task.tensors)
-    if task.library != "transformers" or not _may_be_renamed(base, task, names):
+    paired = set(names.pairs.values())
+    # of an unmatched tensor of the task, or with a row for each token
+    shapes = {info.shape for name, info in task.tensors.items() if name not in paired}
+    shapes |= {(size,) for size in task.vocabularies}
+    lacking = [info.shape for name, info in base.tensors.items() if name not in names.pairs]
+    renamed = any(shape in shapes or shape[:1] in shapes for shape in lacking)
+    if task.library != "transformers" or not renamed:
         return names
     try:
         ours, theirs = (loading.find_loaded_names(source.tensors, source.config) for source in (base, task))
@@ -126,22 +125,13 @@ def _match_loaded(base: Source, task: Source) -> Names:
     loaded = Names({own: base.tensors[name] for own, name in ours.items()}, theirs)
     if len(loaded.pairs) <= len(names.pairs):
         return names
-    renamed: dict[str, str] = {}
+    new: dict[str, str] = {}
     for own, name in loaded.pairs.items():
         # Of names for one tensor of the base's file the first counts.
-        renamed.setdefault(loaded.task_prefix + ours[own].removeprefix(loaded.base_prefix), theirs[name])
-    taken = {*loaded.pairs.values(), *(name for name, stored in theirs.items() if stored in renamed.values())}
-    task.rename(renamed | {name: stored for name, stored in theirs.items() if name not in taken})
+        new.setdefault(loaded.in_task(ours[own]), theirs[name])
+    taken = {*loaded.pairs.values(), *(name for name, stored in theirs.items() if stored in new.values())}
+    task.rename(new | {name: stored for name, stored in theirs.items() if name not in taken})
     return Names(base.tensors, task.tensors)
-
-
-def _may_be_renamed(base: Source, task: Source, names: Names) -> bool:
-    """True if an unmatched tensor of the base has the shape of one of the task's, or a row for each token."""
-    paired = set(names.pairs.values())
-    shapes = {info.shape for name, info in task.tensors.items() if name not in paired}
-    shapes |= {(size,) for size in task.vocabularies}
-    lacking = [info.shape for name, info in base.tensors.items() if name not in names.pairs]
-    return any(shape in shapes or shape[:1] in shapes for shape in lacking)
 
 
 def _match_given(base: Source, model: Source, warnings: list[str]) -> dict[str, str]:
@@ -186,7 +176,7 @@ def _compare_vocabularies(
     if not rows:
         told = f"{task.title} has another vocabulary ({difference}), and no tensor has vocab_size rows by config.json"
         # the class may have them in a head that is not shared
-        places = None if unknown else loading.find_tensors(base.config)
+        places = None if unknown else base.places
         lengths = {(size,) for size in ours}
         shared: Collection[str] = () if places is None else Names(places, names.pairs).pairs
         if not masks and (places is None or any(places[name].shape[:1] in lengths for name in shared)):
@@ -221,7 +211,7 @@ def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
     """Computed buffers of a task's file that the base does not have, and the task's class no place for."""
     known = set(names.pairs.values())
     found = {name for name, info in task.tensors.items() if name not in known and _is_computed(name, info)}
-    places = loading.find_tensors(task.config) if found else None
+    places = task.places if found else None
     return frozenset() if places is None else frozenset(found - places.keys())
 
 
@@ -275,7 +265,7 @@ def _refuse_other_model(base: Source, task: Source) -> None:
 
 def _may_wrap(source: Source) -> bool:
     """True if a class has layers of its own that are named as those of an adapter, or is unknown."""
-    places = {} if "_class_name" in source.config else loading.find_tensors(source.config)
+    places = {} if "_class_name" in source.config else source.places
     return places is None or any(map(_INSIDE.search, places))
 
 
@@ -296,8 +286,9 @@ def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str
     return warnings
 
 
-def _refuse_little_overlap(base: Source, task: Source, names: Names) -> None:
-    """Refuses a task that shares too few tensors with the base to be a fine-tune of it."""
+def match_fine_tune(base: Source, task: Source) -> Names:
+    """The names of a task; refuses one that shares too few tensors with the base to be a fine-tune of it."""
+    names = _match_loaded(base, task)
     counts = [sum(info.dtype.is_floating_point for info in source.tensors.values()) for source in (base, task)]
     numbers = {name: own for name, own in names.pairs.items() if base.tensors[name].dtype.is_floating_point}
     other = {name: own for name, own in numbers.items() if base.tensors[name].shape != task.tensors[own].shape}
@@ -305,7 +296,7 @@ def _refuse_little_overlap(base: Source, task: Source, names: Names) -> None:
     others = [pair for pair in other.items() if pair[0] not in tokens]
     fitting = len(numbers) - len(others)
     if 2 * fitting >= min(counts) and fitting:
-        return
+        return names
     examples = [f"{own!r} {list(task.tensors[own].shape)} ({list(base.tensors[name].shape)})" for name, own in others]
     examples += [f"{name!r} (not there)" for name in task.tensors if name not in set(names.pairs.values())]
     raise DataError(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,6 @@ class Plan(AbstractContextManager["Plan", None]):
         return (self.base, *self.tasks, *merged, *self.statistics)
 
     def close(self) -> None:
-        """Closes the checkpoints."""
         for source in self.sources:
             source.close()
 
@@ -150,19 +149,16 @@ def make_plan(
     """
     config = load_config(config)
     specs = {"base": config.base, **config.tasks}
-    if config.merged is not None:
-        specs["merged"] = config.merged
+    specs |= {} if config.merged is None else {"merged": config.merged}
     specs |= {f"statistics of {task}": config.statistics[task] for task in config.tasks if config.statistics}
     with ExitStack() as stack:
-
-        def open_one(label: str) -> Source:
-            return stack.enter_context(open_weights(label, specs[label], token=token, endpoint=endpoint))
-
+        opening = partial(open_weights, token=token, endpoint=endpoint)
         with ThreadPoolExecutor(8) as pool:
-            opened = dict(zip(specs, pool.map(open_one, specs), strict=True))
+            sources = pool.map(lambda item: stack.enter_context(opening(*item)), specs.items())
+            opened = dict(zip(specs, sources, strict=True))
         base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
         model = opened.get("merged")
-        statistics = tuple(opened[f"statistics of {task}"] for task in config.tasks if config.statistics)
+        statistics = tuple(opened[label] for label in specs if label.startswith("statistics of "))
         if base.library == "peft":
             # the base of the adapters has no other owner
             config = dataclasses.replace(config, include_base=config.with_masks)
@@ -344,7 +340,11 @@ def _read(source: Source, name: str, elements: float = math.inf) -> Iterator[tor
 def plan_lines(plan: Plan) -> list[str]:
     """The lines of a plan: sources, treatment of the tensors, sizes, memory, warnings."""
     rows = [(describe_label(source.label).replace("'", ""), _source_text(source)) for source in plan.sources]
-    rows.append(("method", _method_text(plan)))
+    config = plan.config
+    method = f"{config.method} without {config.drop:.0%} of each task vector" if config.drop else config.method
+    kind = f"masks, rescale {config.rescale}" if config.with_masks else "one model"
+    kind = "signs and a scale for each tensor, no unified model" if config.merge_method.deltas else kind
+    rows.append(("method", f"{method}, {kind}"))
     for key, items in (("merged", plan.merged_rows), ("base's values", plan.copied_rows)):
         rows += [(key, _count_text({row.name: row.elements for row in items}))] if items else []
     rows += [("tied", f"{name} = {kept}") for name, kept in plan.matching.aliases.items() if name in plan.base.tensors]
@@ -389,14 +389,6 @@ def _source_text(source: Source) -> str:
     types = sorted({type_name(info.dtype) for info in source.tensors.values() if info.dtype.is_floating_point})
     about = [source.architecture or source.library, f"{len(source.tensors)} tensors", size_text(source.nbytes), *types]
     return f"{place}: {', '.join(about)}"
-
-
-def _method_text(plan: Plan) -> str:
-    config = plan.config
-    text = f"{config.method} without {config.drop:.0%} of each task vector" if config.drop else config.method
-    if config.merge_method.deltas:
-        return f"{text}, signs and a scale for each tensor, no unified model"
-    return f"{text}, masks, rescale {config.rescale}" if config.with_masks else f"{text}, one model"
 
 
 def _count_text(elements: Mapping[str, int]) -> str:

@@ -14,7 +14,7 @@ import yaml
 
 from hf_ext.emr import emr_loader
 from hf_ext.emr.artifact import hash_files, open_extras, open_masks, open_unified
-from hf_ext.emr.manifest import MANIFEST, Manifest, SourceRecord, TaskRecord
+from hf_ext.emr.manifest import MANIFEST, Manifest, SourceRecord
 from hf_ext.emr.report import report_markdown
 
 from ..errors import DataError, UsageError
@@ -45,7 +45,6 @@ class Merge:
 
 
 def read_merge(folder: Path) -> Merge | None:
-    """Reads the record of the merge that wrote a folder."""
     if (folder / MANIFEST).is_file():
         manifest = Manifest.read(folder)
         tasks = {name: task.origin for name, task in manifest.tasks.items()}
@@ -74,14 +73,15 @@ def describe(folder: Path) -> CardPart | None:
 def _card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: str) -> dict[str, Any]:
     """The values that the template `emr.md` shows in addition to those of every card."""
     manifest, method = merge.manifest, str(merge.method.get("method"))
-    records = manifest.tasks if manifest else {}
-    tasks = [
-        {"name": name, "link": _link(source)} | (_task_row(records[name]) if name in records else {})
-        for name, source in merge.tasks.items()
-    ]
+    tasks = [{"name": name, "link": _link(source)} for name, source in merge.tasks.items()]
+    for shown, record in zip(tasks, manifest.tasks.values() if manifest else (), strict=False):
+        scales = record.scales.values()
+        between = f"{min(scales):.4f} to {max(scales):.4f}" if scales else "none"
+        scale = between if record.scale is None else f"{record.scale:.4f}"
+        shown |= {"architecture": record.architecture or "", "scale": scale, "density": f"{record.density:.4f}"}
     report = read_json_object(folder / REPORT, optional=True)
     with explain_damage(folder / REPORT):
-        shown = report_markdown(report) if report else ""
+        measured = report_markdown(report) if report else ""
     return {
         "masks": manifest is not None,
         "deltas": 0 if manifest is None else manifest.deltas,
@@ -101,16 +101,8 @@ def _card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id:
         "loading": _task_loading(merge, tasks[0]) if manifest else _model_loading(merge, config, repo_id),
         "notes": _notes(merge),
         "configuration": _configuration(merge),
-        "report": shown,
+        "report": measured,
     }
-
-
-def _task_row(task: TaskRecord) -> dict[str, str]:
-    if task.scale is not None:
-        scale = f"{task.scale:.4f}"
-    else:
-        scale = f"{min(task.scales.values()):.4f} to {max(task.scales.values()):.4f}" if task.scales else "none"
-    return {"architecture": task.architecture or "", "scale": scale, "density": f"{task.density:.4f}"}
 
 
 def _link(source: SourceRecord) -> str:
@@ -171,7 +163,6 @@ def find_voters(method: Mapping[str, Any], tasks: Collection[str]) -> list[str]:
 
 
 def _notes(merge: Merge) -> list[str]:
-    """Notes on later changes of the artifact and their effect on its tasks."""
     voted, notes = find_voters(merge.method, merge.tasks), []
     if frozen := ", ".join(name for name in merge.tasks if name not in voted):
         notes.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -112,17 +113,15 @@ class Table:
 
     def _narrowing_warnings(self) -> list[str]:
         """Warnings about tasks whose weights the type of the result does not hold exactly."""
-        narrowed: dict[tuple[torch.dtype, torch.dtype], dict[str, None]] = {}
+        narrowed: dict[str, dict[str, None]] = defaultdict(dict)
         for row in self.rows:
             for index, name in row.members.items():
                 own = self._tasks[index].tensors[name].dtype
                 if torch.promote_types(own, row.dtype) != row.dtype:
-                    narrowed.setdefault((own, row.dtype), {})[self._tasks[index].label] = None
-        return [
-            f"{', '.join(labels)}: stored in {type_name(own)}, the result is in {type_name(kept)}, which does not "
-            "hold all of it. Set dtype to float32 to keep it."
-            for (own, kept), labels in narrowed.items()
-        ]
+                    types = f"stored in {type_name(own)}, the result is in {type_name(row.dtype)}"
+                    narrowed[types][self._tasks[index].label] = None
+        advice = "which does not hold all of it. Set dtype to float32 to keep it."
+        return [f"{', '.join(labels)}: {types}, {advice}" for types, labels in narrowed.items()]
 
     def _option_warnings(self) -> list[str]:
         """Warnings about patterns that fit no tensor, and options that some tasks or tensors take the default of."""
@@ -174,13 +173,13 @@ class Table:
 
     def _refuse_other_labels(self) -> None:
         """Refuses to mix rows of a head that mean other classes in one task than in the base, or in another task."""
-        first, expected = None, {}
+        first, expected = self._base, dict[str, str]()
         for index, source in enumerate((self._base, *self._tasks), -1):
             found = read_labels(source.config)
-            if first is None and found:
+            if found and not expected:
                 first, expected = source, found
             other = [key for key in expected if found.get(key, expected[key]).casefold() != expected[key].casefold()]
-            if first is None or not other:
+            if not other:
                 continue
             rows = find_label_rows(source.tensors, source.config, len(found))
             mixed = [row.name for row in self.rows if row.task_names and row.task_names[index] in (rows or ())]
@@ -268,6 +267,5 @@ class Table:
 
 
 def name_some(names: Sequence[str]) -> str:
-    """A few of the names, and how many there are."""
     more = f" and {len(names) - SHOWN} more tensors" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

@@ -175,11 +175,10 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
 
 
 def source_spec(source: SourceRecord, place: Path) -> str:
-    """The string that gives a recorded source to a merge."""
+    """The string that gives a recorded source to a merge; a relative path must not look like `org/name`."""
     if source.revision:
         return f"{source.source.partition('@')[0]}@{source.revision}"
     found = find_recorded(source.source, place)
-    # it must not look like `org/name`
     return str(found) if Path(source.source).expanduser().is_absolute() else os.path.join(".", os.path.relpath(found))
 
 
