@@ -4,8 +4,6 @@ A flipped bit in a mask is a wrong weight like any other, so `emr.json` has the 
 those that are written anew without it: card and report.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Batches whose samples are of several tasks: the samples of each task, and what the tasks gave, in their order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, cast
 

@@ -2,8 +2,6 @@
 peft; and where in the model each tensor of the checkpoint went, so that another task's can be put there.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path

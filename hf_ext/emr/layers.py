@@ -6,8 +6,6 @@ it is multiplied. Of an embedding, the rows that are looked up are restored. Bot
 for the order of sums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ error is ‖τ - τ̂‖² / ‖τ‖². Beside it stands that of 1-bit deltas, 
 https://arxiv.org/abs/2402.10193), which take the room of the masks and need no unified model.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -4,8 +4,6 @@ Base, root weights and masks are mapped into memory, so they cost no more than t
 they are kept there.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

@@ -3,8 +3,6 @@ own. All files are taken except those on a list of exclusions, since libraries h
 the tokens of the rows of two vocabularies, read from the files of their tokenizers.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import re

@@ -1,16 +1,13 @@
 """Merges side by side, by their reports."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_ext.emr.artifact import fetch_file
-from hf_ext.emr.report import NOT_MEASURED, is_measured, number_text
-
+from ..emr.artifact import fetch_file
+from ..emr.report import NOT_MEASURED, is_measured, number_text
 from ..errors import UsageError
 from ..files import read_json_object
 from ..hub.safetensors_headers import CheckpointError

@@ -14,8 +14,6 @@ method than EMR's makes the weights, Python reads the block, and it is larger, a
 ways call the same kernel, and the tests compare their results bit for bit. Only a method of whole tensors holds one.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ext.emr.arithmetic import (
+from ..emr.arithmetic import (
     SEGMENT,
     SUB_BLOCK,
     SUMS,
@@ -37,9 +35,8 @@ from hf_ext.emr.arithmetic import (
     merge_block,
     pack_directions,
 )
-from hf_ext.emr.artifact import mask_bytes
-from hf_ext.emr.report import TensorSums
-
+from ..emr.artifact import mask_bytes
+from ..emr.report import TensorSums
 from ..system import has_positions
 from .journal import Copy, Outputs
 from .methods import Block, MethodError

@@ -5,8 +5,6 @@ is 1 in every module here: a loader that reads only one rank and one alpha, as v
 tensors except matrices of linear layers are stored whole, as `modules_to_save` and as biases of B, or left out.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +21,11 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.pytorch_utils import Conv1D
 
-from hf_ext.emr.building import model_class
-from hf_ext.emr.weights import TaskWeights
-from hf_ext.files import copy_into, read_json_object, require_free, whole_folder, write_json
-from hf_ext.hub.disclosure import cut_paths
-
+from ..emr.building import model_class
+from ..emr.weights import TaskWeights
 from ..errors import DataError, UsageError
+from ..files import copy_into, read_json_object, require_free, whole_folder, write_json
+from ..hub.disclosure import cut_paths
 from .configuration import whole_number
 from .loading import compare_settings, find_loaded_names, find_part
 from .name_matching import match_fine_tune

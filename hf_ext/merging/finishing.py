@@ -1,7 +1,5 @@
 """Last files of a merge, written after all weights: scales, manifest, small files, report, card."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.emr import emr_loader
-from hf_ext.emr.arithmetic import SUMS, TENSOR_RESCALES, compute_scales
-from hf_ext.emr.artifact import hash_files, list_files, mark_root, read_sums, read_totals, write_sums, write_totals
-from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
-from hf_ext.emr.report import TensorSums, make_report
-
+from ..emr import emr_loader
+from ..emr.arithmetic import SUMS, TENSOR_RESCALES, compute_scales
+from ..emr.artifact import hash_files, list_files, mark_root, read_sums, read_totals, write_sums, write_totals
+from ..emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
+from ..emr.report import TensorSums, make_report
 from ..files import copy_into, read_json, read_json_object, write_json
 from ..hub.cards import write_card
 from .companions import find_absent, same_content

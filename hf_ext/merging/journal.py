@@ -14,8 +14,6 @@ enough. For a loss of power the flushing thread notes how many lines there are, 
 writes `flushed` with that number: every line that it covers was written after the results that are now on the disk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -35,9 +33,8 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from hf_ext.emr.artifact import mask_bytes, open_masks
-from hf_ext.emr.manifest import FORMAT, MANIFEST, WEIGHT_STEMS, Manifest
-
+from ..emr.artifact import mask_bytes, open_masks
+from ..emr.manifest import FORMAT, MANIFEST, WEIGHT_STEMS, Manifest
 from ..errors import DataError, UsageError
 from ..files import read_json_object, recover_folder, require_free
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index

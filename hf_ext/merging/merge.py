@@ -4,8 +4,6 @@ The work is done in `.NAME.partial/` beside the result (see `journal`): `result/
 is finished, `merge.json` what is merged. A merge that was interrupted goes on where it stopped, with the same bits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 
 import yaml
 
-from hf_ext.emr.artifact import fetch_file
-from hf_ext.files import read_json_object
-
+from ..emr.artifact import fetch_file
 from ..errors import UsageError
+from ..files import read_json_object
 from .methods import METHODS, Option
 
 _KEYS = (

@@ -3,8 +3,6 @@
 Plan and table of a merge and the extraction of a LoRA ask here; nobody else compares names.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -12,9 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from hf_ext.hub.safetensors_headers import TensorInfo
-
 from ..errors import DataError
+from ..hub.safetensors_headers import TensorInfo
 from . import loading
 from .companions import UnreadableError, compare_tokens, count_tokens
 from .sources import Source

@@ -1,7 +1,5 @@
 """The plan of a merge, made from headers and small files: treatment of each tensor, and costs; its table and JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -16,9 +14,8 @@ from typing import Any
 
 import torch
 
-from hf_ext.emr.arithmetic import SUMS, find_kernels
-from hf_ext.emr.artifact import mask_bytes
-
+from ..emr.arithmetic import SUMS, find_kernels
+from ..emr.artifact import mask_bytes
 from ..errors import DataError, UsageError
 from .companions import join_companions
 from .configuration import MergeConfig, load_config

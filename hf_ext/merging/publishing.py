@@ -1,7 +1,5 @@
 """A merge as it is published: its card, and a copy of its own files without paths of this machine."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -12,11 +10,10 @@ from typing import Any
 
 import yaml
 
-from hf_ext.emr import emr_loader
-from hf_ext.emr.artifact import hash_files, open_extras, open_masks, open_unified
-from hf_ext.emr.manifest import MANIFEST, Manifest, SourceRecord
-from hf_ext.emr.report import report_markdown
-
+from ..emr import emr_loader
+from ..emr.artifact import hash_files, open_extras, open_masks, open_unified
+from ..emr.manifest import MANIFEST, Manifest, SourceRecord
+from ..emr.report import report_markdown
 from ..errors import DataError, UsageError
 from ..files import copy_into, parse_json_object, read_json_object, same_bytes, stays_inside, write_json
 from ..hub.disclosure import is_path, last_name

@@ -1,7 +1,5 @@
 """Opened inputs of a merge: tensors by header and range, small files on demand, and identity of the weights."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,14 +12,13 @@ from typing import Any, Literal
 import torch
 from tqdm.auto import tqdm
 
-from hf_ext.emr.artifact import HubFiles, find_code
-from hf_ext.emr.manifest import MANIFEST
-from hf_ext.files import hash_file, read_json_object
-from hf_ext.hub.checkpoints import Checkpoint, open_checkpoint
-from hf_ext.hub.file_hashes import file_sha256
-from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
-
+from ..emr.artifact import HubFiles, find_code
+from ..emr.manifest import MANIFEST
 from ..errors import DataError, UsageError
+from ..files import hash_file, read_json_object
+from ..hub.checkpoints import Checkpoint, open_checkpoint
+from ..hub.file_hashes import file_sha256
+from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from .companions import CODE, LEFT_OUT, Companions, find_companions, read_modules
 from .loading import OWN_KINDS, build_empty, find_vocabularies
 

@@ -5,8 +5,6 @@ tensor, because of its shape or kind, or because it was excluded, is an [`Own`].
 read this table; none of them looks at names again.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict
@@ -16,9 +14,8 @@ from functools import cached_property
 
 import torch
 
-from hf_ext.hub.safetensors_headers import TensorInfo
-
 from ..errors import DataError
+from ..hub.safetensors_headers import TensorInfo
 from .configuration import MergeConfig
 from .loading import find_label_rows, read_labels
 from .methods.registry import find_filters, find_value

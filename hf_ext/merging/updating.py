@@ -4,8 +4,6 @@ Added, a task is merged with all others again, from where they came. Added froze
 the unified weights stay. Removing a task leaves the unified weights and the others as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -17,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.emr.arithmetic import SUMS
-from hf_ext.emr.artifact import hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
-from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
-
+from ..emr.arithmetic import SUMS
+from ..emr.artifact import hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
+from ..emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from ..errors import DataError, UsageError
 from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ext.emr.arithmetic import SEGMENT, SUMS, TOTALS, Sums
-
+from ..emr.arithmetic import SEGMENT, SUMS, TOTALS, Sums
 from ..errors import DataError
 from .configuration import MergeConfig
 from .plan import Plan
