@@ -222,7 +222,7 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
     # models tie tensors of one shape with a row for each token
     if base.library == "transformers" and any(len(set(found)) < len(found) for found in shapes):
         try:
-            model, why = loading.build_empty(base.config), "its class is none of transformers"
+            model, why = base.outline, "its class is none of transformers"
         except ValueError as error:
             why = str(error)
         if model is None:

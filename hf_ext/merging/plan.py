@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +149,12 @@ def make_plan(
     specs |= {} if config.merged is None else {"merged": config.merged}
     specs |= {f"statistics of {task}": config.statistics[task] for task in config.tasks if config.statistics}
     with ExitStack() as stack:
-        opening = partial(open_weights, token=token, endpoint=endpoint)
+
+        def open_one(label: str) -> Source:
+            return stack.enter_context(open_weights(label, specs[label], token=token, endpoint=endpoint))
+
         with ThreadPoolExecutor(8) as pool:
-            sources = pool.map(lambda item: stack.enter_context(opening(*item)), specs.items())
-            opened = dict(zip(specs, sources, strict=True))
+            opened = dict(zip(specs, pool.map(open_one, specs), strict=True))
         base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
         model = opened.get("merged")
         statistics = tuple(opened[label] for label in specs if label.startswith("statistics of "))

@@ -147,7 +147,7 @@ class Source(AbstractContextManager["Source", None]):
         return {"source": source, "revision": revision, "files": files}
 
     def fingerprint(self) -> dict[str, Any]:
-        """What must not change while a merge is interrupted: identity, and of a local folder times and small files."""
+        """Values that must not change during an interruption: identity, and of a folder times and small files."""
         result = self.identity()
         if self.repo_id is None:
             # To look a hash up in the cache takes longer than to read a configuration.
@@ -171,10 +171,15 @@ class Source(AbstractContextManager["Source", None]):
         return find_vocabularies(self.config)
 
     @cached_property
+    def outline(self) -> torch.nn.Module | None:
+        """The model without weights; see [`build_empty`]."""
+        return build_empty(self.config)
+
+    @property
     def places(self) -> Mapping[str, torch.Tensor] | None:
         """The tensors of the model, without weights; `None` if its class is unknown or needs more."""
         with suppress(ValueError):
-            return None if (model := build_empty(self.config)) is None else dict(model.state_dict())
+            return None if self.outline is None else dict(self.outline.state_dict())
         return None
 
 
