@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig
 
 from ..errors import UsageError
@@ -338,9 +339,7 @@ class EMRModel:
                 )
             return self._answer(rows, (arguments, batch))
 
-    def generate(
-        self, inputs: torch.Tensor | None = None, *, task_ids: Sequence[str] | None = None, **options: Any
-    ) -> Any:
+    def generate(self, inputs: Tensor | None = None, *, task_ids: Sequence[str] | None = None, **options: Any) -> Any:
         """
         Generates with the current task, or for prompts of several tasks in turns: each row equals the one that its
         task generates alone, and shorter rows are padded. Each task samples from the random state of the call, as it

@@ -198,9 +198,7 @@ class TaskWeights:
         """The content of `config.json` of a task; of an adapter, that of peft's file."""
         name = "adapter_config.json" if self.manifest.library == "peft" else "config.json"
         if not (config := self.read_small_file(task, name)):
-            raise CheckpointError(
-                f"{self.folder}: task {task!r} has no {name}, which names its class: add it to tasks/{task}."
-            )
+            raise CheckpointError(f"{self.folder}: task {task!r} has no {name} with its class: add it to tasks/{task}")
         return config
 
     def export(self, task: str, out: str | Path) -> Path:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.pytorch_utils import Conv1D
 
@@ -54,8 +54,8 @@ class Pair:
     files: Mapping[str, Path]  # configuration, tokenizer, processor of the fine-tune
     names: tuple[str, ...]  # tensors of the fine-tune
     base_shapes: Mapping[str, tuple[int, ...]]  # shapes of the base's tensors, by the fine-tune's names
-    read: Callable[[str], torch.Tensor]
-    read_base: Callable[[str], torch.Tensor]
+    read: Callable[[str], Tensor]
+    read_base: Callable[[str], Tensor]
 
 
 @contextmanager
@@ -130,9 +130,7 @@ def extract_lora(
     return {"path": str(out)} | report
 
 
-def cut_matrix(
-    difference: torch.Tensor, rank: int | None, error: float | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def cut_matrix(difference: Tensor, rank: int | None, error: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """
     The factors A and B of the nearest matrix of a rank, and the squared singular values that are known.
 
@@ -157,7 +155,7 @@ def cut_matrix(
     return (v[:, :rank] * root).T.contiguous(), (u[:, :rank] * root).contiguous(), squares
 
 
-def _list_ranks(matrices: list[tuple[torch.Tensor, float, int, int]]) -> list[dict[str, Any]]:
+def _list_ranks(matrices: list[tuple[Tensor, float, int, int]]) -> list[dict[str, Any]]:
     """Rank, error and bytes of other ranks; a matrix is squared singular values, their sum, rows, columns."""
     whole = sum(total for _, total, _, _ in matrices)
     largest = max((min(rows, columns) for _, _, rows, columns in matrices), default=1)
@@ -179,7 +177,7 @@ class _Extraction:
         self._model = _build_outline(pair)
         self._pair = _take_names_of(pair)
         self._modules = dict(self._model.named_modules())
-        self._held: dict[str, torch.Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
+        self._held: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
         self._held |= self._model.named_buffers(remove_duplicate=False)
         # peft saves whole every module whose name ends with that of one that must be: pre_classifier with classifier.
         unfit = {
@@ -192,10 +190,10 @@ class _Extraction:
         self._places: dict[int, list[str]] = defaultdict(list)
         for name, tensor in self._held.items():
             self._places[id(tensor)].append(name)
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._known: list[tuple[torch.Tensor, float, int, int]] = []
+        self._tensors: dict[str, Tensor] = {}
+        self._known: list[tuple[Tensor, float, int, int]] = []
         self._matrices: dict[str, dict[str, Any]] = {}
-        self._biases: dict[str, torch.Tensor] = {}
+        self._biases: dict[str, Tensor] = {}
         self._whole: list[str] = []
         self._left_out: list[tuple[str, float | None, str]] = []
         # squares of the differences: of matrices, of all, and what is lost of both
@@ -237,9 +235,7 @@ class _Extraction:
         if fits and square == 0:
             return
         if not math.isfinite(square):
-            raise ValueError(
-                f"{self._pair.title}: {name} differs from the base by NaN or infinity; save the fine-tune again"
-            )
+            raise ValueError(f"{self._pair.title}: {name} differs from the base by NaN or infinity; save it again")
         self._of_all += square
         module, _, last = name.rpartition(".")
         is_linear = fits and self._is_matrix(module)
@@ -263,7 +259,7 @@ class _Extraction:
             and self._pair.base_shapes.get(weight) == tuple(self._held[weight].shape)
         )
 
-    def _take_matrix(self, module: str, difference: torch.Tensor, square: float) -> None:
+    def _take_matrix(self, module: str, difference: Tensor, square: float) -> None:
         # GPT-2's weight is [in, out].
         difference = difference.T if type(self._modules[module]) is Conv1D else difference
         a, b, squares = cut_matrix(difference, self._rank, self._error) if square else cut_matrix(difference, 1, None)
@@ -288,7 +284,7 @@ class _Extraction:
                 return f"peft saves whole modules, and {module or 'the model'} has linear layers in it"
         return ""
 
-    def _keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _keep(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors |= {_PREFIX + name: tensor.contiguous().clone() for name, tensor in tensors.items()}
 
     def _save_modules(self) -> list[str]:
@@ -388,7 +384,7 @@ def _take_names_of(pair: Pair) -> Pair:
     )
 
 
-def _sum_of_squares(tensor: torch.Tensor) -> float:
+def _sum_of_squares(tensor: Tensor) -> float:
     """Of a tensor, in double precision: part by part, since an embedding in that precision is the largest of all."""
     return sum(float(part.double().square().sum()) for part in tensor.flatten().split(2**20))
 

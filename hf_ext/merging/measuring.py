@@ -24,7 +24,7 @@ import yaml
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import default_collate
 from transformers import PreTrainedModel
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from ..training.task import Task
 
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, Tensor]
 START = 0.3
 
 
@@ -100,9 +100,7 @@ def name_as_saved(model: nn.Module, tensors: Tensors) -> Tensors:
     return revert_weight_conversion(model, tensors) if isinstance(model, PreTrainedModel) else tensors
 
 
-def measure(
-    task: Task, model: nn.Module, samples: Iterable[dict[str, Any]], kind: str
-) -> tuple[dict[str, torch.Tensor], int]:
+def measure(task: Task, model: nn.Module, samples: Iterable[dict[str, Any]], kind: str) -> tuple[Tensors, int]:
     """The statistics of a model on samples, on the CPU in float32, and of how many samples."""
     model.eval()
     device, count = next(model.parameters()).device, 0
@@ -127,7 +125,7 @@ def _square_gradients(model: nn.Module) -> Iterator[tuple[Tensors, Any]]:
     named = {name: value for name, value in model.state_dict(keep_vars=True).items() if value.is_floating_point()}
     found = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in named.items()}
 
-    def after(loss: torch.Tensor) -> None:
+    def after(loss: Tensor) -> None:
         model.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         for name, values in found.items():
@@ -148,7 +146,7 @@ def _sum_grams(model: nn.Module) -> Iterator[tuple[Tensors, Any]]:
             size = module.in_features if isinstance(module, nn.Linear) else module.weight.shape[0]
             found[f"{name}.weight"] = total = torch.zeros(size, size, device=module.weight.device)
 
-            def add(module: nn.Module, inputs: tuple[torch.Tensor, ...], total: torch.Tensor = total) -> None:
+            def add(module: nn.Module, inputs: tuple[Tensor, ...], total: Tensor = total) -> None:
                 rows = inputs[0].detach().float().flatten(0, -2)
                 total.addmm_(rows.T, rows)
 
@@ -183,7 +181,7 @@ class WeightedMerge(nn.Module):
             self.vectors.append(vectors)
         self.weight = nn.Parameter(torch.full((len(models), len(self.rows)), START, device=device))
 
-    def merge(self, task: int) -> dict[str, torch.Tensor]:
+    def merge(self, task: int) -> dict[str, Tensor]:
         """The merged tensors by their names in a task's model."""
         return {
             self.own_names[task][name]: base
@@ -192,17 +190,15 @@ class WeightedMerge(nn.Module):
             if (name := row.task_names[task]) is not None
         }
 
-    def forward(self, batches: list[Tensors]) -> torch.Tensor:
+    def forward(self, batches: list[Tensors]) -> Tensor:
         """The sum over tasks of the mean entropy of their predictions, in nats."""
         total = self.weight.new_zeros(())
         for task, batch in enumerate(batches):
             answer = functional_call(self.models[task], self.merge(task), kwargs=batch)
             logits = getattr(answer, "logits", None)
             if logits is None or logits.ndim != 2:
-                raise UsageError(
-                    f"{type(self.models[task]).__name__} does not predict one class per example; AdaMerging needs "
-                    "classifiers."
-                )
+                kind = type(self.models[task]).__name__
+                raise UsageError(f"{kind} does not predict one class per example; AdaMerging needs classifiers.")
             chances = logits.float().log_softmax(-1)
             total = total - (chances.exp() * chances).sum(-1).mean()
         return total

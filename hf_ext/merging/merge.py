@@ -134,9 +134,7 @@ def _require_sources(plan: Plan, out: Path) -> None:
         inside = needed and place.is_relative_to(target) if is_base else target in place.parents
         if inside and source.repo_id is None:
             stored = ", or set include_base (--include-base)" if is_base else ""
-            raise UsageError(
-                f"{source.title} lies in {out}, which would be replaced: copy it to another place{stored}."
-            )
+            raise UsageError(f"{source.title} lies in {out}, which would be replaced: copy it elsewhere{stored}.")
 
 
 class _Run:

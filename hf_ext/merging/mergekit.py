@@ -185,9 +185,7 @@ class _Reader:
 
 def _read_linear(reader: _Reader) -> dict[str, Any]:
     if reader.base is not None and reader.base not in reader.sources:
-        reader.root.get("base_model").refuse(
-            "a base_model of linear that is none of its models, and would be averaged in"
-        )
+        reader.root.get("base_model").refuse("a base_model of linear that is none of its models and would be averaged")
     base = reader.base or next(iter(reader.tasks.values()))
     return {"base": base, "weight": reader.read_each("weight"), "normalize": reader.read_flag("normalize", True)}
 

@@ -135,9 +135,7 @@ def _match_given(base: Source, model: Source, warnings: list[str]) -> dict[str, 
     """The names in a merged model, which has the base's tokens, of the tensors that it has in the base's shape."""
     names = _match_loaded(base, model)
     for name, why in _compare_vocabularies(base, model, names, {}, warnings, False).items():
-        raise DataError(
-            f"{name!r}: {model.title} has another vocabulary ({why}); give a model with the base's tokens."
-        )
+        raise DataError(f"{name!r}: {model.title} has another vocabulary ({why}); give one with the base's tokens.")
     return {
         name: own
         for name, own in names.pairs.items()

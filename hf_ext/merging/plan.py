@@ -221,7 +221,7 @@ def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Sourc
             if found != shape:
                 told = "missing" if found is None else list(found)
                 raise ValueError(
-                    f"{file.title}: {name!r} must be {list(shape)} and is {told}; {advice}, or exclude the tensor."
+                    f"{file.title}: {name!r} must be {list(shape)} and is {told}; {advice}, or exclude it"
                 )
     if not known:
         raise ValueError(f"no merged tensor has a gram in {files[0].title}: they are of another model.")

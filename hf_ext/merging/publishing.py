@@ -226,9 +226,7 @@ def copy_artifact(folder: Path, out: Path) -> None:
     chosen = {name: path for name, path in chosen.items() if path.is_file()}
     for path in chosen.values():
         if not stays_inside(folder, path):
-            raise ValueError(
-                f"{path}: a link out of the folder, which is not published; copy the file into the folder"
-            )
+            raise ValueError(f"{path}: a link out of the folder, which is not published; copy the file into it")
     copy_into(chosen, out)
     # The root is no task's model, so its configuration offers no pipeline; those of the tasks do.
     path = out / "config.json"

@@ -205,9 +205,7 @@ def open_weights(
     with ExitStack() as opened:
         try:
             if (path / "model_index.json").is_file():
-                raise CheckpointError(
-                    f"{path}: a diffusers pipeline; merge its models one by one: give {path / 'unet'} or the like."
-                )
+                raise CheckpointError(f"{path}: a diffusers pipeline; merge models one by one, {path / 'unet'} say.")
             checkpoint = opened.enter_context(open_checkpoint(spec, token=token, endpoint=endpoint))
             place: Path | HubFiles = path if path.is_dir() else path.parent
             if checkpoint.commit is not None and not path.exists():
@@ -228,9 +226,7 @@ def _read_configuration(folder: Path) -> tuple[Library, dict[str, Any]]:
             value = told.get(key)
             texts = value if isinstance(value, list) else []
             if value is not None and not (isinstance(value, kind) and all(isinstance(text, str) for text in texts)):
-                raise CheckpointError(
-                    f"{folder / name}: {key} must be {words}, got {value!r:.80}; correct it, or fetch the file again."
-                )
+                raise CheckpointError(f"{folder / name}: {key} must be {words}, got {value!r:.80}; correct it.")
         level: list[Any] = [told]
         for _ in range(100):
             parts = [part for found in level for part in (found.values() if isinstance(found, dict) else found)]

@@ -235,10 +235,8 @@ def _require_same_angles(tasks: list[str], before: np.ndarray, after: np.ndarray
 
 def _refuse_changed(what: str, changed: list[str]) -> None:
     if changed:
-        raise DataError(
-            f"{what} is not the one that was merged ({changed[0]}): give the checkpoint of the merge, or merge all "
-            "again"
-        )
+        advice = "give the checkpoint of the merge, or merge all again"
+        raise DataError(f"{what} is not the one that was merged ({changed[0]}): {advice}")
 
 
 # An update is a copy of the folder in which some files are new. The copy costs nothing: its files are hard links to
