@@ -28,7 +28,8 @@ import hf_ext
 from hf_ext import mrconv as mrconv_room
 from hf_ext import restore_image
 from hf_ext import semanir as semanir_room
-from hf_ext.emr import arithmetic, ops
+from hf_ext.emr import arithmetic
+from hf_ext.emr import arithmetic as ops
 from hf_ext.pipelines import disentangled_dit as dit_room
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 

@@ -4,8 +4,6 @@ A flipped bit in a mask is a wrong weight like any other, so `emr.json` has the 
 those that are written anew without it: card and report.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,9 +18,9 @@ from ..files import read_json, write_json
 from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError
+from .arithmetic import SUMS, TOTALS
 from .emr_loader import OWN_FILE
 from .manifest import MANIFEST, Manifest, artifact_file, find_folder
-from .ops import SUMS, TOTALS
 
 # Sums of a task in its folder, those of all tasks at the root: scales and report follow from them without checkpoints.
 FILE = "sums.safetensors"
@@ -34,7 +32,6 @@ def mask_bytes(elements: int) -> int:
 
 
 def open_unified(folder: str | Path, manifest: Manifest) -> Checkpoint:
-    """Opens the root weights of an artifact."""
     for name in manifest.unified:
         _own_file(folder, manifest, name)
     with _close_on_error(folder) as unified:
@@ -82,10 +79,7 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
 
 
 def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
-    """Reads what the merge summed up for a task, from which every rescale mode follows: fp64 `[merged tensors, 10]`.
-
-    Columns are `ops.SUMS`; 0 where the task takes no part.
-    """
+    """Reads the sums of a task: fp64 `[merged tensors, 10]`, columns as `SUMS`, 0 where it takes no part."""
     path = _own_file(folder, manifest, f"tasks/{task}/{FILE}")
     (sums,) = _read(path, SUMS, sums=(len(manifest.merged), len(SUMS)))
     _require(bool(np.isfinite(sums).all() and (sums[:, :7] >= 0).all()), path, "contains impossible sums")
@@ -116,7 +110,6 @@ def _require(fits: bool, where: str | Path, what: str) -> None:
 
 
 def write_sums(folder: Path, task: str, sums: np.ndarray) -> None:
-    """Writes the sums of a task."""
     _write(folder / "tasks" / task / FILE, SUMS, sums=sums)
 
 
@@ -156,9 +149,6 @@ def find_code(config: Mapping[str, Any]) -> set[str]:
     return {f"{name.partition('.')[0]}.py" for name in named if isinstance(name, str) and "--" not in name}
 
 
-_NOT_NAMED = (MANIFEST, "README.md", "report.json", "report.png")
-
-
 class Verification(NamedTuple):
     """The result of reading an artifact through."""
 
@@ -171,14 +161,13 @@ class Verification(NamedTuple):
 def list_files(folder: Path) -> list[str]:
     """Lists the files that a manifest names."""
     paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    names = [path.as_posix() for path in paths]
-    return [name for name in names if OWN_FILE.fullmatch(name) and name not in _NOT_NAMED]
+    unnamed = (MANIFEST, "README.md", "report.json", "report.png")
+    return [name for path in paths if OWN_FILE.fullmatch(name := path.as_posix()) and name not in unnamed]
 
 
 def hash_files(
     folder: Path, names: Iterable[str] | None = None, *, known: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Hashes files of an artifact."""
     kept = {name: dict(about) for name, about in (known or {}).items() if name.endswith(".safetensors")}
     return {
         name: kept.get(name) or {"bytes": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)}
@@ -232,12 +221,10 @@ def mark_root(folder: Path, tasks: Sequence[str]) -> None:
     `config.json` of its own and so takes the root's.
     """
     path = folder / "config.json"
-    if not path.is_file() or not all((folder / "tasks" / task / path.name).is_file() for task in tasks):
-        return
-    config = read_json(path)
-    if not isinstance(config, dict) or "_diffusers_version" in config:
-        return
-    write_json(path, config | {MARK: list(tasks)})
+    if path.is_file() and all((folder / "tasks" / task / path.name).is_file() for task in tasks):
+        config = read_json(path)
+        if isinstance(config, dict) and "_diffusers_version" not in config:
+            write_json(path, config | {MARK: list(tasks)})
 
 
 def read_tasks(source: str | Path) -> list[str] | None:
@@ -247,6 +234,24 @@ def read_tasks(source: str | Path) -> list[str] | None:
         with contextlib.suppress(CheckpointError):
             folder = fetch_file(str(source), MANIFEST).parent
     return list(Manifest.read(folder).tasks) if (folder / MANIFEST).is_file() else None
+
+
+class HubFiles(NamedTuple):
+    """Files of a repository of a Hub at one commit."""
+
+    repo_id: str
+    commit: str
+    token: str | bool | None
+    endpoint: str | None
+
+    def fetch(self, allowed: Iterable[str], ignored: Iterable[str] = (), **options: Any) -> Path:
+        """The snapshot in the cache, with the files of these patterns."""
+        from huggingface_hub import HfApi
+
+        with explain_hub(f"{', '.join(allowed)} of {self.repo_id}@{self.commit[:12]}", self.endpoint):
+            chosen: dict[str, Any] = {"allow_patterns": list(allowed), "ignore_patterns": list(ignored) or None}
+            api = HfApi(endpoint=self.endpoint, token=self.token)
+            return Path(api.snapshot_download(self.repo_id, revision=self.commit, **chosen, **options))
 
 
 def fetch_file(source: str, file: str, *, token: str | bool | None = None, endpoint: str | None = None) -> Path:

@@ -1,7 +1,5 @@
 """Batches whose samples are of several tasks: the samples of each task, and what the tasks gave, in their order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -85,8 +83,7 @@ def find_by_sample(model: Any, given: Any, size: int) -> list[Any]:
 
 
 def join_outputs(outputs: Mapping[str, Any], rows: Rows, by_sample: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """The outputs of the tasks' models that are by sample, in the order of the batch; and the keys of others, but for
-    a cache, which belongs to one task."""
+    """The outputs that are by sample, in the order of the batch; and the keys of others, but for a task's cache."""
     first = next(iter(outputs.values()))
     common = [key for key in by_sample if all(key in keys_of(output) for output in outputs.values())]
     joined = {key: _join({task: output[key] for task, output in outputs.items()}, rows) for key in common}
@@ -118,7 +115,6 @@ def leaves_of(tree: Any) -> tuple[list[Any], Any]:
 
 
 def keys_of(output: Any) -> list[Any]:
-    """Keys of the outputs of a model, or their numbers."""
     return list(output) if isinstance(output, Mapping) else list(range(len(output)))
 
 
@@ -132,8 +128,7 @@ def are_close(one: Tensor, two: Tensor) -> bool:
 
 
 class Generation:
-    """Generation for rows of several tasks, in turns. Each task draws as it would alone: with the random state of the
-    call."""
+    """Generation for rows of several tasks, in turns, each from the random state of the call, as it would alone."""
 
     def __init__(self, rows: Rows, device: torch.device) -> None:
         self._rows, self._device = rows, device

@@ -2,16 +2,14 @@
 peft; and where in the model each tensor of the checkpoint went, so that another task's can be put there.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -35,7 +33,7 @@ class Place(NamedTuple):
     # experts of a layer on loading, for instance. `None` if it is the whole tensor
     part: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
 
-    def within(self, whole: torch.Tensor) -> torch.Tensor:
+    def within(self, whole: Tensor) -> Tensor:
         """The part, or all, of a tensor that is laid out as the model's, in its memory."""
         if self.part is None:
             return whole
@@ -43,8 +41,7 @@ class Place(NamedTuple):
         return whole.as_strided(shape, strides, whole.storage_offset() + first)
 
 
-@dataclass
-class BuiltModel:
+class BuiltModel(NamedTuple):
     """A model with the weights of a task."""
 
     model: torch.nn.Module  # the model, in evaluation mode
@@ -105,8 +102,7 @@ def relabel(model: torch.nn.Module, config: PreTrainedConfig) -> None:
 
 
 def model_class(config: PreTrainedConfig, folder: Path, trust_remote_code: bool) -> type[PreTrainedModel]:
-    """Finds the class that a configuration names: in transformers, registered with it (as ours are), or remote
-    code."""
+    """The class that a configuration names: in transformers, registered with it as ours are, or remote code."""
     import transformers
 
     names = config.architectures or []
@@ -134,7 +130,7 @@ def model_class(config: PreTrainedConfig, folder: Path, trust_remote_code: bool)
 def _build_transformers(
     folder: Path,
     told: Mapping[str, Any],
-    weights: dict[str, torch.Tensor],
+    weights: dict[str, Tensor],
     source: str,
     dtype: torch.dtype | None,
     trust_remote_code: bool,
@@ -154,11 +150,11 @@ def _build_transformers(
     used = {name: value for name, value in weights.items() if name not in unused}
     places = _find_places(model, used)
     places |= _find_parts(model, {name: value for name, value in used.items() if name not in places}, places)
-    complete = len(places) + len(unused & weights.keys()) == len(weights) and not report["missing_keys"]
-    return BuiltModel(model, frozenset(weights), places, complete and not report["mismatched_keys"])
+    complete = len(places) == len(used) and not report["missing_keys"] and not report["mismatched_keys"]
+    return BuiltModel(model, frozenset(weights), places, complete)
 
 
-def _build_diffusers(config: Any, weights: dict[str, torch.Tensor], dtype: torch.dtype | None) -> BuiltModel:
+def _build_diffusers(config: Any, weights: dict[str, Tensor], dtype: torch.dtype | None) -> BuiltModel:
     import diffusers
 
     name = config.get("_class_name")
@@ -173,7 +169,7 @@ def _build_diffusers(config: Any, weights: dict[str, torch.Tensor], dtype: torch
 
 
 def _build_adapter(
-    folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dtype | None, trust_remote_code: bool
+    folder: Path, weights: dict[str, Tensor], dtype: torch.dtype | None, trust_remote_code: bool
 ) -> BuiltModel:
     import peft
 
@@ -192,11 +188,9 @@ def _build_adapter(
     return BuiltModel(model, frozenset(weights), places, len(places) == len(weights))
 
 
-def _find_places(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, Place]:
-    """
-    The place of each tensor in the model, which took the tensor itself, or a converted copy under its name with or
-    without the prefix of the base model. Tensors of which neither is true were transformed and have no place.
-    """
+def _find_places(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Place]:
+    """The place of each tensor in the model, which took the tensor itself, or a converted copy under its name with or
+    without the prefix of the base model. Others were transformed and have no place."""
     held = model.state_dict()
     pointers = {value.data_ptr(): name for name, value in reversed(held.items()) if value.numel()}
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
@@ -206,25 +200,18 @@ def _find_places(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) ->
         if place is not None and held[place].shape == value.shape and held[place].stride() == value.stride():
             places[name] = Place(place)
             continue
-        for candidate in (name, prefix + name, name.removeprefix(prefix)):
-            found = held.get(candidate)
-            if found is not None and _equal(found, value):
-                places[name] = Place(candidate)
-                break
+        candidates = (name, prefix + name, name.removeprefix(prefix))
+        if found := [own for own in candidates if own in held and _equal(held[own], value)]:
+            places[name] = Place(found[0])
     return places
 
 
-def _find_parts(
-    model: torch.nn.Module, weights: Mapping[str, torch.Tensor], found: Mapping[str, Place]
-) -> dict[str, Place]:
-    """
-    The places of the checkpoint's tensors inside fused ones of the model, such as the experts of a layer.
-
-    transformers can take a fused tensor apart again, to save it. Given a tensor of the same shape that holds its own
-    element numbers in place of weights, it gives for each name of the checkpoint the numbers of the elements that
-    belong to it. Where these are evenly spaced, the piece is a view of the fused tensor. That the weights at hand lie
-    in these views is compared in the end, so a library that does otherwise leads to no wrong place, but to none.
-    """
+# transformers can take a fused tensor apart again, to save it. Given a tensor of the same shape that holds its own
+# element numbers in place of weights, it gives for each name of the checkpoint the numbers of the elements that belong
+# to it. Where these are evenly spaced, the piece is a view of the fused tensor. That the weights at hand lie in these
+# views is compared in the end, so a library that does otherwise leads to no wrong place, but to none.
+def _find_parts(model: torch.nn.Module, weights: Mapping[str, Tensor], found: Mapping[str, Place]) -> dict[str, Place]:
+    """The places of the checkpoint's tensors inside fused ones of the model, such as the experts of a layer."""
     taken = {place.tensor for place in found.values()}
     places: dict[str, Place] = {}
     for tensor, held in model.state_dict().items() if weights else ():
@@ -245,9 +232,7 @@ def _find_parts(
     return places
 
 
-def _find_even_spacing(
-    piece: torch.Tensor, numbers: torch.Tensor
-) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+def _find_even_spacing(piece: Tensor, numbers: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
     """Shape, strides and first element of the view of `numbers` that a tensor equals, or None."""
     if not piece.numel():
         return None
@@ -262,5 +247,5 @@ def _find_even_spacing(
     return (tuple(piece.shape), strides, first) if same else None
 
 
-def _equal(held: torch.Tensor, given: torch.Tensor) -> bool:
+def _equal(held: Tensor, given: Tensor) -> bool:
     return held.shape == given.shape and torch.equal(held.cpu(), given.to(held.dtype).cpu())

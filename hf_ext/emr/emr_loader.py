@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 TASK_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")
 # A file without a folder before it, and not hidden; and one in a folder of the artifact.
@@ -42,7 +43,7 @@ _PIECE, _PIECE_GPU = 2**18, 2**26
 
 def restore(
     folder: str | os.PathLike[str], task: str, base: str | os.PathLike[str] | None = None
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Tensor]:
     """
     Restores the weights of one task.
 
@@ -77,7 +78,7 @@ def restore(
             _verify(root / name, told, f"its SHA-256 is not that of emr.json; {_DAMAGED}")
     tensors = {entry["name"]: entry for entry in manifest["tensors"] if entry["elements"]}
 
-    restored: dict[str, torch.Tensor] = {}
+    restored: dict[str, Tensor] = {}
     for name in masks.holders:
         source = _base_name(description, name)
         if source not in tensors:
@@ -102,9 +103,7 @@ def restore(
     return restored
 
 
-def restore_tensor(
-    base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, length: int, planes: int = 0
-) -> torch.Tensor:
+def restore_tensor(base: Tensor, unified: Tensor, mask: Tensor, scale: float, length: int, planes: int = 0) -> Tensor:
     """
     Restores the leading elements of one tensor. With `planes` the mask holds signs, and in a second plane which of
     them are moved; of the unified tensor the type alone is used.
@@ -124,9 +123,7 @@ def restore_tensor(
     return out
 
 
-def restore_into(
-    base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, planes: int, out: torch.Tensor
-) -> None:
+def restore_into(base: Tensor, unified: Tensor, mask: Tensor, scale: float, planes: int, out: Tensor) -> None:
     """The same without checks, on any device: flat tensors, of which `out` has those elements, and rows of a mask."""
     places = torch.arange(8, dtype=torch.uint8, device=base.device)
     step = _PIECE if base.device.type == "cpu" else _PIECE_GPU
@@ -359,11 +356,11 @@ class _Files:
                 raise ValueError(f"{path}: not a safetensors file ({error}); {_DAMAGED}") from error
             self.holders.update(dict.fromkeys(opened.keys(), opened))
 
-    def get(self, name: str) -> torch.Tensor:
+    def get(self, name: str) -> Tensor:
         if name not in self.holders:
             raise ValueError(f"{self._what}: there is no tensor {name!r}; {_DAMAGED}")
         try:
-            tensor: torch.Tensor = self.holders[name].get_tensor(name)
+            tensor: Tensor = self.holders[name].get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{self._what}: {name!r} cannot be read ({error}); {_DAMAGED}") from error
         return tensor

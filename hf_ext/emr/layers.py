@@ -6,8 +6,6 @@ it is multiplied. Of an embedding, the rows that are looked up are restored. Bot
 for the order of sums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -46,8 +44,7 @@ class TaskLayers:
         return kind if plain and x.dtype in (weight.dtype, torch.int64, torch.int32) else None
 
     def find_all(self, name: str, weight: Tensor, tasks: list[str]) -> dict[str, Parts] | None:
-        """The sources of a weight of some tasks, which have one base; `None` where something must be added, converted
-        or left as it is."""
+        """The sources of a weight of some tasks, which have one base; `None` where one cannot be had as it is."""
         found = {task: parts for task in tasks if (parts := self._find_parts(task, name, weight)) is not None}
         places = {parts.base.data_ptr() for parts in found.values()}
         return found if len(found) == len(tasks) and len(places) <= 1 else None

@@ -88,7 +88,7 @@ class Manifest:
     version: str  # version of the package that wrote it
     # `bytes` and `sha256` of the artifact's files by path
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # bits an element of tasks that are deltas (see `ops`); 0 where masks choose from a unified model
+    # bits an element of tasks that are deltas (see `arithmetic`); 0 where masks choose from a unified model
     deltas: int = 0
 
     @property
@@ -98,7 +98,6 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: str | Path) -> Manifest:
-        """Reads and verifies `emr.json`."""
         path = artifact_file(folder, MANIFEST)
         try:
             record = read_manifest(Path(folder))
@@ -106,18 +105,15 @@ class Manifest:
             raise CheckpointError(str(error)) from error
         _check_for_this_package(record, path)
         return cls(
-            library=record["library"],
+            **{name: record[name] for name in ("library", "method", "aliases", "files")},
             base=_source(record["base"]),
             unified=record["unified"]["files"],
-            method=record["method"],
             tensors=tuple(
                 TensorRecord(tensor["name"], tuple(tensor["shape"]), _DTYPES[tensor["dtype"]], tensor["elements"])
                 for tensor in record["tensors"]
             ),
-            aliases=record["aliases"],
             tasks={name: _task(task) for name, task in record["tasks"].items()},
             version=record["hf_ext_version"],
-            files=record["files"],
             deltas=record.get("deltas") or 0,
         )
 
@@ -153,30 +149,31 @@ def artifact_file(folder: str | Path, *parts: str) -> Path:
 
 
 def _task_dict(task: TaskRecord) -> dict[str, Any]:
-    named = {key: getattr(task, key) for key in ("architecture", "base_prefix", "task_prefix")}
-    if task.scale is None:
-        scale: dict[str, Any] = {"scales": {name: scale.hex() for name, scale in task.scales.items()}}
-    else:
-        scale = {"scale": task.scale, "scale_hex": task.scale.hex()}
-    tails = {name: {"shape": shape} for name, shape in task.tails.items()}
-    lists = {"shared": task.shared} | ({"absent": task.absent} if task.absent else {})
-    return {**task.origin.as_given(), **named, **scale, "density": task.density, **lists, "tails": tails}
+    by_tensor = {"scales": {name: scale.hex() for name, scale in task.scales.items()}}
+    return {
+        **task.origin.as_given(),
+        **{key: getattr(task, key) for key in ("architecture", "base_prefix", "task_prefix")},
+        **(by_tensor if task.scale is None else {"scale": task.scale, "scale_hex": task.scale.hex()}),
+        "density": task.density,
+        "shared": task.shared,
+        **({"absent": task.absent} if task.absent else {}),
+        "tails": {name: {"shape": shape} for name, shape in task.tails.items()},
+    }
 
 
 def _check_for_this_package(record: dict[str, Any], path: Path) -> None:
     """Checks what `emr_loader.read_manifest` has not, and only this package needs to be right."""
-    for tensor in record["tensors"]:
-        if tensor["dtype"] not in _DTYPES:
-            known = sorted(_DTYPES)
-            raise CheckpointError(f"{path}: `dtype` of {tensor['name']!r} must be one of {known}: fetch it again.")
+    types = {tensor["name"]: tensor["dtype"] for tensor in record["tensors"]}
+    known = sorted(_DTYPES)
+    wrong = [f"`dtype` of {name!r} must be one of {known}" for name, dtype in types.items() if dtype not in known]
     if record["method"].get("rescale") not in RESCALES:
-        raise CheckpointError(f"{path}: `rescale` must be one of {RESCALES}: fetch the artifact again, or merge.")
+        wrong.append(f"`rescale` must be one of {RESCALES}")
     statistics, merged = record["method"].get("statistics", {}), record["method"].get("merged") or ""
     texts = [merged, *statistics.values()] if isinstance(statistics, dict) else [None]
     if not all(isinstance(text, str) for text in texts):
-        raise CheckpointError(
-            f"{path}: `statistics` must be a mapping of tasks to texts, and `merged` a text or null: fetch it again."
-        )
+        wrong.append("`statistics` must be a mapping of tasks to texts, and `merged` a text or null")
+    if wrong:
+        raise CheckpointError(f"{path}: {wrong[0]}: fetch the artifact again, or merge again.")
 
 
 def _source(record: Mapping[str, Any]) -> SourceRecord:
@@ -199,11 +196,8 @@ def _task(record: Mapping[str, Any]) -> TaskRecord:
 
 
 def recorded_path(spec: str, folder: str | Path) -> str:
-    """The path of a local checkpoint as an artifact records it.
-
-    A path that was given relative to the working folder becomes one relative to the artifact, so that it holds from
-    any working folder, and after both were moved together. A path that was given absolute stays so.
-    """
+    """The path of a local checkpoint as an artifact records it: a relative one from the artifact, so that it holds
+    from any working folder, and after both were moved together; an absolute one as it is."""
     path = Path(spec).expanduser()
     if path.is_absolute():
         return str(path)

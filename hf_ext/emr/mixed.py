@@ -48,8 +48,7 @@ class Mixer:
     def __init__(self, weights: TaskWeights) -> None:
         self._weights = weights
         self._units: Units | None = None
-        self._proven: set[Any] = set()
-        self._refused: dict[Any, str] = {}
+        self._proven, self._refused = set[Any](), dict[Any, str]()
 
     @torch.no_grad()
     def run(self, built: BuiltModel, current: str, rows: Rows, given: tuple[Any, Any]) -> Any:
@@ -57,7 +56,7 @@ class Mixer:
         possible. Where the heads of the tasks differ in width, `logits` is a list with a tensor for each sample."""
         if self._units is None or not self._units.are_of(built.model):
             self._units = Units(self._weights, built)
-            self._forget()
+            self._proven, self._refused = set(), {}
         if self._units.has_fused:
             raise NotByRows("experts, which are fused on loading, choose rows by value")
         units, kind = self._units, kind_of(built.model, given, sum(map(len, rows.values())))
@@ -78,11 +77,8 @@ class Mixer:
             raise NotByRows(str(error)) from error
         finally:
             if len(self._proven) + len(self._refused) > _MAX_KINDS:
-                self._forget()
-
-    def _forget(self) -> None:
-        self._proven.clear()
-        self._refused.clear()
+                self._proven.clear()
+                self._refused.clear()
 
 
 def _check(units: Units, rows: Rows, given: tuple[Any, Any]) -> None:
@@ -359,8 +355,7 @@ def _trim(output: Any, widths: Mapping[str, int], rows: Rows) -> Any:
 
 @contextmanager
 def _replace_method(module: torch.nn.Module, method: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Lets a module run another method inside a `with` block. The instance may have one of its own already, from a
-    hook of another library."""
+    """Lets a module run another method inside a `with` block; another library's hook may have set one already."""
     own, before = vars(module), vars(module).get(method)
     own[method] = function
     try:

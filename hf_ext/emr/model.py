@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig
 
 from ..errors import UsageError
@@ -128,21 +129,15 @@ class EMRModel:
         weights = TaskWeights(
             path_or_id, base=base, revision=revision, token=token, endpoint=endpoint, rescale=rescale
         )
-        return cls(
-            weights,
-            next(iter(weights.manifest.tasks)) if task is None else task,
-            source=str(path_or_id),
-            device=device,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-        )
+        first = next(iter(weights.manifest.tasks)) if task is None else task
+        options: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+        return cls(weights, first, source=str(path_or_id), **options)
 
     def __repr__(self) -> str:
-        about = self._built.model
-        size = sum(parameter.numel() for parameter in about.parameters())
+        kind, size = type(self._built.model).__name__, sum(part.numel() for part in self._built.model.parameters())
         return (
-            f"EMRModel({self._source!r}, task={self.current!r}, tasks={self.tasks}, model={type(about).__name__} of "
-            f"{size:,} parameters, {self.dtype}, on {self.device})"
+            f"EMRModel({self._source!r}, task={self.current!r}, tasks={self.tasks}, model={kind} of {size:,} "
+            f"parameters, {self.dtype}, on {self.device})"
         )
 
     @property
@@ -233,8 +228,7 @@ class EMRModel:
                 )
             self._built = self._build(task)
             self._generation.clear()
-        self._config = config
-        self.current = task
+        self._config, self.current = config, task
 
     def _switch_in_place(self, task: str, config: dict[str, Any]) -> None:
         """Puts a task's weights into the model; where that fails or is interrupted, those of the task before again."""
@@ -345,9 +339,7 @@ class EMRModel:
                 )
             return self._answer(rows, (arguments, batch))
 
-    def generate(
-        self, inputs: torch.Tensor | None = None, *, task_ids: Sequence[str] | None = None, **options: Any
-    ) -> Any:
+    def generate(self, inputs: Tensor | None = None, *, task_ids: Sequence[str] | None = None, **options: Any) -> Any:
         """
         Generates with the current task, or for prompts of several tasks in turns: each row equals the one that its
         task generates alone, and shorter rows are padded. Each task samples from the random state of the call, as it

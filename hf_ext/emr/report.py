@@ -5,21 +5,17 @@ error is ‖τ - τ̂‖² / ‖τ‖². Beside it stands that of 1-bit deltas, 
 https://arxiv.org/abs/2402.10193), which take the room of the masks and need no unified model.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arithmetic import RESCALES, compute_scales
-from .ops import SUMS, TOTALS
+from .arithmetic import RESCALES, SUMS, TOTALS, compute_scales
 
-# Shapes: M merged tensors, N tasks.
 Array = np.ndarray
 # Above these values the report warns.
 NORM_RATIO = 3.0
@@ -28,14 +24,20 @@ COSINE = 0.9
 _SAMPLE = " in a sample"
 
 
+class TensorSums(NamedTuple):
+    """Sums of a merge of M tensors of N tasks."""
+
+    elements: Array  # `[M]`, int64
+    participates: Array  # `[M, N]`, bool
+    sums: Array  # `[M, N, 10]`, fp64: `SUMS` of each task in each tensor
+    totals: Array  # `[M, 4]`, fp64: `TOTALS` of each tensor
+    gram: Array  # `[N, N]`, fp64: sampled inner products of the task vectors
+
+
 def make_report(
-    *,
     tasks: Sequence[str],
-    elements: Array,
-    participates: Array,
-    sums: Array,
-    totals: Array,
-    gram: Array,
+    found: TensorSums,
+    *,
     method: Mapping[str, Any],
     masks: bool,
     sizes: Mapping[str, int],
@@ -44,19 +46,18 @@ def make_report(
     r"""Makes the report of a merge. Numbers that do not exist, such as the cosine of a zero vector, are null, as are
     cosines of a task that was added frozen, whose inner products with the others are NaN in `gram`. If not `measured`,
     the sums are those of a sample, of which only warnings are made."""
-    sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
-    elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
+    elements, participates, sums, totals, gram = found
     norms, products = np.sqrt(np.diag(gram)), np.triu(gram) + np.triu(gram, 1).T
-    cosines = _plain(_ratio(products, np.outer(norms, norms)).tolist())
+    cosines = [[*map(_known, row)] for row in _ratio(products, np.outer(norms, norms)).tolist()]
     about = {"format_version": 1, "measured": measured, "method": {**method, "masks": masks}}
     stored = _sizes(sizes, masks, method.get("deltas") or 1)
     if not measured:
         squares = totals[:, TOTALS.index("base_square")] @ participates
-        shares = dict(zip(tasks, _plain(_ratio(norms, np.sqrt(squares)).tolist()), strict=True))
+        shares = dict(zip(tasks, map(_known, _ratio(norms, np.sqrt(squares)).tolist()), strict=True))
         warnings = _warn_of_far(shares, _SAMPLE) + _cosine_warnings(tasks, cosines, _SAMPLE)
         return {**about, "tasks": [{"task": name} for name in tasks], "sizes": stored, "warnings": warnings}
     scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
-    measures = _measure(elements, participates, sums, totals, scales, method)
+    measures = _measure(found, scales, method)
     entries = [
         {"task": name, "elements": int(elements @ participates[:, task]), **_of_task(measures, task, participates)}
         for task, name in enumerate(tasks)
@@ -70,9 +71,7 @@ def is_measured(report: Mapping[str, Any]) -> bool:
     return bool(report.get("measured", True))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
+def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
@@ -81,7 +80,7 @@ def _of_task(measure: Any, task: int, participates: Array) -> Any:
     if isinstance(measure, Mapping):
         return {key: _of_task(part, task, participates) for key, part in measure.items()}
     if measure.ndim == 1:
-        return _plain(float(measure[task]))
+        return _known(float(measure[task]))
     own = measure[participates[:, task], task]
     if own.size == 0:
         return None
@@ -98,11 +97,10 @@ def _mean(entries: Sequence[Any]) -> Any:
 
 def _sizes(sizes: Mapping[str, int], masks: bool, planes: int) -> dict[str, int]:
     """Bytes of what is stored, beside the checkpoints themselves and 1-bit deltas; `planes` are the bits of a mask."""
-    found = {key: int(sizes[key]) for key in ("checkpoints", "base", "unified", "masks", "extras")}
-    found["artifact"] = found["unified"] + found["masks"] + found["extras"]
+    found = {**sizes, "artifact": sizes["unified"] + sizes["masks"] + sizes["extras"]}
     if masks:
-        found["artifact_and_base"] = found["artifact"] + found["base"]
-        found["one_bit_and_base"] = found["masks"] // planes + found["extras"] + found["base"]
+        found["artifact_and_base"] = found["artifact"] + sizes["base"]
+        found["one_bit_and_base"] = sizes["masks"] // planes + sizes["extras"] + sizes["base"]
     return found
 
 
@@ -136,12 +134,8 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
 
 def _one_bit_warnings(report: Mapping[str, Any]) -> list[str]:
     """The tasks that deltas of one bit, which take the room of the masks alone, would restore better than this."""
-    better = [
-        entry
-        for entry in report["tasks"]
-        if None not in (entry["error"]["one_bit"], entry["error"]["rescaled"])
-        and entry["error"]["one_bit"] < entry["error"]["rescaled"]
-    ]
+    known = [entry for entry in report["tasks"] if None not in (entry["error"]["one_bit"], entry["error"]["rescaled"])]
+    better = [entry for entry in known if entry["error"]["one_bit"] < entry["error"]["rescaled"]]
     if not better:
         return []
     mean = {key: _mean([entry["error"][key] for entry in better]) for key in ("one_bit", "rescaled", *RESCALES[:-1])}
@@ -194,11 +188,13 @@ def _pair_text(pairs: Sequence[tuple[str, str, float]]) -> str:
 
 
 def report_tables(report: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
-    """The tables of a report: tasks if measured, rescale modes where there are masks, sizes; each a header and its
-    rows."""
+    """The tables of a report, each a header and its rows: tasks if measured, rescale modes of masks, sizes."""
     tables = [_task_table(report)] if is_measured(report) else []
     if report["method"]["masks"] and not report["method"].get("deltas"):
-        tables.append(_rescale_table(report))
+        used, error = report["method"]["rescale"], report["mean"]["error"]
+        modes = {mode: f"{mode} (used)" if mode == used else mode for mode in RESCALES if mode != "none"}
+        values = ["mean error", *(number_text(error[mode]) for mode in modes), number_text(error["masked"])]
+        tables.append((["rescale", *modes.values(), "none"], [values]))
     return [*tables, _size_table(report)]
 
 
@@ -246,16 +242,16 @@ def number_text(value: float | None, digits: int = 3) -> str:
 def _task_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     masks, deltas = report["method"]["masks"], report["method"].get("deltas")
     # Title, decimals, and the keys of the number in an entry.
+    of_masks = [("λ", 3, f"scales/{report['method']['rescale']}"), ("mask", 3, "density")]
+    of_all = [("conflict τ", 3, "sign_conflict/task_vector"), ("of W", 3, "sign_conflict/weights")]
+    of_all += [("cosine", 3, "cosine/unified"), ("error unified", 3, "error/unified")]
+    errors = [("masked", 3, "error/masked"), ("restored", 3, "error/rescaled"), ("1-bit", 3, "error/one_bit")]
+    of_deltas = [("λ", 6, "scales/tensor_l2"), ("kept", 3, "density"), ("error restored", 3, "error/rescaled")]
     columns = [("‖τ‖/‖W0‖", 4, "norm_to_base")]
     if deltas:
-        columns += [("λ", 6, "scales/tensor_l2"), ("kept", 3, "density"), ("error restored", 3, "error/rescaled")]
+        columns += [*of_deltas, errors[-1]]
     else:
-        if masks:
-            columns += [("λ", 3, f"scales/{report['method']['rescale']}"), ("mask", 3, "density")]
-        columns += [("conflict τ", 3, "sign_conflict/task_vector"), ("of W", 3, "sign_conflict/weights")]
-        columns += [("cosine", 3, "cosine/unified"), ("error unified", 3, "error/unified")]
-        columns += [("masked", 3, "error/masked"), ("restored", 3, "error/rescaled")] if masks else []
-    columns += [("1-bit", 3, "error/one_bit")] if masks else []
+        columns += [*of_masks, *of_all, *errors] if masks else of_all
 
     def read(entry: Any, keys: str) -> Any:
         found = functools.reduce(operator.getitem, keys.split("/"), entry)
@@ -266,13 +262,6 @@ def _task_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         for entry in (*report["tasks"], {**report["mean"], "task": "mean"})
     ]
     return ["task", *(title for title, _, _ in columns)], rows
-
-
-def _rescale_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    used, error = report["method"]["rescale"], report["mean"]["error"]
-    modes = [mode for mode in RESCALES if mode != "none"]
-    header = ["rescale", *(f"{mode} (used)" if mode == used else mode for mode in modes), "none"]
-    return header, [["mean error", *(number_text(error[mode]) for mode in modes), number_text(error["masked"])]]
 
 
 def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -286,8 +275,8 @@ def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         "artifact_and_base": "this artifact and the base",
         "one_bit_and_base": "1-bit deltas and the base",
     }
-    deltas, hidden = report["method"].get("deltas"), [] if report["method"]["masks"] else ["masks", "extras"]
-    if deltas:
+    hidden = [] if report["method"]["masks"] else ["masks", "extras"]
+    if report["method"].get("deltas"):
         titles["masks"] = "signs"
         hidden = ["unified", "one_bit_and_base"]
     shown = [key for key in titles if key in sizes and key not in hidden]
@@ -295,15 +284,9 @@ def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["size", "bytes", "of all checkpoints"], [[titles[key], f"{sizes[key]:,}", share[key]] for key in shown]
 
 
-def _measure(
-    elements: Array,  # [M]
-    participates: Array,  # [M, N]
-    sums: Array,  # [M, N, 10]
-    totals: Array,  # [M, 4]
-    scales: Mapping[str, Array],  # λ by mode, [N] or [M, N]
-    method: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Measures all tensors together: `[N]` by name, NaN where there is none; and the scales."""
+def _measure(found: TensorSums, scales: Mapping[str, Array], method: Mapping[str, Any]) -> dict[str, Any]:
+    """Measures all tensors together: `[N]` by name, NaN where there is none; and the scales, `[N]` or `[M, N]`."""
+    elements, participates, sums, totals, _ = found
     # Not a product: a sum that is not known is NaN.
     column = {name: np.where(participates, sums[:, :, index], 0.0) for index, name in enumerate(SUMS)}
     column |= {name: np.where(participates, totals[:, index, None], 0.0) for index, name in enumerate(TOTALS)}

@@ -4,8 +4,6 @@ Base, root weights and masks are mapped into memory, so they cost no more than t
 they are kept there.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re
@@ -13,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,14 +25,12 @@ from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.published_files import walk
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
-from .arithmetic import compute_scales, find_kernels
-from .artifact import find_fault, open_extras, open_masks, open_unified, read_sums, read_tasks
+from .arithmetic import compute_scales, find_kernels, restore_block
+from .artifact import HubFiles, find_fault, open_extras, open_masks, open_unified, read_sums, read_tasks
 from .manifest import MANIFEST, WEIGHT_STEMS, Manifest, SourceRecord, TaskRecord, artifact_file, find_folder
-from .ops import restore_block
 
 # What an artifact has and a plain checkpoint does not.
 _OWN_FILES = (MANIFEST, "emr_loader.py", "README.md", "report.json", "report.png")
-_LOGGER = logging.getLogger(__name__)
 
 
 class _MappedFiles:
@@ -45,11 +40,10 @@ class _MappedFiles:
         self.infos: dict[str, TensorInfo] = {}
         self._files: dict[str, Any] = {}
         for checkpoint in checkpoints:
-            opened = {name: safe_open(about.path, framework="pt") for name, about in checkpoint.files.items()}
-            for name in checkpoint:
-                self.infos[name] = checkpoint.info(name)
-                self._files[name] = opened[checkpoint.info(name).file]
-            checkpoint.close()
+            with checkpoint:
+                self.infos |= {name: checkpoint.info(name) for name in checkpoint}
+                opened = {name: safe_open(about.path, framework="pt") for name, about in checkpoint.files.items()}
+                self._files |= {name: opened[checkpoint.info(name).file] for name in checkpoint}
         self._resident: dict[tuple[str, torch.device], torch.Tensor] = {}
 
     def get(self, name: str, device: torch.device, *, keep: bool = False) -> torch.Tensor:
@@ -71,8 +65,7 @@ class Parts(NamedTuple):
     scale: float
 
 
-@dataclass(frozen=True)
-class _TaskFiles:
+class _TaskFiles(NamedTuple):
     """The files of one task; its scales, types and shapes by tensor."""
 
     record: TaskRecord
@@ -83,12 +76,8 @@ class _TaskFiles:
 
 
 class TaskWeights:
-    """
-    The weights of every task of an artifact.
-
-    Opening takes the root files and the base; the files of a task are fetched when they are first needed. Nothing is
-    believed unchecked: names, lengths, types and links of the artifact, and that the base is the one of the merge.
-    """
+    """The weights of every task of an artifact. Opening takes the root files and the base; those of a task are fetched
+    when they are first needed. Names, lengths, types, links and hashes are checked, the base's too."""
 
     # The largest file of an export, as `save_pretrained` has it.
     shard_bytes = 5 * 10**9
@@ -107,18 +96,18 @@ class TaskWeights:
         self._rescale = rescale
         self._tasks: dict[str, _TaskFiles] = {}
         self._read: dict[tuple[str, str], dict[str, Any]] = {}
-        self._repository: tuple[str, str] | None = None
+        self._repository: HubFiles | None = None
         self.folder = Path(source).expanduser()
         if not self.folder.exists():
-            self._repository = self._resolve(str(source), revision)
-            self.folder = self._download(*self._repository, [MANIFEST])
+            self._repository = HubFiles(*self._resolve(str(source), revision), token, endpoint)
+            self.folder = self._repository.fetch([MANIFEST])
         elif revision is not None:
             raise UsageError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
         self.manifest = Manifest.read(self.folder)
         self._merged = self.manifest.merged
         if self._repository:
             skipped = ["sums.safetensors", "report.json", "report.png", "README.md", ".*"]
-            self._download(*self._repository, ["*"], [*skipped, "tasks/*", "base/*"])
+            self._repository.fetch(["*"], [*skipped, "tasks/*", "base/*"])
         roots = [] if self.manifest.deltas else [open_unified(self.folder, self.manifest)]
         self._unified = _MappedFiles(roots)
         self._base = _MappedFiles(self._open_base(base))
@@ -139,20 +128,16 @@ class TaskWeights:
     ) -> torch.Tensor:
         """Restores one tensor of a task: Ŵ = W_0 + λ·M ⊙ (W_uni - W_0), or the task's own where it was not merged."""
         own, shape = self._open(task).entries[name]
-        out = torch.empty(shape, dtype=dtype or own, device=device)
-        self.restore_into(task, name, out)
+        self.restore_into(task, name, out := torch.empty(shape, dtype=dtype or own, device=device))
         return out
 
     def restore_into(self, task: str, name: str, out: torch.Tensor) -> None:
-        """[`~TaskWeights.restore`] into a tensor that is there; in another type it takes the restored values,
-        converted."""
+        """[`~TaskWeights.restore`] into a tensor that is there, converted if that is of another type."""
         opened, device, deltas = self._open(task), out.device, self.manifest.deltas
         parts = self.find_parts(task, name, device)
         if parts is None:
-            if name in opened.extras.infos:
-                out.copy_(opened.extras.get(name, device))
-            else:
-                out.copy_(self._base.get(opened.record.base_name(name), device, keep=True))
+            own, base_name = name in opened.extras.infos, opened.record.base_name(name)
+            out.copy_(opened.extras.get(name, device) if own else self._base.get(base_name, device, keep=True))
             return
         dtype, count = opened.entries[name][0], len(parts.base)
         direct = out.dtype == dtype and out.is_contiguous()
@@ -213,9 +198,7 @@ class TaskWeights:
         """The content of `config.json` of a task; of an adapter, that of peft's file."""
         name = "adapter_config.json" if self.manifest.library == "peft" else "config.json"
         if not (config := self.read_small_file(task, name)):
-            raise CheckpointError(
-                f"{self.folder}: task {task!r} has no {name}, which names its class: add it to tasks/{task}."
-            )
+            raise CheckpointError(f"{self.folder}: task {task!r} has no {name} with its class: add it to tasks/{task}")
         return config
 
     def export(self, task: str, out: str | Path) -> Path:
@@ -239,9 +222,8 @@ class TaskWeights:
         return out
 
     def fetch_all(self) -> None:
-        """Makes sure that every file of the artifact is here."""
         if self._repository:
-            self._download(*self._repository, ["*"], [".*"])
+            self._repository.fetch(["*"], [".*"])
         for task in self.manifest.tasks:
             self._open(task)
 
@@ -252,9 +234,8 @@ class TaskWeights:
         self.fetch_all()
         base = self.manifest.base
         if base.folder is None and base.revision is None and not Path(base.source).expanduser().is_absolute():
-            _LOGGER.warning(
-                "%s: the base is %s from the artifact; pass `base` where the copy is loaded", out, base.source
-            )
+            told = "%s: the base is %s from the artifact; pass `base` where the copy is loaded"
+            logging.getLogger(__name__).warning(told, out, base.source)
         with whole_folder(out) as partial:
             shutil.copytree(self.folder, partial, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
         return out
@@ -266,8 +247,7 @@ class TaskWeights:
             known = ", ".join(map(repr, self.manifest.tasks))
             raise UsageError(f"there is no task {task!r} in {self.folder}; choose one of {known}")
         if self._repository:
-            skipped = [] if self._rescale else ["*/sums.safetensors"]
-            self._download(*self._repository, [f"tasks/{task}/*"], skipped)
+            self._repository.fetch([f"tasks/{task}/*"], [] if self._rescale else ["*/sums.safetensors"])
         record = self.manifest.tasks[task]
         masks = _MappedFiles([open_masks(self.folder, self.manifest, task)])
         checkpoint = open_extras(self.folder, self.manifest, task)
@@ -304,11 +284,11 @@ class TaskWeights:
         place = find_folder(base.source, self.folder) if given is None else find_folder(str(given), Path())
         if given is None and base.folder is not None:
             if self._repository:
-                self._download(*self._repository, [f"{base.folder}/*"])
+                self._repository.fetch([f"{base.folder}/*"])
             place = self.folder / base.folder
         elif hub or (given is not None and not place.exists()):
             where = (base.source, str(base.revision)) if hub else self._resolve(str(given), None)
-            place = self._download(*where, list(base.files))
+            place = HubFiles(*where, self._api.token, self._api.endpoint).fetch(base.files)
         if not place.is_dir():
             raise CheckpointError(
                 f"the base of this merge, {named}, is not at {place}, and the tasks are restored from it: pass its "
@@ -326,13 +306,6 @@ class TaskWeights:
             raise CheckpointError(f"{source}: no such folder, and not of the form org/name or org/name@revision.")
         with explain_hub(source, self._api.endpoint):
             return name, str(self._api.resolve_revision(name, revision=written or revision).resolved)
-
-    def _download(self, name: str, commit: str, allowed: list[str], ignored: list[str] | None = None) -> Path:
-        with explain_hub(f"{', '.join(allowed)} of {name}@{commit[:12]}", self._api.endpoint):
-            folder = self._api.snapshot_download(
-                name, revision=commit, allow_patterns=allowed, ignore_patterns=ignored
-            )
-        return Path(folder)
 
 
 def _open_verified(folder: Path, file: str, base: SourceRecord, named: str, complete: bool) -> Checkpoint:

@@ -3,11 +3,10 @@ own. All files are taken except those on a list of exclusions, since libraries h
 the tokens of the rows of two vocabularies, read from the files of their tokenizers.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -35,18 +34,16 @@ _STATES = (
     *("trainer_state.json", "*_results.json", "*.lock", "*.tmp", "*.partial", "*.py[co]", "*.log", "*tfevents*"),
     *_FOLDERS,
 )
-# What a card shows, and data.
-_SHOWN = (
+# What a card shows, data, and secrets.
+_OTHERS = (
     *("*.png", "*.jp*g", "*.gif", "*.webp", "*.svg", "*.mp[34]", "*.webm", "*.wav", "*.flac", "*.pdf", "*.ipynb"),
     *("*.parquet", "*.arrow", "*.zip", "*.tar", "*.tar.gz"),
+    *(".*", "*/.*", "*.pem", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*"),
 )
-_SECRETS = (".*", "*/.*", "*.pem", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*")
 # A merge writes its own.
 _OWN = ("README.md", "emr.json", "emr_loader.py", *REPORTS)
 # What is not fetched from a Hub.
-LEFT_OUT = (*_WEIGHTS, *_STATES, *_SHOWN, *_SECRETS, *_OWN)
-# Of these it is not even said.
-_UNSAID = (*_OWN, ".git*", ".DS_Store")
+LEFT_OUT = (*_WEIGHTS, *_STATES, *_OTHERS, *_OWN)
 CODE = "*.py"
 MODULES = "modules.json"
 _MODULE = "model.safetensors"
@@ -76,7 +73,6 @@ class Companions:
 
     @property
     def all(self) -> dict[str, Path]:
-        """Files and modules."""
         return {**self.files, **self.modules}
 
 
@@ -90,7 +86,8 @@ def find_companions(folder: Path, *, own: Collection[str] = (), alone: bool = Fa
         needed = is_loaded(name) or _is(name, (MODULES, CODE)) or name in inner or place in inner
         # a module that has the weights of our form may have them in others too
         again = path.name if place in inner and (path.parent / _MODULE).is_file() and path.name != _MODULE else name
-        if name in own or _is(name, _UNSAID) or (_is(name, _WEIGHTS) and _SAME.fullmatch(again)):
+        unsaid = _is(name, (*_OWN, ".git*", ".DS_Store"))
+        if name in own or unsaid or (_is(name, _WEIGHTS) and _SAME.fullmatch(again)):
             continue
         if not path.is_file() or not stays_inside(folder, path):
             if needed:
@@ -101,7 +98,9 @@ def find_companions(folder: Path, *, own: Collection[str] = (), alone: bool = Fa
         elif place != "." and _is(name, _WEIGHTS) and not _is(name, _STATES):
             others.add(place)
         elif _is(name, LEFT_OUT) and not _is(name, (CODE,)):
-            left_out.append(_summarise(name))
+            # in one word with others of its folder
+            of_folder = name if place == "." else f"{place}/*{path.suffix}"
+            left_out.append(f"{name.partition('/')[0]}/" if _is(name, _FOLDERS) else of_folder)
         elif not alone or is_loaded(name):
             files[name] = path
     # A folder with weights that no list of modules names is another model.
@@ -112,14 +111,6 @@ def find_companions(folder: Path, *, own: Collection[str] = (), alone: bool = Fa
             del files[name]
             left_out.append(f"{name} ({kind})")
     return Companions(files, modules, () if alone else tuple(dict.fromkeys(left_out)))
-
-
-def _summarise(name: str) -> str:
-    """A file as it is told that it is left out: in one word with others of its folder."""
-    path = PurePosixPath(name)
-    if _is(name, _FOLDERS):
-        return f"{path.parts[0]}/"
-    return name if len(path.parts) == 1 else f"{path.parent}/*{path.suffix}"
 
 
 def read_modules(folder: Path) -> list[str]:
@@ -135,8 +126,7 @@ def _is(name: str, patterns: Sequence[str]) -> bool:
 
 
 def find_absent(root: Collection[str], task: Companions) -> tuple[str, ...]:
-    """The files of the root that a task must not get, as it lacks them: those of a tokenizer beside another form of
-    one, and how to generate beside a configuration of its own."""
+    """The files of the root that a task must not get: another form of tokenizer, and how another model generates."""
     spoken, tuned = any(name in task.files for name in TOKENIZERS), "config.json" in task.files
     lacking = [name for name in root if name not in task.files]
     return tuple(name for name in lacking if (spoken and is_tokenizer(name)) or (tuned and name == _SPOKEN[0]))
@@ -162,7 +152,8 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[
     Weights of a module that are in some of the models only, or are no safetensors, are refused.
     """
     ours, joined = base.all, base.all
-    differing, modules = dict[str, list[str]](), list[str]()
+    differing: dict[str, list[str]] = defaultdict(list)
+    modules: dict[str, None] = {}
     for name in dict.fromkeys(name for own in tasks.values() for name in own.all):
         held = [own.all.get(name) for own in tasks.values()]
         first = next(path for path in held if path is not None)
@@ -174,9 +165,9 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[
             if path is None or (name in ours and same_content(ours[name], path)):
                 continue
             if name not in tasks[title].modules:
-                differing.setdefault(title, []).append(name)
+                differing[title].append(name)
             elif all(name in own.modules for own in (base, *tasks.values())) and name.endswith(f"/{_MODULE}"):
-                modules += [name] if name not in modules else []
+                modules[name] = None
                 joined.pop(name, None)
             else:
                 raise DataError(
@@ -184,31 +175,20 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[
                     "be merged because base and tasks do not all have it as model.safetensors. Save it in this form "
                     "everywhere, or choose a method with masks, with which each task keeps its module."
                 )
-    _keep_modules_together(joined, differing, ours, tasks)
+    # the list of modules, which the base does not have, goes with all of their files or not at all
+    places = read_modules(joined[MODULES].parent) if MODULES in joined and MODULES not in ours else []
+    files = [name for own in tasks.values() for name in own.all if PurePosixPath(name).parent.as_posix() in places]
+    unit = {MODULES, *files} if places else set()
+    if not unit <= joined.keys():
+        for title, own in tasks.items():
+            differing[title] += [name for name in own.all if name in unit and name not in differing[title]]
+        joined = {name: path for name, path in joined.items() if name not in unit}
     told = []
     for title, names in differing.items():
         for ending, there in (("gets the base's", True), ("has none", False)):
             if some := [name for name in names if (name in ours) == there]:
                 told.append(f"{title} has its own {', '.join(some)}, or some tasks lack it; the merged model {ending}")
-    return joined, modules, told
-
-
-def _keep_modules_together(
-    joined: dict[str, Path], differing: dict[str, list[str]], ours: Mapping[str, Path], tasks: Mapping[str, Companions]
-) -> None:
-    """Leaves out the list of modules that the base does not have, if not all of their files are there."""
-    if MODULES in ours or MODULES not in joined:
-        return
-    places = read_modules(joined[MODULES].parent)
-    files = [name for own in tasks.values() for name in own.all if PurePosixPath(name).parent.as_posix() in places]
-    unit = {MODULES, *files}
-    if unit <= joined.keys():
-        return
-    for title, own in tasks.items():
-        names = differing.setdefault(title, [])
-        names += [name for name in own.all if name in unit and name not in names]
-    for name in unit:
-        joined.pop(name, None)
+    return joined, [*modules], told
 
 
 class UnreadableError(Exception):
@@ -216,8 +196,7 @@ class UnreadableError(Exception):
 
 
 def compare_tokens(base: Mapping[str, Path], task: Mapping[str, Path], taken: dict[int, str]) -> str:
-    """
-    The first difference in words of what the rows of two vocabularies mean, from the files of their tokenizers.
+    """The first difference in words of what the rows of two vocabularies mean, from the files of their tokenizers.
 
     No row may mean two tokens. One that has a token on one side only, and a tokenizer that is not there, do not count.
     `taken` has the tokens of earlier tasks in rows to which the base gives no meaning; the task's are added. Raises
@@ -248,10 +227,8 @@ def count_tokens(files: Mapping[str, Path]) -> int:
 
 
 def _choose(files: Mapping[str, Path], wanted: str | None) -> list[Path]:
-    listing = wanted or next((name for name in TOKENIZERS if name in files), None)
-    if listing is None:
-        return []
-    added = () if listing == "tokenizer.json" else _ADDED
+    listing = wanted or next((name for name in TOKENIZERS if name in files), "")
+    added = () if listing in ("", "tokenizer.json") else _ADDED
     return [files[name] for name in (listing, *added) if name in files]
 
 

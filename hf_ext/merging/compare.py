@@ -1,16 +1,13 @@
 """Merges side by side, by their reports."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_ext.emr.artifact import fetch_file
-from hf_ext.emr.report import NOT_MEASURED, is_measured, number_text
-
+from ..emr.artifact import fetch_file
+from ..emr.report import NOT_MEASURED, is_measured, number_text
 from ..errors import UsageError
 from ..files import read_json_object
 from ..hub.safetensors_headers import CheckpointError
@@ -28,7 +25,6 @@ def explain_damage(where: str | Path) -> Iterator[None]:
 
 
 def read_report(source: str | Path, *, token: str | bool | None = None, endpoint: str | None = None) -> dict[str, Any]:
-    """Reads the report of a merge."""
     path = Path(source).expanduser()
     if not path.exists() and "/" in str(source):
         path = fetch_file(str(source), REPORT, token=token, endpoint=endpoint)
@@ -47,13 +43,12 @@ def read_report(source: str | Path, *, token: str | bool | None = None, endpoint
 def compare_merges(
     sources: Sequence[str | Path], *, token: str | bool | None = None, endpoint: str | None = None
 ) -> dict[str, Any]:
-    """Sets merges side by side: how far each is from every task's own checkpoint, beside 1-bit deltas, and its
-    size."""
+    """Sets merges side by side: their errors for each task, beside those of 1-bit deltas, and their sizes."""
     if not sources:
         raise UsageError("nothing to compare: give at least one merge, as a folder or org/name[@revision].")
     reports = [read_report(source, token=token, endpoint=endpoint) for source in sources]
     with explain_damage(f"a {REPORT} of {', '.join(map(str, sources))}"):
-        return _compare([str(source) for source in sources], reports)
+        return _compare([*map(str, sources)], reports)
 
 
 def _compare(sources: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -66,16 +61,12 @@ def _compare(sources: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> di
         one_bit = next(error for error in held if error is not None)["one_bit"]
         tasks.append({"task": name, "errors": errors, "one_bit": one_bit})
     shared = [task for task in tasks if None not in task["errors"]]
-    merges = [
-        {
-            "name": source,
-            **{key: report["method"][key] for key in ("method", "rescale", "masks")},
-            "error": _mean([task["errors"][index] for task in shared]),
-            "bytes": report["sizes"]["artifact"],
-            "bytes_with_base": report["sizes"].get("artifact_and_base", report["sizes"]["artifact"]),
-        }
-        for index, (source, report) in enumerate(zip(sources, reports, strict=True))
-    ]
+    merges = []
+    for index, (source, report) in enumerate(zip(sources, reports, strict=True)):
+        about = {key: report["method"][key] for key in ("method", "rescale", "masks")}
+        error, alone = _mean([task["errors"][index] for task in shared]), report["sizes"]["artifact"]
+        both = report["sizes"].get("artifact_and_base", alone)
+        merges.append({"name": source, **about, "error": error, "bytes": alone, "bytes_with_base": both})
     one_bit = _mean([task["one_bit"] for task in shared if task["one_bit"] is not None])
     warnings = [
         text

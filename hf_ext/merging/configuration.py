@@ -12,15 +12,11 @@ from typing import Any, Literal, NoReturn
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ext.settings import build, read_yaml
-
 from ..errors import DataError, UsageError
+from ..settings import build, read_yaml
 from .mergekit import MergekitError, read_mergekit
 from .methods import METHODS, Method, options_by_name
 
-TASK_ID = r"[A-Za-z0-9._-]{1,64}"
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_MIN_MEMORY = 10**6
 # Fields that do not change the merged weights.
 RUNNING = ("measure", "memory", "workers", "max_shard_size")
 
@@ -186,7 +182,6 @@ class MergeConfig:
 
     @property
     def merge_method(self) -> Method:
-        """The method."""
         return METHODS[self.method]
 
     @property
@@ -195,8 +190,7 @@ class MergeConfig:
         return {name: self.options.get(name, option.default) for name, option in self.merge_method.options.items()}
 
     def find_options(self, tensor: str, depth: float, tasks: Sequence[str]) -> dict[str, Any]:
-        """The options of the method for a tensor and the tasks that have it; `depth` is 0 in the first layer, 1 in the
-        last."""
+        """The options of the method for a tensor at a depth from 0, the first layer, to 1, and its tasks."""
         given, options = self.arguments, self.merge_method.options
         return {name: option.find(given[name], tensor, depth, tasks) for name, option in options.items()}
 
@@ -217,25 +211,20 @@ class MergeConfig:
 
     @property
     def memory_bytes(self) -> int:
-        """`memory` in bytes."""
         return _in_bytes("memory", self.memory)
 
     @property
     def shard_bytes(self) -> int:
-        """`max_shard_size` in bytes."""
         return _in_bytes("max_shard_size", self.max_shard_size)
 
     def validate_sources(self) -> None:
         if not self.base.strip():
-            raise ValueError(
-                "base is empty: give the folder or org/name[@revision] of the model that the tasks were fine-tuned "
-                "from."
-            )
+            raise ValueError("base is empty: give the model that the tasks were fine-tuned from.")
         if not self.tasks:
             raise ValueError("tasks is empty: give at least one `name: folder` or `name: org/name[@revision]`.")
         for name, source in self.tasks.items():
             # "base" and "merged" name the other two sources in messages
-            if not re.fullmatch(TASK_ID, name) or name in (".", "..", "base", "merged"):
+            if not re.fullmatch("[A-Za-z0-9._-]{1,64}", name) or name in (".", "..", "base", "merged"):
                 raise ValueError(
                     f"task name {name!r:.80} is not allowed: it names a folder, so use up to 64 of the letters A-Z, "
                     "a-z, digits, '.', '_' and '-', and not '.', '..', 'base' or 'merged' alone."
@@ -252,7 +241,7 @@ class MergeConfig:
             ("drop", 0 <= self.drop < 1, "in [0, 1); 0 is off"),
             ("seed", 0 <= self.seed < 2**64, "0 or more and under 2**64"),
             ("workers", self.workers is None or self.workers >= 1, "a whole number of at least 1"),
-            ("memory", self.memory_bytes >= _MIN_MEMORY, "at least 1MB"),
+            ("memory", self.memory_bytes >= 10**6, "at least 1MB"),
             ("max_shard_size", self.shard_bytes >= 1, "at least 1B"),
         ):
             if not is_right:
@@ -261,32 +250,26 @@ class MergeConfig:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(
-                    f"exclude holds {pattern!r}, which is not a valid regular expression ({error})."
-                ) from error
+                raise ValueError(f"exclude: {pattern!r} is not a valid regular expression ({error}).") from error
 
     def validate_method(self) -> None:
         """Refuses an unknown method, options that it does not have, a missing input and contradicting settings."""
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}; got {self.method!r:.80}.")
-        known, found = options_by_name(), {}
-        for name, value in self.options.items():
-            if name not in self.merge_method.options:
-                users = " and ".join(known.get(name, ()))
-                _refuse(name, self.method, f"it is an option of {users}" if users else "no method has it")
-            found[name] = self.merge_method.options[name].read(name, value)
-            unknown = found[name].keys() - self.tasks.keys() if isinstance(found[name], dict) else ()
-            if unknown := sorted(unknown, key=str):
-                raise ValueError(f"{name} is given for {unknown[0]!r:.80}; the tasks are {', '.join(self.tasks)}.")
+        name, method, found = self.method, self.merge_method, {}
+        for option, value in self.options.items():
+            if option not in method.options:
+                users = " and ".join(options_by_name().get(option, ()))
+                _refuse(option, name, f"it is an option of {users}" if users else "no method has it")
+            found[option] = method.options[option].read(option, value)
+            for task in found[option] if isinstance(found[option], dict) else ():
+                if task not in self.tasks:
+                    raise ValueError(f"{option} is given for {task!r:.80}; the tasks are {', '.join(self.tasks)}.")
         self.options = found
-        name, method = self.method, self.merge_method
         if method.takes_merged and self.merged is None:
             raise ValueError(f"method {name!r} needs `merged`: the folder or org/name[@revision] of the merged model.")
         if method.most_tasks is not None and len(self.tasks) > method.most_tasks:
-            raise ValueError(
-                f"method {name!r} takes at most {method.most_tasks} tasks; got {len(self.tasks)}, "
-                f"{', '.join(self.tasks)}."
-            )
+            raise ValueError(f"method {name!r} takes at most {method.most_tasks} tasks; got {', '.join(self.tasks)}.")
         if method.statistics is not None and self.statistics.keys() != self.tasks.keys():
             raise ValueError(
                 f"method {name!r} needs `statistics` of each task, {', '.join(self.tasks)}; got those of "
@@ -297,8 +280,6 @@ class MergeConfig:
                 _refuse(field_name, name, why)
 
 
-# Choices that deltas allow, which have a scale for each tensor anyway.
-_OF_DELTAS = ("global", "tensor_l2")
 # Fields that have no effect with a method or contradict it: condition and reason.
 _RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
     ("merged", lambda c, m: c.merged is not None and not m.takes_merged, "only method 'given' uses it"),
@@ -308,7 +289,7 @@ _RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
     ("masks: false", lambda c, m: c.masks is False and m.takes_merged, "without masks it would copy `merged`"),
     ("masks: false", lambda c, m: c.masks is False and bool(m.deltas), "this method stores only signs of the tasks"),
     ("drop", lambda c, m: c.drop != 0 and bool(m.deltas), "this method cannot store dropped elements"),
-    ("rescale", lambda c, m: c.rescale not in _OF_DELTAS and bool(m.deltas), "each tensor has its own scale"),
+    ("rescale", lambda c, m: c.scaling != c.rescale != "global", "each tensor has its own scale"),
     ("rescale", lambda c, m: c.rescale != "global" and not c.with_masks, "it scales masks, which masks: true writes"),
     ("include_base", lambda c, m: c.include_base and not c.with_masks, "only masks, of masks: true, need the base"),
     ("allow_missing", lambda c, m: c.allow_missing and c.with_masks, "with masks each task keeps its own"),
@@ -317,7 +298,6 @@ _RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
 
 
 def load_config(config: MergeConfig | Mapping[str, Any] | str | Path) -> MergeConfig:
-    """Reads a configuration from any of its forms."""
     if isinstance(config, MergeConfig):
         return config
     if isinstance(config, (str, Path)):
@@ -336,4 +316,4 @@ def _in_bytes(name: str, text: str) -> int:
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?B)\s*", text, re.IGNORECASE)
     if found is None:
         raise ValueError(f"{name} must be a number and a unit, such as '64MB' or '5GB'; got {text!r:.80}.")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(float(found[1]) * 1000 ** "BKMGT".index(found[2][0].upper()))

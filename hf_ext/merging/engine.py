@@ -14,21 +14,29 @@ method than EMR's makes the weights, Python reads the block, and it is larger, a
 ways call the same kernel, and the tests compare their results bit for bit. Only a method of whole tensors holds one.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from hf_ext.emr.arithmetic import find_kernels, pack_directions
-from hf_ext.emr.artifact import mask_bytes
-from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
-
+from ..emr.arithmetic import (
+    SEGMENT,
+    SUB_BLOCK,
+    SUMS,
+    TOTALS,
+    Sums,
+    find_kernels,
+    mask_block,
+    merge_block,
+    pack_directions,
+)
+from ..emr.artifact import mask_bytes
+from ..emr.report import TensorSums
 from ..system import has_positions
 from .journal import Copy, Outputs
 from .methods import Block, MethodError
@@ -52,43 +60,35 @@ class Piece:
 Unit = tuple[Piece, ...]
 
 
-class TensorSums(NamedTuple):
-    """Sums of a merge: `sums` `[M, N, 10]`, `totals` `[M, 4]` and `gram` `[N, N]`, all fp64."""
-
-    sums: np.ndarray
-    totals: np.ndarray
-    gram: np.ndarray
-
-
 def make_units(merged: Sequence[Row], copies: Sequence[Copy], *, whole: bool = False) -> list[Unit]:
     """Cuts the work into units of about a segment, or with `whole` so that each merged tensor is one piece."""
-    pieces, groups, filled = [], list[list[Piece]](), SEGMENT
+    units, filled = list[list[Piece]](), SEGMENT
     kinds: tuple[tuple[bool, Sequence[Row | Copy]], ...] = ((True, merged), (False, copies))
     for is_merged, items in kinds:
         for index, item in enumerate(items):
             step = item.elements if whole and is_merged else SEGMENT
-            pieces += [Piece(is_merged, index, low, high) for low, high in _blocks(0, item.elements, step)]
-    for piece in pieces:
-        length = piece.stop - piece.start
-        if filled + length > SEGMENT:
-            groups.append([])
-            filled = 0
-        groups[-1].append(piece)
-        filled += length
-    return [tuple(group) for group in groups]
+            for low, high in _blocks(0, item.elements, step):
+                if filled + high - low > SEGMENT:
+                    units.append([])
+                    filled = 0
+                units[-1].append(Piece(is_merged, index, low, high))
+                filled += high - low
+    return [tuple(unit) for unit in units]
 
 
-def add_up(units: Sequence[Unit], sums: Iterable[np.ndarray], tensors: int, tasks: int) -> TensorSums:
+def add_up(rows: Sequence[Row], tasks: int, units: Sequence[Unit], sums: Iterable[np.ndarray]) -> TensorSums:
     """Adds up the sums of all units, in their order."""
-    total = TensorSums(np.zeros((tensors, tasks, len(SUMS))), np.zeros((tensors, len(TOTALS))), np.zeros((tasks,) * 2))
-    upper = np.triu_indices(tasks)
-    lengths = (tasks * len(SUMS), len(TOTALS), len(upper[0]))
+    elements = np.array([row.elements for row in rows], np.int64)
+    participates = np.array([[name is not None for name in row.task_names] for row in rows])
+    of_tasks, of_all = np.zeros((len(rows), tasks, len(SUMS))), np.zeros((len(rows), len(TOTALS)))
+    total = TensorSums(elements, participates, of_tasks, of_all, np.zeros((tasks, tasks)))
+    upper, own = np.triu_indices(tasks), tasks * len(SUMS)
     for unit, values in zip(units, sums, strict=True):
         merged = [piece.index for piece in unit if piece.merged]
-        for index, row in zip(merged, values.reshape(len(merged), sum(lengths)), strict=True):
-            parts = np.split(row, np.cumsum(lengths)[:-1])
-            total.sums[index] += parts[0].reshape(tasks, -1)
-            total.totals[index] += parts[1]
+        for index, row in zip(merged, values.reshape(len(merged), own + len(TOTALS) + len(upper[0])), strict=True):
+            parts = np.split(row, [own, own + len(TOTALS)])
+            of_tasks[index] += parts[0].reshape(tasks, -1)
+            of_all[index] += parts[1]
             total.gram[upper] += parts[2]
     return total
 
@@ -108,10 +108,10 @@ _MAX_CONNECTIONS = 32
 class _Buffers:
     """Read buffers of one worker; nothing is allocated for a block."""
 
-    inputs: torch.Tensor  # [N + 2, bytes]: base, tasks, merged model
-    unified: torch.Tensor  # [bytes]
-    vectors: torch.Tensor  # [N + 1, elements]: task vectors and the base, float32
-    masks: torch.Tensor  # [planes, N, bytes]
+    inputs: Tensor  # [N + 2, bytes]: base, tasks, merged model
+    unified: Tensor  # [bytes]
+    vectors: Tensor  # [N + 1, elements]: task vectors and the base, float32
+    masks: Tensor  # [planes, N, bytes]
 
 
 class Engine:
@@ -158,8 +158,8 @@ class Engine:
 
     def count(self, index: int, units: Sequence[tuple[int, Unit]]) -> np.ndarray:
         """One pass over the merged tensors that counts the magnitudes of the task vectors."""
-        vectors = self._vectors
-        total, lock = vectors.new_counts(), threading.Lock()
+        vectors, lock = self._vectors, threading.Lock()
+        total = vectors.new_counts()
 
         def work(number: int, unit: Unit, buffers: _Buffers) -> None:
             counts = vectors.new_counts()
@@ -179,7 +179,6 @@ class Engine:
         return total
 
     def bytes_read(self, unit: Unit) -> int:
-        """Bytes that a unit reads."""
         return sum(
             (piece.stop - piece.start) * source.tensors[name].dtype.itemsize
             for piece in unit
@@ -187,41 +186,31 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Ends the threads that fetch."""
         if self._pool is not None:
             self._pool.shutdown()
 
     def _work(self, units: Sequence[tuple[int, Unit]], work: Callable[[int, Unit, _Buffers], None]) -> None:
-        """Calls `work` for each unit in as many threads as there are workers; the first failure ends them all."""
-        queue, lock, failed = iter(range(len(units))), threading.Lock(), threading.Event()
+        """Calls `work` for each unit in as many threads as there are workers; a failure ends them all."""
+        size, tasks, own = 4 * self.block, len(self._plan.tasks), threading.local()
 
-        def loop() -> None:
-            size, tasks = 4 * self.block, len(self._plan.tasks)
-            buffers = _Buffers(
-                torch.empty(len(self._sources), size, dtype=torch.uint8),
-                torch.empty(size, dtype=torch.uint8),
-                torch.empty(tasks + 1, self.block),
-                torch.empty(self._planes, tasks, self.span // 8, dtype=torch.uint8),
-            )
-            while not failed.is_set():
-                with lock:
-                    place = next(queue, None)
-                if place is None:
-                    return
-                # the system reads ahead what will be needed next
-                for _, unit in units[place + self._workers : place + self._workers + 1]:
-                    for piece in unit:
-                        for source, name in self._names(piece):
-                            source.will_need(name, piece.start, piece.stop)
-                work(*units[place], buffers)
+        def run(place: int) -> None:
+            if not hasattr(own, "buffers"):
+                own.buffers = _Buffers(
+                    torch.empty(len(self._sources), size, dtype=torch.uint8),
+                    torch.empty(size, dtype=torch.uint8),
+                    torch.empty(tasks + 1, self.block),
+                    torch.empty(self._planes, tasks, self.span // 8, dtype=torch.uint8),
+                )
+            # the system reads ahead what will be needed next
+            for _, unit in units[place + self._workers : place + self._workers + 1]:
+                for piece in unit:
+                    for source, name in self._names(piece):
+                        source.will_need(name, piece.start, piece.stop)
+            work(*units[place], own.buffers)
 
         with ThreadPoolExecutor(self._workers) as pool:
-            try:
-                for future in as_completed([pool.submit(loop) for _ in range(self._workers)]):
-                    future.result()
-            except BaseException:
-                failed.set()
-                raise
+            # the first exception cancels what has not begun
+            list(pool.map(run, range(len(units))))
 
     def _names(self, piece: Piece) -> list[tuple[Source, str]]:
         """The tensors that a piece is made of, with their names in the files."""
@@ -231,8 +220,7 @@ class Engine:
         return [(item.source, item.name)]
 
     def _sources_of(self, row: Row) -> list[tuple[int, Source, str]]:
-        """The base and the tasks that have a tensor, and the model that was merged elsewhere, if there is one, with
-        the places of their buffers and the names there."""
+        """The checkpoints that have a tensor, with the places of their buffers and its names there."""
         plan = self._plan
         found = [(0, plan.base, row.name), *((task + 1, plan.tasks[task], name) for task, name in row.members.items())]
         if plan.merged_model is not None:
@@ -253,9 +241,9 @@ class Engine:
 
     def _read(
         self, row: Row, low: int, high: int, buffers: _Buffers
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor], torch.Tensor | None]:
+    ) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         """A block of the base, of every task that has the tensor, and of the model that was merged elsewhere."""
-        jobs, blocks = [], dict[int, torch.Tensor]()
+        jobs, blocks = [], dict[int, Tensor]()
         for place, source, name in self._sources_of(row):
             dtype = source.tensors[name].dtype
             if place and (source.spec, name) == (self._plan.base.spec, row.name):
@@ -263,12 +251,8 @@ class Engine:
                 blocks[place - 1] = blocks[-1]
                 continue
             blocks[place - 1] = buffers.inputs[place, : (high - low) * dtype.itemsize].view(dtype)
-            jobs.append((source, name, blocks[place - 1]))
-
-        def read(job: tuple[Source, str, torch.Tensor]) -> None:
-            job[0].read_into(job[1], low, high, job[2])
-
-        list((map if self._pool is None else self._pool.map)(read, jobs))
+            jobs.append(partial(source.read_into, name, low, high, blocks[place - 1]))
+        list((map if self._pool is None else self._pool.map)(lambda read: read(), jobs))
         return blocks.pop(-1), blocks, blocks.pop(len(self._plan.tasks), None)
 
     def _merge(self, piece: Piece, buffers: _Buffers) -> np.ndarray:
@@ -311,7 +295,7 @@ class Engine:
             with self._whole:
                 whole = self._merge_whole(piece, row, sums)
             if not self._measured:
-                self._write(row, 0, whole)
+                self._outputs.root[row.name].write(row.name, 0, whole)
                 return
         for begin, end in _blocks(piece.start, piece.stop, self.span):
             for low, high in _blocks(begin, end, self.block):
@@ -339,21 +323,16 @@ class Engine:
                     unified = self._unify(piece.index, block, unified)
                 if self._measured and not self._fused:
                     mask_block(base, weights, unified, masks, sums, first=first)
-                self._write(row, low, unified)
+                self._outputs.root[row.name].write(row.name, low, unified)
             for place, task in enumerate(members if plan.config.with_masks else ()):
                 for plane, packed in enumerate(buffers.masks[:, place, : -(-(end - begin) // 8)]):
                     at = plane * mask_bytes(row.elements) + begin // 8
                     self._outputs.masks[task].write_bytes(row.members[task], at, packed.numpy().data)
 
-    def _write(self, row: Row, low: int, values: torch.Tensor) -> None:
-        data = values.view(torch.uint8).numpy().data
-        self._outputs.root[row.name].write_bytes(row.name, low * row.dtype.itemsize, data)
-
     def _make_vectors(
-        self, tensor: int, low: int, base: torch.Tensor, tasks: Mapping[int, torch.Tensor], buffers: _Buffers
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """A block of the base and of the task vectors in float32, in memory that is kept: new pages cost as much as
-        the arithmetic."""
+        self, tensor: int, low: int, base: Tensor, tasks: Mapping[int, Tensor], buffers: _Buffers
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """A block of base and task vectors in float32; new memory would cost as much as the arithmetic."""
         count = len(base)
         wide = base if base.dtype == torch.float32 else buffers.vectors[-1, :count].copy_(base)
         return wide, {
@@ -361,7 +340,7 @@ class Engine:
             for task, weights in tasks.items()
         }
 
-    def _unify(self, index: int, block: Block, room: torch.Tensor) -> torch.Tensor:
+    def _unify(self, index: int, block: Block, room: Tensor) -> Tensor:
         """Calls the method; what it returns, flat, and rounded in `room` where that is of another type."""
         merged = self._method.function(block, **self._options[index])
         if merged.shape != block.base.shape:
@@ -369,13 +348,13 @@ class Engine:
                 f"method {self._method.name!r} returned {list(merged.shape)} for {block.name!r}, of which it got "
                 f"{list(block.base.shape)}; a method must return as many elements as the base has"
             )
-        flat: torch.Tensor = merged.reshape(-1).contiguous()
+        flat: Tensor = merged.reshape(-1).contiguous()
         flat = flat if flat.dtype == room.dtype else room.resize_(len(flat)).copy_(flat)
         if not (self._measured or is_finite(flat)):
             raise NotFiniteError.of_result(block.name, flat.dtype)
         return flat
 
-    def _merge_whole(self, piece: Piece, row: Row, sums: Sums) -> torch.Tensor:
+    def _merge_whole(self, piece: Piece, row: Row, sums: Sums) -> Tensor:
         """The merged values of a whole tensor, which its method gets in its shape."""
         plan = self._plan
         base = plan.base.read(row.name)

@@ -5,8 +5,6 @@ is 1 in every module here: a loader that reads only one rank and one alpha, as v
 tensors except matrices of linear layers are stored whole, as `modules_to_save` and as biases of B, or left out.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -19,16 +17,15 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.pytorch_utils import Conv1D
 
-from hf_ext.emr.building import model_class
-from hf_ext.emr.weights import TaskWeights
-from hf_ext.files import copy_into, read_json_object, require_free, whole_folder, write_json
-from hf_ext.hub.disclosure import cut_paths
-
+from ..emr.building import model_class
+from ..emr.weights import TaskWeights
 from ..errors import DataError, UsageError
+from ..files import copy_into, read_json_object, require_free, whole_folder, write_json
+from ..hub.disclosure import cut_paths
 from .configuration import whole_number
 from .loading import compare_settings, find_loaded_names, find_part
 from .name_matching import match_fine_tune
@@ -57,8 +54,8 @@ class Pair:
     files: Mapping[str, Path]  # configuration, tokenizer, processor of the fine-tune
     names: tuple[str, ...]  # tensors of the fine-tune
     base_shapes: Mapping[str, tuple[int, ...]]  # shapes of the base's tensors, by the fine-tune's names
-    read: Callable[[str], torch.Tensor]
-    read_base: Callable[[str], torch.Tensor]
+    read: Callable[[str], Tensor]
+    read_base: Callable[[str], Tensor]
 
 
 @contextmanager
@@ -129,13 +126,11 @@ def extract_lora(
         raise UsageError(f"give either a rank of at least 1 or an error in [0, 1], got rank {rank}, error {error!r}")
     require_free(out)
     with whole_folder(out) as folder:
-        report = _Extraction(pair, folder, lora_only).run(rank, error)
+        report = _Extraction(pair, folder, lora_only, rank, error).run()
     return {"path": str(out)} | report
 
 
-def cut_matrix(
-    difference: torch.Tensor, rank: int | None, error: float | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def cut_matrix(difference: Tensor, rank: int | None, error: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """
     The factors A and B of the nearest matrix of a rank, and the squared singular values that are known.
 
@@ -160,11 +155,8 @@ def cut_matrix(
     return (v[:, :rank] * root).T.contiguous(), (u[:, :rank] * root).contiguous(), squares
 
 
-def _list_ranks(matrices: list[tuple[torch.Tensor, float, int, int]]) -> list[dict[str, Any]]:
-    """Rank, relative error and bytes of other ranks, up to where nothing is lost, or where it is not known.
-
-    A matrix is given by the squared singular values that are known, the sum of all, and its rows and columns.
-    """
+def _list_ranks(matrices: list[tuple[Tensor, float, int, int]]) -> list[dict[str, Any]]:
+    """Rank, error and bytes of other ranks; a matrix is squared singular values, their sum, rows, columns."""
     whole = sum(total for _, total, _, _ in matrices)
     largest = max((min(rows, columns) for _, _, rows, columns in matrices), default=1)
     partly = [(squares, total) for squares, total, *shape in matrices if len(squares) < min(shape)]
@@ -180,14 +172,12 @@ def _list_ranks(matrices: list[tuple[torch.Tensor, float, int, int]]) -> list[di
 
 
 class _Extraction:
-    """One adapter in the making."""
-
-    def __init__(self, pair: Pair, folder: Path, lora_only: bool) -> None:
-        self._folder, self._lora_only = folder, lora_only
+    def __init__(self, pair: Pair, folder: Path, lora_only: bool, rank: int | None, error: float | None) -> None:
+        self._folder, self._lora_only, self._rank, self._error = folder, lora_only, rank, error
         self._model = _build_outline(pair)
         self._pair = _take_names_of(pair)
         self._modules = dict(self._model.named_modules())
-        self._held: dict[str, torch.Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
+        self._held: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
         self._held |= self._model.named_buffers(remove_duplicate=False)
         # peft saves whole every module whose name ends with that of one that must be: pre_classifier with classifier.
         unfit = {
@@ -200,23 +190,23 @@ class _Extraction:
         self._places: dict[int, list[str]] = defaultdict(list)
         for name, tensor in self._held.items():
             self._places[id(tensor)].append(name)
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._known: list[tuple[torch.Tensor, float, int, int]] = []
+        self._tensors: dict[str, Tensor] = {}
+        self._known: list[tuple[Tensor, float, int, int]] = []
         self._matrices: dict[str, dict[str, Any]] = {}
-        self._biases: dict[str, torch.Tensor] = {}
+        self._biases: dict[str, Tensor] = {}
         self._whole: list[str] = []
         self._left_out: list[tuple[str, float | None, str]] = []
         # squares of the differences: of matrices, of all, and what is lost of both
         self._bytes = 0
         self._of_matrices = self._of_all = self._lost_of_matrices = self._lost_of_all = 0.0
 
-    def run(self, rank: int | None, error: float | None) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """Goes through the tensors, writes the adapter, and tells what became of everything."""
         for name in self._pair.names:
-            self._take(name, rank, error)
+            self._take(name)
         for module in self._biases.keys() - self._matrices.keys():
             # peft takes a bias beside factors only: here they add nothing
-            self._take_matrix(module, torch.zeros(self._held[f"{module}.weight"].shape), 0.0, 1, None)
+            self._take_matrix(module, torch.zeros(self._held[f"{module}.weight"].shape), 0.0)
         if not self._matrices:
             raise ValueError(f"{self._pair.title}: no linear layer differs from the base, so no LoRA can be extracted")
         saved = self._save_modules()
@@ -236,28 +226,26 @@ class _Extraction:
         write_json(self._folder / "report.json", report)
         return report
 
-    def _take(self, name: str, rank: int | None, error: float | None) -> None:
+    def _take(self, name: str) -> None:
         own = self._pair.read(name)
         self._bytes += own.nbytes
         fits = self._pair.base_shapes.get(name) == tuple(own.shape)
-        difference = own.float() - self._pair.read_base(name).float() if fits else None
-        square = None if difference is None else _sum_of_squares(difference)
-        if square == 0:
+        difference = own.float() - self._pair.read_base(name).float() if fits else torch.zeros(0)
+        square = _sum_of_squares(difference)
+        if fits and square == 0:
             return
-        if square is not None and not math.isfinite(square):
-            raise ValueError(
-                f"{self._pair.title}: {name} differs from the base by NaN or infinity; save the fine-tune again"
-            )
-        self._of_all += square or 0.0
+        if not math.isfinite(square):
+            raise ValueError(f"{self._pair.title}: {name} differs from the base by NaN or infinity; save it again")
+        self._of_all += square
         module, _, last = name.rpartition(".")
-        is_linear = self._is_matrix(module)
-        if is_linear and last == "weight" and difference is not None:
-            self._take_matrix(module, difference, square or 0.0, rank, error)
-        elif is_linear and last == "bias" and difference is not None and not self._lora_only:
+        is_linear = fits and self._is_matrix(module)
+        if is_linear and last == "weight":
+            self._take_matrix(module, difference, square)
+        elif is_linear and last == "bias" and not self._lora_only:
             self._biases[module] = difference
         elif reason := self._refuse_whole(name):
-            self._lost_of_all += square or 0.0
-            self._left_out.append((name, square, reason))
+            self._lost_of_all += square
+            self._left_out.append((name, square if fits else None, reason))
         else:
             self._whole.append(name)
 
@@ -271,12 +259,10 @@ class _Extraction:
             and self._pair.base_shapes.get(weight) == tuple(self._held[weight].shape)
         )
 
-    def _take_matrix(
-        self, module: str, difference: torch.Tensor, square: float, rank: int | None, error: float | None
-    ) -> None:
+    def _take_matrix(self, module: str, difference: Tensor, square: float) -> None:
         # GPT-2's weight is [in, out].
         difference = difference.T if type(self._modules[module]) is Conv1D else difference
-        a, b, squares = cut_matrix(difference, rank, error)
+        a, b, squares = cut_matrix(difference, self._rank, self._error) if square else cut_matrix(difference, 1, None)
         rows, columns = difference.shape
         self._known += [(squares, square, rows, columns)] if square else []
         lost = _sum_of_squares(difference - b @ a)
@@ -298,12 +284,12 @@ class _Extraction:
                 return f"peft saves whole modules, and {module or 'the model'} has linear layers in it"
         return ""
 
-    def _keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _keep(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors |= {_PREFIX + name: tensor.contiguous().clone() for name, tensor in tensors.items()}
 
     def _save_modules(self) -> list[str]:
         """Keeps all tensors of the modules that hold one which goes along whole; a tied one in each of its modules."""
-        places = [place for name in self._whole for place in self._places[id(self._held[name])]]
+        places = (place for name in self._whole for place in self._places[id(self._held[name])])
         found = sorted({place.rpartition(".")[0] for place in places})
         modules = [module for module in found if not any(module.startswith(f"{other}.") for other in found)]
         stored = {id(self._held[name]): name for name in self._pair.names if name in self._held}
@@ -372,11 +358,10 @@ def _build_outline(pair: Pair) -> nn.Module:
 
 def _warn_of_settings(pair: Pair, own: Mapping[str, Any]) -> list[str]:
     """Tells of settings in which a fine-tune is another model than its base, so that its weights are not all of it."""
-    if not (base := find_part(pair.base_config, own)):
-        return []
-    different = {key for key, _, _ in compare_settings(base, own)}
+    base = find_part(pair.base_config, own)
+    different = {key for key, _, _ in compare_settings(base, own)} if base else set()
     different |= {key for key in ("vocab_size", "tie_word_embeddings") if own.get(key, base.get(key)) != base.get(key)}
-    if not different:
+    if not base or not different:
         return []
     return [
         f"{pair.public_name} has other values of {', '.join(sorted(different))} than the base, which peft loads the "
@@ -399,7 +384,7 @@ def _take_names_of(pair: Pair) -> Pair:
     )
 
 
-def _sum_of_squares(tensor: torch.Tensor) -> float:
+def _sum_of_squares(tensor: Tensor) -> float:
     """Of a tensor, in double precision: part by part, since an embedding in that precision is the largest of all."""
     return sum(float(part.double().square().sum()) for part in tensor.flatten().split(2**20))
 
@@ -410,25 +395,24 @@ def _share(lost: float | None, whole: float) -> float | None:
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
     """The report for people: error and size by rank, what was chosen, what goes along whole, and what is left out."""
-    ranks = [found["rank"] for found in report["matrices"].values()]
+    ranks, bytes_of_all = [found["rank"] for found in report["matrices"].values()], report["bytes_of_fine_tune"]
     chosen = f"{min(ranks)} to {max(ranks)}" if min(ranks) < max(ranks) else str(max(ranks))
-    lines = [f"{'rank':>10}  {'error':>8}  size of the factors"]
-    for row in report["by_rank"]:
-        lines.append(f"{row['rank']:>10}  {row['error']:>8.4f}  {size_text(row['bytes'])}")
+    rows = [(row["rank"], f"{row['error']:.4f}", size_text(row["bytes"])) for row in report["by_rank"]]
+    rows = [("rank", "error", "size of the factors"), *rows]
+    lines = [f"{rank:>10}  {error:>8}  {size}" for rank, error, size in rows]
     lines += [f"warning: {text}" for text in report["warnings"]]
     lines.append(
         f"written: {len(ranks)} matrices of rank {chosen}, error {report['error_of_matrices']:.4f} of their "
         f"differences; with all other tensors {report['error']:.4f}; {size_text(report['bytes'])}"
     )
-    if report["bytes"] >= report["bytes_of_fine_tune"]:
-        whole = size_text(report["bytes_of_fine_tune"])
+    if report["bytes"] >= bytes_of_all:
+        whole = size_text(bytes_of_all)
         lines.append(f"note: the fine-tune itself is not larger ({whole}); choose a lower rank, or --lora-only")
     if report["biases"]:
         lines.append(f"biases: {len(report['biases'])}, exact")
-    if report["modules_to_save"]:
-        more = len(report["modules_to_save"]) - _SHOWN
-        named = ", ".join(report["modules_to_save"][:_SHOWN])
-        lines.append(f"whole: {named}" + (f" and {more} more" if more > 0 else ""))
+    if saved := report["modules_to_save"]:
+        more = f" and {len(saved) - _SHOWN} more" if len(saved) > _SHOWN else ""
+        lines.append(f"whole: {', '.join(saved[:_SHOWN])}{more}")
     # New ones first, then those that cost most.
     left_out = sorted(report["left_out"], key=lambda item: -math.inf if item["error"] is None else -item["error"])
     for item in left_out[:_SHOWN]:

@@ -1,7 +1,5 @@
 """Last files of a merge, written after all weights: scales, manifest, small files, report, card."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,19 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.emr import emr_loader
-from hf_ext.emr.arithmetic import TENSOR_RESCALES, compute_scales
-from hf_ext.emr.artifact import hash_files, list_files, mark_root, read_sums, read_totals, write_sums, write_totals
-from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
-from hf_ext.emr.ops import SUMS
-from hf_ext.emr.report import make_report
-
+from ..emr import emr_loader
+from ..emr.arithmetic import SUMS, TENSOR_RESCALES, compute_scales
+from ..emr.artifact import hash_files, list_files, mark_root, read_sums, read_totals, write_sums, write_totals
+from ..emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, recorded_path
+from ..emr.report import TensorSums, make_report
 from ..files import copy_into, read_json, read_json_object, write_json
 from ..hub.cards import write_card
 from .companions import find_absent, same_content
 from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
-from .engine import TensorSums
 from .journal import masked_names
 from .plan import Plan, warn_of_size
 from .sources import CONFIGURATION_FILES, open_weights
@@ -30,57 +25,49 @@ from .tensors import SHARED
 
 # Beside the weights at the root.
 SUMS_FILE = "sums.safetensors"
-# They do not change what comes out, or are told elsewhere.
-_NOT_METHOD = ("base", "tasks", *RUNNING)
 
 
 def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], *, out: Path) -> dict[str, Any]:
     """Completes the folder of a merge whose weights are written."""
-    config, rows = plan.config, plan.merged_rows
+    config = plan.config
     with ThreadPoolExecutor(1) as beside:
-        # The weights are complete, and reading them through for their hashes needs no interpreter.
-        # But for sums, which are written below, nothing writes such a file any more.
-        weights = [
-            name for name in list_files(folder) if name.endswith(".safetensors") and not name.endswith(SUMS_FILE)
-        ]
+        # The weights are complete, but for sums, and reading them through for their hashes needs no interpreter.
+        stored = [name for name in list_files(folder) if name.endswith(".safetensors")]
+        weights = [name for name in stored if not name.endswith(SUMS_FILE)]
         hashing = beside.submit(hash_files, folder, weights) if config.with_masks else None
         _copy_companions(folder, plan)
         # After the other files: it reads the copy's configuration.
-        written = beside.submit(_identify_copy, folder / "base") if config.include_base else None
+        copied = beside.submit(_identify_copy, folder / "base") if config.include_base else None
         sources = {
             "base": _record_identity(base, out),
             "tasks": {task.label: _record_identity(task.identity(), out) for task in plan.tasks},
         }
-        participates = np.array([[name is not None for name in row.task_names] for row in rows])
-        elements = np.array([row.elements for row in rows], np.int64)
         method = _record_method(config, out)
         if config.with_masks:
             for index, task in enumerate(plan.tasks):
                 write_sums(folder, task.label, sums.sums[:, index])
             write_totals(folder, sums.totals, sums.gram)
             copy_into({"emr_loader.py": Path(emr_loader.__file__)}, folder)
-        kept = written.result() if written is not None else None
+        kept = copied.result() if copied is not None else None
         # the sizes that came out are warned of, not those of the plan
         warnings = [text for text in plan.warnings if text not in plan.size_warnings]
+        # a folder is named by what it is of the merge, not by where it lay
         for source in plan.sources:
-            if source.repo_id is None:
-                # it is named by what it is of the merge, not by where it lay
-                warnings = [text.replace(f" ({source.spec})", "") for text in warnings]
+            place = f" ({source.spec})" if source.repo_id is None else ""
+            warnings = [text.replace(place, "") for text in warnings]
         report = write_report(
             folder,
+            sums,
             sources=sources,
             base=sources["base"]["files"] if kept is None else kept,
             library=plan.base.library,
             warnings=warnings,
+            method=method,
             masks=config.with_masks,
             measured=config.is_measured,
-            method=method,
-            elements=elements,
-            participates=participates,
-            **sums._asdict(),
         )
         if hashing is not None:
-            scales = compute_scales(sums.sums, elements, participates, config.scaling)
+            scales = compute_scales(sums.sums, sums.elements, sums.participates, config.scaling)
             manifest = _make_manifest(folder, plan, sums.sums, scales, sources, kept, method)
             dataclasses.replace(manifest, files=hash_files(folder, known=hashing.result())).write(folder)
     write_card(folder, repo_id=out.name)
@@ -89,7 +76,9 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
 
 def _record_method(config: MergeConfig, out: Path) -> dict[str, Any]:
     """The options that decided the numbers."""
-    record = {key: value for key, value in config.to_dict().items() if key not in _NOT_METHOD}
+    # the others do not change what comes out, or are told elsewhere
+    decisive = config.to_dict().keys() - {"base", "tasks", *RUNNING}
+    record = {key: value for key, value in config.to_dict().items() if key in decisive}
     record |= config.arguments | {"rescale": config.scaling}
     if config.merge_method.deltas:
         record["deltas"] = config.merge_method.deltas
@@ -109,28 +98,27 @@ def _record_identity(identity: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
 def _copy_companions(folder: Path, plan: Plan) -> None:
     """Copies the model's companions to the root, and to each task its configuration and its own files."""
-    base = plan.base.companions.all
+    base, dtype, tasks = plan.base.companions.all, plan.config.dtype, plan.tasks if plan.config.with_masks else ()
     # in an artifact these folders are its own
     free = {name: path for name, path in base.items() if not name.startswith(("tasks/", "base/"))}
     root = free if plan.config.with_masks else plan.companions
     copy_into(root, folder)
     if plan.config.include_base:
         copy_into(base, folder / "base")
-    for task in plan.tasks if plan.config.with_masks else ():
-        own = {
+    for task in tasks:
+        differing = {
             name: path
             for name, path in task.companions.all.items()
             if name in CONFIGURATION_FILES or name not in root or not same_content(path, root[name])
         }
-        copy_into(own, folder / "tasks" / task.label)
-    dtype, tasks = plan.config.dtype, [task.label for task in plan.tasks if plan.config.with_masks]
-    for path in (folder / "config.json", *(folder / "tasks" / task / "config.json" for task in tasks)):
+        copy_into(differing, folder / "tasks" / task.label)
+    for path in (folder / "config.json", *(folder / "tasks" / task.label / "config.json" for task in tasks)):
         if dtype and plan.base.library == "transformers" and path.is_file():
             # Weights are loaded in the type that the configuration tells: the one that they were written in.
             config = read_json(path)
             write_json(path, config | dict.fromkeys(["dtype", *({"torch_dtype"} & config.keys())], dtype))
     if tasks:
-        mark_root(folder, tasks)
+        mark_root(folder, [task.label for task in tasks])
 
 
 def _make_manifest(
@@ -172,10 +160,9 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
     masked = [(place, row) for place, row in enumerate(plan.merged_rows) if index in row.members]
     merged = sum(row.elements for _, row in masked)
     by_tensor = plan.config.scaling in TENSOR_RESCALES
-    architectures = task.config.get("architectures") or [task.config.get("_class_name")]
     return TaskRecord(
         origin=origin,
-        architecture=architectures[0],
+        architecture=None if task.library == "peft" else task.architecture,
         base_prefix=names.base_prefix,
         task_prefix=names.task_prefix,
         scale=None if by_tensor else float(scales[index]),
@@ -193,6 +180,7 @@ def _identify_copy(folder: Path) -> dict[str, dict[str, Any]]:
 
 def write_report(
     folder: Path,
+    sums: TensorSums,
     *,
     sources: Mapping[str, Any],
     base: Mapping[str, Mapping[str, Any]],  # bytes and hash of its files, by name
@@ -201,10 +189,8 @@ def write_report(
     method: Mapping[str, Any],
     masks: bool,
     measured: bool = True,
-    **numbers: Any,
 ) -> dict[str, Any]:
-    """Writes `report.json`; sizes are those of the files in the folder. It is a new file, since an old one may be
-    shared with the artifact that is being replaced."""
+    """Writes `report.json` with the sizes of files in the folder, anew: an artifact may share an old one."""
 
     def total(pattern: str) -> int:
         return sum(path.stat().st_size for path in folder.glob(pattern))
@@ -218,43 +204,38 @@ def write_report(
         "masks": total("tasks/*/mask.safetensors"),
         "extras": total("tasks/*/extra.safetensors"),
     }
-    report = make_report(tasks=[*tasks], sizes=sizes, method=method, masks=masks, measured=measured, **numbers)
+    report = make_report([*tasks], sums, method=method, masks=masks, sizes=sizes, measured=measured)
     compared = ("artifact_and_base", "checkpoints", "one_bit_and_base")
     large = warn_of_size(*(report["sizes"][key] for key in compared)) if masks else []
     report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"], *large]))
-    report["plan_warnings"] = list(warnings)
-    report["library"] = library
-    report["sources"] = sources
+    report |= {"plan_warnings": list(warnings), "library": library, "sources": sources}
     write_json(folder / REPORT, report, indent=1)
     return report
 
 
 def rewrite_report(folder: Path, manifest: Manifest, told: Sequence[str]) -> None:
-    """[`write_report`] of an artifact whose tasks have changed, from the sums in it. What a merge said of its tasks
-    stays, unless they are gone; `told` is what it said of a new one."""
+    """[`write_report`] after tasks changed, from the sums in the folder; `told` is said of a new one."""
     before = read_json_object(folder / REPORT, optional=True)
     with explain_damage(folder / REPORT):
         sources = dict(before.get("sources", {}))
         gone = sources.get("tasks", {}).keys() - manifest.tasks.keys()
         begins = tuple(begin for name in gone for begin in (f"task {name!r} ", f"task {name!r}:", f"{name}:"))
         warnings = [text for text in [*before.get("plan_warnings", ()), *told] if not text.startswith(begins)]
-    merged, tasks = list(manifest.merged.values()), manifest.tasks
-    participates = np.zeros((len(merged), len(tasks)), bool)
-    for index, task in enumerate(tasks):
-        named = masked_names(folder, manifest, task)
-        participates[:, index] = [tensor.name in named for tensor in merged]
-    totals, gram = read_totals(folder, manifest)
+    merged, tasks = manifest.merged, manifest.tasks
+    masked = [masked_names(folder, manifest, task) for task in tasks]
+    sums = TensorSums(
+        np.array([tensor.elements for tensor in merged.values()], np.int64),
+        np.array([[name in named for named in masked] for name in merged]),
+        np.stack([read_sums(folder, manifest, task) for task in tasks], axis=1),
+        *read_totals(folder, manifest),
+    )
     write_report(
         folder,
+        sums,
         sources=sources | {"tasks": {task: record.origin.as_given() for task, record in tasks.items()}},
         base=manifest.base.files,
         library=manifest.library,
         warnings=warnings,
         method=manifest.method,
         masks=True,
-        elements=np.array([tensor.elements for tensor in merged], np.int64),
-        participates=participates,
-        sums=np.stack([read_sums(folder, manifest, task) for task in tasks], axis=1),
-        totals=totals,
-        gram=gram,
     )

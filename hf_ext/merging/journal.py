@@ -14,13 +14,12 @@ enough. For a loss of power the flushing thread notes how many lines there are, 
 writes `flushed` with that number: every line that it covers was written after the results that are now on the disk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
 import math
 import os
+import shutil
 import tempfile
 import threading
 import uuid
@@ -34,9 +33,8 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from hf_ext.emr.artifact import mask_bytes, open_masks
-from hf_ext.emr.manifest import FORMAT, MANIFEST, WEIGHT_STEMS, Manifest
-
+from ..emr.artifact import mask_bytes, open_masks
+from ..emr.manifest import FORMAT, MANIFEST, WEIGHT_STEMS, Manifest
 from ..errors import DataError, UsageError
 from ..files import read_json_object, recover_folder, require_free
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
@@ -50,7 +48,6 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Position of the line of a unit: its file, its first byte and its length.
 _Place = tuple[Path, int, int]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_LOCK = "lock"
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
@@ -73,8 +70,8 @@ class Journal:
     @staticmethod
     def has_begun(folder: Path) -> bool:
         """True if a folder holds a journal with at least one finished unit or pass."""
-        units = ("unit" in _parse(line) for file in folder.glob("*.jsonl") for _, line in _lines(file))
-        return read_passes(folder) is not None or any(units)
+        units = ("unit" in record for file in folder.glob("*.jsonl") for record, _ in _read_lines(file))
+        return bool(read_passes(folder)) or any(units)
 
     def add(self, unit: int, sums: np.ndarray) -> None:
         """Notes a unit whose results have been written. Thread-safe."""
@@ -114,7 +111,7 @@ class Journal:
     def _find(self) -> dict[int, _Place]:
         found: dict[int, _Place] = {}
         for file in sorted(self._folder.glob("*.jsonl")):
-            records = [(_parse(line), (file, start, len(line))) for start, line in _lines(file)]
+            records = [*_read_lines(file)]
             trusted = max((int(record["flushed"]) for record, _ in records if "flushed" in record), default=0)
             if records and records[0][0].get("boot") == self._boot:
                 trusted = len(records)
@@ -122,24 +119,20 @@ class Journal:
         return found
 
 
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Every whole line with its first byte."""
+def _read_lines(file: Path) -> Iterator[tuple[dict[str, Any], _Place]]:
+    """The record of every whole line, without its sums, and its place; empty where a loss of power damaged it."""
     start = 0
     with open(file, "rb") as lines:
         for line in lines:
+            found: dict[str, Any] = {}
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+                record = json.loads(line)
+                sums = record.pop("sums", None)
+                if "unit" not in record or zlib.crc32(bytes.fromhex(sums)) == record["crc"]:
+                    found = record
             if line.endswith(b"\n"):
-                yield start, line
+                yield found, (file, start, len(line))
             start += len(line)
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    """A record without its sums; empty where the line was damaged, by a loss of power for instance."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-        record: dict[str, Any] = json.loads(line)
-        sums = record.pop("sums", None)
-        if "unit" not in record or zlib.crc32(bytes.fromhex(sums)) == record["crc"]:
-            return record
-    return {}
 
 
 @dataclass(frozen=True)
@@ -160,7 +153,6 @@ class Outputs:
     """Every weight file of the result, open for writing."""
 
     def __init__(self, folder: Path, plan: Plan, *, resume: bool = False) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder, self._plan, self._resume = folder, plan, resume
         self.writers: list[SafetensorsWriter] = []
         self.copies: list[Copy] = []
@@ -185,7 +177,6 @@ class Outputs:
             writer.flush()
 
     def close(self, *, sync: bool = True) -> None:
-        """Closes all files."""
         for writer in self.writers:
             writer.close(sync=sync)
 
@@ -193,8 +184,7 @@ class Outputs:
         path = self.folder / place
         found = path.stat().st_size if path.is_file() else None
         path.parent.mkdir(parents=True, exist_ok=True)
-        writer = SafetensorsWriter(path, layout)
-        self.writers.append(writer)
+        self.writers.append(writer := SafetensorsWriter(path, layout))
         if self._resume and found != writer.size:
             # once opened it has its whole length, for which it must not be taken later
             writer.close(sync=False)
@@ -221,18 +211,15 @@ class Outputs:
     def _open_tasks(self) -> None:
         planes = self._plan.config.merge_method.deltas or 1
         for index, task in enumerate(self._plan.tasks):
-            layout: Layout = {
-                row.members[index]: (torch.uint8, (planes * mask_bytes(row.elements),))
-                for row in self._plan.merged_rows
-                if index in row.members
-            }
+            rows = [row for row in self._plan.merged_rows if index in row.members]
+            layout: Layout = {row.members[index]: (torch.uint8, (planes * mask_bytes(row.elements),)) for row in rows}
             self.masks.append(self._open(f"tasks/{task.label}/mask.safetensors", layout))
             if own := self._plan.own_tensors(KEPT, task=index):
                 kept = {extra.name: (extra.dtype, extra.shape) for extra in own}
                 writer = self._open(f"tasks/{task.label}/extra.safetensors", kept)
-                self.copies += [
-                    Copy(task, extra.name, writer, finite=extra.reason not in (EXCLUDED, COMPUTED)) for extra in own
-                ]
+                for extra in own:
+                    finite = extra.reason not in (EXCLUDED, COMPUTED)
+                    self.copies.append(Copy(task, extra.name, writer, finite))
 
 
 def masked_names(folder: Path, manifest: Manifest, task: str) -> set[str]:
@@ -272,7 +259,7 @@ def _is_merge(folder: Path) -> bool:
 @contextlib.contextmanager
 def lock_partial(partial: Path) -> Iterator[None]:
     """Keeps a second merge out of the partial folder; the system lets go when the process ends, however it ends."""
-    lock = FileLock(partial / _LOCK, timeout=0)
+    lock = FileLock(partial / "lock", timeout=0)
     try:
         lock.acquire()
     except Timeout as error:
@@ -282,14 +269,12 @@ def lock_partial(partial: Path) -> Iterator[None]:
     finally:
         lock.release()
         # Windows does not delete a file that is open, so the lock may be what is left of a finished merge.
-        with contextlib.suppress(OSError):
-            if [path.name for path in partial.iterdir()] == [_LOCK]:
-                (partial / _LOCK).unlink()
-                partial.rmdir()
+        if [path.name for path in partial.glob("*")] == ["lock"]:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def read_passes(folder: Path) -> dict[str, Any] | None:
     """The results of the counting passes in a journal; None if none is finished."""
-    with contextlib.suppress(OSError, ValueError):
-        return read_json_object(folder / PASSES) or None
+    with contextlib.suppress(ValueError):
+        return read_json_object(folder / PASSES, optional=True) or None
     return None

@@ -6,7 +6,6 @@ model may so have other names for the same tensors. The library is asked only wh
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import re
@@ -55,28 +54,18 @@ def find_class(config: Mapping[str, Any]) -> type[PreTrainedModel] | None:
 
 
 def build_empty(config: Mapping[str, Any]) -> PreTrainedModel | None:
-    """The model of a configuration without its weights, `None` if its class is none of transformers or of this
-    package; a `ValueError` if it cannot be built."""
+    """The model of a configuration without weights, `None` if its class is unknown; or a `ValueError`."""
     model_class = find_class(config)
     if model_class is None:
         return None
     assert model_class.config_class is not None
     try:
-        configuration = model_class.config_class.from_dict(dict(config))
         with torch.device("meta"):
-            return model_class(configuration)
+            return model_class(model_class.config_class.from_dict(dict(config)))
     except Exception as error:
         # hundreds of classes, each with its own ways to fail and packages to need
         name = model_class.__name__
         raise ValueError(f"{name} cannot be built from its configuration ({type(error).__name__}: {error})") from error
-
-
-def find_tensors(config: Mapping[str, Any]) -> Mapping[str, torch.Tensor] | None:
-    """The tensors of the model of a configuration, without weights; `None` if its class is unknown or needs more."""
-    with contextlib.suppress(ValueError):
-        if (model := build_empty(config)) is not None:
-            return dict(model.state_dict())
-    return None
 
 
 def find_tied(model: torch.nn.Module) -> list[list[str]]:
@@ -99,13 +88,11 @@ def find_loaded_names(names: Mapping[str, object], config: Mapping[str, Any]) ->
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-    places, prefix = model.state_dict(), model.base_model_prefix
-    found: dict[str, str] = {}
+    places, found = model.state_dict(), dict[str, str]()
     for name in names:
-        own, converted = rename_source_key(name, renamings, converters, prefix, places)
-        if own not in places and name in places or converted is not None:
-            own = name
-        found.setdefault(own, name)
+        own, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, places)
+        keeps = (own not in places and name in places) or converted is not None
+        found.setdefault(name if keeps else own, name)
     for tied in find_tied(model):
         kept = next((name for name in tied if name in found), None)
         found |= {name: found[kept] for name in tied if kept is not None and name not in found}
@@ -121,10 +108,8 @@ def read_labels(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def find_label_rows(tensors: Mapping[str, Any], config: Mapping[str, Any], count: int) -> list[str] | None:
-    """
-    Tensors with a row for each of `count` classes, and perhaps one for none of them: those outside the base model, if
-    there are any. `None` for a model that is known to have no head.
-    """
+    """Tensors with a row for each of `count` classes, and perhaps one for none of them: those outside the base model,
+    if there are any. `None` for a model that is known to have no head."""
     model_class = find_class(config)
     if model_class is not None and not re.search("For[A-Z]|Head", model_class.__name__):
         return None
@@ -134,8 +119,7 @@ def find_label_rows(tensors: Mapping[str, Any], config: Mapping[str, Any], count
 
 
 def find_part(config: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration that a part of a model has in that of the whole, such as CLIP, or the whole itself; empty if
-    it has none of the kind."""
+    """The configuration of a part of a model, such as CLIP, in that of the whole; empty if there is none."""
     places = [config, *(inner for inner in config.values() if isinstance(inner, Mapping) and "model_type" in inner)]
     return next((inner for inner in places if all(inner.get(key) == part.get(key) for key in KINDS)), {})
 
@@ -143,13 +127,13 @@ def find_part(config: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str
 def find_vocabularies(config: Mapping[str, Any]) -> frozenset[int]:
     """All sizes of vocabularies of tokens in a configuration and its parts."""
     parts = [find_vocabularies(part) for part in config.values() if isinstance(part, Mapping)]
-    own = (size for key, size in config.items() if _VOCABULARY.fullmatch(str(key)))
-    return frozenset(size for size in own if isinstance(size, int)).union(*parts)
+    own = (size for key, size in config.items() if _VOCABULARY.fullmatch(str(key)) and isinstance(size, int))
+    return frozenset(own).union(*parts)
 
 
 def compare_settings(base: Mapping[str, Any], task: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Settings of the network that differ between two configurations of a kind, with the value in each."""
-    if not [*_differences(base, task)]:
+    if not any(_differences(base, task)):
         return []
     first, second = resolve_settings(base), resolve_settings(task)
     # A missing setting may have a default that is unknown here.

@@ -24,7 +24,7 @@ import yaml
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import default_collate
 from transformers import PreTrainedModel
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 
     from ..training.task import Task
 
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, Tensor]
 START = 0.3
 
 
 def write_statistics(
-    source: str, config: Path, kind: str, out: Path, *, examples: int = 256, overrides: list[str] | None = None
+    source: str, config: Path, kind: str, out: Path, *, examples: int = 256, overrides: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Measures a fine-tune on `data.train` of the YAML file of its training, and writes what `statistics` of a merge
     reads. `kind` is `"fisher"` or `"gram"`, `overrides` are `--field value` words."""
-    task, data = open_task(config, "data.train", overrides or [])
+    task, data = open_task(config, "data.train", overrides)
     return save_statistics(task, source, data, kind, out, examples=examples)
 
 
@@ -72,8 +72,7 @@ def open_task(config: Path, part: str, overrides: Sequence[str] = ()) -> tuple[T
 def save_statistics(
     task: Task, source: str, data: Any, kind: str, out: Path, *, examples: int = 256
 ) -> dict[str, Any]:
-    """[`write_statistics`] with a task of one's own and its training data: examples are drawn without repetition, of a
-    stream the first ones."""
+    """[`write_statistics`] of a task with its training data: examples are drawn once, of a stream the first ones."""
     from ..training.models import adapter_base, build_model, pin_revision
 
     examples = whole_number("examples", examples)
@@ -101,9 +100,7 @@ def name_as_saved(model: nn.Module, tensors: Tensors) -> Tensors:
     return revert_weight_conversion(model, tensors) if isinstance(model, PreTrainedModel) else tensors
 
 
-def measure(
-    task: Task, model: nn.Module, samples: Iterable[dict[str, Any]], kind: str
-) -> tuple[dict[str, torch.Tensor], int]:
+def measure(task: Task, model: nn.Module, samples: Iterable[dict[str, Any]], kind: str) -> tuple[Tensors, int]:
     """The statistics of a model on samples, on the CPU in float32, and of how many samples."""
     model.eval()
     device, count = next(model.parameters()).device, 0
@@ -125,14 +122,10 @@ def measure(
 def _square_gradients(model: nn.Module) -> Iterator[tuple[Tensors, Any]]:
     """Sums of squared gradients by the names of a checkpoint; of what has no gradient they stay 0."""
     # with the names of tied tensors: which one a checkpoint has is not known here
-    named = model.state_dict(keep_vars=True)
-    found = {
-        name: torch.zeros_like(value, dtype=torch.float32)
-        for name, value in named.items()
-        if value.is_floating_point()
-    }
+    named = {name: value for name, value in model.state_dict(keep_vars=True).items() if value.is_floating_point()}
+    found = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in named.items()}
 
-    def after(loss: torch.Tensor) -> None:
+    def after(loss: Tensor) -> None:
         model.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         for name, values in found.items():
@@ -153,7 +146,7 @@ def _sum_grams(model: nn.Module) -> Iterator[tuple[Tensors, Any]]:
             size = module.in_features if isinstance(module, nn.Linear) else module.weight.shape[0]
             found[f"{name}.weight"] = total = torch.zeros(size, size, device=module.weight.device)
 
-            def add(module: nn.Module, inputs: tuple[torch.Tensor, ...], total: torch.Tensor = total) -> None:
+            def add(module: nn.Module, inputs: tuple[Tensor, ...], total: Tensor = total) -> None:
                 rows = inputs[0].detach().float().flatten(0, -2)
                 total.addmm_(rows.T, rows)
 
@@ -162,15 +155,13 @@ def _sum_grams(model: nn.Module) -> Iterator[tuple[Tensors, Any]]:
 
 
 class WeightedMerge(nn.Module):
-    """Models of the tasks, in the order of the plan, whose merged tensors are W_0 + Σ_t w_t τ_t, with a weight for
-    each task and tensor."""
+    """The tasks' models, whose merged tensors are W_0 + Σ_t w_t τ_t, with a weight for each task and tensor."""
 
     def __init__(self, plan: Plan, models: list[nn.Module], device: torch.device | str = "cpu") -> None:
         super().__init__()
         # only the weights are parameters: the models are not registered as submodules
         self.models = [model.requires_grad_(False).eval().to(device) for model in models]
-        self.rows = plan.merged_rows
-        self.base, self.vectors = [], []
+        self.rows, self.base, self.vectors = plan.merged_rows, [], []
         held = [model.state_dict() for model in models]
         # the model's own name of each tensor of its checkpoint
         self.own_names = [
@@ -190,7 +181,7 @@ class WeightedMerge(nn.Module):
             self.vectors.append(vectors)
         self.weight = nn.Parameter(torch.full((len(models), len(self.rows)), START, device=device))
 
-    def merge(self, task: int) -> dict[str, torch.Tensor]:
+    def merge(self, task: int) -> dict[str, Tensor]:
         """The merged tensors by their names in a task's model."""
         return {
             self.own_names[task][name]: base
@@ -199,17 +190,15 @@ class WeightedMerge(nn.Module):
             if (name := row.task_names[task]) is not None
         }
 
-    def forward(self, batches: list[Tensors]) -> torch.Tensor:
+    def forward(self, batches: list[Tensors]) -> Tensor:
         """The sum over tasks of the mean entropy of their predictions, in nats."""
         total = self.weight.new_zeros(())
         for task, batch in enumerate(batches):
             answer = functional_call(self.models[task], self.merge(task), kwargs=batch)
             logits = getattr(answer, "logits", None)
             if logits is None or logits.ndim != 2:
-                raise UsageError(
-                    f"{type(self.models[task]).__name__} does not predict one class per example; AdaMerging needs "
-                    "classifiers."
-                )
+                kind = type(self.models[task]).__name__
+                raise UsageError(f"{kind} does not predict one class per example; AdaMerging needs classifiers.")
             chances = logits.float().log_softmax(-1)
             total = total - (chances.exp() * chances).sum(-1).mean()
         return total
@@ -234,8 +223,8 @@ def learn_weights(
     steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
     config = load_config(config)
     # with other methods these may be given too
-    unused: dict[str, Any] = {"options": {}, "statistics": {}, "merged": None}
-    unused |= {} if config.masks else {"masks": None, "rescale": "global", "include_base": False}
+    unused: dict[str, Any] = {} if config.masks else {"masks": None, "rescale": "global", "include_base": False}
+    unused |= {"options": {}, "statistics": {}, "merged": None}
     config = dataclasses.replace(config, method="task_arithmetic", **unused)
     if parts.keys() != config.tasks.keys():
         raise UsageError(f"the tasks are {', '.join(config.tasks)}; got data of {', '.join(parts) or 'none'}.")

@@ -4,8 +4,6 @@ The work is done in `.NAME.partial/` beside the result (see `journal`): `result/
 is finished, `merge.json` what is merged. A merge that was interrupted goes on where it stopped, with the same bits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -33,8 +31,6 @@ from .vectors import NotFiniteError, TaskVectors
 
 # Seconds between flushes to the disk.
 _FLUSH_SECONDS = 0.25
-# Settings that may change when an interrupted merge resumes.
-_FREE = ("memory", "workers")
 
 
 @dataclass(frozen=True)
@@ -109,12 +105,12 @@ def merge_checkpoints(
             if ranks.index == 0 and show is not None:
                 show(plan)
             plan = resolve_plan(plan)
-        run = _Run(plan, out, ranks, progress)
+        run = _Run(plan, out, ranks, progress, stack)
         with run.step():
             if ranks.index == 0:
-                run.prepare(stack)
+                run.prepare()
         with run.step():
-            run.open(stack)
+            run.open()
         try:
             run.count()
             with run.step():
@@ -126,30 +122,28 @@ def merge_checkpoints(
         for name, module in plan.modules.items():
             merge_checkpoints(module, run.module_folder(name), overwrite=True, progress=False)
         with run.step():
-            report = run.complete(check or (lambda _: None)) if ranks.index == 0 else {}
+            report = run.complete(check) if ranks.index == 0 else {}
     return MergeResult(out, ranks.of_first(report))
 
 
 def _require_sources(plan: Plan, out: Path) -> None:
-    """Refuses to replace a folder with a task inside, or with the base that the tasks are restored from, if it is not
-    in the result again."""
+    """Refuses to replace a folder that holds a task, or the base that the tasks are restored from."""
     needed, target = plan.config.with_masks and not plan.config.include_base, out.resolve()
     for source in plan.sources:
         is_base, place = source is plan.base, Path(source.spec).expanduser().resolve()
         inside = needed and place.is_relative_to(target) if is_base else target in place.parents
         if inside and source.repo_id is None:
-            raise UsageError(
-                f"{source.title} lies in {out}, which would be replaced: copy it to another place"
-                + (", or set include_base (--include-base)." if is_base else ".")
-            )
+            stored = ", or set include_base (--include-base)" if is_base else ""
+            raise UsageError(f"{source.title} lies in {out}, which would be replaced: copy it elsewhere{stored}.")
 
 
 class _Run:
     """One merge by this process, from the plan to the result."""
 
-    def __init__(self, plan: Plan, out: Path, ranks: Ranks, progress: bool) -> None:
-        self.plan, self.out, self.ranks, self.identity = plan, out, ranks, _identity(plan)
+    def __init__(self, plan: Plan, out: Path, ranks: Ranks, progress: bool, stack: contextlib.ExitStack) -> None:
+        self.plan, self.out, self.ranks, self.identity, self.stack = plan, out, ranks, _identity(plan), stack
         self.partial = out.with_name(f".{out.name}.partial")
+        self.known, self.result, self.noted = (self.partial / name for name in ("merge.json", "result", "journal"))
         self.progress = progress and ranks.index == 0
         self.vectors = TaskVectors(plan.config)
 
@@ -165,7 +159,7 @@ class _Run:
                 raise OSError(
                     error.errno,
                     f"not enough disk space for the merge ({os.strerror(error.errno)}): the weights of the result "
-                    f"need {self.plan.bytes_written:,} bytes in all, {free_bytes(self.out.parent):,} are free on that "
+                    f"need {self.plan.sizes.written:,} bytes in all, {free_bytes(self.out.parent):,} are free on that "
                     f"disk; make room and run the same command again, which resumes from {self.partial}",
                 ) from error
 
@@ -173,43 +167,42 @@ class _Run:
         """The folder of the merge of a module with weights of its own."""
         return self.partial / "modules" / Path(name).parent
 
-    def prepare(self, stack: contextlib.ExitStack) -> None:
+    def prepare(self) -> None:
         """Creates the partial folder, or checks that an existing one belongs to this merge; reserves all files."""
         # only masks need this very base again, and a copy of it is hashed by itself
         hashed = self.plan.config.with_masks and not self.plan.config.include_base
         self.base_identity = _start_beside(lambda: self.plan.base.identity(hash_files=hashed))
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.partial.mkdir(exist_ok=True)
-        stack.enter_context(lock_partial(self.partial))
-        known = self.partial / "merge.json"
-        begun = known.is_file() and Journal.has_begun(self.partial / "journal")
-        if begun and (changed := _differences(read_json(known), self.identity)):
+        self.stack.enter_context(lock_partial(self.partial))
+        begun = self.known.is_file() and Journal.has_begun(self.noted)
+        if begun and (changed := _differences(read_json(self.known), self.identity)):
             raise OtherRun(
                 f"{self.partial} holds an interrupted merge of something else",
                 changed,
                 "Undo these changes to resume it, or remove that folder to start again.",
             )
         if not begun:
-            shutil.rmtree(self.partial / "result", ignore_errors=True)
-            shutil.rmtree(self.partial / "journal", ignore_errors=True)
-            write_json(known, self.identity, indent=1)
+            shutil.rmtree(self.result, ignore_errors=True)
+            shutil.rmtree(self.noted, ignore_errors=True)
+            write_json(self.known, self.identity, indent=1)
         # reserved once, so that the others find the files
-        Outputs(self.partial / "result", self.plan, resume=begun).close(sync=False)
+        Outputs(self.result, self.plan, resume=begun).close(sync=False)
 
-    def open(self, stack: contextlib.ExitStack) -> None:
+    def open(self) -> None:
         """Opens the files and the journal in every process."""
-        if changed := _differences(read_json(self.partial / "merge.json"), self.identity):
+        if changed := _differences(read_json(self.known), self.identity):
             raise ValueError(f"the processes do not see the same checkpoints: {'; '.join(changed[:5])}; run it again.")
         config = self.plan.config
-        self.outputs = Outputs(self.partial / "result", self.plan, resume=True)
-        stack.callback(self.outputs.close, sync=False)
-        self.journal = Journal(self.partial / "journal")
-        stack.callback(self.journal.close)
+        self.outputs = Outputs(self.result, self.plan, resume=True)
+        self.stack.callback(self.outputs.close, sync=False)
+        self.journal = Journal(self.noted)
+        self.stack.callback(self.journal.close)
         workers = config.workers or max(1, count_cores() // self.ranks.local_count)
         self.engine = Engine(self.plan, self.outputs, self.vectors, workers, config.memory_bytes)
-        stack.callback(self.engine.close)
+        self.stack.callback(self.engine.close)
         self.units = make_units(self.plan.merged_rows, self.outputs.copies, whole=config.merge_method.whole)
-        if self.vectors.passes and (counted := read_passes(self.partial / "journal")) is not None:
+        if self.vectors.passes and (counted := read_passes(self.noted)):
             self.vectors.load_state(counted)
 
     def count(self) -> None:
@@ -220,7 +213,7 @@ class _Run:
             self.vectors.close_pass(index, np.sum(self.ranks.gather(counts), axis=0))
             with self.step():
                 if self.ranks.index == 0:
-                    write_json(self.partial / "journal" / PASSES, self.vectors.state(), indent=None)
+                    write_json(self.noted / PASSES, self.vectors.state(), indent=None)
 
     def merge(self) -> None:
         """Does this process's share of the units that are not finished."""
@@ -246,13 +239,13 @@ class _Run:
     # What is written after the weights is written anew after a kill, from the sums of the journal, and therefore needs
     # no journal of its own. Before the rename, the only step that a reader sees, everything is flushed to the disk and
     # the journal is deleted: were it deleted after, a kill between the two would leave a journal without its result.
-    def complete(self, check: Callable[[Path], None]) -> dict[str, Any]:
+    def complete(self, check: Callable[[Path], None] | None) -> dict[str, Any]:
         """Writes scales, manifest, report and card when all units are finished, then renames the folder."""
         if changed := _differences(self.identity, _identity(self.plan)):
             shutil.rmtree(self.partial)
             raise DataError(f"a checkpoint changed while it was merged: {'; '.join(changed[:5])}; merge again.")
-        config, folder = self.plan.config, self.partial / "result"
-        sums = add_up(self.units, self.journal.read(len(self.units)), len(self.plan.merged_rows), len(config.tasks))
+        folder = self.result
+        sums = add_up(self.plan.merged_rows, len(self.plan.tasks), self.units, self.journal.read(len(self.units)))
         base = self.base_identity.result()
         closed = _start_beside(self.outputs.close)
         try:
@@ -261,7 +254,8 @@ class _Run:
         finally:
             closed.result()
         try:
-            check(folder)
+            if check is not None:
+                check(folder)
         except DataError:
             shutil.rmtree(self.partial)
             raise
@@ -270,7 +264,7 @@ class _Run:
         sync(folder)
         # without its journal the folder is never taken for an interrupted merge
         self.journal.close()
-        shutil.rmtree(self.partial / "journal")
+        shutil.rmtree(self.noted)
         replace_folder(folder, self.out)
         # not the lock, where a file that is open cannot be deleted
         shutil.rmtree(self.partial, ignore_errors=True)
@@ -295,11 +289,13 @@ def _identity(plan: Plan) -> dict[str, Any]:
     from .. import __version__
 
     values = plan.config.to_dict() | plan.config.arguments
-    config = {key: value for key, value in values.items() if key not in _FREE}
-    checkpoints = {source.label: source.fingerprint() for source in plan.sources}
-    # the journal has the sums of the tasks in their order
-    order = list(plan.config.tasks)
-    return {"hf_ext_version": __version__, "config": config, "order": order, "checkpoints": checkpoints}
+    return {
+        "hf_ext_version": __version__,
+        "config": {key: value for key, value in values.items() if key not in ("memory", "workers")},
+        # the journal has the sums of the tasks in their order
+        "order": list(plan.config.tasks),
+        "checkpoints": {source.label: source.fingerprint() for source in plan.sources},
+    }
 
 
 def _differences(before: Any, now: Any, where: str = "") -> list[str]:

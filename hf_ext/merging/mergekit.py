@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 
 import yaml
 
-from hf_ext.emr.artifact import fetch_file
-from hf_ext.files import read_json_object
-
+from ..emr.artifact import fetch_file
 from ..errors import UsageError
+from ..files import read_json_object
 from .methods import METHODS, Option
 
 _KEYS = (
@@ -40,13 +39,14 @@ class MergekitError(UsageError):
         node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
         line = node.start_mark.line
         for key in self.place:
-            inner = enumerate(node.value) if isinstance(node, yaml.SequenceNode) else node.value
-            named = ((getattr(own, "value", own), own, value) for own, value in inner)
-            found = next(((own, value) for name, own, value in named if str(name) == str(key)), None)
-            if found is None:
+            if isinstance(node, yaml.SequenceNode):
+                node = node.value[key]
+                line = node.start_mark.line
+                continue
+            found = [(own, value) for own, value in node.value if own.value == str(key)]
+            if not found:
                 break
-            node = found[1]
-            line = getattr(found[0], "start_mark", node.start_mark).line
+            line, node = found[0][0].start_mark.line, found[0][1]
         return int(line) + 1
 
 
@@ -90,18 +90,22 @@ def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
     root = _Entry(given)
     method = root.get("merge_method")
     if not isinstance(method.value, str) or method.value not in _METHODS:
-        random = isinstance(method.value, str) and method.value.startswith("dare")
-        method.refuse(
-            f"merge_method {method.value!r:.80}; supported methods: {', '.join(_METHODS)}"
-            + (". Its random draws would differ here: see `drop`" if random else "")
-        )
+        random = ". Its random draws would differ here: see `drop`" if str(method.value).startswith("dare") else ""
+        method.refuse(f"merge_method {method.value!r:.80}; supported methods: {', '.join(_METHODS)}{random}")
     ours, read = _METHODS[method.value]
     root.check("the file", *_KEYS)
     template = root.get("chat_template")
     if template.value not in (None, "auto"):
         template.refuse(f"chat_template {template.value!r:.80}; supported: auto, the one in which all models agree")
     reader = _Reader(root, METHODS[ours].options)
-    _check_tokenizer(root, reader.base)
+    tokens = root.get("tokenizer_source")
+    if root.value.get("tokenizer") is not None:
+        if tokens.value is not None:
+            tokens.refuse("tokenizer_source beside tokenizer")
+        tokens = root.get("tokenizer").check("tokenizer", "source", needed="source").get("source")
+    if tokens.value not in (None, "base", reader.base):
+        others = f"{tokens.value!r:.80}: the result has the base's tokens; mergekit makes a model of others"
+        tokens.refuse(f"{'.'.join(tokens.place)} {others}")
     fields = {"method": ours, "base": reader.base, **read(reader), "tasks": reader.tasks}
     # the later one counts
     for key in ("dtype", "out_dtype"):
@@ -110,21 +114,6 @@ def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
             if fields["dtype"] not in _DTYPES:
                 dtype.refuse(f"{key} {dtype.value!r:.80}; {', '.join(_DTYPES)} are known")
     return fields
-
-
-def _check_tokenizer(root: _Entry, base: str | None) -> None:
-    """Refuses another tokenizer than the base's, by either key of mergekit."""
-    source = root.get("tokenizer_source")
-    if root.value.get("tokenizer") is not None:
-        told = root.get("tokenizer").check("tokenizer", "source", needed="source")
-        if source.value is not None:
-            source.refuse("tokenizer_source beside tokenizer")
-        source = told.get("source")
-    if source.value not in (None, "base", base):
-        key = ".".join(source.place)
-        source.refuse(
-            f"{key} {source.value!r:.80}: the result has the base's tokens; mergekit makes a model of others"
-        )
 
 
 class _Reader:
@@ -147,19 +136,15 @@ class _Reader:
         self.tasks: dict[str, str] = {}
         for model in self.sources:
             if averages or model != self.base:
-                self.tasks[self._name(model)] = model
+                # named by the last part of where it is
+                last = re.sub(r"[^A-Za-z0-9._-]", "-", Path(model.partition("@")[0]).name).strip(".")[:58] or "model"
+                plain = f"{last}-model" if last in ("base", "merged") else last
+                taken = {name.casefold() for name in self.tasks}
+                names = (plain, *(f"{plain}-{number}" for number in range(2, len(taken) + 2)))
+                self.tasks[next(name for name in names if name.casefold() not in taken)] = model
         least = 2 if root.value["merge_method"] == "model_stock" else 1
         if len(self.tasks) < least:
             self.refuse(f"{len(self.tasks)} model(s) beside the base, of which this method needs {least} or more")
-
-    def _name(self, model: str) -> str:
-        """A name of its own for a task, which is the last part of where it is."""
-        last = Path(model.partition("@")[0]).name
-        plain = re.sub(r"[^A-Za-z0-9._-]", "-", last).strip(".")[:58] or "model"
-        plain = f"{plain}-model" if plain in ("base", "merged") else plain
-        taken = {name.casefold() for name in self.tasks}
-        numbered = (f"{plain}-{number}" if number > 1 else plain for number in range(1, len(taken) + 2))
-        return next(name for name in numbered if name.casefold() not in taken)
 
     def refuse(self, what: str) -> NoReturn:
         """Refuses the models together."""
@@ -195,15 +180,12 @@ class _Reader:
         return first if all(setting == first for setting in found.values()) else found
 
     def read_flag(self, name: str, default: bool) -> bool:
-        """A parameter that is true or false for the whole model."""
         return bool(self.read(name, default, option=Option("", kind=bool, by_layer=False)))
 
 
 def _read_linear(reader: _Reader) -> dict[str, Any]:
     if reader.base is not None and reader.base not in reader.sources:
-        reader.root.get("base_model").refuse(
-            "a base_model of linear that is none of its models, and would be averaged in"
-        )
+        reader.root.get("base_model").refuse("a base_model of linear that is none of its models and would be averaged")
     base = reader.base or next(iter(reader.tasks.values()))
     return {"base": base, "weight": reader.read_each("weight"), "normalize": reader.read_flag("normalize", True)}
 
@@ -261,7 +243,13 @@ def _read_sources(root: _Entry) -> tuple[list[_Entry], list[_Entry]]:
     keys = ("model", "parameters", "layer_range")
     sources = [item.check("a source", *keys, needed="model") for item in part.get("sources").items("sources")]
     for item in sources:
-        layers, given = _count_layers(item), item.get("layer_range")
+        model, given = _read_model(item.get("model")), item.get("layer_range")
+        folder = Path(model).expanduser()
+        path = folder / "config.json" if folder.exists() else fetch_file(model, "config.json")
+        config = read_json_object(path, optional=True)
+        layers = next((config[key] for key in _LAYERS if isinstance(config.get(key), int)), None)
+        if layers is None:
+            item.refuse(f"slices of {model}, whose config.json does not tell its layers: give `models` instead")
         if given.value != [0, layers]:
             given.refuse(f"layer_range {given.value!r:.80}: all layers of the model are [0, {layers}]")
     return sources, [part.get("parameters").check("parameters", *_PARAMETERS), shared]
@@ -269,21 +257,9 @@ def _read_sources(root: _Entry) -> tuple[list[_Entry], list[_Entry]]:
 
 def _read_model(model: _Entry) -> str:
     if not isinstance(model.value, str) or not model.value.strip() or "+" in model.value:
-        model.refuse(
-            f"model {model.value!r:.80}: name a folder or org/name[@revision]; adapters are merged in by peft first"
-        )
+        advice = "name a folder or org/name[@revision]; adapters are merged in by peft first"
+        model.refuse(f"model {model.value!r:.80}: {advice}")
     return str(model.value)
-
-
-def _count_layers(entry: _Entry) -> int:
-    model = _read_model(entry.get("model"))
-    folder = Path(model).expanduser()
-    path = folder / "config.json" if folder.exists() else fetch_file(model, "config.json")
-    config = read_json_object(path, optional=True)
-    found = next((config[key] for key in _LAYERS if isinstance(config.get(key), int)), None)
-    if found is None:
-        entry.refuse(f"slices of {model}, whose config.json does not tell its layers: give `models` instead")
-    return int(found)
 
 
 def _multiply(setting: Any, factor: float) -> Any:

@@ -3,18 +3,15 @@
 Plan and table of a merge and the extraction of a LoRA ask here; nobody else compares names.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
-
-from hf_ext.hub.safetensors_headers import TensorInfo
 
 from ..errors import DataError
+from ..hub.safetensors_headers import TensorInfo
 from . import loading
 from .companions import UnreadableError, compare_tokens, count_tokens
 from .sources import Source
@@ -28,20 +25,14 @@ _PREFIX_SHARE = 1 / 3
 
 
 class Names:
-    """
-    The names of a task's tensors beside the base's.
-
-    Differing prefixes are detected: a base saved without its head has `encoder.…` where its fine-tune has
-    `bert.encoder.…`.
-    """
+    """The names of a task's tensors beside the base's, whose prefix may differ: a base saved without its head has
+    `encoder.…` where its fine-tune has `bert.encoder.…`."""
 
     def __init__(self, base: Collection[str], task: Collection[str]) -> None:
-        pairs = [(first, second) for first in _wrappers(base) for second in _wrappers(task)]
-
         def agreement(pair: tuple[str, str]) -> tuple[int, int]:
             return sum(pair[0] + name.removeprefix(pair[1]) in base for name in task), -len(pair[0]) - len(pair[1])
 
-        self.base_prefix, self.task_prefix = max(pairs, key=agreement)
+        self.base_prefix, self.task_prefix = max(product(_wrappers(base), _wrappers(task)), key=agreement)
         found: dict[str, str] = {}
         # a name that has the prefix goes before one that happens to fit without
         for name in sorted(task, key=lambda item: not item.startswith(self.task_prefix)):
@@ -84,21 +75,21 @@ def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None =
     """Finds which tensor of a task is which of the base, and refuses a task that is no fine-tune of it. `given` is the
     model of that method; with `masks` a task keeps its own."""
     names = tuple(match_fine_tune(base, task) for task in tasks)
+    both, taken, warnings = list(zip(tasks, names, strict=True)), dict[int, str](), list[str]()
     known = (None, "", base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path"))
-    warnings = [
-        f"{task.title} was made from {origin!r} by its configuration, not from {base.repo_id!r}: check it"
-        for task in tasks
-        if base.repo_id and (origin := task.came_from) not in known and not Path(str(origin)).is_absolute()
-    ]
-    warnings += [warning for task in tasks for warning in _compare_configurations(base, task, masks)]
+    for task, own in both:
+        origin = task.config.get("base_model_name_or_path") or task.config.get("_name_or_path")
+        if base.repo_id and isinstance(origin, str) and origin not in known and not Path(origin).is_absolute():
+            warnings.append(
+                f"{task.title} was made from {origin!r} by its configuration, not from {base.repo_id!r}: check it"
+            )
+        warnings += _compare_configurations(base, task, masks)
+        # A base without its head has other names too; of one class, names differ only where a program changed them.
+        same_class = task.config.get("architectures") == base.config.get("architectures")
+        if own.task_prefix != own.base_prefix and same_class:
+            prefixes = f"its tensors {own.task_prefix}*, the base {own.base_prefix}*"
+            warnings.append(f"{task.title} names {prefixes}: both are treated as the same")
     aliases = _find_tied_names(base, tasks, warnings)
-    both, taken = list(zip(tasks, names, strict=True)), dict[int, str]()
-    # A base without its head has other names too; of one class, names differ only where a program changed them.
-    warnings += [
-        f"{task.title} names its tensors {own.task_prefix}*, the base {own.base_prefix}*: both are treated as the same"
-        for task, own in both
-        if own.task_prefix != own.base_prefix and task.config.get("architectures") == base.config.get("architectures")
-    ]
     return Matching(
         names,
         tuple(_compare_vocabularies(base, task, own, taken, warnings, masks) for task, own in both),
@@ -110,23 +101,18 @@ def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None =
     )
 
 
-def match_fine_tune(base: Source, task: Source) -> Names:
-    """The names of a task that is a fine-tune of the base; any other is refused."""
-    names = _match_loaded(base, task)
-    _refuse_little_overlap(base, task, names)
-    return names
-
-
 def _match_loaded(base: Source, task: Source) -> Names:
-    """
-    The names of a task beside the base's, both as transformers reads them.
-
-    A task whose file has other names, of another version or of a tensor that its class ties, is renamed: to what the
-    base's file has, which transformers reads too.
-    """
+    """The names of a task beside the base's, both as transformers reads them. A task whose file has other names, of
+    another version or of a tensor that its class ties, is renamed to what the base's file has."""
     _refuse_other_model(base, task)
     names = Names(base.tensors, task.tensors)
-    if task.library != "transformers" or not _may_be_renamed(base, task, names):
+    paired = set(names.pairs.values())
+    # of an unmatched tensor of the task, or with a row for each token
+    shapes = {info.shape for name, info in task.tensors.items() if name not in paired}
+    shapes |= {(size,) for size in task.vocabularies}
+    lacking = [info.shape for name, info in base.tensors.items() if name not in names.pairs]
+    renamed = any(shape in shapes or shape[:1] in shapes for shape in lacking)
+    if task.library != "transformers" or not renamed:
         return names
     try:
         ours, theirs = (loading.find_loaded_names(source.tensors, source.config) for source in (base, task))
@@ -136,31 +122,20 @@ def _match_loaded(base: Source, task: Source) -> Names:
     loaded = Names({own: base.tensors[name] for own, name in ours.items()}, theirs)
     if len(loaded.pairs) <= len(names.pairs):
         return names
-    renamed: dict[str, str] = {}
+    new: dict[str, str] = {}
     for own, name in loaded.pairs.items():
         # Of names for one tensor of the base's file the first counts.
-        renamed.setdefault(loaded.task_prefix + ours[own].removeprefix(loaded.base_prefix), theirs[name])
-    taken = {*loaded.pairs.values(), *(name for name, stored in theirs.items() if stored in renamed.values())}
-    task.rename(renamed | {name: stored for name, stored in theirs.items() if name not in taken})
+        new.setdefault(loaded.in_task(ours[own]), theirs[name])
+    taken = {*loaded.pairs.values(), *(name for name, stored in theirs.items() if stored in new.values())}
+    task.rename(new | {name: stored for name, stored in theirs.items() if name not in taken})
     return Names(base.tensors, task.tensors)
-
-
-def _may_be_renamed(base: Source, task: Source, names: Names) -> bool:
-    """True if an unmatched tensor of the base has the shape of one of the task's, or a row for each token."""
-    paired = set(names.pairs.values())
-    shapes = {info.shape for name, info in task.tensors.items() if name not in paired}
-    shapes |= {(size,) for size in loading.find_vocabularies(task.config)}
-    lacking = [info.shape for name, info in base.tensors.items() if name not in names.pairs]
-    return any(shape in shapes or shape[:1] in shapes for shape in lacking)
 
 
 def _match_given(base: Source, model: Source, warnings: list[str]) -> dict[str, str]:
     """The names in a merged model, which has the base's tokens, of the tensors that it has in the base's shape."""
     names = _match_loaded(base, model)
     for name, why in _compare_vocabularies(base, model, names, {}, warnings, False).items():
-        raise DataError(
-            f"{name!r}: {model.title} has another vocabulary ({why}); give a model with the base's tokens."
-        )
+        raise DataError(f"{name!r}: {model.title} has another vocabulary ({why}); give one with the base's tokens.")
     return {
         name: own
         for name, own in names.pairs.items()
@@ -172,7 +147,7 @@ def _compare_vocabularies(
     base: Source, task: Source, names: Names, taken: dict[int, str], warnings: list[str], masks: bool
 ) -> dict[str, str]:
     """Tensors with a row for each token, where these are other tokens than the base's, with the first difference."""
-    rows = _find_token_rows(base.config, task.config, base, task, names.pairs)
+    rows = _find_token_rows((base.vocabularies, task.vocabularies), base, task, names.pairs)
     sizes = {name: f"{theirs} tokens, the base {ours}" for name, (ours, theirs) in rows.items() if ours != theirs}
     if sizes or base.library == "peft":
         return sizes
@@ -185,18 +160,19 @@ def _compare_vocabularies(
     if not difference:
         return {}
     # a size that is the default of its class is in no file, and takes seconds to find
-    ours, theirs = loading.resolve_settings(base.config), loading.resolve_settings(task.config)
-    rows |= _find_token_rows(ours, theirs, base, task, names.pairs)
-    unknown = ours is base.config and theirs is task.config
-    if rows or not (unknown or loading.find_vocabularies(ours) or loading.find_vocabularies(theirs)):
+    resolved = [loading.resolve_settings(source.config) for source in (base, task)]
+    ours, theirs = map(loading.find_vocabularies, resolved)
+    rows |= _find_token_rows((ours, theirs), base, task, names.pairs)
+    unknown = resolved[0] is base.config and resolved[1] is task.config
+    if rows or not (unknown or ours or theirs):
         return dict.fromkeys(rows, difference)
-    counted = {"vocab_size": max(map(count_tokens, files))}
-    rows = _find_token_rows(counted, counted, base, task, names.pairs)
+    counted = frozenset([max(map(count_tokens, files))])
+    rows = _find_token_rows((counted, counted), base, task, names.pairs)
     if not rows:
         told = f"{task.title} has another vocabulary ({difference}), and no tensor has vocab_size rows by config.json"
         # the class may have them in a head that is not shared
-        places = None if unknown else loading.find_tensors(base.config)
-        lengths = {(size,) for size in loading.find_vocabularies(ours)}
+        places = None if unknown else base.places
+        lengths = {(size,) for size in ours}
         shared: Collection[str] = () if places is None else Names(places, names.pairs).pairs
         if not masks and (places is None or any(places[name].shape[:1] in lengths for name in shared)):
             raise DataError(f"{told}. Correct it, so that they are found, or choose a method with masks.")
@@ -205,11 +181,9 @@ def _compare_vocabularies(
 
 
 def _find_token_rows(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], base: Source, task: Source, pairs: Mapping[str, str]
+    known: tuple[Collection[int], Collection[int]], base: Source, task: Source, pairs: Mapping[str, str]
 ) -> dict[str, tuple[int, int]]:
-    """The tensors with a row for each token, by two configurations or the one that tells, and equally many columns;
-    with their rows in the base and in a task."""
-    known = loading.find_vocabularies(ours), loading.find_vocabularies(theirs)
+    """Tensors with a row for each token, by two sets of sizes or the one that tells, and their rows."""
     shapes = {name: (base.tensors[name].shape, task.tensors[own].shape) for name, own in pairs.items()}
     return {
         name: (first[0], second[0])
@@ -232,7 +206,7 @@ def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
     """Computed buffers of a task's file that the base does not have, and the task's class no place for."""
     known = set(names.pairs.values())
     found = {name for name, info in task.tensors.items() if name not in known and _is_computed(name, info)}
-    places = loading.find_tensors(task.config) if found else None
+    places = task.places if found else None
     return frozenset() if places is None else frozenset(found - places.keys())
 
 
@@ -241,10 +215,12 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
     them. The class is asked only where a checkpoint holds two tensors that it could tie."""
     # what huggingface_hub and transformers write for a tensor that was left out: its name and the one that was kept
     tied = {name: kept for name, kept in base.metadata.items() if kept in base.tensors and name not in base.tensors}
-    model = None
-    if base.library == "transformers" and any(_has_vocabulary_twice(source, base.config) for source in (base, *tasks)):
+    model, rows = None, {(size,) for size in base.vocabularies}
+    shapes = [[info.shape for info in source.tensors.values() if info.shape[:1] in rows] for source in (base, *tasks)]
+    # models tie tensors of one shape with a row for each token
+    if base.library == "transformers" and any(len(set(found)) < len(found) for found in shapes):
         try:
-            model, why = loading.build_empty(base.config), "its class is none of transformers"
+            model, why = base.outline, "its class is none of transformers"
         except ValueError as error:
             why = str(error)
         if model is None:
@@ -258,22 +234,13 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
     return tied
 
 
-def _has_vocabulary_twice(source: Source, config: Mapping[str, Any]) -> bool:
-    """True if two tensors of one shape have a row for each token: those are the tensors that models tie."""
-    rows = {(size,) for size in loading.find_vocabularies(config)}
-    shapes = [info.shape for info in source.tensors.values() if info.shape[:1] in rows]
-    return len(set(shapes)) < len(shapes)
-
-
 def _refuse_other_model(base: Source, task: Source) -> None:
-    """
-    Refuses a task whose configuration says that it is another kind of model than the base, and a PeftModel that was
-    saved with its adapters inside. Those that belong to the model itself are in the base too, by names of their own.
-    """
+    """Refuses a task whose configuration tells another kind of model than the base, and a PeftModel that was saved
+    with its adapters inside. Those that belong to the model itself are in the base too, by names of their own."""
     native = any(map(_INSIDE.search, base.tensors))
     for source in (base, task):
         inside = [name for name in source.tensors if source.library != "peft" and _INSIDE.search(name)]
-        if inside and (not native or any(".default" in name for name in inside) or not _may_wrap(source.config)):
+        if inside and (not native or any(".default" in name for name in inside) or not _may_wrap(source)):
             raise DataError(
                 f"{source.title} is a PeftModel whose adapters are not merged into its weights ({inside[0]!r}). Merge "
                 "them, model.merge_and_unload().save_pretrained(FOLDER), and give that folder."
@@ -291,19 +258,16 @@ def _refuse_other_model(base: Source, task: Source) -> None:
             )
 
 
-def _may_wrap(config: Mapping[str, Any]) -> bool:
+def _may_wrap(source: Source) -> bool:
     """True if a class has layers of its own that are named as those of an adapter, or is unknown."""
-    places = {} if "_class_name" in config else loading.find_tensors(config)
+    places = {} if "_class_name" in source.config else source.places
     return places is None or any(map(_INSIDE.search, places))
 
 
+# Heads of another size and another base of positions give the same numbers another meaning. One model of both would be
+# wrong, so it is refused; with masks each task is computed by its own configuration, and the difference is said.
 def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str]:
-    """
-    Settings of the network that a task does not share with the base, in words.
-
-    Heads of another size and another base of positions give the same numbers another meaning. One model of both would
-    be wrong, so it is refused; with masks each task is computed by its own configuration, and the difference is said.
-    """
+    """Settings of the network that a task does not share with the base, in words."""
     whole = {} if base.library == "peft" else loading.find_part(base.config, task.config)
     warnings = []
     for key, expected, found in loading.compare_settings(whole, task.config) if whole else ():
@@ -317,16 +281,17 @@ def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str
     return warnings
 
 
-def _refuse_little_overlap(base: Source, task: Source, names: Names) -> None:
-    """Refuses a task that shares too few tensors with the base to be a fine-tune of it."""
+def match_fine_tune(base: Source, task: Source) -> Names:
+    """The names of a task; refuses one that shares too few tensors with the base to be a fine-tune of it."""
+    names = _match_loaded(base, task)
     counts = [sum(info.dtype.is_floating_point for info in source.tensors.values()) for source in (base, task)]
     numbers = {name: own for name, own in names.pairs.items() if base.tensors[name].dtype.is_floating_point}
     other = {name: own for name, own in numbers.items() if base.tensors[name].shape != task.tensors[own].shape}
-    tokens = _find_token_rows(base.config, task.config, base, task, other)
+    tokens = _find_token_rows((base.vocabularies, task.vocabularies), base, task, other)
     others = [pair for pair in other.items() if pair[0] not in tokens]
     fitting = len(numbers) - len(others)
     if 2 * fitting >= min(counts) and fitting:
-        return
+        return names
     examples = [f"{own!r} {list(task.tensors[own].shape)} ({list(base.tensors[name].shape)})" for name, own in others]
     examples += [f"{name!r} (not there)" for name in task.tensors if name not in set(names.pairs.values())]
     raise DataError(

@@ -1,7 +1,5 @@
 """The plan of a merge, made from headers and small files: treatment of each tensor, and costs; its table and JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -16,9 +14,8 @@ from typing import Any
 
 import torch
 
-from hf_ext.emr.arithmetic import find_kernels
-from hf_ext.emr.artifact import mask_bytes
-
+from ..emr.arithmetic import SUMS, find_kernels
+from ..emr.artifact import mask_bytes
 from ..errors import DataError, UsageError
 from .companions import join_companions
 from .configuration import MergeConfig, load_config
@@ -27,11 +24,23 @@ from .name_matching import Matching, match_names
 from .sources import Source, describe_label, open_weights, read_adapters, size_text, type_name
 from .tensors import COMPARED, KEPT, LOST, SHARED, SHOWN, SKIPPED, TIED, WHOLE_NUMBERS, Own, Row, Table, name_some
 
-_OPENED_AT_ONCE = 8
 _COMPARED_AT_ONCE = 2**18
 # Elements of a tensor that tell most trained weights from constants.
 _FIRST = 2**10
-_SUMS_BYTES = 8 * 10
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a merge, as headers tell them."""
+
+    read: int  # all tensors of the checkpoints; some methods read them several times
+    checkpoints: int  # the tasks' checkpoints, which the result stands in for
+    unified: int  # the root weights
+    masks: tuple[int, ...]  # each task's mask, or its signs
+    extras: tuple[int, ...]  # each task's own tensors; those that are yet to be compared count
+    result: int  # the result's weights: root, masks, tensors and sums of the tasks; without a copy of the base
+    written: int  # the same with the copy
+    memory: int  # all I/O buffers, beside the process itself; with methods of whole tensors the largest of these
 
 
 @dataclass(frozen=True)
@@ -65,65 +74,36 @@ class Plan(AbstractContextManager["Plan", None]):
         """Tensors of the tasks, or of one, that are not merged and for which one of these rules holds."""
         return [item for item in self.own if item.rule in rules and task in (None, item.task)]
 
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of all tensors of the checkpoints, each of which the merge reads; some methods read them again."""
-        return sum(source.nbytes for source in self.sources)
-
-    @property
-    def unified_bytes(self) -> int:
-        """Bytes of the root weights."""
-        return 0 if self.config.merge_method.deltas else sum(row.nbytes for row in self.rows)
-
-    @property
-    def mask_bytes(self) -> tuple[int, ...]:
-        """Bytes of each task's mask, or of its signs."""
-        planes = self.config.merge_method.deltas or 1
-        sizes = [(row.members, planes * mask_bytes(row.elements)) for row in self.merged_rows]
-        return tuple(sum(size for members, size in sizes if index in members) for index in range(len(self.tasks)))
-
-    @property
-    def extra_bytes(self) -> tuple[int, ...]:
-        """Bytes of each task's own tensors, at most: those that are to be compared count."""
-        own = [self.own_tensors(KEPT, COMPARED, task=index) for index in range(len(self.tasks))]
-        return tuple(sum(item.nbytes for item in items) for items in own)
-
-    @property
-    def result_bytes(self) -> int:
-        """Bytes of the result's weights: root, masks, tensors and sums of the tasks; without a copy of the base."""
-        if not self.config.with_masks:
-            return self.unified_bytes
-        sums = _SUMS_BYTES * len(self.merged_rows) * len(self.tasks)
-        return self.unified_bytes + sum(self.mask_bytes) + sum(self.extra_bytes) + sums
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of weights that the merge will write."""
-        copied = self.base.tensors.values() if self.config.include_base else ()
-        return self.result_bytes + sum(info.nbytes for info in copied)
-
-    @property
-    def checkpoints_bytes(self) -> int:
-        """Bytes of the tasks' checkpoints, which the result stands in for."""
-        return sum(task.nbytes for task in self.tasks)
-
-    @property
-    def peak_memory(self) -> int:
-        """Bytes of all I/O buffers, beside the process itself; with methods of whole tensors the largest of these."""
-        if not self.config.merge_method.whole:
-            return self.config.memory_bytes
-        # the base, the task vectors and what the method makes of them, in float32
-        largest = 4 * (len(self.tasks) + 3) * max(row.elements for row in self.merged_rows)
-        # statistics come one by one, and are added up in float64
-        known = [math.prod(info.shape) for source in self.statistics for info in source.tensors.values()]
-        return self.config.memory_bytes + largest + 40 * max(known, default=0)
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Bytes that the merge reads, writes and holds."""
+        config, count, method = self.config, len(self.tasks), self.config.merge_method
+        unified = 0 if method.deltas else sum(row.nbytes for row in self.rows)
+        masks, extras = [0] * count, [0] * count
+        for row in self.merged_rows:
+            for task in row.members:
+                masks[task] += (method.deltas or 1) * mask_bytes(row.elements)
+        for item in self.own_tensors(KEPT, COMPARED):
+            extras[item.task] += item.nbytes
+        sums = 8 * len(SUMS) * len(self.merged_rows) * count
+        result = unified + (sum(masks) + sum(extras) + sums if config.with_masks else 0)
+        copy = sum(info.nbytes for info in self.base.tensors.values()) if config.include_base else 0
+        memory = config.memory_bytes
+        if method.whole:
+            # the base, the task vectors and what the method makes of them, in float32
+            memory += 4 * (count + 3) * max(row.elements for row in self.merged_rows)
+            # statistics come one by one, and are added up in float64
+            known = [math.prod(info.shape) for source in self.statistics for info in source.tensors.values()]
+            memory += 40 * max(known, default=0)
+        read, checkpoints = (sum(source.nbytes for source in held) for held in (self.sources, self.tasks))
+        return Sizes(read, checkpoints, unified, tuple(masks), tuple(extras), result, result + copy, memory)
 
     @property
     def size_warnings(self) -> list[str]:
         """Warnings of a result that saves no space."""
-        planes, size = self.config.merge_method.deltas or 1, self.result_bytes + self.base.nbytes
-        one_bit = size - self.unified_bytes - sum(self.mask_bytes) * (planes - 1) // planes
-        return warn_of_size(size, self.checkpoints_bytes, one_bit) if self.config.with_masks else []
+        planes, size = self.config.merge_method.deltas or 1, self.sizes.result + self.base.nbytes
+        one_bit = size - self.sizes.unified - sum(self.sizes.masks) * (planes - 1) // planes
+        return warn_of_size(size, self.sizes.checkpoints, one_bit) if self.config.with_masks else []
 
     @property
     def header_bytes(self) -> int:
@@ -137,7 +117,6 @@ class Plan(AbstractContextManager["Plan", None]):
         return (self.base, *self.tasks, *merged, *self.statistics)
 
     def close(self) -> None:
-        """Closes the checkpoints."""
         for source in self.sources:
             source.close()
 
@@ -167,21 +146,18 @@ def make_plan(
     """
     config = load_config(config)
     specs = {"base": config.base, **config.tasks}
-    if config.merged is not None:
-        specs["merged"] = config.merged
+    specs |= {} if config.merged is None else {"merged": config.merged}
     specs |= {f"statistics of {task}": config.statistics[task] for task in config.tasks if config.statistics}
     with ExitStack() as stack:
 
         def open_one(label: str) -> Source:
-            source = open_weights(label, specs[label], token=token, endpoint=endpoint)
-            stack.callback(source.close)
-            return source
+            return stack.enter_context(open_weights(label, specs[label], token=token, endpoint=endpoint))
 
-        with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
+        with ThreadPoolExecutor(8) as pool:
             opened = dict(zip(specs, pool.map(open_one, specs), strict=True))
         base, tasks = read_adapters(config.adapters, opened["base"], [opened[task] for task in config.tasks])
         model = opened.get("merged")
-        statistics = tuple(opened[f"statistics of {task}"] for task in config.tasks if config.statistics)
+        statistics = tuple(opened[label] for label in specs if label.startswith("statistics of "))
         if base.library == "peft":
             # the base of the adapters has no other owner
             config = dataclasses.replace(config, include_base=config.with_masks)
@@ -219,22 +195,18 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
             f"{name} holds weights of a module of its own that differ, and method {config.method!r} needs more than "
             "weights to merge them. Choose another method, or one with masks, where each task keeps its module."
         )
-    own, *others = (str(source.companions.modules[name].parent) for source in (base, *tasks))
-    places = {task.label: place for task, place in zip(tasks, others, strict=True)}
+    places: dict[str, Any] = {source.label: str(source.companions.modules[name].parent) for source in (base, *tasks)}
     # in one file, as its library reads it
     alone: dict[str, Any] = {"exclude": [], "measure": False, "max_shard_size": "1000TB"}
-    module = dataclasses.replace(config, base=own, tasks=places, **alone)
+    module = dataclasses.replace(config, base=places.pop("base"), tasks=places, **alone)
     make_plan(module).close()
     return module
 
 
 def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source], files: Sequence[Source]) -> None:
     grams = method.statistics == "gram"
-    known = [
-        row.members
-        for row in rows
-        if not grams or any(name in files[index].tensors for index, name in row.members.items())
-    ]
+    held = [row.members for row in rows]
+    known = [of for of in held if not grams or any(name in files[index].tensors for index, name in of.items())]
     for index, (task, file) in enumerate(zip(tasks, files, strict=True)):
         advice = f"make it with hf-ext emr statistics {task.spec} --kind {method.statistics}"
         if file.metadata.get("kind") != method.statistics:
@@ -244,14 +216,12 @@ def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Sourc
             )
         for name in (members[index] for members in known if index in members):
             shape, found = task.tensors[name].shape, file.tensors[name].shape if name in file.tensors else None
-            if grams and found is None:
-                raise ValueError(f"{file.title} lack {name!r}, of which another task has a gram: {advice}.")
             if grams:
                 shape = (shape[0 if inputs_first(file, name) else -1],) * 2 if len(shape) == 2 else ()
             if found != shape:
                 told = "missing" if found is None else list(found)
                 raise ValueError(
-                    f"{file.title}: {name!r} must be {list(shape)} and is {told}; {advice}, or exclude the tensor."
+                    f"{file.title}: {name!r} must be {list(shape)} and is {told}; {advice}, or exclude it"
                 )
     if not known:
         raise ValueError(f"no merged tensor has a gram in {files[0].title}: they are of another model.")
@@ -266,8 +236,7 @@ def inputs_first(file: Source, name: str) -> bool:
 
 
 def warn_of_size(size: int, models: int, one_bit: int) -> list[str]:
-    """Tells of an artifact that takes, with the base, as many bytes as the models; `one_bit` is what 1-bit deltas
-    need."""
+    """Tells of an artifact and base that are as large as the models; `one_bit` is what 1-bit deltas need."""
     if size < models:
         return []
     advice = f" Method onebit needs {size_text(one_bit)}." if one_bit < models else ""
@@ -278,10 +247,7 @@ def warn_of_size(size: int, models: int, one_bit: int) -> list[str]:
 
 
 def resolve_plan(plan: Plan) -> Plan:
-    """
-    Compares what headers cannot decide, buffers, tensors that the base ties, and constants with infinity: nothing is
-    undecided after it.
-    """
+    """Compares what headers cannot decide: buffers, tied tensors, and constants with infinity."""
     plan = _carry_constants(plan)
     for name, kept in plan.matching.aliases.items():
         if name in plan.base.tensors and not _equal(plan.base, name, plan.base, kept):
@@ -296,13 +262,10 @@ def resolve_plan(plan: Plan) -> Plan:
     return dataclasses.replace(plan, own=own, warnings=warnings)
 
 
+# It is no trained weight but a constant, such as an attention mask under any name. It is looked for before the merge
+# because no task may have a 1-bit mask for it: infinity - infinity is NaN where it is restored.
 def _carry_constants(plan: Plan) -> Plan:
-    """
-    Takes out of the merge what has the same bits in the base and in each task, with NaN or infinity, and says so.
-
-    It is no trained weight but a constant, such as an attention mask under any name. It is looked for before the merge
-    because no task may have a 1-bit mask for it: infinity - infinity is NaN where it is restored.
-    """
+    """Takes out of the merge what has the same bits in base and tasks, with NaN or infinity, and says so."""
     rows, own, constants = list(plan.rows), list(plan.own), list[str]()
     for place, row in enumerate(plan.rows):
         held = [(plan.tasks[index], name) for index, name in row.members.items()]
@@ -318,8 +281,7 @@ def _carry_constants(plan: Plan) -> Plan:
 
 
 def _is_constant(base: Source, name: str, tasks: Sequence[tuple[Source, str]]) -> bool:
-    """True for NaN or infinity that is the same everywhere. Trained weights differ within their first elements, so
-    that little of them is read."""
+    """True for NaN or infinity that is the same everywhere; of trained weights little is read."""
 
     def same(elements: float = math.inf) -> bool:
         return all(_equal(base, name, task, own, elements) for task, own in tasks)
@@ -328,20 +290,20 @@ def _is_constant(base: Source, name: str, tasks: Sequence[tuple[Source, str]]) -
 
 
 def _tell_lost(plan: Plan, own: Iterable[Own]) -> list[str]:
-    """Warnings about tensors of tasks that differ from the base's and cannot be in one model; those that a model does
-    not compute by itself are refused."""
+    """Warnings about tensors that one model cannot have; what it does not compute by itself is refused."""
     warnings: list[str] = []
-    for index, task in enumerate(plan.tasks):
-        kept = [item for item in own if (item.task, item.rule) == (index, KEPT)]
-        for reason, words in LOST.items():
-            names = [item.name for item in kept if item.reason == reason]
-            text = f"{task.title} has its own {name_some(names)}, {words}"
-            if names and reason in (TIED, WHOLE_NUMBERS) and not plan.config.allow_missing:
-                raise DataError(
-                    f"{text}. Choose a method with masks, or set allow_missing (--allow-missing), with which the "
-                    "merged model gets the base's."
-                )
-            warnings += [f"{text}: the merged model gets the base's"] if names else []
+    kept: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for item in own:
+        if item.rule == KEPT and item.reason in LOST:
+            kept[item.task, item.reason].append(item.name)
+    for (task, reason), names in sorted(kept.items()):
+        text = f"{plan.tasks[task].title} has its own {name_some(names)}, {LOST[reason]}"
+        if reason in (TIED, WHOLE_NUMBERS) and not plan.config.allow_missing:
+            raise DataError(
+                f"{text}. Choose a method with masks, or set allow_missing (--allow-missing), with which the merged "
+                "model gets the base's."
+            )
+        warnings.append(f"{text}: the merged model gets the base's")
     return warnings
 
 
@@ -377,7 +339,11 @@ def _read(source: Source, name: str, elements: float = math.inf) -> Iterator[tor
 def plan_lines(plan: Plan) -> list[str]:
     """The lines of a plan: sources, treatment of the tensors, sizes, memory, warnings."""
     rows = [(describe_label(source.label).replace("'", ""), _source_text(source)) for source in plan.sources]
-    rows.append(("method", _method_text(plan)))
+    config = plan.config
+    method = f"{config.method} without {config.drop:.0%} of each task vector" if config.drop else config.method
+    kind = f"masks, rescale {config.rescale}" if config.with_masks else "one model"
+    kind = "signs and a scale for each tensor, no unified model" if config.merge_method.deltas else kind
+    rows.append(("method", f"{method}, {kind}"))
     for key, items in (("merged", plan.merged_rows), ("base's values", plan.copied_rows)):
         rows += [(key, _count_text({row.name: row.elements for row in items}))] if items else []
     rows += [("tied", f"{name} = {kept}") for name, kept in plan.matching.aliases.items() if name in plan.base.tensors]
@@ -391,31 +357,30 @@ def plan_lines(plan: Plan) -> list[str]:
 
 def plan_values(plan: Plan) -> dict[str, Any]:
     """The same as plain values: configuration, sources, names of the tensors by their treatment, bytes, warnings."""
-    numbers = ("bytes_read", "bytes_written", "result_bytes", "checkpoints_bytes", "peak_memory")
+
+    def about(source: Source) -> dict[str, Any]:
+        place = {"source": source.repo_id or source.spec, "revision": source.commit}
+        return {**place, "library": source.library, "architecture": source.architecture, "bytes": source.nbytes}
+
+    def own(*rules: str, task: int) -> list[dict[str, str]]:
+        return [{"name": item.name, "reason": item.reason} for item in plan.own_tensors(*rules, task=task)]
+
     return {
         "config": plan.config.to_dict() | plan.config.arguments,
-        "base": _source_values(plan.base),
-        "tasks": {task.label: _source_values(task) | _task_values(plan, i) for i, task in enumerate(plan.tasks)},
+        "base": about(plan.base),
+        "tasks": {
+            task.label: about(task) | {"extras": own(KEPT, COMPARED, task=index), "skipped": own(SKIPPED, task=index)}
+            for index, task in enumerate(plan.tasks)
+        },
         "merged": [row.name for row in plan.merged_rows],
         "copied": [row.name for row in plan.copied_rows],
-        **{name: getattr(plan, name) for name in numbers},
+        "bytes_read": plan.sizes.read,
+        "bytes_written": plan.sizes.written,
+        "result_bytes": plan.sizes.result,
+        "checkpoints_bytes": plan.sizes.checkpoints,
+        "peak_memory": plan.sizes.memory,
         "warnings": plan.warnings,
     }
-
-
-def _list_stored(plan: Plan, index: int) -> list[Own]:
-    """The tensors stored for a task, as far as headers tell; certain ones first."""
-    return plan.own_tensors(KEPT, task=index) + plan.own_tensors(COMPARED, task=index)
-
-
-def _task_values(plan: Plan, index: int) -> dict[str, Any]:
-    about = {"extras": _list_stored(plan, index), "skipped": plan.own_tensors(SKIPPED, task=index)}
-    return {key: [{"name": item.name, "reason": item.reason} for item in items] for key, items in about.items()}
-
-
-def _source_values(source: Source) -> dict[str, Any]:
-    about = {"library": source.library, "architecture": source.architecture, "bytes": source.nbytes}
-    return {"source": source.repo_id or source.spec, "revision": source.commit, **about}
 
 
 def _source_text(source: Source) -> str:
@@ -425,14 +390,6 @@ def _source_text(source: Source) -> str:
     return f"{place}: {', '.join(about)}"
 
 
-def _method_text(plan: Plan) -> str:
-    config = plan.config
-    text = f"{config.method} without {config.drop:.0%} of each task vector" if config.drop else config.method
-    if config.merge_method.deltas:
-        return f"{text}, signs and a scale for each tensor, no unified model"
-    return f"{text}, masks, rescale {config.rescale}" if config.with_masks else f"{text}, one model"
-
-
 def _count_text(elements: Mapping[str, int]) -> str:
     shown = ", ".join([*elements][:SHOWN]) + (", …" if len(elements) > SHOWN else "")
     return f"{len(elements)} tensors, {sum(elements.values()):,} elements: {shown}"
@@ -440,37 +397,34 @@ def _count_text(elements: Mapping[str, int]) -> str:
 
 def _task_texts(plan: Plan, index: int) -> list[str]:
     """The tensors of one task that are treated specially, grouped by the reason."""
-    texts = []
     groups: dict[str, list[Own]] = defaultdict(list)
-    for item in _list_stored(plan, index):
+    for item in plan.own_tensors(KEPT, COMPARED, task=index):
         # one model has no place for what is a task's alone
         rule = item.rule if plan.config.with_masks else "left out"
         groups[f"{rule}: {item.reason}"].append(item)
+    texts = []
     for reason, items in groups.items():
         count = _count_text({item.name: item.nbytes // item.dtype.itemsize for item in items})
         texts.append(f"{reason}: {count} ({size_text(sum(item.nbytes for item in items))})")
-    absent = sum(index not in row.members for row in plan.merged_rows)
-    if absent:
+    if absent := sum(index not in row.members for row in plan.merged_rows):
         texts.append(f"does not take part in {absent} merged tensors")
     return texts + [f"skipped {item.name}: {item.reason}" for item in plan.own_tensors(SKIPPED, task=index)]
 
 
 def _size_rows(plan: Plan) -> list[tuple[str, str]]:
-    count, base = len(plan.tasks), plan.base.nbytes
+    sizes, base, count = plan.sizes, plan.base.nbytes, len(plan.tasks)
     noun = "checkpoint" if count == 1 else "checkpoints"
-    share = plan.result_bytes / plan.checkpoints_bytes
-    with_base = (plan.result_bytes + base) / (plan.checkpoints_bytes + base)
-    masks = f" (root {size_text(plan.unified_bytes)}, each mask {size_text(max(plan.mask_bytes))})"
+    result, with_base = (
+        f"{size_text(sizes.result + more)} for {what}{size_text(sizes.checkpoints + more)} "
+        f"({(sizes.result + more) / (sizes.checkpoints + more):.0%})"
+        for more, what in ((0, f"{count} {noun} of "), (base, ""))
+    )
+    masks = f" (root {size_text(sizes.unified)}, each mask {size_text(max(sizes.masks))})"
     rows = [
-        ("reads", f"{size_text(plan.bytes_read)} of tensors; {size_text(plan.header_bytes)} of headers so far"),
-        ("writes", f"{size_text(plan.bytes_written)}{masks if plan.config.with_masks else ''}"),
-        (
-            "result",
-            f"{size_text(plan.result_bytes)} for {count} {noun} of {size_text(plan.checkpoints_bytes)} "
-            f"({share:.0%}); with the base {size_text(plan.result_bytes + base)} for "
-            f"{size_text(plan.checkpoints_bytes + base)} ({with_base:.0%})",
-        ),
-        ("memory", f"{size_text(plan.peak_memory)} of buffers beside the process itself"),
+        ("reads", f"{size_text(sizes.read)} of tensors; {size_text(plan.header_bytes)} of headers so far"),
+        ("writes", f"{size_text(sizes.written)}{masks if plan.config.with_masks else ''}"),
+        ("result", f"{result}; with the base {with_base}"),
+        ("memory", f"{size_text(sizes.memory)} of buffers beside the process itself"),
     ]
     # to ask takes a second; what is not measured needs no kernels
     if plan.config.is_measured and find_kernels("cpu").run_files is None:

@@ -1,7 +1,5 @@
 """A merge as it is published: its card, and a copy of its own files without paths of this machine."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -12,13 +10,12 @@ from typing import Any
 
 import yaml
 
-from hf_ext.emr import emr_loader
-from hf_ext.emr.artifact import hash_files, open_extras, open_masks, open_unified
-from hf_ext.emr.manifest import MANIFEST, Manifest, SourceRecord, TaskRecord
-from hf_ext.emr.report import report_markdown
-
+from ..emr import emr_loader
+from ..emr.artifact import hash_files, open_extras, open_masks, open_unified
+from ..emr.manifest import MANIFEST, Manifest, SourceRecord
+from ..emr.report import report_markdown
 from ..errors import DataError, UsageError
-from ..files import copy_into, parse_json_object, read_json_object, stays_inside, write_json
+from ..files import copy_into, parse_json_object, read_json_object, same_bytes, stays_inside, write_json
 from ..hub.disclosure import is_path, last_name
 from ..hub.folder_kinds import CardPart, FolderKind
 from ..hub.published_files import LICENCES, is_described, is_loaded, walk
@@ -29,9 +26,6 @@ from .methods import METHODS
 
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
 VOTED = "elected_from"
-LOADER = "emr_loader.py"
-# The one that travels with artifacts.
-_LOADER_HERE = Path(emr_loader.__file__)
 # What a folder of an artifact has beside what loaders of other libraries read; the state of the merge stays behind.
 _OWN = (MANIFEST, "mask.safetensors", "extra.safetensors", "sums.safetensors")
 
@@ -48,7 +42,6 @@ class Merge:
 
 
 def read_merge(folder: Path) -> Merge | None:
-    """Reads the record of the merge that wrote a folder."""
     if (folder / MANIFEST).is_file():
         manifest = Manifest.read(folder)
         tasks = {name: task.origin for name, task in manifest.tasks.items()}
@@ -58,12 +51,8 @@ def read_merge(folder: Path) -> Merge | None:
         return None
     with explain_damage(folder / REPORT):
         base, tasks = report["sources"]["base"], report["sources"]["tasks"]
-        records = {name: _source(task) for name, task in tasks.items()}
-        return Merge(str(report["library"]), _source(base), records, dict(report["method"]), None)
-
-
-def _source(record: Mapping[str, Any]) -> SourceRecord:
-    return SourceRecord(str(record["source"]), record.get("revision"), dict(record.get("files") or {}))
+        records = {name: SourceRecord(**task) for name, task in tasks.items()}
+        return Merge(str(report["library"]), SourceRecord(**base), records, dict(report["method"]), None)
 
 
 def describe(folder: Path) -> CardPart | None:
@@ -81,14 +70,15 @@ def describe(folder: Path) -> CardPart | None:
 def _card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: str) -> dict[str, Any]:
     """The values that the template `emr.md` shows in addition to those of every card."""
     manifest, method = merge.manifest, str(merge.method.get("method"))
-    records = manifest.tasks if manifest else {}
-    tasks = [
-        {"name": name, "link": _link(source)} | (_task_row(records[name]) if name in records else {})
-        for name, source in merge.tasks.items()
-    ]
+    tasks = [{"name": name, "link": _link(source)} for name, source in merge.tasks.items()]
+    for shown, record in zip(tasks, manifest.tasks.values() if manifest else (), strict=False):
+        scales = record.scales.values()
+        between = f"{min(scales):.4f} to {max(scales):.4f}" if scales else "none"
+        scale = between if record.scale is None else f"{record.scale:.4f}"
+        shown |= {"architecture": record.architecture or "", "scale": scale, "density": f"{record.density:.4f}"}
     report = read_json_object(folder / REPORT, optional=True)
     with explain_damage(folder / REPORT):
-        shown = report_markdown(report) if report else ""
+        measured = report_markdown(report) if report else ""
     return {
         "masks": manifest is not None,
         "deltas": 0 if manifest is None else manifest.deltas,
@@ -108,16 +98,8 @@ def _card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id:
         "loading": _task_loading(merge, tasks[0]) if manifest else _model_loading(merge, config, repo_id),
         "notes": _notes(merge),
         "configuration": _configuration(merge),
-        "report": shown,
+        "report": measured,
     }
-
-
-def _task_row(task: TaskRecord) -> dict[str, str]:
-    if task.scale is not None:
-        scale = f"{task.scale:.4f}"
-    else:
-        scale = f"{min(task.scales.values()):.4f} to {max(task.scales.values()):.4f}" if task.scales else "none"
-    return {"architecture": task.architecture or "", "scale": scale, "density": f"{task.density:.4f}"}
 
 
 def _link(source: SourceRecord) -> str:
@@ -178,16 +160,15 @@ def find_voters(method: Mapping[str, Any], tasks: Collection[str]) -> list[str]:
 
 
 def _notes(merge: Merge) -> list[str]:
-    """Notes on later changes of the artifact and their effect on its tasks."""
-    voted = find_voters(merge.method, merge.tasks)
-    frozen = ", ".join(name for name in merge.tasks if name not in voted)
-    gone = ", ".join(name for name in voted if name not in merge.tasks)
-    added = (
-        f"Added later, without influence on the unified model: {frozen}. The unified model and the other tasks were "
-        "not changed; a new merge of all tasks would restore these more accurately."
-    )
-    removed = f"Merged and removed later: {gone}. They still influence the unified model."
-    return [text for names, text in ((frozen, added), (gone, removed)) if names]
+    voted, notes = find_voters(merge.method, merge.tasks), []
+    if frozen := ", ".join(name for name in merge.tasks if name not in voted):
+        notes.append(
+            f"Added later, without influence on the unified model: {frozen}. The unified model and the other tasks "
+            "were not changed; a new merge of all tasks would restore these more accurately."
+        )
+    if gone := ", ".join(name for name in voted if name not in merge.tasks):
+        notes.append(f"Merged and removed later: {gone}. They still influence the unified model.")
+    return notes
 
 
 def keep_tasks(value: Any, tasks: Collection[str]) -> Any:
@@ -196,7 +177,6 @@ def keep_tasks(value: Any, tasks: Collection[str]) -> Any:
 
 
 def _configuration(merge: Merge) -> str:
-
     def spec(source: SourceRecord) -> str:
         name = public_name(source).partition("@")[0]
         return f"{name}@{source.revision}" if source.revision else name
@@ -216,10 +196,7 @@ def _configuration(merge: Merge) -> str:
 
 
 def copy_artifact(folder: Path, out: Path) -> None:
-    """Copies what belongs to an artifact, verified, into an empty folder.
-
-    Tasks that `emr.json` does not name, hidden files and the state of the merge stay behind.
-    """
+    """Copies what belongs to an artifact, verified, into an empty folder; hidden files stay behind."""
     manifest = Manifest.read(folder)
     if manifest.base.revision is None and manifest.base.folder is None:
         raise DataError(
@@ -227,8 +204,8 @@ def copy_artifact(folder: Path, out: Path) -> None:
             "machine. Merge again with include_base: true (--include-base), which stores the base in the artifact; or "
             "push the base to the Hub and merge again with its org/name"
         )
-    loader = folder / LOADER
-    if loader.is_file() and loader.read_bytes() != _LOADER_HERE.read_bytes():
+    loader, installed = folder / "emr_loader.py", Path(emr_loader.__file__)
+    if loader.is_file() and not same_bytes(loader, installed):
         raise UsageError(
             f"{loader}: not the loader of the installed hf_ext, so it is not published; remove it (the installed one "
             "is published), or install the version of hf_ext that wrote it"
@@ -239,38 +216,28 @@ def copy_artifact(folder: Path, out: Path) -> None:
         open_masks(folder, manifest, task).close()
         if (extras := open_extras(folder, manifest, task)) is not None:
             extras.close()
-    places = [Path(), *(Path("tasks", task) for task in manifest.tasks)]
-    if manifest.base.folder is not None:
-        places.append(Path(manifest.base.folder))
-    for place in places:
-        (out / place).mkdir(parents=True, exist_ok=True)
-        files = manifest.base.files if place == Path("base") else manifest.unified
-        stems = {re.sub(r"-\d{5}-of-\d{5}$", "", name.removesuffix(".safetensors")) for name in files}
-        weights = {*files, *(f"{stem}.safetensors.index.json" for stem in stems)}
-        # What the merge took along beside what loaders read; code is taken from installed packages.
-        inner = "" if place == Path() else f"{place.as_posix()}/"
-        along = {name.removeprefix(inner) for name in manifest.files if name.startswith(inner)}
-        chosen = {*_OWN, *weights, *(name for name in along if not re.match(r"(tasks|base)/|.*\.py$", name))}
+    # What the merge wrote or took along; code is taken from installed packages.
+    chosen = {name: folder / name for name in manifest.files if not name.endswith(".py")}
+    for place in ("", *(f"tasks/{task}/" for task in manifest.tasks), *(["base/"] if manifest.base.folder else [])):
         for name, path in walk(folder / place):
-            described = name in LICENCES if place.parts else is_described(name)
-            if not (is_loaded(name) or name in chosen or described) or not path.is_file():
-                continue
-            if not stays_inside(folder, path):
-                raise ValueError(
-                    f"{path}: a link out of the folder, which is not published; copy the file into the folder"
-                )
-            copy_into({name: path}, out / place)
+            described = name in LICENCES if place else is_described(name)
+            if is_loaded(name) or name in _OWN or described:
+                chosen[place + name] = path
+    chosen = {name: path for name, path in chosen.items() if path.is_file()}
+    for path in chosen.values():
+        if not stays_inside(folder, path):
+            raise ValueError(f"{path}: a link out of the folder, which is not published; copy the file into it")
+    copy_into(chosen, out)
     # The root is no task's model, so its configuration offers no pipeline; those of the tasks do.
     path = out / "config.json"
     if path.is_file() and "custom_pipelines" in (config := read_json_object(path)):
         del config["custom_pipelines"]
         write_json(path, config)
-    shutil.copyfile(_LOADER_HERE, out / LOADER)
+    shutil.copyfile(installed, out / loader.name)
 
 
 def hide_paths(folder: Path) -> None:
-    """Cuts the paths of this machine in `emr.json` and `report.json` of a merge to their last part, and lets the
-    hashes be those of the files that are published."""
+    """Cuts paths of this machine in a merge's JSON files to their last part, and hashes what is published."""
     merge = read_merge(folder)
     if merge is None:
         return
@@ -286,18 +253,15 @@ def hide_paths(folder: Path) -> None:
         if path.is_file():
             text = path.read_text(encoding="utf-8")
             for hidden in ordered:
-                text = text.replace(_escape(hidden), _escape(last_name(hidden)))
+                # as they stand between quotes in a JSON file
+                told, shown = (json.dumps(part, ensure_ascii=False)[1:-1] for part in (hidden, last_name(hidden)))
+                text = text.replace(told, shown)
             content = parse_json_object(text.encode(), str(path))
             if file == MANIFEST and merge.manifest is not None and merge.manifest.files:
                 # Weights are copies, and keep the hashes of the merge, by which a fault of the copy is noticed;
                 # configurations may have been changed for publication.
                 content["files"] = hash_files(folder, known=merge.manifest.files)
             write_json(path, content, indent=1)
-
-
-def _escape(text: str) -> str:
-    """The text as it stands between quotes in a JSON file."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 MERGES = FolderKind(describe, hide_paths, copy_artifact)

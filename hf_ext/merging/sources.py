@@ -1,33 +1,31 @@
 """Opened inputs of a merge: tensors by header and range, small files on demand, and identity of the weights."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
-from functools import cached_property
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub import snapshot_download
 from tqdm.auto import tqdm
 
-from hf_ext.emr.artifact import find_code
-from hf_ext.emr.manifest import MANIFEST
-from hf_ext.files import hash_file, read_json_object
-from hf_ext.hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
-from hf_ext.hub.file_hashes import file_sha256
-from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
-
+from ..emr.artifact import HubFiles, find_code
+from ..emr.manifest import MANIFEST
 from ..errors import DataError, UsageError
+from ..files import hash_file, read_json_object
+from ..hub.checkpoints import Checkpoint, open_checkpoint
+from ..hub.file_hashes import file_sha256
+from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from .companions import CODE, LEFT_OUT, Companions, find_companions, read_modules
-from .loading import OWN_KINDS
+from .loading import OWN_KINDS, build_empty, find_vocabularies
 
 Library = Literal["transformers", "diffusers", "peft"]
 
+# A bar for a few kilobytes of each checkpoint would hide the plan.
+_SILENT: dict[str, Any] = {"tqdm_class": partial(tqdm, disable=True)}
 CONFIGURATION_FILES = ("config.json", "adapter_config.json", "model_index.json")
 # Keys of configurations that a merge reads.
 _READ: dict[str, tuple[type, str]] = {
@@ -39,10 +37,6 @@ _READ: dict[str, tuple[type, str]] = {
 }
 # Suffixes of tensor names in LoRA files of diffusers and of kohya's scripts.
 _LORA_FILE_ENDS = (".lora_down.weight", "lora.down.weight", "lora_linear_layer.down.weight", ".lora_A.weight")
-# Levels of a configuration within each other.
-_DEEPEST = 100
-# Larger files have their hashes in a cache.
-_CACHED_HASH = 2**20
 # Tensors that quantised checkpoints store beside packed weights.
 _QUANTISED_PARTS = re.compile(
     r"SCB|g_idx|q(weight|zeros)|(nested_)?(absmax|quant_map)|weight_(packed|scale(_inv)?|zero_point)"
@@ -59,35 +53,31 @@ class Source(AbstractContextManager["Source", None]):
 
     origin: tuple[str, str | None] | None = None  # of a copy the original and its commit, which are told in its place
 
-    def __init__(self, label: str, spec: str, checkpoint: Checkpoint, place: Path | RepositoryFiles) -> None:
+    def __init__(self, label: str, spec: str, checkpoint: Checkpoint, place: Path | HubFiles) -> None:
         self.label, self.spec, self.checkpoint, self.place = label, spec, checkpoint, place
-        self.repo_id = place.repo_id if isinstance(place, RepositoryFiles) else None
+        self.repo_id = place.repo_id if isinstance(place, HubFiles) else None
         self.commit, self.metadata = checkpoint.commit, checkpoint.metadata
         self._stored = {name: checkpoint.info(name) for name in checkpoint}
-        self._in_file = {name: name for name in self._stored}
-        self.tensors: Mapping[str, TensorInfo] = {name: _as_single(info) for name, info in self._stored.items()}
-        folder = place.fetch((*CONFIGURATION_FILES, MANIFEST)) if isinstance(place, RepositoryFiles) else place
+        self.rename({name: name for name in self._stored})
+        folder = place.fetch((*CONFIGURATION_FILES, MANIFEST), **_SILENT) if isinstance(place, HubFiles) else place
         self.library, self.config = _read_configuration(folder)
         self.is_artifact = (folder / MANIFEST).is_file()
 
     @property
-    def came_from(self) -> str | None:
-        """The model that its configuration says it was made from."""
-        told = self.config.get("base_model_name_or_path") or self.config.get("_name_or_path")
-        return told if isinstance(told, str) else None
-
-    @property
     def title(self) -> str:
-        """The name in messages."""
         return f"{describe_label(self.label)} ({self.spec})"
 
     @cached_property
     def companions(self) -> Companions:
-        """The companions of the model's weights: in the local folder, or in the cache, fetched when it is first
-        asked for."""
-        if isinstance(self.place, RepositoryFiles):
-            return find_companions(self.place.fetch_companions(), own=self.checkpoint.files)
-        return find_companions(self.place, own=self.checkpoint.files, alone=not Path(self.spec).expanduser().is_dir())
+        """The companions of the model's weights: in the local folder, or in the cache, fetched on first use."""
+        if isinstance(self.place, Path):
+            alone = not Path(self.spec).expanduser().is_dir()
+            return find_companions(self.place, own=self.checkpoint.files, alone=alone)
+        self.place.fetch((CODE,), (".*",), **_SILENT)
+        folder = self.place.fetch(("*",), LEFT_OUT, **_SILENT)
+        if modules := read_modules(folder):
+            self.place.fetch([f"{place}/*" for place in modules], **_SILENT)
+        return find_companions(folder, own=self.checkpoint.files)
 
     @property
     def warnings(self) -> list[str]:
@@ -96,10 +86,9 @@ class Source(AbstractContextManager["Source", None]):
         found = [f"{self.title} holds float64, which is treated as float32"] if wide else []
         if self.companions.left_out:
             found.append(f"{self.title}: not copied: {', '.join(self.companions.left_out)}")
+        absent = sorted(find_code(self.config) - self.companions.files.keys())
         # this package has the code of its own models
-        named = set[str]() if self.config.get("model_type") in OWN_KINDS else find_code(self.config)
-        absent = sorted(named - self.companions.files.keys())
-        if absent:
+        if absent and self.config.get("model_type") not in OWN_KINDS:
             found.append(f"{self.title}: {', '.join(absent)} is not there, which auto_map of its config.json names")
         return found
 
@@ -116,8 +105,11 @@ class Source(AbstractContextManager["Source", None]):
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Gives tensors these names, each with its name in the file. A tensor may have several."""
-        self._in_file = dict(names)
-        self.tensors = {name: _as_single(self._stored[own]) for name, own in names.items()}
+        self._in_file, self.tensors = dict(names), dict[str, TensorInfo]()
+        for name, own in names.items():
+            info = self._stored[own]
+            wide = info.dtype == torch.float64
+            self.tensors[name] = replace(info, dtype=torch.float32, nbytes=info.nbytes // 2) if wide else info
 
     def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
         """Reads a run of elements of a tensor, in row-major order. Several threads may read at once."""
@@ -147,25 +139,20 @@ class Source(AbstractContextManager["Source", None]):
 
     def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
         """The identity of these weights, for `emr.json`."""
-        files = {
-            name: {
-                "bytes": file.size,
-                "sha256": file_sha256(file.path) if hash_files and file.path and not file.sha256 else file.sha256,
-                "header_sha256": file.header_sha256,
-            }
-            for name, file in self.checkpoint.files.items()
-        }
+        files = {}
+        for name, file in self.checkpoint.files.items():
+            digest = file_sha256(file.path) if hash_files and file.path and not file.sha256 else file.sha256
+            files[name] = {"bytes": file.size, "sha256": digest, "header_sha256": file.header_sha256}
         source, revision = self.origin or (self.repo_id or self.spec, self.commit)
         return {"source": source, "revision": revision, "files": files}
 
     def fingerprint(self) -> dict[str, Any]:
-        """The values that must not change while a merge is interrupted: the identity; for a local folder also the
-        times of its weights and the content of its small files, such as the factor of an adapter."""
+        """Values that must not change during an interruption: identity, and of a folder times and small files."""
         result = self.identity()
         if self.repo_id is None:
             # To look a hash up in the cache takes longer than to read a configuration.
             result["small_files"] = {
-                name: file_sha256(path) if path.stat().st_size > _CACHED_HASH else hash_file(path)
+                name: file_sha256(path) if path.stat().st_size > 2**20 else hash_file(path)
                 for name, path in self.companions.all.items()
             }
         for name, file in self.checkpoint.files.items():
@@ -174,11 +161,26 @@ class Source(AbstractContextManager["Source", None]):
         return result
 
     def close(self) -> None:
-        """Closes the files."""
         self.checkpoint.close()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @cached_property
+    def vocabularies(self) -> frozenset[int]:
+        return find_vocabularies(self.config)
+
+    @cached_property
+    def outline(self) -> torch.nn.Module | None:
+        """The model without weights; see [`build_empty`]."""
+        return build_empty(self.config)
+
+    @property
+    def places(self) -> Mapping[str, torch.Tensor] | None:
+        """The tensors of the model, without weights; `None` if its class is unknown or needs more."""
+        with suppress(ValueError):
+            return None if self.outline is None else dict(self.outline.state_dict())
+        return None
 
 
 def describe_label(label: str) -> str:
@@ -186,52 +188,12 @@ def describe_label(label: str) -> str:
     return {"base": "base", "merged": "merged model"}.get(label, label if " " in label else f"task {label!r}")
 
 
-@dataclass(frozen=True)
-class RepositoryFiles:
-    """Small files of a repository at one commit."""
-
-    repo_id: str
-    commit: str
-    token: str | bool | None
-    endpoint: str | None
-
-    def fetch_companions(self) -> Path:
-        """The snapshot with all that belongs to the model beside its weights."""
-        self.fetch((CODE,), (".*",))
-        folder = self.fetch(("*",), LEFT_OUT)
-        modules = tuple(f"{place}/*" for place in read_modules(folder))
-        return self.fetch(modules) if modules else folder
-
-    def fetch(self, patterns: tuple[str, ...], ignored: tuple[str, ...] = ()) -> Path:
-        """The snapshot in the cache, with the files of these patterns."""
-        with explain_hub(f"configuration and tokenizer of {self.repo_id}@{self.commit[:12]}", self.endpoint):
-            folder = snapshot_download(
-                self.repo_id,
-                revision=self.commit,
-                allow_patterns=list(patterns),
-                ignore_patterns=list(ignored) or None,
-                token=self.token,
-                endpoint=self.endpoint,
-                tqdm_class=_NoBar,
-            )
-        return Path(folder)
-
-
-class _NoBar(tqdm):
-    """A bar for a few kilobytes of each checkpoint would hide the plan."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **(options | {"disable": True}))
-
-
 def size_text(count: int) -> str:
-    """A number of bytes for people."""
     power = min((len(str(count)) - 1) // 3, 4)
     return f"{count / 1000**power:.{min(power, 1)}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """The name of a type as people write it."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -243,15 +205,11 @@ def open_weights(
     with ExitStack() as opened:
         try:
             if (path / "model_index.json").is_file():
-                raise CheckpointError(
-                    f"{path}: a diffusers pipeline; merge its models one by one: give {path / 'unet'} or the like."
-                )
-            checkpoint = open_checkpoint(spec, token=token, endpoint=endpoint)
-            opened.callback(checkpoint.close)
-            place: Path | RepositoryFiles = path if path.is_dir() else path.parent
-            if not path.exists():
-                assert checkpoint.commit is not None
-                place = RepositoryFiles(str(spec).partition("@")[0], checkpoint.commit, token, endpoint)
+                raise CheckpointError(f"{path}: a diffusers pipeline; merge models one by one, {path / 'unet'} say.")
+            checkpoint = opened.enter_context(open_checkpoint(spec, token=token, endpoint=endpoint))
+            place: Path | HubFiles = path if path.is_dir() else path.parent
+            if checkpoint.commit is not None and not path.exists():
+                place = HubFiles(str(spec).partition("@")[0], checkpoint.commit, token, endpoint)
             source = Source(label, str(spec), checkpoint, place)
             _refuse_quantised(source)
         except ValueError as error:
@@ -260,28 +218,21 @@ def open_weights(
         return source
 
 
-def _as_single(info: TensorInfo) -> TensorInfo:
-    wide = info.dtype == torch.float64
-    return replace(info, dtype=torch.float32, nbytes=info.nbytes // 2) if wide else info
-
-
 def _read_configuration(folder: Path) -> tuple[Library, dict[str, Any]]:
     config = read_json_object(folder / "config.json", optional=True)
     adapter = read_json_object(folder / "adapter_config.json", optional=True)
     for name, told in (("config.json", config), ("adapter_config.json", adapter)):
         for key, (kind, words) in _READ.items():
             value = told.get(key)
-            parts = value if kind is list and isinstance(value, list) else []
-            if value is not None and not (isinstance(value, kind) and all(isinstance(part, str) for part in parts)):
-                raise CheckpointError(
-                    f"{folder / name}: {key} must be {words}, got {value!r:.80}; correct it, or fetch the file again."
-                )
+            texts = value if isinstance(value, list) else []
+            if value is not None and not (isinstance(value, kind) and all(isinstance(text, str) for text in texts)):
+                raise CheckpointError(f"{folder / name}: {key} must be {words}, got {value!r:.80}; correct it.")
         level: list[Any] = [told]
-        for _ in range(_DEEPEST):
-            level = [part for found in level for part in (found.values() if isinstance(found, dict) else found)]
-            level = [part for part in level if isinstance(part, dict | list)]
+        for _ in range(100):
+            parts = [part for found in level for part in (found.values() if isinstance(found, dict) else found)]
+            level = [part for part in parts if isinstance(part, dict | list)]
         if level:
-            raise CheckpointError(f"{folder / name}: nested more than {_DEEPEST} levels deep; fetch the file again.")
+            raise CheckpointError(f"{folder / name}: nested more than 100 levels deep; fetch the file again.")
     if adapter:
         return "peft", adapter
     return ("diffusers" if "_diffusers_version" in config else "transformers"), config
@@ -289,23 +240,21 @@ def _read_configuration(folder: Path) -> tuple[Library, dict[str, Any]]:
 
 def _refuse_quantised(source: Source) -> None:
     """Refuses a checkpoint whose numbers are codes of something else."""
-    reason, method = None, source.config.get("quantization_config")
+    reasons, method = list[str](), source.config.get("quantization_config")
     if method:
         told = method.get("quant_method") if isinstance(method, dict) else method
-        reason = f"its configuration has a quantization_config ({told})"
+        reasons.append(f"its configuration has a quantization_config ({told})")
     for name, info in source.tensors.items():
         last = name.rpartition(".")[2]
         if info.dtype.itemsize == 1 and info.dtype.is_floating_point:
-            reason = f"tensor {name!r} is {info.dtype}"
+            reasons.append(f"tensor {name!r} is {info.dtype}")
         elif _QUANTISED_PARTS.fullmatch(last) or ".quant_state." in name:
-            reason = f"tensor {name!r} belongs to a quantised weight"
+            reasons.append(f"tensor {name!r} belongs to a quantised weight")
         elif info.dtype in (torch.int8, torch.uint8) and last == "weight":
-            reason = f"weight {name!r} is {info.dtype}"
-        if reason is not None:
-            break
-    if reason is not None:
+            reasons.append(f"weight {name!r} is {info.dtype}")
+    if reasons:
         raise CheckpointError(
-            f"{source.spec} is quantised: {reason}. Its differences from the base would be meaningless; merge "
+            f"{source.spec} is quantised: {reasons[0]}. Its differences from the base would be meaningless; merge "
             "the checkpoint that it was made from, or dequantise it: model.dequantize(), model.save_pretrained(…)."
         )
 
@@ -321,11 +270,10 @@ def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Sour
         return base, tuple(tasks)
     if how == "refuse":
         raise UsageError(
-            f"{', '.join(repr(task.label) for task in adapters)} are peft adapters, which are exact, and mostly "
-            "smaller than a mask of what they change: keep them as they are. To merge the full weights that they "
-            "give, let peft write them: PeftModel.from_pretrained(MODEL, ADAPTER).merge_and_unload()"
-            ".save_pretrained(FOLDER), and give that folder as the task. adapters: adapter merges (IA)³ among "
-            "themselves."
+            f"{', '.join(repr(task.label) for task in adapters)} are peft adapters, exact and mostly smaller than a "
+            "mask: keep them. To merge the full weights that they give, let peft write them, PeftModel.from_pretrained"
+            "(MODEL, ADAPTER).merge_and_unload().save_pretrained(FOLDER), and give that folder as the task. adapters: "
+            "adapter merges (IA)³ among themselves."
         )
     others = [task.title for task in tasks if task.library != "peft" or task.config.get("peft_type") != "IA3"]
     if others:
@@ -338,8 +286,7 @@ def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Sour
 
 
 def _refuse_other_files(source: Source) -> None:
-    """Refuses an artifact, the configuration of an adapter beside other weights, and a LoRA in another form than
-    peft's."""
+    """Refuses an artifact, an adapter's configuration beside other weights, and a LoRA in another form than peft's."""
     if source.is_artifact:
         raise DataError(
             f"{source.title} is a merge with masks, whose folder is not the model of a task: write a task with hf-ext "
@@ -361,13 +308,12 @@ def _refuse_other_files(source: Source) -> None:
 
 
 class BaseOfOnes(Source):
-    """The (IA)³ adapter that changes nothing, as the base of adapters that are merged among themselves. Its elements
-    are in no file."""
+    """The (IA)³ adapter that changes nothing, as the base of adapters; its elements are in no file."""
 
     def __init__(self, base: Source, tasks: Sequence[Source]) -> None:
         super().__init__("base", base.spec, tasks[0].checkpoint, tasks[0].place)
         self.repo_id, self.commit = base.repo_id, base.commit
-        parts = {name: task.tensors[name] for task in reversed(tasks) for name in task.tensors}
+        parts = {name: info for task in reversed(tasks) for name, info in task.tensors.items()}
         self._stored = {name: info for name, info in parts.items() if _is_adapter_part(name)}
         self.rename({name: name for name in self._stored})
 

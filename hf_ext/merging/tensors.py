@@ -1,24 +1,21 @@
-"""The table of a merge: tensors of the tasks matched with those of the base, and the treatment of each. Made in one
-pass.
+"""The table of a merge: tensors of the tasks matched with those of the base, and the treatment of each.
 
 A [`Row`] is a tensor of the base: merged, or kept as it is. What is left of a task, because the base has no such
 tensor, because of its shape or kind, or because it was excluded, is an [`Own`]. Plan, engine, outputs and manifest
 read this table; none of them looks at names again.
 """
 
-from __future__ import annotations
-
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from hf_ext.hub.safetensors_headers import TensorInfo
-
 from ..errors import DataError
+from ..hub.safetensors_headers import TensorInfo
 from .configuration import MergeConfig
 from .loading import find_label_rows, read_labels
 from .methods.registry import find_filters, find_value
@@ -108,40 +105,30 @@ class Table:
     @property
     def warnings(self) -> list[str]:
         """Warnings about parts of the tasks that the result lacks or changes."""
-        return [
-            *self._narrowing_warnings(),
-            *self._pattern_warnings(),
-            *self._default_warnings(),
-            *self._other_tokens,
-            *([] if self._config.with_masks else self._one_model_warnings()),
-        ]
+        warnings = [*self._narrowing_warnings(), *self._option_warnings(), *self._other_tokens]
+        return warnings if self._config.with_masks else [*warnings, *self._one_model_warnings()]
 
     def _narrowing_warnings(self) -> list[str]:
         """Warnings about tasks whose weights the type of the result does not hold exactly."""
-        narrowed: dict[tuple[torch.dtype, torch.dtype], dict[str, None]] = {}
+        narrowed: dict[str, dict[str, None]] = defaultdict(dict)
         for row in self.rows:
             for index, name in row.members.items():
                 own = self._tasks[index].tensors[name].dtype
                 if torch.promote_types(own, row.dtype) != row.dtype:
-                    narrowed.setdefault((own, row.dtype), {})[self._tasks[index].label] = None
-        return [
-            f"{', '.join(labels)}: stored in {type_name(own)}, the result is in {type_name(kept)}, which does not "
-            "hold all of it. Set dtype to float32 to keep it."
-            for (own, kept), labels in narrowed.items()
-        ]
+                    types = f"stored in {type_name(own)}, the result is in {type_name(row.dtype)}"
+                    narrowed[types][self._tasks[index].label] = None
+        advice = "which does not hold all of it. Set dtype to float32 to keep it."
+        return [f"{', '.join(labels)}: {types}, {advice}" for types, labels in narrowed.items()]
 
-    def _pattern_warnings(self) -> list[str]:
-        """Warnings about patterns of the configuration that fit no tensor, perhaps for a slip of the pen."""
+    def _option_warnings(self) -> list[str]:
+        """Warnings about patterns that fit no tensor, and options that some tasks or tensors take the default of."""
         names = [name for source in (self._base, *self._tasks) for name in source.tensors]
         patterns = [pattern.pattern for pattern in self._excluded if not any(map(pattern.match, names))]
         filters = dict.fromkeys(find_filters(self._config.arguments))
-        unused = [part for part in filters if not any(part in name for name in names)]
         warnings = [f"exclude: {pattern!r} is the beginning of no tensor's name" for pattern in patterns]
-        return [*warnings, *(f"the filter {part!r} is in no tensor's name" for part in unused)]
-
-    def _default_warnings(self) -> list[str]:
-        """Warnings about options that are given for some tasks or tensors only: the others take the default."""
-        warnings, merged = [], [row.name for row in self.rows if row.task_names]
+        unused = [part for part in filters if not any(part in name for name in names)]
+        warnings += [f"the filter {part!r} is in no tensor's name" for part in unused]
+        merged = [row.name for row in self.rows if row.task_names]
         for name, setting in self._config.options.items():
             by_task = setting if isinstance(setting, dict) else dict.fromkeys(self._config.tasks, setting)
             others = [task for task in self._config.tasks if task not in by_task]
@@ -164,11 +151,11 @@ class Table:
             unfit = [*absent, *(name for name in unfit if name in self._base.tensors and name not in absent)]
             # under a longer name, as a wrapper of its module gives it
             parts = [(item.shape, item.base_name.split(".")) for item in lost]
-            shorter = [(shape, [own for own in name if own != part]) for shape, name in parts for part in name]
-            unfit += [name for shape, own in shorter if self._lacking.get(name := ".".join(own)) == shape]
+            shorter = [(shape, ".".join(own for own in name if own != part)) for shape, name in parts for part in name]
+            unfit += [name for shape, name in shorter if self._lacking.get(name) == shape]
             if lost:
-                text = f"{task.title}: the merged model cannot contain {name_some([item.name for item in lost])}"
-                warnings.append(f"{text}; they are left out")
+                names = name_some([item.name for item in lost])
+                warnings.append(f"{task.title}: the merged model cannot contain {names}; they are left out")
             if unfit and not self._config.allow_missing:
                 raise DataError(
                     f"{task.title} lacks {name_some(unfit)}, or has them in another shape or type, and method "
@@ -183,13 +170,13 @@ class Table:
 
     def _refuse_other_labels(self) -> None:
         """Refuses to mix rows of a head that mean other classes in one task than in the base, or in another task."""
-        first, expected = None, {}
+        first, expected = self._base, dict[str, str]()
         for index, source in enumerate((self._base, *self._tasks), -1):
             found = read_labels(source.config)
-            if first is None and found:
+            if found and not expected:
                 first, expected = source, found
             other = [key for key in expected if found.get(key, expected[key]).casefold() != expected[key].casefold()]
-            if first is None or not other:
+            if not other:
                 continue
             rows = find_label_rows(source.tensors, source.config, len(found))
             mixed = [row.name for row in self.rows if row.task_names and row.task_names[index] in (rows or ())]
@@ -203,34 +190,33 @@ class Table:
 
     def _decide(self, name: str, info: TensorInfo) -> Row:
         holders = {index: names.pairs[name] for index, names in enumerate(self._matching.names) if name in names.pairs}
-        reason, compared = self._raw_reason(name, info)
+        reason, merged = self._raw_reason(name, info), dict[int, str]()
+        for index, own in holders.items():
+            if reason is not None:
+                # a task may have it unchanged, but for statistics
+                unlike = reason == EXCLUDED or (reason == STATISTIC and info.dtype.is_floating_point)
+                self._keep(index, own, KEPT if unlike else COMPARED, reason)
+            elif self._takes_part(index, name, own):
+                merged[index] = own
         if reason is None and not holders:
             self._lacking[name] = info.shape
-        if reason is not None:
-            for index, own in holders.items():
-                self._keep(index, own, COMPARED if compared else KEPT, reason)
-            holders = {}
-        merged = {index: own for index, own in holders.items() if self._takes_part(index, name, own)}
         if not merged:
             return Row(name, info.shape, info.dtype)
         dtype = getattr(torch, self._config.dtype) if self._config.dtype else info.dtype
         return Row(name, info.shape, dtype, tuple(merged.get(index) for index in range(len(self._tasks))))
 
-    def _raw_reason(self, name: str, info: TensorInfo) -> tuple[str | None, bool]:
-        """The reason why a tensor of the base is not merged, if any, and whether a task may have it unchanged."""
+    def _raw_reason(self, name: str, info: TensorInfo) -> str | None:
+        """The reason why a tensor of the base is not merged, if there is one."""
         last = name.rpartition(".")[2]
         if self._is_excluded(name):
-            return EXCLUDED, False
-        # it must not change
+            return EXCLUDED
         if last.startswith("running_") or last == "num_batches_tracked":
-            return STATISTIC, not info.dtype.is_floating_point
+            return STATISTIC
         if name in self._matching.computed:
-            return COMPUTED, True
+            return COMPUTED
         if not info.dtype.is_floating_point:
-            return WHOLE_NUMBERS, True
-        if 0 in info.shape:
-            return "empty", True
-        return None, False
+            return WHOLE_NUMBERS
+        return "empty" if 0 in info.shape else None
 
     def _takes_part(self, index: int, name: str, own: str) -> bool:
         """True if a task's tensor is merged; otherwise it is kept."""
@@ -278,6 +264,5 @@ class Table:
 
 
 def name_some(names: Sequence[str]) -> str:
-    """A few of the names, and how many there are."""
     more = f" and {len(names) - SHOWN} more tensors" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

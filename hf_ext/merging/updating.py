@@ -4,8 +4,6 @@ Added, a task is merged with all others again, from where they came. Added froze
 the unified weights stay. Removing a task leaves the unified weights and the others as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -17,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.emr.artifact import hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
-from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
-from hf_ext.emr.ops import SUMS
-
+from ..emr.arithmetic import SUMS
+from ..emr.artifact import hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
+from ..emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from ..errors import DataError, UsageError
 from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
@@ -66,10 +63,9 @@ def add_task(
     if base is None:
         inside = manifest.base.folder
         base = source_spec(manifest.base, place) if inside is None else str(place / inside)
-    add = _add_frozen if frozen else _merge_again
+    add, how = (_add_frozen, "frozen") if frozen else (_merge_again, "merged again")
     add(place, manifest, name, source, base, {"token": token, "endpoint": endpoint})
     record = Manifest.read(place).tasks[name]
-    how = "frozen" if frozen else "merged again"
     about = {"scale": record.scale, "density": record.density, "path": str(place)}
     return {"task": name, "how": how, **about, "warnings": read_json(place / REPORT)["warnings"]}
 
@@ -77,9 +73,8 @@ def add_task(
 def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: str, options: dict[str, Any]) -> None:
     # What the artifact tells besides, such as who voted, is no field of a configuration.
     method = {key: value for key, value in manifest.method.items() if key in MergeConfig.__dataclass_fields__}
-    if method.get("merged"):
-        merged = find_recorded(str(method["merged"]), place)
-        method["merged"] = str(merged) if merged.exists() else method["merged"]
+    if method.get("merged") and (merged := find_recorded(str(method["merged"]), place)).exists():
+        method["merged"] = str(merged)
     tasks = {task: source_spec(record.origin, place) for task, record in manifest.tasks.items()}
     method |= _own_options(manifest, tasks)
     config = MergeConfig.from_dict({**method, "base": base, "tasks": {**tasks, name: source}})
@@ -95,7 +90,7 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
         artifacts = (place, manifest), (result, Manifest.read(result))
         for task in manifest.tasks:
             _require_same_weights(task, *artifacts)
-        _require_same_angles(*artifacts)
+        _require_same_angles([*manifest.tasks], *(read_totals(*artifact)[1] for artifact in artifacts))
 
     options |= {"show": require_same_checkpoints, "check": require_same_weights}
     try:
@@ -111,10 +106,10 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
 
 def _own_options(manifest: Manifest, tasks: Collection[str]) -> dict[str, Any]:
     """The method and its options, of these tasks: others may have been removed since."""
-    name = str(manifest.method.get("method"))
-    options = METHODS[name].options if name in METHODS else {}
-    found = {key: keep_tasks(value, tasks) for key, value in manifest.method.items() if key in options}
-    return found | ({"method": name} if name in METHODS else {})
+    if (name := str(manifest.method.get("method"))) not in METHODS:
+        return {}
+    known = METHODS[name].options
+    return {"method": name} | {key: keep_tasks(own, tasks) for key, own in manifest.method.items() if key in known}
 
 
 def _add_frozen(place: Path, manifest: Manifest, name: str, source: str, base: str, options: dict[str, Any]) -> None:
@@ -177,11 +172,10 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
 
 
 def source_spec(source: SourceRecord, place: Path) -> str:
-    """The string that gives a recorded source to a merge."""
+    """The string that gives a recorded source to a merge; a relative path must not look like `org/name`."""
     if source.revision:
         return f"{source.source.partition('@')[0]}@{source.revision}"
     found = find_recorded(source.source, place)
-    # it must not look like `org/name`
     return str(found) if Path(source.source).expanduser().is_absolute() else os.path.join(".", os.path.relpath(found))
 
 
@@ -197,9 +191,9 @@ def _require_same(record: SourceRecord, files: dict[str, Any], what: str) -> Non
     """The files of a source are those of the merge, as far as their hashes are known."""
     changed = [] if files.keys() == record.files.keys() else [f"files {sorted(files)}, not {sorted(record.files)}"]
     for file, about in record.files.items():
-        for key in ("bytes", "header_sha256", "sha256"):
-            ours, theirs = files.get(file, {}).get(key), about.get(key)
-            changed += [f"{key} of {file}: {ours}, not {theirs}"] if ours != theirs and ours and theirs else []
+        for key, told in about.items():
+            ours = files.get(file, {}).get(key)
+            changed += [f"{key} of {file}: {ours}, not {told}"] if ours != told and ours and told else []
     _refuse_changed(what, changed)
 
 
@@ -207,15 +201,7 @@ def _require_same(record: SourceRecord, files: dict[str, Any], what: str) -> Non
 # tensor, what is not merged, and small files: of an unchanged task that is merged again, all of these are the same.
 def _require_same_weights(task: str, before: tuple[Path, Manifest], after: tuple[Path, Manifest]) -> None:
     """Refuses a task of which two artifacts, before and after a merge, do not keep the same."""
-    old, new = before[1], after[1]
-    base_name, changed = old.tasks[task].base_name, []
-    for name in sorted(old.files.keys() & new.files.keys()):
-        own = name.startswith(f"tasks/{task}/") and not name.endswith(("mask.safetensors", "sums.safetensors"))
-        # A task that was added frozen has kept more tensors.
-        fits = not name.endswith(".safetensors") or old.files[name]["bytes"] == new.files[name]["bytes"]
-        changed += [name] if own and fits and old.files[name] != new.files[name] else []
-    alike = {*old.tasks[task].shared} ^ {*new.tasks[task].shared}
-    changed += sorted(name for name in alike if base_name(name) not in new.merged)
+    old, new, changed = before[1], after[1], []
     named = masked_names(*before, task)
     ours, theirs = (
         dict(zip(artifact[1].merged.values(), read_sums(*artifact, task)[:, _OF_TASK], strict=True))
@@ -224,30 +210,33 @@ def _require_same_weights(task: str, before: tuple[Path, Manifest], after: tuple
     both = [tensor for tensor in ours if tensor in theirs and tensor.name in named]
     # Kernels of numba and of torch add up in other orders.
     changed += [tensor.name for tensor in both if not np.allclose(ours[tensor], theirs[tensor], rtol=1e-10, atol=0)]
-    first, second = (manifest.files.get(f"tasks/{task}/mask.safetensors", {}) for manifest in (old, new))
-    if old.deltas and first.get("bytes") == second.get("bytes") and first != second:
-        changed.append("a sign of a difference")
+    for name in sorted(old.files.keys() & new.files.keys()):
+        # Masks depend on the other tasks, but for deltas.
+        others = ("sums.safetensors",) if old.deltas else ("mask.safetensors", "sums.safetensors")
+        own = name.startswith(f"tasks/{task}/") and not name.endswith(others)
+        # A task that was added frozen has kept more tensors.
+        fits = not name.endswith(".safetensors") or old.files[name]["bytes"] == new.files[name]["bytes"]
+        changed += [name] if own and fits and old.files[name] != new.files[name] else []
+    alike = {*old.tasks[task].shared} ^ {*new.tasks[task].shared}
+    changed += sorted(name for name in alike if old.tasks[task].base_name(name) not in new.merged)
     _refuse_changed(f"task {task!r}", [f"{name} has changed" for name in changed])
 
 
-def _require_same_angles(before: tuple[Path, Manifest], after: tuple[Path, Manifest]) -> None:
+def _require_same_angles(tasks: list[str], before: np.ndarray, after: np.ndarray) -> None:
     """Refuses a task that lies on the other side of the base than before: of it the sums of magnitudes are the same,
     but not its products with other tasks. Those of a task that was added frozen are NaN."""
-    names = [*before[1].tasks]
-    old, new = (read_totals(*artifact)[1][: len(names), : len(names)] for artifact in (before, after))
-    norms = np.sqrt(np.diag(new))
-    moved = np.triu(np.abs(new - old) > 1e-10 * np.outer(norms, norms), 1)
+    now = after[: len(tasks), : len(tasks)]
+    norms = np.sqrt(np.diag(now))
+    moved = np.triu(np.abs(now - before) > 1e-10 * np.outer(norms, norms), 1)
     for first, second in zip(*np.nonzero(moved), strict=True):
-        which = f"task {names[first]!r} or task {names[second]!r}"
+        which = f"task {tasks[first]!r} or task {tasks[second]!r}"
         _refuse_changed(which, ["the inner product of their differences from the base has changed"])
 
 
 def _refuse_changed(what: str, changed: list[str]) -> None:
     if changed:
-        raise DataError(
-            f"{what} is not the one that was merged ({changed[0]}): give the checkpoint of the merge, or merge all "
-            "again"
-        )
+        advice = "give the checkpoint of the merge, or merge all again"
+        raise DataError(f"{what} is not the one that was merged ({changed[0]}): {advice}")
 
 
 # An update is a copy of the folder in which some files are new. The copy costs nothing: its files are hard links to
@@ -281,9 +270,10 @@ def _link(source: str, target: str) -> None:
 
 def _replace_tasks(manifest: Manifest, tasks: dict[str, TaskRecord]) -> Manifest:
     """The manifest with other tasks; those that voted stay the same."""
-    voters = find_voters(manifest.method, manifest.tasks)
     # a removed one, whose name another has now
-    voters = [f"{name} (removed)" if name in tasks.keys() - manifest.tasks.keys() else name for name in voters]
+    reused = tasks.keys() - manifest.tasks.keys()
+    voted = find_voters(manifest.method, manifest.tasks)
+    voters = [f"{name} (removed)" if name in reused else name for name in voted]
     method = {key: value for key, value in manifest.method.items() if key != VOTED}
     if voters != list(tasks) and not manifest.deltas:
         method[VOTED] = voters

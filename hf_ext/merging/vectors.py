@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from hf_ext.emr.ops import SEGMENT, SUMS, TOTALS, Sums
-
+from ..emr.arithmetic import SEGMENT, SUMS, TOTALS, Sums
 from ..errors import DataError
 from .configuration import MergeConfig
 from .plan import Plan
@@ -33,8 +33,7 @@ BINS = 1 << 16
 
 
 class TaskVectors:
-    """Makes task vectors, block by block, after so many `passes` over all merged tensors, which `count` what they make
-    and find what is trimmed."""
+    """Makes task vectors, block by block, after `passes` over all merged tensors that count what is trimmed."""
 
     def __init__(self, config: MergeConfig) -> None:
         self.drop, self.seed, self.tasks = config.drop, config.seed, len(config.tasks)
@@ -50,7 +49,7 @@ class TaskVectors:
         """Zeros for the counts of one pass over the data, `int64` `[N, 65536]`; they may be added up in any order."""
         return np.zeros((self.tasks, BINS), np.int64)
 
-    def count(self, index: int, task: int, vector: torch.Tensor, counts: np.ndarray) -> None:
+    def count(self, index: int, task: int, vector: Tensor, counts: np.ndarray) -> None:
         """Adds how many magnitudes of a block have each digit: the upper one in pass 0, the lower in pass 1."""
         magnitudes = vector.numpy().view(np.int32) & 0x7FFFFFFF
         digits = magnitudes >> LOWER_BITS
@@ -73,16 +72,9 @@ class TaskVectors:
         self.passes_done += 1
 
     def make(
-        self,
-        tensor: int,
-        task: int,
-        start: int,
-        base: torch.Tensor,
-        weights: torch.Tensor,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """A block of a task vector after DARE and, once the thresholds are known, trimmed. It may take the memory of
-        `out`, float32 and as long."""
+        self, tensor: int, task: int, start: int, base: Tensor, weights: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        """A block of a task vector after DARE and, once thresholds are known, trimmed; it may be in `out`."""
         if out is not None and weights.dtype != torch.float32:
             weights = out.copy_(weights)
         vector = torch.sub(weights.float(), base.float(), out=out)
@@ -101,7 +93,6 @@ class TaskVectors:
         return {"passes": self.passes_done, "threshold_bits": bits, "wanted": wanted}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continues from a saved state."""
         self._threshold = np.array(state["threshold_bits"], np.int64)
         self._wanted, self.passes_done = np.array(state["wanted"], np.int64), state["passes"]
 
@@ -143,14 +134,13 @@ _SAMPLE = 1 << 12
 # holds them beside the measured ones. That takes 0.14 ms for each segment or smaller tensor of three tasks, 2 % of the
 # time of an average. The elements are looked at as they are stored, before DARE and trimming, and the journal keeps
 # their sums as it keeps those of a merge that is measured.
-def pick_sample(values: torch.Tensor) -> torch.Tensor:
+def pick_sample(values: Tensor) -> Tensor:
     """The sample of a run of elements, in float64."""
     return torch.cat([values[low : low + _SAMPLE].double() for low in range(0, len(values), SEGMENT)])
 
 
-def add_sample(base: torch.Tensor, tasks: Sequence[torch.Tensor], count: int, sums: Sums) -> None:
-    """Adds to sums what a sample tells of `count` elements: squares of the base and of the task vectors, and the inner
-    products of these."""
+def add_sample(base: Tensor, tasks: Sequence[Tensor], count: int, sums: Sums) -> None:
+    """Adds to sums what a sample tells of `count` elements: squares, and inner products of the task vectors."""
     vectors, share = torch.stack([*tasks]) - base, count / len(base)
     products = (vectors @ vectors.T).mul_(share)
     sums.gram.add_(products)
@@ -176,7 +166,7 @@ class NotFiniteError(DataError):
         )
 
 
-def is_finite(values: torch.Tensor) -> bool:
+def is_finite(values: Tensor) -> bool:
     """True without NaN and infinity, which minimum and maximum hand on: one reading, and no memory."""
     return all(math.isfinite(float(end)) for end in torch.aminmax(values))
 
@@ -196,7 +186,7 @@ def require_finite(plan: Plan, row: Row, members: Sequence[int], sums: Sums) -> 
 # Of an input that is not finite, no task vector is: W_0 is subtracted from each, and what DARE drops is multiplied by
 # 0. Not every method hands that on to its result, so the vectors are looked at before the method overwrites them, and
 # before they are trimmed, which turns NaN to 0: in the first pass that counts them.
-def require_vectors(plan: Plan, row: Row, base: torch.Tensor, vectors: Mapping[int, torch.Tensor]) -> None:
+def require_vectors(plan: Plan, row: Row, base: Tensor, vectors: Mapping[int, Tensor]) -> None:
     """[`require_finite`] for a merge that is not measured and so has no sums."""
     for task, vector in vectors.items():
         if not is_finite(vector):

@@ -8,8 +8,7 @@ taken over the whole block in fp64.
 import torch
 from torch import Tensor
 
-from hf_ext.emr.arithmetic import GRAM_STEP
-from hf_ext.emr.ops import SUB_BLOCK, Sums
+from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK, Sums
 
 
 def merge_block(

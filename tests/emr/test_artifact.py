@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from hf_ext.emr.arithmetic import compute_scales
+from hf_ext.emr.arithmetic import SUMS, compute_scales
 from hf_ext.emr.artifact import open_extras, open_masks, open_unified, read_sums
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord
-from hf_ext.emr.ops import SUMS
 from hf_ext.hub.safetensors_headers import CheckpointError
 from tests.kit.refusals import refused
 

@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 
 from hf_ext import EMRModel
 from hf_ext.emr import arithmetic
+from hf_ext.emr.arithmetic import DTYPES, SUMS, Sums, unpack_mask
 from hf_ext.emr.artifact import mask_bytes, verify_artifact
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
-from hf_ext.emr.ops import DTYPES, SUMS, Sums, unpack_mask
 from hf_ext.emr.report import report_markdown, report_tables
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.hub.safetensors_headers import CheckpointError

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_ext.emr import ops
+from hf_ext.emr import arithmetic as ops
 from hf_ext.emr.arithmetic import compiled_kernels
 from hf_ext.emr.layers import TaskLayers
 from hf_ext.emr.weights import Parts
@@ -320,7 +320,7 @@ def test_machine_code_that_is_kept_on_disk_helps_where_it_can_and_never_hinders(
 @pytest.mark.slow
 def test_processes_that_compile_at_once(tmp_path):
     script = (
-        "import torch; from hf_ext.emr import ops; out = torch.empty(99)\n"
+        "import torch; from hf_ext.emr import arithmetic as ops; out = torch.empty(99)\n"
         "mask = torch.full((13,), 255, dtype=torch.uint8)\n"
         "ops.restore_block(torch.ones(99), torch.zeros(99), mask, 0.5, out); assert (out == 0.5).all()"
     )

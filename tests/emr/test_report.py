@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ext.emr.ops import SUMS, TOTALS, Sums
-from hf_ext.emr.report import make_report, report_legend, report_markdown, report_tables
+from hf_ext.emr.arithmetic import SUMS, TOTALS, Sums
+from hf_ext.emr.report import TensorSums, make_report, report_legend, report_markdown, report_tables
 from hf_ext_cli.output import aligned_table
 from tests.emr.reference_ops import mask_block, merge_block
 
@@ -38,10 +38,11 @@ class Merge:
 
     def report(self, sizes=SIZES):
         masks = self.method["masks"]
+        elements = np.array([tensor.numel() for tensor in self.base])
         return make_report(
-            tasks=[f"task-{index}" for index in range(len(self.tasks))],
-            elements=np.array([tensor.numel() for tensor in self.base]),
-            **{name: getattr(self, name) for name in ("participates", "sums", "totals", "gram", "method")},
+            [f"task-{index}" for index in range(len(self.tasks))],
+            TensorSums(elements, self.participates, self.sums, self.totals, self.gram),
+            method=self.method,
             masks=self.method["method"] == "emr" if masks is None else masks,
             sizes=sizes,
         )

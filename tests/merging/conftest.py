@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session
 
-from hf_ext.emr.ops import SUB_BLOCK
+from hf_ext.emr.arithmetic import SUB_BLOCK
 from tests.merging.merging import merge, siblings, write_set, write_sources
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hf_ext.emr.ops import SEGMENT, SUB_BLOCK
+from hf_ext.emr.arithmetic import SEGMENT, SUB_BLOCK
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block
 from tests.emr.emr_testing import write_tokenizer, write_weights

@@ -200,7 +200,7 @@ def test_the_copy_of_the_base_is_read_when_all_of_it_is_there(config, tmp_path, 
 
 def test_a_failure_at_the_very_end_is_resumed_without_reading_again(config, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(finishing, "make_report", lambda **data: 1 / 0)
+        patch.setattr(finishing, "make_report", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             merge(config, tmp_path / "merged-out")
     assert not (tmp_path / "merged-out").exists()

@@ -23,7 +23,7 @@ PREPARE = """
     import json, os, random, signal, sys
     from pathlib import Path
     from hf_ext.merging import engine
-    from hf_ext.emr import arithmetic, ops
+    from hf_ext.emr import arithmetic, arithmetic as ops
     from hf_ext.merging.merge import merge_checkpoints
     engine.SEGMENT = 2 * ops.SUB_BLOCK
     config, out = json.loads(sys.argv[1]), Path(sys.argv[2])

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from hf_ext.emr import arithmetic
+from hf_ext.emr.arithmetic import SUB_BLOCK
 from hf_ext.emr.artifact import open_unified
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
-from hf_ext.emr.ops import SUB_BLOCK
 from hf_ext.errors import DataError, UsageError
 from hf_ext.files import TakenError, read_json, write_json
 from hf_ext.hub.checkpoints import open_checkpoint

@@ -93,7 +93,7 @@ def test_tied_weights_are_merged_once_however_the_file_says_it(tied, tmp_path):
     for folder in ("doubled", "named"):
         with plan_in(tmp_path, folder, "a") as plan:
             assert plan.matching.aliases == TIED and len(plan.merged_rows) == len(weights) and not plan.copied_rows
-            assert plan.unified_bytes == sum(tensor.nbytes for tensor in weights.values())
+            assert plan.sizes.unified == sum(tensor.nbytes for tensor in weights.values())
             assert not resolve_plan(plan).own_tensors(KEPT, SHARED)
     write_weights(tmp_path / "broken", weights | {"lm_head.weight": head + 1}, config=config)
     with plan_in(tmp_path, "broken", "a") as plan, refused(ValueError, *map(repr, TIED), *map(repr, TIED.values())):
@@ -194,15 +194,15 @@ def test_the_sizes(tmp_path):
     base = {"w": ones(100, 10), "n": torch.arange(5)}
     with raw_plan(tmp_path, base, base | {"head": ones(7)}, {"w": ones(100, 10)}, include_base=True) as plan:
         # 1,000 bits are 125 bytes, which end at 128
-        assert plan.mask_bytes == (128, 128) and plan.extra_bytes == (40 + 28, 0)
-        assert plan.unified_bytes == 4040 and plan.base.nbytes == 4040
-        assert plan.result_bytes == 4040 + 256 + 68 + 2 * 80
-        assert plan.bytes_written == plan.result_bytes + 4040
-        assert plan.checkpoints_bytes == 4068 + 4000
-        assert plan.bytes_read == 2 * 4040 + 28 + 4000
-        assert plan.peak_memory == plan.config.memory_bytes == 64_000_000
+        assert plan.sizes.masks == (128, 128) and plan.sizes.extras == (40 + 28, 0)
+        assert plan.sizes.unified == 4040 and plan.base.nbytes == 4040
+        assert plan.sizes.result == 4040 + 256 + 68 + 2 * 80
+        assert plan.sizes.written == plan.sizes.result + 4040
+        assert plan.sizes.checkpoints == 4068 + 4000
+        assert plan.sizes.read == 2 * 4040 + 28 + 4000
+        assert plan.sizes.memory == plan.config.memory_bytes == 64_000_000
     with raw_plan(tmp_path, base, base, method="average") as plan:
-        assert plan.result_bytes == plan.bytes_written == plan.unified_bytes == 4040
+        assert plan.sizes.result == plan.sizes.written == plan.sizes.unified == 4040
         assert "average, one model" in "\n".join(plan_lines(plan))
 
 
@@ -219,7 +219,7 @@ def test_the_merge_writes_what_the_plan_says(tmp_path):
     resized(tmp_path / "a", base, (*WORDS, "new"), 1), tiny_bert(tmp_path / "b", 2, base=base)
     config = siblings(tmp_path, "a", "b", include_base=True, dtype="bfloat16")
     with make_plan(config) as plan:
-        written, result = plan.bytes_written, plan.result_bytes
+        written, result = plan.sizes.written, plan.sizes.result
     folder = merge(config, tmp_path / "out")
     # But for the sums of all tasks together, a few numbers for each tensor.
     paths = [path for path in folder.rglob("*.safetensors") if path != folder / "sums.safetensors"]
@@ -249,7 +249,7 @@ def test_a_plan_over_the_hub_reads_headers_and_small_files_only(tmp_path, hub):
         assert lines[0].split()[1:4] == [f"org/base@{plan.base.commit[:12]}:", "BertModel,", "39"]
         assert described["tasks"]["a"]["revision"] == plan.tasks[0].commit
         assert [item["name"] for item in described["tasks"]["a"]["extras"]] == ["classifier.bias", "classifier.weight"]
-        assert described["result_bytes"] == plan.result_bytes and len(described["merged"]) == 39
+        assert described["result_bytes"] == plan.sizes.result and len(described["merged"]) == 39
 
 
 def test_a_hub_checkpoint_that_does_not_fit_fails_before_any_download_and_open_sources_are_closed(tmp_path, hub):

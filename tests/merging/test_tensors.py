@@ -174,7 +174,7 @@ def test_types_of_base_tasks_and_result(tmp_path):
         *told, size = plan.warnings
         assert [text.partition(":")[0] for text in told] == ["t0", "t1"] and "this saves no space" in size
         assert all("in bfloat16, which does not hold all of it" in text for text in told)
-        assert plan.bytes_read == 4 * (2 + 2 + 4 + 2) + 24
+        assert plan.sizes.read == 4 * (2 + 2 + 4 + 2) + 24
     double = {"w": ones(4, dtype=torch.float64)}
     with raw_plan(tmp_path, double, {"w": ones(4)}, double) as plan:
         assert plan.merged_rows[0].dtype == torch.float32
@@ -183,7 +183,7 @@ def test_types_of_base_tasks_and_result(tmp_path):
         assert all("treated as float32" in text for text in told) and "this saves no space" in size
     with raw_plan(tmp_path, base, *tasks, dtype="float32") as plan:
         assert plan.merged_rows[0].dtype == torch.float32 and plan.copied_rows[0].dtype == torch.int64
-        assert plan.unified_bytes == 16 + 24
+        assert plan.sizes.unified == 16 + 24
 
 
 def test_one_model_says_what_of_the_tasks_it_leaves_out(tmp_path):
@@ -292,4 +292,4 @@ def test_every_tensor_has_one_place_or_the_plan_is_refused(tmp_path, family, opt
             pairs = zip(tasks, part.task_names, strict=True)
             assert all(name is None or task[name][0] == part.shape for task, name in pairs)
         json.dumps(plan_values(plan))
-        assert plan_lines(plan) and plan.bytes_read > 0
+        assert plan_lines(plan) and plan.sizes.read > 0

@@ -13,7 +13,7 @@ def elect(tensor: Block, *, tie: Tie = "zero") -> Tensor:
     """The weight farthest along the sign of Σ_t τ_t; where the sum is zero, the base's or the lowest (`tie`)."""
     import torch
 
-    from hf_ext.emr.ops import Sums, merge_block
+    from hf_ext.emr.arithmetic import Sums, merge_block
 
     base, merged = tensor.base.float(), torch.empty(tensor.base.shape)
     weights = [base + vector for vector in tensor.vectors]

@@ -5,6 +5,7 @@ name, `[{filter: mlp, value: 0.5}, {value: 0.3}]`, of which the first whose text
 of the tasks may be a mapping of their names to any of these. Lists mean what they mean to mergekit.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import math
@@ -25,30 +26,17 @@ else:
 
 @dataclass(frozen=True)
 class Option:
-    """
-    Description of an option: its help and its allowed values.
+    """Description of an option: its help and its allowed values."""
 
-    Args:
-        help (`str`): One line.
-        above (`float`, *optional*): A number must be greater than this.
-        least (`float`, *optional*): A number must be at least this.
-        most (`float`, *optional*): A number may not be greater than this.
-        kind (`type`): `float` or `bool`; `str` for a choice.
-        choices (`tuple[str, ...]`): What a text may be.
-        default (`Any`): Value where none is given.
-        by_task (`bool`): Whether the tasks may have values of their own; the method then gets a list.
-        by_layer (`bool`): Whether layers and tensors may have values of their own.
-    """
-
-    help: str
-    above: float = -math.inf
-    least: float = -math.inf
-    most: float = math.inf
-    kind: type = float
-    choices: tuple[str, ...] = ()
-    default: Any = None
-    by_task: bool = False
-    by_layer: bool = True
+    help: str  # one line
+    above: float = -math.inf  # a number must be greater than this
+    least: float = -math.inf  # and at least this
+    most: float = math.inf  # and not greater than this
+    kind: type = float  # `float` or `bool`; `str` for a choice
+    choices: tuple[str, ...] = ()  # what a text may be
+    default: Any = None  # value where none is given
+    by_task: bool = False  # whether the tasks may have values of their own; the method then gets a list
+    by_layer: bool = True  # whether layers and tensors may have values of their own
 
     def read(self, name: str, setting: Any) -> Any:
         """The setting, checked; YAML may have given a number as a text."""
@@ -82,15 +70,12 @@ class Option:
     def _read_value(self, name: str, value: Any) -> Any:
         # numpy's numbers and truths are Python's
         found = value = value.item() if getattr(value, "shape", None) == () else value
-        if self.choices:
-            fits = value in self.choices
-        elif self.kind is bool:
-            fits = isinstance(value, bool)
+        if self.choices or self.kind is bool:
+            fits = value in self.choices if self.choices else isinstance(value, bool)
         else:
-            try:
-                found = math.nan if isinstance(value, bool) else self.kind(value)
-            except (TypeError, ValueError, OverflowError):
-                found = math.nan
+            found = math.nan
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                found = math.nan if isinstance(value, bool) else float(value)
             fits = math.isfinite(found) and self.above < found <= self.most and self.least <= found
         if not fits:
             raise ValueError(f"{name} must be {self.allowed_values}; got {value!r:.80}.")
@@ -112,15 +97,11 @@ class Option:
 
     def find(self, setting: Any, tensor: str, depth: float, tasks: Sequence[str]) -> Any:
         """The value for a tensor, or with `by_task` one for each of these tasks."""
-
-        def find_or_default(setting: Any) -> Any:
-            found = find_value(setting, tensor, depth)
-            return self.default if found is None else found
-
-        if not self.by_task:
-            return find_or_default(setting)
         own = setting if isinstance(setting, Mapping) else dict.fromkeys(tasks, setting)
-        return [find_or_default(own.get(task)) for task in tasks]
+        settings = [own.get(task) for task in tasks] if self.by_task else [setting]
+        found = [find_value(part, tensor, depth) for part in settings]
+        values = [self.default if value is None else value for value in found]
+        return values if self.by_task else values[0]
 
 
 class MethodError(UsageError):
@@ -129,33 +110,19 @@ class MethodError(UsageError):
 
 @dataclass
 class Block:
-    """
-    Input of a method: a tensor, or a run of its elements, of the base and of the tasks that have it.
+    """Input of a method: a tensor, or a run of its elements, of the base and of the tasks that have it."""
 
-    Args:
-        name (`str`): Its name in the base.
-        shape (`tuple[int, ...]`): Shape of the whole tensor.
-        start (`int`): The first of these elements in the flat tensor; 0 for a method of whole tensors.
-        base (`torch.Tensor`): Weights of the base, float32, float16 or bfloat16.
-        vectors (`list[torch.Tensor]`):
-            The task vectors W_t - W_0 in float32, after DARE and trimming; the method may overwrite them.
-        merged (`torch.Tensor`, *optional*): Weights of the merged model, for a method that `takes_merged`.
-        count (`int`): Tasks of the merge, with those that do not have this tensor.
-        statistic (`Callable[[int], torch.Tensor | None]`, *optional*):
-            The statistics of this tensor for a place of `vectors`, None where the file has none; for a method with
-            `statistics`. What it returns may be overwritten.
-        inputs_first (`bool`): Whether the rows of this weight of a linear layer are its inputs.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-    base: Tensor
-    vectors: list[Tensor]
-    merged: Tensor | None = None
-    count: int = 0
+    name: str  # its name in the base
+    shape: tuple[int, ...]  # shape of the whole tensor
+    start: int  # the first of these elements in the flat tensor; 0 for a method of whole tensors
+    base: Tensor  # weights of the base, float32, float16 or bfloat16
+    vectors: list[Tensor]  # W_t - W_0 in float32, after DARE and trimming; the method may overwrite them
+    merged: Tensor | None = None  # weights of the merged model, for a method that `takes_merged`
+    count: int = 0  # tasks of the merge, with those that do not have this tensor
+    # For a method with `statistics`: those of this tensor for a place of `vectors`, None where the file has none. What
+    # it returns may be overwritten.
     statistic: Callable[[int], Tensor | None] | None = None
-    inputs_first: bool = False
+    inputs_first: bool = False  # whether the rows of this weight of a linear layer are its inputs
 
 
 @dataclass(frozen=True)
@@ -166,20 +133,17 @@ class Method:
     label: str  # what cards call it: "merged by …"
     function: Callable[..., Any]  # merges a [`Block`]
     options: dict[str, Option] = field(default_factory=dict)  # its options by name
-    # it always comes with task masks and scales
-    masks: bool = False
-    # `hf_ext.emr.ops.merge_block` computes the same, with masks and sums, in compiled code
+    masks: bool = False  # it always comes with task masks and scales
+    # `hf_ext.emr.arithmetic.merge_block` computes the same, with masks and sums, in compiled code
     fused: bool = False
     # It needs whole tensors, in their shape. The others get flat runs of elements, which fit the caches; a whole
     # tensor of the base and of every task must fit into memory.
     whole: bool = False
-    # it takes a model that was merged elsewhere
-    takes_merged: bool = False
+    takes_merged: bool = False  # it takes a model that was merged elsewhere
     # The option that says which share of each task vector is kept: only the largest elements over all tensors reach
     # the function. All checkpoints are then read three times.
     trim: str | None = None
-    # how many tasks it takes
-    most_tasks: int | None = None
+    most_tasks: int | None = None  # how many tasks it takes
     # Bits an element that each task has in place of a unified model: 1 for a sign, 2 where elements may be left out
     # too. The function then returns the task vectors with 0 for what is left out.
     deltas: int = 0
@@ -195,17 +159,7 @@ Function = typing.TypeVar("Function", bound=Callable[..., Any])
 
 
 def merge_method(name: str, label: str, **traits: Any) -> Callable[[Function], Function]:
-    """
-    Registers a function as a merge method.
-
-    Args:
-        name (`str`): What configurations call it.
-        label (`str`): What cards call it.
-        traits (`Any`, *optional*): Other fields of [`Method`], such as `whole=True`.
-
-    Returns:
-        The function, as it was.
-    """
+    """Registers a function as a merge method; name, label and traits such as `whole=True` are fields of [`Method`]."""
 
     def register(function: Function) -> Function:
         METHODS[name] = Method(name, label, function, _read_options(function, traits.get("trim")), **traits)
