@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from .errors import HubError, entry_not_found
 from .storage import Blob, git_oid, lfs_pointer
 
-# The embedded Hub has one user.
-OWNER = "local"
+OWNER = "local"  # The embedded Hub has one user
 _SIGNATURE = f"{OWNER} <{OWNER}@localhost>"
 
 
@@ -49,8 +48,7 @@ class Snapshot:
 
     def __init__(self, files: dict[str, Entry]):
         self.files = files
-        # git's tree id of each folder; of the root, "", too
-        self.folders = _tree_ids(files)
+        self.folders = _tree_ids(files)  # git's tree id of each folder; of the root, "", too
         for path in self.folders:
             if path in files:
                 raise HubError(400, f"{path!r} cannot be a file and a folder at once: delete one in this commit")

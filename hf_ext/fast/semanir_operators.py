@@ -23,8 +23,7 @@ from hf_ext.semanir.ops_semanir import ATTENTION, STEPS, Dictionary, Pair, UnitA
 from ..errors import UsageError
 
 _NUMBA_IS_INSTALLED = find_spec("numba") is not None
-# Channels of a head that fit the registers of the kernels for CPUs.
-_NATIVE_HEAD = 64
+_NATIVE_HEAD = 64  # Channels of a head that fit the registers of the kernels for CPUs
 # The plain steps, which this file wraps.
 _cut, _join, _choose_plainly, _choose_attention = (
     STEPS[name] for name in ("cut", "join", "choose_keys", "choose_attention")
@@ -134,8 +133,7 @@ def _gradient_of_join(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 # more: a kernel it could not read, and of the plain cutting and joining it writes each index as a function of those
 # before it, through the layers of a stage, and does not come to an end with these formulas.
 _NAMESPACE = "hf_ext_semanir"
-# The operators last as long as this object.
-_LIBRARY = Library(_NAMESPACE, "DEF")
+_LIBRARY = Library(_NAMESPACE, "DEF")  # The operators last as long as this object
 _GIVEN = "Tensor query, Tensor key, Tensor value, Tensor temperature, Tensor table, Tensor? bits"
 _SIZES = "SymInt width, SymInt window_size"
 
@@ -206,15 +204,13 @@ def _check_sizes(
     }
     for name, (found, shape) in expected.items():
         if found is not None and (tuple(found.shape) != shape or found.device != query.device):
+            queries = f"queries {tuple(query.shape)} on {query.device}"
             raise ValueError(
-                f"`{name}` has shape {tuple(found.shape)} on {found.device}; queries of shape "
-                f"{tuple(query.shape)} on {query.device} need {shape} there."
+                f"`{name}` has shape {tuple(found.shape)} on {found.device}; {queries} need {shape} there."
             )
     if dictionary.window[0] * dictionary.window[1] != tokens or max(dictionary.window) > dictionary.window_size:
-        raise ValueError(
-            f"`dictionary.window` is {dictionary.window}; it must hold {tokens} tokens, with sides of at most "
-            f"{dictionary.window_size}."
-        )
+        needed = f"must hold {tokens} tokens, with sides of at most {dictionary.window_size}"
+        raise ValueError(f"`dictionary.window` is {dictionary.window}; it {needed}.")
 
 
 def native_attention(
@@ -225,10 +221,10 @@ def native_attention(
     where these are many, compute all logits a few at a time. For the gradient the logits are computed again.
     """
     if value.shape[-1] > _NATIVE_HEAD or not _runs_natively(value):
+        got = f"got {value.dtype} on {value.device}, {value.shape[-1]} channels a head"
         raise UsageError(
-            f"`implementation` is 'native', which needs numba, at most float32 on a CPU, heads of at most "
-            f"{_NATIVE_HEAD} channels, and no export; it got {value.dtype} on {value.device} with heads of "
-            f"{value.shape[-1]} channels. Use 'auto', which chooses it where it can."
+            f"`implementation` is 'native', which needs numba, at most float32 on a CPU, heads of "
+            f"at most {_NATIVE_HEAD} channels and no export; {got}. Use 'auto', which chooses it where it can."
         )
     _check_sizes(dictionary, query, key, value, temperature, table)
     tensors = [tensor.float() for tensor in (query, key, value, temperature, table)]

@@ -251,10 +251,9 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise ValueError("The Triton kernel got tensors on the CPU; move the model to a GPU, or choose 'sdpa'.")
     dtypes = {query.dtype, key.dtype, value.dtype}
     if query.shape[-1] > _LARGEST_HEAD or len(dtypes) > 1 or query.dtype not in _DTYPES:
-        raise ValueError(
-            f"The Triton kernel got {', '.join(sorted(map(str, dtypes)))} with heads of {query.shape[-1]} channels; "
-            f"allowed: one of {', '.join(map(str, _DTYPES))}, at most {_LARGEST_HEAD} channels. Or choose 'sdpa'."
-        )
+        got = f"The Triton kernel got {', '.join(sorted(map(str, dtypes)))} with heads of {query.shape[-1]} channels"
+        allowed = f"one of {', '.join(map(str, _DTYPES))}, at most {_LARGEST_HEAD} channels"
+        raise ValueError(f"{got}; allowed: {allowed}. Or choose 'sdpa'.")
 
 
 def triton_attention(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:

@@ -10,8 +10,7 @@ from transformers.feature_extraction_sequence_utils import SequenceFeatureExtrac
 from transformers.feature_extraction_utils import BatchFeature
 from transformers.utils import PaddingStrategy, TensorType
 
-# Under the variance, as in the other audio models of transformers: silence stays silence.
-_VARIANCE_EPSILON = 1e-7
+_VARIANCE_EPSILON = 1e-7  # Under the variance, as in the other audio models of transformers: silence stays silence
 # No recording has fewer samples, no sound file more channels: tells samples x channels from a batch.
 _MOST_CHANNELS = 8
 
@@ -32,10 +31,7 @@ def full_scale(array: np.ndarray) -> np.ndarray:
     if array.dtype in (np.int16, np.int32):
         return (array / -float(np.iinfo(array.dtype).min)).astype(np.float32)
     if not np.issubdtype(array.dtype, np.floating):
-        raise TypeError(
-            f"A recording holds {array.dtype}; allowed: floats, and int16 or int32, which are scaled to [-1, 1]. "
-            "Convert it, for instance with `np.asarray(audio, dtype=np.int16)`."
-        )
+        raise TypeError(f"A recording holds {array.dtype}; allowed: floats, and int16 or int32, scaled to [-1, 1].")
     # A number that float32 does not have becomes infinite.
     with np.errstate(over="ignore"):
         return array.astype(np.float32)
@@ -45,10 +41,7 @@ def _waveform(recording: Any) -> np.ndarray:
     """One recording as float32 in [-1, 1] if it was whole numbers; floats keep their scale."""
     array = as_array(recording)
     if array.ndim != 1:
-        raise ValueError(
-            f"A recording has shape {array.shape}; expected one axis of samples (mono). Average the channels first, "
-            "for instance with `audio.mean(axis=channel_axis)`."
-        )
+        raise ValueError(f"A recording has shape {array.shape}; expected one axis, mono: average the channels first.")
     array = full_scale(array)
     if not np.isfinite(array).all():
         raise ValueError("A recording holds NaN or infinite samples; repair or leave out the file.")
@@ -60,10 +53,8 @@ def _recordings(raw_speech: Any) -> list[np.ndarray]:
     if isinstance(raw_speech, (torch.Tensor, np.ndarray)):
         raw_speech = as_array(raw_speech)
         if raw_speech.ndim == 2 and raw_speech.shape[1] <= _MOST_CHANNELS < raw_speech.shape[0]:
-            raise ValueError(
-                f"The audio has shape {raw_speech.shape}: samples x channels? Give mono audio, "
-                "`audio.mean(axis=1)`, or a list of recordings."
-            )
+            got = f"The audio has shape {raw_speech.shape}"
+            raise ValueError(f"{got}: samples x channels? Give mono, `audio.mean(axis=1)`, or a list of recordings.")
         raw_speech = raw_speech if raw_speech.ndim > 1 else raw_speech[None]
     elif not isinstance(raw_speech, (list, tuple)):
         raise TypeError(f"The audio is a {type(raw_speech).__name__}; give an array, a tensor or a list of them.")
@@ -155,20 +146,15 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
         """
         if sampling_rate != self.sampling_rate:
             got = "not given" if sampling_rate is None else f"{sampling_rate!r} Hz"
-            raise ValueError(
-                f"`sampling_rate` is {got}; the model was trained with {self.sampling_rate} Hz. Resample the audio to "
-                f"that rate, and pass `sampling_rate={self.sampling_rate}` to say so."
-            )
+            wanted = f"the model was trained with {self.sampling_rate} Hz"
+            raise ValueError(f"`sampling_rate` is {got}; {wanted}. Resample the audio, and pass its new rate.")
         # Truncate before normalising, so mean and variance exclude the removed part.
         cut = [
             self._truncate({"input_values": recording}, max_length, pad_to_multiple_of, truncation)["input_values"]
             for recording in _recordings(raw_speech)
         ]
         if not cut or not all(map(len, cut)) or (max_length or 1) < 1:
-            raise ValueError(
-                f"Of the audio no samples are left, `max_length` being {max_length}; give at least one recording, and "
-                "at least one sample of each."
-            )
+            raise ValueError(f"Of a recording no samples are left (`max_length` is {max_length}), or there is none.")
         batch = BatchFeature({"input_values": list(map(self.normalize, cut)) if self.do_normalize else cut})
         return self.pad(batch, padding, max_length, False, pad_to_multiple_of, return_attention_mask, return_tensors)
 

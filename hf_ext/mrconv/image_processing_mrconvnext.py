@@ -85,7 +85,7 @@ class MRConvNextImageProcessor(ConvNextImageProcessorPil):
         # Pillow clips these modes to 8 bits when it converts them: the picture would come out white.
         if isinstance(image, Image.Image) and image.mode[0] in "IF":
             raise ValueError(
-                f"The image has PIL mode {image.mode!r}, more than 8 bits a channel. Give numpy.asarray(image) with "
+                f"PIL mode {image.mode!r} has more than 8 bits a channel. Give numpy.asarray(image), with "
                 "do_convert_rgb=False and the rescale_factor that brings it to [0, 1] (1 / 65535 for 16 bits)."
             )
         # Pipelines open every picture as RGB, and a model of grey ones has one mean.

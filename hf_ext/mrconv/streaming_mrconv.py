@@ -50,17 +50,14 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .kernels_mrconv import MergedKernel, keeps_state, precise
 from .ops_mrconv import fft_size
 
-# Positions that are computed one by one, and block of the first level of a stream.
-TILE = 32
+TILE = 32  # Positions that are computed one by one, and block of the first level of a stream
 # How many times as long as those of the level before the blocks of a level are. Measured with 1,024 taps: 2 and 8 take
 # longer, 2 for its FFTs and 8 for its products, which read the memory.
 GROWTH = 4
-# Sizes of FFTs with the head: for a tile and its reach, and for long chunks.
-HEAD_FFTS = (4 * TILE, 32 * TILE)
+HEAD_FFTS = (4 * TILE, 32 * TILE)  # Sizes of FFTs with the head: for a tile and its reach, and for long chunks
 # Positions of a long chunk that are computed at once.
 _RUN = HEAD_FFTS[-1] - 2 * TILE
-# Positions from which on a first chunk is computed by one FFT.
-_PROMPT = 8 * TILE
+_PROMPT = 8 * TILE  # Positions from which on a first chunk is computed by one FFT
 # Channels of it that are computed at once: 1.3 to 2 times as fast as all, which do not fit a processor's cache.
 _GROUP = 64
 # Tiles whose share of the work a level does at once. With more of them the mean is lower, as FFTs are faster together
@@ -199,11 +196,9 @@ class StreamingConvolution(CacheLayerMixin):
         for name in ("kernel", "tile"):
             vars(self).pop(name, None)
         self.is_initialized, self.interrupted, self.seen = False, False, 0
-        # The layer whose kernel this is; unknown to a copy.
-        self.owner: weakref.ref[Any] | None = None
+        self.owner: weakref.ref[Any] | None = None  # The layer whose kernel this is; unknown to a copy
         self.levels: list[Level] = []
-        # What a long first chunk adds to the next outputs, tile by tile.
-        self.tail: list[Tensor] = []
+        self.tail: list[Tensor] = []  # What a long first chunk adds to the next outputs, tile by tile
 
     def get_seq_length(self) -> int:
         """Positions that the layer has seen, padding included."""
@@ -240,20 +235,16 @@ class StreamingConvolution(CacheLayerMixin):
             self.owner = self.owner or weakref.ref(owner)
             if self.owner() is not owner:
                 raise ValueError(
-                    "This cache belongs to another model and contains its kernels: start a new one, or `reset()` it. "
-                    "If both models are equal, use a `copy.deepcopy` of it."
+                    "This cache has another model's kernels: `reset()` it, or of equal models, `deepcopy` it."
                 )
         held = [self.tile.shape[0], self.tile.shape[2]]
         if list(u.shape[:2]) != held or u.device != self.tile.device:
             raise ValueError(
-                f"This cache holds [batch, channels] = {held} on {self.tile.device}; got inputs of shape "
-                f"{list(u.shape)} on {u.device}. Start a new cache, or select samples with `batch_select_indices`."
+                f"This cache holds [batch, channels] = {held} on {self.tile.device}; got {list(u.shape)} on "
+                f"{u.device}. Start a new cache, or select samples with `batch_select_indices`."
             )
         if self.interrupted:
-            raise ValueError(
-                "An earlier call was interrupted in the middle of its work, so this cache is invalid: start a new "
-                "one, or `reset()` it."
-            )
+            raise ValueError("An earlier call was interrupted in its work: start a new cache, or `reset()` this one.")
         if self.tile.is_inference():
             # Of a copy that was made in inference mode, or a cache read in it: its tensors may not be written.
             self._replace(torch.clone)
