@@ -13,7 +13,7 @@ __version__ = "0.3.0"
 
 # Modules that register additions in the tables of a method's room, which does not import them.
 _ADDITIONS = {
-    "mrconv": (".fast.mrconv", ".answers.audio_pipeline"),
+    "mrconv": (".fast.mrconv_gradients", ".answers.audio_pipeline"),
     "semanir": (".fast.semanir", ".restoration.pipeline"),
 }
 # The names are in __init__.pyi, each imported at first use.

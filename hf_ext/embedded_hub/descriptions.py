@@ -58,26 +58,9 @@ def _describe_lfs(entry: Entry, key: str) -> dict[str, Any]:
 
 def describe_commit(commit: Commit, formatted: bool) -> dict[str, Any]:
     """A commit as in a commit listing."""
-    described: dict[str, Any] = {
-        "id": commit.oid,
-        "title": commit.title,
-        "message": commit.description,
-        "authors": [{"user": OWNER}],
-        "date": hub_time(commit.date),
-    }
-    if formatted:
-        described["formatted"] = {"title": html.escape(commit.title), "message": html.escape(commit.description)}
-    return described
-
-
-def describe_refs(repository: Repository, pulls: bool) -> dict[str, Any]:
-    """All branches and tags, and pull requests if asked for."""
-    lists = {"branches": "refs/heads/", "tags": "refs/tags/"} | ({"pullRequests": "refs/pr/"} if pulls else {})
-    described: dict[str, list[dict[str, str]]] = {"converts": []}
-    for name, prefix in lists.items():
-        found = [(ref, commit) for ref, commit in sorted(repository.refs.items()) if ref.startswith(prefix)]
-        described[name] = [{"name": ref[len(prefix) :], "ref": ref, "targetCommit": commit} for ref, commit in found]
-    return described
+    texts = {"title": commit.title, "message": commit.description}
+    escaped = {"formatted": {name: html.escape(text) for name, text in texts.items()}} if formatted else {}
+    return {"id": commit.oid, **texts, "authors": [{"user": OWNER}], "date": hub_time(commit.date), **escaped}
 
 
 def describe_pull(repository: Repository, pull: dict[str, Any]) -> dict[str, Any]:

@@ -139,14 +139,9 @@ class Commit:
         head, _, message = data.decode().partition("\n\n")
         title, _, description = message.partition("\n\n")
         fields = [line.split(" ", 1) for line in head.split("\n")]
-        return cls(
-            oid=git_oid("commit", data),
-            tree=fields[0][1],
-            parents=tuple(value for key, value in fields if key == "parent"),
-            title=title,
-            description=description,
-            date=datetime.fromtimestamp(int(fields[-1][1].split(" ")[-2]), UTC),
-        )
+        parents = tuple(value for key, value in fields if key == "parent")
+        date = datetime.fromtimestamp(int(fields[-1][1].split(" ")[-2]), UTC)
+        return cls(git_oid("commit", data), fields[0][1], parents, title, description, date)
 
 
 def hub_time(moment: datetime) -> str:

@@ -251,11 +251,6 @@ class Repository:
                 raise revision_not_found(name)
             state["kept"].append(state["refs"].pop(ref))
 
-    def set_private(self, private: bool) -> None:
-        """Make the repository private or public."""
-        with self.change_state() as state:
-            state["private"] = private
-
     @contextmanager
     def retire(self) -> Iterator[None]:
         """Block all writers while the folder is moved away, and refuse them afterwards."""

@@ -111,7 +111,8 @@ def update_settings(request: Request, repository: Repository) -> Any:
     visibility = payload.get("visibility", "private" if payload.get("private") else "public")
     if visibility not in ("private", "public") or set(payload) - {"visibility", "private"}:
         raise HubError(400, "only the visibility, 'private' or 'public', can be set")
-    repository.set_private(visibility == "private")
+    with repository.change_state() as state:
+        state["private"] = visibility == "private"
 
 
 def repository_info(request: Request, repository: Repository, revision: str = "main") -> Any:
@@ -162,7 +163,13 @@ def paths_info(request: Request, repository: Repository, revision: str) -> Any:
 
 
 def list_refs(request: Request, repository: Repository) -> Any:
-    return descriptions.describe_refs(repository, request.flag("include_prs"))
+    """All branches and tags, and pull requests if asked for."""
+    lists = {"branches": "refs/heads/", "tags": "refs/tags/"}
+    described: dict[str, list[dict[str, str]]] = {"converts": []}
+    for name, prefix in (lists | ({"pullRequests": "refs/pr/"} if request.flag("include_prs") else {})).items():
+        found = [(ref, commit) for ref, commit in sorted(repository.refs.items()) if ref.startswith(prefix)]
+        described[name] = [{"name": ref[len(prefix) :], "ref": ref, "targetCommit": commit} for ref, commit in found]
+    return described
 
 
 def list_commits(request: Request, repository: Repository, revision: str) -> Any:

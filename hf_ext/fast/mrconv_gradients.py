@@ -1,10 +1,8 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""
-MRConv's convolutions with gradients written by hand: same values as `ops_mrconv`, less time and memory.
+"""MRConv's convolutions with gradients written by hand: same values as `ops_mrconv`, less time and memory.
 
 Importing this module enters them in `ops_mrconv.FAST`. Shapes are those of `mrconv_branch_sums`. Each gradient is
-derived in docs/mrconv_gradients.md.
-"""
+derived in docs/mrconv_gradients.md."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -158,13 +156,11 @@ class BatchNormLayer(NamedTuple):
     def exchange(
         self, parts: list[slice], begin: Callable[[slice], tuple[Any, Tensor]], again: Callable[[slice, Tensor], Any]
     ) -> Iterator[tuple[slice, Any, Tensor]]:
-        """
-        Work on parts of the channels that have sums in common with other processes: each part with what `begin` made
-        of it and its sums, [..., channels], over all processes.
+        """Work on parts of the channels that have sums in common with other processes: each part with what `begin`
+        made of it and its sums, [..., channels], over all processes.
 
         All sums travel in one collective, so that no process waits for each part. Until it is there all parts have to
-        be begun, and what they work on is not kept, as there is no memory for it, but made `again`.
-        """
+        be begun, and what they work on is not kept, as there is no memory for it, but made `again`."""
         if self.group is None:
             for part in parts:
                 yield part, *begin(part)

@@ -352,10 +352,8 @@ def attend_backward(
     query, key, value, temperature, table, bits, gradient, width, window_size, parts,
     query_slope, key_slope, value_slope, temperature_slope, table_slope, start, end,
 ):  # fmt: skip
-    """
-    Gradients for some pairs of window and head: of query, key and value [W, N, heads, head_dim], of the temperature
-    [W, heads] and of the turned table [W, heads, (2w - 1)^2], from that of the result [W, heads, N, head_dim].
-    """
+    """Gradients for some pairs of window and head: of query, key and value [W, N, heads, head_dim], of the temperature
+    [W, heads] and of the turned table [W, heads, (2w - 1)^2], from that of the result [W, heads, N, head_dim]."""
     heads, tokens, dim = query.shape[1:]
     vectors = len(parts)
     padded = LANES * vectors

@@ -146,19 +146,11 @@ def _define(name: str, signature: str, kernel: Any, shapes: Any, where: str = "C
     return getattr(getattr(torch.ops, _NAMESPACE), name).default
 
 
-_choose_operator = _define(
-    "choose_keys",
-    "(Tensor tokens, Tensor? regions, SymInt top_k, bool cosine, bool include_self) -> Tensor",
-    _select_natively,
-    _shape_of_keys,
-)
+_CHOOSE = "(Tensor tokens, Tensor? regions, SymInt top_k, bool cosine, bool include_self) -> Tensor"
+_BACKWARD = f"(Tensor gradient, {_GIVEN}, {_SIZES}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+_choose_operator = _define("choose_keys", _CHOOSE, _select_natively, _shape_of_keys)
 _attend_operator = _define("attend", f"({_GIVEN}, {_SIZES}) -> Tensor", _call("attend"), _shape_of_result)
-_attend_backward_operator = _define(
-    "attend_backward",
-    f"(Tensor gradient, {_GIVEN}, {_SIZES}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _call("attend_gradients"),
-    _shapes_of_gradients,
-)
+_attend_backward_operator = _define("attend_backward", _BACKWARD, _call("attend_gradients"), _shapes_of_gradients)
 _LAYOUT = "SymInt[] window, SymInt[] shift"
 _EVERYWHERE = "CompositeExplicitAutograd"
 _CUT, _JOIN = f"(Tensor features, {_LAYOUT}) -> Tensor", f"(Tensor windows, SymInt[] size, {_LAYOUT}) -> Tensor"
@@ -216,10 +208,8 @@ def _check_sizes(
 def native_attention(
     query: Tensor, key: Tensor, value: Tensor, temperature: Tensor, table: Tensor, dictionary: Dictionary
 ) -> Tensor:
-    """
-    Attention by the kernels for CPUs, as [`ops_semanir.key_semantic_attention`]. They read the chosen keys only, or,
-    where these are many, compute all logits a few at a time. For the gradient the logits are computed again.
-    """
+    """Attention by the kernels for CPUs, as [`ops_semanir.key_semantic_attention`]. They read the chosen keys only,
+    or, where these are many, compute all logits a few at a time. For the gradient the logits are computed again."""
     if value.shape[-1] > _NATIVE_HEAD or not _runs_natively(value):
         got = f"got {value.dtype} on {value.device}, {value.shape[-1]} channels a head"
         raise UsageError(

@@ -257,13 +257,11 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def triton_attention(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
-    """
-    Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(<q_i, k_j> + B(i - j)) v_j.
+    """Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(<q_i, k_j> + B(i - j)) v_j.
 
     Forward and backward, with products in the dtype of the inputs and sums in float32. float32 products have full
     precision unless `torch.set_float32_matmul_precision` allows less. Checked in Triton's interpreter
-    (`TRITON_INTERPRET=1`, which also takes tensors of the CPU) and compiled for sm_80 and sm_90.
-    """
+    (`TRITON_INTERPRET=1`, which also takes tensors of the CPU) and compiled for sm_80 and sm_90."""
     _check(query, key, value)
     if not query.numel():
         return torch.zeros_like(value)

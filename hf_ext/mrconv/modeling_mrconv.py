@@ -223,9 +223,8 @@ class MRConvModel(MRConvPreTrainedModel):
             raise ValueError(f"This cache is for {counts}: make one with `MRConvCache(model.config)`.")
         seen = {layer.get_seq_length() for layer in cache.layers}
         if len(seen) > 1:
-            raise ValueError(
-                f"An earlier call was interrupted: blocks have seen {sorted(seen)} positions. `reset()` it."
-            )
+            spread = f"{min(seen)} to {max(seen)} positions"
+            raise ValueError(f"A call was interrupted: blocks have seen {spread}; `reset()` the cache.")
         if self.training:
             raise ValueError("A cache in training mode; call `model.eval()`, or leave out `use_cache` and `cache`.")
 

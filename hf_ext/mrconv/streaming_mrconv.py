@@ -1,9 +1,7 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""
-Streaming of causal MRConv models, for transformers' generation and for chunks of any length.
+"""Streaming of causal MRConv models, for transformers' generation and for chunks of any length.
 
-Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels, frequencies].
-"""
+Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels, frequencies]."""
 
 # A merged layer (poster eq. 7) is one long convolution, y[t] = sum_tau k[tau] u[t - tau] + b, over as many positions
 # as the kernel has taps. In real time no position may wait for a long FFT: what FFTs save is made ready before it is

@@ -200,12 +200,7 @@ def window_and_shift(size: Pair, window_size: int, shifted: bool) -> tuple[Pair,
 
 
 def build_dictionary(
-    features: Tensor,
-    window_size: int,
-    shifted: bool,
-    top_k: int,
-    similarity: str = "dot",
-    include_self: bool = True,
+    features: Tensor, window_size: int, shifted: bool, top_k: int, similarity: str = "dot", include_self: bool = True
 ) -> Dictionary:
     """Build the key-semantic dictionary of a stage from its input, for one partition into windows. Without gradient.
 
