@@ -132,8 +132,12 @@ def _requested_span(request: Request, size: int, etag: str) -> range | None:
 
 def show_repositories(request: Request) -> Response:
     """The repositories that the client may see."""
-    found = [repository for kind in KINDS for repository in request.visible(kind)]
-    rows = [(repository_url(one, request.base_url), one.id, "private" if one.private else "") for one in found]
+    rows = [
+        (repository_url(one, request.base_url), one.id, "private" if one.private else "")
+        for kind in KINDS
+        for one in request.store.repositories(kind)
+        if request.trusted or not one.private
+    ]
     return _page(request, "Embedded Hub", rows)
 
 

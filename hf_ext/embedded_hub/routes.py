@@ -87,12 +87,13 @@ def list_repositories(request: Request, kind: str) -> Any:
     author, part = request.parameter("author"), request.parameter("search").lower()
     limit, after = request.number("limit", _REPOSITORIES_PAGE, _REPOSITORIES_PAGE), request.parameter("cursor")
     tags = {*request.query.get("filter", ()), *request.query.get("pipeline_tag", ())}
-    matching = (
-        repository
-        for repository in request.visible(kind)
-        if repository.id > after and part in repository.id.lower() and author in ("", repository.id.partition("/")[0])
-        if not tags or tags <= set(repository_info(request, repository)["tags"])
+    asked = (
+        identifier
+        for identifier in request.store.identifiers(kind)
+        if identifier > after and part in identifier.lower() and author in ("", identifier.partition("/")[0])
     )
+    seen = (request.see(kind, identifier) for identifier in asked)
+    matching = (one for one in seen if one and (not tags or tags <= set(repository_info(request, one)["tags"])))
     found = list(islice(matching, limit + 1))  # One more tells if there is a next page
     page = [{"id": one.id, "private": one.private, "createdAt": one.created} for one in found[:limit]]
     headers = {}

@@ -116,10 +116,6 @@ class Request:
         repository = self.store.repository(kind, repository_id)
         return None if repository is None or (repository.private and not self.trusted) else repository
 
-    def visible(self, kind: str) -> list[Repository]:
-        """The repositories of a kind that the client may see, by their ids."""
-        return [each for each in self.store.repositories(kind) if self.trusted or not each.private]
-
     def read_body(self) -> bytes:
         """All of a small body."""
         self.body.set_limit(MAXIMUM_JSON_BYTES if self.trusted else _MAXIMUM_STRANGERS_JSON_BYTES)

@@ -111,10 +111,10 @@ _LARGE_MEAN = 100
 # (`mrconv_branch_sums`): y = m * u + t with the merged kernel m = sum_i s_i k_i, t = sum_i (alpha_i b_i - s_i mean_i),
 # s_i = alpha_i w_i / sqrt(var_i + eps), mean_i = A_i / C and var_i = Q_i / C - mean_i^2.
 class BatchNormLayer(NamedTuple):
-    """The settings of a layer, without its tensors. Of its kernels the first `count` are those of the past."""
+    """The settings of a layer, without its tensors. Of its kernels the first `branch_count` are those of the past."""
 
     n: int
-    count: int
+    branch_count: int
     eps: float
     start: Tensor | None
     stop: Tensor | None
@@ -128,8 +128,8 @@ class BatchNormLayer(NamedTuple):
         spectrum = kept[0] if kept else torch.fft.rfft(samples, n=self.n)
         rows = [_rows(kernel, part).to(dtype) for kernel in kernels]
         signal = Signal(samples, spectrum, self.n, self.start, self.stop)
-        wings = rows[self.count :] or [None] * self.count
-        return Branches(signal, rows[: self.count], wings, kept[1:] if kept else None)
+        wings = rows[self.branch_count :] or [None] * self.branch_count
+        return Branches(signal, rows[: self.branch_count], wings, kept[1:] if kept else None)
 
     def measure(
         self, u: Tensor, kernels: Sequence[Tensor], part: slice, keep: bool = False

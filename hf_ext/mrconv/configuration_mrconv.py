@@ -51,8 +51,8 @@ def changed_lengths(branches: list[tuple[int, int]], rate_factor: float) -> list
     lengths = [length / rate_factor for _, length in branches]
     if any(length < 1 or not length.is_integer() for length in lengths):
         raise ValueError(
-            f"`rate_factor` is {rate_factor}; it must divide the length of every kernel into whole samples, "
-            f"not {lengths}."
+            f"`rate_factor` is {rate_factor}; it must divide the length of every kernel into whole samples, but gives "
+            f"{lengths} from {[length for _, length in branches]}. Choose another factor, such as 2 or 0.5."
         )
     return [int(length) for length in lengths]
 

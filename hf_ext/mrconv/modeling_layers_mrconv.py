@@ -411,8 +411,8 @@ class MRConvLayer(MRConvPreciseBuffers):
         """Refuse weights that have no values."""
         if any(value.device.type == "meta" for value in self.parameters()):
             raise ValueError(
-                f"The weights of layer {self.layer_index} are offloaded or not loaded yet. Call `reparameterize()` "
-                "before the model is offloaded, save the result, and offload that."
+                f"The weights of layer {self.layer_index} are offloaded or not loaded yet, so that they cannot be "
+                "merged. Call `reparameterize()` before the model is offloaded, save the result, and offload that."
             )
 
     @keeps_state
@@ -602,7 +602,7 @@ class MRConvPreTrainedModel(PreTrainedModel):
             rate = config.sampling_rate / factor
             if not rate.is_integer():
                 raise ValueError(
-                    f"`factor` is {factor}; {config.sampling_rate} Hz would become {rate}, no whole number."
+                    f"`factor` is {factor}; {config.sampling_rate} Hz would become {rate}, not a whole number."
                 )
             config.sampling_rate = int(rate)
         config.rate_factor = total

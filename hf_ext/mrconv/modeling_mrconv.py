@@ -30,7 +30,7 @@ def read_mask(attention_mask: Tensor | None, inputs: Tensor, cache: Any | None =
     expected = (inputs.shape[0], seen + inputs.shape[1])
     if attention_mask.shape != expected:
         got = tuple(attention_mask.shape)
-        raise ValueError(f"`attention_mask` has shape {got}; expected {expected}, of a cache the positions too.")
+        raise ValueError(f"`attention_mask` has shape {got}; expected {expected}, cached positions included.")
     valid = as_booleans("attention_mask", attention_mask)
     if cache is not None:
         message = "A sequence with a cache is padded on the left: set `tokenizer.padding_side`, or `use_cache=False`."
@@ -240,9 +240,9 @@ class MRConvModel(MRConvPreTrainedModel):
         config, size = self.config, f"`vocab_size` is {self.config.vocab_size}"
         given = [value for value in (input_ids, inputs_embeds, input_values) if value is not None]
         if len(given) != 1 or not given[0].numel():
-            got = f"Got {len(given)} inputs{' without a position' if len(given) == 1 else ''}"
             raise ValueError(
-                f"{got}; give one of `input_ids`, `inputs_embeds` and `input_values`, of a position or more."
+                f"Got {len(given)} inputs{' without a position' if len(given) == 1 else ''}; give exactly one of "
+                "`input_ids`, `inputs_embeds` and `input_values`, of at least one position."
             )
         (values,), shape = given, tuple(given[0].shape)
         if observed_mask is not None and input_values is None:

@@ -98,13 +98,12 @@ def kernel_spectrum(kernel: Tensor, backward_kernel: Tensor | None, n: int) -> T
 
 
 def _check_input(u: Tensor, *kernels: Tensor | None) -> None:
-    if u.dim() != 3 or u.shape[0] < 1 or u.shape[2] < 1:
-        wanted = "[batch, channels, length] with batch and length >= 1"
-        raise ValueError(f"The input is {wanted}, got shape {tuple(u.shape)}.")
+    if u.dim() != 3 or u.shape[2] < 1:
+        raise ValueError(f"The input is [batch, channels, length] with length >= 1, got shape {tuple(u.shape)}.")
     for k in kernels:
         if k is not None and (k.dim() != 2 or k.shape[0] != u.shape[1]):
             raise ValueError(
-                f"A kernel is [channels, taps] with the {u.shape[1]} channels here, got {tuple(k.shape)}."
+                f"A kernel is [channels, taps] with the {u.shape[1]} channels of the input, got {tuple(k.shape)}."
             )
 
 
@@ -121,6 +120,9 @@ def long_conv(
     `spectrum` is [`kernel_spectrum`] of these kernels at an even size of at least [`convolution_size`], computed
     before; no gradient then reaches the kernels. Taps beyond the length of `u` have no effect."""
     _check_input(u, kernel, backward_kernel)
+    if u.shape[0] == 0:
+        # FFT libraries refuse it.
+        return long_conv(F.pad(u, (0, 0, 0, 0, 0, 1)), kernel, backward_kernel, spectrum=spectrum, bias=bias)[:0]
     length, dtype = u.shape[2], _working_dtype(u.dtype)
     wings = [kernel] if backward_kernel is None else [kernel, backward_kernel]
     n = convolution_size(length, *(wing.shape[1] for wing in wings))
@@ -192,13 +194,18 @@ def batch_norm_conv(
     branch over batch and valid positions, [N, channels], and the number of positions."""
     wings = backward_kernels or []
     _check_input(u, *kernels, *wings)
+    empty = u.shape[0] == 0
+    if empty:
+        # FFT libraries refuse it; a sample without valid positions is as good.
+        u, start = F.pad(u, (0, 0, 0, 0, 0, 1)), torch.zeros(1, dtype=torch.long, device=u.device)
+        stop = start
     if "batch_norm_conv" in FAST:
         own, form = _crop_kernels(u, kernels, wings), FAST["batch_norm_conv"]
         y, mean, var, count = form(u, *own, [alpha, weight, bias], eps, start, stop, group)
     else:
-        spans, form = [(start, stop)], grouped_batch_norm_conv
-        mean, var, count, y = form([u], spans, kernels, alpha, weight, bias, eps, wings, group)
-    return y, mean, var, count
+        span, form = (start, stop), grouped_batch_norm_conv
+        mean, var, count, y = form([u], [span], kernels, alpha, weight, bias, eps, wings, group)
+    return y[:0] if empty else y, mean, var, count
 
 
 # First valid position of each sample and first after the last; None: from the beginning, to the end.

@@ -353,9 +353,9 @@ class SemanIRImageProcessor(PilBackend):
             raise ValueError(f"An image of {image.dtype} is in [0, 1] already; set do_rescale=False.")
         # Floats may exceed white: noise is not always clipped.
         if image.dtype.kind in "iu" and (top * factor > 1 + 1e-6 or image.min() < 0):
-            span = f"An image of {image.dtype} has values from {image.min()} to {image.max()}"
             raise ValueError(
-                f"{span}, which `rescale_factor` {factor:g} does not bring to [0, 1]; give one that does."
+                f"An image of {image.dtype} has values from {image.min()} to {image.max()}, which `rescale_factor` "
+                f"{factor:g} does not bring to [0, 1]; give uint8, uint16, or a factor that does."
             )
         return self.rescale(image, factor)
 
