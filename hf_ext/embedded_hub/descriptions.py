@@ -20,8 +20,7 @@ from .storage import BlobStore, lfs_pointer
 
 _MAXIMUM_CARD_BYTES = 4 << 20
 _MAXIMUM_INDEX_BYTES = 25 << 20
-# Limits the processor time for cards that many clients send at once.
-_ONE_CARD_AT_A_TIME = threading.Lock()
+_ONE_CARD_AT_A_TIME = threading.Lock()  # Limits the processor time for cards that many clients send at once
 _BUSY_SECONDS = 20.0
 # Card fields that the Hub turns into tags, with the prefix of the tag.
 _TAGGED_FIELDS = dict.fromkeys(("library_name", "pipeline_tag", "tags"), "")
@@ -59,47 +58,26 @@ def _describe_lfs(entry: Entry, key: str) -> dict[str, Any]:
 
 def describe_commit(commit: Commit, formatted: bool) -> dict[str, Any]:
     """A commit as in a commit listing."""
-    described: dict[str, Any] = {
-        "id": commit.oid,
-        "title": commit.title,
-        "message": commit.description,
-        "authors": [{"user": OWNER}],
-        "date": hub_time(commit.date),
-    }
-    if formatted:
-        described["formatted"] = {"title": html.escape(commit.title), "message": html.escape(commit.description)}
-    return described
-
-
-def describe_refs(repository: Repository, pulls: bool) -> dict[str, Any]:
-    """All branches and tags, and pull requests if asked for."""
-    lists = {"branches": "refs/heads/", "tags": "refs/tags/"} | ({"pullRequests": "refs/pr/"} if pulls else {})
-    described: dict[str, list[dict[str, str]]] = {"converts": []}
-    for name, prefix in lists.items():
-        found = [(ref, commit) for ref, commit in sorted(repository.refs.items()) if ref.startswith(prefix)]
-        described[name] = [{"name": ref[len(prefix) :], "ref": ref, "targetCommit": commit} for ref, commit in found]
-    return described
+    texts = {"title": commit.title, "message": commit.description}
+    escaped = {"formatted": {name: html.escape(text) for name, text in texts.items()}} if formatted else {}
+    return {"id": commit.oid, **texts, "authors": [{"user": OWNER}], "date": hub_time(commit.date), **escaped}
 
 
 def describe_pull(repository: Repository, pull: dict[str, Any]) -> dict[str, Any]:
     """A pull request with its history."""
-    author = {"name": OWNER}
-    events = [
-        {"id": f"{pull['num']:08x}{order:08x}", "author": author, **event}
-        for order, event in enumerate(pull["events"])
-    ]
+    number, author = pull["num"], {"name": OWNER}
     merged = {"mergeCommitId": pull["merge_commit"]} if pull["merge_commit"] else {}
     return {
-        "num": pull["num"],
-        "title": pull["title"],
+        **{key: pull[key] for key in ("num", "title", "status")},
         "author": author,
         "createdAt": pull["created"],
-        "status": pull["status"],
         "repo": {"name": repository.id, "type": repository.kind},
         "isPullRequest": True,
         "filesWithConflicts": repository.conflicts(pull),
         "changes": {"base": f"refs/heads/{pull['branch']}", **merged},
-        "events": events,
+        "events": [
+            {"id": f"{number:08x}{order:08x}", "author": author, **event} for order, event in enumerate(pull["events"])
+        ],
     }
 
 

@@ -25,8 +25,7 @@ from .transport import Request
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _PIECE_BYTES = 128 << 10
-# Bounds the cost of a page for every client.
-_ROWS = 1000
+_ROWS = 1000  # Bounds the cost of a page for every client
 _HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -133,11 +132,12 @@ def _requested_span(request: Request, size: int, etag: str) -> range | None:
 
 def show_repositories(request: Request) -> Response:
     """The repositories that the client may see."""
-    rows = []
-    for kind in KINDS:
-        for one in request.store.repositories(kind):
-            if request.trusted or not one.private:
-                rows.append((repository_url(one, request.base_url), one.id, "private" if one.private else ""))
+    rows = [
+        (repository_url(one, request.base_url), one.id, "private" if one.private else "")
+        for kind in KINDS
+        for one in request.store.repositories(kind)
+        if request.trusted or not one.private
+    ]
     return _page(request, "Embedded Hub", rows)
 
 

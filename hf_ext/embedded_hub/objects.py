@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from .errors import HubError, entry_not_found
 from .storage import Blob, git_oid, lfs_pointer
 
-# The embedded Hub has one user.
-OWNER = "local"
+OWNER = "local"  # The embedded Hub has one user
 _SIGNATURE = f"{OWNER} <{OWNER}@localhost>"
 
 
@@ -49,8 +48,7 @@ class Snapshot:
 
     def __init__(self, files: dict[str, Entry]):
         self.files = files
-        # git's tree id of each folder; of the root, "", too
-        self.folders = _tree_ids(files)
+        self.folders = _tree_ids(files)  # git's tree id of each folder; of the root, "", too
         for path in self.folders:
             if path in files:
                 raise HubError(400, f"{path!r} cannot be a file and a folder at once: delete one in this commit")
@@ -141,14 +139,9 @@ class Commit:
         head, _, message = data.decode().partition("\n\n")
         title, _, description = message.partition("\n\n")
         fields = [line.split(" ", 1) for line in head.split("\n")]
-        return cls(
-            oid=git_oid("commit", data),
-            tree=fields[0][1],
-            parents=tuple(value for key, value in fields if key == "parent"),
-            title=title,
-            description=description,
-            date=datetime.fromtimestamp(int(fields[-1][1].split(" ")[-2]), UTC),
-        )
+        parents = tuple(value for key, value in fields if key == "parent")
+        date = datetime.fromtimestamp(int(fields[-1][1].split(" ")[-2]), UTC)
+        return cls(git_oid("commit", data), fields[0][1], parents, title, description, date)
 
 
 def hub_time(moment: datetime) -> str:

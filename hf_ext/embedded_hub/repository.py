@@ -99,8 +99,8 @@ class Repository:
 
     @property
     def pulls(self) -> list[dict[str, Any]]:
-        """The pull requests in the order of their numbers, which start at 1."""
-        return copy.deepcopy(self._state["pulls"])
+        """The pull requests in the order of their numbers, which start at 1; none is ever changed."""
+        return list(self._state["pulls"])
 
     def pull(self, number: int) -> dict[str, Any]:
         """One pull request."""
@@ -181,7 +181,7 @@ class Repository:
             commit = self._apply(state["refs"][ref], change)
             state["refs"][ref] = commit.oid
             if ref.startswith("refs/pr/"):
-                pull = _open_pull(state["pulls"], int(ref.rpartition("/")[2]))
+                pull = _pull(state["pulls"], int(ref.rpartition("/")[2]), "open", "draft")
                 pull["events"].append(_event("commit", {"subject": commit.title, "oid": commit.oid}))
             return commit
 
@@ -193,20 +193,19 @@ class Repository:
             base = state["refs"][f"refs/heads/{revision}"]
             head = self._apply(base, change) if change else self.commit(base)
             number = len(state["pulls"]) + 1
-            text = {"edited": False, "hidden": False, "latest": {"raw": description}}
-            events = [_event("comment", text)]
+            events = [_event("comment", {"edited": False, "hidden": False, "latest": {"raw": description}})]
             if change:
                 events.append(_event("commit", {"subject": head.title, "oid": head.oid}))
             pull = {"num": number, "title": title, "branch": revision, "base": base, "merge_commit": None}
             pull |= {"status": "open" if change else "draft", "created": hub_time(datetime.now(UTC)), "events": events}
             state["pulls"].append(pull)
             state["refs"][f"refs/pr/{number}"] = head.oid
-            return copy.deepcopy(pull)
+            return pull
 
     def merge_pull(self, number: int) -> Commit:
         """Merge a pull request into its branch."""
         with self.change_state() as state:
-            pull = _open_pull(state["pulls"], number)
+            pull = _pull(state["pulls"], number, "open", "draft")
             ref, head = f"refs/heads/{pull['branch']}", state["refs"][f"refs/pr/{number}"]
             if ref not in state["refs"]:
                 raise revision_not_found(pull["branch"])
@@ -228,9 +227,7 @@ class Repository:
         if status not in ("open", "closed"):
             raise HubError(400, f"status must be 'open' or 'closed', got {status!r}")
         with self.change_state() as state:
-            pull = _pull(state["pulls"], number)
-            if pull["status"] == "merged":
-                raise HubError(409, f"pull request {number} is merged already")
+            pull = _pull(state["pulls"], number, "open", "draft", "closed")
             pull["status"] = status
             pull["events"].append(_event("status-change", {"status": status}))
 
@@ -253,11 +250,6 @@ class Repository:
             if ref not in state["refs"]:
                 raise revision_not_found(name)
             state["kept"].append(state["refs"].pop(ref))
-
-    def set_private(self, private: bool) -> None:
-        """Make the repository private or public."""
-        with self.change_state() as state:
-            state["private"] = private
 
     @contextmanager
     def retire(self) -> Iterator[None]:
@@ -309,17 +301,13 @@ class Repository:
         return commit
 
 
-def _pull(pulls: list[dict[str, Any]], number: int) -> dict[str, Any]:
+def _pull(pulls: list[dict[str, Any]], number: int, *allowed: str) -> dict[str, Any]:
+    """The pull request of that number, which must have one of the allowed states if there are any."""
     if not 1 <= number <= len(pulls):
         raise HubError(404, f"there is no pull request {number}")
-    return pulls[number - 1]
-
-
-def _open_pull(pulls: list[dict[str, Any]], number: int) -> dict[str, Any]:
-    """The pull request of that number, which must be neither merged nor closed."""
-    pull = _pull(pulls, number)
-    if pull["status"] not in ("open", "draft"):
-        raise HubError(409, f"pull request {number} is {pull['status']}, not open")
+    pull = pulls[number - 1]
+    if allowed and pull["status"] not in allowed:
+        raise HubError(409, f"pull request {number} is {pull['status']}, not {' or '.join(allowed)}")
     return pull
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from starlette.responses import Response
 
@@ -19,7 +20,7 @@ from .objects import OWNER, Operation
 from .repository import Repository
 from .storage import Blob
 from .store import KINDS
-from .transport import Request, json_response, parse_object, text, unquote_part
+from .transport import Request, json_response, parse_object, text
 
 _REPOSITORIES_PAGE, _TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE, _PULLS_PAGE = 1000, 1000, 50, 100, 10
 _STRANGERS_CARD_CHARACTERS = 64 << 10
@@ -86,21 +87,19 @@ def list_repositories(request: Request, kind: str) -> Any:
     author, part = request.parameter("author"), request.parameter("search").lower()
     limit, after = request.number("limit", _REPOSITORIES_PAGE, _REPOSITORIES_PAGE), request.parameter("cursor")
     tags = {*request.query.get("filter", ()), *request.query.get("pipeline_tag", ())}
-    page: list[dict[str, Any]] = []
+    asked = (
+        identifier
+        for identifier in request.store.identifiers(kind)
+        if identifier > after and part in identifier.lower() and author in ("", identifier.partition("/")[0])
+    )
+    seen = (request.see(kind, identifier) for identifier in asked)
+    matching = (one for one in seen if one and (not tags or tags <= set(repository_info(request, one)["tags"])))
+    found = list(islice(matching, limit + 1))  # One more tells if there is a next page
+    page = [{"id": one.id, "private": one.private, "createdAt": one.created} for one in found[:limit]]
     headers = {}
-    for identifier in request.store.identifiers(kind):
-        owner = identifier.partition("/")[0]
-        if identifier <= after or part not in identifier.lower() or author not in ("", owner):
-            continue
-        repository = _see(request, kind, identifier)
-        if repository is None or (tags and tags - set(repository_info(request, repository)["tags"])):
-            continue
-        if len(page) == limit:
-            # One more than requested exists.
-            query = {"limit": limit, "cursor": page[-1]["id"] if page else after, "author": author, "search": part}
-            headers = _next_page(f"{request.base_url}/api/{kind}", {**query, "filter": sorted(tags)})
-            break
-        page.append({"id": repository.id, "private": repository.private, "createdAt": repository.created})
+    if len(found) > limit:
+        query = {"limit": limit, "cursor": page[-1]["id"] if page else after, "author": author, "search": part}
+        headers = _next_page(f"{request.base_url}/api/{kind}", {**query, "filter": sorted(tags)})
     return json_response(page, headers=headers)
 
 
@@ -113,7 +112,8 @@ def update_settings(request: Request, repository: Repository) -> Any:
     visibility = payload.get("visibility", "private" if payload.get("private") else "public")
     if visibility not in ("private", "public") or set(payload) - {"visibility", "private"}:
         raise HubError(400, "only the visibility, 'private' or 'public', can be set")
-    repository.set_private(visibility == "private")
+    with repository.change_state() as state:
+        state["private"] = visibility == "private"
 
 
 def repository_info(request: Request, repository: Repository, revision: str = "main") -> Any:
@@ -164,7 +164,13 @@ def paths_info(request: Request, repository: Repository, revision: str) -> Any:
 
 
 def list_refs(request: Request, repository: Repository) -> Any:
-    return descriptions.describe_refs(repository, request.flag("include_prs"))
+    """All branches and tags, and pull requests if asked for."""
+    lists = {"branches": "refs/heads/", "tags": "refs/tags/"}
+    described: dict[str, list[dict[str, str]]] = {"converts": []}
+    for name, prefix in (lists | ({"pullRequests": "refs/pr/"} if request.flag("include_prs") else {})).items():
+        found = [(ref, commit) for ref, commit in sorted(repository.refs.items()) if ref.startswith(prefix)]
+        described[name] = [{"name": ref[len(prefix) :], "ref": ref, "targetCommit": commit} for ref, commit in found]
+    return described
 
 
 def list_commits(request: Request, repository: Repository, revision: str) -> Any:
@@ -227,9 +233,9 @@ def commit(request: Request, repository: Repository, revision: str) -> Any:
     url = descriptions.repository_url(repository, request.base_url)
     answer: dict[str, Any] = {"success": True, "hookOutput": ""}
     if request.flag("create_pr"):
-        pull = repository.open_pull(revision, change.title, change.description, change)
-        oid = repository.resolve(f"refs/pr/{pull['num']}")
-        answer["pullRequestUrl"] = f"{url}/discussions/{pull['num']}"
+        number = repository.open_pull(revision, change.title, change.description, change)["num"]
+        oid = repository.resolve(f"refs/pr/{number}")
+        answer["pullRequestUrl"] = f"{url}/discussions/{number}"
     else:
         oid = repository.append(revision, change).oid
     return {**answer, "commitOid": oid, "commitUrl": f"{url}/commit/{oid}"}
@@ -278,16 +284,10 @@ def refuse_xet(request: Request, repository: Repository, revision: str) -> Any:
 
 def find_repository(request: Request, kind: str, repository_id: str) -> Repository:
     """The repository; refused alike if it does not exist and if the client may not see it."""
-    repository = _see(request, kind, _full_id(repository_id))
+    repository = request.see(kind, _full_id(repository_id))
     if repository is None:
         raise HubError(404 if request.trusted else 401, f"Repository not found: {repository_id!r}", "RepoNotFound")
     return repository
-
-
-def _see(request: Request, kind: str, repository_id: str) -> Repository | None:
-    """The repository, or None where there is none for this client."""
-    repository = request.store.repository(kind, repository_id)
-    return None if repository is None or (repository.private and not request.trusted) else repository
 
 
 def _full_id(repository_id: str) -> str:
@@ -309,8 +309,7 @@ def _kind(payload: dict[str, Any]) -> str:
 
 
 _KIND = r"/api/(?P<kind>models|datasets|spaces)"
-# What stands for `owner/name`, and for `name` alone.
-_ID = "<id>"
+_ID = "<id>"  # What stands for `owner/name`, and for `name` alone
 _TWO_PARTS, _ONE_PART = "(?P<owner>[^/]+)/(?P<repository>[^/]+)", "(?P<repository>[^/]+)"
 _API = rf"{_KIND}/{_ID}"
 _WEB = rf"/(?:(?P<kind>datasets|spaces)/)?{_ID}"
@@ -373,9 +372,11 @@ def dispatch(request: Request) -> Response:
             continue
         if guarded and not request.trusted:
             raise HubError(401, "Invalid username or password.")
-        values: dict[str, Any] = {
-            name: unquote_part(value) for name, value in match.groupdict().items() if value is not None
-        }
+        given = {name: value for name, value in match.groupdict().items() if value is not None}
+        try:
+            values: dict[str, Any] = {name: unquote(value, errors="strict") for name, value in given.items()}
+        except UnicodeDecodeError as error:
+            raise HubError(400, "the path is not valid UTF-8") from error
         if "repository" in values:
             # Models have no prefix in the URLs of files.
             kind, owner = values.pop("kind", "models"), values.pop("owner", None)
@@ -384,7 +385,7 @@ def dispatch(request: Request) -> Response:
                 values["repository"] = find_repository(request, kind, repository_id)
             except HubError as error:
                 moved = request.store.moved(kind, _full_id(repository_id))
-                if moved is not None and _see(request, kind, moved):
+                if moved is not None and request.see(kind, moved):
                     raise _redirect(request, match, moved) from error
                 if refusal is None or error.code:
                     refusal = error

@@ -32,10 +32,8 @@ from .store import HubStore
 from .transport import Body, Request, error_response
 
 logger = logging.getLogger(__name__)
-# Seconds that a kept-alive connection may be idle between two requests.
-_IDLE_SECONDS = 60
-# Seconds for running responses to end when the server stops.
-_GRACE_SECONDS = 10
+_IDLE_SECONDS = 60  # Seconds that a kept-alive connection may be idle between two requests
+_GRACE_SECONDS = 10  # Seconds for running responses to end when the server stops
 _MAXIMUM_HEADER_BYTES = 64 << 10
 
 
@@ -94,16 +92,9 @@ class HubApplication:
             fields = parse_qs(query, keep_blank_values=True, errors="strict", max_num_fields=1000)
         except ValueError as error:
             raise HubError(400, f"malformed request target: {error}") from error
+        trusted = self._access.is_trusted(headers)
         return Request(
-            method=scope["method"],
-            path=path,
-            query=fields,
-            headers=headers,
-            body=body,
-            base_url=base_url,
-            trusted=self._access.is_trusted(headers),
-            store=self.store,
-            tickets=self._tickets,
+            scope["method"], path, fields, headers, body, base_url, trusted, store=self.store, tickets=self._tickets
         )
 
 
@@ -116,21 +107,15 @@ class EmbeddedHub:
     on loopback behind a proxy with a certificate, whose address is the `public_url`.
 
     Args:
-        root (`str` or `Path`):
-            Folder with the repositories: new, empty, or of an embedded Hub. A confirmed commit is on disk, and a crash
-            at any moment leaves the folder consistent.
-        host (`str`, *optional*, defaults to `"127.0.0.1"`):
-            Address or name to listen on.
-        port (`int`, *optional*, defaults to 0):
-            TCP port; 0 takes a free one.
-        token (`str`, *optional*):
-            Token that clients send as `HF_TOKEN`.
-        allowed_hosts (`Iterable[str]`, *optional*):
-            Further host names of the server, `NAME` (with any port) or `NAME:PORT`. Requests to other names are
-            refused, because a web page could point its own name here.
-        public_url (`str`, *optional*):
-            Address of a proxy in front of the server. All links of the server start with it, also those for uploads of
-            large files; its name is an allowed host.
+        root (`str` or `Path`): Folder with the repositories: new, empty, or of an embedded Hub. A confirmed commit is
+            on disk, and a crash at any moment leaves the folder consistent.
+        host (`str`, *optional*, defaults to `"127.0.0.1"`): Address or name to listen on.
+        port (`int`, *optional*, defaults to 0): TCP port; 0 takes a free one.
+        token (`str`, *optional*): Token that clients send as `HF_TOKEN`.
+        allowed_hosts (`Iterable[str]`, *optional*): Further host names of the server, `NAME` (with any port) or
+            `NAME:PORT`. Requests to other names are refused, because a web page could point its own name here.
+        public_url (`str`, *optional*): Address of a proxy in front of the server. All links of the server start with
+            it, also those for uploads of large files; its name is an allowed host.
         max_connections (`int`, *optional*, defaults to 256):
             Largest number of simultaneous connections; requests on further ones get status 503.
 
@@ -157,10 +142,7 @@ class EmbeddedHub:
         max_connections: int = 256,
     ):
         self._access = Access(token, allowed_hosts, public_url)
-        self.root = Path(root)
-        self._host = host
-        self._port = port
-        self._max_connections = max_connections
+        self.root, self._host, self._port, self._max_connections = Path(root), host, port, max_connections
         self._family, self._address = _resolve(host, port)
         if token is None and not ipaddress.ip_address(self._address).is_loopback:
             raise ValueError(f"host {host!r} is not loopback: set a token, or listen on 127.0.0.1")

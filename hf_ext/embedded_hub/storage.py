@@ -19,8 +19,7 @@ from hf_ext.system import NO_LINK, open_descriptor, sync_directory, sync_file
 from .errors import HubError
 
 CHUNK_BYTES = 1 << 20
-# Number of files that are waited for at once.
-_SYNCS = 16
+_SYNCS = 16  # Number of files that are waited for at once
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,7 @@ class BlobBatch:
 
     def __init__(self, store: BlobStore):
         self._store = store
-        # All that were written, and the last one of each content by its hash.
-        self.temporary: list[str] = []
+        self.temporary: list[str] = []  # All that were written, and the last one of each content by its hash
         self._pending: dict[str, str] = {}
 
     def add(self, source: io.IOBase, expected: Blob | None = None) -> Blob:
@@ -122,11 +120,7 @@ class BlobBatch:
                 size += len(chunk)
         blob = Blob(digest.hexdigest(), size)
         if expected is not None and blob != expected:
-            raise HubError(
-                400,
-                f"the upload has {blob.size} bytes with SHA-256 {blob.sha256}, "
-                f"but {expected.size} bytes with SHA-256 {expected.sha256} were announced",
-            )
+            raise HubError(400, f"the upload is {blob.size} bytes of SHA-256 {blob.sha256}, not what was announced")
         self._pending[blob.sha256] = temporary
         return blob
 

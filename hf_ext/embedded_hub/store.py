@@ -31,8 +31,7 @@ from .storage import BlobStore, inside, make_directory, write_atomically
 
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _MARKER = "hub-format-1"
-# Not the marker: where a system has no locks of its own, the lock is that the file exists.
-_LOCK = "serving.lock"
+_LOCK = "serving.lock"  # Not the marker: where a system has no locks of its own, the lock is that the file exists
 _MOVED = "moved.json"
 
 
@@ -50,8 +49,7 @@ class HubStore:
         present = set(os.listdir(self.root))
         if present and _MARKER not in present:
             raise ValueError(
-                f"{self.root} is not empty and is not the folder of an embedded Hub (it has no {_MARKER!r}): "
-                "give a new or empty folder"
+                f"{self.root} holds files but no {_MARKER!r} of an embedded Hub: give a new or empty folder"
             )
         os.close(open_descriptor(self.root / _MARKER, os.O_CREAT | os.O_RDWR | NO_LINK, 0o600))
         # Any thread may close what another opened.

@@ -7,7 +7,6 @@ import io
 import json
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -16,6 +15,7 @@ from starlette.types import Message, Receive
 
 from .access import UploadTickets
 from .errors import HubError
+from .repository import Repository
 from .store import HubStore
 
 MAXIMUM_JSON_BYTES = 16 << 20
@@ -45,8 +45,7 @@ class Body(io.RawIOBase):
 
     def __init__(self, receive: Receive, headers: Headers):
         self._receive, self._loop = receive, asyncio.get_running_loop()
-        # h11 has checked that it is one number.
-        self._announced = int(headers.get("Content-Length", "0"))
+        self._announced = int(headers.get("Content-Length", "0"))  # h11 has checked that it is one number
         self._pending = memoryview(b"")
         self._received = 0
         self._more = True
@@ -88,16 +87,12 @@ class Request:
     """A request as its route sees it."""
 
     method: str
-    # as it was sent, still quoted
-    path: str
+    path: str  # as it was sent, still quoted
     query: dict[str, list[str]]
     headers: Headers
-    # not read yet
-    body: Body
-    # of the server, as clients reach it
-    base_url: str
-    # may write, and see what is private
-    trusted: bool
+    body: Body  # not read yet
+    base_url: str  # of the server, as clients reach it
+    trusted: bool  # may write, and see what is private
     store: HubStore
     tickets: UploadTickets
 
@@ -115,6 +110,11 @@ class Request:
         if not (value.isascii() and value.isdigit() and len(value) <= 18):
             raise HubError(400, f"query parameter {name!r} must be a non-negative integer, got {value!r}")
         return min(int(value), maximum)
+
+    def see(self, kind: str, repository_id: str) -> Repository | None:
+        """The repository, or None where there is none for this client."""
+        repository = self.store.repository(kind, repository_id)
+        return None if repository is None or (repository.private and not self.trusted) else repository
 
     def read_body(self) -> bytes:
         """All of a small body."""
@@ -155,11 +155,3 @@ def whole_number(payload: dict[str, Any], key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 10**18:
         raise HubError(400, f"field {key!r} must be a non-negative integer below 10**18, got {type(value).__name__}")
     return value
-
-
-def unquote_part(value: str) -> str:
-    """Undo the percent-encoding of one part of a path, once."""
-    try:
-        return unquote(value, errors="strict")
-    except UnicodeDecodeError as error:
-        raise HubError(400, "the path is not valid UTF-8") from error

@@ -20,10 +20,8 @@ from .repository import Change
 from .storage import Blob, BlobBatch, BlobStore, git_oid
 from .transport import Body, parse_object, text, whole_number
 
-# The largest file, and the largest commit of regular files.
-MAXIMUM_FILE_BYTES = 50 << 30
-# Larger files always go through LFS, as on the Hub.
-MAXIMUM_REGULAR_BYTES = 10 << 20
+MAXIMUM_FILE_BYTES = 50 << 30  # The largest file, and the largest commit of regular files
+MAXIMUM_REGULAR_BYTES = 10 << 20  # Larger files always go through LFS, as on the Hub
 # A line of a commit holds one such file in base64, and its path.
 _MAXIMUM_LINE_BYTES = MAXIMUM_REGULAR_BYTES * 4 // 3 + (64 << 10)
 _MAXIMUM_OPERATIONS = 100_000
@@ -115,11 +113,16 @@ def store_regular(data: bytes, batch: BlobBatch) -> Entry:
     return Entry(git_oid("blob", data), blob.size, blob.sha256, lfs=False)
 
 
+def _objects(payload: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = payload.get(key)
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise HubError(400, f"field {key!r} must be a list of objects")
+    return found
+
+
 def plan_uploads(payload: dict[str, Any], snapshot: Snapshot, blobs: BlobStore) -> list[dict[str, Any]]:
     """Answer a preupload request: upload mode of each file, ignored files, and present files."""
-    files = payload.get("files")
-    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
-        raise HubError(400, "field 'files' must be a list of objects")
+    files = _objects(payload, "files")
     attributes = _rules(snapshot, ".gitattributes", blobs)
     patterns = [line.split()[0] for line in attributes.splitlines() if "filter=lfs" in line.split()[1:]]
     ignored = IgnoreRules(text(payload, "gitIgnore", "") or _rules(snapshot, ".gitignore", blobs))
@@ -127,11 +130,11 @@ def plan_uploads(payload: dict[str, Any], snapshot: Snapshot, blobs: BlobStore) 
     for file in files:
         path, size, sample = check_file_path(text(file, "path")), whole_number(file, "size"), text(file, "sample", "")
         name, present = path.rpartition("/")[2], snapshot.files.get(path)
-        matches = any(fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns)
-        large = size > MAXIMUM_REGULAR_BYTES or matches
+        large = size > MAXIMUM_REGULAR_BYTES or any(
+            fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns
+        )
         # To git a file is binary if it has a NUL.
-        large = size > 0 and (large or b"\0" in _from_base64(sample, "field 'sample'"))
-        mode = "lfs" if large else "regular"
+        mode = "lfs" if size and (large or b"\0" in _from_base64(sample, "field 'sample'")) else "regular"
         oid = present.etag if present else None
         planned.append({"path": path, "uploadMode": mode, "shouldIgnore": ignored.match(path), "oid": oid})
     return planned
@@ -150,17 +153,13 @@ def plan_lfs(payload: dict[str, Any], blobs: BlobStore, tickets: UploadTickets, 
     """Answer an LFS batch request: where to send the objects that are not there yet."""
     if payload.get("operation") != "upload" or payload.get("hash_algo", "sha256") != "sha256":
         raise HubError(400, "only LFS uploads with hash_algo 'sha256' are supported")
-    objects = payload.get("objects")
-    if not isinstance(objects, list) or not all(isinstance(each, dict) for each in objects):
-        raise HubError(400, "field 'objects' must be a list of objects")
     planned = []
-    for each in objects:
+    for each in _objects(payload, "objects"):
         wanted = Blob(check_sha256(each.get("oid")), whole_number(each, "size"))
         plan: dict[str, Any] = {"oid": wanted.sha256, "size": wanted.size}
         present = blobs.size(wanted.sha256)
         if wanted.size > MAXIMUM_FILE_BYTES:
-            told = f"{wanted.size} bytes are more than this server allows: {MAXIMUM_FILE_BYTES}"
-            plan["error"] = {"code": 413, "message": told}
+            plan["error"] = {"code": 413, "message": f"at most {MAXIMUM_FILE_BYTES} bytes, not {wanted.size}"}
         elif present is None:
             query = "&".join(f"{key}={value}" for key, value in tickets.issue(wanted).items())
             plan["actions"] = {"upload": {"href": f"{href}/{wanted.sha256}?{query}"}}

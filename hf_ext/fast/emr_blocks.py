@@ -287,11 +287,8 @@ def _tile(addresses, kinds, place, n, masks, row, tie, sampled, work, flags, del
 def _block(addresses, kinds, masks, row, n, first, tie, sums, totals, gram):
     """[`run_block`] of `n` elements at `addresses`: sums of tiles make that of a sub-block, and these are added up."""
     tasks = len(addresses) - 2
-    work, flags, deltas = (
-        np.empty((8, TILE), np.float32),
-        np.empty(TILE, np.uint8),
-        np.empty((tasks, TILE), np.float32),
-    )
+    work, flags = np.empty((8, TILE), np.float32), np.empty(TILE, np.uint8)
+    deltas = np.empty((tasks, TILE), np.float32)
     own_sums, own_totals, own_gram = own = np.empty_like(sums), np.empty_like(totals), np.empty_like(gram)
     for start in range(0, n, SUB_BLOCK):
         sampled = (first + start // SUB_BLOCK) % GRAM_STEP == 0
@@ -356,19 +353,11 @@ def run_files(
     `buffers`: a block in the dtype of each but the masks; `masks` has room for those of all elements. Start and step
     are multiples of `SUB_BLOCK`. False if a file did not give or take everything: the sums are of no use then.
     """
-    return compile_kernel(_run, _RUN)(
-        np.array([file for file, _ in files], np.int32),
-        np.array([place for _, place in files], np.int64),
-        np.array([tensor.data_ptr() for tensor in buffers]),
-        np.array([KINDS[tensor.dtype] for tensor in buffers]),
-        0 if masks is None else masks.data_ptr(),
-        0 if masks is None else masks.stride(0),
-        elements.start,
-        elements.stop,
-        elements.step,
-        {None: -1, "zero": 0, "negative": 1}[tie],
-        *(part.numpy() for part in sums),
-    )
+    places = np.array([file for file, _ in files], np.int32), np.array([place for _, place in files], np.int64)
+    blocks = np.array([block.data_ptr() for block in buffers]), np.array([KINDS[block.dtype] for block in buffers])
+    bits = (0, 0) if masks is None else (masks.data_ptr(), masks.stride(0))
+    steps = elements.start, elements.stop, elements.step, {None: -1, "zero": 0, "negative": 1}[tie]
+    return compile_kernel(_run, _RUN)(*places, *blocks, *bits, *steps, *(part.numpy() for part in sums))
 
 
 def run_block(

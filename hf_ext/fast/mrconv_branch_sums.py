@@ -1,10 +1,8 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""
-Sum and energy of the branches of an MRConv layer, and their gradients, without forming most of the branches.
+"""Sum and energy of the branches of an MRConv layer, and their gradients, without forming most of the branches.
 
 Shapes: u [batch, channels, length], kernels [channels, taps], n is the FFT size, spectra [..., n // 2 + 1]. A wing is
-a kernel of the future, for negative lags. Each line is derived in docs/mrconv_gradients.md, sections 5 and 6.
-"""
+a kernel of the future, for negative lags. Each line is derived in docs/mrconv_gradients.md, sections 5 and 6."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -145,13 +143,12 @@ class Formed(NamedTuple):
 
 
 class Group(NamedTuple):
-    """
-    G branches of about one length of which only the response beyond the ends of the input is formed. FFTs of size m.
+    """G branches of about one length of which only the response beyond the ends of the input is formed. FFTs of size
+    m.
 
     Spectra of the kernels, [G, channels, m // 2 + 1], their squared magnitudes and the sums of the kernels; spectrum
     of the autocorrelation of u at the lags they have; and for each end, the last and the first, spectrum of the inputs
-    next to it and response beyond it, [G, batch, channels, positions], None where no tap crosses that end.
-    """
+    next to it and response beyond it, [G, batch, channels, positions], None where no tap crosses that end."""
 
     factors: Tensor
     strength: Tensor
@@ -184,10 +181,8 @@ _ALL_SHARE, _SOME_SHARE, _FACTOR = 128, 512, 4
 
 @lru_cache
 def layouts(sizes: tuple[tuple[int, int], ...], n: int) -> list[Layout]:
-    """
-    Division of branches of so many taps, of the past and of the future. Formed is what reaches a quarter of n:
-    two FFTs of size n beat four at each end.
-    """
+    """Division of branches of so many taps, of the past and of the future. Formed is what reaches a quarter of n: two
+    FFTs of size n beat four at each end."""
     found: list[Layout] = []
     least = 0
     for index in sorted(range(len(sizes)), key=lambda index: -sum(sizes[index])):
@@ -248,13 +243,15 @@ class Branches:
             yield layout, part
 
     def sums(self, keep: bool = False) -> Tensor:
-        """
-        Sum and squared sum of each branch over batch and valid positions, and their number: [3, N, channels], in
-        float64.
-        """
+        """Sum and squared sum of each branch over batch and valid positions, and their number: [3, N, channels], in
+        float64."""
         rows: dict[int, tuple[Tensor, Tensor]] = {}
         for layout, part in self.parts(keep):
-            found = self._formed_sums(part) if isinstance(part, Formed) else self._group_sums(layout, part)
+            if isinstance(part, Formed):
+                count = self.signal.positions
+                found = (part.mean * count)[None], (_energy(part.centred) + part.mean.square() * count)[None]
+            else:
+                found = self._group_sums(layout, part)
             rows.update(zip(layout.members, zip(*found, strict=True), strict=True))
         totals, squares = zip(*(rows[index] for index in range(len(rows))), strict=True)
         counts = [self.signal.positions.expand_as(totals[0])] * len(rows)
@@ -295,10 +292,6 @@ class Branches:
         inputs = torch.fft.rfft(self.signal.at_end(last, count), n=m)
         whole = torch.fft.irfft(factors[:, None] * inputs, n=m)
         return inputs, whole[..., count : 2 * count] if last else whole[..., m - count :]
-
-    def _formed_sums(self, part: Formed) -> tuple[Tensor, Tensor]:
-        count = self.signal.positions
-        return (part.mean * count)[None], (_energy(part.centred) + part.mean.square() * count)[None]
 
     def _group_sums(self, layout: Layout, part: Group) -> tuple[Tensor, Tensor]:
         """Of the whole response, less what lies beyond the ends: [G, channels] each."""

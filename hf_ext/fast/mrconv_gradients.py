@@ -1,10 +1,8 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""
-MRConv's convolutions with gradients written by hand: same values as `ops_mrconv`, less time and memory.
+"""MRConv's convolutions with gradients written by hand: same values as `ops_mrconv`, less time and memory.
 
 Importing this module enters them in `ops_mrconv.FAST`. Shapes are those of `mrconv_branch_sums`. Each gradient is
-derived in docs/mrconv_gradients.md.
-"""
+derived in docs/mrconv_gradients.md."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -113,44 +111,36 @@ _LARGE_MEAN = 100
 # (`mrconv_branch_sums`): y = m * u + t with the merged kernel m = sum_i s_i k_i, t = sum_i (alpha_i b_i - s_i mean_i),
 # s_i = alpha_i w_i / sqrt(var_i + eps), mean_i = A_i / C and var_i = Q_i / C - mean_i^2.
 class BatchNormLayer(NamedTuple):
-    """The settings of a layer, without its tensors."""
+    """The settings of a layer, without its tensors. Of its kernels the first `branch_count` are those of the past."""
 
     n: int
+    branch_count: int
     eps: float
-    group: torch.distributed.ProcessGroup | None
     start: Tensor | None
     stop: Tensor | None
+    group: torch.distributed.ProcessGroup | None = None
 
     def branches(
-        self,
-        u: Tensor,
-        kernels: Sequence[Tensor],
-        count: int,
-        part: slice,
-        dtype: torch.dtype,
-        kept: Sequence[Tensor | None] = (),
+        self, u: Tensor, kernels: Sequence[Tensor], part: slice, dtype: torch.dtype, kept: Sequence[Any] = ()
     ) -> Branches:
-        """Some channels; of `kernels`, the first `count` are those of the past. `kept` is what [`kept_of`] gave."""
+        """Some channels; `kept` are the spectrum of the input and what was formed, if they are there from before."""
         samples = u[:, part].to(dtype)
-        spectrum = torch.fft.rfft(samples, n=self.n) if not kept else kept[0]
-        assert spectrum is not None
+        spectrum = kept[0] if kept else torch.fft.rfft(samples, n=self.n)
         rows = [_rows(kernel, part).to(dtype) for kernel in kernels]
         signal = Signal(samples, spectrum, self.n, self.start, self.stop)
-        return Branches(signal, rows[:count], rows[count:] or [None] * count, kept[1:] if kept else None)
+        wings = rows[self.branch_count :] or [None] * self.branch_count
+        return Branches(signal, rows[: self.branch_count], wings, kept[1:] if kept else None)
 
     def measure(
-        self, u: Tensor, kernels: Sequence[Tensor], count: int, part: slice, keep: bool = False
+        self, u: Tensor, kernels: Sequence[Tensor], part: slice, keep: bool = False
     ) -> tuple[Branches, Tensor]:
-        """
-        Some channels, in float64 where float32 is not enough, and of each branch sum, squared sum and number of
-        positions: [3, N, channels].
-        """
-        branches = self.branches(u, kernels, count, part, kernels[0].dtype)
+        """Some channels, in float64 where float32 is not enough, and [`Branches.sums`] of them."""
+        branches = self.branches(u, kernels, part, kernels[0].dtype)
         sums = branches.sums(keep)
         dtype = self.dtype(branches.dtype, u, sums)
         if dtype == branches.dtype:
             return branches, sums
-        branches = self.branches(u, kernels, count, part, dtype)
+        branches = self.branches(u, kernels, part, dtype)
         return branches, branches.sums(keep)
 
     @staticmethod
@@ -166,13 +156,11 @@ class BatchNormLayer(NamedTuple):
     def exchange(
         self, parts: list[slice], begin: Callable[[slice], tuple[Any, Tensor]], again: Callable[[slice, Tensor], Any]
     ) -> Iterator[tuple[slice, Any, Tensor]]:
-        """
-        Work on parts of the channels that have sums in common with other processes: each part with what `begin` made
-        of it and its sums, [..., channels], over all processes.
+        """Work on parts of the channels that have sums in common with other processes: each part with what `begin`
+        made of it and its sums, [..., channels], over all processes.
 
         All sums travel in one collective, so that no process waits for each part. Until it is there all parts have to
-        be begun, and what they work on is not kept, as there is no memory for it, but made `again`.
-        """
+        be begun, and what they work on is not kept, as there is no memory for it, but made `again`."""
         if self.group is None:
             for part in parts:
                 yield part, *begin(part)
@@ -246,14 +234,13 @@ def _normalize(
     """Outputs, means and variances; sums of the branches, [3, N, channels]; and what is kept of a single part."""
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
     (alpha, weight, bias), parts = coefficients, list(channel_chunks(u, layer.n))
-    count = len(alpha)
     keep = keep and len(parts) == 1
 
     def begin(part: slice) -> tuple[Branches, Tensor]:
-        return layer.measure(u, kernels, count, part, keep)
+        return layer.measure(u, kernels, part, keep)
 
     def again(part: slice, sums: Tensor) -> Branches:
-        return layer.branches(u, kernels, count, part, layer.dtype(kernels[0].dtype, u, sums))
+        return layer.branches(u, kernels, part, layer.dtype(kernels[0].dtype, u, sums))
 
     statistics, kept = [], []
     for part, branches, sums in layer.exchange(parts, begin, again):
@@ -287,7 +274,7 @@ def _gradients(
     def begin(part: slice) -> tuple[tuple[Any, ...], Tensor]:
         sums, values = all_sums[..., part], [x[:, part] for x in coefficients]
         dtype = kept[0].real.dtype if kept else layer.dtype(kernels[0].dtype, u, sums)
-        branches = layer.branches(u, kernels, len(values[0]), part, dtype, kept[7:])
+        branches = layer.branches(u, kernels, part, dtype, kept[7:])
         norm = kept[1:7] or layer.normalization(sums, *values[:2])
         g_chunk = g_y[:, part].to(branches.dtype)
         g_spectrum = torch.fft.rfft(g_chunk, n=layer.n)
@@ -320,7 +307,8 @@ def _normalize_branches(
     u: Tensor, coefficients: list[Tensor], kernels: list[Tensor], n: int, eps: float,
     start: Tensor | None, stop: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return _normalize(BatchNormLayer(fft_size(n), eps, None, start, stop), u, coefficients, kernels, False)[:4]
+    layer = BatchNormLayer(fft_size(n), len(coefficients[0]), eps, start, stop)
+    return _normalize(layer, u, coefficients, kernels, False)[:4]
 
 
 @_normalize_branches.register_fake
@@ -334,7 +322,7 @@ def _normalize_branches_backward(
     u: Tensor, coefficients: list[Tensor], kernels: list[Tensor], n: int, eps: float,
     start: Tensor | None, stop: Tensor | None, sums: Tensor, g_y: Tensor,
 ) -> list[Tensor]:  # fmt: skip
-    layer = BatchNormLayer(fft_size(n), eps, None, start, stop)
+    layer = BatchNormLayer(fft_size(n), len(coefficients[0]), eps, start, stop)
     return _gradients(layer, u, coefficients, sums, kernels, [], g_y)
 
 
@@ -374,7 +362,7 @@ def normalized_conv(
     if torch.compiler.is_compiling() and group is None:
         y, mean, var, sums = _normalize_branches(u, coefficients, [*kernels, *wings], n, eps, start, stop)
     else:
-        layer = BatchNormLayer(n, eps, group, start, stop)
+        layer = BatchNormLayer(n, len(kernels), eps, start, stop, group)
         y, mean, var, sums = _apply(u, *coefficients, layer, *kernels, *wings)
     return y, mean.detach(), var.detach(), sums[2, 0, 0].detach().to(mean.dtype)
 
@@ -397,11 +385,10 @@ class BranchSums(torch.autograd.Function):
     """The first half of `BatchNormConv`, A_i, Q_i and the number of positions, with the gradients that stand there."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, layer: BatchNormLayer, count: int, *kernels: Tensor) -> Tensor:
-        parts = channel_chunks(u, layer.n)
-        all_sums = torch.cat([layer.measure(u, kernels, count, part)[1] for part in parts], dim=-1)
+    def forward(ctx: Any, u: Tensor, layer: BatchNormLayer, *kernels: Tensor) -> Tensor:
+        all_sums = torch.cat([layer.measure(u, kernels, part)[1] for part in channel_chunks(u, layer.n)], dim=-1)
         ctx.save_for_backward(u, all_sums, *kernels)
-        ctx.layer, ctx.count = layer, count
+        ctx.layer = layer
         return all_sums
 
     @staticmethod
@@ -412,7 +399,7 @@ class BranchSums(torch.autograd.Function):
         g_kernels = [torch.empty_like(kernel) for kernel in kernels]
         for part in channel_chunks(u, layer.n):
             dtype = layer.dtype(kernels[0].dtype, u, all_sums[..., part])
-            branches = layer.branches(u, kernels, ctx.count, part, dtype)
+            branches = layer.branches(u, kernels, part, dtype)
             spectrum, g_sums = branches.signal.spectrum, gradients[0][:2, :, part]
             # The merged kernel is convolved elsewhere: it has no gradient here.
             merged = spectrum.real.new_zeros(spectrum.shape[1], layer.n)
@@ -421,7 +408,7 @@ class BranchSums(torch.autograd.Function):
             g_u[:, part] = sums.input_gradient(torch.zeros_like(spectrum))
             for target, gradient in zip(g_kernels, sums.kernel_gradients, strict=True):
                 target[part] = gradient
-        return g_u, None, None, *g_kernels
+        return g_u, None, *g_kernels
 
 
 @torch.compiler.disable
@@ -429,8 +416,7 @@ def grouped_sums(
     u: Tensor, kernels: list[Tensor], wings: list[Tensor], n: int, start: Tensor | None, stop: Tensor | None
 ) -> Tensor:
     """Sum and squared sum of each branch over batch and valid positions, and their number: [3, N, channels]."""
-    layer = BatchNormLayer(n, 0.0, None, start, stop)
-    sums: Tensor = BranchSums.apply(u, layer, len(kernels), *kernels, *wings)
+    sums: Tensor = BranchSums.apply(u, BatchNormLayer(n, len(kernels), 0.0, start, stop), *kernels, *wings)
     return sums
 
 

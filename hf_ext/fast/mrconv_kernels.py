@@ -1,12 +1,10 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""
-Kernels of all branches of an MRConv layer in few calls, their sum with a gradient written by hand, and the merged
+"""Kernels of all branches of an MRConv layer in few calls, their sum with a gradient written by hand, and the merged
 kernel, kept from one forward pass to the next as long as nothing it is made of changes.
 
 Importing this module enters all of them in `ops_mrconv.FAST`. A kernel is [channels, taps]. Without [`kept_kernel`] a
 layer in evaluation merges its branches and transforms the kernel in each forward pass, which costs more than to
-convolve a small batch.
-"""
+convolve a small batch."""
 
 import math
 from collections.abc import Sequence
@@ -23,8 +21,7 @@ from hf_ext.mrconv.ops_mrconv import FAST, convolution_size
 
 # Numbers of a branch up to which the product with its waves is faster than padding, copies and an inverse FFT.
 _MOST_NUMBERS = 64
-# FFT sizes whose spectrum is kept.
-_SPECTRA = 4
+_SPECTRA = 4  # FFT sizes whose spectrum is kept
 
 
 @lru_cache(maxsize=64)

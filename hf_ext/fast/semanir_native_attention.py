@@ -58,7 +58,7 @@ def _word(bits, b):
 
 @njit
 def _list_keys(bits, columns, numbers, backs, tokens, room):
-    """Keys of a token and their offsets in the table, filled up with the last to whole vectors: how many there are."""
+    """Keys of a token and their offsets in the table, one behind the other: how many there are."""
     count = 0
     for b in range((tokens + LANES - 1) // LANES):
         word = _word(bits, b)
@@ -96,8 +96,7 @@ def _attend_row(query, keys, values, numbers, backs, count, table, base, logits,
 def gather(query, key, value, temperature, table, bits, width, window_size, parts, out, start, end):
     """Attention of some pairs of window and head. Result [W, N, heads, head_dim]."""
     heads, tokens, dim = query.shape[1:]
-    # The length of a tuple is known when this is compiled: only the code for it is kept.
-    vectors = len(parts)
+    vectors = len(parts)  # The length of a tuple is known when this is compiled: only the code for it is kept
     padded = LANES * vectors
     room = (tokens + LANES - 1) // LANES * LANES
     matrices = np.empty(2 * room * padded + LANES, np.float32)
@@ -110,29 +109,20 @@ def gather(query, key, value, temperature, table, bits, width, window_size, part
     span = 2 * window_size - 1
     for j in range(tokens):
         columns[j], columns[room + j] = j, j // width * span + j % width
-    # Keys are listed once for all heads of a window.
-    most = 0
-    lists = np.zeros((1, 2, LANES), np.int32)
-    counts = np.zeros(tokens, np.int64)
-    listed = -1
+    # Keys are listed once for all heads of a window: lists behind one another, filled up with key 0 to whole vectors.
+    lists, counts = np.empty((2, tokens * room), np.int32), np.empty(tokens, np.int64)
+    places = np.zeros(tokens + 1, np.int64)
+    numbers, backs, listed = lists[0].ctypes.data, lists[1].ctypes.data, -1
     for item in range(start, end):
         w, head = item // heads, item % heads
         if w != listed:
             listed = w
-            needed = 0
             for i in range(tokens):
-                counts[i] = 0
-                for byte in bits[w, i]:
-                    counts[i] += vec.ones(np.int64(byte))
-                needed = max(needed, counts[i])
-            if needed > most:
-                most = needed
-                lists = np.zeros((tokens, 2, (most + LANES - 1) // LANES * LANES), np.int32)
-            for i in range(tokens):
-                lists[i, :, max(counts[i] - LANES, 0) :] = 0
-                _list_keys(
-                    bits[w, i], columns.ctypes.data, lists[i, 0].ctypes.data, lists[i, 1].ctypes.data, tokens, room
-                )
+                here = 4 * places[i]
+                counts[i] = _list_keys(bits[w, i], columns.ctypes.data, numbers + here, backs + here, tokens, room)
+                last = places[i] + counts[i]
+                places[i + 1] = (last + LANES - 1) // LANES * LANES
+                lists[:, last : places[i + 1]] = 0
         pack_rows(key[w, head], keys, vectors, True)
         pack_rows(value[w, head], values, vectors, False)
         biases = table[head].ctypes.data
@@ -140,10 +130,10 @@ def gather(query, key, value, temperature, table, bits, width, window_size, part
         for i in range(tokens):
             row = query[w, head, i].ctypes.data
             pack_row(row, vector, vectors, dim, norm_scale(row, vectors, dim, temperature[head]))
+            here, base = 4 * places[i], middle + columns[room + i]
             weight = _attend_row(
-                vector, keys, values, lists[i, 0].ctypes.data, lists[i, 1].ctypes.data, counts[i], biases,
-                middle + columns[room + i], logits, sums, parts,
-            )  # fmt: skip
+                vector, keys, values, numbers + here, backs + here, counts[i], biases, base, logits, sums, parts
+            )
             scale = vec.spread(np.float32(1) / weight)
             result = out[w, i, head].ctypes.data
             for v in range(vectors):
@@ -362,10 +352,8 @@ def attend_backward(
     query, key, value, temperature, table, bits, gradient, width, window_size, parts,
     query_slope, key_slope, value_slope, temperature_slope, table_slope, start, end,
 ):  # fmt: skip
-    """
-    Gradients for some pairs of window and head: of query, key and value [W, N, heads, head_dim], of the temperature
-    [W, heads] and of the turned table [W, heads, (2w - 1)^2], from that of the result [W, heads, N, head_dim].
-    """
+    """Gradients for some pairs of window and head: of query, key and value [W, N, heads, head_dim], of the temperature
+    [W, heads] and of the turned table [W, heads, (2w - 1)^2], from that of the result [W, heads, N, head_dim]."""
     heads, tokens, dim = query.shape[1:]
     vectors = len(parts)
     padded = LANES * vectors

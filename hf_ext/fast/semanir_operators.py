@@ -23,8 +23,7 @@ from hf_ext.semanir.ops_semanir import ATTENTION, STEPS, Dictionary, Pair, UnitA
 from ..errors import UsageError
 
 _NUMBA_IS_INSTALLED = find_spec("numba") is not None
-# Channels of a head that fit the registers of the kernels for CPUs.
-_NATIVE_HEAD = 64
+_NATIVE_HEAD = 64  # Channels of a head that fit the registers of the kernels for CPUs
 # The plain steps, which this file wraps.
 _cut, _join, _choose_plainly, _choose_attention = (
     STEPS[name] for name in ("cut", "join", "choose_keys", "choose_attention")
@@ -134,8 +133,7 @@ def _gradient_of_join(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 # more: a kernel it could not read, and of the plain cutting and joining it writes each index as a function of those
 # before it, through the layers of a stage, and does not come to an end with these formulas.
 _NAMESPACE = "hf_ext_semanir"
-# The operators last as long as this object.
-_LIBRARY = Library(_NAMESPACE, "DEF")
+_LIBRARY = Library(_NAMESPACE, "DEF")  # The operators last as long as this object
 _GIVEN = "Tensor query, Tensor key, Tensor value, Tensor temperature, Tensor table, Tensor? bits"
 _SIZES = "SymInt width, SymInt window_size"
 
@@ -148,19 +146,11 @@ def _define(name: str, signature: str, kernel: Any, shapes: Any, where: str = "C
     return getattr(getattr(torch.ops, _NAMESPACE), name).default
 
 
-_choose_operator = _define(
-    "choose_keys",
-    "(Tensor tokens, Tensor? regions, SymInt top_k, bool cosine, bool include_self) -> Tensor",
-    _select_natively,
-    _shape_of_keys,
-)
+_CHOOSE = "(Tensor tokens, Tensor? regions, SymInt top_k, bool cosine, bool include_self) -> Tensor"
+_BACKWARD = f"(Tensor gradient, {_GIVEN}, {_SIZES}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+_choose_operator = _define("choose_keys", _CHOOSE, _select_natively, _shape_of_keys)
 _attend_operator = _define("attend", f"({_GIVEN}, {_SIZES}) -> Tensor", _call("attend"), _shape_of_result)
-_attend_backward_operator = _define(
-    "attend_backward",
-    f"(Tensor gradient, {_GIVEN}, {_SIZES}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _call("attend_gradients"),
-    _shapes_of_gradients,
-)
+_attend_backward_operator = _define("attend_backward", _BACKWARD, _call("attend_gradients"), _shapes_of_gradients)
 _LAYOUT = "SymInt[] window, SymInt[] shift"
 _EVERYWHERE = "CompositeExplicitAutograd"
 _CUT, _JOIN = f"(Tensor features, {_LAYOUT}) -> Tensor", f"(Tensor windows, SymInt[] size, {_LAYOUT}) -> Tensor"
@@ -206,29 +196,25 @@ def _check_sizes(
     }
     for name, (found, shape) in expected.items():
         if found is not None and (tuple(found.shape) != shape or found.device != query.device):
+            queries = f"queries {tuple(query.shape)} on {query.device}"
             raise ValueError(
-                f"`{name}` has shape {tuple(found.shape)} on {found.device}; queries of shape "
-                f"{tuple(query.shape)} on {query.device} need {shape} there."
+                f"`{name}` has shape {tuple(found.shape)} on {found.device}; {queries} need {shape} there."
             )
     if dictionary.window[0] * dictionary.window[1] != tokens or max(dictionary.window) > dictionary.window_size:
-        raise ValueError(
-            f"`dictionary.window` is {dictionary.window}; it must hold {tokens} tokens, with sides of at most "
-            f"{dictionary.window_size}."
-        )
+        needed = f"must hold {tokens} tokens, with sides of at most {dictionary.window_size}"
+        raise ValueError(f"`dictionary.window` is {dictionary.window}; it {needed}.")
 
 
 def native_attention(
     query: Tensor, key: Tensor, value: Tensor, temperature: Tensor, table: Tensor, dictionary: Dictionary
 ) -> Tensor:
-    """
-    Attention by the kernels for CPUs, as [`ops_semanir.key_semantic_attention`]. They read the chosen keys only, or,
-    where these are many, compute all logits a few at a time. For the gradient the logits are computed again.
-    """
+    """Attention by the kernels for CPUs, as [`ops_semanir.key_semantic_attention`]. They read the chosen keys only,
+    or, where these are many, compute all logits a few at a time. For the gradient the logits are computed again."""
     if value.shape[-1] > _NATIVE_HEAD or not _runs_natively(value):
+        got = f"got {value.dtype} on {value.device}, {value.shape[-1]} channels a head"
         raise UsageError(
-            f"`implementation` is 'native', which needs numba, at most float32 on a CPU, heads of at most "
-            f"{_NATIVE_HEAD} channels, and no export; it got {value.dtype} on {value.device} with heads of "
-            f"{value.shape[-1]} channels. Use 'auto', which chooses it where it can."
+            f"`implementation` is 'native', which needs numba, at most float32 on a CPU, heads of "
+            f"at most {_NATIVE_HEAD} channels and no export; {got}. Use 'auto', which chooses it where it can."
         )
     _check_sizes(dictionary, query, key, value, temperature, table)
     tensors = [tensor.float() for tensor in (query, key, value, temperature, table)]

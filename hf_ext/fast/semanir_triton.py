@@ -251,20 +251,17 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise ValueError("The Triton kernel got tensors on the CPU; move the model to a GPU, or choose 'sdpa'.")
     dtypes = {query.dtype, key.dtype, value.dtype}
     if query.shape[-1] > _LARGEST_HEAD or len(dtypes) > 1 or query.dtype not in _DTYPES:
-        raise ValueError(
-            f"The Triton kernel got {', '.join(sorted(map(str, dtypes)))} with heads of {query.shape[-1]} channels; "
-            f"allowed: one of {', '.join(map(str, _DTYPES))}, at most {_LARGEST_HEAD} channels. Or choose 'sdpa'."
-        )
+        got = f"The Triton kernel got {', '.join(sorted(map(str, dtypes)))} with heads of {query.shape[-1]} channels"
+        allowed = f"one of {', '.join(map(str, _DTYPES))}, at most {_LARGEST_HEAD} channels"
+        raise ValueError(f"{got}; allowed: {allowed}. Or choose 'sdpa'.")
 
 
 def triton_attention(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
-    """
-    Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(<q_i, k_j> + B(i - j)) v_j.
+    """Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(<q_i, k_j> + B(i - j)) v_j.
 
     Forward and backward, with products in the dtype of the inputs and sums in float32. float32 products have full
     precision unless `torch.set_float32_matmul_precision` allows less. Checked in Triton's interpreter
-    (`TRITON_INTERPRET=1`, which also takes tensors of the CPU) and compiled for sm_80 and sm_90.
-    """
+    (`TRITON_INTERPRET=1`, which also takes tensors of the CPU) and compiled for sm_80 and sm_90."""
     _check(query, key, value)
     if not query.numel():
         return torch.zeros_like(value)

@@ -41,10 +41,8 @@ def branch_lengths(kernel_size: int, length: int, num_branches: int | None = Non
     branches = [(2**i, min(kernel_size * 2**i, length)) for i in range(last + 1)]
     kept = len(branches) if num_branches is None else num_branches
     if not 1 <= kept <= len(branches):
-        raise ValueError(
-            f"`num_branches` is {num_branches}; kernels of {kernel_size} to {length} samples have {len(branches)} "
-            f"resolutions, give 1 to {len(branches)}, or None for all."
-        )
+        most = len(branches)
+        raise ValueError(f"`num_branches` is {num_branches}; the kernels have {most} resolutions, give 1 to {most}.")
     return branches[-kept:]
 
 
@@ -85,9 +83,8 @@ class MRConvConfig(PreTrainedConfig):
         input_size (`int`, *optional*, defaults to 1): Channels of a continuous input; not used with tokens.
         hidden_size (`int`, *optional*, defaults to 256): Channels D of every layer.
         num_hidden_layers (`int`, *optional*, defaults to 6): Number of blocks.
-        kernel_type (`str`, *optional*, defaults to `"fourier"`):
-            Parametrisation of a branch's kernel: `"dilated"` (eq. 8), `"fourier"` (eq. 9), `"sparse"` (eq. 10), or the
-            scaled sum `"fourier_sparse"` (eq. 3).
+        kernel_type (`str`, *optional*, defaults to `"fourier"`): Parametrisation of a branch's kernel: `"dilated"`
+            (eq. 8), `"fourier"` (eq. 9), `"sparse"` (eq. 10), or the scaled sum `"fourier_sparse"` (eq. 3).
         kernel_size (`int`, *optional*, defaults to 16):
             Length l_0 of the shortest kernel in samples; also the taps of each dilated or sparse branch.
         max_position_embeddings (`int`, *optional*, defaults to 1024):
@@ -107,8 +104,7 @@ class MRConvConfig(PreTrainedConfig):
             Normalise the input of each block and the model's last output, instead of the output of each block.
         dropout (`float`, *optional*, defaults to 0.0):
             Probability of dropping a value between activation and pointwise layer.
-        tied_dropout (`bool`, *optional*, defaults to `True`):
-            Drop whole channels of a sample, at every position.
+        tied_dropout (`bool`, *optional*, defaults to `True`): Drop whole channels of a sample, at every position.
         norm_eps (`float`, *optional*, defaults to 1e-5): Added to every variance.
         sync_batch_norm (`bool`, *optional*, defaults to `True`):
             Compute batch statistics over all processes of a training.
@@ -122,13 +118,11 @@ class MRConvConfig(PreTrainedConfig):
             Use the embedding as the output layer of a language model.
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the normal that initialises embeddings.
-        input_mean, input_std (`list[float]`, *optional*):
-            Mean and standard deviation of each channel of a continuous input in the training data. The model
-            normalises its inputs by them, so pass inputs in their own units.
-        input_delta_std (`list[float]`, *optional*):
-            Standard deviation of each channel's change from one position to the next, in the units of the input. The
-            model then also gets these changes divided by it ("delta features"): twice as many channels. Such a model
-            takes whole sequences, without a cache or packing.
+        input_mean, input_std (`list[float]`, *optional*): Mean and standard deviation of each channel of a continuous
+            input in the training data. The model normalises its inputs by them, so pass inputs in their own units.
+        input_delta_std (`list[float]`, *optional*): Standard deviation of each channel's change from one position to
+            the next, in the units of the input. The model then also gets these changes divided by it ("delta
+            features"): twice as many channels. Such a model takes whole sequences, without a cache or packing.
         target_mean, target_std (`list[float]`, *optional*):
             Mean and standard deviation of each target of a regression; outputs are in the targets' own units.
         input_columns (`list[str]`, *optional*): Columns of a file with the channels, in their order.
@@ -140,8 +134,7 @@ class MRConvConfig(PreTrainedConfig):
     """
 
     model_type = "mrconv"
-    # What generation starts without a prompt: kept when it is given.
-    bos_token_id = None
+    bos_token_id = None  # What generation starts without a prompt: kept when it is given
 
     vocab_size: int | None = None
     input_size: int = 1
@@ -195,10 +188,7 @@ class MRConvConfig(PreTrainedConfig):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; allowed: {', '.join(map(repr, allowed))}.")
         if self.reparameterized and self.branch_norm == "layer":
-            raise ValueError(
-                "`reparameterized` is True and `branch_norm` 'layer'; layer normalisation depends on each input and "
-                "cannot be merged. Use 'batch', 'kernel' or 'none'."
-            )
+            raise ValueError("`reparameterized` is True and `branch_norm` 'layer', which cannot be merged.")
 
     def validate_sizes(self) -> None:
         """Check that sizes are positive, and that branches, modes and rate fit the lengths of the kernels."""
@@ -223,7 +213,5 @@ class MRConvConfig(PreTrainedConfig):
                 continue
             sizes, pairs = {count, len(mean or ()), len(std or ())}, zip(mean or (), std or (), strict=False)
             if len(sizes) > 1 or not all(math.isfinite(center) and 0 < spread < math.inf for center, spread in pairs):
-                raise ValueError(
-                    f"`{name}_mean` is {mean} and `{name}_std` {std}; give both, {count} finite numbers each, spreads "
-                    "over 0."
-                )
+                wrong = f"`{name}_mean` is {mean} and `{name}_std` {std}"
+                raise ValueError(f"{wrong}; give both, {count} finite numbers each, spreads over 0.")

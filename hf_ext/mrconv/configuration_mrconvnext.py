@@ -125,19 +125,15 @@ class MRConvNextConfig(PreTrainedConfig):
     def validate_stages(self) -> None:
         """Check that widths and depths fit each other, and the convolutions of each stage."""
         if not self.depths or len(self.depths) != len(self.hidden_sizes):
-            raise ValueError(
-                f"`depths` has {len(self.depths)} values and `hidden_sizes` {len(self.hidden_sizes)}; give one of "
-                "each for every stage, and at least one."
-            )
+            counts = f"`depths` has {len(self.depths)} values and `hidden_sizes` {len(self.hidden_sizes)}"
+            raise ValueError(f"{counts}; give one of each for every stage, and at least one.")
         for name in ("depths", "hidden_sizes"):
             if any(value < 1 for value in getattr(self, name)):
                 raise ValueError(f"`{name}` is {getattr(self, name)}; each value must be at least 1.")
         size = self._image_sides()
         smallest = self.patch_size * 2 ** (len(self.depths) - 1)
         if len(size) != 2 or any(side < smallest for side in size):
-            raise ValueError(
-                f"`image_size` is {self.image_size}; give a side, or height and width, of at least {smallest} pixels: "
-                f"`patch_size` is {self.patch_size}, and {len(self.depths)} stages halve what is left."
-            )
+            wrong = f"`image_size` is {self.image_size}"
+            raise ValueError(f"{wrong}; give a side, or height and width, of at least {smallest} pixels.")
         for stage in range(len(self.depths)):
             self.stage_config(stage)

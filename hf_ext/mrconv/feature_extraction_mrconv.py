@@ -10,8 +10,7 @@ from transformers.feature_extraction_sequence_utils import SequenceFeatureExtrac
 from transformers.feature_extraction_utils import BatchFeature
 from transformers.utils import PaddingStrategy, TensorType
 
-# Under the variance, as in the other audio models of transformers: silence stays silence.
-_VARIANCE_EPSILON = 1e-7
+_VARIANCE_EPSILON = 1e-7  # Under the variance, as in the other audio models of transformers: silence stays silence
 # No recording has fewer samples, no sound file more channels: tells samples x channels from a batch.
 _MOST_CHANNELS = 8
 

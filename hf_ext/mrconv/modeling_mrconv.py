@@ -19,6 +19,7 @@ from .modeling_layers_mrconv import MRConvBlock, MRConvPreTrainedModel, make_nor
 
 # Where the sequences of packed rows begin, in the three forms of transformers' collators. Only the first is read.
 _PACKING = ("position_ids", "cu_seq_lens_q", "seq_idx")
+_SEVERAL = "Where rows hold several sequences, say where they begin by `position_ids`."
 
 
 def read_mask(attention_mask: Tensor | None, inputs: Tensor, cache: Any | None = None) -> Tensor | None:
@@ -28,17 +29,12 @@ def read_mask(attention_mask: Tensor | None, inputs: Tensor, cache: Any | None =
     seen = 0 if cache is None else cache.get_seq_length()
     expected = (inputs.shape[0], seen + inputs.shape[1])
     if attention_mask.shape != expected:
-        raise ValueError(
-            f"`attention_mask` has shape {tuple(attention_mask.shape)}; expected {expected}, one number for each "
-            "position, of the cache too if there is one."
-        )
+        got = tuple(attention_mask.shape)
+        raise ValueError(f"`attention_mask` has shape {got}; expected {expected}, cached positions included.")
     valid = as_booleans("attention_mask", attention_mask)
     if cache is not None:
-        require_all(
-            valid[:, 1:] >= valid[:, :-1],
-            "`attention_mask` has padding after a valid position; a sequence that goes on must be padded on the "
-            "left: set `tokenizer.padding_side = 'left'`, or call the model with `use_cache=False`.",
-        )
+        message = "A sequence with a cache is padded on the left: set `tokenizer.padding_side`, or `use_cache=False`."
+        require_all(valid[:, 1:] >= valid[:, :-1], message)
     return valid[:, seen:]
 
 
@@ -47,11 +43,7 @@ def as_booleans(name: str, mask: Tensor) -> Tensor:
     and one that numbers the sequences of a row would join them."""
     found = mask != 0
     if not torch.compiler.is_compiling():
-        require_all(
-            mask == found,
-            f"`{name}` has other numbers than 1, valid, and 0. Where rows hold several sequences, say where they "
-            "begin by `position_ids`.",
-        )
+        require_all(mask == found, f"`{name}` has other numbers than 1, valid, and 0. {_SEVERAL}")
     return found
 
 
@@ -64,11 +56,8 @@ def valid_range(valid: Tensor | None, streaming: bool) -> tuple[Tensor, Tensor, 
         return None, None, None
     if checked:
         runs = valid[:, 0] + (valid[:, 1:] & ~valid[:, :-1]).sum(1)
-        require_all(
-            runs <= 1 if streaming else runs == 1,
-            "`attention_mask` must have one run of ones in each row: padding on the left or right, at least one "
-            "position, no holes. Where rows hold several sequences, say where they begin by `position_ids`.",
-        )
+        message = "`attention_mask` must have one run of ones in each row, of at least one position, without holes."
+        require_all(runs <= 1 if streaming else runs == 1, f"{message} {_SEVERAL}")
     start = valid.to(torch.int8).argmax(1)
     return start, start + valid.sum(1), valid
 
@@ -86,7 +75,7 @@ def require_all(holds: Tensor, message: str) -> None:
 def only_cache(cache: Any | None, past_key_values: Any | None) -> Any | None:
     """The cache that is given by one of its two names."""
     if cache is not None and past_key_values is not None:
-        raise ValueError("Got both `cache` and `past_key_values`, two names of one argument; give `cache` only.")
+        raise ValueError("`cache` and `past_key_values` are two names of one argument; give `cache` only.")
     return past_key_values if cache is None else cache
 
 
@@ -94,10 +83,7 @@ def refuse_packing(arguments: dict[str, Any], reason: str = "this head makes one
     """Refuse packed sequences, and the state after the beginning of one, where a row must be one sequence."""
     for name in (*_PACKING, "cache", "past_key_values"):
         if arguments.get(name) is not None:
-            raise ValueError(
-                f"`{name}` is not an input here: {reason}. Give each sequence its own row, and an attention mask if "
-                "they are padded."
-            )
+            raise ValueError(f"`{name}` is not an input here: {reason}. Give each sequence a row of its own.")
 
 
 def zero_padding(values: Tensor, valid: Tensor | None) -> Tensor:
@@ -173,9 +159,8 @@ class MRConvModel(MRConvPreTrainedModel):
             input_values (`torch.Tensor` of shape `(batch_size, length, input_size)`, *optional*):
                 Continuous input, for a model without vocabulary; `(batch_size, length)` if `input_size` is 1. In the
                 units of the data if the configuration has `input_mean` and `input_std`.
-            cache ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of the sequence; the mask covers it too. Also accepted as
-                `past_key_values`.
+            cache ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*): State after the earlier part of the
+                sequence; the mask covers it too. Also accepted as `past_key_values`.
             position_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 Packed sequences, as `DataCollatorWithFlattening` makes them: 0, 1, 2, ..., from 0 again at the
                 beginning of each sequence of a row. Results, gradients and statistics equal those of one row per
@@ -217,9 +202,8 @@ class MRConvModel(MRConvPreTrainedModel):
         longest = hidden.shape[1] if packing is None else packing.longest
         if cache is None and longest > self.config.longest_input:
             raise ValueError(
-                f"The input has {longest} positions; the model takes at most {self.config.longest_input} "
-                "(`max_position_embeddings`, its longest kernel). Shorten the input; causal models with an output for "
-                "each position take more with a cache."
+                f"The input has {longest} positions; the model takes at most {self.config.longest_input}, its longest "
+                "kernel. Shorten the input, or stream it through a cache."
             )
         start, stop, valid = (None, None, valid) if packing else valid_range(valid, cache is not None)
         # Tokens, numbers and embeddings of one text agree there too.
@@ -235,21 +219,14 @@ class MRConvModel(MRConvPreTrainedModel):
         if not hasattr(cache, "convolve"):
             raise TypeError(f"`cache` is a {type(cache).__name__}; MRConv needs an `MRConvCache(model.config)`.")
         if len(cache.layers) != len(self.layers):
-            raise ValueError(
-                f"This cache is for {len(cache.layers)} layers, the model has {len(self.layers)}: make one with "
-                "`MRConvCache(model.config)`."
-            )
+            counts = f"{len(cache.layers)} layers, the model has {len(self.layers)}"
+            raise ValueError(f"This cache is for {counts}: make one with `MRConvCache(model.config)`.")
         seen = {layer.get_seq_length() for layer in cache.layers}
         if len(seen) > 1:
-            raise ValueError(
-                f"The blocks of this cache have seen {min(seen)} to {max(seen)} positions: an earlier call was "
-                "interrupted between them. Start a new cache, or `reset()` this one."
-            )
+            spread = f"{min(seen)} to {max(seen)} positions"
+            raise ValueError(f"A call was interrupted: blocks have seen {spread}; `reset()` the cache.")
         if self.training:
-            raise ValueError(
-                "A cache in training mode: a streamed convolution has no batch statistics and no gradient. Call "
-                "`model.eval()` to generate or stream, or leave `use_cache` and `cache` out to train."
-            )
+            raise ValueError("A cache in training mode; call `model.eval()`, or leave out `use_cache` and `cache`.")
 
     def embed(
         self,
@@ -272,23 +249,18 @@ class MRConvModel(MRConvPreTrainedModel):
             raise ValueError("`observed_mask` says which of `input_values` are missing; give these.")
         if inputs_embeds is not None:
             if len(shape) != 3 or shape[2] != config.hidden_size:
-                raise ValueError(
-                    f"`inputs_embeds` has shape {shape}; expected (batch_size, length, {config.hidden_size})."
-                )
+                raise ValueError(f"`inputs_embeds` is {shape}; expected (batch_size, length, {config.hidden_size}).")
             return inputs_embeds
         if input_ids is not None:
             if config.vocab_size is None or len(shape) != 2:
                 raise ValueError(
-                    f"`input_ids` has shape {shape} and {size}; expected tokens (batch_size, length) for a model with "
-                    "a vocabulary, else give `input_values`."
+                    f"`input_ids` has shape {shape}, {size}; expected (batch_size, length) and a vocabulary."
                 )
         else:
             values = values[..., None] if values.ndim == 2 else values
             if config.vocab_size is not None or values.ndim != 3 or values.shape[2] != config.input_size:
-                raise ValueError(
-                    f"`input_values` has shape {shape} and {size}; expected (batch_size, length, {config.input_size}) "
-                    "for a model without vocabulary."
-                )
+                expected = f"(batch_size, length, {config.input_size}) and no vocabulary"
+                raise ValueError(f"`input_values` has shape {shape}, {size}; expected {expected}.")
             if not values.is_floating_point():
                 raise TypeError(f"`input_values` is {values.dtype}; give floats, or tokens as `input_ids`.")
             raw = precise(values)
@@ -296,9 +268,7 @@ class MRConvModel(MRConvPreTrainedModel):
             if observed_mask is not None:
                 observed_mask = observed_mask[..., None] if observed_mask.ndim == 2 else observed_mask
                 if observed_mask.shape != values.shape:
-                    raise ValueError(
-                        f"`observed_mask` has shape {tuple(observed_mask.shape)}; expected {shape}, as `input_values`."
-                    )
+                    raise ValueError(f"`observed_mask` has shape {tuple(observed_mask.shape)}; expected {shape}.")
                 observed_mask = as_booleans("observed_mask", observed_mask)
                 values = values.masked_fill(~observed_mask, 0)
             values = zero_padding(values, valid)
@@ -318,8 +288,7 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
         self.num_labels = config.num_labels or 0
-        # The names of subclasses do not say it.
-        self.loss_type = "ForSequenceClassification"
+        self.loss_type = "ForSequenceClassification"  # The names of subclasses do not say it
         self.model = MRConvModel(config)
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.target_units = make_units(config.target_mean, config.target_std)
@@ -439,9 +408,8 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
         if pixel_values is not None:
             if input_values is not None or pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.input_size:
                 raise ValueError(
-                    f"`pixel_values` has shape {tuple(pixel_values.shape)}, `input_values` is "
-                    f"{'not ' if input_values is None else ''}given; give one of them, images as (batch_size, "
-                    f"{self.config.input_size}, height, width)."
+                    f"`pixel_values` has shape {tuple(pixel_values.shape)}; expected (batch_size, "
+                    f"{self.config.input_size}, height, width), and no `input_values` beside it."
                 )
             input_values = pixel_values.flatten(2).transpose(1, 2)
         return super().forward(input_values=input_values, labels=labels, **kwargs)

@@ -35,13 +35,9 @@ class MRConvLanguageModel(MRConvPreTrainedModel):
 
     def __init__(self, config: MRConvConfig):
         if config.bidirectional != self.looks_ahead:
-            why = "a masked token would be predicted from the tokens before it only"
-            if config.bidirectional:
-                why = "every output would depend on the tokens that are to be predicted"
             other = "MRConvForCausalLM" if self.looks_ahead else "MRConvForMaskedLM"
-            raise ValueError(
-                f"`bidirectional` is {config.bidirectional}: {why}. Use `bidirectional={self.looks_ahead}` or {other}."
-            )
+            wrong = f"`bidirectional` is {config.bidirectional}"
+            raise ValueError(f"{wrong}: use `bidirectional={self.looks_ahead}`, or {other}.")
         if config.vocab_size is None:
             raise ValueError("`vocab_size` is None; a language model needs the number of its tokens.")
         super().__init__(config)
@@ -58,8 +54,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
     `config.longest_input`; in each layer, a token then depends on that many positions before it."""
 
     looks_ahead = False
-    # A stream takes nothing back: transformers refuses assisted generation.
-    _is_stateful = True
+    _is_stateful = True  # A stream takes nothing back: transformers refuses assisted generation
 
     @can_return_tuple
     def forward(
@@ -79,8 +74,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
             input_ids, attention_mask, inputs_embeds, cache: As in [`MRConvModel`]; the cache is updated in place.
             labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 Tokens to predict, shifted inside the model: pass the input itself. -100 is not predicted.
-            use_cache (`bool`, *optional*):
-                Return a cache; off by default, because a cached call has no gradient.
+            use_cache (`bool`, *optional*): Return a cache; off by default, because a cached call has no gradient.
             logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
                 Number of last positions that get logits, 0 for all; or the positions.
             past_key_values: The name of `cache` up to transformers 5.23.
@@ -125,10 +119,8 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
     ) -> None:
         """Gives `generate` the only kind of cache there is for a convolution."""
         if generation_config.cache_implementation not in (None, "dynamic"):
-            raise ValueError(
-                f"`cache_implementation` is {generation_config.cache_implementation!r}; MRConv generates with an "
-                "`MRConvCache`, which is used when this is left out."
-            )
+            wrong = f"`cache_implementation` is {generation_config.cache_implementation!r}"
+            raise ValueError(f"{wrong}; leave it out: MRConv generates with an `MRConvCache`.")
         if model_kwargs.get(_CACHE) is not None:
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
         elif generation_config.use_cache is not False:

@@ -131,10 +131,7 @@ def long_conv(
     if spectrum is not None:
         points = 2 * (spectrum.shape[-1] - 1)
         if points < n:
-            raise ValueError(
-                f"An input of {length} samples needs a spectrum at n >= {n}, got one of {spectrum.shape[-1]} points "
-                f"(n = {points}). Compute it at `convolution_size`."
-            )
+            raise ValueError(f"An input of {length} samples needs a spectrum at n >= {n}, got one at n = {points}.")
         n, wings = points, [wing.detach() for wing in wings]
     kernel, backward_kernel = wings[0].to(dtype), wings[1].to(dtype) if wings[1:] else None
     bias = None if bias is None else bias.to(dtype)

@@ -1,9 +1,7 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""
-Streaming of causal MRConv models, for transformers' generation and for chunks of any length.
+"""Streaming of causal MRConv models, for transformers' generation and for chunks of any length.
 
-Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels, frequencies].
-"""
+Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels, frequencies]."""
 
 # A merged layer (poster eq. 7) is one long convolution, y[t] = sum_tau k[tau] u[t - tau] + b, over as many positions
 # as the kernel has taps. In real time no position may wait for a long FFT: what FFTs save is made ready before it is
@@ -50,17 +48,14 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .kernels_mrconv import MergedKernel, keeps_state, precise
 from .ops_mrconv import fft_size
 
-# Positions that are computed one by one, and block of the first level of a stream.
-TILE = 32
+TILE = 32  # Positions that are computed one by one, and block of the first level of a stream
 # How many times as long as those of the level before the blocks of a level are. Measured with 1,024 taps: 2 and 8 take
 # longer, 2 for its FFTs and 8 for its products, which read the memory.
 GROWTH = 4
-# Sizes of FFTs with the head: for a tile and its reach, and for long chunks.
-HEAD_FFTS = (4 * TILE, 32 * TILE)
+HEAD_FFTS = (4 * TILE, 32 * TILE)  # Sizes of FFTs with the head: for a tile and its reach, and for long chunks
 # Positions of a long chunk that are computed at once.
 _RUN = HEAD_FFTS[-1] - 2 * TILE
-# Positions from which on a first chunk is computed by one FFT.
-_PROMPT = 8 * TILE
+_PROMPT = 8 * TILE  # Positions from which on a first chunk is computed by one FFT
 # Channels of it that are computed at once: 1.3 to 2 times as fast as all, which do not fit a processor's cache.
 _GROUP = 64
 # Tiles whose share of the work a level does at once. With more of them the mean is lower, as FFTs are faster together
@@ -199,11 +194,9 @@ class StreamingConvolution(CacheLayerMixin):
         for name in ("kernel", "tile"):
             vars(self).pop(name, None)
         self.is_initialized, self.interrupted, self.seen = False, False, 0
-        # The layer whose kernel this is; unknown to a copy.
-        self.owner: weakref.ref[Any] | None = None
+        self.owner: weakref.ref[Any] | None = None  # The layer whose kernel this is; unknown to a copy
         self.levels: list[Level] = []
-        # What a long first chunk adds to the next outputs, tile by tile.
-        self.tail: list[Tensor] = []
+        self.tail: list[Tensor] = []  # What a long first chunk adds to the next outputs, tile by tile
 
     def get_seq_length(self) -> int:
         """Positions that the layer has seen, padding included."""

@@ -85,10 +85,9 @@ class SemanIRConfig(PreTrainedConfig):
         shift_policy (`str`, *optional*, defaults to `"layer"`):
             Windows that are shifted by half: `"none"`, those of every second `"stage"` (one dictionary per stage), or
             of every second `"layer"` (two dictionaries per stage, one for each partition).
-        stem_scale (`int`, *optional*, defaults to 1):
-            Side in pixels of the cell that becomes one token. 1 is the paper's. With 2, the stem turns cells of 2 x 2
-            pixels into channels and the head turns them back (pixel unshuffle and shuffle): a quarter of the tokens,
-            and a window of w tokens sees 2 w pixels.
+        stem_scale (`int`, *optional*, defaults to 1): Side in pixels of the cell that becomes one token. 1 is the
+            paper's. With 2, the stem turns cells of 2 x 2 pixels into channels and the head turns them back (pixel
+            unshuffle and shuffle): a quarter of the tokens, and a window of w tokens sees 2 w pixels.
         scale (`int`, *optional*, defaults to 1): Upscaling factor: 1, 2, 3 or 4.
         upsampler (`str`, *optional*, defaults to `"pixelshuffle"`):
             Head for `scale` above 1: `"pixelshuffle"` (64 channels, steps of 2 or 3) or one `"direct"` step.
@@ -202,10 +201,8 @@ class SemanIRConfig(PreTrainedConfig):
     def validate_stages(self) -> None:
         """Check that depths, heads and widths fit each other and the architecture."""
         if not self.depths or len(self.depths) != len(self.num_heads):
-            raise ValueError(
-                f"`depths` has {len(self.depths)} values and `num_heads` {len(self.num_heads)}; give one of each for "
-                "every stage (columnar) or level (u-shaped), and at least one."
-            )
+            counts = f"`depths` has {len(self.depths)} values and `num_heads` {len(self.num_heads)}"
+            raise ValueError(f"{counts}; give one of each for every stage or level, and at least one.")
         doubling = 2 if self.architecture == "u-shaped" else 1
         for level, heads in enumerate(self.num_heads):
             width = self.embed_dim * doubling**level
@@ -223,14 +220,10 @@ class SemanIRConfig(PreTrainedConfig):
     def validate_base(self) -> None:
         """Check that the mean fits the input, and the corrected image the output."""
         if self.image_mean is not None and len(self.image_mean) != self.num_channels:
-            raise ValueError(
-                f"`image_mean` has {len(self.image_mean)} values; give one for each of {self.num_channels} channels."
-            )
+            raise ValueError(f"`image_mean` has {len(self.image_mean)} values for {self.num_channels} channels.")
         for name in ("image_mean", "interpolated_base"):
             if getattr(self, name) and self.num_channels_out != self.num_channels:
-                raise ValueError(
-                    f"`{name}` needs as many output as input channels, got {self.num_channels_out} and "
-                    f"{self.num_channels}; leave it out."
-                )
+                counts = f"got {self.num_channels_out} and {self.num_channels}"
+                raise ValueError(f"`{name}` needs as many output as input channels, {counts}; leave it out.")
         if self.interpolated_base and self.scale == 1:
             raise ValueError("`interpolated_base` needs a `scale` above 1, got 1; leave it out.")

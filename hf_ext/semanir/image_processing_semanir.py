@@ -20,8 +20,7 @@ from transformers.utils import logging
 
 # Share of red, green and blue in the brightness of a pixel (ITU-R BT.601), as Pillow has it.
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
-# The most of a picture in [0, 1]: noise may exceed white and black a little.
-_MOST = 4
+_MOST = 4  # The most of a picture in [0, 1]: noise may exceed white and black a little
 
 
 def image_to_pixels(image: Image.Image) -> np.ndarray:
@@ -378,9 +377,8 @@ class SemanIRImageProcessor(PilBackend):
                 scale. What lies below and to the right is cut off; nothing is resized. `images` makes it needless.
             output_type (`str`, *optional*, defaults to `"pil"`): `"pil"`, or `"np"` for arrays of shape `(height,
                 width, channels)`, or `(height, width)` for one channel; uint8, or uint16 where `images` has 16 bits.
-            images (`ImageInput`, *optional*):
-                The inputs of the processor. The restored images have their size times the model's scale, their alpha
-                channel (resized bicubically if the model enlarges), 16 bits and grey.
+            images (`ImageInput`, *optional*): The inputs of the processor. The restored images have their size times
+                the model's scale, their alpha channel (resized bicubically if the model enlarges), 16 bits and grey.
             input_data_format (`str`, *optional*): That of `images`, as the processor was given it.
 
         Returns:
@@ -407,10 +405,8 @@ class SemanIRImageProcessor(PilBackend):
             padded = _padded_size([picture.shape[:2] for picture in pictures], self.size_divisor)
             scale = height // padded[0]
             if (padded[0] * scale, padded[1] * scale) != (height, width):
-                raise ValueError(
-                    f"`images` make a batch of {padded[0]} x {padded[1]}, which the restored {height} x {width} is no "
-                    "multiple of. Give the images that the model was given, or `target_sizes`."
-                )
+                both = f"`images` of {padded[0]} x {padded[1]} are not those of the restored {height} x {width}"
+                raise ValueError(f"{both}; give the images that the model was given, or `target_sizes`.")
             sizes = [(picture.shape[0] * scale, picture.shape[1] * scale) for picture in pictures]
         if any(not (0 < h <= height and 0 < w <= width) for h, w in sizes):
             raise ValueError(f"`target_sizes` is {sizes}; give input sizes x scale, to the size {height} x {width}.")

@@ -25,8 +25,7 @@ STEPS: dict[str, Callable[..., Any]] = {}
 # Similarities of one selection, logits of one call of fused attention: about a CPU's cache, and enough for a GPU.
 _LOGITS_CPU = 2**22
 _LOGITS_GPU = 2**26
-# Values of a feature map of which the windows are copied at a time.
-_BAND = 2**24
+_BAND = 2**24  # Values of a feature map of which the windows are copied at a time
 
 
 class UnknownAttentionError(ValueError):
@@ -201,12 +200,7 @@ def window_and_shift(size: Pair, window_size: int, shifted: bool) -> tuple[Pair,
 
 
 def build_dictionary(
-    features: Tensor,
-    window_size: int,
-    shifted: bool,
-    top_k: int,
-    similarity: str = "dot",
-    include_self: bool = True,
+    features: Tensor, window_size: int, shifted: bool, top_k: int, similarity: str = "dot", include_self: bool = True
 ) -> Dictionary:
     """Build the key-semantic dictionary of a stage from its input, for one partition into windows. Without gradient.
 
@@ -227,8 +221,7 @@ def _bands(
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Windows and their regions, at once or, of maps so large that a copy counts, some rows of windows at a time."""
     batch, height, width, channels = features.shape
-    # Each token is copied.
-    tokens = _BAND // channels
+    tokens = _BAND // channels  # Each token is copied
     band = max(1, tokens // (window[0] * width)) * window[0]
     if torch.compiler.is_compiling() or batch * height * width <= tokens:
         yield partition_windows(features, window, shift), regions

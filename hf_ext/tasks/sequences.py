@@ -21,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import default_collate
 from transformers import PreTrainedConfig, PreTrainedModel
 
-import hf_ext.fast.mrconv  # noqa: F401 (it enters itself: a training imports no more than its task)
+import hf_ext.fast.mrconv_gradients  # noqa: F401 (it enters itself: a training imports no more than its task)
 from hf_ext.data.cells import class_name
 from hf_ext.figures import new_figure, picture_of
 from hf_ext.hub.checkpoints import split_revision
