@@ -123,10 +123,8 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         return None
     if absent := [name for name in names if known.get(name) is None]:
         told = "of several folders" if absent[0] in known else "not found"
-        raise DataError(
-            f"{table} names {count_of(len(absent), 'file')} in its column {best} {told}, such as {absent[0]!r}: add "
-            "the folders to the names, remove the rows, or add the files."
-        )
+        count = count_of(len(absent), "file")
+        raise DataError(f"{table}, column {best}: {count} {told}, such as {absent[0]!r}: correct or remove the rows.")
     chosen = [file for name in names if (file := known[name]) is not None]
     (often, count), *_ = Counter(chosen).most_common(1)
     if count > 1:
@@ -168,10 +166,8 @@ def open_described(
     elif alone[:1] == files[:1] and 2 * len(alone) > len(files):
         return None
     elif alone:
-        raise DataError(
-            f"{len(alone):,} of {count_of(len(files), 'file')} without a caption, a .txt file beside it, such as "
-            f"{alone[0]}: add the texts."
-        )
+        told = f"{len(alone):,} of {count_of(len(files), 'file')}"
+        raise DataError(f"{told} without a caption, such as {alone[0]}: add its text as a .txt file beside it.")
     else:
         columns = {"text": [read_text(file.with_suffix(".txt")) for file in files]}
     labels = {"label", source.column_of("label")}
@@ -213,10 +209,8 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     require_train(folder, place, source.split)
     word = source.split.partition("[")[0]
     if word == "train" and len(files) == len(names) and any("\n" in read_text(file) for file in files):
-        raise DataError(
-            f"{place} has one file in the folder of each class, such as {files[0].relative_to(place)}, and a file is "
-            "an example: write each text into a file of its own, or all into a table with the columns text and label."
-        )
+        told = f"{place}: a file is an example, and each class has one, such as {files[0].relative_to(place)}"
+        raise DataError(f"{told}: write each text into a file, or all into a table with the columns text and label.")
     kept = [files[index] for index in slice_split(source.split, len(files))]
     columns = {"text": [read_text(file) for file in kept], "label": [file.parent.name for file in kept]}
     return make_part(columns, {"label": datasets.ClassLabel(names=names)}, word)

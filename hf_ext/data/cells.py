@@ -208,15 +208,10 @@ def seconds_of(values: "pd.Series[Any]", parts: list[np.ndarray] | None = None) 
         row = next((row for row, cell in enumerate(values) if to_seconds(pd.Series([cell])) is None), 0)
         held = values.iloc[row]
         told = "is empty" if pd.isna(held) or held == "" else f"holds {held!r}, which is not a time"
-        raise DataError(
-            f"column {values.name!r}, row {row + 1}: {told}; write times as 2024-12-31 23:59, and remove rows without "
-            "one, or leave the column out: --inputs NAME,NAME names the columns to read"
-        )
+        told += "; write 2024-12-31 23:59, remove the row, or name the columns to read: --inputs NAME,NAME"
+        raise DataError(f"column {values.name!r}, row {row + 1}: {told}")
     if is_clock(values) and any((np.diff(found[rows]) < 0).any() for rows in parts or [np.arange(len(found))]):
-        raise DataError(
-            f"column {values.name!r} holds times of day without a date, which fall: add the date to each, as in "
-            "2024-12-31 23:59"
-        )
+        raise DataError(f"column {values.name!r} holds times of day, which fall: add the dates, 2024-12-31 23:59")
     return found
 
 
@@ -253,11 +248,9 @@ def check_classes(path: str, labels: list[Any], wanted: bool | None = None) -> l
     """The classes that occur in labels, in order; refuses values that are not wanted as classes, and two spellings."""
     if wanted is not False and are_values(labels, wanted):
         values = {value for value in labels if class_name(value) is not None}
-        raise DataError(
-            f"the column `label` holds {len(values):,} different numbers such as "
-            f"{min((value for value in values if value % 1), default=min(values))}, which are not classes but values: "
-            "method mrconv-regression learns one for each series of numbers. To take each number as a class: --classes"
-        )
+        told = f"{len(values):,} numbers such as {min((value for value in values if value % 1), default=min(values))}"
+        advice = "mrconv-regression learns one for each series of numbers; --classes takes each as a class"
+        raise DataError(f"the column `label` holds {told}, which are not classes but values: {advice}")
     names = sorted({name for name in map(class_name, {*labels}) if name is not None})
     if all(map(is_number, names)):
         # Of many digits, two may be one as floats: those stay in the order of their names.
@@ -268,8 +261,6 @@ def check_classes(path: str, labels: list[Any], wanted: bool | None = None) -> l
         other = spelled.setdefault(str(int(plain)) if plain.isdecimal() else plain, name)
         # Single letters may differ in case: beats of a heart are N and n.
         if other != name and not len(name) == len(other) == 1:
-            raise DataError(
-                f"{path}: the classes {other!r} and {name!r} are spelled differently: use one spelling, or other "
-                "names if they are two classes."
-            )
+            told = "are spelled differently: use one spelling, or other names if they are two classes."
+            raise DataError(f"{path}: the classes {other!r} and {name!r} {told}")
     return names

@@ -248,10 +248,8 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         except ValueError as error:
             if "allow_pickle" not in str(error):
                 raise
-            raise DataError(
-                f"{path} cannot be read: it contains Python objects, which may run code. Save series of different "
-                "lengths as parquet, with a column of lists and a column label."
-            ) from error
+            told = "Python objects, which may run code. Save series of different lengths as parquet, as lists"
+            raise DataError(f"{path} cannot be read: it contains {told} beside a column label.") from error
     # A member of another ending is given as its bytes.
     if wrong := [name for name, array in arrays.items() if not getattr(array, "ndim", 0)]:
         raise DataError(f"{path} cannot be read: {', '.join(wrong)} is not an array with at least one axis.")
@@ -294,10 +292,8 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
     if not split_files(held, name):
         require_train(place, folder, split)
     if other := [item.name for item in held if item.name in SPLIT_WORDS]:
-        raise DataError(
-            f"{place} has the folder {other[0]!r}, another split, and none of the name 'train': move the training "
-            "files into a folder 'train'."
-        )
+        told = f"another split, and no folder 'train': move the files of {name!r} into one of this name."
+        raise DataError(f"{place} has the folder {other[0]!r}, {told}")
     files = sorted(filter(_is_sequence, list_files(folder.resolve())))
     files = (split_files(files, name) if held else []) or files
     if not files:
@@ -351,10 +347,8 @@ def _generate_files(
         path = Path(record["file"]["path"])
         columns = read_file(path, *keys)
         if columns.keys() != texts.keys():
-            raise DataError(
-                f"{path} has the columns {', '.join(columns)}; {first} has {', '.join(texts)}. A table that names the "
-                "class of each file is called metadata.csv and has the columns file_name and label."
-            )
+            told = "A table that names the class of each file is metadata.csv, with the columns file_name and label."
+            raise DataError(f"{path} has the columns {', '.join(columns)}; {first} has {', '.join(texts)}. {told}")
         for name, values in columns.items():
             if _is_text(values) and not texts[name]:
                 row = next((row for row, value in enumerate(values) if not is_number(value)), 0)

@@ -69,10 +69,8 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
     """
     chosen, _ = split_examples(data, share, seed)
     if chosen.all() or not chosen.any():
-        raise DataError(
-            f"{count_of(len(data), 'example')} cannot be split into training and evaluation: fewer than two, or "
-            "all equal or of one group. Remove hold_out and data.eval, or give separate evaluation data."
-        )
+        told = "cannot be split: fewer than two, or all equal or of one group. Remove hold_out and data.eval, or give"
+        raise DataError(f"{count_of(len(data), 'example')} {told} separate evaluation data.")
     return data.select(np.flatnonzero(chosen == measures))
 
 

@@ -77,10 +77,8 @@ def read_table(
             # Of a file that does not fit, the system would kill the process without a word.
             size = path.stat().st_size if held is None and path.is_file() else len(held or b"")
             if (needed := _MEMORY * size) > (free := psutil.virtual_memory().available):
-                raise TableError(
-                    f"{path} would need about {needed / 1e9:.2g} GB of memory, and {free / 1e9:.2g} GB are free: "
-                    "split it into several files, or write it as parquet, which is read in pieces."
-                )
+                told = f"needs about {needed / 1e9:.2g} GB of memory, and {free / 1e9:.2g} GB are free"
+                raise TableError(f"{path} {told}: split it, or write it as parquet, which is read in pieces.")
             if path.suffix.lower() == ".jsonl":
                 table = Table(pd.read_json(path, lines=True, dtype=False).rename(columns=str))
             else:

@@ -175,10 +175,8 @@ def _sounds(survey: Survey, gpu: bool) -> tuple[str, Fields]:
 def _texts(survey: Survey, gpu: bool) -> tuple[str, Fields]:
     column = {"text_column": _column(survey, "text")}
     if len(survey.classes) == 1:
-        raise DataError(
-            f"the texts have only the class {survey.classes[0]}: a classifier needs at least two. Without the column "
-            "of the class they train a language model."
-        )
+        told = "a classifier needs two or more; without the column of the class they train a language model."
+        raise DataError(f"the texts have only the class {survey.classes[0]}: {told}")
     if not survey.classes:
         size, _ = _fit(survey.lengths, 32, 1024 if gpu else 256)
         return "mrconv-lm", {"max_length": (size, "Bytes per training example."), **column}
@@ -225,10 +223,8 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, Fields]:
 def _dit(survey: Survey, gpu: bool) -> Fields:
     _refuse_deep(survey, survey.bits > 8)
     if not survey.classes and survey.captions is None:
-        raise DataError(
-            "the pictures have neither classes nor captions: put them into one folder per class, as in "
-            "pictures/train/cat/1.png, or add a caption file for each, such as 1.txt for 1.png."
-        )
+        told = "sort them as pictures/train/cat/1.png, or add the caption of each, such as 1.txt for 1.png."
+        raise DataError(f"the pictures have neither classes nor captions: {told}")
     side = max(8, min(64 if gpu else 32, _side(survey, 0.0) // 8 * 8))
     latents = "Above 64, train on latents: see hf-ext dit precompute, and the recipe disentangled_dit/imagenet_256."
     flip = "Probability of a horizontal flip; set 0.0 if left and right differ, as in letters."
@@ -268,19 +264,15 @@ _METHODS: dict[str, tuple[tuple[str, ...], Callable[[Survey, bool], Fields]]] = 
 
 def _refuse_deep(survey: Survey, deep: bool) -> None:
     if deep:
-        raise DataError(
-            f"{survey.train['path']} contains pictures with more than 8 bits per channel, which this training does "
-            "not read. Convert them first, in each folder: mkdir 8-bits && mogrify -depth 8 -path 8-bits *.*"
-        )
+        told = "Convert them first, in each folder: mkdir 8-bits && mogrify -depth 8 -path 8-bits *.*"
+        raise DataError(f"{survey.train['path']} has pictures of more than 8 bits per channel. {told}")
 
 
 def _need_classes(survey: Survey) -> None:
     if len(survey.classes) < 2:
         found = f"only the class {survey.classes[0]}" if survey.classes else "no classes"
-        raise DataError(
-            f"the {survey.kind} have {found}: put them into one folder per class, as in {survey.kind}/train/first/1, "
-            f"or add a metadata.csv with the columns file_name and label{survey.advice}."
-        )
+        told = f"sort them as {survey.kind}/train/first/1, or add a metadata.csv with the columns file_name and label"
+        raise DataError(f"the {survey.kind} have {found}: {told}{survey.advice}.")
 
 
 def _classes(survey: Survey) -> Fields:
