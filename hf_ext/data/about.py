@@ -123,8 +123,8 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         return None
     if absent := [name for name in names if known.get(name) is None]:
         told = "of several folders" if absent[0] in known else "not found"
-        count = count_of(len(absent), "file")
-        raise DataError(f"{table}, column {best}: {count} {told}, such as {absent[0]!r}: correct or remove the rows.")
+        told = f"{count_of(len(absent), 'file')} {told}, such as {absent[0]!r}: correct or remove the rows."
+        raise DataError(f"{table}, column {best}: {told}")
     chosen = [file for name in names if (file := known[name]) is not None]
     (often, count), *_ = Counter(chosen).most_common(1)
     if count > 1:

@@ -91,8 +91,8 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
 def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints, restores: bool) -> Survey:
     """Pairs, series, or what a training reads as examples."""
     if not found:
-        told = "For a data set of the Hub, set data.train.path of a recipe of `hf-ext recipes`."
-        raise DataError(f"no data at {path}: give a local folder or file. {told}")
+        advice = "For a data set of the Hub, set data.train.path of a recipe of `hf-ext recipes`."
+        raise DataError(f"no data at {path}: give a local folder or file. {advice}")
     places = [Path(one) for one in found]
     for place in (places[0] / "train", places[0]):
         names = find_pairs(place, hints.pairs)
@@ -113,16 +113,16 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         raise DataError(f"{path} holds nothing: {count_of(len(named), 'file is', 'files are')} empty.")
     most = endings.most_common(1)[0][0]
     if most in _FOREIGN:
-        told = "save sheets as CSV, tables as parquet, arrays with numpy.savez, sounds as FLAC, and unpack archives."
-        raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, which no training reads: {told}")
+        advice = "save sheets as CSV, tables as parquet, arrays with numpy.savez, sounds as FLAC, and unpack archives."
+        raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, which no training reads: {advice}")
     for file in named:
         _refuse_folders_in(file)
     if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
         return series
     survey = _look_at_examples(path, hints)
     if most in {"texts": IMAGE_SUFFIXES | AUDIO_SUFFIXES, "sounds": IMAGE_SUFFIXES}.get(survey.kind, ()):
-        told = f"but its {survey.kind} would be read: give a folder of one kind."
-        raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, {told}")
+        advice = f"but its {survey.kind} would be read: give a folder of one kind."
+        raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, {advice}")
     if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
         survey.notes.append("each line is a text; files in a folder for each class would have classes")
     if most in (".csv", ".tsv"):

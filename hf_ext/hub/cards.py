@@ -87,10 +87,8 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
         text = _render(folder, repo_id, license, evaluation)
     # Configurations and reports are other people's: a part that the card tells of is missing, or of another kind.
     except (jinja2.TemplateError, AttributeError, LookupError, ArithmeticError) as error:
-        raise DataError(
-            f"{folder}: its configuration or report lacks an entry that the card needs ({type(error).__name__}: "
-            f"{error}); download or save the folder again"
-        ) from error
+        told = f"lacks an entry that the card needs ({type(error).__name__}: {error})"
+        raise DataError(f"{folder}: its configuration or report {told}; download or save it again") from error
     with whole_file(card, "w") as file:
         file.write(text)
     return card
@@ -114,9 +112,7 @@ def _require_license(card: Path, text: str, license: str | None) -> None:
     # An empty entry is none, and would be a second one.
     rest = re.sub(r"(?m)^(['\"]?)license\1[ \t]*:.*\n?", "", head)
     if stated or "license" in read_front_matter(f"---\n{rest}\n---\n"):
-        raise UsageError(
-            f"{card}: the card that you wrote has the licence {stated!r}, got license={license!r}; correct one of them"
-        )
+        raise UsageError(f"{card}: your card has the licence {stated!r}, got license={license!r}; correct one of them")
     if head:
         text = text.replace(head, rest, 1)
         text = re.sub(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n", lambda start: start[0] + line, text)
@@ -303,9 +299,8 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
     evaluation = read_json_object(path, optional=True) or {"results": []}
     for result in check_results(evaluation.get("results"), path):
         if not -sys.float_info.max <= result["value"] <= sys.float_info.max:
-            raise DataError(
-                f"{path}: {result['metric']} is {result['value']}; a card needs a finite number; evaluate again"
-            )
+            told = "a card needs a finite number; evaluate again"
+            raise DataError(f"{path}: {result['metric']} is {result['value']}; {told}")
     return dict(cut_paths(evaluation, near=path.parent))
 
 

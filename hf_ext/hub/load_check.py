@@ -84,10 +84,8 @@ def verify_code(folder: Path) -> None:
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).as_posix()
         if name not in allowed or path.read_bytes() != allowed[name].read_bytes():
-            raise DataError(
-                f"{path}: not a file of the installed hf_ext, and therefore neither run nor uploaded; remove it, or "
-                "install the version of hf_ext that wrote it"
-            )
+            told = "and so neither run nor uploaded; remove it, or install the version that wrote it"
+            raise DataError(f"{path}: not a file of the installed hf_ext, {told}")
         # where the loader has to fetch it, transformers does not say which one is missing
         for needed in sorted(get_relative_imports(path)):
             if not path.with_name(f"{needed}.py").is_file():

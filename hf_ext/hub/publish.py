@@ -177,24 +177,13 @@ def push(
             return commit_folder(api, folder, whole_id, branch, **options)
 
 
-def preview(
-    source: str | Path,
-    repo_id: str,
-    *,
-    license: str | None,
-    endpoint: str | None,
-    revision: str | None,
-    create_pr: bool,
-    commit_message: str,
-    check: bool,
-    **_: Any,
-) -> Listing:
+def preview(source: str | Path, repo_id: str, *, revision: str | None, check: bool, **options: Any) -> Listing:
     """Does all that [`push`] does before the upload, and lists the files that it would upload, exclude and delete."""
-    _check_options(repo_id, revision, create_pr, commit_message, None)
+    _check_options(repo_id, revision, options["create_pr"], options["commit_message"], None)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, repo_id.rpartition("/")[2])
-        listing = rehearse(source, folder, repo_id=repo_id, license=license)
-        api = HfApi(endpoint=endpoint and endpoint.rstrip("/"))
+        listing = rehearse(source, folder, repo_id=repo_id, license=options["license"])
+        api = HfApi(endpoint=options["endpoint"] and options["endpoint"].rstrip("/"))
         if check:
             check_loads(folder, repo_id=repo_id, endpoint=api.endpoint)
     try:

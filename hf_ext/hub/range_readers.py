@@ -68,10 +68,8 @@ class LocalFile:
         while done < len(buffer):
             count = read_at(self._file.fileno(), buffer[done:], start + done)
             if not count:
-                raise CheckpointError(
-                    f"{self._name}: short read, {done} of {len(buffer)} bytes from byte {start}; "
-                    "the file was cut while it was being read: save or fetch it again."
-                )
+                told = f"short read, {done} of {len(buffer)} bytes from byte {start}"
+                raise CheckpointError(f"{self._name}: {told}; the file was cut meanwhile: save or fetch it again.")
             done += count
 
     def will_need(self, start: int, length: int) -> None:
@@ -135,10 +133,9 @@ class RemoteFile:
                 raise self._error(told) from error
             if done == len(buffer):
                 return
-        raise self._error(
-            f"short read, {done} of {len(buffer)} bytes from byte {start} after {_ATTEMPTS} attempts "
-            f"({problem or 'the connection was closed early'}); check the connection and try again"
-        ) from problem
+        told = f"short read, {done} of {len(buffer)} bytes from byte {start} after {_ATTEMPTS} attempts"
+        why = problem or "the connection was closed early"
+        raise self._error(f"{told} ({why}); check the connection and try again") from problem
 
     def will_need(self, start: int, length: int) -> None:
         """Nothing to do: a range is fetched when it is read."""

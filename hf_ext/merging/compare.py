@@ -13,7 +13,7 @@ from hf_ext.emr.report import NOT_MEASURED, is_measured, number_text
 
 from ..errors import UsageError
 from ..files import read_json_object
-from ..hub.safetensors_headers import CheckpointError
+from ..hub.header_format import CheckpointError
 
 REPORT = "report.json"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_ext.hub.safetensors_headers import TensorInfo
+from hf_ext.hub.checkpoints import TensorInfo
 
 from ..errors import DataError
 from . import loading

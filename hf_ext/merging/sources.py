@@ -18,9 +18,9 @@ from tqdm.auto import tqdm
 from hf_ext.emr.artifact import find_code
 from hf_ext.emr.manifest import MANIFEST
 from hf_ext.files import hash_file, read_json_object
-from hf_ext.hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
+from hf_ext.hub.checkpoints import Checkpoint, TensorInfo, explain_hub, open_checkpoint
 from hf_ext.hub.file_hashes import file_sha256
-from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
+from hf_ext.hub.header_format import CheckpointError
 
 from ..errors import DataError, UsageError
 from .companions import CODE, LEFT_OUT, Companions, find_companions, read_modules

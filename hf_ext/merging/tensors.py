@@ -16,7 +16,7 @@ from functools import cached_property
 
 import torch
 
-from hf_ext.hub.safetensors_headers import TensorInfo
+from hf_ext.hub.checkpoints import TensorInfo
 
 from ..errors import DataError
 from .configuration import MergeConfig

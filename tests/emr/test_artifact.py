@@ -20,7 +20,7 @@ from hf_ext.emr.arithmetic import compute_scales
 from hf_ext.emr.artifact import open_extras, open_masks, open_unified, read_sums
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord
 from hf_ext.emr.ops import SUMS
-from hf_ext.hub.safetensors_headers import CheckpointError
+from hf_ext.hub.header_format import CheckpointError
 from tests.kit.refusals import refused
 
 SUM_COLUMNS = {"columns": ",".join(SUMS)}
