@@ -31,7 +31,7 @@ _FORMATS = ((r"\d{4}-\d{3}", "%Y-%j"), (r"[A-Za-z]{3}-\d\d", "%b-%y"), (r"[A-Za-
 _STAMPS = re.compile(r"\d{4}-\d\d-\d\d[-_ ]\d\d[.-]\d\d[.-]\d\d|\d{8}[-_ T]\d{6}")
 # What pandas raises at cells that are no times.
 _NO_TIME = (ValueError, TypeError, OverflowError, AttributeError)
-# More different whole numbers than these are values, where they do not count up from 0 or 1 without a gap.
+# More different whole numbers than these are values.
 _MOST_CLASSES = 20
 
 
@@ -194,9 +194,8 @@ def is_dated(values: "pd.Series[Any]") -> bool:
 
 def seconds_of(values: "pd.Series[Any]", parts: list[np.ndarray] | None = None) -> np.ndarray:
     """
-    A column of times as numbers that rise with them; `parts` are the rows of each series, all rows by default.
-
-    Raises a [`DataError`] if a cell is no time, may mean two dates, or times of day without a date fall in a series.
+    Times as numbers that rise with them; refuses what is none or unclear, and times of day that fall in a series,
+    whose rows `parts` has: all by default.
     """
     if pd.api.types.is_numeric_dtype(values.dtype):
         dates = _read_numbers(values)
@@ -226,20 +225,16 @@ def class_name(value: Any) -> str | None:
 
 
 def are_values(labels: list[Any], wanted: bool | None = None) -> bool:
-    """
-    True if labels are values to predict and no classes, as the user wants it; refuses names that are wanted as values.
-
-    Numbers are values if one is a fraction, or if they are more than 20 different whole ones that do not count up from
-    0 or 1 without a gap.
-    """
+    """True if labels are values to predict, as is `wanted` or as their numbers say; refuses names as values."""
     given = {value for value in labels if class_name(value) is not None}
     numbers = {float(value) for value in given if isinstance(value, int | float | np.number)}
-    if not given or len(numbers) < len(given) or any(isinstance(value, bool) for value in given):
+    if not given or len(numbers) < len(given) or bool in map(type, given):
         if wanted and given:
             raise DataError(f"--values: the labels hold names such as {next(iter(given - numbers), True)!r}")
         return False
     if wanted is not None:
         return wanted
+    # Classes count up from 0 or 1 without a gap, or are few.
     counted = min(numbers) in (0, 1) and max(numbers) - min(numbers) + 1 == len(numbers)
     return any(value % 1 for value in numbers) or (len(numbers) > _MOST_CLASSES and not counted)
 

@@ -36,7 +36,6 @@ class Survey:
     kind: str
     train: dict[str, Any]
     eval: dict[str, Any] | None
-    # Number of training examples, and of all examples.
     learned: int
     about: str
     count: int
@@ -100,7 +99,6 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
         with contextlib.suppress(SourceError):
             held = open_source(DataSource(**(other := {**train, "split": "validation"})))
             return {**whole, "eval": other, "notes": [*compare_splits(data, held), *_compare_labels(data, held)]}
-    # Limit the number of held-out examples, with a rounded share.
     share = float(f"{min(_KEPT, _MOST_KEPT / max(1, len(data))):.1g}")
     chosen, told = split_examples(data, share, 0)
     count = int((~chosen).sum())
@@ -159,7 +157,6 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
             raise DataError(f"{path}: the labels in {apart[0].name} {told}")
         roles = Roles("positions", list(read_file(files[0])))
     elif ending == ".parquet" and holds_lists(files[0]):
-        # Pictures, for instance, or lists.
         return None
     else:
         table = read_table(files[0], label=hints.label)

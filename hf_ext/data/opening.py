@@ -268,7 +268,6 @@ def _require_split(files: list[str], split: str) -> None:
     name = split.partition("[")[0]
     words = next((words for words in SPLIT_KEYWORDS.values() if name in words), [name])
     own = re.compile(rf"(.*[\W_])?({'|'.join(map(re.escape, words))})([\W_\d].*)?", re.IGNORECASE)
-    # A file test.jsonl, or a file in a folder test, is the split test.
     named = (own.fullmatch(Path(file).stem) or Path(file).resolve().parent.name.lower() in words for file in files)
     if name != "train" and not all(named):
         told = "use split: train, a slice such as train[80%:], or hold_out: 0.1 with split: validation"
@@ -315,7 +314,6 @@ def _read_as_files(data: AnyDataset) -> AnyDataset:
 def _join(data: list[AnyDataset], parts: list[SourcePart]) -> AnyDataset:
     """One data set of several: one after the other, or mixed by their weights."""
     if all(part.column_names for part in data):
-        # Keep the columns that all parts have.
         shared = [name for name in data[0].column_names if all(name in part.column_names for part in data)]
         if not shared:
             told = "rename columns of a part with rename_columns"

@@ -86,7 +86,6 @@ class Roles:
     label: str | None = None
     time: str | None = None
     series: str | None = None
-    # Unused columns with the reason
     left_out: dict[str, str] = field(default_factory=dict)
     # Sentences on the interpretation of the time, and on what must be fixed before training
     notes: list[str] = field(default_factory=list)
@@ -94,10 +93,7 @@ class Roles:
 
 
 def find_roles(table: Table, hints: Hints) -> Roles:
-    """
-    Finds the roles of a table's columns. Raises a [`DataError`] if a given column is missing, or several columns could
-    have one role; the message names the flag to use.
-    """
+    """The roles of a table's columns; refuses a missing column, and several for one role, with the flag to use."""
     frame = table.frame
     named = [name for name in (hints.label, hints.time, hints.series, *hints.inputs) if name is not None]
     if absent := [name for name in named if name not in frame.columns]:
@@ -310,10 +306,6 @@ def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
         and (not pd.api.types.is_numeric_dtype(frame[name].dtype) or (frame[name].dropna() % 1 == 0).all())
     ]
     if len(found) > 1:
-        for time in filter(_may_rise, frame):
-            fit = [name for name in found if _is_time_of(frame, time, [name])]
-            if len(fit) == 1:
-                return fit[0]
         told = f"choose one, --series {found[0]}; if they name a series together, {_JOIN}"
         raise DataError(f"{shorten(found)} may each be the name of a series: {told}")
     return found[0] if found else None

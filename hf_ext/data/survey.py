@@ -60,10 +60,8 @@ _TABLES = (
 
 def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Survey:
     """
-    Looks at a folder, a file or a pattern of this machine; pairs of pictures are sought where a method restores.
-
-    Raises a [`DataError`] if there is no such thing, or nothing in it that our trainings read, or it may mean several
-    things; then it names the flag that decides.
+    Looks at a folder, a file or a pattern of this machine, for pairs of pictures where a method `restores`; refuses
+    what no training reads, and what may mean several things, with the flag that decides.
     """
     # One bar is enough of a training; here none is. Where the environment hides them already, datasets warns of each
     # call that would show them again.
@@ -154,7 +152,7 @@ def _refuse_mixed_pairs(folder: Path) -> None:
         words = wanted, wanted.upper(), wanted.capitalize()
         pairs = [stem for stem in inputs if {f"{stem[: -len(given)]}{word}" for word in words} & stems]
         if len(pairs) > 1 and 4 * len(pairs) >= len(stems):
-            told = f"put them into {given}/ and {wanted}/, under equal names."
+            told = f"put them into two folders, {given}/ and {wanted}/, under equal names."
             raise DataError(f"{folder} has pairs of pictures, such as {min(pairs)} and one of {wanted}: {told}")
 
 

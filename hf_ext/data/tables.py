@@ -46,7 +46,6 @@ class Table:
 
     frame: pd.DataFrame
     notes: list[str] = field(default_factory=list)
-    # whether the file has no line of names
     nameless: bool = False
     separator: str = ","
 
@@ -59,15 +58,10 @@ def read_table(
     path: Path | str, keep_index: bool = False, held: bytes | None = None, label: str | None = None, raw: bool = False
 ) -> Table:
     """
-    Reads a CSV, TSV, JSON lines or parquet file. A [`TableError`]: it is not a table, contains an invalid number, or
-    is too large for the free memory.
+    Reads a CSV, TSV, JSON lines or parquet file, or what was `held` of one; refuses what is no table or too large.
 
-    Args:
-        path (`Path`): The file, whose name errors have.
-        keep_index (`bool`): Keeps first columns that count the rows, as they may name files.
-        held (`bytes`, *optional*): What is in the file, of one in an archive.
-        label (`str`, *optional*): The column of classes, if its name does not say that.
-        raw (`bool`): Leaves all cells of text as they are written, also numbers.
+    `keep_index` keeps first columns that count the rows, as they may name files; `raw` leaves all cells of text as
+    they are written, also numbers; `label` is the column of classes, if its name does not say that.
     """
     path = Path(path)
     try:

@@ -23,10 +23,7 @@ _SMALLEST = 16
 
 
 def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
-    """
-    Writes a recipe for data, with sizes for a GPU or for two CPU cores; raises a [`DataError`] if the method cannot
-    learn from such data.
-    """
+    """A recipe for data, with sizes for a GPU or for two CPU cores; refuses data that the method cannot learn from."""
     kinds, make = _METHODS[method]
     if survey.kind not in kinds:
         raise DataError(f"{method} learns from {', '.join(kinds)}, but the data are {survey.kind}.")
@@ -271,8 +268,8 @@ def _refuse_deep(survey: Survey, deep: bool) -> None:
 def _need_classes(survey: Survey) -> None:
     if len(survey.classes) < 2:
         found = f"only the class {survey.classes[0]}" if survey.classes else "no classes"
-        told = f"sort them as {survey.kind}/train/first/1, or add a metadata.csv with the columns file_name and label"
-        raise DataError(f"the {survey.kind} have {found}: {told}{survey.advice}.")
+        told = f"put them into one folder per class, as {survey.kind}/train/first/1, or add a metadata.csv with the"
+        raise DataError(f"the {survey.kind} have {found}: {told} columns file_name and label{survey.advice}.")
 
 
 def _classes(survey: Survey) -> Fields:

@@ -31,7 +31,7 @@ from huggingface_hub.hf_api import RepoFile
 from ..errors import UsageError
 from ..files import parse_json_object, stays_inside
 from .header_format import BITS, CheckpointError, header_length, parse_entries
-from .range_readers import LocalFile, RangeReader, RemoteFile, WeightsFile
+from .range_readers import LocalFile, RangeReader, RemoteFile
 
 # In the order of transformers: the single file before the sharded form.
 _STEMS = ("model", "diffusion_pytorch_model", "adapter_model", "pytorch_lora_weights")
@@ -108,7 +108,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     def __init__(self, open_file: Callable[[str], RangeReader], entry: str, commit: str | None) -> None:
         self.commit = commit
         self.metadata: dict[str, str] = {}
-        self.files: dict[str, WeightsFile] = {}
+        self.files: dict[str, RangeReader] = {}
         self.bytes_read = 0
         self._counting = threading.Lock()
         self._open_file = open_file
@@ -205,8 +205,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         reader = self._readers[file] = self._open_file(file)
         prefix = self._read_bytes(file, 0, min(8, reader.size))
         header = self._read_bytes(file, 8, header_length(prefix, reader.size, file))
-        digest = hashlib.sha256(prefix + header).hexdigest()
-        self.files[file] = WeightsFile(reader.size, digest, reader.sha256, reader.path)
+        reader.header_sha256 = hashlib.sha256(prefix + header).hexdigest()
+        self.files[file] = reader
         return parse_header(header, reader.size, file)
 
     def _read_index(self, index: str) -> None:
@@ -365,7 +365,7 @@ def open_listed(api: HfApi, repo_id: str, commit: str, files: dict[str, RepoFile
         cached = try_to_load_from_cache(repo_id, name, revision=commit)
         if isinstance(cached, str) and Path(cached).stat().st_size == size:
             return LocalFile(Path(cached), f"{where}/{name} (cached)", sha256)
-        return RemoteFile(repo_id, name, commit, size, api.token, api.endpoint, sha256)
+        return RemoteFile(api, repo_id, name, commit, size, sha256)
 
     names = [name.removeprefix(folder) for name in files if name.rpartition("/")[0] == folder.rstrip("/")]
     return Checkpoint(open_file, _find_entry(names, where), commit)

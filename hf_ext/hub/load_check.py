@@ -187,7 +187,6 @@ def fill_cache(cache: Path, repo_id: str, commit: str, files: dict[str, Path]) -
         try:
             os.link(path.resolve(), blob)
         except OSError:
-            # another file system
             shutil.copyfile(path, blob)
         link.parent.mkdir(parents=True, exist_ok=True)
         try:
