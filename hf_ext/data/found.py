@@ -40,8 +40,7 @@ class Survey:
     about: str
     count: int
     classes: list[str] = field(default_factory=list)
-    # True if the data contain class names with their numbers, as folders do
-    named: bool = False
+    named: bool = False  # True if the data contain class names with their numbers, as folders do
     # Pictures: shorter sides in ascending order; True if all are squares of one size; True if all are grey; most bits
     # per channel, 32 if the range is unknown, as of floats; size of those in hq/ relative to those in lq/
     sides: list[int] = field(default_factory=list)
@@ -52,17 +51,15 @@ class Survey:
     rate: int = 0
     lengths: list[int] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
-    # Pictures: column of captions
-    captions: str | None = None
+    captions: str | None = None  # Pictures: column of captions
     # Advice where classes are missing: the flag that names them, or the file that lies at another depth than others
     advice: str = ""
     # Series: number of channels of a list column; True if each step has a label; True if labels are values
     channels: int | None = None
     rows_have_labels: bool = False
     values: bool = False
-    # Share of unreadable files
-    broken: float = 0.0
-    # Sentences: roles of the columns, conversions, unused columns.
+    broken: float = 0.0  # Share of unreadable files
+    # Sentences: roles of the columns, conversions, unused columns
     roles: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)

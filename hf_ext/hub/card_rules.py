@@ -193,8 +193,7 @@ class Problem(NamedTuple):
     line: int
     field: str
     reason: str
-    # True if the Hub refuses the card for it.
-    refused: bool
+    refused: bool  # True if the Hub refuses the card for it.
 
     def __str__(self) -> str:
         return f'line {self.line}: "{self.field}" {self.reason}'

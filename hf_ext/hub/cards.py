@@ -246,12 +246,8 @@ def _read_resource(name: str) -> str:
 @functools.cache
 def _compile(source: str) -> jinja2.Template:
     """The text of a card as a template, which a process that writes several cards compiles once."""
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_read_resource),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.loader = jinja2.FunctionLoader(_read_resource)
     environment.filters["cell"] = _cell
     environment.globals["table"] = lambda rows: "\n".join(
         ["| | |", "|---|---|", *(f"| {_cell(key)} | {_cell(value)} |" for key, value in rows.items())]

@@ -17,15 +17,7 @@ from pathlib import Path
 import httpx2
 import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-    RevisionResolutionError,
-)
+from huggingface_hub import errors as hub
 from huggingface_hub.hf_api import RepoFile
 
 from ..errors import UsageError
@@ -39,18 +31,15 @@ _SUFFIX = ".safetensors"
 # Of shards, if need be those of a variant, as transformers names it.
 _INDEX = re.compile(r".*\.safetensors\.index(?:\.\w+)?\.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-
+_OFFLINE = (hub.OfflineModeIsEnabled, httpx2.TransportError)
 # Of an index of shards, whose entries are plain strings: that of a trillion parameters has 20 MB.
-MAX_INDEX_BYTES = 50_000_000
-
+_MAX_INDEX_BYTES = 50_000_000
 # In the order of the names in headers.
 _TYPES = """
 float64 float32 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu
 float4_e2m1fn_x2 complex64 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool
 """
-_DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, dtype) for name, dtype in zip(BITS, _TYPES.split(), strict=True)
-}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, kind) for name, kind in zip(BITS, _TYPES.split(), strict=True)}
 # How a header names each type.
 DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # Numbers in an element: torch packs two numbers of 4 bits into one, a header counts them one by one.
@@ -64,10 +53,8 @@ class TensorInfo:
     dtype: torch.dtype
     shape: tuple[int, ...]
     nbytes: int
-    # relative to the checkpoint
-    file: str
-    # first byte of the tensor in its file
-    offset: int
+    file: str  # relative to the checkpoint
+    offset: int  # first byte of the tensor in its file
 
     @property
     def numbers(self) -> int:
@@ -212,8 +199,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     def _read_index(self, index: str) -> None:
         self._readers[index] = self._open_file(index)
         size = self._readers[index].size
-        if size > MAX_INDEX_BYTES:
-            raise CheckpointError(f"{index}: {size} bytes, at most {MAX_INDEX_BYTES} are allowed; save it again.")
+        if size > _MAX_INDEX_BYTES:
+            raise CheckpointError(f"{index}: {size} bytes, at most {_MAX_INDEX_BYTES} are allowed; save it again.")
         weight_map = parse_json_object(self._read_bytes(index, 0, size), index, CheckpointError).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: no `weight_map` object in it; fetch or save it again.")
@@ -327,12 +314,12 @@ def explain_hub(where: str, endpoint: str | None) -> Iterator[None]:
     endpoint = endpoint or constants.ENDPOINT
     try:
         yield
-    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+    except (hub.RepositoryNotFoundError, hub.RevisionNotFoundError, hub.HFValidationError) as error:
         told = f"check the name, and give a token if private ({str(error).splitlines()[0]})"
         raise CheckpointError(f"{where}: no such repository or revision on {endpoint}: {told}") from error
-    except (RevisionResolutionError, LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.TransportError) as error:
+    except (hub.RevisionResolutionError, hub.LocalEntryNotFoundError, *_OFFLINE) as error:
         raise CheckpointError(f"{where}: {endpoint} cannot be reached and this is not in the cache.") from error
-    except HfHubHTTPError as error:
+    except hub.HfHubHTTPError as error:
         raise CheckpointError(f"{where}: {str(error).splitlines()[0]}") from error
 
 
@@ -344,7 +331,7 @@ def _open_repository(repo_id: str, revision: str | None, token: str | bool | Non
         commit = api.resolve_revision(repo_id, revision=revision).resolved
         try:
             files = list_files(api, repo_id, commit)
-        except (OfflineModeIsEnabled, httpx2.TransportError):
+        except _OFFLINE:
             snapshot = Path(constants.HF_HUB_CACHE, f"models--{repo_id.replace('/', '--')}", "snapshots", commit)
             if not snapshot.is_dir():
                 raise

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 from urllib.parse import quote
 
 import httpx2
@@ -109,15 +109,9 @@ def commit_folder(
                     opened = as_files and path.suffix == ".safetensors"
                     content: BinaryIO | Path = stack.enter_context(open(path, "rb")) if opened else path
                     operations.append(CommitOperationAdd(name, content))
-                commit = api.create_commit(
-                    repo_id,
-                    operations,
-                    commit_message=message,
-                    commit_description=description,
-                    revision=branch,
-                    create_pr=create_pr,
-                    parent_commit=parent,
-                )
+                options: Any = {"revision": branch, "create_pr": create_pr, "parent_commit": parent}
+                options |= {"commit_message": message, "commit_description": description}
+                commit: CommitInfo = api.create_commit(repo_id, operations, **options)
         except (HfHubHTTPError, httpx2.TransportError, NoHub) as error:
             if create_pr and not _is_conflict(error):
                 # A second try might open a second pull request.

@@ -214,11 +214,9 @@ def _require_public_base(path: Path, near: Path) -> None:
     except HFValidationError:
         is_local = True
     if is_local:
-        raise NotPublished(
-            f"{path.name}: the base of this adapter is {last_name(base)!r}, a folder on this machine. Push the base "
-            'first, and set "base_model_name_or_path" to its org/name; or merge the adapter into it, and push the '
-            "result. If the model of this name on the Hub is meant, rename the folder"
-        )
+        told = 'Push the base first, and set "base_model_name_or_path" to its org/name; or merge the adapter into it'
+        told = f"{last_name(base)!r}, a folder on this machine. {told}. If one on the Hub is meant, rename the folder"
+        raise NotPublished(f"{path.name}: the base of this adapter is {told}")
 
 
 def strip_picture(path: Path) -> None:

@@ -34,8 +34,7 @@ class Entry(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    # of numbers in the tensor
-    numbers: int
+    numbers: int  # of numbers in the tensor
     nbytes: int
 
 

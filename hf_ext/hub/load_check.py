@@ -120,10 +120,9 @@ def refuse_kernels(config: dict[str, Any], path: Path) -> None:
 
 
 def _strings(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        return [text for item in value.values() for text in _strings(item)]
-    if isinstance(value, list):
-        return [text for item in value for text in _strings(item)]
+    items = list(value.values()) if isinstance(value, dict) else value
+    if isinstance(items, list):
+        return [text for item in items for text in _strings(item)]
     return [value] if isinstance(value, str) else []
 
 

@@ -123,14 +123,10 @@ def refuse_links(folder: Path, reads: Callable[[str], bool] = is_loaded) -> None
 class Listing:
     """Files that a push uploads, and files that it leaves behind."""
 
-    # bytes of every file, by its path in the repository
-    files: dict[str, int]
-    # why, of every file or whole folder
-    stays_behind: dict[str, str] = field(default_factory=dict)
-    # what the owner should look at, such as a path of this machine in a card
-    notes: tuple[str, ...] = ()
-    # files of an earlier model in the repository; known where the Hub was asked
-    deleted: tuple[str, ...] = ()
+    files: dict[str, int]  # bytes of every file, by its path in the repository
+    stays_behind: dict[str, str] = field(default_factory=dict)  # why, of every file or whole folder
+    notes: tuple[str, ...] = ()  # what the owner should look at, such as a path of this machine in a card
+    deleted: tuple[str, ...] = ()  # files of an earlier model in the repository; known where the Hub was asked
 
 
 def list_files(folder: Path, staged: Path, notes: tuple[str, ...] = ()) -> Listing:

@@ -95,10 +95,8 @@ class SafetensorsWriter:
         except OSError as error:
             told = f"cannot write ({error.strerror})"
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                told = (
-                    f"no room ({error.strerror}): this file needs {self.size:,} bytes in all, "
-                    f"{free_bytes(self.path.parent):,} are free on its disk; make room, or lift the limit"
-                )
+                free = f"{free_bytes(self.path.parent):,} are free on its disk; make room, or lift the limit"
+                told = f"no room ({error.strerror}): this file needs {self.size:,} bytes in all, {free}"
             raise OSError(error.errno, told, str(self.path)) from error
 
 
