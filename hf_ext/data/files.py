@@ -130,7 +130,7 @@ def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:
     """The samples of a sound file, which lies on disk or is given as bytes, at a rate, as one channel."""
     name = value["path"] or "a recording"
     try:
-        samples, rate = read_samples(open_bytes(value))
+        samples, rate = read_samples(str(value["path"]) if value["bytes"] is None else io.BytesIO(value["bytes"]))
     except (DataError, OSError) as error:
         told = error if isinstance(error, DataError) else f"cannot be read: {error.strerror}"
         raise DataError(f"{name} {told}") from error

@@ -36,7 +36,7 @@ class Survey:
     kind: str
     train: dict[str, Any]
     eval: dict[str, Any] | None
-    learned: int
+    learned: int  # number of training examples; `count` is that of all
     about: str
     count: int
     classes: list[str] = field(default_factory=list)

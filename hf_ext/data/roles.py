@@ -298,13 +298,10 @@ def _share(pattern: str, cells: list[str]) -> float:
 
 
 def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
+    is_numeric = pd.api.types.is_numeric_dtype
     named = [name for name in frame if name != label and _SERIES.fullmatch(name)]
-    found = [
-        name
-        for name in named
-        if 1 < frame[name].nunique() <= _REPEATS * len(frame)
-        and (not pd.api.types.is_numeric_dtype(frame[name].dtype) or (frame[name].dropna() % 1 == 0).all())
-    ]
+    cells = {name: frame[name] for name in named if 1 < frame[name].nunique() <= _REPEATS * len(frame)}
+    found = [name for name, held in cells.items() if not is_numeric(held) or (held.dropna() % 1 == 0).all()]
     if len(found) > 1:
         told = f"choose one, --series {found[0]}; if they name a series together, {_JOIN}"
         raise DataError(f"{shorten(found)} may each be the name of a series: {told}")

@@ -22,7 +22,6 @@ from .cells import check_classes, is_number, to_seconds
 from .files import (
     AUDIO_SUFFIXES,
     UNDECODABLE,
-    SoundAbout,
     describe_sound,
     first_files,
     is_broken_picture,
@@ -53,9 +52,9 @@ _LABELS_IN_LINES = (
 # A column beside texts that holds no more different cells than this share of the rows may name classes.
 _CLASSES = 0.2
 _TABLES = (
-    "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. A table of "
-    "numbers in JSON lines becomes one with pandas: read_json(..., lines=True).to_csv(...)."
+    "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. Of a table "
 )
+_TABLES += "JSON lines pandas makes a table: read_json(..., lines=True).to_csv(...)."
 
 
 def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Survey:
@@ -354,7 +353,7 @@ def _tell_modes(survey: Survey, headers: list[_Header]) -> None:
 
 
 def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
-    found, broken = list[SoundAbout](), 0
+    found, broken = list[Any](), 0
     for value in (data[index][column] for index in chosen):
         try:
             about = describe_sound(open_bytes(value))

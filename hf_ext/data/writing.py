@@ -1,7 +1,5 @@
 """Recipes for the user's data: commented YAML with sizes for the data and the machine."""
 
-import json
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -293,13 +291,8 @@ def _smallest(survey: Survey) -> str:
 
 
 def flow(value: Any) -> str:
-    """Writes a value as YAML in one line: texts without quotes if they are read back, unlike `null` and `1.5`."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{flow(str(key))}: {flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(flow, value)) + "]"
-    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z_/-]*", value)
-    if isinstance(value, str) and not value.isprintable():
-        # JSON leaves as they are some that YAML refuses or takes for line breaks.
-        return str(yaml.safe_dump(value, default_style='"', allow_unicode=True, width=1 << 30)).strip()
-    return value if plain and yaml.safe_load(value) == value else json.dumps(value, ensure_ascii=False)
+    """Writes a value as YAML in one line."""
+    options: Any = {"default_flow_style": True, "allow_unicode": True, "sort_keys": False, "width": 1 << 30}
+    text = str(yaml.safe_dump(value, **options)).removesuffix("...\n").strip()
+    # Between single quotation marks a text keeps its line breaks.
+    return text if len(text.splitlines()) == 1 else str(yaml.safe_dump(value, default_style='"', **options)).strip()

@@ -296,8 +296,7 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
     evaluation = read_json_object(path, optional=True) or {"results": []}
     for result in check_results(evaluation.get("results"), path):
         if not -sys.float_info.max <= result["value"] <= sys.float_info.max:
-            told = "a card needs a finite number; evaluate again"
-            raise DataError(f"{path}: {result['metric']} is {result['value']}; {told}")
+            raise DataError(f"{path}: {result['metric']} is {result['value']}, and must be finite; evaluate again")
     return dict(cut_paths(evaluation, near=path.parent))
 
 

@@ -99,8 +99,7 @@ def verify_code(folder: Path) -> None:
             for reference in code_references({key: content.get(key)}):
                 module, _, name = reference.partition(".")
                 if module not in shipped or not name.isidentifier():
-                    told = f"{path}: {key} names {reference!r}, code that is not in the folder"
-                    raise DataError(f"{told}; remove the entry")
+                    raise DataError(f"{path}: {key} names {reference!r}, code that is not in the folder; remove it")
         refuse_kernels(content, path)
 
 
