@@ -378,8 +378,9 @@ def match_classes(data: Any, task: Any, training: bool = False) -> Any:
     # Names for people, in the order of the numbers, of folders that are called otherwise.
     if training or len(strange) == len(kind.names) == len(known):
         return data
-    told = f"has the classes {strange!s:.200} in column {task.label_column!r}, and the model knows {known!s:.200}"
-    raise DataError(f"the evaluation data {told}: list the data's names for the model's classes in task.label_names.")
+    told = f"the evaluation data has the classes {strange!s:.200} in column {task.label_column!r}"
+    advice = "list the data's names for the model's classes in task.label_names"
+    raise DataError(f"{told}, and the model knows {known!s:.200}: {advice}.")
 
 
 def find_pairs(place: Path, names: tuple[str, ...] = ()) -> tuple[str, str] | None:

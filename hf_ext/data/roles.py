@@ -98,7 +98,7 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     named = [name for name in (hints.label, hints.time, hints.series, *hints.inputs) if name is not None]
     if absent := [name for name in named if name not in frame.columns]:
         raise DataError(f"there is no column {absent[0]!r}; the columns are {shorten(list(frame.columns))}")
-    label = hints.label or _only([*filter(LABEL.fullmatch, frame)], "a label", "--label")
+    label = hints.label or _only([*filter(LABEL.fullmatch, frame)], "a label", "label")
     numbers = [name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
     if table.nameless and label is None:
         label = _nameless_label(frame)
@@ -214,7 +214,7 @@ def _without(names: Iterable[str], *others: Iterable[str | None]) -> list[str]:
 
 def _only(names: list[str], what: str, flag: str) -> str | None:
     if len(names) > 1:
-        raise DataError(f"{shorten(names)} may each be {what}: choose one with {flag}, for instance {flag} {names[0]}")
+        raise DataError(f"{shorten(names)} may each be {what}: choose one, for instance {option(flag, names[0])}")
     return names[0] if names else None
 
 
@@ -303,7 +303,7 @@ def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
     cells = {name: frame[name] for name in named if 1 < frame[name].nunique() <= _REPEATS * len(frame)}
     found = [name for name, held in cells.items() if not is_numeric(held) or (held.dropna() % 1 == 0).all()]
     if len(found) > 1:
-        told = f"choose one, --series {found[0]}; if they name a series together, {_JOIN}"
+        told = f"choose one, {option('series', found[0])}; if they name a series together, {_JOIN}"
         raise DataError(f"{shorten(found)} may each be the name of a series: {told}")
     return found[0] if found else None
 
@@ -322,7 +322,7 @@ def _find_time(frame: pd.DataFrame, names: list[str], series: str | None) -> str
     if len(written) == 2 and sum(is_clock(columns[name]) for name in written) == 1:
         raise DataError(f"{' and '.join(written)} hold a date and a time of day: {_JOIN}")
     # A date says more than the year beside it.
-    return _only(written or counted, "the time", "--time")
+    return _only(written or counted, "the time", "time")
 
 
 def _is_even(values: "pd.Series[Any]") -> bool:

@@ -273,8 +273,8 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
     if empty := sorted(place.name for place in places if place not in holding):
         survey.left_out.append(f"the folder{'s' if len(empty) > 1 else ''} {shorten(empty)}, without such a file")
     if survey.named and len(above) > 1:
-        told = f"to turn it, add {METADATA[0]} with the columns file_name and label"
-        survey.notes.append(f"WARNING: the inner folders are the classes, and not {shorten(sorted(above))}; {told}")
+        told = f"{shorten(sorted(above))} above them are not; to turn it, add {METADATA[0]} with file_name and label"
+        survey.notes.append(f"WARNING: the inner folders are the classes, and {told}")
 
 
 def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> None:

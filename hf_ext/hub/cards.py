@@ -75,7 +75,6 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
     entries = folder / ".eval_results" / "hf_ext.yaml"
     entries.unlink(missing_ok=True)
     if benchmark := _benchmark_entries(evaluation["results"]):
-        entries.parent.mkdir(exist_ok=True)
         with whole_file(entries, "w") as file:
             yaml.safe_dump(benchmark, file, sort_keys=False)
     if card.is_file():

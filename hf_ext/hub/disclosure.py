@@ -84,8 +84,8 @@ class SecretFound(NotPublished):
 
     def __init__(self, file: str, line: int | None, kind: str):
         where = f"{file}, in its header" if line is None else f"{file}, line {line}"
-        advice = "Remove it from the file, and revoke it if others may have seen it"
-        super().__init__(f"{where}: {kind}; nothing was uploaded. {advice}")
+        advice = "nothing was uploaded. Remove it from the file, and revoke it if others may have seen it"
+        super().__init__(f"{where}: {kind}; {advice}")
         self.file, self.line, self.kind = file, line, kind
 
 
