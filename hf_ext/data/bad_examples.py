@@ -73,7 +73,7 @@ def read_example(source: datasets.Dataset, index: int) -> dict[str, Any]:
         return source[index]
     except UNDECODABLE as error:
         row = name_bad(str(index), find_example_file(source, index), error)
-        told = "Restore or remove the file; of training data, data.max_bad_examples sets the share to skip."
+        told = "Restore the file or remove it; of training data, data.max_bad_examples sets the share to skip."
         raise OSError(f"{describe_bad(row)} {told}") from error
 
 

@@ -103,7 +103,7 @@ class DataSource:
     def validate_shuffle_buffer(self) -> None:
         if self.shuffle_buffer < 0 or (self.shuffle_buffer and not self.streaming):
             told = f"{self.shuffle_buffer} with streaming: {str(self.streaming).lower()}"
-            raise ValueError(f"shuffle_buffer is a number of examples of a stream, or 0; got {told}.")
+            raise ValueError(f"shuffle_buffer must be 0 or, with streaming: true, a number of examples; got {told}.")
 
     def column_of(self, name: str) -> str:
         """The column that has a name only after `rename_columns`."""
