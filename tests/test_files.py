@@ -14,7 +14,7 @@ from hf_ext import files
 from hf_ext.emr import emr_loader
 from hf_ext.emr.manifest import artifact_file
 from hf_ext.errors import DataError
-from hf_ext.hub.safetensors_headers import CheckpointError
+from hf_ext.hub.header_format import CheckpointError
 from tests.hub.published import contents
 from tests.kit.refusals import refused
 

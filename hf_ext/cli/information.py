@@ -106,7 +106,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 def read_card(path: Path) -> dict[str, Any] | None:
     """The metadata of a model card, or None if there is no card."""
-    from hf_ext.hub.front_matter import read_front_matter
+    from hf_ext.hub.card_rules import read_front_matter
 
     if not path.is_file():
         return None

@@ -25,7 +25,7 @@ def note(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """Prints one JSON document on standard output: null for infinities and NaN, text for other types."""
-    from hf_ext.hub.front_matter import as_json
+    from hf_ext.hub.card_rules import as_json
 
     # JSON can escape characters that the encoding lacks.
     escapes = codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"

@@ -125,9 +125,8 @@ def card(
 
 def find_problems(folder: Path) -> list[str]:
     """Problems of a card, one line each: missing entries, and contradictions with the folder."""
-    from hf_ext.hub.card_rules import check_card, read_metrics
+    from hf_ext.hub.card_rules import check_card, read_card, read_front_matter, read_metrics
     from hf_ext.hub.cards import PLACEHOLDER, expected_task
-    from hf_ext.hub.front_matter import read_card, read_front_matter
 
     path = folder / "README.md"
     if not path.is_file():

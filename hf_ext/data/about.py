@@ -31,12 +31,7 @@ TABLES = (".csv", ".tsv", ".jsonl")
 
 
 def find_about(place: Path, files: list[Path]) -> Path | None:
-    """
-    The table beside files that has a row of each; refuses several that name them.
-
-    It is called `metadata.csv`, `.jsonl` or `.parquet`, or is text one of whose first rows names a file. It lies in
-    the folder of a split, or beside it under the same name.
-    """
+    """The table in a folder, or beside it under its name, that has a row of each of its files; refuses several."""
     found = [place / name for name in METADATA if (place / name).is_file()]
     if not found:
         usual = Counter(file.suffix.lower() for file in files).most_common(1)[0][0]
@@ -53,10 +48,7 @@ def find_about(place: Path, files: list[Path]) -> Path | None:
 
 
 def _index(folder: Path, files: list[Path]) -> dict[str, Path | None]:
-    """
-    Files by the names that a table may use for them, with their folders or without, with endings or without, in any
-    case of letters; None for ambiguous names. A whole path is that file alone.
-    """
+    """Files by the names that a table may use for them; None where several are called so, but for whole paths."""
     paths = {file.relative_to(folder): file for file in files}
     known: dict[str, Path | None] = {}
     for path, file in paths.items():
@@ -99,10 +91,8 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
     """
     The files that a table names, in the order of its rows, and its other columns; None where it names none.
 
-    The column of the names is the one that names the most, with endings or without, with folders or without them where
-    one file alone is called so. A column of classes is called `label`, whatever its name. Files that have no row are
-    left out, and counted in a warning. A [`DataError`]: it cannot be read, a row names no file, a file has several
-    rows, or several columns may be the class.
+    The names are in the column that names the most files. A column of classes is called `label`, whatever its name.
+    Files without a row are left out with a warning; rows without a file, and several of one, are refused.
     """
     frame, written = (read_table(table, True, label=label, raw=raw).frame for raw in (False, True))
     known = _index(table.parent, files)
@@ -123,10 +113,8 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         return None
     if absent := [name for name in names if known.get(name) is None]:
         told = "of several folders" if absent[0] in known else "not found"
-        raise DataError(
-            f"{table} names {count_of(len(absent), 'file')} in its column {best} {told}, such as {absent[0]!r}: add "
-            "the folders to the names, remove the rows, or add the files."
-        )
+        told = f"{count_of(len(absent), 'file')} {told}, such as {absent[0]!r}: correct or remove the rows."
+        raise DataError(f"{table}, column {best}: {told}")
     chosen = [file for name in names if (file := known[name]) is not None]
     (often, count), *_ = Counter(chosen).most_common(1)
     if count > 1:
@@ -143,19 +131,13 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
 def open_described(
     folder: Path, source: DataSource, endings: set[str], column: str, kind: Any
 ) -> datasets.Dataset | None:
-    """
-    Opens a folder of files and their descriptions; None if there are none.
-
-    Either one table lies beside them, as [`match_rows`] reads it; or each file has a `.txt` of its name beside it, its
-    caption. Where there is no column of classes, folders are the classes.
-    """
+    """Opens a folder of files and a table or texts of each, else None; without classes, folders are some."""
     place = find_folder(folder, source.split)
     below = sorted(list_files(place))
     files = [file for file in below if file.suffix.lower() in endings]
     texts = {file.with_suffix("") for file in below if file.suffix == ".txt"}
     alone = [file for file in files if file.with_suffix("") not in texts]
     table = find_about(place, files) if files else None
-    # Read by `datasets` itself.
     if not files or (table is not None and table.name in METADATA and _is_usual(table)):
         return None
     if table is not None:
@@ -168,10 +150,8 @@ def open_described(
     elif alone[:1] == files[:1] and 2 * len(alone) > len(files):
         return None
     elif alone:
-        raise DataError(
-            f"{len(alone):,} of {count_of(len(files), 'file')} without a caption, a .txt file beside it, such as "
-            f"{alone[0]}: add the texts."
-        )
+        told = f"{len(alone):,} of {count_of(len(files), 'file')}"
+        raise DataError(f"{told} without a caption, such as {alone[0]}: add its text as a .txt file beside it.")
     else:
         columns = {"text": [read_text(file.with_suffix(".txt")) for file in files]}
     labels = {"label", source.column_of("label")}
@@ -197,28 +177,20 @@ def _is_usual(table: Path) -> bool:
 
 
 def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | None:
-    """
-    Opens texts in a folder for each class: each `.txt` is an example, the name of its folder the class.
-
-    None where some lie in no such folder, there is one class alone, or other files are there: then `datasets` makes an
-    example of each line.
-    """
+    """Opens texts in a folder for each class, each `.txt` an example; of others None: each line is one then."""
     place = find_folder(folder, source.split)
     files = sorted(list_files(place))
     names = sorted({file.parent.name for file in files})
-    if len(names) < 2 or any(file.suffix.lower() != ".txt" or file.parent == place for file in files):
-        return None
-    if place == folder and ({*names} & SPLIT_WORDS.keys()):
+    splits = place == folder and {*names} & SPLIT_WORDS.keys()
+    if len(names) < 2 or splits or any(file.suffix.lower() != ".txt" or file.parent == place for file in files):
         return None
     require_train(folder, place, source.split)
     word = source.split.partition("[")[0]
     if word == "train" and len(files) == len(names) and any("\n" in read_text(file) for file in files):
-        raise DataError(
-            f"{place} has one file in the folder of each class, such as {files[0].relative_to(place)}, and a file is "
-            "an example: write each text into a file of its own, or all into a table with the columns text and label."
-        )
+        told = f"{place}: a file is an example, and each class has one, such as {files[0].relative_to(place)}"
+        raise DataError(f"{told}: write each text into a file, or all into a table with the columns text and label.")
     kept = [files[index] for index in slice_split(source.split, len(files))]
-    columns = {"text": [read_text(file) for file in kept], "label": [file.parent.name for file in kept]}
+    columns = {"text": [*map(read_text, kept)], "label": [file.parent.name for file in kept]}
     return make_part(columns, {"label": datasets.ClassLabel(names=names)}, word)
 
 

@@ -51,10 +51,8 @@ class BadExamples:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in new.values())
         if len(self.found) > self.count_allowed(read):
             listed = "" if self.file is None else f" {self.file} lists them."
-            raise DataError(
-                f"{len(self.found)} examples cannot be used, more than data.max_bad_examples {self.share:g} allows; "
-                f"the last one: {describe_bad(rows[-1])}{listed} Repair the data, or allow a larger share."
-            )
+            told = f"{len(self.found)} examples cannot be used, more than data.max_bad_examples {self.share:g} allows"
+            raise DataError(f"{told}; the last one: {describe_bad(rows[-1])}{listed} Repair them, or allow more.")
 
 
 def describe_bad(row: dict[str, str]) -> str:
@@ -75,10 +73,8 @@ def read_example(source: datasets.Dataset, index: int) -> dict[str, Any]:
         return source[index]
     except UNDECODABLE as error:
         row = name_bad(str(index), find_example_file(source, index), error)
-        raise OSError(
-            f"{describe_bad(row)} Restore the file or remove it from the data; for training data, "
-            "data.max_bad_examples sets the share that may be skipped."
-        ) from error
+        told = "Restore the file or remove it; of training data, data.max_bad_examples sets the share to skip."
+        raise OSError(f"{describe_bad(row)} {told}") from error
 
 
 def decode_row(features: datasets.Features | None, row: dict[str, Any]) -> dict[str, Any]:

@@ -127,10 +127,8 @@ def _to_arrow(frame: pd.DataFrame) -> pa.Table:
 
 def _fit(table: pa.Table, name: str, first: str, schema: pa.Schema) -> pa.Table:
     if table.column_names != schema.names:
-        raise DataError(
-            f"{name} has the columns {', '.join(table.column_names)!s:.200}; {first} has "
-            f"{', '.join(schema.names)!s:.200}: use the same columns in all files."
-        )
+        ours, others = (f"{', '.join(names):.200}" for names in (table.column_names, schema.names))
+        raise DataError(f"{name} has the columns {ours}; {first} has {others}: use the same columns in all files.")
     for place, field in enumerate(schema):
         try:
             table = table.set_column(place, field, table[place].cast(field.type))

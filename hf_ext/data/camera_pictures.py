@@ -38,10 +38,7 @@ _NAMES = re.compile(
 
 
 def find_camera_pictures(files: Iterable[Path]) -> tuple[list[Path], list[Path]]:
-    """
-    The pictures to decode, and those of them that are left out: another picture of their name lies beside them, as
-    cameras write two of each. RAW is taken last.
-    """
+    """The pictures to decode, and those of them that are left out, as another of their name is taken, of RAW first."""
     files, left_out = list(files), []
     camera = [file for file in files if file.suffix.lower() in CAMERA_SUFFIXES and file.name[0] != "."]
     known = {file.with_suffix("") for file in files if file.suffix.lower() in IMAGE_SUFFIXES} if camera else set()
@@ -59,13 +56,10 @@ def tell_twins(twins: list[Path]) -> str:
 
 def decode_camera_pictures(found: list[str]) -> list[str]:
     """
-    Decodes the HEIC, AVIF and RAW pictures of a folder, or among files, into PNG files of 8 bits; returns a copy of
-    the folder, or the files with PNG files in the place of those; the same if there are none.
+    A copy of a folder, or of files, in which HEIC, AVIF and RAW pictures are PNG files of 8 bits.
 
-    The copy lies in the cache of `datasets`, and other files are links in it: splits, classes, pairs, captions and
-    tables are found as in the folder. A training reads each picture many times, and a RAW file takes seconds to
-    decode, so it is decoded once. A picture with another one of its name beside it, such as the JPEG of a camera, is
-    left out. The copy is used again as long as names, sizes and times of the files are the same.
+    The copy lies in the cache of `datasets`, and other files are links in it, so that splits, classes, pairs, captions
+    and tables are found as there. It is used again as long as names, sizes and times of the files are the same.
     """
     if not any(file.suffix.lower() in CAMERA_SUFFIXES for file in first_files(*found)):
         return found

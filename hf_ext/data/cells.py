@@ -31,7 +31,7 @@ _FORMATS = ((r"\d{4}-\d{3}", "%Y-%j"), (r"[A-Za-z]{3}-\d\d", "%b-%y"), (r"[A-Za-
 _STAMPS = re.compile(r"\d{4}-\d\d-\d\d[-_ ]\d\d[.-]\d\d[.-]\d\d|\d{8}[-_ T]\d{6}")
 # What pandas raises at cells that are no times.
 _NO_TIME = (ValueError, TypeError, OverflowError, AttributeError)
-# More different whole numbers than these are values, where they do not count up from 0 or 1 without a gap.
+# More different whole numbers than these are values.
 _MOST_CLASSES = 20
 
 
@@ -194,9 +194,8 @@ def is_dated(values: "pd.Series[Any]") -> bool:
 
 def seconds_of(values: "pd.Series[Any]", parts: list[np.ndarray] | None = None) -> np.ndarray:
     """
-    A column of times as numbers that rise with them; `parts` are the rows of each series, all rows by default.
-
-    Raises a [`DataError`] if a cell is no time, may mean two dates, or times of day without a date fall in a series.
+    Times as numbers that rise with them; refuses what is none or unclear, and times of day that fall in a series,
+    whose rows `parts` has: all by default.
     """
     if pd.api.types.is_numeric_dtype(values.dtype):
         dates = _read_numbers(values)
@@ -208,15 +207,10 @@ def seconds_of(values: "pd.Series[Any]", parts: list[np.ndarray] | None = None) 
         row = next((row for row, cell in enumerate(values) if to_seconds(pd.Series([cell])) is None), 0)
         held = values.iloc[row]
         told = "is empty" if pd.isna(held) or held == "" else f"holds {held!r}, which is not a time"
-        raise DataError(
-            f"column {values.name!r}, row {row + 1}: {told}; write times as 2024-12-31 23:59, and remove rows without "
-            "one, or leave the column out: --inputs NAME,NAME names the columns to read"
-        )
+        told += "; write 2024-12-31 23:59, remove the row, or name the columns to read: --inputs NAME,NAME"
+        raise DataError(f"column {values.name!r}, row {row + 1}: {told}")
     if is_clock(values) and any((np.diff(found[rows]) < 0).any() for rows in parts or [np.arange(len(found))]):
-        raise DataError(
-            f"column {values.name!r} holds times of day without a date, which fall: add the date to each, as in "
-            "2024-12-31 23:59"
-        )
+        raise DataError(f"column {values.name!r} holds times of day, which fall: add the dates, 2024-12-31 23:59")
     return found
 
 
@@ -231,20 +225,16 @@ def class_name(value: Any) -> str | None:
 
 
 def are_values(labels: list[Any], wanted: bool | None = None) -> bool:
-    """
-    True if labels are values to predict and no classes, as the user wants it; refuses names that are wanted as values.
-
-    Numbers are values if one is a fraction, or if they are more than 20 different whole ones that do not count up from
-    0 or 1 without a gap.
-    """
+    """True if labels are values to predict, as is `wanted` or as their numbers say; refuses names as values."""
     given = {value for value in labels if class_name(value) is not None}
     numbers = {float(value) for value in given if isinstance(value, int | float | np.number)}
-    if not given or len(numbers) < len(given) or any(isinstance(value, bool) for value in given):
+    if not given or len(numbers) < len(given) or bool in map(type, given):
         if wanted and given:
             raise DataError(f"--values: the labels hold names such as {next(iter(given - numbers), True)!r}")
         return False
     if wanted is not None:
         return wanted
+    # Classes count up from 0 or 1 without a gap, or are few.
     counted = min(numbers) in (0, 1) and max(numbers) - min(numbers) + 1 == len(numbers)
     return any(value % 1 for value in numbers) or (len(numbers) > _MOST_CLASSES and not counted)
 
@@ -253,11 +243,9 @@ def check_classes(path: str, labels: list[Any], wanted: bool | None = None) -> l
     """The classes that occur in labels, in order; refuses values that are not wanted as classes, and two spellings."""
     if wanted is not False and are_values(labels, wanted):
         values = {value for value in labels if class_name(value) is not None}
-        raise DataError(
-            f"the column `label` holds {len(values):,} different numbers such as "
-            f"{min((value for value in values if value % 1), default=min(values))}, which are not classes but values: "
-            "method mrconv-regression learns one for each series of numbers. To take each number as a class: --classes"
-        )
+        told = f"{len(values):,} numbers such as {min((value for value in values if value % 1), default=min(values))}"
+        advice = "mrconv-regression learns one for each series of numbers; --classes takes each as a class"
+        raise DataError(f"the column `label` holds {told}, which are not classes but values: {advice}")
     names = sorted({name for name in map(class_name, {*labels}) if name is not None})
     if all(map(is_number, names)):
         # Of many digits, two may be one as floats: those stay in the order of their names.
@@ -268,8 +256,6 @@ def check_classes(path: str, labels: list[Any], wanted: bool | None = None) -> l
         other = spelled.setdefault(str(int(plain)) if plain.isdecimal() else plain, name)
         # Single letters may differ in case: beats of a heart are N and n.
         if other != name and not len(name) == len(other) == 1:
-            raise DataError(
-                f"{path}: the classes {other!r} and {name!r} are spelled differently: use one spelling, or other "
-                "names if they are two classes."
-            )
+            told = "are spelled differently: use one spelling, or other names if they are two classes."
+            raise DataError(f"{path}: the classes {other!r} and {name!r} {told}")
     return names

@@ -98,12 +98,16 @@ def describe_sound(file: SoundFile) -> SoundAbout:
     if _is_from_phone(file):
         samples, rate = _decode(file)
         return SoundAbout(rate, *samples.shape)
+    about = _call("info", file)
+    return SoundAbout(about.samplerate, about.frames, about.channels)
+
+
+def _call(function: str, file: SoundFile, **options: Any) -> Any:
     soundfile = import_extra("soundfile")
     try:
-        about = soundfile.info(file)
+        return getattr(soundfile, function)(file, **options)
     except soundfile.SoundFileError as error:
         raise DataError(f"is not a readable sound file: {error}") from error
-    return SoundAbout(about.samplerate, about.frames, about.channels)
 
 
 def is_broken_sound(value: dict[str, Any] | None) -> bool:
@@ -119,14 +123,7 @@ def read_samples(file: SoundFile) -> tuple[np.ndarray, int]:
     Samples from -1 to 1, float32 `[frames, channels]`, and their number in a second: soundfile reads most kinds of
     files, PyAV the M4A and AAC of phones. A [`DataError`] continues after the file's name.
     """
-    if _is_from_phone(file):
-        return _decode(file)
-    soundfile = import_extra("soundfile")
-    try:
-        samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
-    except soundfile.SoundFileError as error:
-        raise DataError(f"is not a readable sound file: {error}") from error
-    return samples, rate
+    return _decode(file) if _is_from_phone(file) else _call("read", file, dtype="float32", always_2d=True)
 
 
 def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:
@@ -171,10 +168,7 @@ def find_tars(found: list[str]) -> list[Path]:
 
 
 def refuse_cut_tars(files: Iterable[Path]) -> None:
-    """
-    Raises a DataError that names the first file without its end: `datasets` names none of several, and takes one that
-    is cut between two examples for a whole one.
-    """
+    """Refuses a tar file without its end: `datasets` takes one that is cut between examples for a whole one."""
     for path in files:
         with path.open("rb") as file:
             start = file.read(tarfile.BLOCKSIZE)

@@ -36,13 +36,11 @@ class Survey:
     kind: str
     train: dict[str, Any]
     eval: dict[str, Any] | None
-    # Number of training examples, and of all examples.
-    learned: int
+    learned: int  # number of training examples; `count` is that of all
     about: str
     count: int
     classes: list[str] = field(default_factory=list)
-    # True if the data contain class names with their numbers, as folders do
-    named: bool = False
+    named: bool = False  # True if the data contain class names with their numbers, as folders do
     # Pictures: shorter sides in ascending order; True if all are squares of one size; True if all are grey; most bits
     # per channel, 32 if the range is unknown, as of floats; size of those in hq/ relative to those in lq/
     sides: list[int] = field(default_factory=list)
@@ -53,17 +51,15 @@ class Survey:
     rate: int = 0
     lengths: list[int] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
-    # Pictures: column of captions
-    captions: str | None = None
+    captions: str | None = None  # Pictures: column of captions
     # Advice where classes are missing: the flag that names them, or the file that lies at another depth than others
     advice: str = ""
     # Series: number of channels of a list column; True if each step has a label; True if labels are values
     channels: int | None = None
     rows_have_labels: bool = False
     values: bool = False
-    # Share of unreadable files
-    broken: float = 0.0
-    # Sentences: roles of the columns, conversions, unused columns.
+    broken: float = 0.0  # Share of unreadable files
+    # Sentences: roles of the columns, conversions, unused columns
     roles: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -100,7 +96,6 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
         with contextlib.suppress(SourceError):
             held = open_source(DataSource(**(other := {**train, "split": "validation"})))
             return {**whole, "eval": other, "notes": [*compare_splits(data, held), *_compare_labels(data, held)]}
-    # Limit the number of held-out examples, with a rounded share.
     share = float(f"{min(_KEPT, _MOST_KEPT / max(1, len(data))):.1g}")
     chosen, told = split_examples(data, share, 0)
     count = int((~chosen).sum())
@@ -155,13 +150,10 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
         return _look_at_arrays(path, files[0], hints)
     if ending in ARRAYS:
         if apart := [file for file in files if file.stem.lower().partition("_")[0] in _LABELS]:
-            raise DataError(
-                f"{path}: {apart[0].name} contains the labels of another file: save both in one file per split, "
-                "np.savez('train.npz', X=..., label=...)."
-            )
+            told = "are those of another file: save both in one, np.savez('train.npz', X=..., label=...)."
+            raise DataError(f"{path}: the labels in {apart[0].name} {told}")
         roles = Roles("positions", list(read_file(files[0])))
     elif ending == ".parquet" and holds_lists(files[0]):
-        # Pictures, for instance, or lists.
         return None
     else:
         table = read_table(files[0], label=hints.label)
@@ -185,10 +177,8 @@ def _find_roles(file: Path, table: Table, hints: Hints) -> Roles:
         raise DataError(f"{file}: {error}.") from error
     for name in roles.inputs if roles.layout != "texts" else ():
         if (infinite := np.isinf(table.frame[name].to_numpy(dtype=np.float64, na_value=np.nan))).any():
-            raise DataError(
-                f"{file}: column {name!r}, row {int(infinite.argmax()) + 1}: contains an infinite number; leave "
-                "the cell empty if the value is unknown."
-            )
+            row = int(infinite.argmax()) + 1
+            raise DataError(f"{file}: column {name!r}, row {row}: an infinite number; empty the cell if unknown.")
     roles.notes += table.notes
     return roles
 
@@ -198,14 +188,14 @@ def _look_at_tables(path: str, files: list[Path], table: Table | None, roles: Ro
     train: dict[str, Any] = {"path": path, "split": "train", "rows": roles.layout}
     train |= {name: value for name in ("time", "series") if (value := getattr(roles, name)) is not None}
     train |= rename(hints.label or roles.label)
-    count, steps, how, columns = len(files), 0, ", a file each", roles.inputs
+    count, length, how, columns = len(files), "", ", a file each", roles.inputs
     if table is not None and roles.layout == "series":
-        count, steps, how, columns = len(table.frame), len(columns), ", a row each", [ARRAY_COLUMN]
+        count, length = len(table.frame), f" of {count_of(len(columns), 'step')}"
+        how, columns = ", a row each", [ARRAY_COLUMN]
     elif table is not None and roles.series is not None:
         count, how = table.frame[roles.series].nunique(), f", named by {roles.series}"
     elif table is not None and len(files) == 1:
-        steps, how = len(table.frame), ""
-    length = f" of {count_of(steps, 'step')}" if steps else ""
+        length, how = f" of {count_of(len(table.frame), 'step')}", ""
     named = [f"numbers in {shorten(roles.inputs)}"] if roles.layout != "series" else []
     named += [f"series named in {roles.series}"] if roles.series is not None else []
     named += [f"label in {roles.label}"] if roles.label is not None else []
@@ -244,15 +234,11 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3) and name != label]
     shapes = ", ".join(f"{name} {[*values.shape]}" for name, values in arrays.items())
     if label not in arrays or len(inputs) != 1:
-        raise DataError(
-            f"{path}: arrays {shapes}: name one of the series, [examples, steps, channels], and one of the classes: "
-            f"--inputs NAME --label NAME. Save each split as a separate file. {UNLABELLED}"
-        )
+        told = "name the series, [examples, steps, channels], and the classes: --inputs NAME --label NAME"
+        raise DataError(f"{path}: arrays {shapes}: {told}. Save each split as a separate file. {UNLABELLED}")
     if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
-        raise DataError(
-            f"{path}: {shapes}: {label} must hold a class for each example, or for each step; of one-hot rows save "
-            f"{label}.argmax(1)."
-        )
+        told = f"must hold a class for each example or step; of one-hot rows save {label}.argmax(1)."
+        raise DataError(f"{path}: {shapes}: {label} {told}")
     renamed = rename(label)
     data = open_arrays(file, "train").rename_columns(renamed.get("rename_columns", {}))
     survey = look_at_lists({"path": path, "split": "train", **renamed}, data, inputs, hints)
@@ -268,10 +254,8 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str], hints: H
     if renamed is not None:
         train, data = {**train, **rename(renamed)}, data.rename_columns({renamed: "label"})
     if "label" not in data.features:
-        raise DataError(
-            f"{train['path']}: {len(data):,} series in {shorten(columns)}, and no label. {UNLABELLED} Add a column "
-            "label, or give its name: --label NAME."
-        )
+        told = f"{UNLABELLED} Add a column label, or give its name: --label NAME."
+        raise DataError(f"{train['path']}: {len(data):,} series in {shorten(columns)}, and no label. {told}")
     columns = [name for name in columns if name != "label"]
     survey = _measure(keep_back(train, data), data, columns, hints.values)
     survey.roles = [f"numbers in {shorten(columns)}", *([f"label in {renamed}"] if renamed is not None else [])]
@@ -311,10 +295,8 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
     survey.lengths = sizes[survey.columns[0]]
     for name, others in sizes.items():
         if odd := [row for row, size in enumerate(others, 1) if size != survey.lengths[row - 1]]:
-            raise DataError(
-                f"{path}, row {odd[0]}: {survey.columns[0]} and {name} differ in length, but a series has the same "
-                "steps in all channels."
-            )
+            told = "differ in length, but a series has the same steps in all channels."
+            raise DataError(f"{path}, row {odd[0]}: {survey.columns[0]} and {name} {told}")
     usable = find_usable(data, survey.columns)
     survey.leave_out(int((~usable).sum()), len(data), "without a number, or with an infinite one")
     if not usable.any():
@@ -332,10 +314,8 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
         return
     survey.classes = check_classes(path, found, wanted)
     if len(survey.classes) == len(found) > 2:
-        raise DataError(
-            f"{path}: {survey.about}; the label has {len(found)} different values, one each: it names the examples. A "
-            "class occurs several times; --values predicts numbers."
-        )
+        told = "a class occurs several times; --values predicts numbers."
+        raise DataError(f"{path}: {survey.about}; each of the {len(found)} labels differs: {told}")
     if len(survey.classes) < 2:
         only = survey.classes or "missing"
         raise DataError(f"{path}: {survey.about}; the only class is {only}; a classifier needs at least two.")
@@ -343,17 +323,14 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
 
 def _refuse_unlabelled(path: str, about: str, table: Table | None, roles: Roles) -> None:
     """Refuses series that nothing is known of, with all findings; of a file for each there is no table."""
-    which, files = "--label NAME", ""
+    which, place = "--label NAME", "a column label"
     if table is None:
-        files = "Put the files into a folder for each class, name the class of each in a metadata.csv, or: "
+        place = "a folder for each class, a metadata.csv that names the class of each file, or a column label"
     elif texts := [name for name, why in roles.left_out.items() if why == "texts"]:
         # Classes are fewer than names.
         which = option("label", min(texts, key=lambda name: table.frame[name].nunique()))
-    raise DataError(
-        f"{path}: {about}; and no label. {_sentence([*roles.problems, UNLABELLED[:-1]])} {files}Add a column label "
-        f"with the class of each {'series' if roles.layout == 'series' or roles.series else 'row'}, or say which it "
-        f"is: {which}."
-    )
+    told = _sentence([*roles.problems, UNLABELLED[:-1]])
+    raise DataError(f"{path}: {about}; and no label. {told} Add {place}, or say which column it is: {which}.")
 
 
 def _sentence(parts: list[str]) -> str:

@@ -78,11 +78,9 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
     # datasets raises ConnectionError, an OSError, for an unreachable Hub, and RuntimeError for scripts.
     except (datasets.exceptions.DatasetsError, *UNOPENABLE) as error:
         here = bool(parts) or bool(find_files(source.path))
-        kind = "" if here else "there is no such folder or file here, and as a data set of the Hub: "
-        raise SourceError(
-            f"cannot read data from {source.path!r} (split {source.split!r}): {kind}{_reasons(error)} "
-            f"{_advice(section)}"
-        ) from error
+        told = "" if here else "there is no such folder or file here, and as a data set of the Hub: "
+        told += f"{_reasons(error)} {_advice(section)}"
+        raise SourceError(f"cannot read data from {source.path!r} (split {source.split!r}): {told}") from error
 
 
 def name_sets(data: datasets.Dataset | dict[str, datasets.Dataset] | None) -> dict[str, datasets.Dataset]:
@@ -150,10 +148,8 @@ def _refuse_capital_splits(folder: Path, tables: bool) -> None:
     names = [name for name, word in words.items() if word.casefold() in SPLIT_WORDS]
     wrong = sorted(name for name in names if words[name] not in SPLIT_WORDS)
     if len(names) > 1 and wrong:
-        raise DataError(
-            f"{folder} has {', '.join(wrong)}: only lower-case names are recognised as splits (small letters), and "
-            f"these would be joined for training. Rename them, for instance {wrong[0]} to {wrong[0].lower()}."
-        )
+        told = f"splits are called in small letters: rename {wrong[0]} to {wrong[0].lower()}."
+        raise DataError(f"{folder} has {', '.join(wrong)}, which would be joined for training: {told}")
 
 
 def _load(source: DataSource, section: str) -> AnyDataset:
@@ -233,10 +229,8 @@ def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
         known = known or (not is_local and HfApi().repo_exists(name, repo_type="dataset"))
     if is_local or not known:
         confirmed = "" if is_local else " (the Hub confirms no data set of that name)"
-        raise SourceError(
-            f"no data at {path}{confirmed}: give a folder, a data file, a pattern of files or a Hub data set id, "
-            f"org/name. {_advice(section)}"
-        )
+        told = "give a folder, a data file, a pattern of files or a Hub data set id, org/name"
+        raise SourceError(f"no data at {path}{confirmed}: {told}. {_advice(section)}")
     return _build(datasets.load_dataset_builder(name, source.name, revision=revision or None), source)
 
 
@@ -274,13 +268,10 @@ def _require_split(files: list[str], split: str) -> None:
     name = split.partition("[")[0]
     words = next((words for words in SPLIT_KEYWORDS.values() if name in words), [name])
     own = re.compile(rf"(.*[\W_])?({'|'.join(map(re.escape, words))})([\W_\d].*)?", re.IGNORECASE)
-    # A file test.jsonl, or a file in a folder test, is the split test.
     named = (own.fullmatch(Path(file).stem) or Path(file).resolve().parent.name.lower() in words for file in files)
     if name != "train" and not all(named):
-        raise DataError(
-            f"a file has no split {name!r}: use split: train for all of it, a slice such as train[80%:], or "
-            "hold_out: 0.1 with split: validation for a part that is not used for training"
-        )
+        told = "use split: train, a slice such as train[80%:], or hold_out: 0.1 with split: validation"
+        raise DataError(f"a file has no split {name!r}: {told}")
 
 
 def _refuse_unreadable(files: list[Path], megabytes: int) -> None:
@@ -323,13 +314,10 @@ def _read_as_files(data: AnyDataset) -> AnyDataset:
 def _join(data: list[AnyDataset], parts: list[SourcePart]) -> AnyDataset:
     """One data set of several: one after the other, or mixed by their weights."""
     if all(part.column_names for part in data):
-        # Keep the columns that all parts have.
         shared = [name for name in data[0].column_names if all(name in part.column_names for part in data)]
         if not shared:
-            raise DataError(
-                f"the parts of the data have no column in common: {[part.column_names for part in data]}; rename "
-                "columns of a part with rename_columns"
-            )
+            told = "rename columns of a part with rename_columns"
+            raise DataError(f"the parts have no column in common: {[part.column_names for part in data]}; {told}")
         data = [part.select_columns(shared) for part in data]
         for name in shared:
             data = _agree_on_classes(data, name)
@@ -350,10 +338,8 @@ def _agree_on_classes(data: list[AnyDataset], name: str) -> list[AnyDataset]:
     if all(names == lists[0] for names in lists) and len(lists) in (0, len(kinds)):
         return data
     if len(lists) < len(kinds):
-        raise DataError(
-            f"column {name!r} has named classes in some of the parts and plain values in others: {kinds!s:.300}. "
-            "Use names or values in all parts, or rename the column in some with rename_columns."
-        )
+        told = f"has named classes in some parts and plain values in others: {kinds!s:.300}"
+        raise DataError(f"column {name!r} {told}. Use one in all parts, or rename the column with rename_columns.")
     union = sorted({word for names in lists for word in names})
     if len({word.lower() for word in union}) < len(union):
         raise DataError(f"classes of the parts differ only in case: {union!s:.300}. Use one spelling for each.")
@@ -392,11 +378,9 @@ def match_classes(data: Any, task: Any, training: bool = False) -> Any:
     # Names for people, in the order of the numbers, of folders that are called otherwise.
     if training or len(strange) == len(kind.names) == len(known):
         return data
-    raise DataError(
-        f"the evaluation data has the classes {strange!s:.200} in column {task.label_column!r}, and the model knows "
-        f"{known!s:.200}: evaluate on data with the model's classes, or list the data's names for them in "
-        "task.label_names."
-    )
+    told = f"the evaluation data has the classes {strange!s:.200} in column {task.label_column!r}"
+    advice = "list the data's names for the model's classes in task.label_names"
+    raise DataError(f"{told}, and the model knows {known!s:.200}: {advice}.")
 
 
 def find_pairs(place: Path, names: tuple[str, ...] = ()) -> tuple[str, str] | None:
@@ -426,16 +410,12 @@ def _paired_folder(path: Path, folders: tuple[str, ...], source: DataSource) -> 
     names = sorted(found["lq"])
     alone = sorted(found["lq"].keys() ^ found["hq"].keys())
     if alone or not names:
-        raise DataError(
-            f"{path}: {folders[0]}/ and {folders[1]}/ must contain at least one image, with the same names in both; "
-            f"got {len(found['lq'])} and {len(found['hq'])}, unpaired: {alone[:5]}."
-        )
+        told = f"got {len(found['lq'])} and {len(found['hq'])}, unpaired: {alone[:5]}."
+        raise DataError(f"{path}: {folders[0]}/ and {folders[1]}/ must contain images of the same names; {told}")
     name = source.split.partition("[")[0]
     if name != "train" and name != path.name:
-        raise DataError(
-            f"a folder of pairs has no split {name!r}: use a slice such as train[80%:], or hold_out: 0.1 with split: "
-            "validation, or give the folder of the other pairs."
-        )
+        told = "use a slice such as train[80%:], hold_out: 0.1 with split: validation, or another folder of pairs"
+        raise DataError(f"a folder of pairs has no split {name!r}: {told}.")
     columns = {side: [str(pictures[name]) for name in names] for side, pictures in found.items()}
     data = make_part(columns, dict.fromkeys(sides, datasets.Image()), source.split)
     if not len(data):

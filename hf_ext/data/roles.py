@@ -86,7 +86,6 @@ class Roles:
     label: str | None = None
     time: str | None = None
     series: str | None = None
-    # Unused columns with the reason
     left_out: dict[str, str] = field(default_factory=dict)
     # Sentences on the interpretation of the time, and on what must be fixed before training
     notes: list[str] = field(default_factory=list)
@@ -94,15 +93,12 @@ class Roles:
 
 
 def find_roles(table: Table, hints: Hints) -> Roles:
-    """
-    Finds the roles of a table's columns. Raises a [`DataError`] if a given column is missing, or several columns could
-    have one role; the message names the flag to use.
-    """
+    """The roles of a table's columns; refuses a missing column, and several for one role, with the flag to use."""
     frame = table.frame
     named = [name for name in (hints.label, hints.time, hints.series, *hints.inputs) if name is not None]
     if absent := [name for name in named if name not in frame.columns]:
         raise DataError(f"there is no column {absent[0]!r}; the columns are {shorten(list(frame.columns))}")
-    label = hints.label or _only([*filter(LABEL.fullmatch, frame)], "a label", "--label")
+    label = hints.label or _only([*filter(LABEL.fullmatch, frame)], "a label", "label")
     numbers = [name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
     if table.nameless and label is None:
         label = _nameless_label(frame)
@@ -139,11 +135,9 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     asked = _without(others, names) + [name for name in inputs if pd.api.types.is_bool_dtype(frame[name].dtype)]
     if label is None and asked and not hints.inputs:
         rest = _without(inputs, asked)
-        raise DataError(
-            f"the column{'s' if len(asked) > 1 else ''} {shorten(asked)} may name classes, or several series: say "
-            f"which: {option('label', asked[0])} or {option('series', asked[0])}, or leave "
-            f"{'them' if len(asked) > 1 else 'it'} out with {option('inputs', *rest[:6], *['…'] * (len(rest) > 6))}"
-        )
+        told = f"say which: {option('label', asked[0])} or {option('series', asked[0])}, or leave out others: "
+        told += option("inputs", *rest[:6], *["…"] * (len(rest) > 6))
+        raise DataError(f"{shorten(asked)} may name classes, or several series: {told}")
     left_out = dict.fromkeys(others, "texts") | dict.fromkeys(names, "names of the rows")
     left_out |= dict.fromkeys(times, "another time")
     left_out |= dict.fromkeys(_without(numbers, inputs, known), "not among the inputs")
@@ -168,10 +162,8 @@ def _refuse_unread(frame: pd.DataFrame, others: list[str], alone: bool) -> None:
         signed = [_SIGNED.fullmatch(cell) for cell in cells]
         one_sign = len({found and found.groups() for found in signed}) == 1 and None not in signed
         if bad and (one_sign or len(bad) < 0.2 * len(cells) or (alone and begun == len(cells))):
-            raise DataError(
-                f"column {name!r}, row {rows[bad[0]] + 1}: {cells[bad[0]]!r:.60} is not read as a number; correct it, "
-                "remove the row, or leave the column out: --inputs NAME,NAME names the columns to read"
-            )
+            told = "is no number; correct it, remove the row, or name the columns to read: --inputs NAME,NAME"
+            raise DataError(f"column {name!r}, row {rows[bad[0]] + 1}: {cells[bad[0]]!r:.60} {told}")
 
 
 def find_joined(frame: pd.DataFrame, roles: Roles) -> str | None:
@@ -222,7 +214,7 @@ def _without(names: Iterable[str], *others: Iterable[str | None]) -> list[str]:
 
 def _only(names: list[str], what: str, flag: str) -> str | None:
     if len(names) > 1:
-        raise DataError(f"{shorten(names)} may each be {what}: choose one with {flag}, for instance {flag} {names[0]}")
+        raise DataError(f"{shorten(names)} may each be {what}: choose one, for instance {option(flag, names[0])}")
     return names[0] if names else None
 
 
@@ -261,12 +253,10 @@ def _find_wide(table: Table, names: list[str], label: str | None, hints: Hints) 
     if several or not steps or time or series:
         ends = " and ".join(f"{group[0]} to {group[-1]}" for group in groups)
         beside = option("time", time) if time else option("series", series)
-        raise DataError(
-            f"{ends} may be channels, or the steps of a series in each row: say "
-            f"{'--inputs NAME,NAME' if several or not steps else beside} if a row is a step. If it is a series, leave "
-            "the other columns out of the file, or save series of several channels as arrays [examples, steps, "
-            "channels] in an .npz"
-        )
+        beside = "--inputs NAME,NAME" if several or not steps else beside
+        told = f"may be channels, or the steps of a series in each row: say {beside} if a row is a step. If it is a "
+        told += "series, leave the other columns out, or save arrays [examples, steps, channels] in an .npz"
+        raise DataError(f"{ends} {told}")
     return Roles("series", steps, label, left_out={name: "no step" if name in names else "texts" for name in rest})
 
 
@@ -275,10 +265,8 @@ def _nameless_label(frame: pd.DataFrame) -> str | None:
     first, *_, last = frame.columns
     fit = [name for name in (first, last) if _is_class(frame[name])]
     if len(fit) > 1:
-        raise DataError(
-            "the columns have no names, and both the first and the last hold classes: say which is the label, "
-            f"{option('label', first)} or {option('label', last)}"
-        )
+        which = f"{option('label', first)} or {option('label', last)}"
+        raise DataError(f"without names, the first and the last column may be the label: say which, {which}")
     return fit[0] if fit else None
 
 
@@ -310,22 +298,13 @@ def _share(pattern: str, cells: list[str]) -> float:
 
 
 def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
+    is_numeric = pd.api.types.is_numeric_dtype
     named = [name for name in frame if name != label and _SERIES.fullmatch(name)]
-    found = [
-        name
-        for name in named
-        if 1 < frame[name].nunique() <= _REPEATS * len(frame)
-        and (not pd.api.types.is_numeric_dtype(frame[name].dtype) or (frame[name].dropna() % 1 == 0).all())
-    ]
+    cells = {name: frame[name] for name in named if 1 < frame[name].nunique() <= _REPEATS * len(frame)}
+    found = [name for name, held in cells.items() if not is_numeric(held) or (held.dropna() % 1 == 0).all()]
     if len(found) > 1:
-        for time in filter(_may_rise, frame):
-            fit = [name for name in found if _is_time_of(frame, time, [name])]
-            if len(fit) == 1:
-                return fit[0]
-        raise DataError(
-            f"{shorten(found)} may each be the name of a series: choose one with --series, for instance --series "
-            f"{found[0]}; if they name a series together, {_JOIN}"
-        )
+        told = f"choose one, {option('series', found[0])}; if they name a series together, {_JOIN}"
+        raise DataError(f"{shorten(found)} may each be the name of a series: {told}")
     return found[0] if found else None
 
 
@@ -343,7 +322,7 @@ def _find_time(frame: pd.DataFrame, names: list[str], series: str | None) -> str
     if len(written) == 2 and sum(is_clock(columns[name]) for name in written) == 1:
         raise DataError(f"{' and '.join(written)} hold a date and a time of day: {_JOIN}")
     # A date says more than the year beside it.
-    return _only(written or counted, "the time", "--time")
+    return _only(written or counted, "the time", "time")
 
 
 def _is_even(values: "pd.Series[Any]") -> bool:
@@ -382,10 +361,8 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
         told = count_of(repeated, "row repeats", "rows repeat")
         roles.problems.append(f"{told} a time in {roles.time}, such as {twice}: keep one of each{more}")
     elif len(steps) > 9 and (np.abs(steps - usual) > 0.5 * usual).mean() > 0.1:
-        roles.problems.append(
-            f"the steps of {roles.time} are irregular, {least} to {most}: resample them to one step length, for "
-            "instance with pandas' resample, or remove the time column"
-        )
+        told = f"{least} to {most}: resample them, as with pandas' resample, or remove the time column"
+        roles.problems.append(f"the steps of {roles.time} are irregular, {told}")
     elif wide := int((steps > 1.5 * usual).sum()):
         gaps = f"{count_of(wide, 'gap')} of up to {most}"
         roles.notes.append(f"{gaps}: the rows before and after are treated as neighbours")

@@ -41,11 +41,8 @@ _ORIGIN = "the number of its file"
 def open_sequences(found: list[str], source: DataSource) -> datasets.Dataset:
     """
     Opens a folder or files of sequences: for each its columns as lists, `file`, `first_row`, and what is known of it:
-    `label`, the name of its folder, or its row of `metadata.csv`.
-
-    Of a folder the files are those in the sub-folder that is named as the split, or in the folder itself; a slice of
-    the split takes some of them. If it is a single file, a slice takes a part of its rows: `train[:80%]`. A
-    [`DataError`] about a file names it and the line.
+    `label`, the name of its folder, or its row of `metadata.csv`. A slice of the split, `train[:80%]`, takes some of
+    the files, or of a single one a part of its rows.
     """
     split = source.split
     folder, files = _list_files(found, split)
@@ -94,8 +91,8 @@ def _open_rows(files: list[Path], source: DataSource) -> datasets.Dataset:
     else:
         frames = [read_table(file, label=label).frame for file in files]
         kinds = frames[0].dtypes.drop(label, errors="ignore")
-        numbers = [name for name, kind in kinds.items() if pd.api.types.is_numeric_dtype(kind)]
-        numbers = [name for name in numbers if not GROUPS.fullmatch(name)]
+        is_numeric = pd.api.types.is_numeric_dtype
+        numbers = [name for name, kind in kinds.items() if is_numeric(kind) and not GROUPS.fullmatch(name)]
         # Columns of texts may name groups, such as patients.
         groups = [*kinds.index.difference([*numbers, ARRAY_COLUMN], sort=False)]
         steps = step_columns(numbers) or numbers
@@ -171,7 +168,9 @@ def _open_panel(files: list[Path], source: DataSource) -> datasets.Dataset:
         values = plain_column(frame[name].rename("label" if name == label else name))
         parts = [values[rows] for rows in groups.values()]
         may_name = name == label or GROUPS.fullmatch(name) or _is_text(values)
-        if may_name and all(map(_is_of_the_whole, parts)):
+        named = (map(class_name, part.tolist()) for part in parts)
+        # The class of a whole series stands in each of its rows, or in the first alone.
+        if may_name and all({*others} <= {first} or {*others} == {None} for first, *others in named):
             features[name], columns[name] = _column_of([part[0] for part in parts])
         else:
             features[name], columns[name] = _feature(values), parts
@@ -190,12 +189,6 @@ def _check_joined(frame: pd.DataFrame, files: list[Path], needed: list[str]) -> 
         raise DataError(f"{told}, with the same times in {needed[1]}: give each series a name of its own.")
     if len(needed) == 1:
         logger.warning_once(f"{told}, and is read as one series, in the order of their names.")
-
-
-def _is_of_the_whole(part: np.ndarray) -> bool:
-    """True if the class of a whole series stands in each of its rows, or in the first alone."""
-    first, *others = map(class_name, part.tolist())
-    return {*others} <= {first} or {*others} == {None}
 
 
 def _column_of(labels: list[Any]) -> tuple[Any, list[Any]]:
@@ -234,9 +227,7 @@ def read_file(path: Path, time: str | None = None, label: str | None = None) -> 
         raise DataError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1 or not min(lengths.values()):
-        splits = [name for name in lengths if "test" in name.lower()]
-        advice = f" Save each split as a separate file: {splits[0]} belongs to another split." if splits else ""
-        raise DataError(f"{path} must hold rows, as many in all columns; got {lengths or 'no column'}.{advice}")
+        raise DataError(f"{path} must hold rows of one split, as many in all columns; got {lengths or 'no column'}.")
     return columns
 
 
@@ -246,12 +237,9 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
             found = np.load(file, allow_pickle=False)
             arrays = {ARRAY_COLUMN: found} if isinstance(found, np.ndarray) else dict(found)
         except ValueError as error:
-            if "allow_pickle" not in str(error):
-                raise
-            raise DataError(
-                f"{path} cannot be read: it contains Python objects, which may run code. Save series of different "
-                "lengths as parquet, with a column of lists and a column label."
-            ) from error
+            advice = "it may run code; save series of different lengths as lists in parquet, with a column label"
+            told = f"{error}: {advice}" if "allow_pickle" in str(error) else str(error).strip().rstrip(".")
+            raise DataError(f"{path} cannot be read: {told}.") from error
     # A member of another ending is given as its bytes.
     if wrong := [name for name, array in arrays.items() if not getattr(array, "ndim", 0)]:
         raise DataError(f"{path} cannot be read: {', '.join(wrong)} is not an array with at least one axis.")
@@ -294,10 +282,8 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
     if not split_files(held, name):
         require_train(place, folder, split)
     if other := [item.name for item in held if item.name in SPLIT_WORDS]:
-        raise DataError(
-            f"{place} has the folder {other[0]!r}, another split, and none of the name 'train': move the training "
-            "files into a folder 'train'."
-        )
+        told = f"another split, and no folder 'train': move the files of {name!r} into one of this name."
+        raise DataError(f"{place} has the folder {other[0]!r}, {told}")
     files = sorted(filter(_is_sequence, list_files(folder.resolve())))
     files = (split_files(files, name) if held else []) or files
     if not files:
@@ -351,10 +337,8 @@ def _generate_files(
         path = Path(record["file"]["path"])
         columns = read_file(path, *keys)
         if columns.keys() != texts.keys():
-            raise DataError(
-                f"{path} has the columns {', '.join(columns)}; {first} has {', '.join(texts)}. A table that names the "
-                "class of each file is called metadata.csv and has the columns file_name and label."
-            )
+            told = "A table that names the class of each file is metadata.csv, with the columns file_name and label."
+            raise DataError(f"{path} has the columns {', '.join(columns)}; {first} has {', '.join(texts)}. {told}")
         for name, values in columns.items():
             if _is_text(values) and not texts[name]:
                 row = next((row for row, value in enumerate(values) if not is_number(value)), 0)

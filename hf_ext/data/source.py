@@ -75,10 +75,7 @@ class DataSource:
         if not self.path:
             raise ValueError("path is empty: give a folder, a data file, a Hub data set id, or a list of them.")
         if self.path == "None" and not Path("None").exists():
-            raise ValueError(
-                "path is the text 'None'; YAML's word for nothing is null. Give a folder, a data file or a Hub data "
-                "set id, or leave the whole section out, as in data.eval: null."
-            )
+            raise ValueError("path is the text 'None'; YAML's word for nothing is null, as in data.eval: null.")
         for part in self.parts:
             if part.shuffle_buffer or part.streaming != self.streaming:
                 raise ValueError("streaming and shuffle_buffer are set for the list of sources, not for its parts.")
@@ -99,19 +96,14 @@ class DataSource:
         if not 0 <= self.hold_out < 1:
             raise ValueError(f"hold_out must be a share from 0 to below 1, got {self.hold_out}.")
         if self.hold_out and self.split not in ("train", "validation"):
-            raise ValueError(
-                f"split is {self.split!r}; with hold_out it is 'train', the examples that are trained on, or "
-                "'validation', those that are held out."
-            )
+            raise ValueError(f"split is {self.split!r}; with hold_out it is 'train', or 'validation', the share.")
         if self.hold_out and self.streaming:
             raise ValueError("hold_out needs all examples at once: leave out streaming.")
 
     def validate_shuffle_buffer(self) -> None:
         if self.shuffle_buffer < 0 or (self.shuffle_buffer and not self.streaming):
-            raise ValueError(
-                f"shuffle_buffer must be 0 or, with streaming: true, a positive number of examples; got "
-                f"{self.shuffle_buffer} with streaming: {str(self.streaming).lower()}. Other data is always shuffled."
-            )
+            told = f"{self.shuffle_buffer} with streaming: {str(self.streaming).lower()}"
+            raise ValueError(f"shuffle_buffer must be 0 or, with streaming: true, a number of examples; got {told}.")
 
     def column_of(self, name: str) -> str:
         """The column that has a name only after `rename_columns`."""

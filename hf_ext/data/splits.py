@@ -32,7 +32,6 @@ SPLIT_WORDS = {word: str(kind) for kind, words in SPLIT_KEYWORDS.items() for wor
 Keys = tuple[bytes, ...]
 # More examples are compared by `hf-ext data check` alone.
 _MOST_COMPARED = 5_000
-# Types of columns of files.
 _FILE = datasets.Image | datasets.Audio
 # Columns that name an example and are no part of it.
 _NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", "index"}
@@ -62,17 +61,13 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
     """
     The examples that measure, or the others, which are trained on; refuses to leave none on one side.
 
-    Whether an example measures follows from a hash of what it holds, not from its place: sorted data are split as well
-    as mixed ones. Of each class the same share is taken, of two examples or more at least one. Examples with equal
-    inputs stay together, as [`hash_inputs`] sees them, and so do those of one group, as [`find_groups`] finds it. A
-    column called `split` decides by itself.
+    A hash of what an example holds decides, not its place. Of each class the same share is taken, of two examples or
+    more at least one. Examples with equal inputs, and those of one group, stay together.
     """
     chosen, _ = split_examples(data, share, seed)
     if chosen.all() or not chosen.any():
-        raise DataError(
-            f"{count_of(len(data), 'example')} cannot be split into training and evaluation: fewer than two, or "
-            "all equal or of one group. Remove hold_out and data.eval, or give separate evaluation data."
-        )
+        told = "cannot be split: fewer than two, or all equal or of one group. Remove hold_out and data.eval, or give"
+        raise DataError(f"{count_of(len(data), 'example')} {told} separate evaluation data.")
     return data.select(np.flatnonzero(chosen == measures))
 
 
@@ -303,10 +298,7 @@ class Groups(NamedTuple):
 
 
 def find_groups(data: datasets.Dataset, labels: list[Any]) -> list[Groups]:
-    """
-    Ways to group examples, the best first: by columns of persons, as sessions and devices are those of a person; by
-    other columns, by folders that are no classes, and by names of files such as `patient3_slice7`.
-    """
+    """Ways to group examples, the best first: by columns, by folders that are no classes, by the names of files."""
     # A class of one speaker stays in the training; where each has one, speakers are the classes.
     found = [groups for groups in name_groups(data) if _separable(groups.of, labels, any)]
     if (paths := find_paths(data)) is not None:
@@ -348,10 +340,7 @@ def join_units(keys: list[tuple[Any, ...]], groups: list[Any]) -> list[int]:
 
 
 def _group_by_names(paths: list[Path], labels: list[Any]) -> Groups | None:
-    """
-    Groups by the beginnings of file names, the shortest that name some: `patient3` of `patient3_slice7`, the day of
-    `IMG_20240131_101502`. A beginning holds a number; `cat` of `cat_7` is a kind of thing.
-    """
+    """Groups by the shortest beginnings of file names, with a number, as `patient3` of `patient3_slice7`."""
     words = [re.findall(r"[^\W_]+", path.stem) for path in paths]
     for count in range(1, max(map(len, words), default=0)):
         groups = [(*of[:count],) if len(of) > count else path for of, path in zip(words, paths, strict=True)]

@@ -22,7 +22,6 @@ from .cells import check_classes, is_number, to_seconds
 from .files import (
     AUDIO_SUFFIXES,
     UNDECODABLE,
-    SoundAbout,
     describe_sound,
     first_files,
     is_broken_picture,
@@ -53,17 +52,15 @@ _LABELS_IN_LINES = (
 # A column beside texts that holds no more different cells than this share of the rows may name classes.
 _CLASSES = 0.2
 _TABLES = (
-    "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. A table of "
-    "numbers in JSON lines becomes one with pandas: read_json(..., lines=True).to_csv(...)."
+    "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. Of a table "
 )
+_TABLES += "JSON lines pandas makes a table: read_json(..., lines=True).to_csv(...)."
 
 
 def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Survey:
     """
-    Looks at a folder, a file or a pattern of this machine; pairs of pictures are sought where a method restores.
-
-    Raises a [`DataError`] if there is no such thing, or nothing in it that our trainings read, or it may mean several
-    things; then it names the flag that decides.
+    Looks at a folder, a file or a pattern of this machine, for pairs of pictures where a method `restores`; refuses
+    what no training reads, and what may mean several things, with the flag that decides.
     """
     # One bar is enough of a training; here none is. Where the environment hides them already, datasets warns of each
     # call that would show them again.
@@ -91,10 +88,8 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
 def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints, restores: bool) -> Survey:
     """Pairs, series, or what a training reads as examples."""
     if not found:
-        raise DataError(
-            f"no data at {path}: give a local folder or file. For a data set of the Hub, take a recipe of `hf-ext "
-            "recipes`, and set its data.train.path."
-        )
+        advice = "For a data set of the Hub, set data.train.path of a recipe of `hf-ext recipes`."
+        raise DataError(f"no data at {path}: give a local folder or file. {advice}")
     places = [Path(one) for one in found]
     for place in (places[0] / "train", places[0]):
         names = find_pairs(place, hints.pairs)
@@ -115,20 +110,16 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         raise DataError(f"{path} holds nothing: {count_of(len(named), 'file is', 'files are')} empty.")
     most = endings.most_common(1)[0][0]
     if most in _FOREIGN:
-        raise DataError(
-            f"{path} holds {count_of(endings[most], f'{most} file')}, which trainings do not read: save sheets as "
-            "CSV, tables as parquet, arrays with numpy.savez, sounds as FLAC, and unpack archives."
-        )
+        advice = "save sheets as CSV, tables as parquet, arrays with numpy.savez, sounds as FLAC, and unpack archives."
+        raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, which no training reads: {advice}")
     for file in named:
         _refuse_folders_in(file)
     if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
         return series
     survey = _look_at_examples(path, hints)
     if most in {"texts": IMAGE_SUFFIXES | AUDIO_SUFFIXES, "sounds": IMAGE_SUFFIXES}.get(survey.kind, ()):
-        raise DataError(
-            f"{path} holds {count_of(endings[most], f'{most} file')}, but its {survey.kind} would be read: move "
-            "the others to another folder, or give the folder of these."
-        )
+        advice = f"but its {survey.kind} would be read: give a folder of one kind."
+        raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, {advice}")
     if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
         survey.notes.append("each line is a text; files in a folder for each class would have classes")
     if most in (".csv", ".tsv"):
@@ -147,10 +138,8 @@ def _refuse_masks(folder: Path) -> None:
     names = {path.name.casefold() for path in folder.glob("*") if path.is_dir()}
     masks = {"mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations"}
     if len(names) == 2 and names & {"image", "images", "img", "imgs"} and names & masks:
-        raise DataError(
-            f"{folder} has the folders {' and '.join(sorted(names))}: no training of hf-ext learns masks or boxes. "
-            "Give the folder of the pictures only."
-        )
+        told = "no training learns masks or boxes: give the folder of the pictures."
+        raise DataError(f"{folder} has the folders {' and '.join(sorted(names))}: {told}")
 
 
 def _refuse_mixed_pairs(folder: Path) -> None:
@@ -162,10 +151,8 @@ def _refuse_mixed_pairs(folder: Path) -> None:
         words = wanted, wanted.upper(), wanted.capitalize()
         pairs = [stem for stem in inputs if {f"{stem[: -len(given)]}{word}" for word in words} & stems]
         if len(pairs) > 1 and 4 * len(pairs) >= len(stems):
-            raise DataError(
-                f"{folder} has pairs of pictures in one folder, such as {min(pairs)} and one of {wanted}: put them "
-                f"into two folders, {given}/ and {wanted}/, under equal names."
-            )
+            told = f"put them into two folders, {given}/ and {wanted}/, under equal names."
+            raise DataError(f"{folder} has pairs of pictures, such as {min(pairs)} and one of {wanted}: {told}")
 
 
 def _refuse_folders_in(archive: Path) -> None:
@@ -213,10 +200,8 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     if survey.classes:
         tell_unlabelled(survey, data.with_format(None)["label"][:])
         if survey.broken == 1:
-            raise DataError(
-                f"{path}: no example has a label: the folders {shorten(survey.classes)} are called as splits. Sort "
-                "files into folders such as train/first/1.png, or add a metadata.csv with columns file_name and label."
-            )
+            told = "sort files as train/first/1.png, or add a metadata.csv with the columns file_name and label."
+            raise DataError(f"{path}: no example has a label: {shorten(survey.classes)} are called as splits: {told}")
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
     chosen = _choose(len(data))
     if pictures:
@@ -288,10 +273,8 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
     if empty := sorted(place.name for place in places if place not in holding):
         survey.left_out.append(f"the folder{'s' if len(empty) > 1 else ''} {shorten(empty)}, without such a file")
     if survey.named and len(above) > 1:
-        survey.notes.append(
-            f"WARNING: the inner folders are the classes, and {shorten(sorted(above))} above them are not; "
-            f"to turn it, add {METADATA[0]} with the columns file_name and label"
-        )
+        told = f"{shorten(sorted(above))} above them are not; to turn it, add {METADATA[0]} with file_name and label"
+        survey.notes.append(f"WARNING: the inner folders are the classes, and {told}")
 
 
 def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> None:
@@ -299,10 +282,8 @@ def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> Non
     head = pd.DataFrame(data.select_columns(texts)[:_EXAMPLES])
     numbers = [name for name, kind in data.features.items() if name != "label" and _is_numeric(kind)]
     if len(numbers) > 1 and not hints.inputs and not any(is_prose(head[name]) for name in texts):
-        raise DataError(
-            f"{path} has the columns {shorten(list(data.features))}: a table of numbers. {_TABLES} For the texts of "
-            f"{texts[0]} say {option('inputs', texts[0])}."
-        )
+        told = f"{_TABLES} For the texts of {texts[0]} say {option('inputs', texts[0])}."
+        raise DataError(f"{path} has the columns {shorten(list(data.features))}: a table of numbers. {told}")
     cells = [re.split(r"[\s,;|]+", text.strip()) for text in head[texts[0]].dropna()]
     rows = [len(row) > 2 and sum(map(is_number, row)) >= len(row) - 1 for row in cells]
     if len(texts) == 1 and not hints.inputs and rows and sum(rows) >= 0.9 * len(rows):
@@ -316,10 +297,8 @@ def _refuse_labelled(path: str, lines: list[str]) -> None:
         found = [match[1] for line in given if (match := re.match(place, line))]
         kinds = {*found}
         if len(found) == len(given) > 5 and 1 < len(kinds) <= max(3, _CLASSES * len(given)):
-            raise DataError(
-                f"{path} holds lines with what may be a label in each, {', '.join(sorted(kinds)[:4])}: save a .tsv "
-                "whose first line has the names label and text. If the lines are plain texts, say --inputs text."
-            )
+            told = "save a .tsv whose first line has the names label and text; of plain texts, say --inputs text."
+            raise DataError(f"{path}: each line may begin or end with a label, {shorten(sorted(kinds))}: {told}")
 
 
 def _find_words(data: Any, names: list[str], hints: Hints) -> list[str]:
@@ -374,7 +353,7 @@ def _tell_modes(survey: Survey, headers: list[_Header]) -> None:
 
 
 def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
-    found, broken = list[SoundAbout](), 0
+    found, broken = list[Any](), 0
     for value in (data[index][column] for index in chosen):
         try:
             about = describe_sound(open_bytes(value))
@@ -407,10 +386,8 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     for name in columns:
         files = [Path(row[name] or "") for row in rows]
         if all(file.suffix.lower() in IMAGE_SUFFIXES | CAMERA_SUFFIXES | AUDIO_SUFFIXES for file in files):
-            raise DataError(
-                f"{survey.train['path']}: the column {name} names files, such as {files[0]}: put the table into the "
-                "folder that contains them, and give the folder."
-            )
+            told = "put the table into their folder, and give the folder."
+            raise DataError(f"{survey.train['path']}: the column {name} names files, such as {files[0]}: {told}")
     lengths = {name: [len((row[name] or "").encode()) for row in rows] for name in columns}
     column = max(columns, key=lambda name: sum(lengths[name]))
     survey.kind, survey.columns, survey.lengths = "texts", [column], [max(1, length) for length in lengths[column]]
@@ -420,11 +397,8 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     others = [name for name in data.features if name != column] if "label" not in data.features else []
     few = [name for name in others if len({*map(str, data[name])}) <= _CLASSES * len(data)]
     if few and not hints.inputs:
-        raise DataError(
-            f"{survey.train['path']}: the column{'s' if len(few) > 1 else ''} {shorten(few)} beside the texts of "
-            f"{column} may contain classes: choose one with {option('label', few[0])}, or use the texts only with "
-            f"{option('inputs', column)}."
-        )
+        told = f"choose one, {option('label', few[0])}, or the texts only, {option('inputs', column)}."
+        raise DataError(f"{survey.train['path']}: {shorten(few)} beside {column} may contain classes: {told}")
     if others:
         survey.about += f" in the column {column}; classes would be in a column `label`, not in {shorten(others)}"
 
@@ -449,10 +423,8 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
     if any(abs(size - survey.scale) > 0.02 for scale in scales for size in scale):
         found = ", ".join(f"{width:.3g} x {height:.3g}" for width, height in sorted(scales)[:4])
-        raise DataError(
-            f"{place}: the pictures of {names[1]}/ must be as large as those of {names[0]}/, or all 2, 3, 4 times "
-            f"as large; found {found} times."
-        )
+        told = f"must be as large as those of {names[0]}/, or all 2, 3, 4 times; found {found} times."
+        raise DataError(f"{place}: the pictures of {names[1]}/ {told}")
     _tell_modes(survey, [header for pair in read for header in pair])
     survey.sides = sorted(min(lq.size) for lq, _ in read)
     larger = f", those of {names[1]}/ {survey.scale} times as large" if survey.scale > 1 else ""

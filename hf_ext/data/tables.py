@@ -46,49 +46,34 @@ class Table:
 
     frame: pd.DataFrame
     notes: list[str] = field(default_factory=list)
-    # whether the file has no line of names
     nameless: bool = False
     separator: str = ","
-
-
-class TableError(DataError):
-    """A file that is not a table."""
 
 
 def read_table(
     path: Path | str, keep_index: bool = False, held: bytes | None = None, label: str | None = None, raw: bool = False
 ) -> Table:
     """
-    Reads a CSV, TSV, JSON lines or parquet file. A [`TableError`]: it is not a table, contains an invalid number, or
-    is too large for the free memory.
+    Reads a CSV, TSV, JSON lines or parquet file, or what was `held` of one; refuses what is no table or too large.
 
-    Args:
-        path (`Path`): The file, whose name errors have.
-        keep_index (`bool`): Keeps first columns that count the rows, as they may name files.
-        held (`bytes`, *optional*): What is in the file, of one in an archive.
-        label (`str`, *optional*): The column of classes, if its name does not say that.
-        raw (`bool`): Leaves all cells of text as they are written, also numbers.
+    `keep_index` keeps first columns that count the rows, as they may name files; `raw` leaves all cells of text as
+    they are written, also numbers; `label` is the column of classes, if its name does not say that.
     """
     path = Path(path)
+    kind, size = path.suffix.lower(), path.stat().st_size if held is None and path.is_file() else len(held or b"")
+    # Of a file that does not fit, the system would kill the process without a word.
+    if (needed := _MEMORY * size) > (free := psutil.virtual_memory().available) and kind != ".parquet":
+        told = f"needs about {needed / 1e9:.2g} GB of memory, and {free / 1e9:.2g} GB are free"
+        raise DataError(f"{path} {told}: split it, or write it as parquet, which is read in pieces.")
     try:
-        if path.suffix.lower() == ".parquet":
+        if kind == ".parquet":
             table = Table(_plain_frame(pd.read_parquet(path)))
+        elif kind == ".jsonl":
+            table = Table(pd.read_json(path, lines=True, dtype=False).rename(columns=str))
         else:
-            # Of a file that does not fit, the system would kill the process without a word.
-            size = path.stat().st_size if held is None and path.is_file() else len(held or b"")
-            if (needed := _MEMORY * size) > (free := psutil.virtual_memory().available):
-                raise TableError(
-                    f"{path} would need about {needed / 1e9:.2g} GB of memory, and {free / 1e9:.2g} GB are free: "
-                    "split it into several files, or write it as parquet, which is read in pieces."
-                )
-            if path.suffix.lower() == ".jsonl":
-                table = Table(pd.read_json(path, lines=True, dtype=False).rename(columns=str))
-            else:
-                table = _read_table(path, path.read_bytes() if held is None else held, label, raw)
+            table = _read_table(path, path.read_bytes() if held is None else held, label, raw)
         if not raw:
             _convert_columns(table, label)
-    except TableError:
-        raise
     except (OSError, ValueError, TypeError, OverflowError, csv.Error, pd.errors.ParserWarning) as error:
         told = str(error).strip().partition("\n")[0].rstrip(".")
         if (found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", told)) is not None:
@@ -97,7 +82,7 @@ def read_table(
             told = "a quote is opened and never closed: write quotes inside of cells twice, or remove them"
         elif isinstance(error, pd.errors.ParserWarning):
             told = "its lines have more cells than the line of names: give each column a name"
-        raise TableError(f"{path} cannot be read: {told}.") from error
+        raise DataError(f"{path} cannot be read: {told}.") from error
     # A table that was written twice has two.
     while not keep_index and _drop_index(table):
         pass
@@ -105,11 +90,11 @@ def read_table(
 
 
 def read_text(path: Path) -> str:
-    """The text of a file in any usual encoding; raises a [`TableError`] if it is none."""
+    """The text of a file in any usual encoding."""
     try:
         return _decode(path.read_bytes())[0].strip()
     except (OSError, ValueError) as error:
-        raise TableError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
+        raise DataError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
 
 
 def _plain_frame(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,5 @@
 """Recipes for the user's data: commented YAML with sizes for the data and the machine."""
 
-import json
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +21,7 @@ _SMALLEST = 16
 
 
 def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
-    """
-    Writes a recipe for data, with sizes for a GPU or for two CPU cores; raises a [`DataError`] if the method cannot
-    learn from such data.
-    """
+    """A recipe for data, with sizes for a GPU or for two CPU cores; refuses data that the method cannot learn from."""
     kinds, make = _METHODS[method]
     if survey.kind not in kinds:
         raise DataError(f"{method} learns from {', '.join(kinds)}, but the data are {survey.kind}.")
@@ -175,10 +170,8 @@ def _sounds(survey: Survey, gpu: bool) -> tuple[str, Fields]:
 def _texts(survey: Survey, gpu: bool) -> tuple[str, Fields]:
     column = {"text_column": _column(survey, "text")}
     if len(survey.classes) == 1:
-        raise DataError(
-            f"the texts have only the class {survey.classes[0]}: a classifier needs at least two. Without the column "
-            "of the class they train a language model."
-        )
+        told = "a classifier needs two or more; without the column of the class they train a language model."
+        raise DataError(f"the texts have only the class {survey.classes[0]}: {told}")
     if not survey.classes:
         size, _ = _fit(survey.lengths, 32, 1024 if gpu else 256)
         return "mrconv-lm", {"max_length": (size, "Bytes per training example."), **column}
@@ -225,10 +218,8 @@ def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, Fields]:
 def _dit(survey: Survey, gpu: bool) -> Fields:
     _refuse_deep(survey, survey.bits > 8)
     if not survey.classes and survey.captions is None:
-        raise DataError(
-            "the pictures have neither classes nor captions: put them into one folder per class, as in "
-            "pictures/train/cat/1.png, or add a caption file for each, such as 1.txt for 1.png."
-        )
+        told = "sort them as pictures/train/cat/1.png, or add the caption of each, such as 1.txt for 1.png."
+        raise DataError(f"the pictures have neither classes nor captions: {told}")
     side = max(8, min(64 if gpu else 32, _side(survey, 0.0) // 8 * 8))
     latents = "Above 64, train on latents: see hf-ext dit precompute, and the recipe disentangled_dit/imagenet_256."
     flip = "Probability of a horizontal flip; set 0.0 if left and right differ, as in letters."
@@ -268,19 +259,15 @@ _METHODS: dict[str, tuple[tuple[str, ...], Callable[[Survey, bool], Fields]]] = 
 
 def _refuse_deep(survey: Survey, deep: bool) -> None:
     if deep:
-        raise DataError(
-            f"{survey.train['path']} contains pictures with more than 8 bits per channel, which this training does "
-            "not read. Convert them first, in each folder: mkdir 8-bits && mogrify -depth 8 -path 8-bits *.*"
-        )
+        told = "Convert them first, in each folder: mkdir 8-bits && mogrify -depth 8 -path 8-bits *.*"
+        raise DataError(f"{survey.train['path']} has pictures of more than 8 bits per channel. {told}")
 
 
 def _need_classes(survey: Survey) -> None:
     if len(survey.classes) < 2:
         found = f"only the class {survey.classes[0]}" if survey.classes else "no classes"
-        raise DataError(
-            f"the {survey.kind} have {found}: put them into one folder per class, as in {survey.kind}/train/first/1, "
-            f"or add a metadata.csv with the columns file_name and label{survey.advice}."
-        )
+        told = f"put them into one folder per class, as {survey.kind}/train/first/1, or add a metadata.csv with the"
+        raise DataError(f"the {survey.kind} have {found}: {told} columns file_name and label{survey.advice}.")
 
 
 def _classes(survey: Survey) -> Fields:
@@ -304,13 +291,8 @@ def _smallest(survey: Survey) -> str:
 
 
 def flow(value: Any) -> str:
-    """Writes a value as YAML in one line: texts without quotes if they are read back, unlike `null` and `1.5`."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{flow(str(key))}: {flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(flow, value)) + "]"
-    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z_/-]*", value)
-    if isinstance(value, str) and not value.isprintable():
-        # JSON leaves as they are some that YAML refuses or takes for line breaks.
-        return str(yaml.safe_dump(value, default_style='"', allow_unicode=True, width=1 << 30)).strip()
-    return value if plain and yaml.safe_load(value) == value else json.dumps(value, ensure_ascii=False)
+    """Writes a value as YAML in one line."""
+    options: Any = {"default_flow_style": True, "allow_unicode": True, "sort_keys": False, "width": 1 << 30}
+    text = str(yaml.safe_dump(value, **options)).removesuffix("...\n").strip()
+    # Between single quotation marks a text keeps its line breaks.
+    return text if len(text.splitlines()) == 1 else str(yaml.safe_dump(value, default_style='"', **options)).strip()

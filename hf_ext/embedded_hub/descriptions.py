@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hf_ext.hub.front_matter import read_front_matter
+from hf_ext.hub.card_rules import read_front_matter
 from hf_ext.hub.header_format import CheckpointError, read_entries
 
 from .errors import HubError

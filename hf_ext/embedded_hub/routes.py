@@ -10,8 +10,7 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from starlette.responses import Response
 
-from hf_ext.hub.card_rules import check_card
-from hf_ext.hub.front_matter import front_matter
+from hf_ext.hub.card_rules import check_card, front_matter
 
 from . import descriptions, downloads, uploads
 from .errors import HubError, entry_not_found

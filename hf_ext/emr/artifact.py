@@ -17,7 +17,7 @@ from safetensors.numpy import save
 from ..files import read_json, write_json
 from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
 from ..hub.file_hashes import file_sha256
-from ..hub.safetensors_headers import CheckpointError
+from ..hub.header_format import CheckpointError
 from .arithmetic import SUMS, TOTALS
 from .emr_loader import OWN_FILE
 from .manifest import MANIFEST, Manifest, artifact_file, find_folder

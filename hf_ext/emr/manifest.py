@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ..files import stays_inside, write_json
-from ..hub.safetensors_headers import DTYPE_NAMES, CheckpointError
+from ..hub.checkpoints import DTYPE_NAMES
+from ..hub.header_format import CheckpointError
 from .arithmetic import RESCALES
 from .emr_loader import read_manifest
 

@@ -21,9 +21,9 @@ from safetensors import safe_open
 
 from ..errors import UsageError
 from ..files import copy_into, parse_json_object, require_free, whole_folder
-from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
+from ..hub.checkpoints import Checkpoint, TensorInfo, explain_hub, open_checkpoint
+from ..hub.header_format import CheckpointError
 from ..hub.published_files import walk
-from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .arithmetic import compute_scales, find_kernels, restore_block
 from .artifact import HubFiles, find_fault, open_extras, open_masks, open_unified, read_sums, read_tasks

@@ -22,11 +22,11 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardDat
 
 from ..errors import DataError, UsageError
 from ..files import read_json_object, require_kinds, whole_file
+from .card_rules import front_matter, read_card, read_front_matter
 from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
 from .disclosure import cut_paths
 from .folder_kinds import CardPart, describe
-from .front_matter import front_matter, read_card, read_front_matter
 from .load_check import installed_room
 from .published_files import PICTURE
 
@@ -75,7 +75,6 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
     entries = folder / ".eval_results" / "hf_ext.yaml"
     entries.unlink(missing_ok=True)
     if benchmark := _benchmark_entries(evaluation["results"]):
-        entries.parent.mkdir(exist_ok=True)
         with whole_file(entries, "w") as file:
             yaml.safe_dump(benchmark, file, sort_keys=False)
     if card.is_file():
@@ -87,10 +86,8 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
         text = _render(folder, repo_id, license, evaluation)
     # Configurations and reports are other people's: a part that the card tells of is missing, or of another kind.
     except (jinja2.TemplateError, AttributeError, LookupError, ArithmeticError) as error:
-        raise DataError(
-            f"{folder}: its configuration or report lacks an entry that the card needs ({type(error).__name__}: "
-            f"{error}); download or save the folder again"
-        ) from error
+        told = f"lacks an entry that the card needs ({type(error).__name__}: {error})"
+        raise DataError(f"{folder}: its configuration or report {told}; download or save it again") from error
     with whole_file(card, "w") as file:
         file.write(text)
     return card
@@ -114,9 +111,7 @@ def _require_license(card: Path, text: str, license: str | None) -> None:
     # An empty entry is none, and would be a second one.
     rest = re.sub(r"(?m)^(['\"]?)license\1[ \t]*:.*\n?", "", head)
     if stated or "license" in read_front_matter(f"---\n{rest}\n---\n"):
-        raise UsageError(
-            f"{card}: the card that you wrote has the licence {stated!r}, got license={license!r}; correct one of them"
-        )
+        raise UsageError(f"{card}: your card has the licence {stated!r}, got license={license!r}; correct one of them")
     if head:
         text = text.replace(head, rest, 1)
         text = re.sub(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n", lambda start: start[0] + line, text)
@@ -158,8 +153,10 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     # Weights have the licence of their data, where a run of ours says so.
     fields |= (training.get("released") or {}).get("card_license") or {}
     fields |= {"license": license} if license is not None else {}
-    if (base := _base_model(config, arguments)) is not None:
-        fields |= {"base_model": base, "base_model_relation": "adapter" if "peft_type" in config else "finetune"}
+    sources = (config.get("base_model_name_or_path"), arguments.get("init_from"))
+    base_model = next((str(source).partition("@")[0] for source in sources if _is_hub_id(source)), None)
+    if base_model is not None:
+        fields |= {"base_model": base_model, "base_model_relation": "adapter" if "peft_type" in config else "finetune"}
     front = ModelCardData(**(fields | _describe_results(repo_id, arguments, evaluation["results"])))
     text = _compile(source).render(
         title=repo_id.rpartition("/")[2],
@@ -169,7 +166,7 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         shown=shown,
         repo_id=repo_id,
         config=config,
-        base_model=base,
+        base_model=base_model,
         results=[_result_row(result) for result in evaluation["results"]],
         evaluated_revision=evaluation.get("revision"),
         data=_flatten(arguments.get("data") or {}),
@@ -248,13 +245,8 @@ def _read_resource(name: str) -> str:
 @functools.cache
 def _compile(source: str) -> jinja2.Template:
     """The text of a card as a template, which a process that writes several cards compiles once."""
-    # the result is Markdown, not HTML
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_read_resource),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.loader = jinja2.FunctionLoader(_read_resource)
     environment.filters["cell"] = _cell
     environment.globals["table"] = lambda rows: "\n".join(
         ["| | |", "|---|---|", *(f"| {_cell(key)} | {_cell(value)} |" for key, value in rows.items())]
@@ -303,19 +295,14 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
     evaluation = read_json_object(path, optional=True) or {"results": []}
     for result in check_results(evaluation.get("results"), path):
         if not -sys.float_info.max <= result["value"] <= sys.float_info.max:
-            raise DataError(
-                f"{path}: {result['metric']} is {result['value']}; a card needs a finite number; evaluate again"
-            )
+            raise DataError(f"{path}: {result['metric']} is {result['value']}, and must be finite; evaluate again")
     return dict(cut_paths(evaluation, near=path.parent))
 
 
 def _describe_results(repo_id: str, arguments: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
     """Fields of a card that name the data sets of a model and its results."""
-    sources: list[Any] = []
-    for source in (arguments.get("data") or {}).values():
-        # several data sets may make one
-        sources += source if isinstance(source, list) else [source]
-    paths = [source.get("path") for source in sources if isinstance(source, dict)]
+    parts = [source if isinstance(source, list) else [source] for source in (arguments.get("data") or {}).values()]
+    paths = [source.get("path") for part in parts for source in part if isinstance(source, dict)]
     datasets = [str(path).partition("@")[0] for path in paths if _is_hub_id(path)]
     datasets += [result["dataset"] for result in results if _is_hub_id(result["dataset"])]
     fields: dict[str, Any] = {"datasets": list(dict.fromkeys(datasets))} if datasets else {}
@@ -324,14 +311,6 @@ def _describe_results(repo_id: str, arguments: dict[str, Any], results: list[dic
         fields["model_name"] = repo_id.rpartition("/")[2]
         fields["eval_results"] = [_eval_result(result) for result in results]
     return fields
-
-
-def _base_model(config: dict[str, Any], arguments: dict[str, Any]) -> str | None:
-    """The model that this one was made from, when the Hub has it."""
-    for source in (config.get("base_model_name_or_path"), arguments.get("init_from")):
-        if _is_hub_id(source):
-            return str(source).partition("@")[0]
-    return None
 
 
 def _is_hub_id(value: object) -> bool:
@@ -360,10 +339,9 @@ def _eval_result(result: dict[str, Any]) -> EvalResult:
 def _benchmark_entries(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Only a data set of the Hub can show results, one for each of its tasks: the metrics are told apart as tasks."""
     entries = []
-    for result in results:
-        if _is_hub_id(dataset := result["dataset"]):
-            notes = ", ".join(filter(None, (result.get("name"), _options(result)))) or None
-            entries.append(EvalResultEntry(dataset, result["metric"], result["value"], notes=notes))
+    for result in (each for each in results if _is_hub_id(each["dataset"])):
+        notes = ", ".join(filter(None, (result.get("name"), _options(result)))) or None
+        entries.append(EvalResultEntry(result["dataset"], result["metric"], result["value"], notes=notes))
     return eval_result_entries_to_yaml(entries)
 
 
@@ -400,11 +378,9 @@ def _model_rows(folder: Path, config: dict[str, Any]) -> dict[str, str]:
         with open_checkpoint(folder) as checkpoint:
             tensors = [checkpoint.info(name) for name in checkpoint]
     rows = {"class": ", ".join(config["architectures"])} if config.get("architectures") else {}
-    return rows | {
-        "parameters": f"{sum(math.prod(tensor.shape) for tensor in tensors):,}",
-        "type": ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})),
-        "bytes": f"{sum(tensor.nbytes for tensor in tensors):,}",
-    }
+    rows["parameters"] = f"{sum(math.prod(tensor.shape) for tensor in tensors):,}"
+    rows["type"] = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
+    return rows | {"bytes": f"{sum(tensor.nbytes for tensor in tensors):,}"}
 
 
 def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -6,31 +6,24 @@ Opening reads the headers only. A tensor is read when it is asked for, and then 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
 import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-    RevisionResolutionError,
-)
+from huggingface_hub import errors as hub
 from huggingface_hub.hf_api import RepoFile
 
 from ..errors import UsageError
 from ..files import parse_json_object, stays_inside
-from .header_format import CheckpointError, header_length
-from .range_readers import LocalFile, RangeReader, RemoteFile, WeightsFile
-from .safetensors_headers import MAX_INDEX_BYTES, TensorInfo, parse_header
+from .header_format import BITS, CheckpointError, header_length, parse_entries
+from .range_readers import LocalFile, RangeReader, RemoteFile
 
 # In the order of transformers: the single file before the sharded form.
 _STEMS = ("model", "diffusion_pytorch_model", "adapter_model", "pytorch_lora_weights")
@@ -38,6 +31,47 @@ _SUFFIX = ".safetensors"
 # Of shards, if need be those of a variant, as transformers names it.
 _INDEX = re.compile(r".*\.safetensors\.index(?:\.\w+)?\.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_OFFLINE = (hub.OfflineModeIsEnabled, httpx2.TransportError)
+# Of an index of shards, whose entries are plain strings: that of a trillion parameters has 20 MB.
+_MAX_INDEX_BYTES = 50_000_000
+# In the order of the names in headers.
+_TYPES = """
+float64 float32 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu
+float4_e2m1fn_x2 complex64 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool
+"""
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, kind) for name, kind in zip(BITS, _TYPES.split(), strict=True)}
+# How a header names each type.
+DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+# Numbers in an element: torch packs two numbers of 4 bits into one, a header counts them one by one.
+PACKED = {dtype: max(8 // BITS[name], 1) for name, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Place, dtype and shape of one tensor, known before any of its bytes are read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+    file: str  # relative to the checkpoint
+    offset: int  # first byte of the tensor in its file
+
+    @property
+    def numbers(self) -> int:
+        """Count of numbers in the tensor; of `torch.float4_e2m1fn_x2` two in each element."""
+        return math.prod(self.shape) * PACKED[self.dtype]
+
+
+def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """Parses the JSON header of a safetensors file, whose tensors must tile the file without gap or overlap."""
+    entries, metadata = parse_entries(data, file_size, file)
+    found = {}
+    for name, entry in entries.items():
+        dtype, shape = _DTYPES[entry.dtype], entry.shape
+        if PACKED[dtype] > 1:
+            shape = (*shape[:-1], shape[-1] // PACKED[dtype])
+        found[name] = TensorInfo(dtype, shape, entry.nbytes, file, entry.offset)
+    return found, metadata
 
 
 def split_revision(source: str) -> tuple[str, str]:
@@ -61,7 +95,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     def __init__(self, open_file: Callable[[str], RangeReader], entry: str, commit: str | None) -> None:
         self.commit = commit
         self.metadata: dict[str, str] = {}
-        self.files: dict[str, WeightsFile] = {}
+        self.files: dict[str, RangeReader] = {}
         self.bytes_read = 0
         self._counting = threading.Lock()
         self._open_file = open_file
@@ -95,10 +129,9 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         info = self._require_block(name, start, stop)
         fits = out.dtype == info.dtype and out.shape == (stop - start,) and out.device.type == "cpu"
         if not fits or not out.is_contiguous():
-            raise UsageError(
-                f"out for [{start}, {stop}) of tensor {name!r} must be a contiguous {info.dtype} of shape "
-                f"[{stop - start}] on the CPU; got {out.dtype} {list(out.shape)} on {out.device}"
-            )
+            wanted = f"a contiguous {info.dtype} of shape [{stop - start}] on the CPU"
+            got = f"got {out.dtype} {list(out.shape)} on {out.device}"
+            raise UsageError(f"out for [{start}, {stop}) of tensor {name!r} must be {wanted}; {got}")
         self._fill(info.file, out.view(torch.uint8).numpy().data, info.offset + start * info.dtype.itemsize)
 
     def will_need(self, name: str, start: int, stop: int) -> None:
@@ -159,24 +192,22 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         reader = self._readers[file] = self._open_file(file)
         prefix = self._read_bytes(file, 0, min(8, reader.size))
         header = self._read_bytes(file, 8, header_length(prefix, reader.size, file))
-        digest = hashlib.sha256(prefix + header).hexdigest()
-        self.files[file] = WeightsFile(reader.size, digest, reader.sha256, reader.path)
+        reader.header_sha256 = hashlib.sha256(prefix + header).hexdigest()
+        self.files[file] = reader
         return parse_header(header, reader.size, file)
 
     def _read_index(self, index: str) -> None:
         self._readers[index] = self._open_file(index)
         size = self._readers[index].size
-        if size > MAX_INDEX_BYTES:
-            raise CheckpointError(f"{index}: {size} bytes, at most {MAX_INDEX_BYTES} are allowed; save it again.")
+        if size > _MAX_INDEX_BYTES:
+            raise CheckpointError(f"{index}: {size} bytes, at most {_MAX_INDEX_BYTES} are allowed; save it again.")
         weight_map = parse_json_object(self._read_bytes(index, 0, size), index, CheckpointError).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: no `weight_map` object in it; fetch or save it again.")
         for name, file in weight_map.items():
             if not isinstance(file, str) or not re.fullmatch(r"[\w\-][\w.\- ]*\.safetensors", file):
-                raise CheckpointError(
-                    f"{index}: tensor {name!r} is said to be in {file!r}; only the name of a .safetensors file beside "
-                    "the index is allowed, without folders: do not use this checkpoint unless you trust its author."
-                )
+                told = "only a .safetensors file beside the index is allowed: do not use what you do not trust."
+                raise CheckpointError(f"{index}: tensor {name!r} is said to be in {file!r}; {told}")
         metadata: list[set[tuple[str, str]]] = []
         for file in dict.fromkeys(weight_map.values()):
             tensors, strings = self._read_header(file)
@@ -184,10 +215,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             named = {name for name, holder in weight_map.items() if holder == file}
             if named != set(tensors):
                 missing, extra = sorted(named - set(tensors)), sorted(set(tensors) - named)
-                raise CheckpointError(
-                    f"{file}: does not match {index}: missing {missing[:3]}, not in the index {extra[:3]}; "
-                    "the files come from different saves: download or save all of them again."
-                )
+                told = f"missing {missing[:3]}, not in the index {extra[:3]}"
+                raise CheckpointError(f"{file}: does not match {index}: {told}; download or save all of them again.")
             self._tensors |= tensors
         self._tensors = {name: self._tensors[name] for name in weight_map}
         self.metadata = dict(set.intersection(*metadata))
@@ -258,9 +287,7 @@ def _inside(folder: Path, name: str) -> Path:
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; a shard is missing: fetch or save the checkpoint again.")
     if not stays_inside(folder, path):
-        raise CheckpointError(
-            f"{path}: a link to a file outside the folder; copy the file into the folder, or open the file directly."
-        )
+        raise CheckpointError(f"{path}: a link that leaves the folder; copy the file into it, or open it directly.")
     return path
 
 
@@ -276,10 +303,8 @@ def _find_entry(names: list[str], where: object) -> str:
             raise CheckpointError(f"{where}: which of {found[:5]}? Download the folder and open one of the files.")
         return found[0]
     if pickles := [name for name in names if name.endswith(PICKLES)]:
-        raise CheckpointError(
-            f"{where}: {pickles[0]} is a pickle, which can run code when it is read, and is refused. If you trust it, "
-            "load it and save it as safetensors: model.save_pretrained(folder)."
-        )
+        told = "If you trust it, load it and save it as safetensors: model.save_pretrained(folder)."
+        raise CheckpointError(f"{where}: {pickles[0]} is a pickle, which can run code when it is read. {told}")
     raise CheckpointError(f"{where}: no .safetensors file here; found {names[:5]}. Give a checkpoint.")
 
 
@@ -289,14 +314,12 @@ def explain_hub(where: str, endpoint: str | None) -> Iterator[None]:
     endpoint = endpoint or constants.ENDPOINT
     try:
         yield
-    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        raise CheckpointError(
-            f"{where}: no such repository or revision on {endpoint}, or no access to it; check the name, and pass "
-            f"a token if it is private ({str(error).splitlines()[0]})"
-        ) from error
-    except (RevisionResolutionError, LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.TransportError) as error:
+    except (hub.RepositoryNotFoundError, hub.RevisionNotFoundError, hub.HFValidationError) as error:
+        told = f"check the name, and give a token if private ({str(error).splitlines()[0]})"
+        raise CheckpointError(f"{where}: no such repository or revision on {endpoint}: {told}") from error
+    except (hub.RevisionResolutionError, hub.LocalEntryNotFoundError, *_OFFLINE) as error:
         raise CheckpointError(f"{where}: {endpoint} cannot be reached and this is not in the cache.") from error
-    except HfHubHTTPError as error:
+    except hub.HfHubHTTPError as error:
         raise CheckpointError(f"{where}: {str(error).splitlines()[0]}") from error
 
 
@@ -308,7 +331,7 @@ def _open_repository(repo_id: str, revision: str | None, token: str | bool | Non
         commit = api.resolve_revision(repo_id, revision=revision).resolved
         try:
             files = list_files(api, repo_id, commit)
-        except (OfflineModeIsEnabled, httpx2.TransportError):
+        except _OFFLINE:
             snapshot = Path(constants.HF_HUB_CACHE, f"models--{repo_id.replace('/', '--')}", "snapshots", commit)
             if not snapshot.is_dir():
                 raise
@@ -329,7 +352,7 @@ def open_listed(api: HfApi, repo_id: str, commit: str, files: dict[str, RepoFile
         cached = try_to_load_from_cache(repo_id, name, revision=commit)
         if isinstance(cached, str) and Path(cached).stat().st_size == size:
             return LocalFile(Path(cached), f"{where}/{name} (cached)", sha256)
-        return RemoteFile(repo_id, name, commit, size, api.token, api.endpoint, sha256)
+        return RemoteFile(api, repo_id, name, commit, size, sha256)
 
     names = [name.removeprefix(folder) for name in files if name.rpartition("/")[0] == folder.rstrip("/")]
     return Checkpoint(open_file, _find_entry(names, where), commit)

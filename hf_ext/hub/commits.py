@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 from urllib.parse import quote
 
 import httpx2
@@ -24,6 +24,7 @@ from huggingface_hub.utils.sha import git_hash
 
 from ..errors import NotPublished, UsageError
 from ..progress import waiting
+from ..terminal import log_level
 from .checkpoints import list_files
 from .file_hashes import file_sha256
 
@@ -33,6 +34,9 @@ _TRIES = 5
 _WAITS = (0.5, 2.0, 5.0)
 _FILES_A_QUESTION = 256
 _SAMPLE_BYTES = 512
+
+# It warns of nothing but that open files are not sent by Xet, which is why they are opened.
+_LOGGER = "huggingface_hub._commit_api"
 
 Tree: TypeAlias = dict[str, RepoFile]
 
@@ -98,22 +102,16 @@ def commit_folder(
         description = None if tell is None else tell(stale, left)
         try:
             sending = f"sending {len(paths)} files, {size / 1e6:,.1f} MB"
-            with ExitStack() as stack, waiting(sending), read_answers(api), _without_fallback_warning():
+            with ExitStack() as stack, waiting(sending), read_answers(api), log_level(_LOGGER, logging.ERROR):
                 operations: list[CommitOperationAdd | CommitOperationDelete] = [*map(CommitOperationDelete, stale)]
                 for name, path in paths.items():
                     # huggingface_hub sends open files by LFS even where hf_xet is installed.
                     opened = as_files and path.suffix == ".safetensors"
                     content: BinaryIO | Path = stack.enter_context(open(path, "rb")) if opened else path
                     operations.append(CommitOperationAdd(name, content))
-                commit = api.create_commit(
-                    repo_id,
-                    operations,
-                    commit_message=message,
-                    commit_description=description,
-                    revision=branch,
-                    create_pr=create_pr,
-                    parent_commit=parent,
-                )
+                options: Any = {"revision": branch, "create_pr": create_pr, "parent_commit": parent}
+                options |= {"commit_message": message, "commit_description": description}
+                commit: CommitInfo = api.create_commit(repo_id, operations, **options)
         except (HfHubHTTPError, httpx2.TransportError, NoHub) as error:
             if create_pr and not _is_conflict(error):
                 # A second try might open a second pull request.
@@ -139,15 +137,13 @@ def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path
     # Who may not write to a repository may ask all the same, for a pull request.
     url = f"{api.endpoint}/api/models/{repo_id}/preupload/{quote(branch, safe='')}{'?create_pr=1' * bool(create_pr)}"
     headers = build_hf_headers(token=api.token)
-    ignored: list[str] = []
-    files = []
+    ignored, files = list[str](), []
     for name, path in paths.items():
         with open(path, "rb") as file:
             sample = base64.b64encode(file.read(_SAMPLE_BYTES)).decode()
         files.append({"path": name, "sample": sample, "size": path.stat().st_size})
     for start in range(0, len(files), _FILES_A_QUESTION):
-        question = {"files": files[start : start + _FILES_A_QUESTION]}
-        answer = get_session().post(url, json=question, headers=headers)
+        answer = get_session().post(url, json={"files": files[start : start + _FILES_A_QUESTION]}, headers=headers)
         hf_raise_for_status(answer)
         ignored += [file["path"] for file in answer.json()["files"] if file["shouldIgnore"]]
     if ignored:
@@ -173,21 +169,6 @@ def lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
     return get_session().get(url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).status_code == 404
 
 
-@contextmanager
-def _without_fallback_warning() -> Iterator[None]:
-    """Leaves out huggingface_hub's warning that open files are not sent by Xet, which is why they are opened."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "binary IO buffer is not supported by Xet" not in record.getMessage()
-
-    logger = logging.getLogger("huggingface_hub._commit_api")
-    logger.addFilter(is_other)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_other)
-
-
 def _look(api: HfApi, repo_id: str, revision: str) -> tuple[str, Tree]:
     """The commit of a revision, and its files."""
     commit = api.repo_info(repo_id, revision=revision).sha
@@ -203,8 +184,7 @@ def _refuse_collisions(repo_id: str, before: Tree, now: Tree, paths: dict[str, P
     """Refuses to replace or delete what somebody else committed since the first look."""
     changed = {name for name, item in now.items() if name not in before or before[name].blob_id != item.blob_id}
     collisions = {name for name in changed & paths.keys() if _difference(now[name], paths[name]) is not None}
-    collisions |= changed & (stale - paths.keys())
-    if collisions:
+    if collisions := collisions | (changed & (stale - paths.keys())):
         told = dict.fromkeys(collisions, "it was changed by another commit meanwhile")
         raise NotOnHub(repo_id, told, "Check the files on the Hub, and push again to replace them")
 

@@ -20,9 +20,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 
 from ..errors import DataError, NotPublished
 from ..files import read_json_object
-from .checkpoints import PICKLES, Checkpoint, list_files, open_checkpoint, open_listed, split_revision
+from .checkpoints import PICKLES, Checkpoint, TensorInfo, list_files, open_checkpoint, open_listed, split_revision
 from .published_files import find_variant
-from .safetensors_headers import TensorInfo
 
 INDEX = "model_index.json"
 
@@ -50,10 +49,8 @@ def read_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]]]:
         if not isinstance(value, list) or key.startswith("_") or value == [None, None]:
             continue
         if len(value) != 2 or value[0] not in ("diffusers", "transformers", ours) or not isinstance(value[1], str):
-            raise DataError(
-                f"{path}: the component {key} is {value}, which names code that is not shipped; components are of "
-                f"diffusers, transformers or {ours}"
-            )
+            told = f"code that is not shipped; components are of diffusers, transformers or {ours}"
+            raise DataError(f"{path}: the component {key} is {value}, which names {told}")
         pairs[key] = tuple(value)
     return name, pairs
 

@@ -6,7 +6,6 @@ The search reads every file that goes up, of weights only the header, where prog
 from __future__ import annotations
 
 import bisect
-import json
 import os
 import re
 import tempfile
@@ -20,7 +19,7 @@ from PIL import Image
 
 from ..data.files import UNREADABLE
 from ..errors import DataError, NotPublished
-from ..files import read_json_object
+from ..files import read_json_object, write_json
 from .published_files import CONFIGURATIONS, UNLISTED, walk
 from .readings import read_text, readings
 from .secret_shapes import find_secrets
@@ -69,8 +68,7 @@ def clean(folder: Path, source: Path) -> None:
             continue
         if path.name == "adapter_config.json":
             _require_public_base(path, source)
-        content = read_json_object(path)
-        kept = content
+        kept = content = read_json_object(path)
         if name == "training.json":
             kept = {field: content[field] for field in _TRAINING if field in content}
             if isinstance(arguments := kept.get("arguments"), dict):
@@ -78,7 +76,7 @@ def clean(folder: Path, source: Path) -> None:
                 kept["arguments"] = {key: value for key, value in arguments.items() if key != "output_dir"}
         cleaned = cut_paths(kept, near=source) if is_report else _cut_configuration(content, near=source)
         if cleaned != content:
-            path.write_text(json.dumps(cleaned, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_json(path, cleaned)
 
 
 class SecretFound(NotPublished):
@@ -86,9 +84,8 @@ class SecretFound(NotPublished):
 
     def __init__(self, file: str, line: int | None, kind: str):
         where = f"{file}, in its header" if line is None else f"{file}, line {line}"
-        super().__init__(
-            f"{where}: {kind}; nothing was uploaded. Remove it from the file, and revoke it if others may have seen it"
-        )
+        advice = "nothing was uploaded. Remove it from the file, and revoke it if others may have seen it"
+        super().__init__(f"{where}: {kind}; {advice}")
         self.file, self.line, self.kind = file, line, kind
 
 
@@ -126,22 +123,15 @@ def _find_line(text: str, kind: str) -> int:
     return 1 + bisect.bisect_left(shorter, True, key=lambda count: find_kind("\n".join(lines[:count])) == kind)
 
 
-def find_secret(path: Path) -> str | None:
-    """The kind of a token, key or password that a file holds, if it holds one."""
-    return find_kind(read_text(path))
-
-
 def find_machine_paths(folder: Path) -> tuple[str, ...]:
     """Finds texts of a staged folder that name the home, the working or the temporary folder; a sentence a file."""
     places = (Path.home(), Path.cwd(), Path(tempfile.gettempdir()))
     # "/" and "C:\" would be found everywhere
     named = [str(place) for place in places if len(place.parts) > 1 and place.parts[1:] != ("tmp",)]
-    written = {shape for place in named for shape in (place, place.replace("\\", "\\\\"))}
-    if not written:
-        return ()
-    pattern = re.compile("|".join(rf"(?<![\w.]){re.escape(place)}(?=[/\\\"'\s,;)]|$)" for place in sorted(written)))
+    written = sorted({shape for place in named for shape in (place, place.replace("\\", "\\\\"))})
+    pattern = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, written))})(?=[/\\\"'\s,;)]|$)")
     notes = []
-    for name, path in walk(folder):
+    for name, path in walk(folder) if written else ():
         if found := pattern.search(text := read_text(path)):
             line = text.count("\n", 0, found.start()) + 1
             notes.append(f"{name}, line {line}: names a folder of this machine")
@@ -152,8 +142,7 @@ def is_path(text: str, near: Path | None = None) -> bool:
     """Tells if a text can only be a path, of a system or a private store, or names something on this disk."""
     if _URL.fullmatch(text):
         return not _PUBLIC.fullmatch(text)
-    found = _ABSOLUTE.fullmatch(text) or _RELATIVE.fullmatch(text)
-    return bool(found) or ("/" in text and is_here(text, near))
+    return bool(_ABSOLUTE.fullmatch(text) or _RELATIVE.fullmatch(text)) or ("/" in text and is_here(text, near))
 
 
 def is_here(text: str, near: Path | None = None) -> bool:
@@ -198,14 +187,12 @@ def _cut_address(text: str) -> str:
 
 
 def _cut_configuration(value: Any, key: str = "", near: Path | None = None) -> Any:
-    if key in _ORIGINS:
-        return cut_paths(value, True, near)
+    if isinstance(value, dict) and key not in _ORIGINS:
+        return {name: v if name in _LABELS else _cut_configuration(v, name, near) for name, v in value.items()}
     if isinstance(value, list):
         return [_cut_configuration(item, key, near) for item in value]
-    if isinstance(value, dict):
-        return {name: v if name in _LABELS else _cut_configuration(v, name, near) for name, v in value.items()}
-    if not isinstance(value, str):
-        return value
+    if key in _ORIGINS or not isinstance(value, str):
+        return cut_paths(value, key in _ORIGINS, near)
     # "/s" may be a token, and says nothing; a template of several lines is none
     absolute = _URL.fullmatch(value) or (_ABSOLUTE.fullmatch(value) and not re.fullmatch(r"/[^/]*/?", value))
     return last_name(value) if absolute and is_path(value) and "\n" not in value else _cut_address(value)
@@ -227,12 +214,9 @@ def _require_public_base(path: Path, near: Path) -> None:
     except HFValidationError:
         is_local = True
     if is_local:
-        raise NotPublished(
-            f"{path.name}: the base of this adapter is {last_name(base)!r}, a folder on this machine. "
-            'Push the base first, set "base_model_name_or_path" in adapter_config.json to its org/name, and push '
-            "the adapter again; or merge the adapter into the base and push the result. If the model of this name on "
-            "the Hub is meant, rename the folder"
-        )
+        told = 'Push the base first, and set "base_model_name_or_path" to its org/name; or merge the adapter into it'
+        told = f"{last_name(base)!r}, a folder on this machine. {told}. If one on the Hub is meant, rename the folder"
+        raise NotPublished(f"{path.name}: the base of this adapter is {told}")
 
 
 def strip_picture(path: Path) -> None:
@@ -240,9 +224,7 @@ def strip_picture(path: Path) -> None:
     content = path.read_bytes()
     chunks = list(_chunks(content))
     if not content.startswith(_SIGNATURE) or not chunks or chunks[-1][:4] != b"IEND":
-        raise ValueError(
-            f"{path.name}: not a complete PNG, so its metadata cannot be removed; save the picture as PNG again"
-        )
+        raise ValueError(f"{path.name}: not a complete PNG, whose notes could be removed; save it as PNG again")
     kept = (len(chunk[4:-4]).to_bytes(4, "big") + chunk for chunk in chunks if chunk[:4] in _SHOWN)
     stripped = _SIGNATURE + b"".join(kept)
     if stripped == content:

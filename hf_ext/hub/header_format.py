@@ -1,6 +1,6 @@
 """Format of safetensors headers, in plain Python: what a file says it holds, believed only after it was checked.
 
-A server that counts parameters reads headers with this module alone; `safetensors_headers` adds the types of torch.
+A server that counts parameters reads headers with this module alone; `checkpoints` adds the types of torch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class Entry(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    # of numbers in the tensor
-    numbers: int
+    numbers: int  # of numbers in the tensor
     nbytes: int
 
 
@@ -47,14 +46,11 @@ def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
         raise CheckpointError(f"{file}: a pointer of Git LFS in place of the weights; fetch them with `git lfs pull`.")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
-        raise CheckpointError(
-            f"{file}: the header claims {length} bytes, at most {MAX_HEADER_BYTES} are allowed; this is not a "
-            "safetensors file, or it is damaged (fetch it again), or it has too many tensors (save it in shards)."
-        )
+        told = f"at most {MAX_HEADER_BYTES} are allowed; it is no safetensors file, or damaged: fetch it again, or"
+        raise CheckpointError(f"{file}: the header claims {length} bytes, {told} save it in shards.")
     if 8 + length > file_size:
-        raise CheckpointError(
-            f"{file}: the header claims {length} bytes but the file has only {file_size}; it was cut: fetch it again."
-        )
+        told = f"the header claims {length} bytes but the file has only {file_size}"
+        raise CheckpointError(f"{file}: {told}; it was cut: fetch it again.")
     return length
 
 
@@ -63,9 +59,7 @@ def parse_entries(data: bytes | bytearray, file_size: int, file: str) -> tuple[d
     header = parse_json_object(data, file, CheckpointError)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise CheckpointError(
-            f"{file}: `__metadata__` must map strings to strings, got {metadata!r:.80}; save it again."
-        )
+        raise CheckpointError(f"{file}: `__metadata__` must map strings to strings, got {metadata!r:.80}; save again.")
     start = position = 8 + len(data)
     found = {name: _describe(f"{file}: tensor {name!r}", entry, start) for name, entry in header.items()}
     # As they lie in the file, those without bytes by their names: the same order for every reader.
@@ -73,16 +67,12 @@ def parse_entries(data: bytes | bytearray, file_size: int, file: str) -> tuple[d
     for name, info in tensors.items():
         offsets, needed = header[name]["data_offsets"], [position - start, position - start + info.nbytes]
         if offsets != needed:
-            raise CheckpointError(
-                f"{file}: tensor {name!r} has data_offsets {offsets}; its dtype and shape, after the tensor before "
-                f"it, need {needed}: the file is malformed, fetch or save it again."
-            )
+            told = f"has data_offsets {offsets}; its dtype and shape, after the tensor before it, need {needed}"
+            raise CheckpointError(f"{file}: tensor {name!r} {told}: fetch or save the file again.")
         position += info.nbytes
     if position != file_size:
-        raise CheckpointError(
-            f"{file}: the header describes {position} bytes but the file has {file_size}; "
-            "it was cut or changed: fetch it again."
-        )
+        told = f"the header describes {position} bytes but the file has {file_size}"
+        raise CheckpointError(f"{file}: {told}; it was cut or changed: fetch it again.")
     return tensors, metadata
 
 
@@ -97,24 +87,18 @@ def read_entries(path: Path) -> tuple[bytes, dict[str, Entry]]:
 def _describe(where: str, entry: Any, start: int) -> Entry:
     complete = isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}
     if not complete or not _are_sizes(entry["data_offsets"]) or len(entry["data_offsets"]) != 2:
-        raise CheckpointError(
-            f"{where} must have dtype, shape and data_offsets, two non-negative integers; got {entry!r:.80}: save the "
-            "file again."
-        )
+        told = "must have dtype, shape and data_offsets, two non-negative integers"
+        raise CheckpointError(f"{where} {told}; got {entry!r:.80}: save the file again.")
     dtype, shape = entry["dtype"], entry["shape"]
     if not isinstance(dtype, str) or dtype not in BITS:
         raise CheckpointError(f"{where} has dtype {dtype!r:.80}; allowed are {sorted(BITS)}: convert it.")
     if not _are_sizes(shape):
-        raise CheckpointError(
-            f"{where} has shape {shape!r:.80}; a list of at most {_MAX_SIZES} non-negative integers is allowed: save "
-            "the file again."
-        )
+        told = f"at most {_MAX_SIZES} non-negative integers are allowed: save the file again."
+        raise CheckpointError(f"{where} has shape {shape!r:.80}; {told}")
     packed = max(8 // BITS[dtype], 1)
     if packed > 1 and (not shape or shape[-1] % packed):
-        raise CheckpointError(
-            f"{where} of dtype {dtype} has shape {shape!r:.80}; its last size must be a multiple of {packed}: save "
-            "the file again."
-        )
+        told = f"its last size must be a multiple of {packed}: save the file again."
+        raise CheckpointError(f"{where} of dtype {dtype} has shape {shape!r:.80}; {told}")
     numbers = math.prod(shape)
     return Entry(dtype, tuple(shape), start + entry["data_offsets"][0], numbers, numbers * BITS[dtype] // 8)
 

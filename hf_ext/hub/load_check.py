@@ -84,10 +84,8 @@ def verify_code(folder: Path) -> None:
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).as_posix()
         if name not in allowed or path.read_bytes() != allowed[name].read_bytes():
-            raise DataError(
-                f"{path}: not a file of the installed hf_ext, and therefore neither run nor uploaded; remove it, or "
-                "install the version of hf_ext that wrote it"
-            )
+            told = "and so neither run nor uploaded; remove it, or install the version that wrote it"
+            raise DataError(f"{path}: not a file of the installed hf_ext, {told}")
         # where the loader has to fetch it, transformers does not say which one is missing
         for needed in sorted(get_relative_imports(path)):
             if not path.with_name(f"{needed}.py").is_file():
@@ -101,8 +99,7 @@ def verify_code(folder: Path) -> None:
             for reference in code_references({key: content.get(key)}):
                 module, _, name = reference.partition(".")
                 if module not in shipped or not name.isidentifier():
-                    told = f"{path}: {key} names {reference!r}, code that is not in the folder"
-                    raise DataError(f"{told}; remove the entry")
+                    raise DataError(f"{path}: {key} names {reference!r}, code that is not in the folder; remove it")
         refuse_kernels(content, path)
 
 
@@ -122,10 +119,9 @@ def refuse_kernels(config: dict[str, Any], path: Path) -> None:
 
 
 def _strings(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        return [text for item in value.values() for text in _strings(item)]
-    if isinstance(value, list):
-        return [text for item in value for text in _strings(item)]
+    items = list(value.values()) if isinstance(value, dict) else value
+    if isinstance(items, list):
+        return [text for item in items for text in _strings(item)]
     return [value] if isinstance(value, str) else []
 
 
@@ -189,7 +185,6 @@ def fill_cache(cache: Path, repo_id: str, commit: str, files: dict[str, Path]) -
         try:
             os.link(path.resolve(), blob)
         except OSError:
-            # another file system
             shutil.copyfile(path, blob)
         link.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -43,7 +43,6 @@ def _load_transformers(repo_id: str, folder: Path, trust: dict[str, bool]) -> No
         _load_model(getattr(diffusers, config["_class_name"]), repo_id, True)
         return
     (saved,) = config["architectures"]
-    # load_check has verified that all code in the folder is that of the installed package
     auto_map = config.get("auto_map", {})
     for name, reference in auto_map.items():
         loader = getattr(transformers, name)

@@ -23,13 +23,12 @@ from huggingface_hub.utils import validate_repo_id
 from ..errors import DataError, NotPublished, UsageError
 from ..files import require_free, whole_folder
 from ..terminal import is_quiet
-from .card_rules import check_card, is_ref_name, refuse_card
+from .card_rules import CardRefused, check_card, is_ref_name, read_front_matter
 from .cards import PLACEHOLDER, write_card
 from .commits import NoHub, commit_folder, read_answers
 from .diffusers_folders import INDEX
 from .disclosure import SecretFound, clean, find_kind, find_machine_paths, refuse_secrets
 from .folder_kinds import known_kinds
-from .front_matter import read_front_matter
 from .load_check import check_loads, verify_code
 from .published_files import Listing, copy_license, is_described, is_loaded, list_files
 from .staging import MANIFEST, write_folder
@@ -97,7 +96,8 @@ def stage(
             kind.hide_paths(folder)
         verify_code(folder)
         card = write_card(folder, repo_id=repo_id or out.name, license=license).read_text(encoding="utf-8")
-        refuse_card(card)
+        if refused := [problem for problem in check_card(card) if problem.refused]:
+            raise CardRefused(refused)
         copy_license(source, folder, read_front_matter(card).get("license_link"))
         refuse_secrets(folder)
     return out
@@ -177,24 +177,13 @@ def push(
             return commit_folder(api, folder, whole_id, branch, **options)
 
 
-def preview(
-    source: str | Path,
-    repo_id: str,
-    *,
-    license: str | None,
-    endpoint: str | None,
-    revision: str | None,
-    create_pr: bool,
-    commit_message: str,
-    check: bool,
-    **_: Any,
-) -> Listing:
+def preview(source: str | Path, repo_id: str, *, revision: str | None, check: bool, **options: Any) -> Listing:
     """Does all that [`push`] does before the upload, and lists the files that it would upload, exclude and delete."""
-    _check_options(repo_id, revision, create_pr, commit_message, None)
+    _check_options(repo_id, revision, options["create_pr"], options["commit_message"], None)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, repo_id.rpartition("/")[2])
-        listing = rehearse(source, folder, repo_id=repo_id, license=license)
-        api = HfApi(endpoint=endpoint and endpoint.rstrip("/"))
+        listing = rehearse(source, folder, repo_id=repo_id, license=options["license"])
+        api = HfApi(endpoint=options["endpoint"] and options["endpoint"].rstrip("/"))
         if check:
             check_loads(folder, repo_id=repo_id, endpoint=api.endpoint)
     try:

@@ -104,10 +104,8 @@ def copy_license(source: Path, out: Path, link: object) -> None:
     if readable and (out / link).is_file():
         return
     if not readable or not text.is_file() or not stays_inside(source, text):
-        raise NotPublished(
-            f"README.md: license_link names {link!r}, which is not published: put a text of this name into the folder "
-            "(.txt, .md, .rst, .html, .pdf or none of these endings), or give the address of the licence"
-        )
+        told = "put a text of this name there (.txt, .md, .rst, .html, .pdf or no ending), or give its address"
+        raise NotPublished(f"README.md: license_link names {link!r}, which is not published: {told}")
     copy_into({link: text}, out)
 
 
@@ -117,24 +115,18 @@ def refuse_links(folder: Path, reads: Callable[[str], bool] = is_loaded) -> None
     # would be published broken.
     for name, path in walk(folder):
         if reads(name) and not stays_inside(folder, path):
-            raise NotPublished(
-                f"{path}: a link that leaves the folder, which is not published; copy its target into the folder, or "
-                "remove the link"
-            )
+            told = "which is not published; copy its target into the folder, or remove the link"
+            raise NotPublished(f"{path}: a link that leaves the folder, {told}")
 
 
 @dataclass(frozen=True)
 class Listing:
     """Files that a push uploads, and files that it leaves behind."""
 
-    # bytes of every file, by its path in the repository
-    files: dict[str, int]
-    # why, of every file or whole folder
-    stays_behind: dict[str, str] = field(default_factory=dict)
-    # what the owner should look at, such as a path of this machine in a card
-    notes: tuple[str, ...] = ()
-    # files of an earlier model in the repository; known where the Hub was asked
-    deleted: tuple[str, ...] = ()
+    files: dict[str, int]  # bytes of every file, by its path in the repository
+    stays_behind: dict[str, str] = field(default_factory=dict)  # why, of every file or whole folder
+    notes: tuple[str, ...] = ()  # what the owner should look at, such as a path of this machine in a card
+    deleted: tuple[str, ...] = ()  # files of an earlier model in the repository; known where the Hub was asked
 
 
 def list_files(folder: Path, staged: Path, notes: tuple[str, ...] = ()) -> Listing:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import httpx2
-from huggingface_hub import constants, get_session, hf_hub_url
+from huggingface_hub import HfApi, constants, get_session, hf_hub_url
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers
 
@@ -29,23 +28,13 @@ _FAULTS = {
 }
 
 
-@dataclass(frozen=True)
-class WeightsFile:
-    """One safetensors file of a checkpoint, as far as it can be told apart from others without reading its tensors."""
-
-    size: int
-    # of its eight bytes of length and its JSON
-    header_sha256: str
-    # of the whole file, where a Hub lists it
-    sha256: str | None
-    # on this disk; `None` if it is read from a Hub
-    path: Path | None
-
-
 class LocalFile:
     """Reads ranges of a file on disk; it is kept open, so that replacing it does not mix two versions."""
 
     # Plain reads and no memory map: a file that another process cuts must be an error, not a crash.
+
+    # Of the length and the JSON of a safetensors file, once read; `sha256` is of the whole, where a Hub lists it.
+    header_sha256 = ""
 
     def __init__(self, path: Path, name: str, sha256: str | None = None) -> None:
         # To open a pipe would wait for whoever writes into it.
@@ -68,10 +57,8 @@ class LocalFile:
         while done < len(buffer):
             count = read_at(self._file.fileno(), buffer[done:], start + done)
             if not count:
-                raise CheckpointError(
-                    f"{self._name}: short read, {done} of {len(buffer)} bytes from byte {start}; "
-                    "the file was cut while it was being read: save or fetch it again."
-                )
+                told = f"short read, {done} of {len(buffer)} bytes from byte {start}"
+                raise CheckpointError(f"{self._name}: {told}; the file was cut meanwhile: save or fetch it again.")
             done += count
 
     def will_need(self, start: int, length: int) -> None:
@@ -95,22 +82,14 @@ class RemoteFile:
 
     path: Path | None = None
     descriptor: int | None = None
+    header_sha256 = ""
 
-    def __init__(
-        self,
-        repo_id: str,
-        name: str,
-        commit: str,
-        size: int,
-        token: str | bool | None,
-        endpoint: str | None,
-        sha256: str | None = None,
-    ) -> None:
+    def __init__(self, api: HfApi, repo_id: str, name: str, commit: str, size: int, sha256: str | None = None) -> None:
         self.size, self.sha256, self._commit = size, sha256, commit
         self._where = f"{repo_id}@{commit[:12]}/{name}"
-        self._url = hf_hub_url(repo_id, name, revision=commit, endpoint=endpoint)
+        self._url = hf_hub_url(repo_id, name, revision=commit, endpoint=api.endpoint)
         # compression would change the bytes that a range means
-        self._headers = build_hf_headers(token=token) | {"Accept-Encoding": "identity"}
+        self._headers = build_hf_headers(token=api.token) | {"Accept-Encoding": "identity"}
         self._etag: str | None = None
 
     def read_into(self, buffer: memoryview, start: int) -> None:
@@ -131,14 +110,12 @@ class RemoteFile:
             except (httpx2.TransportError, _TryAgain) as error:
                 problem = error
             except OfflineModeIsEnabled as error:
-                told = "offline mode is on and the file is not in the cache; unset HF_HUB_OFFLINE"
-                raise self._error(told) from error
+                raise self._error("it is not in the cache, and offline mode is on; unset HF_HUB_OFFLINE") from error
             if done == len(buffer):
                 return
-        raise self._error(
-            f"short read, {done} of {len(buffer)} bytes from byte {start} after {_ATTEMPTS} attempts "
-            f"({problem or 'the connection was closed early'}); check the connection and try again"
-        ) from problem
+        told = f"short read, {done} of {len(buffer)} bytes from byte {start} after {_ATTEMPTS} attempts"
+        why = problem or "the connection was closed early"
+        raise self._error(f"{told} ({why}); check the connection and try again") from problem
 
     def will_need(self, start: int, length: int) -> None:
         """Nothing to do: a range is fetched when it is read."""
@@ -181,8 +158,7 @@ class RemoteFile:
         expected, found = f"bytes {start}-{stop - 1}/{self.size}", response.headers.get("Content-Range")
         if found is not None and found.strip() == expected:
             return None
-        wrong = f"Content-Range is {found!r}, expected {expected}: the file has another length"
-        return f"{wrong}; open the checkpoint again"
+        return f"Content-Range is {found!r}, expected {expected}: the file changed; open the checkpoint again"
 
     def _error(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._where}: {what}.")

@@ -17,9 +17,9 @@ _NAMES = """
 cifar10 demosaick denoise-color denoise-gray derain jpeg-color photo restore-tasks spoken-digits super-resolution-x2
 """
 WITHOUT = (
-    "this hf-ext was built without the released models (HF_EXT_WITHOUT_MODELS=1). Install the wheel that contains "
-    "them, or give the folder model_cards/released/NAME of the source; their licences differ from that of the code"
+    "this hf-ext was built without the released models (HF_EXT_WITHOUT_MODELS=1). Install the wheel with them, or "
 )
+WITHOUT += "give the folder model_cards/released/NAME of the source; their licences differ from that of the code"
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,13 @@ class ReleasedModel:
     name: str
     folder: Path
     task: str
-    # its main result, and beside it the baseline
-    scores: str
+    scores: str  # its main result, and beside it the baseline
     data: str
     license: str
     parameters: int
-    # of its weights on disk
-    bytes: int
+    bytes: int  # of its weights on disk
     steps: int
-    # time of the training, on the machine
-    core_hours: float
+    core_hours: float  # of the training, on the machine
     machine: str = "one core"
 
 

@@ -18,8 +18,8 @@ import torch
 
 from ..errors import DataError, UsageError
 from ..system import free_bytes, open_descriptor, reserve, sync_data, write_at
+from .checkpoints import DTYPE_NAMES, PACKED
 from .header_format import MAX_HEADER_BYTES
-from .safetensors_headers import DTYPE_NAMES, PACKED
 
 # Data starts at a multiple of this, so that every tensor is aligned for a memory map and for vector instructions.
 _ALIGNMENT = 64
@@ -49,15 +49,11 @@ class SafetensorsWriter:
         """Writes a run of elements of a tensor. Thread-safe."""
         dtype = self.dtypes[name]
         if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
-            raise UsageError(
-                f"{self.path}: {name!r} takes contiguous {dtype} on the CPU, got {tensor.dtype} on {tensor.device}, "
-                f"contiguous: {tensor.is_contiguous()}; convert it first"
-            )
+            got = f"{tensor.dtype} on {tensor.device}, contiguous: {tensor.is_contiguous()}"
+            raise UsageError(f"{self.path}: {name!r} takes contiguous {dtype} on the CPU, got {got}; convert it first")
         if start < 0 or start + tensor.numel() > self._lengths[name]:
-            raise DataError(
-                f"{self.path}: elements [{start}, {start + tensor.numel()}) are not inside {name!r} "
-                f"of {self._lengths[name]}"
-            )
+            told = f"elements [{start}, {start + tensor.numel()}) are not inside {name!r} of {self._lengths[name]}"
+            raise DataError(f"{self.path}: {told}")
         if tensor.numel():
             data = tensor.reshape(-1).view(torch.uint8).numpy().data
             self._write_at(data, self._offsets[name] + start * dtype.itemsize)
@@ -99,10 +95,8 @@ class SafetensorsWriter:
         except OSError as error:
             told = f"cannot write ({error.strerror})"
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                told = (
-                    f"no room ({error.strerror}): this file needs {self.size:,} bytes in all, "
-                    f"{free_bytes(self.path.parent):,} are free on its disk; make room, or lift the limit"
-                )
+                free = f"{free_bytes(self.path.parent):,} are free on its disk; make room, or lift the limit"
+                told = f"no room ({error.strerror}): this file needs {self.size:,} bytes in all, {free}"
             raise OSError(error.errno, told, str(self.path)) from error
 
 

@@ -108,10 +108,8 @@ def _save_again(folder: Path, out: Path, room: ModuleType) -> None:
     processor = _load_processor(folder, exported)
     wanted = [item.__name__ for item in exported.values() if _is_class(item, ImageProcessingMixin)]
     if processor is None and wanted and model.main_input_name == "pixel_values":
-        raise DataError(
-            f"{folder}: a {names[0]} is published with its image processor: save one into the folder with "
-            f"{wanted[0]}(...).save_pretrained(folder)"
-        )
+        told = f"save one, {wanted[0]}(...).save_pretrained(folder)"
+        raise DataError(f"{folder}: a {names[0]} is published with its image processor: {told}")
     model.save_pretrained(str(out))
     if processor is not None:
         processor.save_pretrained(str(out))
@@ -152,7 +150,5 @@ def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
     for path in sorted([*out.glob("*.safetensors"), *out.glob("*.safetensors.index*.json")]):
         open_checkpoint(path).close()
     if not any(out.glob("*.safetensors")):
-        raise DataError(
-            f"{folder}: its weights do not have the names of transformers, diffusers or peft (model.safetensors, "
-            "adapter_model.safetensors, …), so no loader would find them; save the model with save_pretrained"
-        )
+        told = "do not have the names of transformers, diffusers or peft, such as model.safetensors"
+        raise DataError(f"{folder}: its weights {told}; save the model with save_pretrained")

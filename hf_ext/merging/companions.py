@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 
 from ..errors import DataError
 from ..files import hash_file, read_json, same_bytes, stays_inside
-from ..hub.disclosure import find_secret
+from ..hub.disclosure import find_kind
 from ..hub.published_files import LICENCES, REPORTS, is_loaded, is_tokenizer, walk
+from ..hub.readings import read_text
 
 _WEIGHTS = (
     *("*.safetensors", "*.safetensors.index*.json", "*.bin", "*.bin.index*.json", "*.pt", "*.pth", "*.ckpt", "*.pkl"),
@@ -107,7 +108,7 @@ def find_companions(folder: Path, *, own: Collection[str] = (), alone: bool = Fa
     files = {name: path for name, path in files.items() if PurePosixPath(name).parent.as_posix() not in others}
     left_out += [f"{place}/ (weights of their own, which {MODULES} does not name)" for place in sorted(others)]
     for name, path in list(files.items()):
-        if not is_loaded(name) and name not in LICENCES and (kind := find_secret(path)) is not None:
+        if not is_loaded(name) and name not in LICENCES and (kind := find_kind(read_text(path))) is not None:
             del files[name]
             left_out.append(f"{name} ({kind})")
     return Companions(files, modules, () if alone else tuple(dict.fromkeys(left_out)))

@@ -10,7 +10,7 @@ from ..emr.artifact import fetch_file
 from ..emr.report import NOT_MEASURED, is_measured, number_text
 from ..errors import UsageError
 from ..files import read_json_object
-from ..hub.safetensors_headers import CheckpointError
+from ..hub.header_format import CheckpointError
 
 REPORT = "report.json"
 

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 from ..errors import DataError
-from ..hub.safetensors_headers import TensorInfo
+from ..hub.checkpoints import TensorInfo
 from . import loading
 from .companions import UnreadableError, compare_tokens, count_tokens
 from .sources import Source

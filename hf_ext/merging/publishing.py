@@ -18,8 +18,8 @@ from ..errors import DataError, UsageError
 from ..files import copy_into, parse_json_object, read_json_object, same_bytes, stays_inside, write_json
 from ..hub.disclosure import is_path, last_name
 from ..hub.folder_kinds import CardPart, FolderKind
+from ..hub.header_format import CheckpointError
 from ..hub.published_files import LICENCES, is_described, is_loaded, walk
-from ..hub.safetensors_headers import CheckpointError
 from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
 from .methods import METHODS

@@ -16,9 +16,9 @@ from ..emr.artifact import HubFiles, find_code
 from ..emr.manifest import MANIFEST
 from ..errors import DataError, UsageError
 from ..files import hash_file, read_json_object
-from ..hub.checkpoints import Checkpoint, open_checkpoint
+from ..hub.checkpoints import Checkpoint, TensorInfo, open_checkpoint
 from ..hub.file_hashes import file_sha256
-from ..hub.safetensors_headers import CheckpointError, TensorInfo
+from ..hub.header_format import CheckpointError
 from .companions import CODE, LEFT_OUT, Companions, find_companions, read_modules
 from .loading import OWN_KINDS, build_empty, find_vocabularies
 

@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 
 from ..errors import DataError
-from ..hub.safetensors_headers import TensorInfo
+from ..hub.checkpoints import TensorInfo
 from .configuration import MergeConfig
 from .loading import find_label_rows, read_labels
 from .methods.registry import find_filters, find_value

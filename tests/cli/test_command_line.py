@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from hf_ext.distributed import Ranks
 from hf_ext.errors import UsageError
-from hf_ext.hub.front_matter import as_json
+from hf_ext.hub.card_rules import as_json
 from hf_ext.training.methods import read_arguments
 from hf_ext_cli.main import Commands, main
 from hf_ext_cli.training import find_recipe, list_recipes

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from hf_ext.emr.arithmetic import SUMS, compute_scales
 from hf_ext.emr.artifact import open_extras, open_masks, open_unified, read_sums
 from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord
-from hf_ext.hub.safetensors_headers import CheckpointError
+from hf_ext.hub.header_format import CheckpointError
 from tests.kit.refusals import refused
 
 SUM_COLUMNS = {"columns": ",".join(SUMS)}

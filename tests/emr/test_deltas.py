@@ -15,7 +15,7 @@ from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.report import report_markdown, report_tables
 from hf_ext.emr.weights import TaskWeights
-from hf_ext.hub.safetensors_headers import CheckpointError
+from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging.plan import make_plan, plan_lines
 from hf_ext.merging.updating import add_task, remove_task
 from tests.emr.emr_testing import family, tiny_bert

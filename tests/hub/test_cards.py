@@ -12,8 +12,8 @@ from huggingface_hub import ModelCard, ModelCardData, get_session, parse_eval_re
 from PIL import Image, ImageChops
 
 from hf_ext.errors import DataError, UsageError
+from hf_ext.hub.card_rules import front_matter, read_front_matter
 from hf_ext.hub.cards import MARKER, write_card
-from hf_ext.hub.front_matter import front_matter, read_front_matter
 from hf_ext.hub.publish import push, rehearse, stage
 from hf_ext.hub.released import list_released
 from hf_ext.semanir import SemanIRImageProcessor

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from hf_ext.errors import UsageError
-from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
+from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint, parse_header
 from hf_ext.hub.header_format import MAX_HEADER_BYTES
-from hf_ext.hub.safetensors_headers import parse_header
 from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hf_ext.hub.card_rules import read_front_matter
 from hf_ext.hub.cards import write_card
 from hf_ext.hub.disclosure import find_kind
-from hf_ext.hub.front_matter import read_front_matter
 from tests.hub.secret_corpus import BASE64, DIGITS, HEX, LARGE, NAME, SMALL, WORD, letters
 
 SEED = "abandon ability able about above absent absorb abstract absurd abuse access accident"

@@ -20,9 +20,10 @@ from hf_ext.embedded_hub.storage import lfs_pointer
 from hf_ext.errors import DataError
 from hf_ext.files import TakenError
 from hf_ext.hub.checkpoints import CheckpointError
-from hf_ext.hub.disclosure import find_secret
+from hf_ext.hub.disclosure import find_kind
 from hf_ext.hub.load_check import check_loads
 from hf_ext.hub.publish import rehearse, stage
+from hf_ext.hub.readings import read_text
 from hf_ext.semanir import SemanIRImageProcessor, SemanIRModel
 from tests.kit.models import assert_same_weights, file_limit
 from tests.kit.own_data import write_files
@@ -280,4 +281,4 @@ def test_a_secret_in_a_broken_file_of_weights_is_found(tmp_path):
     for place, (name, content) in enumerate((*BROKEN.values(), ("whole.safetensors", WHOLE))):
         path = tmp_path / f"{place}-{name}"
         path.write_bytes(content + (b"" if name == "whole.safetensors" else b" hf" + b"_" + b"aB3dE6" * 6))
-        assert (find_secret(path) is None) == (name == "whole.safetensors")
+        assert (find_kind(read_text(path)) is None) == (name == "whole.safetensors")

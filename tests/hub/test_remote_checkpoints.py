@@ -194,7 +194,7 @@ def test_what_a_hub_may_not_answer(served, case):
 
 def test_a_server_without_ranges_can_still_give_a_whole_file(served):
     buffer = bytearray(len(served.content))
-    file = RemoteFile("me/model", WEIGHTS, served.commit, len(buffer), False, served.proxy.url)
+    file = RemoteFile(HfApi(served.proxy.url, token=False), "me/model", WEIGHTS, served.commit, len(buffer))
     served.change(lambda reply: reply._replace(status=200))
     file.read_into(memoryview(buffer), 0)
     assert bytes(buffer) == served.content
@@ -252,7 +252,7 @@ def test_a_redirect_from_https_to_http_is_refused(monkeypatch):
 
     set_client_factory(lambda: httpx2.Client(transport=httpx2.MockTransport(answer)))
     try:
-        file = RemoteFile("me/model", WEIGHTS, "0" * 40, 8, "hf_secret", "https://hub.example")
+        file = RemoteFile(HfApi("https://hub.example", token="hf_secret"), "me/model", WEIGHTS, "0" * 40, 8)
         with refused(CheckpointError, "redirects", "https"):
             file.read_into(memoryview(bytearray(8)), 0)
     finally:

@@ -12,9 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from hf_ext.errors import DataError, UsageError
-from hf_ext.hub.checkpoints import open_checkpoint
+from hf_ext.hub.checkpoints import DTYPE_NAMES, open_checkpoint
 from hf_ext.hub.header_format import MAX_HEADER_BYTES
-from hf_ext.hub.safetensors_headers import DTYPE_NAMES
 from hf_ext.hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from hf_ext.system import reserve
 from tests.kit.models import file_limit
