@@ -27,7 +27,8 @@ class Access:
             raise ValueError("token must be ASCII letters, digits and signs without spaces, and may not be empty")
         self._token = token
         self.public_url = None if public_url is None else _read_url(public_url)
-        self._names = set[str]()  # Names that are valid for every port, and names with a port
+        # Names that are valid for every port, and names with a port.
+        self._names = set[str]()
         for host in allowed_hosts:
             match = _HOST.fullmatch(host.lower())
             if match is None:

@@ -20,7 +20,8 @@ from .storage import BlobStore, lfs_pointer
 
 _MAXIMUM_CARD_BYTES = 4 << 20
 _MAXIMUM_INDEX_BYTES = 25 << 20
-_ONE_CARD_AT_A_TIME = threading.Lock()  # Limits the processor time for cards that many clients send at once
+# Limits the processor time for cards that many clients send at once.
+_ONE_CARD_AT_A_TIME = threading.Lock()
 _BUSY_SECONDS = 20.0
 # Card fields that the Hub turns into tags, with the prefix of the tag.
 _TAGGED_FIELDS = dict.fromkeys(("library_name", "pipeline_tag", "tags"), "")

@@ -25,7 +25,8 @@ from .transport import Request
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _PIECE_BYTES = 128 << 10
-_ROWS = 1000  # Bounds the cost of a page for every client
+# Bounds the cost of a page for every client.
+_ROWS = 1000
 _HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "

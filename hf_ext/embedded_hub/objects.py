@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from .errors import HubError, entry_not_found
 from .storage import Blob, git_oid, lfs_pointer
 
-OWNER = "local"  # The embedded Hub has one user
+# The embedded Hub has one user.
+OWNER = "local"
 _SIGNATURE = f"{OWNER} <{OWNER}@localhost>"
 
 
@@ -48,7 +49,8 @@ class Snapshot:
 
     def __init__(self, files: dict[str, Entry]):
         self.files = files
-        self.folders = _tree_ids(files)  # git's tree id of each folder; of the root, "", too
+        # Git's tree id of each folder; of the root, "", too.
+        self.folders = _tree_ids(files)
         for path in self.folders:
             if path in files:
                 raise HubError(400, f"{path!r} cannot be a file and a folder at once: delete one in this commit")

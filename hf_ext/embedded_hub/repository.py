@@ -99,7 +99,7 @@ class Repository:
 
     @property
     def pulls(self) -> list[dict[str, Any]]:
-        """The pull requests in the order of their numbers, which start at 1; none is ever changed."""
+        """The pull requests in the order of their numbers, which start at 1. They are the state's own: read only."""
         return list(self._state["pulls"])
 
     def pull(self, number: int) -> dict[str, Any]:
@@ -307,7 +307,7 @@ def _pull(pulls: list[dict[str, Any]], number: int, *allowed: str) -> dict[str, 
         raise HubError(404, f"there is no pull request {number}")
     pull = pulls[number - 1]
     if allowed and pull["status"] not in allowed:
-        raise HubError(409, f"pull request {number} is {pull['status']}, not {' or '.join(allowed)}")
+        raise HubError(409, f"pull request {number} is {pull['status']}; it must be {' or '.join(allowed)}")
     return pull
 
 

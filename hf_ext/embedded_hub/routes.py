@@ -93,7 +93,8 @@ def list_repositories(request: Request, kind: str) -> Any:
     )
     seen = (request.see(kind, identifier) for identifier in asked)
     matching = (one for one in seen if one and (not tags or tags <= set(repository_info(request, one)["tags"])))
-    found = list(islice(matching, limit + 1))  # One more tells if there is a next page
+    # One more than requested tells if there is a next page.
+    found = list(islice(matching, limit + 1))
     page = [{"id": one.id, "private": one.private, "createdAt": one.created} for one in found[:limit]]
     headers = {}
     if len(found) > limit:
@@ -308,7 +309,8 @@ def _kind(payload: dict[str, Any]) -> str:
 
 
 _KIND = r"/api/(?P<kind>models|datasets|spaces)"
-_ID = "<id>"  # What stands for `owner/name`, and for `name` alone
+# What stands for `owner/name`, and for `name` alone.
+_ID = "<id>"
 _TWO_PARTS, _ONE_PART = "(?P<owner>[^/]+)/(?P<repository>[^/]+)", "(?P<repository>[^/]+)"
 _API = rf"{_KIND}/{_ID}"
 _WEB = rf"/(?:(?P<kind>datasets|spaces)/)?{_ID}"

@@ -32,8 +32,10 @@ from .store import HubStore
 from .transport import Body, Request, error_response
 
 logger = logging.getLogger(__name__)
-_IDLE_SECONDS = 60  # Seconds that a kept-alive connection may be idle between two requests
-_GRACE_SECONDS = 10  # Seconds for running responses to end when the server stops
+# Seconds that a kept-alive connection may be idle between two requests.
+_IDLE_SECONDS = 60
+# Seconds for running responses to end when the server stops.
+_GRACE_SECONDS = 10
 _MAXIMUM_HEADER_BYTES = 64 << 10
 
 
@@ -92,10 +94,10 @@ class HubApplication:
             fields = parse_qs(query, keep_blank_values=True, errors="strict", max_num_fields=1000)
         except ValueError as error:
             raise HubError(400, f"malformed request target: {error}") from error
-        trusted = self._access.is_trusted(headers)
         return Request(
-            scope["method"], path, fields, headers, body, base_url, trusted, store=self.store, tickets=self._tickets
-        )
+            method=scope["method"], path=path, query=fields, headers=headers, body=body, base_url=base_url,
+            trusted=self._access.is_trusted(headers), store=self.store, tickets=self._tickets,
+        )  # fmt: skip
 
 
 class EmbeddedHub:
@@ -142,7 +144,8 @@ class EmbeddedHub:
         max_connections: int = 256,
     ):
         self._access = Access(token, allowed_hosts, public_url)
-        self.root, self._host, self._port, self._max_connections = Path(root), host, port, max_connections
+        self.root, self._host, self._port = Path(root), host, port
+        self._max_connections = max_connections
         self._family, self._address = _resolve(host, port)
         if token is None and not ipaddress.ip_address(self._address).is_loopback:
             raise ValueError(f"host {host!r} is not loopback: set a token, or listen on 127.0.0.1")

@@ -19,7 +19,8 @@ from hf_ext.system import NO_LINK, open_descriptor, sync_directory, sync_file
 from .errors import HubError
 
 CHUNK_BYTES = 1 << 20
-_SYNCS = 16  # Number of files that are waited for at once
+# Number of files that are waited for at once.
+_SYNCS = 16
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ class BlobBatch:
 
     def __init__(self, store: BlobStore):
         self._store = store
-        self.temporary: list[str] = []  # All that were written, and the last one of each content by its hash
+        # All that were written, and the last one of each content by its hash.
+        self.temporary: list[str] = []
         self._pending: dict[str, str] = {}
 
     def add(self, source: io.IOBase, expected: Blob | None = None) -> Blob:
@@ -120,7 +122,8 @@ class BlobBatch:
                 size += len(chunk)
         blob = Blob(digest.hexdigest(), size)
         if expected is not None and blob != expected:
-            raise HubError(400, f"the upload is {blob.size} bytes of SHA-256 {blob.sha256}, not what was announced")
+            told = f"the upload has {blob.size} bytes with SHA-256 {blob.sha256}"
+            raise HubError(400, f"{told}, but {expected.size} bytes with SHA-256 {expected.sha256} were announced")
         self._pending[blob.sha256] = temporary
         return blob
 

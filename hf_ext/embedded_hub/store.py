@@ -31,7 +31,8 @@ from .storage import BlobStore, inside, make_directory, write_atomically
 
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _MARKER = "hub-format-1"
-_LOCK = "serving.lock"  # Not the marker: where a system has no locks of its own, the lock is that the file exists
+# Not the marker: where a system has no locks of its own, the lock is that the file exists.
+_LOCK = "serving.lock"
 _MOVED = "moved.json"
 
 
@@ -48,9 +49,8 @@ class HubStore:
         self.root = Path(os.path.realpath(root))
         present = set(os.listdir(self.root))
         if present and _MARKER not in present:
-            raise ValueError(
-                f"{self.root} holds files but no {_MARKER!r} of an embedded Hub: give a new or empty folder"
-            )
+            told = f"{self.root} is not empty and is not the folder of an embedded Hub (it has no {_MARKER!r})"
+            raise ValueError(f"{told}: give a new or empty folder")
         os.close(open_descriptor(self.root / _MARKER, os.O_CREAT | os.O_RDWR | NO_LINK, 0o600))
         # Any thread may close what another opened.
         self._serving = FileLock(self.root / _LOCK, timeout=0, thread_local=False, mode=0o600)

@@ -45,7 +45,8 @@ class Body(io.RawIOBase):
 
     def __init__(self, receive: Receive, headers: Headers):
         self._receive, self._loop = receive, asyncio.get_running_loop()
-        self._announced = int(headers.get("Content-Length", "0"))  # h11 has checked that it is one number
+        # h11 has checked that it is one number.
+        self._announced = int(headers.get("Content-Length", "0"))
         self._pending = memoryview(b"")
         self._received = 0
         self._more = True
@@ -87,12 +88,16 @@ class Request:
     """A request as its route sees it."""
 
     method: str
-    path: str  # as it was sent, still quoted
+    # As it was sent, still quoted.
+    path: str
     query: dict[str, list[str]]
     headers: Headers
-    body: Body  # not read yet
-    base_url: str  # of the server, as clients reach it
-    trusted: bool  # may write, and see what is private
+    # Not read yet.
+    body: Body
+    # Of the server, as clients reach it.
+    base_url: str
+    # May write, and see what is private.
+    trusted: bool
     store: HubStore
     tickets: UploadTickets
 

@@ -20,8 +20,10 @@ from .repository import Change
 from .storage import Blob, BlobBatch, BlobStore, git_oid
 from .transport import Body, parse_object, text, whole_number
 
-MAXIMUM_FILE_BYTES = 50 << 30  # The largest file, and the largest commit of regular files
-MAXIMUM_REGULAR_BYTES = 10 << 20  # Larger files always go through LFS, as on the Hub
+# The largest file, and the largest commit of regular files.
+MAXIMUM_FILE_BYTES = 50 << 30
+# Larger files always go through LFS, as on the Hub.
+MAXIMUM_REGULAR_BYTES = 10 << 20
 # A line of a commit holds one such file in base64, and its path.
 _MAXIMUM_LINE_BYTES = MAXIMUM_REGULAR_BYTES * 4 // 3 + (64 << 10)
 _MAXIMUM_OPERATIONS = 100_000
@@ -130,9 +132,8 @@ def plan_uploads(payload: dict[str, Any], snapshot: Snapshot, blobs: BlobStore) 
     for file in files:
         path, size, sample = check_file_path(text(file, "path")), whole_number(file, "size"), text(file, "sample", "")
         name, present = path.rpartition("/")[2], snapshot.files.get(path)
-        large = size > MAXIMUM_REGULAR_BYTES or any(
-            fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns
-        )
+        matches = any(fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns)
+        large = size > MAXIMUM_REGULAR_BYTES or matches
         # To git a file is binary if it has a NUL.
         mode = "lfs" if size and (large or b"\0" in _from_base64(sample, "field 'sample'")) else "regular"
         oid = present.etag if present else None
@@ -159,7 +160,8 @@ def plan_lfs(payload: dict[str, Any], blobs: BlobStore, tickets: UploadTickets, 
         plan: dict[str, Any] = {"oid": wanted.sha256, "size": wanted.size}
         present = blobs.size(wanted.sha256)
         if wanted.size > MAXIMUM_FILE_BYTES:
-            plan["error"] = {"code": 413, "message": f"at most {MAXIMUM_FILE_BYTES} bytes, not {wanted.size}"}
+            told = f"{wanted.size} bytes are more than this server allows: {MAXIMUM_FILE_BYTES}"
+            plan["error"] = {"code": 413, "message": told}
         elif present is None:
             query = "&".join(f"{key}={value}" for key, value in tickets.issue(wanted).items())
             plan["actions"] = {"upload": {"href": f"{href}/{wanted.sha256}?{query}"}}
