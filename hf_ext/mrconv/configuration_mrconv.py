@@ -41,8 +41,8 @@ def branch_lengths(kernel_size: int, length: int, num_branches: int | None = Non
     branches = [(2**i, min(kernel_size * 2**i, length)) for i in range(last + 1)]
     kept = len(branches) if num_branches is None else num_branches
     if not 1 <= kept <= len(branches):
-        most = len(branches)
-        raise ValueError(f"`num_branches` is {num_branches}; the kernels have {most} resolutions, give 1 to {most}.")
+        told = f"`num_branches` is {num_branches}; kernels of {kernel_size} to {length} samples have {len(branches)}"
+        raise ValueError(f"{told} resolutions, give 1 to {len(branches)}, or None for all.")
     return branches[-kept:]
 
 
@@ -134,7 +134,8 @@ class MRConvConfig(PreTrainedConfig):
     """
 
     model_type = "mrconv"
-    bos_token_id = None  # What generation starts without a prompt: kept when it is given
+    # What generation starts without a prompt: kept when it is given.
+    bos_token_id = None
 
     vocab_size: int | None = None
     input_size: int = 1
@@ -188,7 +189,8 @@ class MRConvConfig(PreTrainedConfig):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; allowed: {', '.join(map(repr, allowed))}.")
         if self.reparameterized and self.branch_norm == "layer":
-            raise ValueError("`reparameterized` is True and `branch_norm` 'layer', which cannot be merged.")
+            told = "`reparameterized` is True and `branch_norm` 'layer', which depends on each input"
+            raise ValueError(f"{told} and cannot be merged. Use 'batch', 'kernel' or 'none'.")
 
     def validate_sizes(self) -> None:
         """Check that sizes are positive, and that branches, modes and rate fit the lengths of the kernels."""

@@ -133,7 +133,7 @@ class MRConvNextConfig(PreTrainedConfig):
         size = self._image_sides()
         smallest = self.patch_size * 2 ** (len(self.depths) - 1)
         if len(size) != 2 or any(side < smallest for side in size):
-            wrong = f"`image_size` is {self.image_size}"
-            raise ValueError(f"{wrong}; give a side, or height and width, of at least {smallest} pixels.")
+            told = f"`image_size` is {self.image_size}; give a side, or height and width, of at least {smallest}"
+            raise ValueError(f"{told} pixels, for patches of {self.patch_size} pixels and {len(self.depths)} stages.")
         for stage in range(len(self.depths)):
             self.stage_config(stage)

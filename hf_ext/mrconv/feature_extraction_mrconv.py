@@ -10,7 +10,8 @@ from transformers.feature_extraction_sequence_utils import SequenceFeatureExtrac
 from transformers.feature_extraction_utils import BatchFeature
 from transformers.utils import PaddingStrategy, TensorType
 
-_VARIANCE_EPSILON = 1e-7  # Under the variance, as in the other audio models of transformers: silence stays silence
+# Under the variance, as in the other audio models of transformers: silence stays silence.
+_VARIANCE_EPSILON = 1e-7
 # No recording has fewer samples, no sound file more channels: tells samples x channels from a batch.
 _MOST_CHANNELS = 8
 
@@ -32,7 +33,8 @@ def full_scale(array: np.ndarray) -> np.ndarray:
         return (array / -float(np.iinfo(array.dtype).min)).astype(np.float32)
     if not np.issubdtype(array.dtype, np.floating):
         allowed = "floats, and int16 or int32, which are scaled to [-1, 1]"
-        raise TypeError(f"A recording holds {array.dtype}; allowed: {allowed}. Convert it, e.g. to np.int16.")
+        advice = "Convert it, for instance with `np.asarray(audio, dtype=np.int16)`"
+        raise TypeError(f"A recording holds {array.dtype}; allowed: {allowed}. {advice}.")
     # A number that float32 does not have becomes infinite.
     with np.errstate(over="ignore"):
         return array.astype(np.float32)

@@ -58,7 +58,8 @@ def refuse_unknown(arguments: dict[str, Any]) -> None:
     for name in sorted({name for name, value in arguments.items() if value is not None} - _PASSED_ON):
         if name in _REFUSED:
             raise ValueError(f"`{name}` is not an input of MRConv: {_REFUSED[name]}.")
-        raise TypeError(f"MRConv has no argument `{name}`; the documentation of `forward` names those it has.")
+        known = "`attention_mask` says padding of sequences, `observed_mask` missing values"
+        raise TypeError(f"MRConv has no argument `{name}`: {known}; the documentation of `forward` names the others.")
 
 
 def statistics_group(synchronized: bool) -> torch.distributed.ProcessGroup | None:
@@ -72,7 +73,8 @@ class MRConvPreciseBuffers(nn.Module):
 
     running_mean: Tensor
     running_var: Tensor
-    momentum = 0.1  # Share of a new batch in the running statistics
+    # Share of a new batch in the running statistics.
+    momentum = 0.1
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         before: dict[str, Any] = dict(self._buffers)
@@ -255,8 +257,10 @@ class MRConvLayer(MRConvPreciseBuffers):
         self.config, self.layer_index = config, layer_index
         self.rate_factor = float(config.rate_factor)
         self.reparameterized = config.reparameterized
-        self.direct = False  # Sums instead of FFTs once merged; see `MRConvPreTrainedModel.use_direct_convolution`
-        self.kept: Any = None  # What the installed package keeps of the merged kernel from call to call
+        # Sums instead of FFTs once merged; see `MRConvPreTrainedModel.use_direct_convolution`.
+        self.direct = False
+        # What the installed package keeps of the merged kernel from call to call.
+        self.kept: Any = None
         channels, branches = config.hidden_size, config.branches
         if config.reparameterized:
             taps = changed_lengths(branches, self.rate_factor)[-1]
@@ -314,7 +318,7 @@ class MRConvLayer(MRConvPreciseBuffers):
     def branch_kernels(self, rate: float | None = None) -> tuple[list[Tensor], list[Tensor] | None]:
         """The N kernels (channels, l_i) as they are convolved, or at another rate; and those ahead of it, or None."""
         if self.reparameterized:
-            raise ValueError("The layer is merged, without branches; load a checkpoint from before `reparameterize`.")
+            raise ValueError("This layer is merged, without branches; load a checkpoint from before `reparameterize`.")
         rate = self.rate_factor if rate is None else rate
         with whole_parameters(self), maybe_autocast(self.alpha.device.type, enabled=False):
             return self.kernel(rate), None if self.backward_kernel is None else self.backward_kernel(rate)
@@ -326,7 +330,8 @@ class MRConvLayer(MRConvPreciseBuffers):
         if self.reparameterized:
             return self.merged_kernel, self.merged_backward_kernel, self.merged_bias
         if self.config.branch_norm == "layer":
-            raise ValueError("`branch_norm` 'layer' cannot be merged or streamed; 'batch', 'kernel' or 'none' can.")
+            told = "`branch_norm` is 'layer': its scale depends on each input, so no kernel can stand for all branches"
+            raise ValueError(f"{told}. Merging and streaming need 'batch', 'kernel' or 'none'.")
         with whole_parameters(self):
             kernels, ahead = self.branch_kernels()
             scale, shift = self.branch_scales(kernels, ahead)
@@ -400,7 +405,8 @@ class MRConvLayer(MRConvPreciseBuffers):
     def streaming_kernel(self) -> Any:
         """The merged kernel as it is now, for streams; all of them share it."""
         if self.config.bidirectional:
-            raise ValueError(f"Layer {self.layer_index} looks ahead; only `bidirectional=False` can be streamed.")
+            told = f"Layer {self.layer_index} is bidirectional: its outputs depend on inputs to come"
+            raise ValueError(f"{told}, so it cannot be streamed. Use a model with `bidirectional=False`.")
         return self.kept_kernel().streaming()
 
     def _register_merged(self, *merged: Tensor | None) -> None:
@@ -486,7 +492,8 @@ class MRConvPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["MRConvBlock"]
     _input_embed_layer = "embedding"
     _can_record_outputs = {"hidden_states": OutputRecorder(MRConvBlock)}
-    code_beside = AUTO_MAP  # What a folder names: the heads whose code transformers copies with that of the saved one
+    # What a folder names: the heads whose code transformers copies with that of the saved one.
+    code_beside = AUTO_MAP
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """As [`~transformers.PreTrainedModel.save_pretrained`]; the folder names the heads whose code lies in it."""
@@ -525,7 +532,8 @@ class MRConvPreTrainedModel(PreTrainedModel):
         """Names of the parameters that make the kernels, for a learning rate of their own and no weight decay: the
         branches are normalised, so that decay would only change the effective learning rate."""
         if self.config.reparameterized:
-            raise ValueError("The model is merged; its kernels train in a checkpoint from before `reparameterize`.")
+            told = "The model is merged: its kernels are buffers, which training leaves as they are"
+            raise ValueError(f"{told}. Train a checkpoint from before `reparameterize`, or only the other parameters.")
         return [
             f"{prefix}.{name}"
             for prefix, module in self.named_modules()
@@ -568,7 +576,7 @@ class MRConvPreTrainedModel(PreTrainedModel):
             ValueError: The model is not merged.
         """
         if not self.config.reparameterized:
-            raise ValueError("The model has branches. Call `reparameterize()` before `use_direct_convolution()`.")
+            raise ValueError("The model still has branches instead of one kernel. Call `reparameterize()` first.")
         for layer in self.convolutions():
             layer.direct = direct
         return self
@@ -592,7 +600,8 @@ class MRConvPreTrainedModel(PreTrainedModel):
         """
         config = self.config
         if config.reparameterized:
-            raise ValueError("The model is merged; call `change_rate` before `reparameterize`.")
+            told = "The model is merged: its kernels have no modes or taps left to change"
+            raise ValueError(f"{told}. Call `change_rate` before `reparameterize`.")
         if not isinstance(factor, Real) or not 0 < factor < math.inf:
             raise ValueError(f"`factor` is {factor}; give a positive number, such as 2.0 for half the sampling rate.")
         # A configuration takes numbers of Python alone.
@@ -609,9 +618,8 @@ class MRConvPreTrainedModel(PreTrainedModel):
         for layer in self.convolutions():
             layer.rate_factor = total
         if config.kernel_type in ("dilated", "sparse", "fourier_sparse"):
-            logger.warning(
-                f"`change_rate`: taps of {config.kernel_type!r} kernels move to earlier samples; expect a loss."
-            )
+            told = f"`change_rate`: taps of {config.kernel_type!r} kernels move to the nearest earlier sample"
+            logger.warning(f"{told}. Expect a loss; Fourier kernels have none below the new Nyquist frequency.")
         return self
 
     def fit_labels(self, labels: Tensor, logits: Tensor) -> Tensor:

@@ -33,8 +33,9 @@ def read_mask(attention_mask: Tensor | None, inputs: Tensor, cache: Any | None =
         raise ValueError(f"`attention_mask` has shape {got}; expected {expected}, cached positions included.")
     valid = as_booleans("attention_mask", attention_mask)
     if cache is not None:
-        message = "A sequence with a cache is padded on the left: set `tokenizer.padding_side`, or `use_cache=False`."
-        require_all(valid[:, 1:] >= valid[:, :-1], message)
+        told = "`attention_mask` has padding after a valid position; a sequence that goes on is padded on the left"
+        advice = "Set `tokenizer.padding_side = 'left'`, or call the model with `use_cache=False`"
+        require_all(valid[:, 1:] >= valid[:, :-1], f"{told}. {advice}.")
     return valid[:, seen:]
 
 
@@ -56,7 +57,7 @@ def valid_range(valid: Tensor | None, streaming: bool) -> tuple[Tensor, Tensor, 
         return None, None, None
     if checked:
         runs = valid[:, 0] + (valid[:, 1:] & ~valid[:, :-1]).sum(1)
-        message = "`attention_mask` must have one run of ones in each row, of at least one position, without holes."
+        message = "`attention_mask` needs one run of ones per row: at least one position, padding left or right only."
         require_all(runs <= 1 if streaming else runs == 1, f"{message} {_SEVERAL}")
     start = valid.to(torch.int8).argmax(1)
     return start, start + valid.sum(1), valid
@@ -83,7 +84,8 @@ def refuse_packing(arguments: dict[str, Any], reason: str = "this head makes one
     """Refuse packed sequences, and the state after the beginning of one, where a row must be one sequence."""
     for name in (*_PACKING, "cache", "past_key_values"):
         if arguments.get(name) is not None:
-            raise ValueError(f"`{name}` is not an input here: {reason}. Give each sequence a row of its own.")
+            advice = "Give each sequence its own row, and an attention mask if they are padded"
+            raise ValueError(f"`{name}` is not an input here: {reason}. {advice}.")
 
 
 def zero_padding(values: Tensor, valid: Tensor | None) -> Tensor:
@@ -201,10 +203,9 @@ class MRConvModel(MRConvPreTrainedModel):
         packing = self.read_packing(hidden, valid, position_ids)
         longest = hidden.shape[1] if packing is None else packing.longest
         if cache is None and longest > self.config.longest_input:
-            raise ValueError(
-                f"The input has {longest} positions; the model takes at most {self.config.longest_input}, its longest "
-                "kernel. Shorten the input, or stream it through a cache."
-            )
+            told = f"The input has {longest} positions; the model takes at most {self.config.longest_input}"
+            advice = "Shorten it; causal models with an output for each position take more with a cache"
+            raise ValueError(f"{told} (`max_position_embeddings`, its longest kernel). {advice}.")
         start, stop, valid = (None, None, valid) if packing else valid_range(valid, cache is not None)
         # Tokens, numbers and embeddings of one text agree there too.
         hidden = zero_padding(hidden, valid)
@@ -219,14 +220,16 @@ class MRConvModel(MRConvPreTrainedModel):
         if not hasattr(cache, "convolve"):
             raise TypeError(f"`cache` is a {type(cache).__name__}; MRConv needs an `MRConvCache(model.config)`.")
         if len(cache.layers) != len(self.layers):
-            counts = f"{len(cache.layers)} layers, the model has {len(self.layers)}"
-            raise ValueError(f"This cache is for {counts}: make one with `MRConvCache(model.config)`.")
+            told = f"This cache is for {len(cache.layers)} layers, the model has {len(self.layers)}"
+            raise ValueError(f"{told}: make one with `MRConvCache(model.config)`.")
         seen = {layer.get_seq_length() for layer in cache.layers}
         if len(seen) > 1:
-            spread = f"{min(seen)} to {max(seen)} positions"
-            raise ValueError(f"A call was interrupted: blocks have seen {spread}; `reset()` the cache.")
+            told = f"The blocks of this cache have seen {min(seen)} to {max(seen)} positions: a call was interrupted"
+            raise ValueError(f"{told}. Start a new cache, or `reset()` this one.")
         if self.training:
-            raise ValueError("A cache in training mode; call `model.eval()`, or leave out `use_cache` and `cache`.")
+            told = "Got a cache in training mode: a streamed convolution has no batch statistics and no gradient"
+            advice = "Call `model.eval()` to generate or stream, or leave `use_cache` and `cache` out to train"
+            raise ValueError(f"{told}. {advice}.")
 
     def embed(
         self,
@@ -249,18 +252,18 @@ class MRConvModel(MRConvPreTrainedModel):
             raise ValueError("`observed_mask` says which of `input_values` are missing; give these.")
         if inputs_embeds is not None:
             if len(shape) != 3 or shape[2] != config.hidden_size:
-                raise ValueError(f"`inputs_embeds` is {shape}; expected (batch_size, length, {config.hidden_size}).")
+                expected = f"(batch_size, length, {config.hidden_size})"
+                raise ValueError(f"`inputs_embeds` has shape {shape}; expected {expected}.")
             return inputs_embeds
         if input_ids is not None:
             if config.vocab_size is None or len(shape) != 2:
-                raise ValueError(
-                    f"`input_ids` has shape {shape}, {size}; expected (batch_size, length) and a vocabulary."
-                )
+                told = f"`input_ids` has shape {shape} and {size}; expected tokens (batch_size, length)"
+                raise ValueError(f"{told} for a model with a vocabulary. Without one, give `input_values`.")
         else:
             values = values[..., None] if values.ndim == 2 else values
             if config.vocab_size is not None or values.ndim != 3 or values.shape[2] != config.input_size:
-                expected = f"(batch_size, length, {config.input_size}) and no vocabulary"
-                raise ValueError(f"`input_values` has shape {shape}, {size}; expected {expected}.")
+                expected = f"(batch_size, length, {config.input_size}) for a model without vocabulary"
+                raise ValueError(f"`input_values` has shape {shape} and {size}; expected {expected}.")
             if not values.is_floating_point():
                 raise TypeError(f"`input_values` is {values.dtype}; give floats, or tokens as `input_ids`.")
             raw = precise(values)
@@ -268,7 +271,8 @@ class MRConvModel(MRConvPreTrainedModel):
             if observed_mask is not None:
                 observed_mask = observed_mask[..., None] if observed_mask.ndim == 2 else observed_mask
                 if observed_mask.shape != values.shape:
-                    raise ValueError(f"`observed_mask` has shape {tuple(observed_mask.shape)}; expected {shape}.")
+                    got = tuple(observed_mask.shape)
+                    raise ValueError(f"`observed_mask` has shape {got}; expected {shape}, as `input_values`.")
                 observed_mask = as_booleans("observed_mask", observed_mask)
                 values = values.masked_fill(~observed_mask, 0)
             values = zero_padding(values, valid)
@@ -288,7 +292,8 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
         self.num_labels = config.num_labels or 0
-        self.loss_type = "ForSequenceClassification"  # The names of subclasses do not say it
+        # The names of subclasses do not say it.
+        self.loss_type = "ForSequenceClassification"
         self.model = MRConvModel(config)
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.target_units = make_units(config.target_mean, config.target_std)

@@ -78,7 +78,8 @@ class MRConvNextPreTrainedModel(MRConvPreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ["image"]
     _no_split_modules = ["MRConvNextLayer"]
-    _input_embed_layer = "patches"  # Where gradient checkpointing with adapters starts the graph
+    # Where gradient checkpointing with adapters starts the graph.
+    _input_embed_layer = "patches"
     _can_record_outputs = {"hidden_states": OutputRecorder(MRConvNextStage)}
 
     @torch.no_grad()
@@ -94,7 +95,8 @@ class MRConvNextPreTrainedModel(MRConvPreTrainedModel):
 
     def change_rate(self, factor: float) -> Self:
         """Refused: an image is not sampled in time. Resize the images, or configure another `image_size`."""
-        raise ValueError(f"`change_rate({factor})`: images have no sampling rate; give them in any size.")
+        told = f"`change_rate({factor})`: images have no sampling rate. Resize them to `image_size`"
+        raise ValueError(f"{told}, {self.config.image_size}, or give them as they are: other sizes are allowed.")
 
 
 class MRConvNextModel(MRConvNextPreTrainedModel):
@@ -140,14 +142,17 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
         config = self.config
         refuse_unknown(kwargs)
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or pixel_values.shape[0] < 1:
-            got, expected = tuple(pixel_values.shape), f"(batch_size, {config.num_channels}, height, width)"
-            raise ValueError(f"`pixel_values` has shape {got}; expected {expected}, as of MRConvNextImageProcessor.")
+            told = f"`pixel_values` has shape {tuple(pixel_values.shape)}"
+            expected = f"(batch_size, {config.num_channels}, height, width)"
+            raise ValueError(f"{told}; expected {expected}. Prepare images with MRConvNextImageProcessor.")
         if not pixel_values.is_floating_point():
             raise TypeError(f"`pixel_values` is {pixel_values.dtype}; give normalised floating-point images.")
         height, width = pixel_values.shape[2:]
         if min(config.stage_map(len(config.depths) - 1, height, width)) < 1:
             smallest = config.patch_size * 2 ** (len(config.depths) - 1)
-            raise ValueError(f"The images are {height} x {width} pixels; each side must be at least {smallest}.")
+            told = f"The images are {height} x {width} pixels; each side must be at least {smallest}"
+            advice = f"MRConvNextImageProcessor(size={{'shortest_edge': {config.image_size}}})"
+            raise ValueError(f"{told}. Resize them, for instance with {advice}.")
         features = self.patch_norm(self.patches(pixel_values.to(self.patches.weight.dtype)))
         for stage in self.stages:
             features = stage(features)

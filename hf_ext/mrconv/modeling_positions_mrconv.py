@@ -35,9 +35,11 @@ class MRConvLanguageModel(MRConvPreTrainedModel):
 
     def __init__(self, config: MRConvConfig):
         if config.bidirectional != self.looks_ahead:
-            other = "MRConvForCausalLM" if self.looks_ahead else "MRConvForMaskedLM"
-            wrong = f"`bidirectional` is {config.bidirectional}"
-            raise ValueError(f"{wrong}: use `bidirectional={self.looks_ahead}`, or {other}.")
+            other, why = "MRConvForCausalLM", "a masked token would be predicted from the tokens before it only"
+            if config.bidirectional:
+                other, why = "MRConvForMaskedLM", "every output would depend on the tokens that are to be predicted"
+            advice = f"Use `bidirectional={self.looks_ahead}` or {other}"
+            raise ValueError(f"`bidirectional` is {config.bidirectional}: {why}. {advice}.")
         if config.vocab_size is None:
             raise ValueError("`vocab_size` is None; a language model needs the number of its tokens.")
         super().__init__(config)
@@ -54,7 +56,8 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
     `config.longest_input`; in each layer, a token then depends on that many positions before it."""
 
     looks_ahead = False
-    _is_stateful = True  # A stream takes nothing back: transformers refuses assisted generation
+    # A stream takes nothing back: transformers refuses assisted generation.
+    _is_stateful = True
 
     @can_return_tuple
     def forward(

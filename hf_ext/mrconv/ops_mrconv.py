@@ -131,7 +131,8 @@ def long_conv(
     if spectrum is not None:
         points = 2 * (spectrum.shape[-1] - 1)
         if points < n:
-            raise ValueError(f"An input of {length} samples needs a spectrum at n >= {n}, got one at n = {points}.")
+            told = f"An input of {length} samples needs a spectrum at n >= {n}, got one at n = {points}"
+            raise ValueError(f"{told}. Compute it at `convolution_size`.")
         n, wings = points, [wing.detach() for wing in wings]
     kernel, backward_kernel = wings[0].to(dtype), wings[1].to(dtype) if wings[1:] else None
     bias = None if bias is None else bias.to(dtype)

@@ -43,7 +43,8 @@ class Packing:
         firsts = places[starts.flatten()]
         members = self.sequences if valid is None else self.sequences[valid.flatten()]
         lengths = torch.bincount(members, minlength=len(firsts))
-        self.lengths: list[int] = lengths.tolist()  # The one time that a GPU is waited for
+        # The one time that a GPU is waited for.
+        self.lengths: list[int] = lengths.tolist()
         self.longest = max(self.lengths)
         self.groups: list[Group] = []
         # Where the outputs of each position lie, when those of all groups stand one after the other.
@@ -92,7 +93,8 @@ def find_starts(shape: tuple[int, int], valid: Tensor | None, position_ids: Tens
     if position_ids is None:
         return None
     if position_ids.ndim != 2 or position_ids.shape[0] not in (1, shape[0]) or position_ids.shape[1] != shape[1]:
-        raise ValueError(f"`position_ids` has shape {tuple(position_ids.shape)}; expected {shape}.")
+        got = tuple(position_ids.shape)
+        raise ValueError(f"`position_ids` has shape {got}; expected {shape}, one number for each position.")
     position_ids = position_ids.expand(shape)
     starts = position_ids == 0
     goes_on = F.pad(position_ids[:, 1:] == position_ids[:, :-1] + 1, (1, 0))
@@ -102,15 +104,14 @@ def find_starts(shape: tuple[int, int], valid: Tensor | None, position_ids: Tens
         before = f"after {int(position_ids[row, column - 1])}" if column else "where the row begins"
         raise ValueError(
             f"`position_ids` has {int(position_ids[row, column])} {before}, at [{row}, {column}]; number the "
-            "positions of each sequence in a row 0, 1, 2, ..., from 0 again where the next one begins."
+            "positions of each sequence 0, 1, 2, ..., from 0 again where the next one or another row begins."
         )
     if valid is None:
         return starts
     starts = starts & valid
     if bool((valid & ~starts & ~F.pad(valid[:, :-1], (1, 0))).any()):
-        raise ValueError(
-            "`attention_mask` has padding inside of a sequence of `position_ids`; it may only follow one."
-        )
+        told = "`attention_mask` has padding inside of a sequence of `position_ids`; padding may only follow one"
+        raise ValueError(f"{told} or be one of its own. Leave the mask out if there is no padding.")
     if not bool(starts.any()):
         raise ValueError("`attention_mask` has no valid position; leave out batches without a sequence.")
     return starts

@@ -48,14 +48,17 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .kernels_mrconv import MergedKernel, keeps_state, precise
 from .ops_mrconv import fft_size
 
-TILE = 32  # Positions that are computed one by one, and block of the first level of a stream
+# Positions that are computed one by one, and block of the first level of a stream.
+TILE = 32
 # How many times as long as those of the level before the blocks of a level are. Measured with 1,024 taps: 2 and 8 take
 # longer, 2 for its FFTs and 8 for its products, which read the memory.
 GROWTH = 4
-HEAD_FFTS = (4 * TILE, 32 * TILE)  # Sizes of FFTs with the head: for a tile and its reach, and for long chunks
+# Sizes of FFTs with the head: for a tile and its reach, and for long chunks.
+HEAD_FFTS = (4 * TILE, 32 * TILE)
 # Positions of a long chunk that are computed at once.
 _RUN = HEAD_FFTS[-1] - 2 * TILE
-_PROMPT = 8 * TILE  # Positions from which on a first chunk is computed by one FFT
+# Positions from which on a first chunk is computed by one FFT.
+_PROMPT = 8 * TILE
 # Channels of it that are computed at once: 1.3 to 2 times as fast as all, which do not fit a processor's cache.
 _GROUP = 64
 # Tiles whose share of the work a level does at once. With more of them the mean is lower, as FFTs are faster together
@@ -194,9 +197,11 @@ class StreamingConvolution(CacheLayerMixin):
         for name in ("kernel", "tile"):
             vars(self).pop(name, None)
         self.is_initialized, self.interrupted, self.seen = False, False, 0
-        self.owner: weakref.ref[Any] | None = None  # The layer whose kernel this is; unknown to a copy
+        # The layer whose kernel this is; unknown to a copy.
+        self.owner: weakref.ref[Any] | None = None
         self.levels: list[Level] = []
-        self.tail: list[Tensor] = []  # What a long first chunk adds to the next outputs, tile by tile
+        # What a long first chunk adds to the next outputs, tile by tile.
+        self.tail: list[Tensor] = []
 
     def get_seq_length(self) -> int:
         """Positions that the layer has seen, padding included."""
@@ -236,14 +241,11 @@ class StreamingConvolution(CacheLayerMixin):
                 raise ValueError(f"This cache belongs to another model and contains its kernels: {advice}.")
         held = [self.tile.shape[0], self.tile.shape[2]]
         if list(u.shape[:2]) != held or u.device != self.tile.device:
-            told = (
-                f"[batch, channels] = {held} on {self.tile.device}; got inputs of shape {list(u.shape)} on {u.device}"
-            )
-            raise ValueError(
-                f"This cache holds {told}. Start a new one, or select samples with `batch_select_indices`."
-            )
+            told = f"This cache holds [batch, channels] = {held} on {self.tile.device}"
+            got = f"got inputs of shape {list(u.shape)} on {u.device}"
+            raise ValueError(f"{told}; {got}. Start a new one, or select samples with `batch_select_indices`.")
         if self.interrupted:
-            raise ValueError("An earlier call was interrupted in its work: start a new cache, or `reset()` this one.")
+            raise ValueError("A call was interrupted, so this cache is invalid: start a new one, or `reset()` it.")
         if self.tile.is_inference():
             # Of a copy that was made in inference mode, or a cache read in it: its tensors may not be written.
             self._replace(torch.clone)
