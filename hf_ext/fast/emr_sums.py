@@ -6,8 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SUB_BLOCK = 8192  # Elements whose terms are one sum
-GRAM_STEP = 16  # Inner products of pairs of tasks are sampled: one sub-block in 16
+# Elements whose terms are one sum.
+SUB_BLOCK = 8192
+# Inner products of pairs of tasks are sampled: one sub-block in 16.
+GRAM_STEP = 16
 
 # Columns of `sums`, with d = W_t - W_0, t = W_uni - W_0 and the mask M:
 # Σ|d|, Σd², #{d≠0}, #{M}, ΣM|t|, ΣMt², ΣMdt, Σdt, #{dt<0}, #{W_uni·W_t<0}.

@@ -143,12 +143,12 @@ class Formed(NamedTuple):
 
 
 class Group(NamedTuple):
-    """G branches of about one length of which only the response beyond the ends of the input is formed. FFTs of size
-    m.
+    """G branches of about one length of which only the response beyond the ends of the input is formed.
 
-    Spectra of the kernels, [G, channels, m // 2 + 1], their squared magnitudes and the sums of the kernels; spectrum
-    of the autocorrelation of u at the lags they have; and for each end, the last and the first, spectrum of the inputs
-    next to it and response beyond it, [G, batch, channels, positions], None where no tap crosses that end."""
+    With FFTs of size m: spectra of the kernels, [G, channels, m // 2 + 1], their squared magnitudes and the sums of
+    the kernels; spectrum of the autocorrelation of u at the lags they have; and for each end, the last and the first,
+    spectrum of the inputs next to it and response beyond it, [G, batch, channels, positions], None where no tap
+    crosses that end."""
 
     factors: Tensor
     strength: Tensor

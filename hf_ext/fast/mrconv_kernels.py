@@ -21,7 +21,8 @@ from hf_ext.mrconv.ops_mrconv import FAST, convolution_size
 
 # Numbers of a branch up to which the product with its waves is faster than padding, copies and an inverse FFT.
 _MOST_NUMBERS = 64
-_SPECTRA = 4  # FFT sizes whose spectrum is kept
+# FFT sizes whose spectrum is kept.
+_SPECTRA = 4
 
 
 @lru_cache(maxsize=64)

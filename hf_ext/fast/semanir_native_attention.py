@@ -96,7 +96,8 @@ def _attend_row(query, keys, values, numbers, backs, count, table, base, logits,
 def gather(query, key, value, temperature, table, bits, width, window_size, parts, out, start, end):
     """Attention of some pairs of window and head. Result [W, N, heads, head_dim]."""
     heads, tokens, dim = query.shape[1:]
-    vectors = len(parts)  # The length of a tuple is known when this is compiled: only the code for it is kept
+    # The length of a tuple is known when this is compiled: only the code for it is kept.
+    vectors = len(parts)
     padded = LANES * vectors
     room = (tokens + LANES - 1) // LANES * LANES
     matrices = np.empty(2 * room * padded + LANES, np.float32)

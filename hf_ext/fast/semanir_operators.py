@@ -23,7 +23,8 @@ from hf_ext.semanir.ops_semanir import ATTENTION, STEPS, Dictionary, Pair, UnitA
 from ..errors import UsageError
 
 _NUMBA_IS_INSTALLED = find_spec("numba") is not None
-_NATIVE_HEAD = 64  # Channels of a head that fit the registers of the kernels for CPUs
+# Channels of a head that fit the registers of the kernels for CPUs.
+_NATIVE_HEAD = 64
 # The plain steps, which this file wraps.
 _cut, _join, _choose_plainly, _choose_attention = (
     STEPS[name] for name in ("cut", "join", "choose_keys", "choose_attention")
@@ -133,7 +134,8 @@ def _gradient_of_join(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 # more: a kernel it could not read, and of the plain cutting and joining it writes each index as a function of those
 # before it, through the layers of a stage, and does not come to an end with these formulas.
 _NAMESPACE = "hf_ext_semanir"
-_LIBRARY = Library(_NAMESPACE, "DEF")  # The operators last as long as this object
+# The operators last as long as this object.
+_LIBRARY = Library(_NAMESPACE, "DEF")
 _GIVEN = "Tensor query, Tensor key, Tensor value, Tensor temperature, Tensor table, Tensor? bits"
 _SIZES = "SymInt width, SymInt window_size"
 

@@ -220,7 +220,8 @@ class SemanIRConfig(PreTrainedConfig):
     def validate_base(self) -> None:
         """Check that the mean fits the input, and the corrected image the output."""
         if self.image_mean is not None and len(self.image_mean) != self.num_channels:
-            raise ValueError(f"`image_mean` has {len(self.image_mean)} values for {self.num_channels} channels.")
+            told = f"`image_mean` has {len(self.image_mean)} values"
+            raise ValueError(f"{told}; give one for each of {self.num_channels} channels.")
         for name in ("image_mean", "interpolated_base"):
             if getattr(self, name) and self.num_channels_out != self.num_channels:
                 counts = f"got {self.num_channels_out} and {self.num_channels}"

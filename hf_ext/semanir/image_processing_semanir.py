@@ -20,7 +20,8 @@ from transformers.utils import logging
 
 # Share of red, green and blue in the brightness of a pixel (ITU-R BT.601), as Pillow has it.
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
-_MOST = 4  # The most of a picture in [0, 1]: noise may exceed white and black a little
+# The most of a picture in [0, 1]: noise may exceed white and black a little.
+_MOST = 4
 
 
 def image_to_pixels(image: Image.Image) -> np.ndarray:
@@ -405,8 +406,8 @@ class SemanIRImageProcessor(PilBackend):
             padded = _padded_size([picture.shape[:2] for picture in pictures], self.size_divisor)
             scale = height // padded[0]
             if (padded[0] * scale, padded[1] * scale) != (height, width):
-                both = f"`images` of {padded[0]} x {padded[1]} are not those of the restored {height} x {width}"
-                raise ValueError(f"{both}; give the images that the model was given, or `target_sizes`.")
+                told = f"The restored {height} x {width} is no multiple of the {padded[0]} x {padded[1]} of `images`"
+                raise ValueError(f"{told}. Give the images that the model was given, or `target_sizes`.")
             sizes = [(picture.shape[0] * scale, picture.shape[1] * scale) for picture in pictures]
         if any(not (0 < h <= height and 0 < w <= width) for h, w in sizes):
             raise ValueError(f"`target_sizes` is {sizes}; give input sizes x scale, to the size {height} x {width}.")

@@ -259,8 +259,10 @@ class SemanIRPreTrainedModel(PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ["image"]
     supports_gradient_checkpointing = True
-    _no_split_modules = ["SemanIRStage"]  # The layers of a stage share its dictionary, so they stay on one device
-    _input_embed_layer = "extractor"  # Where gradient checkpointing with adapters starts the graph
+    # The layers of a stage share its dictionary, so they stay on one device.
+    _no_split_modules = ["SemanIRStage"]
+    # Where gradient checkpointing with adapters starts the graph.
+    _input_embed_layer = "extractor"
     _can_record_outputs = {"hidden_states": OutputRecorder(SemanIRStage)}
     _memory_budget: int | None = 512 * 2**20
 
@@ -414,8 +416,9 @@ class SemanIRModel(SemanIRPreTrainedModel):
         """
         config = self.config
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or not pixel_values.numel():
-            got, expected = tuple(pixel_values.shape), f"(batch_size, {config.num_channels}, height, width)"
-            raise ValueError(f"`pixel_values` has shape {got}; expected {expected}, each at least 1.")
+            told = f"`pixel_values` has shape {tuple(pixel_values.shape)}"
+            expected = f"(batch_size, {config.num_channels}, height, width), each at least 1"
+            raise ValueError(f"{told}; expected {expected}. Prepare images with SemanIRImageProcessor.")
         if not pixel_values.is_floating_point():
             raise TypeError(f"`pixel_values` is {pixel_values.dtype}; give floating-point images in [0, 1].")
         top_k = self._check_top_k(top_k)
@@ -472,8 +475,8 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
     def restoration_loss(self, reconstruction: Tensor, labels: Tensor) -> Tensor:
         """Mean absolute error, or mean sqrt(error^2 + epsilon^2) for Charbonnier, in float32 at least."""
         if labels.shape != reconstruction.shape:
-            got, expected = tuple(labels.shape), tuple(reconstruction.shape)
-            raise ValueError(f"`labels` has shape {got}; expected {expected}, the input's times the scale.")
+            told = f"`labels` has shape {tuple(labels.shape)}; the restored images have {tuple(reconstruction.shape)}"
+            raise ValueError(f"{told}. Give clean images of the input size times the scale ({self.config.scale}).")
         precise = torch.promote_types(reconstruction.dtype, torch.float32)
         error = reconstruction.to(precise) - labels.to(precise)
         if self.config.reconstruction_loss == "charbonnier":

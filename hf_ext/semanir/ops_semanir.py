@@ -25,7 +25,8 @@ STEPS: dict[str, Callable[..., Any]] = {}
 # Similarities of one selection, logits of one call of fused attention: about a CPU's cache, and enough for a GPU.
 _LOGITS_CPU = 2**22
 _LOGITS_GPU = 2**26
-_BAND = 2**24  # Values of a feature map of which the windows are copied at a time
+# Values of a feature map of which the windows are copied at a time.
+_BAND = 2**24
 
 
 class UnknownAttentionError(ValueError):
@@ -221,7 +222,8 @@ def _bands(
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Windows and their regions, at once or, of maps so large that a copy counts, some rows of windows at a time."""
     batch, height, width, channels = features.shape
-    tokens = _BAND // channels  # Each token is copied
+    # Tokens of a band, each of which is copied.
+    tokens = _BAND // channels
     band = max(1, tokens // (window[0] * width)) * window[0]
     if torch.compiler.is_compiling() or batch * height * width <= tokens:
         yield partition_windows(features, window, shift), regions

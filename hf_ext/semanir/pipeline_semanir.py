@@ -70,7 +70,9 @@ class ImageRestorationPipeline(Pipeline):
         allowed = [name for part in self._options for name in part]
         unknown = sorted(set(kwargs) - set(allowed))
         if missing := [name for name in unknown if name in self._options_of_hf_ext]:
-            raise ValueError(f"{', '.join(missing)}: options of hf-ext; import hf_ext before `pipeline` is called.")
+            told = f"{', '.join(missing)}: these options need the package hf-ext"
+            advice = "Install it and import hf_ext before `pipeline` is called"
+            raise ValueError(f"{told}. {advice}; without it a picture is restored whole.")
         if unknown:
             raise ValueError(f"unknown option {', '.join(unknown)}; allowed: {', '.join(allowed)}.")
         if kwargs.get("output_type", "pil") not in ("pil", "np"):
