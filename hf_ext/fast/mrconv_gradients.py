@@ -134,7 +134,7 @@ class BatchNormLayer(NamedTuple):
     def measure(
         self, u: Tensor, kernels: Sequence[Tensor], part: slice, keep: bool = False
     ) -> tuple[Branches, Tensor]:
-        """Some channels, in float64 where float32 is not enough, and [`Branches.sums`] of them."""
+        """Some channels, in float64 where float32 is not enough, and their [`Branches.sums`], [3, N, channels]."""
         branches = self.branches(u, kernels, part, kernels[0].dtype)
         sums = branches.sums(keep)
         dtype = self.dtype(branches.dtype, u, sums)
