@@ -12,8 +12,10 @@ from .hub.folder_kinds import register
 __version__ = "0.3.0"
 
 # Modules that register additions in the tables of a method's room, which does not import them.
-_ADDITIONS = {"mrconv": (".fast.mrconv", ".answers.audio_pipeline")}
-_ADDITIONS |= {"semanir": (".fast.semanir", ".restoration.pipeline")}
+_ADDITIONS = {
+    "mrconv": (".fast.mrconv", ".answers.audio_pipeline"),
+    "semanir": (".fast.semanir", ".restoration.pipeline"),
+}
 # The names are in __init__.pyi, each imported at first use.
 _find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

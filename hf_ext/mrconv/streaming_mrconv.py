@@ -243,11 +243,9 @@ class StreamingConvolution(CacheLayerMixin):
                 raise ValueError(f"This cache belongs to another model and contains its kernels: {advice}.")
         held = [self.tile.shape[0], self.tile.shape[2]]
         if list(u.shape[:2]) != held or u.device != self.tile.device:
-            told = (
-                f"[batch, channels] = {held} on {self.tile.device}; got inputs of shape {list(u.shape)} on {u.device}"
-            )
             raise ValueError(
-                f"This cache holds {told}. Start a new one, or select samples with `batch_select_indices`."
+                f"This cache holds [batch, channels] = {held} on {self.tile.device}; got inputs of shape "
+                f"{list(u.shape)} on {u.device}. Start a new cache, or select samples with `batch_select_indices`."
             )
         if self.interrupted:
             raise ValueError("An earlier call was interrupted in its work: start a new cache, or `reset()` this one.")
