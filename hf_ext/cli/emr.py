@@ -49,6 +49,7 @@ def method_options() -> list[click.Parameter]:
             click.Option(
                 [f"--{dashed}/--no-{dashed}" if flag else f"--{dashed}"],
                 type=None if flag else click.Choice(option.choices) if option.choices else number,
+                metavar=None if flag or option.choices else "FLOAT",
                 default=None,
                 help=f"{option.help}  [default: {told}]",
             )
