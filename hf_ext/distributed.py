@@ -199,4 +199,4 @@ def _explain_lost_process() -> Iterator[None]:
         if type(error).__name__ == "OutOfMemoryError":
             raise
         reason = str(error).partition("\n")[0]
-        raise LostProcessError(f"another process of this launch has ended ({reason}). Run it again.") from error
+        raise LostProcessError(f"another process of this launch ended ({reason}). Run the command again.") from error

@@ -83,8 +83,12 @@ def whole_folder(path: str | os.PathLike[str], replace: bool = True) -> Iterator
             replace_folder(temporary, path)
         else:
             require_new(path)
-            # Safe too if something appears now: no system renames onto a file or a folder with content.
-            os.rename(temporary, path)
+            try:
+                # Safe too if something appears now: no system renames onto a file or a folder with content.
+                os.rename(temporary, path)
+            except OSError:
+                require_new(path)
+                raise
     finally:
         # Gone after the rename; after an error the part that was written.
         shutil.rmtree(temporary, ignore_errors=True)

@@ -171,6 +171,18 @@ def test_a_folder_that_may_not_replace_one_leaves_what_is_there(tmp_path, early,
     assert [found.name for found in tmp_path.iterdir()] == ["folder"] and not (path / "file").exists()
 
 
+def test_what_appears_in_the_last_instant_is_not_replaced(tmp_path, monkeypatch):
+    def find_taken(old, new):
+        (Path(new) / "theirs").mkdir(parents=True)
+        rename(old, new)
+
+    rename = os.rename
+    monkeypatch.setattr(files.os, "rename", find_taken)
+    with pytest.raises(files.TakenError), files.whole_folder(tmp_path / "new", replace=False) as folder:
+        (folder / "ours").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "theirs"]
+
+
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
     mine = tmp_path / ".mine.tmp"
     mine.touch()

@@ -100,7 +100,7 @@ class Classifier:
                 given = [sys.stdin.read().removesuffix("\n")] if word == "-" else [word]
                 yield from (Input(text, text) for text in (read_list(word) if word.startswith("@") else given))
                 continue
-            for source, _, _ in find_files(word, None, frozenset(endings)):
+            for source in (found.source for found in find_files(word, None, frozenset(endings))):
                 # What is known of the others is no series.
                 if self.kind == "series" and Path(str(source)).name in METADATA and source != Path(word):
                     continue
@@ -158,7 +158,8 @@ def load_head(kind: Any, source: str, device: str | None = None) -> Any:
     name, revision = split_revision(base or source)
     model, report = kind.from_pretrained(name, revision=revision, output_loading_info=True)
     if missing := sorted(report["missing_keys"]):
-        raise DataError(f"{source} has no {', '.join(missing[:3])} for {type(model).__name__}: fine-tune it first.")
+        told = f"{source} has no {', '.join(missing[:3])} for {type(model).__name__}"
+        raise DataError(f"{told}: give a checkpoint that was fine-tuned for the task.")
     if base is not None:
         model = load_adapter(model, source).merge_and_unload()
     try:
@@ -190,7 +191,8 @@ def find_kind(source: str, config: Any) -> tuple[str, str]:
         kind = "sounds"
     if kind is None or config.problem_type == "regression" or config.num_labels == 1:
         what = "tells values" if kind else f"is no classifier ({head})"
-        raise DataError(f"{source} {what}: classify takes classifiers, and models of values or positions of series.")
+        takes = "classifiers, and models of values or positions of series"
+        raise DataError(f"{source} {what}: classify takes {takes}. `hf-ext generate` continues a text.")
     return kind, "classes"
 
 

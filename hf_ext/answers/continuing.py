@@ -13,6 +13,17 @@ from ..errors import UsageError
 from .classifying import load_head, load_reader, require_unicode
 
 
+class Writer(TextStreamer):
+    """Hands finished words to a function."""
+
+    def __init__(self, tokenizer: Any, write: Callable[[str], None]):
+        super().__init__(tokenizer, skip_special_tokens=True)
+        self.write = write
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.write(text)
+
+
 def load_language_model(source: str, device: str | None = None) -> tuple[Any, Any]:
     """A causal language model, of a peft adapter with its base, and its tokenizer."""
     base = adapter_base(source) or source
@@ -59,10 +70,7 @@ def continue_text(
     if chosen["do_sample"]:
         # From all tokens: left out, transformers would take the 50 likeliest.
         chosen |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
-    streamer = TextStreamer(tokenizer, skip_special_tokens=True)
-    # It gets words as they are finished.
-    vars(streamer)["on_finalized_text"] = lambda text, stream_end=False: write(text)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    chosen |= {"max_new_tokens": max_new_tokens, "pad_token_id": pad, "streamer": streamer}
+    chosen |= {"max_new_tokens": max_new_tokens, "pad_token_id": pad, "streamer": Writer(tokenizer, write)}
     tokens = tokens.to(model.device)
     model.generate(tokens, attention_mask=torch.ones_like(tokens), **chosen)

@@ -101,7 +101,8 @@ class AnsweringTask:
         count = len(found["input_ids"])
         room = 0 if self.config.is_encoder_decoder else more
         if not count or (self.limit is not None and count + room > self.limit):
-            raise DataError(f"the text has {count} tokens and shall get {room}; {self.name!r} takes 1 to {self.limit}")
+            told = f"the text has {count} tokens, and {room} more are wanted"
+            raise DataError(f"{told}; task {self.name!r} takes 1 to {self.limit}")
         # Scores and weights of a layer, which some models hold for all pairs of tokens.
         needed = 8 * self._heads * (count + room) ** 2 / 1e9
         if needed > self._gigabytes:

@@ -100,7 +100,7 @@ def load_task(source: str, task: str | None, load: Callable[..., Any], device: s
 @click.argument("prompt")
 @TASK
 @shown("--max-new-tokens", type=AT_LEAST_1, default=200, help="Number of tokens to generate.")
-@shown("--temperature", type=click.FloatRange(min=0), default=0.8, help="0 takes the most likely token.")
+@shown("--temperature", type=click.FloatRange(min=0), default=0.8, help="Of sampling; 0 takes the likeliest token.")
 @shown("--top-p", type=SHARE, default=1.0, help="Sample from the likeliest tokens with this total probability.")
 @shown("--seed", type=click.IntRange(0, 2**32 - 1), default=0, help="Seed of the sampling.")
 @DEVICE

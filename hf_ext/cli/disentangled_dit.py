@@ -209,7 +209,8 @@ def sample(source: str, out: Path, count: int | None, image: Path | None, device
     except RuntimeError as error:
         if not should_reduce_batch_size(error):
             raise
-        raise Failed(f"a single picture does not fit in memory ({error}); try --dtype bfloat16 or --size.") from error
+        told = f"a single picture does not fit in memory ({error})"
+        raise Failed(f"{told}; try --dtype bfloat16, or a smaller --size.") from error
     if ranks.index == 0:
         say(made)
 

@@ -49,6 +49,7 @@ def method_options() -> list[click.Parameter]:
             click.Option(
                 [f"--{dashed}/--no-{dashed}" if flag else f"--{dashed}"],
                 type=None if flag else click.Choice(option.choices) if option.choices else number,
+                metavar=None if flag or option.choices else "FLOAT",
                 default=None,
                 help=f"{option.help}  [default: {told}]",
             )
@@ -298,7 +299,7 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
 @MODEL
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--config", required=True, type=FILE, help="YAML file of the training: method, task and data.train.")
-@click.option("--kind", required=True, type=click.Choice(["fisher", "gram"]), help="gram is for method regmean.")
+@click.option("--kind", required=True, type=click.Choice(["fisher", "gram"]), help="For method fisher or regmean.")
 @click.option("--out", required=True, type=NEW_FILE, help=".safetensors file to write.")
 @shown("--examples", default=256, type=AT_LEAST_1, help="Examples drawn from data.train.")
 @JSON
@@ -331,9 +332,9 @@ def statistics(
 def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **how: Any) -> None:
     """Learn the weights of task arithmetic for the classifiers of the merge FILE.yaml, without labels (AdaMerging).
 
-    The weights minimise the entropy of the tasks' predictions on data.eval; labels are not read. OUT is the same merge
-    with the learned weights. Exclude the heads from the merge. Base and fine-tunes are held in memory. Processes of
-    accelerate launch share the work.
+    The YAML file of a task has method, task and data.eval. The weights minimise the entropy of the tasks' predictions
+    on data.eval; labels are not read. OUT is the same merge with the learned weights. Exclude the heads from the
+    merge. Base and fine-tunes are held in memory. Processes of accelerate launch share the work.
 
     \b
     Examples:

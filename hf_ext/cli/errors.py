@@ -6,8 +6,9 @@ from typing import ClassVar
 
 import click
 
-# A failure outside the program: disk, network, or refusal by a Hub. The exit code is click's own, 1.
-Failed = click.ClickException
+
+class Failed(click.ClickException):
+    """A failure outside the program: disk, network, or refusal by a Hub. The exit code is click's own, 1."""
 
 
 class Unusable(click.ClickException):
@@ -44,4 +45,6 @@ def loading(source: str) -> Iterator[None]:
         if classify(error) is not None:
             raise
         text = str(error).strip() or "no reason is given"
-        raise Unusable(f"{source} cannot be loaded ({type(error).__name__}: {text}); save it again.") from error
+        raise Unusable(
+            f"{source} cannot be loaded ({type(error).__name__}: {text}); fetch or save it again."
+        ) from error

@@ -111,7 +111,9 @@ def read_card(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        metadata = read_front_matter(path.read_text(encoding="utf-8", errors="replace"))
+        with path.open("rb") as file:
+            # More of a card is not read: its metadata are far shorter.
+            metadata = read_front_matter(file.read(10_000_000).decode("utf-8", "replace"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return {name: metadata[name] for name in CARD_FIELDS if metadata.get(name) is not None}

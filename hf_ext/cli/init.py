@@ -107,7 +107,7 @@ def write_merge(folder: Path, data: str) -> str:
     values = {name: shlex.quote(str(folder / place)) for name, place in (("file", "merge.yaml"), ("out", "merged"))}
     models = _find_models(Path(data).expanduser())
     if (base := models.pop("base", None)) is None:
-        raise click.UsageError(f"the base of {', '.join(models)} is unknown: name its folder base, or add base=ID.")
+        raise click.UsageError(f"the base of {', '.join(models)} is unknown: call its folder base, or add base=ID.")
     if not models:
         raise click.UsageError(f"{data} contains only the base: add the fine-tunes.")
     return _MERGE.format(
@@ -140,5 +140,6 @@ def _find_models(place: Path) -> dict[str, str]:
                 raise click.UsageError(f"{place}: two models are called {name!r}; write NAME=ID for one of them.")
             found[name] = source
     if not found:
-        raise click.UsageError(f"no model in {place}: give a folder with a folder for each, or a list of NAME=ID.")
+        advice = "give a folder that contains a folder with safetensors files for each, or a file with a line for each"
+        raise click.UsageError(f"no model in {place}: {advice}.")
     return found

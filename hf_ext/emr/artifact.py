@@ -161,8 +161,8 @@ class Verification(NamedTuple):
 def list_files(folder: Path) -> list[str]:
     """Lists the files that a manifest names."""
     paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    unnamed = (MANIFEST, "README.md", "report.json", "report.png")
-    return [name for path in paths if OWN_FILE.fullmatch(name := path.as_posix()) and name not in unnamed]
+    names, unnamed = [path.as_posix() for path in paths], (MANIFEST, "README.md", "report.json", "report.png")
+    return [name for name in names if OWN_FILE.fullmatch(name) and name not in unnamed]
 
 
 def hash_files(

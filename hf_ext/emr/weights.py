@@ -128,7 +128,8 @@ class TaskWeights:
     ) -> torch.Tensor:
         """Restores one tensor of a task: Ŵ = W_0 + λ·M ⊙ (W_uni - W_0), or the task's own where it was not merged."""
         own, shape = self._open(task).entries[name]
-        self.restore_into(task, name, out := torch.empty(shape, dtype=dtype or own, device=device))
+        out = torch.empty(shape, dtype=dtype or own, device=device)
+        self.restore_into(task, name, out)
         return out
 
     def restore_into(self, task: str, name: str, out: torch.Tensor) -> None:

@@ -219,7 +219,7 @@ class MergeConfig:
 
     def validate_sources(self) -> None:
         if not self.base.strip():
-            raise ValueError("base is empty: give the model that the tasks were fine-tuned from.")
+            raise ValueError("base is empty: give the folder or org/name that the tasks were fine-tuned from.")
         if not self.tasks:
             raise ValueError("tasks is empty: give at least one `name: folder` or `name: org/name[@revision]`.")
         for name, source in self.tasks.items():
@@ -289,7 +289,7 @@ _RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
     ("masks: false", lambda c, m: c.masks is False and m.takes_merged, "without masks it would copy `merged`"),
     ("masks: false", lambda c, m: c.masks is False and bool(m.deltas), "this method stores only signs of the tasks"),
     ("drop", lambda c, m: c.drop != 0 and bool(m.deltas), "this method cannot store dropped elements"),
-    ("rescale", lambda c, m: c.scaling != c.rescale != "global", "each tensor has its own scale"),
+    ("rescale", lambda c, m: c.rescale not in (c.scaling, "global"), "each tensor has its own scale"),
     ("rescale", lambda c, m: c.rescale != "global" and not c.with_masks, "it scales masks, which masks: true writes"),
     ("include_base", lambda c, m: c.include_base and not c.with_masks, "only masks, of masks: true, need the base"),
     ("allow_missing", lambda c, m: c.allow_missing and c.with_masks, "with masks each task keeps its own"),

@@ -19,7 +19,6 @@ import errno
 import json
 import math
 import os
-import shutil
 import tempfile
 import threading
 import uuid
@@ -184,7 +183,8 @@ class Outputs:
         path = self.folder / place
         found = path.stat().st_size if path.is_file() else None
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.writers.append(writer := SafetensorsWriter(path, layout))
+        writer = SafetensorsWriter(path, layout)
+        self.writers.append(writer)
         if self._resume and found != writer.size:
             # once opened it has its whole length, for which it must not be taken later
             writer.close(sync=False)
@@ -269,8 +269,11 @@ def lock_partial(partial: Path) -> Iterator[None]:
     finally:
         lock.release()
         # Windows does not delete a file that is open, so the lock may be what is left of a finished merge.
-        if [path.name for path in partial.glob("*")] == ["lock"]:
-            shutil.rmtree(partial, ignore_errors=True)
+        # A merge that begins now keeps its files: `rmdir` takes an empty folder only.
+        with contextlib.suppress(OSError):
+            if [path.name for path in partial.iterdir()] == ["lock"]:
+                (partial / "lock").unlink()
+                partial.rmdir()
 
 
 def read_passes(folder: Path) -> dict[str, Any] | None:

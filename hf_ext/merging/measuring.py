@@ -223,8 +223,8 @@ def learn_weights(
     steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
     config = load_config(config)
     # with other methods these may be given too
-    unused: dict[str, Any] = {} if config.masks else {"masks": None, "rescale": "global", "include_base": False}
-    unused |= {"options": {}, "statistics": {}, "merged": None}
+    unused: dict[str, Any] = {"options": {}, "statistics": {}, "merged": None}
+    unused |= {} if config.masks else {"masks": None, "rescale": "global", "include_base": False}
     config = dataclasses.replace(config, method="task_arithmetic", **unused)
     if parts.keys() != config.tasks.keys():
         raise UsageError(f"the tasks are {', '.join(config.tasks)}; got data of {', '.join(parts) or 'none'}.")

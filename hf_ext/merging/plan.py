@@ -72,7 +72,7 @@ class Plan(AbstractContextManager["Plan", None]):
 
     def own_tensors(self, *rules: str, task: int | None = None) -> list[Own]:
         """Tensors of the tasks, or of one, that are not merged and for which one of these rules holds."""
-        return [item for item in self.own if item.rule in rules and task in (None, item.task)]
+        return [item for rule in rules for item in self.own if item.rule == rule and task in (None, item.task)]
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -205,8 +205,8 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
 
 def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source], files: Sequence[Source]) -> None:
     grams = method.statistics == "gram"
-    held = [row.members for row in rows]
-    known = [of for of in held if not grams or any(name in files[index].tensors for index, name in of.items())]
+    every = [row.members for row in rows]
+    known = [members for members in every if not grams or any(name in files[i].tensors for i, name in members.items())]
     for index, (task, file) in enumerate(zip(tasks, files, strict=True)):
         advice = f"make it with hf-ext emr statistics {task.spec} --kind {method.statistics}"
         if file.metadata.get("kind") != method.statistics:
@@ -221,7 +221,7 @@ def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Sourc
             if found != shape:
                 told = "missing" if found is None else list(found)
                 raise ValueError(
-                    f"{file.title}: {name!r} must be {list(shape)} and is {told}; {advice}, or exclude it"
+                    f"{file.title}: {name!r} must be {list(shape)} and is {told}; {advice}, or exclude it."
                 )
     if not known:
         raise ValueError(f"no merged tensor has a gram in {files[0].title}: they are of another model.")
@@ -294,10 +294,11 @@ def _tell_lost(plan: Plan, own: Iterable[Own]) -> list[str]:
     warnings: list[str] = []
     kept: dict[tuple[int, str], list[str]] = defaultdict(list)
     for item in own:
-        if item.rule == KEPT and item.reason in LOST:
+        if item.rule == KEPT:
             kept[item.task, item.reason].append(item.name)
-    for (task, reason), names in sorted(kept.items()):
-        text = f"{plan.tasks[task].title} has its own {name_some(names)}, {LOST[reason]}"
+    found = [(task, reason) for task in range(len(plan.tasks)) for reason in LOST if (task, reason) in kept]
+    for task, reason in found:
+        text = f"{plan.tasks[task].title} has its own {name_some(kept[task, reason])}, {LOST[reason]}"
         if reason in (TIED, WHOLE_NUMBERS) and not plan.config.allow_missing:
             raise DataError(
                 f"{text}. Choose a method with masks, or set allow_missing (--allow-missing), with which the merged "

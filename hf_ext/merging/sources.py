@@ -205,7 +205,9 @@ def open_weights(
     with ExitStack() as opened:
         try:
             if (path / "model_index.json").is_file():
-                raise CheckpointError(f"{path}: a diffusers pipeline; merge models one by one, {path / 'unet'} say.")
+                raise CheckpointError(
+                    f"{path}: a diffusers pipeline; merge its models one by one, such as {path / 'unet'}."
+                )
             checkpoint = opened.enter_context(open_checkpoint(spec, token=token, endpoint=endpoint))
             place: Path | HubFiles = path if path.is_dir() else path.parent
             if checkpoint.commit is not None and not path.exists():

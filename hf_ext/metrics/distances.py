@@ -33,11 +33,13 @@ def as_features(features: Any, name: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """Mean [dimensions] and unbiased covariance [dimensions, dimensions] of feature vectors."""
+    """
+    Mean [dimensions] and unbiased covariance [dimensions, dimensions] of feature vectors; their number and the hash of
+    the network that they come from, which many files that others publish do not tell.
+    """
 
     mean: np.ndarray
     covariance: np.ndarray
-    # Of the vectors, and the hash of their network: unknown in many files that others publish.
     count: int | None = None
     network: str | None = None
 
@@ -112,7 +114,7 @@ class FeatureSums:
 def frechet_distance(first: FeatureStatistics | np.ndarray, second: FeatureStatistics | np.ndarray) -> float:
     """
     Squared Fréchet distance of the normal distributions that have the means and covariances of two sets, given as
-    statistics or as vectors [samples, dimensions]: `|m1 - m2|² + tr(S1 + S2 - 2 (S1 S2)^(1/2))`, at least 0.
+    statistics or as at least two vectors [samples, dimensions]: `|m1 - m2|² + tr(S1 + S2 - 2 (S1 S2)^(1/2))`.
 
     With `S = AᵀA` the trace equals the smallest `|A1 - U A2|²` over all orthogonal `U` (Procrustes), and is computed
     as that: no root of a product that is not symmetric, nothing that could turn negative or complex, and no
@@ -177,7 +179,10 @@ def kernel_distance(first: np.ndarray, second: np.ndarray) -> float:
 def kernel_distance_of_subsets(
     first: np.ndarray, second: np.ndarray, *, subset_size: int = 1000, subsets: int = 100, seed: int = 0
 ) -> tuple[float, float]:
-    """Mean of [`kernel_distance`] over random subsets, and their standard deviation, the usual way to report it."""
+    """
+    Mean of [`kernel_distance`] over random subsets, and their standard deviation (not that of the mean), the usual way
+    to report it. A subset has `subset_size` samples of each set [samples, dimensions], none of them twice.
+    """
     pair = _check(first, second)
     if not 2 <= subset_size <= (most := min(map(len, pair))):
         raise ValueError(f"subset_size must be from 2 to the {most} samples of the smaller set, got {subset_size}")

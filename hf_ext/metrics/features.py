@@ -33,7 +33,10 @@ def _batches(images: list[np.ndarray], batch_size: int) -> Iterator[list[np.ndar
 
 
 class ClassifierFeatures:
-    """Features before the last layer of an image classifier of transformers, a folder or `org/name[@revision]`."""
+    """
+    Features before the last layer of an image classifier of transformers, a folder or `org/name[@revision]`, for
+    `batch_size` images at once.
+    """
 
     def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):
         name, revision = split_revision(source)
@@ -73,7 +76,7 @@ class InceptionFeatures:
     The file is the one that NVIDIA publishes with StyleGAN 2 and 3, `inception-2015-12-05.pt`: a translation of the
     original network that takes uint8 RGB images `[batch, 3, height, width]` of any size, resizes them itself, and
     returns `[batch, 2048]` when called with `return_features=True`. Other translations or other weights give other
-    numbers. A TorchScript file is a program: use one that you trust.
+    numbers. A TorchScript file is a program: use one that you trust. It gets `batch_size` images of one size at once.
     """
 
     def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):

@@ -141,8 +141,8 @@ class ImageMetric(evaluate.Metric, ABC):
         if not len(predictions):
             raise ValueError(f"{self.name} needs at least one pair of images, got none")
         if channel is None:
-            kinds = "'rgb', all three of a colour image, 'y', its luma, or 'gray', an image of one"
-            raise ValueError(f"{self.name} needs a channel, as values differ: channel={kinds}")
+            kinds = "'rgb' (all three of a colour image), 'y' (its luma) or 'gray' (an image of one channel)"
+            raise ValueError(f"{self.name} needs a channel, as values differ: give channel={kinds}.")
         pairs = zip(map(np.asarray, predictions), map(np.asarray, references), strict=True)
         values = [self.score(*pair, channel=channel, border=border) for pair in pairs]
         return {self.name: float(np.mean(values)), f"{self.name}_per_image": values}

@@ -24,7 +24,8 @@ def psnr_b(
     difference of neighbouring pixels on two sides of an 8 x 8 block boundary, exceeds `D_C`, that of all other
     neighbours; otherwise 0. `eta = log2(8) / log2(min(height, width))`. With `channel="rgb"` the error is that of all
     three channels and the blocking that of the luma, as published colour numbers have it. Arguments are those of
-    [`psnr`]: images of at least 9x9, whose blocks start at the upper left corner, and a border of a multiple of 8.
+    [`psnr`]: images of at least 9x9, whose blocks start at the upper left corner, and a border of a multiple of 8. The
+    value is in decibels, infinite where both images are equal and without blocking.
     """
     first, second = prepare_pair(prediction, reference, channel, border, data_range, least=BLOCK + 1)
     if border % BLOCK:

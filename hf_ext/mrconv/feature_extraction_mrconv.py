@@ -109,7 +109,8 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
             raise ValueError(f"`feature_size` is {feature_size}; only 1, mono audio, is supported.")
         for name, value, least in (("sampling_rate", sampling_rate, 1), ("padding_value", padding_value, -math.inf)):
             if not isinstance(value, (int, float)) or not least <= value < math.inf:
-                raise ValueError(f"`{name}` is {value!r}; give a number, of samples per second at least 1.")
+                allowed = "a number of samples per second, at least 1" if least == 1 else "a finite number"
+                raise ValueError(f"`{name}` is {value!r}; give {allowed}.")
         if padding_side not in ("left", "right"):
             raise ValueError(f"`padding_side` is {padding_side!r}; allowed: 'left', 'right'.")
         super().__init__(feature_size, sampling_rate, padding_value, padding_side=padding_side, **kwargs)

@@ -84,9 +84,10 @@ class MRConvNextImageProcessor(ConvNextImageProcessorPil):
         """Turn one image into an array of channels, height, width. See [`~MRConvNextImageProcessor.preprocess`]."""
         # Pillow clips these modes to 8 bits when it converts them: the picture would come out white.
         if isinstance(image, Image.Image) and image.mode[0] in "IF":
-            advice = "do_convert_rgb=False and the rescale_factor that brings it to [0, 1] (1 / 65535 for 16 bits)"
-            told = f"The image has PIL mode {image.mode!r}, more than 8 bits a channel"
-            raise ValueError(f"{told}. Give numpy.asarray(image) with {advice}.")
+            raise ValueError(
+                f"The image has PIL mode {image.mode!r}, more than 8 bits a channel. Give numpy.asarray(image) with "
+                "do_convert_rgb=False and the rescale_factor that brings it to [0, 1] (1 / 65535 for 16 bits)."
+            )
         # Pipelines open every picture as RGB, and a model of grey ones has one mean.
         if isinstance(image, Image.Image) and not do_convert_rgb and np.size(self.image_mean) == 1:
             image = image.convert("L")

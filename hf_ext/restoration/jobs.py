@@ -17,8 +17,16 @@ from .camera import DECODER_ERRORS, RAW_ENDINGS, open_picture
 logger = logging.getLogger(__name__)
 
 # The formats of results by the ends of their names. A still GIF becomes a PNG, since a GIF has 256 colours.
-FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
-FORMATS |= {".bmp": "BMP", ".gif": "GIF"}
+FORMATS = {
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".webp": "WEBP",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".bmp": "BMP",
+    ".gif": "GIF",
+}
 _STDIN = Path("stdin")
 # What Pillow recognises but cannot decode by itself, or not as pixels.
 _NO_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
@@ -47,8 +55,12 @@ class Plan(NamedTuple):
     refused: dict[str, str]
 
 
-# A file, its place below the folder of results, and whether it was named by itself.
-Found = tuple[Path | bytes, Path, bool]
+class Found(NamedTuple):
+    """A file, its place below the folder of results, and whether it was named by itself."""
+
+    source: Path | bytes
+    relative: Path
+    named: bool
 
 
 def is_one_result(out: str | Path) -> bool:
@@ -131,7 +143,8 @@ def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], r
         elif not renamed and result in sources:
             reason = f"its result would replace {sources[result]}; give another folder with --out, or a --name."
         elif holder is not None:
-            reason = f"would be written to {job.out}, and so would {holders_name}; give --name '{{stem}}-{{ext}}'."
+            told = f"would be written to {job.out}, and so would {holders_name}"
+            reason = f"{told}; rename it, restore it into another folder, or use --name '{{stem}}-{{ext}}'."
         else:
             places[place] = source, job.name
             jobs.append(job)
@@ -173,7 +186,7 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
     """Files of an input, each with its place below the folder of results; of a folder those with such endings."""
     if name == "-":
         data = sys.stdin.buffer.read()
-        yield data, _STDIN, True
+        yield Found(data, _STDIN, True)
     elif name.startswith("@"):
         if name in lists:
             raise DataError(f"{name} names itself, by way of {' and '.join(lists)}.")
@@ -186,19 +199,19 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
             if path.suffix.lower() not in endings or any(part.startswith(".") for part in relative.parts):
                 continue
             if path.is_file():
-                yield path, relative, False
+                yield Found(path, relative, False)
             elif path.is_symlink():
                 logger.warning(f"{path} was left out: its link leads nowhere")
     elif os.path.exists(name):
         # A pipe, such as <(curl ...) of a shell, can be read once.
         path, once = Path(name), not os.path.isfile(name)
-        yield path.read_bytes() if once else path, Path(path.name), True
+        yield Found(path.read_bytes() if once else path, Path(path.name), True)
     elif glob.has_magic(name):
         parts = Path(name).parts
         fixed = Path(*parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
         for path in _without_results(map(Path, sorted(glob.glob(name, recursive=True))), fixed, out):
             if path.is_file():
-                yield path, path.relative_to(fixed), False
+                yield Found(path, path.relative_to(fixed), False)
     else:
         raise ValueError(f"{name} does not exist; give files, folders, patterns, or - for standard input.")
 

@@ -69,7 +69,8 @@ def choose_jobs(plan: Plan, records: Records | None, overwrite: bool) -> tuple[P
         if records is not None and job.out is not None and job.out.exists():
             state = "ours" if overwrite and job.out.is_file() else records.state(job)
         if state == "foreign":
-            refused[job.name] = f"{job.name}: {job.out} exists, not of this command; move it, or give --overwrite."
+            told = f"{job.name}: {job.out} exists, and was not written by this command or was changed since"
+            refused[job.name] = f"{told}; move it, or give --overwrite to replace it if it is a file."
             continue
         jobs.append(job)
         if state != "same":

@@ -38,5 +38,6 @@ def load_model(
             model = load_adapter(model, checkpoint).merge_and_unload()
         restorer: SemanIRForImageRestoration = model.eval().to(place)
         if restorer.device.type == "cpu" and restorer.dtype == torch.float16:
-            logger.warning("float16 takes four times as long as float32 on a CPU; bfloat16 is as small and fast.")
+            told = "float16 takes four times as long as float32 on a CPU"
+            logger.warning(f"{told}; use bfloat16, which is about as fast as float32 and as small as float16.")
         return restorer

@@ -193,11 +193,10 @@ def window_and_shift(size: Pair, window_size: int, shifted: bool) -> tuple[Pair,
     # Not `min`: in a graph of many sizes it stays what it is, and every later shape would be a function of it.
     window = (window_size if size[0] > window_size else size[0], window_size if size[1] > window_size else size[1])
     # One window that spans the axis has no neighbour to shift into.
-    shift = (
+    return window, (
         window[0] // 2 if shifted and window[0] < size[0] else 0,
         window[1] // 2 if shifted and window[1] < size[1] else 0,
     )
-    return window, shift
 
 
 def build_dictionary(

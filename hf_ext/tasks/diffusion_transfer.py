@@ -65,7 +65,7 @@ def open_pipeline(source: str) -> Checkpoint:
     found = index.get("scheduler")
     kind: Any = getattr(diffusers, str(found[-1]), None) if isinstance(found, list) and found else None
     if not hasattr(kind, "from_pretrained"):
-        raise DataError(f"{source}: model_index.json has {found!r}, no scheduler of diffusers: add one.")
+        raise DataError(f"{source}: model_index.json has the scheduler {found!r}, none of diffusers: add one.")
     names = index.get("id2label")
     # JSON has no whole numbers as keys.
     id2label = None if names is None else {int(key): value for key, value in dict(names).items()}

@@ -20,6 +20,7 @@ import datasets
 import numpy as np
 import torch
 from diffusers import ModelMixin
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from PIL import Image
 from pyarrow.parquet import read_metadata
 
@@ -331,6 +332,9 @@ class _Work:
                 if other[name] in (None, -1):
                     raise ValueError(f"it has no class in {name!r}, which others have")
         except UNUSABLE as error:
+            if isinstance(error, HfHubHTTPError) and not isinstance(error, EntryNotFoundError):
+                # Not the picture's fault: the same call goes on later.
+                raise
             return name_bad(str(number), self.source.find_file(number), error.__cause__ or error)
         return number, other, view
 

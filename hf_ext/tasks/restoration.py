@@ -391,9 +391,9 @@ class FeatureLoss(torch.nn.Module):
                 self.features(torch.zeros(1, 3, side, side))
         # Each network has words of its own for a size that it does not take.
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            told = f"task.perceptual_model {self.source} ({type(self.network).__name__}) gives no hidden states of"
+            told = f"task.perceptual_model {self.source} ({type(self.network).__name__}) gives no hidden states"
             advice = "Set task.patch_size, times the scale, to a size that it takes, or give another network"
-            raise DataError(f"{told} pictures of {side} x {side} pixels, as here: {error}. {advice}.") from error
+            raise DataError(f"{told} of pictures of {side} x {side} pixels: {error}. {advice}.") from error
 
     def forward(self, made: Tensor, wanted: Tensor) -> Tensor:
         """The distance of two batches `[batch, 1 or 3, height, width]` in [0, 1]; its gradient is that of `made`."""

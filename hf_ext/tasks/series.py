@@ -72,10 +72,10 @@ class SeriesTask(MRConvTask):
         """The numbers of an example, float64 `[length, channels]`; NaN where one is missing."""
         values = read_columns(example, self.columns)
         if values.shape[1] != self.channels:
-            told = (
-                f"{_place(example)}columns {', '.join(self.columns)} hold {values.shape[1]} channels, the model takes"
+            raise DataError(
+                f"{_place(example)}columns {', '.join(self.columns)} hold {values.shape[1]} channels, the model takes "
+                f"{self.channels}: set task.columns or task.num_channels."
             )
-            raise DataError(f"{told} {self.channels}: set task.columns or task.num_channels.")
         return values
 
     def model_fields(self) -> dict[str, Any]:
@@ -280,7 +280,8 @@ def read_columns(example: dict[str, Any], names: list[str], option: str = "task.
     values = np.concatenate(parts, axis=1)
     # A channel without any takes its mean.
     if np.isnan(values).all():
-        raise DataError(f"{_place(example)}column {str(names)[1:-1]} contains no numbers: remove the sequence.")
+        place = f"{_place(example)}column {', '.join(map(repr, names))}"
+        raise DataError(f"{place} contains no numbers: remove the sequence.")
     return values
 
 

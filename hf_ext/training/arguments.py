@@ -165,7 +165,7 @@ class TrainingArguments:
         torch_compile (`bool`, defaults to `False`): Compile the model.
         logging_steps (`int`, defaults to 10): Steps between rows of `metrics.jsonl`.
         eval_steps (`int`, defaults to 500): Steps between evaluations; the last step is always evaluated.
-        early_stopping_patience (`int`, defaults to 0): Evaluations without a new best that end the run; 0 is off.
+        early_stopping_patience (`int`, defaults to 0): Evaluations in a row without a best that end a run; 0 is off.
         save_steps (`int`, defaults to 500): Steps between resume states; the last step is always saved.
         save_minutes (`float`, defaults to 0.0): Most minutes between two resume states; 0 is off.
         deadline_minutes (`float`, defaults to 0.0): Minutes after which the run saves its state and ends; 0 is off.

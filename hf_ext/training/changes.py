@@ -79,7 +79,8 @@ def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path, 
         verdicts.append((f"processes × batch × accumulation: {then} → {asked}", *_judge_batching(old, new)))
     refused = [f"{text} ({reason})" if reason else text for text, is_allowed, reason in verdicts if not is_allowed]
     if refused:
-        raise OtherRun(f"{folder} contains a run with other settings", refused, "Use the same, or another output_dir.")
+        advice = "Continue it with the same settings, or choose another output_dir."
+        raise OtherRun(f"{folder} contains a run with other settings", refused, advice)
     versions = [
         f"{name} {then} → {now['versions'].get(name)}: perhaps {OTHER}"
         for name, then in before["versions"].items()
@@ -200,14 +201,17 @@ def _workers(settings: dict[str, Any]) -> int:
 def _judge_batching(old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str]:
     before, now = (math.prod(settings[name] for name in BATCHING) for settings in (old, new))
     if before != now:
-        return False, f"each step had {before} examples and would have {now}: choose factors of the same product"
+        return False, (
+            f"each step had {before} examples and would have {now}: choose per_device_train_batch_size and "
+            "gradient_accumulation_steps so that the product stays the same"
+        )
     other_processes = old["processes"] != new["processes"]
     if other_processes and new["sharding"] == "DEEPSPEED":
         return False, "a state of DeepSpeed can only be resumed with the same number of processes"
     other_batch = old["per_device_train_batch_size"] != new["per_device_train_batch_size"]
     if new.get("data.train.streaming") and (other_processes or (other_batch and _workers(new) > 1)):
         return False, _DIVIDED
-    return True, f"every step has the same examples, but the order of sums, dropout and statistics differ: {OTHER}"
+    return True, f"every step has the same examples, but sums, dropout masks and batch statistics differ: {OTHER}"
 
 
 # A run goes on exactly only with the data it began with: order and augmentation are functions of the position of an

@@ -155,7 +155,8 @@ class StreamBatches(IterableDataset):
         self.features = self.stream.features
         self.stream = self.stream if self.features is None else self.stream.decode(False)
         if any(state is not None and state["order"] != self.order for state in self.states):
-            raise ValueError("the training stream is shuffled in another order than before: give shuffle() a seed.")
+            told = "the training stream is shuffled in another order than the run began with"
+            raise ValueError(f"{told}: give its shuffle() a seed, or start a new run in another output_dir.")
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], BadRows, int, dict[str, Any]] | None]:
         worker = get_worker_info()

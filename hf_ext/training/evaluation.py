@@ -48,6 +48,9 @@ def evaluate(
         num_workers (`int`, defaults to 0): Loader processes for each process, which read and decode.
         after_batch (`Callable`, *optional*): Called after each batch; what it raises ends the evaluation.
         scored (`dict`, *optional*): Scores that are known, by the index of the example; this process's are added.
+
+    Returns:
+        `dict[str, float]`: Metrics by name.
     """
     require_examples(data)
     # A script may train after it, and the processes find each other once: here as for a training, on its devices.
@@ -67,8 +70,8 @@ def evaluate(
             found = task.evaluate_batch(model, examples, indices)
             rows = [*found] if isinstance(found, Iterable) else []
             if len(rows) != len(indices):
-                name = type(task).__name__
-                raise UsageError(f"{name}.evaluate_batch returned {found!r:.80}, not scores of {len(indices)} rows.")
+                told = f"{type(task).__name__}.evaluate_batch returned {found!r:.80}"
+                raise UsageError(f"{told}; allowed: scores for each of the {len(indices)} examples.")
             if not is_repeat:
                 scores.update(zip(indices, rows, strict=True))
             if after_batch is not None:
@@ -84,7 +87,8 @@ def _read_metrics(task: Task, found: Any) -> dict[str, float]:
         plain = {name: value.item() if hasattr(value, "item") else value for name, value in found.items()}
         return {name: value if isinstance(value, int | float) else float(value) for name, value in plain.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{type(task).__name__}.summarize returned {found!r:.200}, not numbers by name.") from error
+        told = f"{type(task).__name__}.summarize returned {found!r:.200}"
+        raise UsageError(f"{told}; allowed: a number for each name of a metric.") from error
 
 
 def require_examples(data: Any) -> None:

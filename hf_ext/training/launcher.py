@@ -89,7 +89,8 @@ def honour_launcher(
         raise UsageError("accelerate is configured for DeepSpeed, which is not installed: pip install deepspeed.")
     if _is_on(environment, _DEEPSPEED) and changed.ema_decay and changed.mixed_precision != "no":
         # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
-        raise UsageError(f"DeepSpeed in {changed.mixed_precision} keeps no weights in 32 bits: set ema_decay to 0.")
+        text = f"DeepSpeed with mixed_precision {changed.mixed_precision} keeps no weights in 32 bits for the average"
+        raise UsageError(f"{text}: set ema_decay to 0 or mixed_precision to 'no', or use FSDP2.")
     differ = [name for name, value in told.items() if getattr(arguments, name) != value]
     return changed, [f"{name}: {told[name]}, set by the launcher" for name in differ]
 
@@ -113,7 +114,8 @@ def require_devices(environment: Mapping[str, str] = os.environ) -> None:
     is_sharded = _is_on(environment, _FSDP) or _is_on(environment, _DEEPSPEED)
     if is_sharded and (_is_on(environment, "ACCELERATE_USE_CPU") or not has_devices()):
         # accelerate would fall back to plain copies, or end with a traceback.
-        raise UsageError("accelerate is configured for FSDP or DeepSpeed, which need GPUs: change --config_file.")
+        text = "accelerate is configured for FSDP or DeepSpeed, which need GPUs, and this machine has none"
+        raise UsageError(f"{text}: give another --config_file, or use hf-ext train.")
     allowed = ["cpu"]
     if has_devices() and (kind := torch.accelerator.current_accelerator()) is not None:
         numbered = [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())]
@@ -125,7 +127,8 @@ def require_devices(environment: Mapping[str, str] = os.environ) -> None:
 def check_processes(found: int, environment: Mapping[str, str] = os.environ) -> None:
     """Refuses a launch whose processes did not all find each other."""
     if found != (told := _count_started(environment)):
-        raise UsageError(f"{told} processes were started, this one found {found}: use accelerate launch or torchrun.")
+        advice = "use accelerate launch or torchrun, and a script that does not initialise accelerate itself"
+        raise UsageError(f"the launcher started {told} processes, and this one found {found}: {advice}.")
 
 
 def _count_started(environment: Mapping[str, str]) -> int:

@@ -63,7 +63,9 @@ def read_all(loader: DataLoader, needs_models: bool = True) -> Generator[Any, No
     except RuntimeError as error:
         if not re.match(r"DataLoader worker .*(exited unexpectedly|is killed by signal)", str(error)):
             raise
-        raise OSError(f"a loader process ended ({error}), mostly without memory: reduce data.num_workers.") from error
+        told = f"a loader process ended ({error}), most often because memory or shared memory ran out"
+        advice = "reduce data.num_workers (0 uses no loader processes), or the batch size"
+        raise OSError(f"{told}: {advice}.") from error
 
 
 def start(loader: DataLoader, needs_models: bool) -> Iterator[Any]:

@@ -78,7 +78,8 @@ def read_model_section(
     changes = dict(section)
     preset = changes.pop("preset", None) if presets else None
     if preset is not None and (preset not in [*presets] or init_from):
-        raise UsageError(f"model.preset is {preset!r}; allowed: {', '.join(presets)}, and none with init_from.")
+        told = f"model.preset is {preset!r} with init_from {init_from!r}; allowed: one of {', '.join(presets)}"
+        raise UsageError(f"{told}, and none with init_from, which brings its own sizes.")
     return ({} if preset is None else dict(presets[preset])), changes
 
 

@@ -51,7 +51,8 @@ def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optim
         raise UsageError(f"optim must be one of {', '.join(sorted(found))}; got {arguments.optim!r}.")
     kind = found[arguments.optim]
     if kind is OneBit and (arguments.init_from is None or arguments.ema_decay):
-        raise UsageError("optim OneBit trains signs of the difference from init_from: set it, and no ema_decay.")
+        told = "optim OneBit trains the signs of the difference from init_from, and an average has more than signs"
+        raise UsageError(f"{told}: set init_from, and leave ema_decay out.")
     known = inspect.signature(kind).parameters
     options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
     options = {name: value for name, value in options.items() if name in known}

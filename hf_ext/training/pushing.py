@@ -200,5 +200,5 @@ def fetch_run(source: str, run: RunFolder) -> None:
                 if inner.startswith("state/") and path.name.endswith((".bin", ".pkl", ".pt")):
                     load(path, map_location="cpu", weights_only=True)
             except Exception as error:
-                raise DataError(f"{source}: {LAST}/{inner} is damaged, or has more than tensors in it.") from error
+                raise DataError(f"{source}: {LAST}/{inner} is not loaded: damaged, or more than tensors.") from error
         copy_into(files, folder)

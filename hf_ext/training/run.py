@@ -49,7 +49,9 @@ def make_accelerator(arguments: TrainingArguments, folder: Path) -> Accelerator:
     # For one that is not installed accelerate would only warn.
     trackers = [str(tracker) for tracker in get_available_trackers()]
     if missing := [name for name in arguments.trackers if name not in trackers]:
-        raise UsageError(f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install it.")
+        raise UsageError(
+            f"report_to is {missing[0]!r}; installed here are: none, {', '.join(trackers)}. Install it, or use these."
+        )
     require_devices()
     # Each process makes the whole model from the seed or a file. With FSDP accelerate's launcher asks by default that
     # only the first one does, which fails for models with buffers.
@@ -86,7 +88,8 @@ def _meeting() -> Iterator[None]:
         yield
     except torch.distributed.DistError as error:
         reason = str(error).partition("\n")[0]
-        raise LostProcessError(f"{text} did not find the others ({reason:.200}): start all at a free port.") from error
+        told = f"{text} did not find the others ({reason:.200})"
+        raise LostProcessError(f"{told}: start all of them, with one address and a free port.") from error
     finally:
         waiting.cancel()
 
@@ -237,7 +240,8 @@ class Run:
     def _prepare(self) -> tuple[int | None, Changes]:
         """Prepares the folder; the step from which the run continues, and how it has changed since then."""
         if self.groups is not None and self.folder.changes.new_batch_size:
-            raise DataError(f"{self.folder.path}: per_device_train_batch_size must stay: pictures have several sizes.")
+            told = f"{self.folder.path}: per_device_train_batch_size must stay"
+            raise DataError(f"{told}, as each batch has pictures of one size.")
         self.folder.prepare()
         return self.folder.start, self.folder.changes
 

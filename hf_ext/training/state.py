@@ -141,7 +141,8 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
                 damaged.append(f"step {step}: {error}")
                 self.notes.append(f"warning: {self.state(step)} is damaged: {error}")
         if damaged:
-            raise DataError(f"no state of {self.path} is whole ({'; '.join(damaged)}): restore one, or delete all.")
+            told = f"no state of {self.path} is whole ({'; '.join(damaged)})"
+            raise DataError(f"{told}: restore one, or delete {self.states} to start again.")
 
     def check_data(self, fingerprint: dict[str, Any]) -> None:
         """Refuses training data that is not what the run began with."""

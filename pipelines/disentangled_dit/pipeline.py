@@ -87,8 +87,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     }
     _OUTPUT_TYPES = ("pil", "np", "pt", "latent")
     # What a caller gives for each control; the last is one number, the others are pairs.
-    _CONTROLS = dict.fromkeys(("original_size", "target_size"), "(height, width) in pixels")
-    _CONTROLS |= {"crop": "(top, left) in pixels", "flip": "True or False"}
+    _CONTROLS = {
+        "original_size": "(height, width) in pixels",
+        "crop": "(top, left) in pixels",
+        "target_size": "(height, width) in pixels",
+        "flip": "True or False",
+    }
     # Rows of adaLN numbers that are computed ahead: 100 MB for the largest preset in bfloat16.
     TABLE_ROWS = 128
     # Where diffusers looks for a component's code, in a repository and among its own pipelines.
@@ -167,7 +171,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         names = [label] if isinstance(label, str) else list(label)
         if unknown := [name for name in names if name not in self.labels]:
             known = ", ".join([*self.labels][:5]) or "none; give the number of the class"
-            raise ValueError(f"No class alone is {unknown[0]!r}; of {len(self.labels)} names the first are: {known}.")
+            raise ValueError(f"No single class is {unknown[0]!r}; of {len(self.labels)} names the first are: {known}.")
         return [self.labels[name] for name in names]
 
     def encode_prompt(
@@ -433,7 +437,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         total = len(*given.values()) if given else count
         steps = int(total * strength)
         if not 0 < strength <= 1 or steps < 1:
-            raise ValueError(f"strength is {strength} for {total} steps; it must be at most 1, and leave a step.")
+            raise ValueError(f"strength is {strength} for {total} steps; give 1/{total}, which leaves one, to 1.")
         begin = (total - steps) * scheduler.order
         if begin and isinstance(scheduler, self._FROM_THE_FIRST_STEP):
             raise ValueError(f"{name} starts at its first step only; use another scheduler, or strength=1.")
@@ -658,7 +662,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             raise ValueError(f"guidance_scale={self._guidance_scale} needs {needed}.")
         if "uncontrolled" in weights and config.control_dropout == 0:
             strength = self._control_guidance_scale
-            raise ValueError(f"control_guidance_scale={strength} needs control_dropout in training.")
+            raise ValueError(f"control_guidance_scale={strength} needs control_dropout in the network's training.")
         return weights
 
     @staticmethod
@@ -871,7 +875,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             if texts[2] is not None and texts[3] is not None:
                 raise ValueError("Give negative_prompt or negative_prompt_embeds, not both.")
         elif classes[0] is None or any(value is not None for value in (*texts, call.max_sequence_length)):
-            raise ValueError("This is a class model: give class_labels, no prompt; numbers or names of classes.")
+            raise ValueError("This is a class model: give class_labels, numbers or names of classes, and no prompt.")
         if call.control_guidance_scale != 1 and not self.transformer.config.control_alpha:
             self._LOGGER.warning("The model has no controls: control_guidance_scale changes nothing.")
         if call.output_type not in self._OUTPUT_TYPES:

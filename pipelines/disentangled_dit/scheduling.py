@@ -40,6 +40,10 @@ def rescale_noise_schedule(
         ValueError: A size is not positive, or the scheduler spaces its noise in a way that neither betas nor a shift
             describe.
         TypeError: The scheduler is of another kind.
+
+    Example:
+        >>> from diffusers import DDIMScheduler
+        >>> scheduler = rescale_noise_schedule(DDIMScheduler(beta_schedule="scaled_linear"), 256, 512)
     """
     ratio = math.sqrt(_area(to_size, "to_size") / _area(from_size, "from_size"))
     # Of a scheduler diffusers' types know neither its configuration nor its numbers.

@@ -185,7 +185,7 @@ def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path, 
     for wrong, message in (
         (["--scheduler", "DDIM"], "diffusers has no scheduler 'DDIM'; for instance DDIMScheduler"),
         (["--scheduler", "IPNDMScheduler"], "IPNDMScheduler"),
-        (["--negative", "hens"], "No class alone is 'hens'"),
+        (["--negative", "hens"], "No single class is 'hens'"),
         (["--image", model / "model_index.json"], "is not a readable picture"),
         (["--image", tmp_path / "red.png", "--strength", 0], "strength is 0.0"),
     ):
@@ -228,7 +228,7 @@ def test_texts_are_drawn(tmp_path):
 def test_wrong_words_are_named(tmp_path, monkeypatch, model):
     monkeypatch.chdir(tmp_path)
     for words, message in (
-        ("--class-labels goldfisch", "No class alone is 'goldfisch'"),
+        ("--class-labels goldfisch", "No single class is 'goldfisch'"),
         ("--prompt hen", "this model takes --class-labels only"),
         ("--size 8x8", "is not a pair of whole numbers such as 32,32"),
         ("--out grids", "needs --count"),

@@ -96,7 +96,7 @@ def test_image_to_image_starts_where_the_strength_says(kind):
     near, half, far = map(distance, (0.1, 0.5, 1.0))
     assert near < half < far
     for wrong in (0.001, 1.5, -0.5):
-        with pytest.raises(ValueError, match=f"strength is {wrong} for 100 steps; it must be at most 1, and leave"):
+        with pytest.raises(ValueError, match=f"strength is {wrong} for 100 steps; give 1/100, which leaves one, to 1"):
             pipeline(image=image / 2 + 0.5, strength=wrong, **options)
 
 

@@ -128,7 +128,7 @@ def test_labels_are_numbers_names_or_tensors(pipeline):
     assert_same_answers(
         *(pipeline(class_labels=it, **options).images for it in (["tench", "hen"], torch.tensor([0, 2])))
     )
-    with pytest.raises(ValueError, match="No class alone is 'goldfisch'"):
+    with pytest.raises(ValueError, match="No single class is 'goldfisch'"):
         pipeline(class_labels="goldfisch", **FEW)
     with pytest.raises(ValueError):
         DisentangledDiTPipeline(pipeline.transformer, DDIMScheduler()).get_label_ids("hen")

@@ -26,17 +26,30 @@ else:
 
 @dataclass(frozen=True)
 class Option:
-    """Description of an option: its help and its allowed values."""
+    """
+    Description of an option: its help and its allowed values.
 
-    help: str  # one line
-    above: float = -math.inf  # a number must be greater than this
-    least: float = -math.inf  # and at least this
-    most: float = math.inf  # and not greater than this
-    kind: type = float  # `float` or `bool`; `str` for a choice
-    choices: tuple[str, ...] = ()  # what a text may be
-    default: Any = None  # value where none is given
-    by_task: bool = False  # whether the tasks may have values of their own; the method then gets a list
-    by_layer: bool = True  # whether layers and tensors may have values of their own
+    Args:
+        help (`str`): One line.
+        above (`float`, *optional*): A number must be greater than this.
+        least (`float`, *optional*): A number must be at least this.
+        most (`float`, *optional*): A number may not be greater than this.
+        kind (`type`): `float` or `bool`; `str` for a choice.
+        choices (`tuple[str, ...]`): What a text may be.
+        default (`Any`): Value where none is given.
+        by_task (`bool`): True if the tasks may have values of their own; the method then gets a list.
+        by_layer (`bool`): True if layers and tensors may have values of their own.
+    """
+
+    help: str
+    above: float = -math.inf
+    least: float = -math.inf
+    most: float = math.inf
+    kind: type = float
+    choices: tuple[str, ...] = ()
+    default: Any = None
+    by_task: bool = False
+    by_layer: bool = True
 
     def read(self, name: str, setting: Any) -> Any:
         """The setting, checked; YAML may have given a number as a text."""
@@ -110,19 +123,33 @@ class MethodError(UsageError):
 
 @dataclass
 class Block:
-    """Input of a method: a tensor, or a run of its elements, of the base and of the tasks that have it."""
+    """
+    Input of a method: a tensor, or a run of its elements, of the base and of the tasks that have it.
 
-    name: str  # its name in the base
-    shape: tuple[int, ...]  # shape of the whole tensor
-    start: int  # the first of these elements in the flat tensor; 0 for a method of whole tensors
-    base: Tensor  # weights of the base, float32, float16 or bfloat16
-    vectors: list[Tensor]  # W_t - W_0 in float32, after DARE and trimming; the method may overwrite them
-    merged: Tensor | None = None  # weights of the merged model, for a method that `takes_merged`
-    count: int = 0  # tasks of the merge, with those that do not have this tensor
-    # For a method with `statistics`: those of this tensor for a place of `vectors`, None where the file has none. What
-    # it returns may be overwritten.
+    Args:
+        name (`str`): Its name in the base.
+        shape (`tuple[int, ...]`): Shape of the whole tensor.
+        start (`int`): The first of these elements in the flat tensor; 0 for a method of whole tensors.
+        base (`torch.Tensor`): Weights of the base, float32, float16 or bfloat16.
+        vectors (`list[torch.Tensor]`):
+            The task vectors W_t - W_0 in float32, after DARE and trimming; the method may overwrite them.
+        merged (`torch.Tensor`, *optional*): Weights of the merged model, for a method that `takes_merged`.
+        count (`int`): Tasks of the merge, with those that do not have this tensor.
+        statistic (`Callable[[int], torch.Tensor | None]`, *optional*):
+            The statistics of this tensor for a place of `vectors`, None where the file has none; for a method with
+            `statistics`. What it returns may be overwritten.
+        inputs_first (`bool`): True if the rows of this weight of a linear layer are its inputs.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    base: Tensor
+    vectors: list[Tensor]
+    merged: Tensor | None = None
+    count: int = 0
     statistic: Callable[[int], Tensor | None] | None = None
-    inputs_first: bool = False  # whether the rows of this weight of a linear layer are its inputs
+    inputs_first: bool = False
 
 
 @dataclass(frozen=True)
