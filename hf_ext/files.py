@@ -331,6 +331,32 @@ def same_bytes(first: Path, second: Path) -> bool:
     return first.stat().st_size == second.stat().st_size and first.read_bytes() == second.read_bytes()
 
 
+def link_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Gives a file, or a link as it is, another name; a copy where the file system has no such links."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except (OSError, NotImplementedError):
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def carry_over(old: Path, new: Path, is_ours: Callable[[str], bool]) -> None:
+    """Links all that a folder holds besides our own files (`is_ours`, by the path in it) into the one that is to
+    replace it. A name that the new folder has too is refused: remove there first what is to give way."""
+    for found in sorted(old.rglob("*")):
+        name, is_folder = found.relative_to(old).as_posix(), found.is_dir() and not found.is_symlink()
+        # other folders come with what is in them
+        if is_ours(name) or (is_folder and any(found.iterdir())):
+            continue
+        target = new / name
+        if os.path.lexists(target) and not (is_folder and target.is_dir()):
+            raise TakenError(found, f"{found} is yours, and a file of this name is written now: move it first.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if is_folder:
+            target.mkdir(exist_ok=True)
+        else:
+            link_file(found, target)
+
+
 def copy_into(files: Mapping[str, Path], folder: Path) -> None:
     """Copies files to their paths in a folder."""
     for name, path in files.items():

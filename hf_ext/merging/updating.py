@@ -19,7 +19,7 @@ from ..emr.arithmetic import SUMS
 from ..emr.artifact import hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
 from ..emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from ..errors import DataError, UsageError
-from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sync
+from ..files import lies_in_cache, link_file, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from .compare import REPORT
 from .configuration import MergeConfig
@@ -252,20 +252,12 @@ def _rewrite(place: Path) -> Iterator[Path]:
     # what an update that was killed left
     shutil.rmtree(work, ignore_errors=True)
     try:
-        shutil.copytree(place, work, copy_function=_link)
+        shutil.copytree(place, work, symlinks=True, copy_function=link_file)
         yield work
         sync(work)
         replace_folder(work, place)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        # a file system without links
-        shutil.copyfile(source, target)
 
 
 def _replace_tasks(manifest: Manifest, tasks: dict[str, TaskRecord]) -> Manifest:
