@@ -8,8 +8,11 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
+from hf_ext.emr import EMRModel
+from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.updating import add_task
@@ -81,3 +84,37 @@ def test_adapters_of_any_name_inside_base_and_task_are_refused(tmp_path, config,
         write_weights(tmp_path / name, dict.fromkeys(names, torch.ones(2, 2)), config=config)
     with refused(DataError, "merge_and_unload") if refuses else contextlib.nullcontext():
         make_plan(siblings(tmp_path, "a", method="average")).close()
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "module.", "module._orig_mod.", "_fsdp_wrapped_module.", "net.x."])
+def test_names_of_a_wrapper_are_no_names_of_a_task(tmp_path, wrapper):
+    """A model with them would have random weights, as would one of a base that has them."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=9))
+    model.save_pretrained(tmp_path / "base")
+    model.save_pretrained(tmp_path / "a")
+    expected = {name: value + 0.1 for name, value in model.state_dict().items()}
+    inner = f"layers.1.{wrapper.removeprefix('module.') * ('_' in wrapper)}"
+    write_weights(tmp_path / "a", {wrapper + name.replace("layers.1.", inner): expected[name] for name in expected})
+    out = merge(siblings(tmp_path, "a"), tmp_path / "out")
+    TaskWeights(out).export("a", tmp_path / "plain")
+    one = merge(siblings(tmp_path, "a", method="average"), tmp_path / "one")
+    found = [transformers.LlamaForCausalLM.from_pretrained(place) for place in (tmp_path / "plain", one)]
+    for found_model in (EMRModel.from_pretrained(out, "a").model, *found):
+        torch.testing.assert_close(dict(found_model.state_dict()), expected, rtol=1e-6, atol=1e-6)
+    assert any("wrap" in text for text in json.loads((out / "report.json").read_text())["warnings"])
+    with refused(DataError, "base", "wrap"):
+        make_plan({"base": str(tmp_path / "a"), "tasks": {"a": str(tmp_path / "base")}}).close()
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "BertForMaskedLM"])
+def test_a_task_without_tensors_of_its_class_is_no_model(tmp_path, architecture):
+    config = transformers.BertConfig(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_hidden_layers=1)
+    tensors = transformers.BertModel(config, add_pooling_layer=False).state_dict()
+    told = config.to_dict() | {"architectures": [architecture]}
+    for name in ("base", "a"):
+        write_weights(tmp_path / name, tensors, config=told)
+    out = merge(siblings(tmp_path, "a"), tmp_path / "out")
+    with refused(DataError, "random", "pooler" if architecture == "BertModel" else "cls"):
+        EMRModel.from_pretrained(out, "a")
