@@ -282,5 +282,8 @@ def test_what_is_the_owners_goes_over_into_the_folder_that_replaces_theirs(tmp_p
     files.carry_over(old, new, lambda name: name == "ours/weights")
     assert contents(new) == {name: found for name, found in contents(old).items() if name != "ours/weights"}
     assert (new / "empty").is_dir() and os.readlink(new / "both" / "link") == "nowhere"
-    with refused(files.TakenError, path=old / ".git/config"):
+    (new / "both" / "link").unlink()
+    (new / "LICENSE").unlink()
+    (new / "LICENSE").write_text("another")
+    with refused(files.TakenError, path=old / "LICENSE"):
         files.carry_over(old, new, lambda name: name == "ours/weights")
