@@ -126,14 +126,14 @@ def merge_checkpoints(
             run.count()
             with run.step():
                 run.merge()
+            for name, module in plan.modules.items():
+                merge_checkpoints(module, run.module_folder(name), overwrite=True, progress=False)
+            with run.step():
+                report = run.complete(check) if ranks.index == 0 else {}
         except (NotFiniteError, MethodError):
             # nothing to go on from
             shutil.rmtree(run.partial, ignore_errors=True)
             raise
-        for name, module in plan.modules.items():
-            merge_checkpoints(module, run.module_folder(name), overwrite=True, progress=False)
-        with run.step():
-            report = run.complete(check) if ranks.index == 0 else {}
     return MergeResult(out, ranks.of_first(report))
 
 

@@ -19,6 +19,7 @@ from hf_ext.files import TakenError
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.updating import add_task, remove_task
+from hf_ext.merging.vectors import NotFiniteError
 from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents
 from tests.kit.refusals import refused
@@ -184,3 +185,41 @@ def test_a_merge_does_not_replace_the_folder_that_holds_its_base(sources, tmp_pa
     with refused(UsageError, "base"):
         _replace(siblings(sources, "a", "b", **options) | {"base": str(out / "base")}, out)
     assert contents(out) == before
+
+
+# Base and two tasks: halves of a tensor; type and options; whether a value of the first task would be infinite.
+_HALVES = {
+    "one step for two sizes": (60000, [(65000, 30000)], torch.float16, {"method": "onebit"}, True),
+    "three signs": (60000, [(65000, 30000)], torch.float16, {"method": "ternary"}, True),
+    "a base too large for the result": (
+        1e6,
+        [(1e6 + 1, 1e6 + 2)],
+        torch.float32,
+        {"method": "onebit", "dtype": "float16"},
+        True,
+    ),
+    "rescaled": (0, [(60000, 50000), (-100, -60000)], torch.float16, {"rescale": "tensor"}, True),
+    "rescaled by two tensors": (0, [(60000, 50000), (-100, -60000)], torch.float16, {}, True),
+    "not rescaled": (0, [(60000, 50000), (-100, -60000)], torch.float16, {"rescale": "none"}, False),
+    "a wider type": (60000, [(65000, 30000)], torch.float16, {"method": "onebit", "dtype": "float32"}, False),
+    "near the end": (60000, [(65000, 65000)], torch.float16, {"method": "onebit"}, False),
+    "bfloat16": (60000, [(65000, 30000)], torch.bfloat16, {"method": "onebit"}, False),
+    "the end of float32": (3e38, [(3.3e38, 1e38)], torch.float32, {"method": "onebit"}, True),
+}
+
+
+@pytest.mark.parametrize("case", _HALVES)
+@pytest.mark.parametrize("shard", ["5GB", "100B"])
+def test_no_task_is_restored_with_infinity(tmp_path, case, shard):
+    start, tasks, dtype, options, refuses = _HALVES[case]
+    for name, halves in zip("0ab", [(start, start), *tasks], strict=False):
+        tensors = {"w": torch.tensor(halves).repeat_interleave(32), "v": torch.ones(8, 8)}
+        write_weights(tmp_path / name, {key: value.to(dtype) for key, value in tensors.items()})
+    config = siblings(tmp_path, *"ab"[: len(tasks)], base="0", max_shard_size=shard, **options)
+    with refused(NotFiniteError, "'w'", "'a'", "dtype") if refuses else contextlib.nullcontext():
+        restored = TaskWeights(merge(config, tmp_path / "out")).restore("a", "w")
+        assert restored.isfinite().all()
+    assert not (tmp_path / ".out.partial").exists() and (tmp_path / "out").exists() != refuses
+    if case == "not rescaled":
+        with refused(DataError, "'w'", "float16", "rescale"):
+            TaskWeights(tmp_path / "out", rescale="tensor").export("a", tmp_path / "plain")
