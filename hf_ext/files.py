@@ -340,8 +340,8 @@ def link_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) ->
 
 
 def find_others(old: Path, new: Path, is_ours: Callable[[str], bool]) -> list[Path]:
-    """What a folder holds besides our own files (`is_ours`, by the path in it) and the one that is to replace it does
-    not. What that has otherwise is refused: remove there first what is to give way."""
+    """Finds what a folder holds besides our own files (`is_ours`, by the path in it) and the one that is to replace it
+    does not. What that has otherwise is refused: remove there first what is to give way."""
     others = []
     for found in sorted(old.rglob("*")):
         name, is_folder = found.relative_to(old).as_posix(), found.is_dir() and not found.is_symlink()

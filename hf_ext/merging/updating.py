@@ -19,7 +19,7 @@ from ..emr.arithmetic import SUMS
 from ..emr.artifact import hash_files, list_files, mark_root, read_sums, read_totals, write_sums, write_totals
 from ..emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from ..errors import DataError, UsageError
-from ..files import carry_over, lies_in_cache, link_file, read_json, recover_folder, replace_folder, sync
+from ..files import TakenError, carry_over, lies_in_cache, link_file, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from .compare import REPORT
 from .configuration import MergeConfig
@@ -95,7 +95,7 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
     options |= {"show": require_same_checkpoints, "check": require_same_weights}
     try:
         merge_checkpoints(config, place, **options, overwrite=True, progress=False)
-    except (NotFiniteError, MethodError):
+    except (NotFiniteError, MethodError, TakenError):
         raise
     except ValueError as error:
         raise DataError(

@@ -128,6 +128,13 @@ def _replace(config, out):
     merge_checkpoints(config, out, overwrite=True, progress=False)
 
 
+def test_scores_of_an_earlier_merge_are_kept_and_said(sources, tmp_path):
+    out = merge(siblings(sources, "a", "b"), tmp_path / "out")
+    (out / "eval.json").write_text('{"results": []}')
+    assert any("eval.json" in text for text in add_task(out, "c", str(sources / "c"))["warnings"])
+    assert (out / "eval.json").read_text() == '{"results": []}'
+
+
 _MINE = ("LICENSE", "notes.txt", "results/scores.csv", "tasks/a/eval.json", ".git/config", "before_after.png")
 
 
@@ -174,6 +181,8 @@ def test_a_file_that_would_take_the_place_of_the_owners_is_refused(sources, tmp_
     with refused(TakenError, lost, path=out / name):
         _replace(siblings(sources, "a", "b", "c"), out)
     assert (out / name).read_text() == "mine"
+    with refused(TakenError, path=out / name):
+        add_task(out, "c", str(sources / "c"))
     os.rename(out / name, tmp_path / "mine")
     _replace(siblings(sources, "a", "b", "c"), out)
 
