@@ -19,7 +19,7 @@ import torch
 from huggingface_hub import HfApi
 from safetensors import safe_open
 
-from ..errors import UsageError
+from ..errors import DataError, UsageError
 from ..files import copy_into, parse_json_object, require_free, whole_folder
 from ..hub.checkpoints import Checkpoint, TensorInfo, explain_hub, open_checkpoint
 from ..hub.header_format import CheckpointError
@@ -154,6 +154,12 @@ class TaskWeights:
             flat[count:] = opened.extras.get(name, device)
         if not direct:
             out.copy_(whole)
+        # a merge looks at its own rescaler and type alone
+        if out.dtype == torch.float16 and not bool(out.isfinite().all()):
+            raise DataError(
+                f"{self.folder}: {name!r} of task {task!r} exceeds the range of float16: choose another rescale or "
+                "dtype, or merge again with dtype float32"
+            )
 
     def find_parts(self, task: str, name: str, device: torch.device) -> Parts | None:
         """The sources of a tensor of a task; `None` if it is the task's own or the base's."""

@@ -77,11 +77,9 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
     if benchmark := _benchmark_entries(evaluation["results"]):
         with whole_file(entries, "w") as file:
             yaml.safe_dump(benchmark, file, sort_keys=False)
-    if card.is_file():
-        text = read_card(card)
-        if MARKER not in text and not _is_template(text):
-            _require_license(card, text, license)
-            return card
+    if card.is_file() and is_written(text := read_card(card)):
+        _require_license(card, text, license)
+        return card
     try:
         text = _render(folder, repo_id, license, evaluation)
     # Configurations and reports are other people's: a part that the card tells of is missing, or of another kind.
@@ -91,6 +89,11 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
     with whole_file(card, "w") as file:
         file.write(text)
     return card
+
+
+def is_written(text: str) -> bool:
+    """True for a card that someone wrote or edited."""
+    return MARKER not in text and not _is_template(text)
 
 
 def _is_template(text: str) -> bool:

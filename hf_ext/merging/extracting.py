@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig
@@ -219,6 +220,12 @@ class _Extraction:
         # that of the base would not do.
         if not warnings and all(own.get(key) == self._pair.base_config.get(key) for key in _LABELS):
             del files["config.json"]
+        bare = [module for module in self._matrices if self._biases and f"{module}.bias" not in self._held]
+        if bare:
+            warnings.append(
+                f"peft loads the adapter, but merge_and_unload() fails: it cannot add biases, as {bare[0]} and "
+                f"{len(bare) - 1} more have none in the base. --lora-only leaves biases out"
+            )
         copy_into(files, self._folder)
         self._write_config(saved)
         save_file(self._tensors, self._folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -316,9 +323,26 @@ class _Extraction:
             lora_bias=bool(self._biases),
             modules_to_save=saved or None,
             auto_mapping={"base_model_class": kind.__name__, "parent_library": kind.__module__},
-        ).to_dict()
+            target_modules=sorted(ranks),
+        )
         # A set in peft, whose order changes from process to process.
-        write_json(self._folder / "adapter_config.json", config | {"target_modules": sorted(ranks)})
+        write_json(self._folder / "adapter_config.json", config.to_dict() | {"target_modules": sorted(ranks)})
+        self._require_loadable(config)
+
+    def _require_loadable(self, config: LoraConfig) -> None:
+        """Refuses an adapter that peft would not load as it is, such as Mamba's."""
+        try:
+            with catch_warnings(action="ignore"):
+                model = inject_adapter_in_model(config, self._model, low_cpu_mem_usage=True)
+                places = get_peft_model_state_dict(model, save_embedding_layers=False)
+            ours = {name.removeprefix(_PREFIX): tuple(tensor.shape) for name, tensor in self._tensors.items()}
+            if other := sorted(ours.items() ^ {name: tuple(tensor.shape) for name, tensor in places.items()}.items()):
+                raise ValueError(f"it has other tensors than {other[0][0]} {list(other[0][1])}")
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"{self._pair.title}: peft would not load its LoRA: {error}. Use the fine-tune itself, or let peft "
+                "train an adapter."
+            ) from error
 
     def _report(self, saved: list[str], warnings: list[str]) -> dict[str, Any]:
         return {

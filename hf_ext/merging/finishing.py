@@ -22,6 +22,7 @@ from .journal import masked_names
 from .plan import Plan, warn_of_size
 from .sources import CONFIGURATION_FILES, open_weights
 from .tensors import SHARED
+from .vectors import require_restorable
 
 # Beside the weights at the root.
 SUMS_FILE = "sums.safetensors"
@@ -68,6 +69,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
         )
         if hashing is not None:
             scales = compute_scales(sums.sums, sums.elements, sums.participates, config.scaling)
+            require_restorable(folder, plan, sums.totals, scales)
             manifest = _make_manifest(folder, plan, sums.sums, scales, sources, kept, method)
             dataclasses.replace(manifest, files=hash_files(folder, known=hashing.result())).write(folder)
     write_card(folder, repo_id=out.name)
@@ -209,6 +211,8 @@ def write_report(
     large = warn_of_size(*(report["sizes"][key] for key in compared)) if masks else []
     report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"], *large]))
     report |= {"plan_warnings": list(warnings), "library": library, "sources": sources}
+    # of an artifact the manifest names them
+    report |= {} if masks else {"files": list_files(folder)}
     write_json(folder / REPORT, report, indent=1)
     return report
 

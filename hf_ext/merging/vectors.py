@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ import torch
 from torch import Tensor
 
 from ..emr.arithmetic import SEGMENT, SUMS, TOTALS, Sums
+from ..emr.emr_loader import restore_tensor
 from ..errors import DataError
+from ..hub.checkpoints import open_checkpoint
 from .configuration import MergeConfig
 from .plan import Plan
 from .sources import Source
@@ -165,6 +168,13 @@ class NotFiniteError(DataError):
             "infinity; choose another dtype, or another merged model."
         )
 
+    @classmethod
+    def of_restored(cls, name: str, source: Source, dtype: torch.dtype) -> NotFiniteError:
+        return cls(
+            f"tensor {name!r} of {source.title}: restored, its values exceed the range of {dtype}; choose another "
+            "dtype (--dtype float32), method or rescale, or exclude the tensor."
+        )
+
 
 def is_finite(values: Tensor) -> bool:
     """True without NaN and infinity, which minimum and maximum hand on: one reading, and no memory."""
@@ -181,6 +191,30 @@ def require_finite(plan: Plan, row: Row, members: Sequence[int], sums: Sums) -> 
         if not math.isfinite(sums.tasks[place, SUMS.index("square")]):
             raise NotFiniteError.of_input(row.members[task], plan.tasks[task])
     raise NotFiniteError.of_result(row.name, row.dtype)
+
+
+# What is restored is never stored, so no sum shows it. No element is larger than the norm of its tensor: few tensors
+# come near the end of a type's range, and these are restored as a reader will.
+def require_restorable(folder: Path, plan: Plan, totals: np.ndarray, scales: np.ndarray) -> None:
+    """Refuses an artifact whose weights are written if a task's would be restored with infinity."""
+    deltas = plan.config.merge_method.deltas
+    scales = np.broadcast_to(scales, (len(plan.merged_rows), len(plan.tasks)))
+    base, unified = (np.sqrt(totals[:, TOTALS.index(name)]) for name in ("base_square", "unified_square"))
+    largest = base[:, None] + scales * (1.0 if deltas else unified[:, None])
+    for place, row in enumerate(plan.merged_rows):
+        for task, name in row.members.items():
+            if largest[place, task] < torch.finfo(row.dtype).max:
+                continue
+            source, started = plan.tasks[task], plan.base.read(row.name).flatten()[: row.elements]
+            with open_checkpoint(folder / "tasks" / source.label / "mask.safetensors") as masks:
+                mask = masks[name]
+            merged = torch.empty(0, dtype=row.dtype)
+            if not deltas:
+                with open_checkpoint(folder) as root:
+                    merged = root[row.name].flatten()[: row.elements]
+            scale = float(scales[place, task])
+            if not is_finite(restore_tensor(started, merged, mask, scale, row.elements, deltas)):
+                raise NotFiniteError.of_restored(name, source, row.dtype)
 
 
 # Of an input that is not finite, no task vector is: W_0 is subtracted from each, and what DARE drops is multiplied by

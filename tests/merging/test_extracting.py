@@ -1,5 +1,6 @@
 """Adapters made of differences: peft loads them on the base, and they answer as the fine-tune within what is told."""
 
+import contextlib
 import shutil
 import warnings
 from contextlib import AbstractContextManager
@@ -59,11 +60,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, torch.Tensor]]] = {
     "vit": ("ViTForImageClassification", {"image_size": 8, "patch_size": 4} | SMALL, PIXELS),
     # Its matrices are [in, out], and its head is tied to its embedding.
     "gpt2": ("GPT2LMHeadModel", WORDS | ENDS | {"n_embd": 16, "n_layer": 2, "n_head": 2}, TEXT),
-    # Some of its linear layers have a bias, others none.
+    # Some linear layers have a bias, others none.
     "qwen2": ("Qwen2ForCausalLM", WORDS | {"num_key_value_heads": 1} | SMALL, TEXT),
+    "llama": ("LlamaForCausalLM", WORDS | {"num_key_value_heads": 1, "attention_bias": True} | SMALL, TEXT),
     # One embedding in four modules.
     "t5": ("T5ForConditionalGeneration", HALVES, TEXT | {"decoder_input_ids": TOKENS}),
 }
+
+PARTLY_BIASED = ("qwen2", "llama")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -79,7 +83,14 @@ def test_at_full_rank_the_adapter_answers_as_the_task(name: str, tmp_path: Path)
         loaded = kind.from_pretrained(tmp_path / "lora")
     torch.testing.assert_close(answer(loaded, **inputs), found)
     assert (found - wanted).abs().max() < 1e-4 < 1e-3 < (before - wanted).abs().max()
-    assert report["left_out"] == report["warnings"] == [] and report["error"] < 1e-5
+    assert report["left_out"] == [] and report["error"] < 1e-5
+    # peft adds biases to layers that have one
+    assert ["merge_and_unload" in text for text in report["warnings"]] == [True] * (name in PARTLY_BIASED)
+    loaded = load_adapter(kind.from_pretrained(tmp_path / "base"), tmp_path / "lora")
+    with refused(RuntimeError, "bias") if name in PARTLY_BIASED else contextlib.nullcontext():
+        with warnings.catch_warnings(action="ignore"):
+            joined = loaded.merge_and_unload()
+        torch.testing.assert_close(answer(joined, **inputs), found)
     # At full rank it is no gain.
     assert report["bytes"] > report["bytes_of_fine_tune"]
     assert any("the fine-tune itself is not larger" in line for line in report_lines(report))
@@ -236,4 +247,17 @@ def test_what_cannot_be_extracted_is_refused_in_words(berts: Path, tmp_path: Pat
         pass
     with refused(UsageError, "x"), open_task(str(berts / "merged"), "x"):
         pass
+    assert not (tmp_path / "lora").exists()
+
+
+@pytest.mark.parametrize("kind", ["Mamba", "FalconMamba"])
+@pytest.mark.parametrize("lora_only", [False, True])
+def test_an_adapter_that_peft_does_not_load_is_refused(tmp_path: Path, kind: str, lora_only: bool):
+    config = getattr(transformers, f"{kind}Config")(hidden_size=16, num_hidden_layers=1, vocab_size=30, state_size=4)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model.save_pretrained(tmp_path / "base")
+    perturb(model, 1, 0.1)
+    model.save_pretrained(tmp_path / "a")
+    with refused(DataError, "peft", "out_proj"):
+        extract(open_pair(tmp_path / "base", tmp_path / "a"), tmp_path / "lora", rank=2, lora_only=lora_only)
     assert not (tmp_path / "lora").exists()
