@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+from huggingface_hub import CommitOperationAdd
+
+from hf_ext.errors import NotPublished, UsageError
+from hf_ext.hub import publish
 from hf_ext.hub.card_rules import read_front_matter
-from hf_ext.hub.cards import write_card
+from hf_ext.hub.cards import MARKER, write_card
 from hf_ext.hub.disclosure import find_kind
+from tests.hub.published import on_hub
 from tests.hub.secret_corpus import BASE64, DIGITS, HEX, LARGE, NAME, SMALL, WORD, letters
+from tests.kit.refusals import refused
 
 SEED = "abandon ability able about above absent absorb abstract absurd abuse access accident"
 ID = f"{letters(HEX, 8)}-{'-'.join([letters(HEX, 4)] * 3)}-{letters(HEX, 12)}"
@@ -77,3 +84,74 @@ def test_an_empty_licence_is_filled_in(tmp_path, entry, rest, end):
     found = read_front_matter(text)
     assert found["license"] == "mit" and ("tags" in found) == ("language" in found) == bool(rest)
     assert text.replace("\r", "").endswith("# Mine\n")
+
+
+HEAD = "license: mit\nextra_gated_prompt: Please\ndatasets: org/old"
+# A card on the Hub; whether it stays as it is, and which of its entries the one that replaces it has.
+THERE = {
+    "written": (f"---\n{HEAD}\n---\n# Mine\n", True, ()),
+    "without metadata": ("\ufeff# Mine\r\n", True, ()),
+    "made with the repository": (f"---\n{HEAD}\n---\n", False, ("license", "extra_gated_prompt")),
+    "of hf-ext, with settings": (f"---\n{HEAD}\n---\n\n{MARKER}\n\n# Old\n", False, ("license", "extra_gated_prompt")),
+}
+
+
+def commit(api, **files):
+    operations = [CommitOperationAdd(name, io.BytesIO(content)) for name, content in files.items()]
+    api.create_commit("org/model", operations, commit_message="By hand")
+
+
+@pytest.mark.filterwarnings("ignore:Warnings while validating")
+@pytest.mark.parametrize("kind", THERE)
+@pytest.mark.parametrize("own", [None, "# By the owner of the folder\n"])
+def test_a_card_and_a_licence_on_the_hub_are_not_replaced_in_silence(options, api, bert, tmp_path, kind, own, capsys):
+    card, is_kept, entries = THERE[kind]
+    api.create_repo("org/model")
+    commit(api, **{"README.md": card.encode(), "LICENSE": b"theirs", "NOTICE": b"theirs"})
+    (bert / "LICENSE").write_text("ours")
+    if own:
+        (bert / "README.md").write_text(own)
+    asked = {"revision": None, "create_pr": False, "commit_message": "x", "license": None}
+    notes = publish.preview(bert, "org/model", **asked | options).notes
+    publish.push(bert, "org/model", **options)
+    there = on_hub(api, tmp_path)
+    told, description = capsys.readouterr().err, api.list_repo_commits("org/model")[0].message
+    said = [f"{name}: the one on the Hub, which is another, is replaced" for name in ("LICENSE", "README.md")]
+    said = ["README.md: the one that somebody wrote on the Hub is kept", said[0]] if is_kept and not own else said
+    assert all(each in text for each in said for text in ("\n".join(notes), told, description))
+    assert there["NOTICE"] == b"theirs" and there["LICENSE"] == b"ours"
+    if own or is_kept:
+        assert there["README.md"] == (own or card).encode()
+        return
+    found, before = (read_front_matter(text) for text in (there["README.md"].decode(), card))
+    assert "datasets" not in found and {name: found[name] for name in entries} == {
+        name: before[name] for name in entries
+    }
+    # once more, and nothing is left to do
+    capsys.readouterr()
+    publish.push(bert, "org/model", **options)
+    assert capsys.readouterr().err == "Kept: .gitattributes, NOTICE\n" and len(api.list_repo_commits("org/model")) == 3
+
+
+@pytest.mark.filterwarnings("ignore:Warnings while validating")
+@pytest.mark.parametrize("kind", THERE)
+def test_a_licence_that_is_asked_for_agrees_with_that_of_the_card_on_the_hub(options, api, bert, tmp_path, kind):
+    api.create_repo("org/model")
+    commit(api, **{"README.md": THERE[kind][0].encode()})
+    if kind in ("written", "made with the repository"):
+        with refused(UsageError, "README.md of org/model on the Hub", "'mit'", "apache-2.0"):
+            publish.push(bert, "org/model", license="apache-2.0", **options)
+    else:
+        publish.push(bert, "org/model", license="apache-2.0", **options)
+        card = on_hub(api, tmp_path)["README.md"].decode()
+        assert read_front_matter(card)["license"] == "apache-2.0" and ("# Mine" in card) == THERE[kind][1]
+
+
+@pytest.mark.filterwarnings("ignore:Warnings while validating")
+@pytest.mark.parametrize("card", ["# h\xe9".encode("latin-1"), b"---\na: [\n---\n"])
+def test_a_card_on_the_hub_that_cannot_be_read_stops_the_push(options, api, bert, card, monkeypatch):
+    api.create_repo("org/model")
+    monkeypatch.setattr(publish, "read_text", lambda *_: card.decode("utf-8"))
+    commit(api, **{"README.md": b"# Mine"})
+    with refused(NotPublished, "org/model: README.md on the Hub cannot be used", "correct it there"):
+        publish.push(bert, "org/model", **options)
