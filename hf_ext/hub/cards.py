@@ -28,7 +28,7 @@ from .diffusers_folders import is_pipeline, read_config, read_headers
 from .disclosure import cut_paths
 from .folder_kinds import CardPart, describe
 from .load_check import installed_room
-from .published_files import PICTURE
+from .published_files import MODULES, PICTURE
 
 # In every card that this module writes; an author who edits the card removes it, and then the card is kept.
 MARKER = "<!-- Written by hf-ext. Remove this line to keep your edits. -->"
@@ -81,12 +81,10 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None, 
     if benchmark := _benchmark_entries(evaluation["results"]):
         with whole_file(entries, "w") as file:
             yaml.safe_dump(benchmark, file, sort_keys=False)
-    if card.is_file():
-        text = read_card(card)
-        if MARKER not in text and not _is_template(text):
-            _require_license(card, text, license)
-            return card
-    if there and MARKER not in there and not _is_template(there):
+    if card.is_file() and is_written(text := read_card(card)):
+        _require_license(card, text, license)
+        return card
+    if there and is_written(there):
         is_text = bool(there.replace(front_matter(there), "", 1).strip("\ufeff-\r\n\t "))
         if is_text:
             card.write_text(there, encoding="utf-8", newline="")
@@ -102,6 +100,11 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None, 
     with whole_file(card, "w") as file:
         file.write(text)
     return card
+
+
+def is_written(text: str) -> bool:
+    """True for a card that someone wrote or edited."""
+    return MARKER not in text and not _is_template(text)
 
 
 def _is_template(text: str) -> bool:
@@ -151,6 +154,8 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         fields = {**_template(f"{method}.md")[0], **fields}
     task = _task(folder, config, template_name, fields.pop("pipeline_tag", None), evaluation)
     config["classifies_images"] = task == "image-classification"
+    if (folder / MODULES).is_file():
+        fields["library_name"], task = "sentence-transformers", "sentence-similarity"
     fields |= part.metadata if part is not None else {}
     fields |= {"pipeline_tag": task} if task is not None else {}
     if config.get("pipeline_tag") == "unconditional-image-generation":

@@ -5,11 +5,12 @@ Opening reads the headers only. A tensor is read when it is asked for, and then 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,20 @@ def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[di
             shape = (*shape[:-1], shape[-1] // PACKED[dtype])
         found[name] = TensorInfo(dtype, shape, entry.nbytes, file, entry.offset)
     return found, metadata
+
+
+def common_dtype(infos: Iterable[TensorInfo]) -> torch.dtype:
+    """The floating type that holds all values of tensors; of those of 8 bits, as which no model loads, float32."""
+    found = {info.dtype for info in infos if info.dtype.is_floating_point}
+    wide = {torch.float32 if dtype.itemsize == 1 else dtype for dtype in found}
+    return functools.reduce(torch.promote_types, wide or {torch.float32})
+
+
+def restore_dtypes(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Gives weights that were loaded in a [`common_dtype`] the types back that they have on disk."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in checkpoint:
+            tensor.data = tensor.data.to(checkpoint.info(name).dtype)
 
 
 def split_revision(source: str) -> tuple[str, str]:

@@ -31,7 +31,7 @@ from .diffusers_folders import INDEX
 from .disclosure import SecretFound, clean, find_kind, find_machine_paths, refuse_secrets
 from .folder_kinds import known_kinds
 from .load_check import check_loads, verify_code
-from .published_files import LICENCES, Listing, copy_license, is_described, is_loaded, list_files
+from .published_files import LICENCES, MODULES, Listing, copy_license, is_described, is_loaded, list_files
 from .staging import MANIFEST, write_folder
 
 # What is also stale where the earlier push was an artifact of EMR-Merging.
@@ -266,6 +266,7 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> str:
 def find_stale(files: list[str]) -> list[str]:
     """Finds the files of a model in a repository: beside another one that lacks them, loaders would mix the two."""
     others = (_OF_ARTIFACTS if MANIFEST in files else ()) + (_OF_PIPELINES if INDEX in files else ())
+    others += tuple(name for name in files if MODULES in files and re.match(r"\d+_\w+/", name))
     found = [n for n in files if is_loaded(n) or is_described(n) or _WRITTEN.fullmatch(n) or n.startswith(others)]
     # whose licence it is, nobody can tell
     return [name for name in found if name not in LICENCES]

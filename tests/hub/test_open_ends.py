@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
+import torch
 from huggingface_hub import CommitOperationAdd
+from safetensors.torch import load_file, save_file
 
+from hf_ext import MRConvConfig, MRConvForSequenceClassification
 from hf_ext.errors import NotPublished, UsageError
 from hf_ext.hub import publish
 from hf_ext.hub.card_rules import read_front_matter
 from hf_ext.hub.cards import MARKER, write_card
 from hf_ext.hub.disclosure import find_kind
-from tests.hub.published import on_hub
+from hf_ext.hub.load_check import check_loads
+from hf_ext.hub.published_files import MODULES
+from tests.disentangled_dit.pipeline_testing import make_pipeline
+from tests.hub.published import contents, edit, on_hub, save_bert, save_snapshot
 from tests.hub.secret_corpus import BASE64, DIGITS, HEX, LARGE, NAME, SMALL, WORD, letters
 from tests.kit.refusals import refused
 
@@ -155,3 +162,97 @@ def test_a_card_on_the_hub_that_cannot_be_read_stops_the_push(options, api, bert
     commit(api, **{"README.md": b"# Mine"})
     with refused(NotPublished, "org/model: README.md on the Hub cannot be used", "correct it there"):
         publish.push(bert, "org/model", **options)
+
+
+SENTENCES = "sentence_transformers.models."
+OF_MODULES = {"1_Pooling/config.json": b"{}", "2_Dense/config.json": b"{}", "sentence_bert_config.json": b"{}"}
+OF_MODULES |= {"1_Pooling/notes.txt": b"mine", "3_Other/config.json": b"{}"}
+
+
+def add_modules(folder, *kinds):
+    """Makes a model of sentence-transformers of one of transformers."""
+    for name, content in OF_MODULES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    save_file({"linear.weight": torch.ones(2, 8)}, folder / "2_Dense" / "model.safetensors")
+    named = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"), ("4_Normalize", "Normalize")]
+    modules = [{"path": path, "type": SENTENCES + kind} for path, kind in named]
+    (folder / MODULES).write_text(json.dumps(modules + [{"path": "", "type": kind} for kind in kinds]))
+
+
+def test_modules_of_sentence_transformers_go_up_with_their_model(options, api, bert, tmp_path):
+    add_modules(bert)
+    folder = publish.stage(bert, tmp_path / "staged", repo_id="org/model")
+    wanted = [*list(OF_MODULES)[:3], "2_Dense/model.safetensors", MODULES]
+    assert sorted(contents(folder)) == sorted([*wanted, "README.md", "config.json", "model.safetensors"])
+    assert all((folder / name).read_bytes() == (bert / name).read_bytes() for name in wanted)
+    found = read_front_matter((folder / "README.md").read_text())
+    assert (found["library_name"], found["pipeline_tag"]) == ("sentence-transformers", "sentence-similarity")
+    check_loads(folder)
+    publish.push(bert, "org/model", **options)
+    # of the next model there the modules are stale
+    publish.push(save_bert(tmp_path / "other"), "org/model", **options)
+    assert not {MODULES, *wanted} & set(api.list_repo_files("org/model"))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda folder: add_modules(folder, "my_code.Pooling"), ["modules.json", "'my_code.Pooling'", "push_to_hub"]),
+        (lambda folder: add_modules(folder, SENTENCES + "Router"), ["modules.json", "Router'"]),
+        (lambda folder: (folder / MODULES).write_text("7"), ["modules.json", "got type 7"]),
+        (
+            lambda folder: (folder / "2_Dense/pytorch_model.bin").write_bytes(b""),
+            ["2_Dense/pytorch_model.bin", "pickle"],
+        ),
+        (lambda folder: (folder / "2_Dense/own.py").write_bytes(b""), ["2_Dense/own.py is code"]),
+        (lambda folder: (folder / "1_Pooling/merges.txt").symlink_to("/etc/hostname"), ["merges.txt", "link"]),
+        (lambda folder: (folder / "2_Dense/model.safetensors").write_bytes(b"x"), ["model.safetensors"]),
+    ],
+)
+def test_modules_that_would_go_up_in_part_are_refused(bert, tmp_path, change, told):
+    add_modules(bert)
+    change(bert)
+    with refused(ValueError, *told):
+        publish.stage(bert, tmp_path / "staged")
+
+
+def cast(weights, chosen, dtype):
+    return {name: value.to(dtype) if chosen(name) else value for name, value in weights.items()}
+
+
+def make_pipeline_folder(folder):
+    pipeline = make_pipeline()
+    pipeline.save_pretrained(folder)
+    return folder / "transformer" / "diffusion_pytorch_model.safetensors"
+
+
+# How the weights of the whole model are on disk, and those of its norms or biases.
+TYPES = [(torch.bfloat16, torch.float32), (torch.float32, torch.float16), (torch.float16, torch.bfloat16)]
+TYPES += [(torch.float64, torch.bfloat16), (torch.float32, torch.float8_e4m3fn)]
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+@pytest.mark.parametrize("kind", ["mrconv", "semanir", "pipeline"])
+def test_weights_go_up_in_the_types_that_they_have_on_disk(tmp_path, kind, types):
+    folder = tmp_path / "mine"
+    if kind == "pipeline":
+        path = make_pipeline_folder(folder)
+    else:
+        config = MRConvConfig(vocab_size=20, hidden_size=16, num_hidden_layers=1)
+        model = MRConvForSequenceClassification(config) if kind == "mrconv" else None
+        save_snapshot(folder, reports=False) if model is None else model.save_pretrained(folder)
+        path = folder / "model.safetensors"
+        edit(folder / "config.json", dtype="float16")
+    weights = {name: value.clone() for name, value in load_file(path).items()}
+    floats = {name for name, value in weights.items() if value.is_floating_point()}
+    small = {name for name in floats if "norm" in name or name.endswith("bias")}
+    weights = cast(cast(weights, floats.__contains__, types[0]), small.__contains__, types[1])
+    assert small and small < floats
+    save_file(weights, path, metadata={"format": "pt"})
+    staged = publish.stage(folder, tmp_path / "staged")
+    found = load_file(staged / path.relative_to(folder))
+    assert {name: value.dtype for name, value in found.items()} == {name: each.dtype for name, each in weights.items()}
+    assert all(
+        found[name].view(torch.uint8).equal(value.view(torch.uint8)) for name, value in weights.items() if value.ndim
+    )
