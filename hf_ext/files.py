@@ -331,6 +331,42 @@ def same_bytes(first: Path, second: Path) -> bool:
     return first.stat().st_size == second.stat().st_size and first.read_bytes() == second.read_bytes()
 
 
+def link_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Gives a file, or a link as it is, another name; a copy where the file system has no such links."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except (OSError, NotImplementedError):
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def find_others(old: Path, new: Path, is_ours: Callable[[str], bool]) -> list[Path]:
+    """What a folder holds besides our own files (`is_ours`, by the path in it) and the one that is to replace it does
+    not. What that has otherwise is refused: remove there first what is to give way."""
+    others = []
+    for found in sorted(old.rglob("*")):
+        name, is_folder = found.relative_to(old).as_posix(), found.is_dir() and not found.is_symlink()
+        target = new / name
+        # other folders come with what is in them
+        if is_ours(name) or (is_folder and (target.is_dir() or any(found.iterdir()))):
+            continue
+        if not os.path.lexists(target):
+            others.append(found)
+        elif not (found.is_file() and target.is_file() and same_bytes(found, target)):
+            raise TakenError(found, f"{found} is yours, and a file of this name is written now: move it first.")
+    return others
+
+
+def carry_over(old: Path, new: Path, is_ours: Callable[[str], bool]) -> None:
+    """Links what [`find_others`] finds into the folder that is to replace another."""
+    for found in find_others(old, new, is_ours):
+        target = new / found.relative_to(old)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if found.is_dir() and not found.is_symlink():
+            target.mkdir()
+        else:
+            link_file(found, target)
+
+
 def copy_into(files: Mapping[str, Path], folder: Path) -> None:
     """Copies files to their paths in a folder."""
     for name, path in files.items():

@@ -268,3 +268,22 @@ def test_a_folder_is_free_or_of_the_kind_that_may_be_replaced(tmp_path, found, o
     # A TakenError is a ValueError too.
     with contextlib.nullcontext() if is_free else refused(ValueError, path=out):
         files.require_free(out, overwrite, kind="merge", is_kind=lambda folder: (folder / "merge").exists())
+
+
+def test_what_is_the_owners_goes_over_into_the_folder_that_replaces_theirs(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    new.mkdir()
+    for name in ("ours/weights", "ours/notes.txt", "LICENSE", ".git/config", "both/mine"):
+        (old / name).parent.mkdir(parents=True, exist_ok=True)
+        (old / name).write_text(name)
+    (old / "empty").mkdir()
+    (old / "both" / "link").symlink_to("nowhere")
+    (new / "both").mkdir()
+    files.carry_over(old, new, lambda name: name == "ours/weights")
+    assert contents(new) == {name: found for name, found in contents(old).items() if name != "ours/weights"}
+    assert (new / "empty").is_dir() and os.readlink(new / "both" / "link") == "nowhere"
+    (new / "both" / "link").unlink()
+    (new / "LICENSE").unlink()
+    (new / "LICENSE").write_text("another")
+    with refused(files.TakenError, path=old / "LICENSE"):
+        files.carry_over(old, new, lambda name: name == "ours/weights")

@@ -24,6 +24,8 @@ from .manifest import MANIFEST, Manifest, artifact_file, find_folder
 
 # Sums of a task in its folder, those of all tasks at the root: scales and report follow from them without checkpoints.
 FILE = "sums.safetensors"
+# Beside the files that a manifest names.
+UNNAMED = (MANIFEST, "README.md", "report.json", "report.png", ".eval_results/hf_ext.yaml")
 
 
 def mask_bytes(elements: int) -> int:
@@ -161,8 +163,7 @@ class Verification(NamedTuple):
 def list_files(folder: Path) -> list[str]:
     """Lists the files that a manifest names."""
     paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    unnamed = (MANIFEST, "README.md", "report.json", "report.png")
-    return [name for path in paths if OWN_FILE.fullmatch(name := path.as_posix()) and name not in unnamed]
+    return [name for path in paths if OWN_FILE.fullmatch(name := path.as_posix()) and name not in UNNAMED]
 
 
 def hash_files(

@@ -15,7 +15,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto import modeling_auto
 
-from ..errors import UsageError
+from ..errors import DataError, UsageError
 from ..files import copy_into
 from .artifact import find_code
 from .weights import TaskWeights
@@ -143,6 +143,12 @@ def _build_transformers(
     model, report = cast(Any, kind).from_pretrained(
         None, config=config, state_dict=dict(weights), dtype=dtype or "auto", output_loading_info=True
     )
+    if missing := sorted({*report["missing_keys"]}):
+        raise DataError(
+            f"{source}: no tensor of the task is {missing[0]!r} of its {kind.__name__} ({len(missing)} of that kind), "
+            f"which would be random. Its tensors are named as {next(iter(weights), '')!r}: correct the names or the "
+            "configuration of its checkpoint, and merge again."
+        )
     model.config.name_or_path = source
     if model.can_generate() and (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -150,7 +156,7 @@ def _build_transformers(
     used = {name: value for name, value in weights.items() if name not in unused}
     places = _find_places(model, used)
     places |= _find_parts(model, {name: value for name, value in used.items() if name not in places}, places)
-    complete = len(places) == len(used) and not report["missing_keys"] and not report["mismatched_keys"]
+    complete = len(places) == len(used) and not report["mismatched_keys"]
     return BuiltModel(model, frozenset(weights), places, complete)
 
 

@@ -209,6 +209,8 @@ def write_report(
     large = warn_of_size(*(report["sizes"][key] for key in compared)) if masks else []
     report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"], *large]))
     report |= {"plan_warnings": list(warnings), "library": library, "sources": sources}
+    # of an artifact the manifest names them
+    report |= {} if masks else {"files": list_files(folder)}
     write_json(folder / REPORT, report, indent=1)
     return report
 

@@ -24,7 +24,7 @@ import tempfile
 import threading
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,13 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from ..emr.artifact import mask_bytes, open_masks
+from ..emr.artifact import UNNAMED, mask_bytes, open_masks
 from ..emr.manifest import FORMAT, MANIFEST, WEIGHT_STEMS, Manifest
 from ..errors import DataError, UsageError
 from ..files import read_json_object, recover_folder, require_free
+from ..hub.cards import is_written
+from ..hub.front_matter import read_card
+from ..hub.published_files import is_loaded
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from ..system import open_descriptor, sync_data
 from .plan import Plan
@@ -245,6 +248,15 @@ def require_target(out: Path, overwrite: bool) -> None:
                 f"{out} cannot be written: no folder can be made in {place} ({error.strerror}); choose another "
                 "folder, or get permission to write there"
             ) from error
+
+
+def find_own(folder: Path) -> Callable[[str], bool]:
+    """Tells by its path whether a file of an earlier merge is the merge's, or its owner's."""
+    record, card = folder / MANIFEST, folder / "README.md"
+    told = read_json_object(record if record.is_file() else folder / "report.json", optional=True).get("files")
+    own = {*UNNAMED, *(told or ())} - ({card.name} if card.is_file() and is_written(read_card(card)) else set())
+    # a model that an earlier version merged has no list
+    return lambda name: name in own or (told is None and is_loaded(name))
 
 
 def _is_merge(folder: Path) -> bool:

@@ -18,13 +18,23 @@ import numpy as np
 
 from ..distributed import Ranks
 from ..errors import DataError, OtherRun, UsageError
-from ..files import copy_into, follow_link, read_json, remove_leftovers, replace_folder, sync, write_json
+from ..files import (
+    carry_over,
+    copy_into,
+    find_others,
+    follow_link,
+    read_json,
+    remove_leftovers,
+    replace_folder,
+    sync,
+    write_json,
+)
 from ..progress import progress
 from ..system import count_cores, free_bytes
 from .configuration import MergeConfig
 from .engine import Engine, add_up, make_units
 from .finishing import finish
-from .journal import FULL, PASSES, Journal, Outputs, lock_partial, read_passes, require_target
+from .journal import FULL, PASSES, Journal, Outputs, find_own, lock_partial, read_passes, require_target
 from .methods import MethodError
 from .plan import Plan, make_plan, resolve_plan
 from .vectors import NotFiniteError, TaskVectors
@@ -65,7 +75,8 @@ def merge_checkpoints(
         out (`str` or `Path`): The folder to write. It appears complete, or not at all.
         token (`str` or `bool`, *optional*): Token of the Hub, as in `huggingface_hub`.
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
-        overwrite (`bool`, *optional*, defaults to `False`): Replace `out` when it holds an earlier merge.
+        overwrite (`bool`, *optional*, defaults to `False`): Replace `out` when it holds an earlier merge, but for
+            what you put there.
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar in a terminal.
         show (`Callable[[Plan], None]`, *optional*):
             Called with the plan before any weight is read; an error that it raises ends the merge.
@@ -128,12 +139,12 @@ def merge_checkpoints(
 
 def _require_sources(plan: Plan, out: Path) -> None:
     """Refuses to replace a folder that holds a task, or the base that the tasks are restored from."""
-    needed, target = plan.config.with_masks and not plan.config.include_base, out.resolve()
+    masks, target = plan.config.with_masks, out.resolve()
     for source in plan.sources:
         is_base, place = source is plan.base, Path(source.spec).expanduser().resolve()
-        inside = needed and place.is_relative_to(target) if is_base else target in place.parents
-        if inside and source.repo_id is None:
-            stored = ", or set include_base (--include-base)" if is_base else ""
+        inside = target in place.parents or (is_base and masks and place == target)
+        if inside and source.repo_id is None and not (is_base and plan.config.include_base):
+            stored = ", or set include_base (--include-base)" if is_base and masks else ""
             raise UsageError(f"{source.title} lies in {out}, which would be replaced: copy it elsewhere{stored}.")
 
 
@@ -247,6 +258,8 @@ class _Run:
         folder = self.result
         sums = add_up(self.plan.merged_rows, len(self.plan.tasks), self.units, self.journal.read(len(self.units)))
         base = self.base_identity.result()
+        if (self.out / "eval.json").is_file():
+            self.plan.warnings.append("eval.json was kept, and tells of the earlier merge: evaluate again")
         closed = _start_beside(self.outputs.close)
         try:
             copy_into({name: self.module_folder(name) / Path(name).name for name in self.plan.modules}, folder)
@@ -259,12 +272,19 @@ class _Run:
         except DataError:
             shutil.rmtree(self.partial)
             raise
+        is_ours = find_own(self.out)
+        if not is_ours("README.md"):
+            (folder / "README.md").unlink()
+        find_others(self.out, folder, is_ours)
         # what an earlier process was writing when it was killed
         remove_leftovers(folder)
         sync(folder)
         # without its journal the folder is never taken for an interrupted merge
         self.journal.close()
         shutil.rmtree(self.noted)
+        # no sooner: a merge that resumes would take them for its own
+        carry_over(self.out, folder, is_ours)
+        sync(folder)
         replace_folder(folder, self.out)
         # not the lock, where a file that is open cannot be deleted
         shutil.rmtree(self.partial, ignore_errors=True)

@@ -84,9 +84,7 @@ def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None =
                 f"{task.title} was made from {origin!r} by its configuration, not from {base.repo_id!r}: check it"
             )
         warnings += _compare_configurations(base, task, masks)
-        # A base without its head has other names too; of one class, names differ only where a program changed them.
-        same_class = task.config.get("architectures") == base.config.get("architectures")
-        if own.task_prefix != own.base_prefix and same_class:
+        if own.task_prefix != own.base_prefix and _same_class(base, task):
             prefixes = f"its tensors {own.task_prefix}*, the base {own.base_prefix}*"
             warnings.append(f"{task.title} names {prefixes}: both are treated as the same")
     aliases = _find_tied_names(base, tasks, warnings)
@@ -237,6 +235,11 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
 def _refuse_other_model(base: Source, task: Source) -> None:
     """Refuses a task whose configuration tells another kind of model than the base, and a PeftModel that was saved
     with its adapters inside. Those that belong to the model itself are in the base too, by names of their own."""
+    if base.wrapped:
+        raise DataError(
+            f"{base.title} has names of a wrapped model, such as {base.wrapped!r}, which its class would not load. "
+            "Save it without, accelerator.unwrap_model(model).save_pretrained(FOLDER), and give that folder."
+        )
     native = any(map(_INSIDE.search, base.tensors))
     for source in (base, task):
         inside = [name for name in source.tensors if source.library != "peft" and _INSIDE.search(name)]
@@ -281,9 +284,29 @@ def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str
     return warnings
 
 
+def _same_class(base: Source, task: Source) -> bool:
+    """True for two of one class: names of these differ only where a program changed them."""
+    return bool(task.config.get("architectures") == base.config.get("architectures"))
+
+
+def _unwrap(base: Source, task: Source, names: Names) -> Names:
+    """The names without those of a wrapper, which the class of both would not load; of the base they are refused."""
+    ours, theirs = names.base_prefix, names.task_prefix
+    if ours == theirs or not _same_class(base, task):
+        return names
+    if ours.endswith(theirs) and (places := base.places) and not places.keys() & names.pairs.keys():
+        base.wrapped = next(iter(names.pairs))
+        _refuse_other_model(base, task)
+    elif theirs.endswith(ours) and not (task.places or {}).keys() & names.pairs.values():
+        task.wrapped = next(iter(names.pairs.values()))
+        task.rename({names.in_base(name): name for name in task.tensors})
+        names = Names(base.tensors, task.tensors)
+    return names
+
+
 def match_fine_tune(base: Source, task: Source) -> Names:
     """The names of a task; refuses one that shares too few tensors with the base to be a fine-tune of it."""
-    names = _match_loaded(base, task)
+    names = _unwrap(base, task, _match_loaded(base, task))
     counts = [sum(info.dtype.is_floating_point for info in source.tensors.values()) for source in (base, task)]
     numbers = {name: own for name, own in names.pairs.items() if base.tensors[name].dtype.is_floating_point}
     other = {name: own for name, own in numbers.items() if base.tensors[name].shape != task.tensors[own].shape}

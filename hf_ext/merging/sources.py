@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -20,7 +20,7 @@ from ..hub.checkpoints import Checkpoint, TensorInfo, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.header_format import CheckpointError
 from .companions import CODE, LEFT_OUT, Companions, find_companions, read_modules
-from .loading import OWN_KINDS, build_empty, find_vocabularies
+from .loading import OWN_KINDS, build_empty, find_class, find_vocabularies
 
 Library = Literal["transformers", "diffusers", "peft"]
 
@@ -42,6 +42,9 @@ _QUANTISED_PARTS = re.compile(
     r"SCB|g_idx|q(weight|zeros)|(nested_)?(absmax|quant_map)|weight_(packed|scale(_inv)?|zero_point)"
 )
 
+# What torch.compile, FSDP and activation checkpoints put into the names of a model's tensors.
+_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+
 
 class Source(AbstractContextManager["Source", None]):
     """
@@ -58,10 +61,13 @@ class Source(AbstractContextManager["Source", None]):
         self.repo_id = place.repo_id if isinstance(place, HubFiles) else None
         self.commit, self.metadata = checkpoint.commit, checkpoint.metadata
         self._stored = {name: checkpoint.info(name) for name in checkpoint}
-        self.rename({name: name for name in self._stored})
         folder = place.fetch((*CONFIGURATION_FILES, MANIFEST), **_SILENT) if isinstance(place, HubFiles) else place
         self.library, self.config = _read_configuration(folder)
         self.is_artifact = (folder / MANIFEST).is_file()
+        self._in_file, plain = {name: name for name in self._stored}, _without_wrappers(self._stored, self.config)
+        # a name that a program wrapped around the model's own, which are read
+        self.wrapped = next((name for own, name in plain.items() if own != name), None)
+        self.rename(plain)
 
     @property
     def title(self) -> str:
@@ -84,6 +90,8 @@ class Source(AbstractContextManager["Source", None]):
         """Warnings about what is not read as it is stored, is not copied, or is not there."""
         wide = any(info.dtype == torch.float64 for info in self._stored.values())
         found = [f"{self.title} holds float64, which is treated as float32"] if wide else []
+        if self.wrapped:
+            found.append(f"{self.title} has names of a wrapped model ({self.wrapped!r}), read without the wrapper")
         if self.companions.left_out:
             found.append(f"{self.title}: not copied: {', '.join(self.companions.left_out)}")
         absent = sorted(find_code(self.config) - self.companions.files.keys())
@@ -104,9 +112,10 @@ class Source(AbstractContextManager["Source", None]):
         return sum(info.nbytes for info in self._stored.values())
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Gives tensors these names, each with its name in the file. A tensor may have several."""
-        self._in_file, self.tensors = dict(names), dict[str, TensorInfo]()
-        for name, own in names.items():
+        """Gives tensors these names, each with the name that it has. A tensor may have several."""
+        self._in_file = {name: self._in_file[own] for name, own in names.items()}
+        self.tensors = dict[str, TensorInfo]()
+        for name, own in self._in_file.items():
             info = self._stored[own]
             wide = info.dtype == torch.float64
             self.tensors[name] = replace(info, dtype=torch.float32, nbytes=info.nbytes // 2) if wide else info
@@ -181,6 +190,14 @@ class Source(AbstractContextManager["Source", None]):
         with suppress(ValueError):
             return None if self.outline is None else dict(self.outline.state_dict())
         return None
+
+
+def _without_wrappers(names: Collection[str], config: Mapping[str, Any]) -> dict[str, str]:
+    """The names of a file by those of the model, without what torch.compile, FSDP or DDP put before or into them."""
+    plain = {_WRAPPERS.sub("", name): name for name in names}
+    if plain and all(name.startswith("module.") for name in plain) and ("_class_name" in config or find_class(config)):
+        plain = {own.removeprefix("module."): name for own, name in plain.items()}
+    return plain if len(plain) == len(names) else {name: name for name in names}
 
 
 def describe_label(label: str) -> str:
@@ -315,7 +332,8 @@ class BaseOfOnes(Source):
         self.repo_id, self.commit = base.repo_id, base.commit
         parts = {name: info for task in reversed(tasks) for name, info in task.tensors.items()}
         self._stored = {name: info for name, info in parts.items() if _is_adapter_part(name)}
-        self.rename({name: name for name in self._stored})
+        self._in_file = {name: name for name in self._stored}
+        self.rename(self._in_file)
 
     def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
         out.fill_(1.0)

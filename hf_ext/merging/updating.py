@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from ..emr.arithmetic import SUMS
-from ..emr.artifact import hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
+from ..emr.artifact import hash_files, list_files, mark_root, read_sums, read_totals, write_sums, write_totals
 from ..emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from ..errors import DataError, UsageError
-from ..files import lies_in_cache, read_json, recover_folder, replace_folder, sync
+from ..files import carry_over, lies_in_cache, link_file, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from .compare import REPORT
 from .configuration import MergeConfig
 from .finishing import rewrite_report
-from .journal import masked_names
+from .journal import find_own, masked_names
 from .merge import merge_checkpoints
 from .methods import METHODS, MethodError
 from .plan import Plan, make_plan
@@ -144,6 +144,9 @@ def _add_frozen(place: Path, manifest: Manifest, name: str, source: str, base: s
         gram = np.pad(gram, (0, 1), constant_values=np.nan)
         gram[-1, -1] = own_gram[0, 0]
         write_totals(work, totals, gram)
+        # what its owner keeps for it
+        carry_over(work / "tasks" / name, alone / "tasks" / name, lambda _: False)
+        shutil.rmtree(work / "tasks" / name, ignore_errors=True)
         os.replace(alone / "tasks" / name, work / "tasks" / name)
         shutil.rmtree(alone)
         write_sums(work, name, sums)
@@ -167,6 +170,8 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
         write_totals(work, totals, gram[np.ix_(left, left)])
         # it may be gone already
         shutil.rmtree(work / "tasks" / name, ignore_errors=True)
+        is_ours = find_own(place)
+        carry_over(place / "tasks" / name, work / "tasks" / name, lambda file: is_ours(f"tasks/{name}/{file}"))
         _complete(work, place, _replace_tasks(manifest, tasks), [])
     return {"removed": name, "tasks": list(tasks), "path": str(place)}
 
@@ -252,20 +257,12 @@ def _rewrite(place: Path) -> Iterator[Path]:
     # what an update that was killed left
     shutil.rmtree(work, ignore_errors=True)
     try:
-        shutil.copytree(place, work, copy_function=_link)
+        shutil.copytree(place, work, symlinks=True, copy_function=link_file)
         yield work
         sync(work)
         replace_folder(work, place)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        # a file system without links
-        shutil.copyfile(source, target)
 
 
 def _replace_tasks(manifest: Manifest, tasks: dict[str, TaskRecord]) -> Manifest:
@@ -288,5 +285,6 @@ def _complete(work: Path, place: Path, manifest: Manifest, warnings: list[str]) 
     before = Manifest.read(place).files
     there = (name for name in before if (work / name).is_file() and (place / name).is_file())
     shared = {name: before[name] for name in there if (work / name).samefile(place / name)}
-    dataclasses.replace(manifest, files=hash_files(work, known=shared)).write(work)
+    named = [name for name in list_files(work) if name in before or not (place / name).exists()]
+    dataclasses.replace(manifest, files=hash_files(work, named, known=shared)).write(work)
     write_card(work, repo_id=place.name)

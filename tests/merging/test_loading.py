@@ -259,4 +259,4 @@ def test_names_that_a_program_changed_are_matched_and_said(tmp_path, wrapper, ar
         write_weights(tmp_path / name, tensors, config={"architectures": [kind]})
     with make_plan(siblings(tmp_path, "a", method="average")) as plan:
         assert len(plan.merged_rows) == 3
-        assert any("x.y.*" in text for text in plan.warnings) == said
+        assert any("x.y." in text for text in plan.warnings) == said

@@ -192,7 +192,8 @@ def test_nothing_is_overwritten_unless_asked_and_only_a_merge(config, tmp_path):
     with refused(UsageError, out / "base", "include_base"):
         replace(moved)
     replace(moved, include_base=True)
-    replace(moved, method="average")
+    with refused(UsageError, out / "base"):
+        replace(moved, method="average")
     # so with a task, which is the user's, if it was put inside
     inside = shutil.copytree(config["tasks"]["t0"], out / "t0")
     with refused(UsageError, inside, "'t0'"):

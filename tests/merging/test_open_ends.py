@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
-from hf_ext.errors import DataError
+from hf_ext.emr import EMRModel
+from hf_ext.emr.weights import TaskWeights
+from hf_ext.errors import DataError, UsageError
+from hf_ext.files import TakenError
+from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
-from hf_ext.merging.updating import add_task
+from hf_ext.merging.updating import add_task, remove_task
 from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents
 from tests.kit.refusals import refused
@@ -81,3 +87,100 @@ def test_adapters_of_any_name_inside_base_and_task_are_refused(tmp_path, config,
         write_weights(tmp_path / name, dict.fromkeys(names, torch.ones(2, 2)), config=config)
     with refused(DataError, "merge_and_unload") if refuses else contextlib.nullcontext():
         make_plan(siblings(tmp_path, "a", method="average")).close()
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "module.", "module._orig_mod.", "_fsdp_wrapped_module.", "net.x."])
+def test_names_of_a_wrapper_are_no_names_of_a_task(tmp_path, wrapper):
+    """A model with them would have random weights, as would one of a base that has them."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=9))
+    model.save_pretrained(tmp_path / "base")
+    model.save_pretrained(tmp_path / "a")
+    expected = {name: value + 0.1 for name, value in model.state_dict().items()}
+    inner = f"layers.1.{wrapper.removeprefix('module.') * ('_' in wrapper)}"
+    write_weights(tmp_path / "a", {wrapper + name.replace("layers.1.", inner): expected[name] for name in expected})
+    out = merge(siblings(tmp_path, "a"), tmp_path / "out")
+    TaskWeights(out).export("a", tmp_path / "plain")
+    one = merge(siblings(tmp_path, "a", method="average"), tmp_path / "one")
+    found = [transformers.LlamaForCausalLM.from_pretrained(place) for place in (tmp_path / "plain", one)]
+    for found_model in (EMRModel.from_pretrained(out, "a").model, *found):
+        torch.testing.assert_close(dict(found_model.state_dict()), expected, rtol=1e-6, atol=1e-6)
+    assert any("wrap" in text for text in json.loads((out / "report.json").read_text())["warnings"])
+    with refused(DataError, "base", "wrap"):
+        make_plan({"base": str(tmp_path / "a"), "tasks": {"a": str(tmp_path / "base")}}).close()
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "BertForMaskedLM"])
+def test_a_task_without_tensors_of_its_class_is_no_model(tmp_path, architecture):
+    config = transformers.BertConfig(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_hidden_layers=1)
+    tensors = transformers.BertModel(config, add_pooling_layer=False).state_dict()
+    told = config.to_dict() | {"architectures": [architecture]}
+    for name in ("base", "a"):
+        write_weights(tmp_path / name, tensors, config=told)
+    out = merge(siblings(tmp_path, "a"), tmp_path / "out")
+    with refused(DataError, "random", "pooler" if architecture == "BertModel" else "cls"):
+        EMRModel.from_pretrained(out, "a")
+
+
+def _replace(config, out):
+    merge_checkpoints(config, out, overwrite=True, progress=False)
+
+
+_MINE = ("LICENSE", "notes.txt", "results/scores.csv", "tasks/a/eval.json", ".git/config", "before_after.png")
+
+
+@pytest.mark.parametrize(
+    "change", ["add", "frozen", "remove a", "remove b", "overwrite", "one model", "one model again"]
+)
+@pytest.mark.parametrize("card", [None, "---\nlicense: mit\n---\n\n# Mine\n"])
+def test_what_its_owner_put_into_a_merge_stays_there(sources, tmp_path, change, card):
+    again = change.startswith("one model")
+    options = {"method": "average", "allow_missing": True} if again else {}
+    out = merge(siblings(sources, "a", "b", **(options if change.endswith("again") else {})), tmp_path / "out")
+    before = contents(out)
+    mine = {name: name.encode() for name in _MINE} | ({"README.md": card.encode()} if card else {})
+    for name, data in mine.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(data)
+    if change in ("add", "frozen", "overwrite"):
+        # the owner's files are theirs after an update too
+        add_task(out, "d", str(sources / "a"), frozen=True)
+    if change in ("add", "frozen"):
+        add_task(out, "c", str(sources / "c"), frozen=change == "frozen")
+    elif change.startswith("remove"):
+        remove_task(out, change[-1])
+    else:
+        _replace(siblings(sources, "a", "b", **options), out)
+    after = contents(out)
+    assert {name: after.get(name) for name in mine} == mine
+    own = {*before, *(name for name in after if name.startswith(("tasks/c/", "tasks/d/")))}
+    assert {*after} - {*mine} <= own and (card or b"Written by hf-ext" in after["README.md"])
+    if (out / "emr.json").is_file():
+        assert not {*json.loads(after["emr.json"])["files"]} & {*mine}
+    if again:
+        assert not any(name.endswith("mask.safetensors") for name in after)
+
+
+@pytest.mark.parametrize(("name", "lost"), [("config.json", "config"), ("tasks/c/mask.safetensors", "mask")])
+def test_a_file_that_would_take_the_place_of_the_owners_is_refused(sources, tmp_path, name, lost):
+    out = merge(siblings(sources, "a", "b"), tmp_path / "out")
+    record = json.loads((out / "emr.json").read_text())
+    record["files"].pop(name, None)
+    (out / "emr.json").write_text(json.dumps(record))
+    (out / name).parent.mkdir(exist_ok=True)
+    (out / name).write_text("mine")
+    with refused(TakenError, lost, path=out / name):
+        _replace(siblings(sources, "a", "b", "c"), out)
+    assert (out / name).read_text() == "mine"
+    os.rename(out / name, tmp_path / "mine")
+    _replace(siblings(sources, "a", "b", "c"), out)
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "average", "allow_missing": True}])
+def test_a_merge_does_not_replace_the_folder_that_holds_its_base(sources, tmp_path, options):
+    out = merge(siblings(sources, "a", "b", include_base=True), tmp_path / "out")
+    before = contents(out)
+    with refused(UsageError, "base"):
+        _replace(siblings(sources, "a", "b", **options) | {"base": str(out / "base")}, out)
+    assert contents(out) == before

@@ -258,7 +258,7 @@ def test_files_are_shared_with_the_earlier_artifact_but_never_written_to(sources
     add_task(artifact, "a2", str(sources / "a"), frozen=True)
     assert contents(linked) == before and (artifact / "emr_loader.py").samefile(linked / "emr_loader.py")
 
-    def refuse(*names):
+    def refuse(*names, **options):
         raise OSError("no links")
 
     monkeypatch.setattr(updating.os, "link", refuse)
