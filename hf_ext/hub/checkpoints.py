@@ -221,8 +221,9 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             raise CheckpointError(f"{index}: no `weight_map` object in it; fetch or save it again.")
         for name, file in weight_map.items():
             if not isinstance(file, str) or not re.fullmatch(r"[\w\-][\w.\- ]*\.safetensors", file):
-                told = "only a .safetensors file beside the index is allowed: do not use what you do not trust."
-                raise CheckpointError(f"{index}: tensor {name!r} is said to be in {file!r}; {told}")
+                told = "only the name of a .safetensors file beside the index is allowed, without folders"
+                advice = "do not use this checkpoint unless you trust its author."
+                raise CheckpointError(f"{index}: tensor {name!r} is said to be in {file!r}; {told}: {advice}")
         metadata: list[set[tuple[str, str]]] = []
         for file in dict.fromkeys(weight_map.values()):
             tensors, strings = self._read_header(file)
@@ -230,8 +231,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             named = {name for name, holder in weight_map.items() if holder == file}
             if named != set(tensors):
                 missing, extra = sorted(named - set(tensors)), sorted(set(tensors) - named)
-                told = f"missing {missing[:3]}, not in the index {extra[:3]}"
-                raise CheckpointError(f"{file}: does not match {index}: {told}; download or save all of them again.")
+                told = f"missing {missing[:3]}, not in the index {extra[:3]}; the files come from different saves"
+                raise CheckpointError(f"{file}: does not match {index}: {told}: download or save all of them again.")
             self._tensors |= tensors
         self._tensors = {name: self._tensors[name] for name in weight_map}
         self.metadata = dict(set.intersection(*metadata))
@@ -319,7 +320,8 @@ def _find_entry(names: list[str], where: object) -> str:
         return found[0]
     if pickles := [name for name in names if name.endswith(PICKLES)]:
         told = "If you trust it, load it and save it as safetensors: model.save_pretrained(folder)."
-        raise CheckpointError(f"{where}: {pickles[0]} is a pickle, which can run code when it is read. {told}")
+        is_code = "is a pickle, which can run code when it is read, and is refused"
+        raise CheckpointError(f"{where}: {pickles[0]} {is_code}. {told}")
     raise CheckpointError(f"{where}: no .safetensors file here; found {names[:5]}. Give a checkpoint.")
 
 
@@ -330,8 +332,9 @@ def explain_hub(where: str, endpoint: str | None) -> Iterator[None]:
     try:
         yield
     except (hub.RepositoryNotFoundError, hub.RevisionNotFoundError, hub.HFValidationError) as error:
-        told = f"check the name, and give a token if private ({str(error).splitlines()[0]})"
-        raise CheckpointError(f"{where}: no such repository or revision on {endpoint}: {told}") from error
+        told = f"check the name, and pass a token if it is private ({str(error).splitlines()[0]})"
+        lacks = f"no such repository or revision on {endpoint}, or no access to it"
+        raise CheckpointError(f"{where}: {lacks}; {told}") from error
     except (hub.RevisionResolutionError, hub.LocalEntryNotFoundError, *_OFFLINE) as error:
         raise CheckpointError(f"{where}: {endpoint} cannot be reached and this is not in the cache.") from error
     except hub.HfHubHTTPError as error:

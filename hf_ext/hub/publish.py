@@ -127,8 +127,9 @@ def push(
     it.
 
     The repository and the branch are created if they do not exist. Files of an earlier model that the new push does
-    not have are deleted in the same commit; its description names them, and the files that are kept. If somebody else
-    commits other files meanwhile, both commits are kept.
+    not have are deleted in the same commit; its description names them, and the files that are kept. A card that
+    somebody wrote on the Hub is kept, unless the folder has one that somebody wrote. If somebody else commits other
+    files meanwhile, both commits are kept.
 
     Args:
         source (`str` or `Path`): As in [`stage`].
@@ -266,7 +267,9 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> str:
 def find_stale(files: list[str]) -> list[str]:
     """Finds the files of a model in a repository: beside another one that lacks them, loaders would mix the two."""
     others = (_OF_ARTIFACTS if MANIFEST in files else ()) + (_OF_PIPELINES if INDEX in files else ())
-    others += tuple(name for name in files if MODULES in files and re.match(r"\d+_\w+/", name))
+    if MODULES in files:
+        # which modules it lists, only its text says: they have the names that sentence-transformers gives
+        others += tuple(name for name in files if re.match(r"\d+_\w+/", name) and is_loaded(name.rpartition("/")[2]))
     found = [n for n in files if is_loaded(n) or is_described(n) or _WRITTEN.fullmatch(n) or n.startswith(others)]
     # whose licence it is, nobody can tell
     return [name for name in found if name not in LICENCES]

@@ -167,8 +167,8 @@ def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
     for path in sorted([*out.rglob("*.safetensors"), *out.glob("*.safetensors.index*.json")]):
         open_checkpoint(path).close()
     if not any(out.glob("*.safetensors")):
-        told = "do not have the names of transformers, diffusers or peft, such as model.safetensors"
-        raise DataError(f"{folder}: its weights {told}; save the model with save_pretrained")
+        told = "do not have the names of transformers, diffusers or peft (such as model.safetensors)"
+        raise DataError(f"{folder}: its weights {told}, so no loader finds them; save the model with save_pretrained")
 
 
 def _check_modules(folder: Path) -> None:
