@@ -28,7 +28,7 @@ from .diffusers_folders import is_pipeline, read_config, read_headers
 from .disclosure import cut_paths
 from .folder_kinds import CardPart, describe
 from .load_check import installed_room
-from .published_files import PICTURE
+from .published_files import MODULES, PICTURE
 
 # In every card that this module writes; an author who edits the card removes it, and then the card is kept.
 MARKER = "<!-- Written by hf-ext. Remove this line to keep your edits. -->"
@@ -54,6 +54,8 @@ image-restoration image-classification audio-classification text-generation text
 """
 # What a kind of pipeline reads its input with, as the files beside the weights name it.
 _READERS = {"audio": "feature_extractor_type", "image": "image_processor_type"}
+# Entries of a card that say what a model is, so that those of an earlier one do not stay.
+_OF_MODELS = "base_model base_model_relation datasets library_name metrics model-index pipeline_tag tags widget"
 # Arguments that say where and how often to write, not how the model was trained.
 _NOT_SHOWN = """
 output_dir report_to logging_steps eval_steps save_steps save_minutes deadline_minutes save_total_limit
@@ -62,11 +64,13 @@ per_device_eval_batch_size data task
 """
 
 
-def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) -> Path:
+def write_card(folder: str | Path, *, repo_id: str, license: str | None = None, there: str = "") -> Path:
     """
     Writes `README.md` from `config.json` or `adapter_config.json`, the headers of the weights, and, where they exist,
     `eval.json` and `training.json`; and `.eval_results/hf_ext.yaml` for results on data sets of the Hub. The snippet
-    in the card loads `repo_id`. A card that someone wrote or edited is kept, and gets the licence if it has none.
+    in the card loads `repo_id`. A card that someone wrote or edited is kept, and gets the licence if it has none: that
+    of the folder, else `there`, the text of the one on the Hub. From one there that is written anew, its licence and
+    the entries that say nothing of the model (`extra_gated_prompt`) are taken.
     """
     folder = Path(folder)
     card = folder / "README.md"
@@ -80,8 +84,15 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
     if card.is_file() and is_written(text := read_card(card)):
         _require_license(card, text, license)
         return card
+    if there and is_written(there):
+        is_text = bool(there.replace(front_matter(there), "", 1).strip("\ufeff-\r\n\t "))
+        if is_text:
+            card.write_text(there, encoding="utf-8", newline="")
+        _require_license(card, there, license, f"README.md of {repo_id} on the Hub")
+        if is_text:
+            return card
     try:
-        text = _render(folder, repo_id, license, evaluation)
+        text = _render(folder, repo_id, license, evaluation, read_front_matter(there))
     # Configurations and reports are other people's: a part that the card tells of is missing, or of another kind.
     except (jinja2.TemplateError, AttributeError, LookupError, ArithmeticError) as error:
         told = f"lacks an entry that the card needs ({type(error).__name__}: {error})"
@@ -105,7 +116,7 @@ def _is_template(text: str) -> bool:
     return PLACEHOLDER in text and all(map(_ADDED.fullmatch, lines)) and "license" not in read_front_matter(text)
 
 
-def _require_license(card: Path, text: str, license: str | None) -> None:
+def _require_license(card: Path, text: str, license: str | None, where: str = "") -> None:
     """Adds the licence to a card that somebody wrote, or refuses to contradict it."""
     stated = read_front_matter(text).get("license")
     if license is None or stated in (license, [license]):
@@ -114,7 +125,8 @@ def _require_license(card: Path, text: str, license: str | None) -> None:
     # An empty entry is none, and would be a second one.
     rest = re.sub(r"(?m)^(['\"]?)license\1[ \t]*:.*\n?", "", head)
     if stated or "license" in read_front_matter(f"---\n{rest}\n---\n"):
-        raise UsageError(f"{card}: your card has the licence {stated!r}, got license={license!r}; correct one of them")
+        told = f"your card has the licence {stated!r}, got license={license!r}; correct one of them"
+        raise UsageError(f"{where or card}: {told}")
     if head:
         text = text.replace(head, rest, 1)
         text = re.sub(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n", lambda start: start[0] + line, text)
@@ -124,7 +136,7 @@ def _require_license(card: Path, text: str, license: str | None) -> None:
         file.write(text)
 
 
-def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[str, Any]) -> str:
+def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[str, Any], there: dict[str, Any]) -> str:
     part = describe(folder)
     config, template_name = _read_config(folder, part)
     path = folder / "training.json"
@@ -142,6 +154,8 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         fields = {**_template(f"{method}.md")[0], **fields}
     task = _task(folder, config, template_name, fields.pop("pipeline_tag", None), evaluation)
     config["classifies_images"] = task == "image-classification"
+    if (folder / MODULES).is_file():
+        fields["library_name"], task = "sentence-transformers", "sentence-similarity"
     fields |= part.metadata if part is not None else {}
     fields |= {"pipeline_tag": task} if task is not None else {}
     if config.get("pipeline_tag") == "unconditional-image-generation":
@@ -154,8 +168,11 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         names = ", ".join(map(str, (config.get("id2label") or {}).values())) if is_pipeline(folder) else ""
         fields["widget"] = [{"text": names or "-", "output": {"url": PICTURE}}]
     # Weights have the licence of their data, where a run of ours says so.
-    fields |= (training.get("released") or {}).get("card_license") or {}
-    fields |= {"license": license} if license is not None else {}
+    own = {**((training.get("released") or {}).get("card_license") or {})}
+    own |= {"license": license} if license is not None else {}
+    left = {key: value for key, value in there.items() if key not in _OF_MODELS.split() and value}
+    licence = own or {key: value for key, value in left.items() if key.startswith("license")}
+    fields = {key: value for key, value in left.items() if not key.startswith("license")} | fields | licence
     sources = (config.get("base_model_name_or_path"), arguments.get("init_from"))
     base_model = next((str(source).partition("@")[0] for source in sources if _is_hub_id(source)), None)
     if base_model is not None:

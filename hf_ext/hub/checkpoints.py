@@ -5,11 +5,12 @@ Opening reads the headers only. A tensor is read when it is asked for, and then 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,20 @@ def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[di
             shape = (*shape[:-1], shape[-1] // PACKED[dtype])
         found[name] = TensorInfo(dtype, shape, entry.nbytes, file, entry.offset)
     return found, metadata
+
+
+def common_dtype(infos: Iterable[TensorInfo]) -> torch.dtype:
+    """The floating type that holds all values of tensors; of those of 8 bits, as which no model loads, float32."""
+    found = {info.dtype for info in infos if info.dtype.is_floating_point}
+    wide = {torch.float32 if dtype.itemsize == 1 else dtype for dtype in found}
+    return functools.reduce(torch.promote_types, wide or {torch.float32})
+
+
+def restore_dtypes(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Gives weights that were loaded in a [`common_dtype`] the types back that they have on disk."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in checkpoint:
+            tensor.data = tensor.data.to(checkpoint.info(name).dtype)
 
 
 def split_revision(source: str) -> tuple[str, str]:
@@ -206,8 +221,9 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             raise CheckpointError(f"{index}: no `weight_map` object in it; fetch or save it again.")
         for name, file in weight_map.items():
             if not isinstance(file, str) or not re.fullmatch(r"[\w\-][\w.\- ]*\.safetensors", file):
-                told = "only a .safetensors file beside the index is allowed: do not use what you do not trust."
-                raise CheckpointError(f"{index}: tensor {name!r} is said to be in {file!r}; {told}")
+                told = "only the name of a .safetensors file beside the index is allowed, without folders"
+                advice = "do not use this checkpoint unless you trust its author."
+                raise CheckpointError(f"{index}: tensor {name!r} is said to be in {file!r}; {told}: {advice}")
         metadata: list[set[tuple[str, str]]] = []
         for file in dict.fromkeys(weight_map.values()):
             tensors, strings = self._read_header(file)
@@ -215,8 +231,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             named = {name for name, holder in weight_map.items() if holder == file}
             if named != set(tensors):
                 missing, extra = sorted(named - set(tensors)), sorted(set(tensors) - named)
-                told = f"missing {missing[:3]}, not in the index {extra[:3]}"
-                raise CheckpointError(f"{file}: does not match {index}: {told}; download or save all of them again.")
+                told = f"missing {missing[:3]}, not in the index {extra[:3]}; the files come from different saves"
+                raise CheckpointError(f"{file}: does not match {index}: {told}: download or save all of them again.")
             self._tensors |= tensors
         self._tensors = {name: self._tensors[name] for name in weight_map}
         self.metadata = dict(set.intersection(*metadata))
@@ -304,7 +320,8 @@ def _find_entry(names: list[str], where: object) -> str:
         return found[0]
     if pickles := [name for name in names if name.endswith(PICKLES)]:
         told = "If you trust it, load it and save it as safetensors: model.save_pretrained(folder)."
-        raise CheckpointError(f"{where}: {pickles[0]} is a pickle, which can run code when it is read. {told}")
+        is_code = "is a pickle, which can run code when it is read, and is refused"
+        raise CheckpointError(f"{where}: {pickles[0]} {is_code}. {told}")
     raise CheckpointError(f"{where}: no .safetensors file here; found {names[:5]}. Give a checkpoint.")
 
 
@@ -315,8 +332,9 @@ def explain_hub(where: str, endpoint: str | None) -> Iterator[None]:
     try:
         yield
     except (hub.RepositoryNotFoundError, hub.RevisionNotFoundError, hub.HFValidationError) as error:
-        told = f"check the name, and give a token if private ({str(error).splitlines()[0]})"
-        raise CheckpointError(f"{where}: no such repository or revision on {endpoint}: {told}") from error
+        told = f"check the name, and pass a token if it is private ({str(error).splitlines()[0]})"
+        lacks = f"no such repository or revision on {endpoint}, or no access to it"
+        raise CheckpointError(f"{where}: {lacks}; {told}") from error
     except (hub.RevisionResolutionError, hub.LocalEntryNotFoundError, *_OFFLINE) as error:
         raise CheckpointError(f"{where}: {endpoint} cannot be reached and this is not in the cache.") from error
     except hub.HfHubHTTPError as error:

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import httpx2
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_session
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNotFoundError
+from huggingface_hub.file_download import hf_hub_url
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 from huggingface_hub.utils.sha import git_hash
@@ -82,24 +83,26 @@ def commit_folder(
     create_pr: bool,
     message: str,
     find_stale: Callable[[list[str]], list[str]],
-    tell: Callable[[list[str], list[str]], str] | None = None,
+    settle: Callable[[str, Tree], list[str]] = lambda commit, files: [],
+    tell: Callable[[list[str], list[str], list[str]], str] | None = None,
 ) -> CommitInfo:
     """
     Commits all files of a folder to a branch, or as a pull request against it, deletes those of the repository's
     files that `find_stale` chooses and the folder lacks, and compares the result with the folder: a difference is a
-    [`NotOnHub`]. Where the branch holds the folder already, its last commit is returned. `tell` is given the files
-    that are deleted and those that are left alone before anything is sent, and returns the commit's description.
+    [`NotOnHub`]. Where the branch holds the folder already, its last commit is returned. Before anything is
+    sent, `settle` may change files of the folder by those of the repository; `tell` is given what it returned, the
+    files that are deleted and those that are left alone, and returns the commit's description.
     """
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     _refuse_ignored(api, repo_id, branch, paths, create_pr)
     as_files = lacks_xet(api, repo_id, branch)
     size = sum(path.stat().st_size for path in paths.values())
-    parent, tree = _look(api, repo_id, branch)
+    parent, tree = look(api, repo_id, branch)
     for attempt in range(_TRIES):
         stale = [name for name in find_stale(list(tree)) if name not in paths]
         left = sorted(tree.keys() - paths.keys() - set(stale))
         _refuse_shadows(repo_id, paths, left)
-        description = None if tell is None else tell(stale, left)
+        description = None if tell is None else tell(settle(parent, tree), stale, left)
         try:
             sending = f"sending {len(paths)} files, {size / 1e6:,.1f} MB"
             with ExitStack() as stack, waiting(sending), read_answers(api), log_level(_LOGGER, logging.ERROR):
@@ -116,7 +119,7 @@ def commit_folder(
             if create_pr and not _is_conflict(error):
                 # A second try might open a second pull request.
                 raise
-            before, (head, now) = tree, _look(api, repo_id, branch)
+            before, (head, now) = tree, look(api, repo_id, branch)
             if head == parent:
                 if not _is_conflict(error):
                     raise
@@ -169,11 +172,21 @@ def lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
     return get_session().get(url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).status_code == 404
 
 
-def _look(api: HfApi, repo_id: str, revision: str) -> tuple[str, Tree]:
+def look(api: HfApi, repo_id: str, revision: str | None) -> tuple[str, Tree]:
     """The commit of a revision, and its files."""
     commit = api.repo_info(repo_id, revision=revision).sha
     assert commit is not None
     return commit, list_files(api, repo_id, commit, recursive=True)
+
+
+def read_text(api: HfApi, repo_id: str, commit: str, file: RepoFile) -> str:
+    """The text of a file of a commit; a ValueError if it is none."""
+    url = hf_hub_url(repo_id, file.path, revision=commit, endpoint=api.endpoint)
+    answer = get_session().get(url, headers=build_hf_headers(token=api.token))
+    hf_raise_for_status(answer)
+    if len(answer.content) != file.size:
+        raise NoHub(api.endpoint, f"{len(answer.content)} bytes of {file.path}, which has {file.size}")
+    return answer.content.decode("utf-8")
 
 
 def _is_conflict(error: Exception) -> bool:
@@ -183,7 +196,7 @@ def _is_conflict(error: Exception) -> bool:
 def _refuse_collisions(repo_id: str, before: Tree, now: Tree, paths: dict[str, Path], stale: set[str]) -> None:
     """Refuses to replace or delete what somebody else committed since the first look."""
     changed = {name for name, item in now.items() if name not in before or before[name].blob_id != item.blob_id}
-    collisions = {name for name in changed & paths.keys() if _difference(now[name], paths[name]) is not None}
+    collisions = {name for name in changed & paths.keys() if difference(now[name], paths[name]) is not None}
     if collisions := collisions | (changed & (stale - paths.keys())):
         told = dict.fromkeys(collisions, "it was changed by another commit meanwhile")
         raise NotOnHub(repo_id, told, "Check the files on the Hub, and push again to replace them")
@@ -207,7 +220,7 @@ def _find_differences(
     api: HfApi, repo_id: str, branch: str, commit: str, paths: dict[str, Path], stale: list[str]
 ) -> Iterator[tuple[str, str]]:
     try:
-        _, tree = _look(api, repo_id, commit)
+        _, tree = look(api, repo_id, commit)
         # Somebody else's commit may already be the last one.
         if api.repo_info(repo_id, revision=branch).sha != commit and commit not in {
             each.commit_id for each in api.list_repo_commits(repo_id, revision=branch)
@@ -219,14 +232,14 @@ def _find_differences(
     for name, path in paths.items():
         if name not in tree:
             yield name, "it is missing"
-        elif (difference := _difference(tree[name], path)) is not None:
-            yield name, difference
+        elif (found := difference(tree[name], path)) is not None:
+            yield name, found
     for name in stale:
         if name in tree:
             yield name, "it belongs to an earlier push and was not deleted"
 
 
-def _difference(there: RepoFile, path: Path) -> str | None:
+def difference(there: RepoFile, path: Path) -> str | None:
     """The difference between a file of the Hub and one of the folder, if there is one."""
     size = path.stat().st_size
     if there.size != size:

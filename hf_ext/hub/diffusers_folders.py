@@ -15,12 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
 from ..errors import DataError, NotPublished
 from ..files import read_json_object
-from .checkpoints import PICKLES, Checkpoint, TensorInfo, list_files, open_checkpoint, open_listed, split_revision
+from .checkpoints import (
+    PICKLES,
+    Checkpoint,
+    TensorInfo,
+    common_dtype,
+    list_files,
+    open_checkpoint,
+    open_listed,
+    restore_dtypes,
+    split_revision,
+)
 from .published_files import find_variant
 
 INDEX = "model_index.json"
@@ -87,14 +98,18 @@ def save_again(folder: Path, out: Path) -> None:
         raise NotPublished(f"{folder}: {found[0]} is a pickle, which is never published; remove it first")
     variants = {find_variant(part) for part in folder.iterdir() if part.is_dir()} - {None}
     options = {"use_safetensors": True, "local_files_only": True, "variant": next(iter(variants), None)}
-    kept = {(each.file.partition("/")[0], each.dtype) for each in read_headers(folder) if each.dtype.is_floating_point}
-    parts = [part for part, _ in kept]
-    # diffusers would make each network a float32 one; of a mixed one that holds all values, and none loads as float8.
-    dtypes = {part: dtype for part, dtype in kept if parts.count(part) == 1 and dtype.itemsize > 1}
+    # diffusers would make each network a float32 one
+    infos, dtypes = read_headers(folder), {}
+    for part in {each.file.partition("/")[0] for each in infos}:
+        dtypes[part] = common_dtype(each for each in infos if each.file.startswith(f"{part}/"))
     try:
         pipeline = getattr(_pipelines(), name).from_pretrained(folder, dtype=dtypes or None, **options)
     except (OSError, RuntimeError, TypeError) as error:
         raise ValueError(f"{folder}: does not load as a {name}: {error}; download or save the folder again") from error
+    for part in dtypes:
+        if isinstance(model := getattr(pipeline, part, None), torch.nn.Module):
+            with open_checkpoint(folder / part) as checkpoint:
+                restore_dtypes(model, checkpoint)
     pipeline.save_pretrained(out)
     for path in (out / INDEX, *out.glob("*/*config.json")):
         content = read_json_object(path)

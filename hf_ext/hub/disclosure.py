@@ -214,9 +214,10 @@ def _require_public_base(path: Path, near: Path) -> None:
     except HFValidationError:
         is_local = True
     if is_local:
-        told = 'Push the base first, and set "base_model_name_or_path" to its org/name; or merge the adapter into it'
-        told = f"{last_name(base)!r}, a folder on this machine. {told}. If one on the Hub is meant, rename the folder"
-        raise NotPublished(f"{path.name}: the base of this adapter is {told}")
+        told = f"{path.name}: the base of this adapter is {last_name(base)!r}, a folder on this machine."
+        advice = 'Push the base first, set "base_model_name_or_path" to its org/name, and push the adapter again; or '
+        advice += "merge the adapter into the base and push the result. If a model of this name on the Hub is meant, "
+        raise NotPublished(f"{told} {advice}rename the folder")
 
 
 def strip_picture(path: Path) -> None:
@@ -224,7 +225,7 @@ def strip_picture(path: Path) -> None:
     content = path.read_bytes()
     chunks = list(_chunks(content))
     if not content.startswith(_SIGNATURE) or not chunks or chunks[-1][:4] != b"IEND":
-        raise ValueError(f"{path.name}: not a complete PNG, whose notes could be removed; save it as PNG again")
+        raise ValueError(f"{path.name}: not a complete PNG, so its notes cannot be removed; save it as PNG again")
     kept = (len(chunk[4:-4]).to_bytes(4, "big") + chunk for chunk in chunks if chunk[:4] in _SHOWN)
     stripped = _SIGNATURE + b"".join(kept)
     if stripped == content:

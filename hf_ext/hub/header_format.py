@@ -46,8 +46,9 @@ def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
         raise CheckpointError(f"{file}: a pointer of Git LFS in place of the weights; fetch them with `git lfs pull`.")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
-        told = f"at most {MAX_HEADER_BYTES} are allowed; it is no safetensors file, or damaged: fetch it again, or"
-        raise CheckpointError(f"{file}: the header claims {length} bytes, {told} save it in shards.")
+        told = f"the header claims {length} bytes, at most {MAX_HEADER_BYTES} are allowed"
+        advice = "it is no safetensors file, or damaged (fetch it again), or has too many tensors (save it in shards)."
+        raise CheckpointError(f"{file}: {told}; {advice}")
     if 8 + length > file_size:
         told = f"the header claims {length} bytes but the file has only {file_size}"
         raise CheckpointError(f"{file}: {told}; it was cut: fetch it again.")
@@ -59,7 +60,8 @@ def parse_entries(data: bytes | bytearray, file_size: int, file: str) -> tuple[d
     header = parse_json_object(data, file, CheckpointError)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise CheckpointError(f"{file}: `__metadata__` must map strings to strings, got {metadata!r:.80}; save again.")
+        told = f"`__metadata__` must map strings to strings, got {metadata!r:.80}"
+        raise CheckpointError(f"{file}: {told}; save it again.")
     start = position = 8 + len(data)
     found = {name: _describe(f"{file}: tensor {name!r}", entry, start) for name, entry in header.items()}
     # As they lie in the file, those without bytes by their names: the same order for every reader.
@@ -93,7 +95,7 @@ def _describe(where: str, entry: Any, start: int) -> Entry:
     if not isinstance(dtype, str) or dtype not in BITS:
         raise CheckpointError(f"{where} has dtype {dtype!r:.80}; allowed are {sorted(BITS)}: convert it.")
     if not _are_sizes(shape):
-        told = f"at most {_MAX_SIZES} non-negative integers are allowed: save the file again."
+        told = f"a list of at most {_MAX_SIZES} non-negative integers is allowed: save the file again."
         raise CheckpointError(f"{where} has shape {shape!r:.80}; {told}")
     packed = max(8 // BITS[dtype], 1)
     if packed > 1 and (not shape or shape[-1] % packed):

@@ -84,7 +84,7 @@ def verify_code(folder: Path) -> None:
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).as_posix()
         if name not in allowed or path.read_bytes() != allowed[name].read_bytes():
-            told = "and so neither run nor uploaded; remove it, or install the version that wrote it"
+            told = "so neither run nor uploaded; remove it, or install the version of hf_ext that wrote it"
             raise DataError(f"{path}: not a file of the installed hf_ext, {told}")
         # where the loader has to fetch it, transformers does not say which one is missing
         for needed in sorted(get_relative_imports(path)):
@@ -99,7 +99,8 @@ def verify_code(folder: Path) -> None:
             for reference in code_references({key: content.get(key)}):
                 module, _, name = reference.partition(".")
                 if module not in shipped or not name.isidentifier():
-                    raise DataError(f"{path}: {key} names {reference!r}, code that is not in the folder; remove it")
+                    told = f"{path}: {key} names {reference!r}, code that is not in the folder"
+                    raise DataError(f"{told}; remove the entry")
         refuse_kernels(content, path)
 
 

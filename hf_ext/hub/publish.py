@@ -7,6 +7,7 @@ the image processor or tokenizer, and the card.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import sys
 import tempfile
@@ -23,14 +24,14 @@ from huggingface_hub.utils import validate_repo_id
 from ..errors import DataError, NotPublished, UsageError
 from ..files import require_free, whole_folder
 from ..terminal import is_quiet
-from .card_rules import CardRefused, check_card, is_ref_name, read_front_matter
-from .cards import PLACEHOLDER, write_card
-from .commits import NoHub, commit_folder, read_answers
+from .card_rules import CardRefused, check_card, is_ref_name, read_card, read_front_matter
+from .cards import MARKER, PLACEHOLDER, write_card
+from .commits import NoHub, Tree, commit_folder, difference, look, read_answers, read_text
 from .diffusers_folders import INDEX
 from .disclosure import SecretFound, clean, find_kind, find_machine_paths, refuse_secrets
 from .folder_kinds import known_kinds
 from .load_check import check_loads, verify_code
-from .published_files import Listing, copy_license, is_described, is_loaded, list_files
+from .published_files import LICENCES, MODULES, Listing, copy_license, is_described, is_loaded, list_files
 from .staging import MANIFEST, write_folder
 
 # What is also stale where the earlier push was an artifact of EMR-Merging.
@@ -126,8 +127,9 @@ def push(
     it.
 
     The repository and the branch are created if they do not exist. Files of an earlier model that the new push does
-    not have are deleted in the same commit; its description names them, and the files that are kept. If somebody else
-    commits other files meanwhile, both commits are kept.
+    not have are deleted in the same commit; its description names them, and the files that are kept. A card that
+    somebody wrote on the Hub is kept, unless the folder has one that somebody wrote. If somebody else commits other
+    files meanwhile, both commits are kept.
 
     Args:
         source (`str` or `Path`): As in [`stage`].
@@ -174,6 +176,7 @@ def push(
             if whole_id != repo_id:
                 write_card(folder, repo_id=whole_id, license=license)
             options: Any = {"create_pr": create_pr, "message": commit_message, "find_stale": find_stale, "tell": _tell}
+            options["settle"] = functools.partial(_settle, api, folder, whole_id, license)
             return commit_folder(api, folder, whole_id, branch, **options)
 
 
@@ -186,20 +189,22 @@ def preview(source: str | Path, repo_id: str, *, revision: str | None, check: bo
         api = HfApi(endpoint=options["endpoint"] and options["endpoint"].rstrip("/"))
         if check:
             check_loads(folder, repo_id=repo_id, endpoint=api.endpoint)
-    try:
-        with read_answers(api):
-            # A new branch begins with the files of main.
-            try:
-                info = api.model_info(repo_id, revision=revision)
-            except RevisionNotFoundError:
-                info = api.model_info(repo_id)
-    except RepositoryNotFoundError:
-        return listing
-    except (NoHub, HfHubHTTPError, OfflineModeIsEnabled, httpx2.TransportError) as error:
-        told = f"{repo_id}: the Hub does not say what the push would delete ({str(error).splitlines()[0]})"
-        return dataclasses.replace(listing, notes=(*listing.notes, told))
-    names = find_stale([item.rfilename for item in info.siblings or ()])
-    return dataclasses.replace(listing, deleted=tuple(sorted(set(names) - listing.files.keys())))
+        try:
+            with read_answers(api):
+                # A new branch begins with the files of main.
+                try:
+                    commit, tree = look(api, repo_id, revision)
+                except RevisionNotFoundError:
+                    commit, tree = look(api, repo_id, None)
+                told = _settle(api, folder, repo_id, options["license"], commit, tree)
+        except RepositoryNotFoundError:
+            return listing
+        except (NoHub, HfHubHTTPError, OfflineModeIsEnabled, httpx2.TransportError) as error:
+            reason = str(error).splitlines()[0]
+            told = [f"{repo_id}: the Hub does not say what the push would delete or replace ({reason})"]
+            return dataclasses.replace(listing, notes=(*listing.notes, *told))
+    deleted = tuple(sorted(set(find_stale(list(tree))) - listing.files.keys()))
+    return dataclasses.replace(listing, deleted=deleted, notes=(*listing.notes, *told))
 
 
 def rehearse(source: str | Path, out: Path, *, repo_id: str | None = None, license: str | None = None) -> Listing:
@@ -262,13 +267,37 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> str:
 def find_stale(files: list[str]) -> list[str]:
     """Finds the files of a model in a repository: beside another one that lacks them, loaders would mix the two."""
     others = (_OF_ARTIFACTS if MANIFEST in files else ()) + (_OF_PIPELINES if INDEX in files else ())
-    return [n for n in files if is_loaded(n) or is_described(n) or _WRITTEN.fullmatch(n) or n.startswith(others)]
+    if MODULES in files:
+        # which modules it lists, only its text says: they have the names that sentence-transformers gives
+        others += tuple(name for name in files if re.match(r"\d+_\w+/", name) and is_loaded(name.rpartition("/")[2]))
+    found = [n for n in files if is_loaded(n) or is_described(n) or _WRITTEN.fullmatch(n) or n.startswith(others)]
+    # whose licence it is, nobody can tell
+    return [name for name in found if name not in LICENCES]
 
 
-def _tell(stale: list[str], left: list[str]) -> str:
-    """Says what becomes of the files of the repository that the folder does not have."""
+def _settle(api: HfApi, folder: Path, repo_id: str, license: str | None, commit: str, tree: Tree) -> list[str]:
+    """Keeps the card that somebody wrote on the Hub where the folder's is a generated one; tells what is replaced."""
+    card, kept = folder / "README.md", list[str]()
+    if card.name in tree and difference(tree[card.name], card) and MARKER in read_card(card):
+        try:
+            there = read_text(api, repo_id, commit, tree[card.name])
+            write_card(folder, repo_id=repo_id, license=license, there=there)
+        except UsageError:
+            raise
+        except ValueError as error:
+            advice = "correct it there, or put your own into the folder"
+            raise NotPublished(f"{repo_id}: README.md on the Hub cannot be used ({error}); {advice}") from error
+        if MARKER not in read_card(card):
+            kept = ["README.md: the one that somebody wrote on the Hub is kept; put one into the folder to replace it"]
+    names = [name for name in ({*LICENCES} if kept else {*LICENCES, card.name}) if (folder / name).is_file()]
+    replaced = sorted(name for name in names if name in tree and difference(tree[name], folder / name))
+    return kept + [f"{name}: the one on the Hub, which is another, is replaced" for name in replaced]
+
+
+def _tell(notes: list[str], stale: list[str], left: list[str]) -> str:
+    """Says what becomes of the files of the repository that the folder does not have, and of its card and licence."""
     parts = {"Deleted, as files of an earlier model": stale, "Kept": left}
-    text = "\n".join(f"{title}: {', '.join(names)}" for title, names in parts.items() if names)
+    text = "\n".join([*notes, *(f"{title}: {', '.join(names)}" for title, names in parts.items() if names)])
     if text and not is_quiet():
         sys.stderr.write(f"{text}\n")
     return text

@@ -11,10 +11,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ..errors import NotPublished
-from ..files import copy_into, stays_inside
+from ..files import copy_into, read_json, stays_inside
 
 # Configurations of models, adapters and processors.
 _CONFIGURATIONS = """
@@ -38,6 +38,9 @@ _WEIGHTS = re.compile(
     r"(?:model|adapter_model|diffusion_pytorch_model)"
     r"(?:(?:\.\w+)?(?:-\d{5}-of-\d{5})?(?:\.\w+)?\.safetensors|(?:\.\w+)?\.safetensors\.index(?:\.\w+)?\.json)"
 )
+# The modules of sentence-transformers: their list, and configurations of its own beside it.
+MODULES = "modules.json"
+_OF_MODULES = re.compile(r"modules\.json|config_sentence_transformers\.json|sentence_[\w\-]+_config\.json")
 _VARIANT = re.compile(r"(?:diffusion_pytorch_)?model\.(?:(\w+)\.)?safetensors(?:\.index(?:\.(\w+))?\.json)?")
 LICENCES = frozenset(
     name + kind for name in ("LICENSE", "LICENCE", "NOTICE", "COPYING") for kind in ("", ".txt", ".md", ".rst")
@@ -59,7 +62,27 @@ def is_loaded(name: str) -> bool:
     """True if a loader of transformers, diffusers or peft reads a file of this name."""
     if part := _PART.fullmatch(name):
         return part[1] in CONFIGURATIONS | _TOKENIZERS
-    return name in CONFIGURATIONS | _TOKENIZERS or bool(_WEIGHTS.fullmatch(name) or _TEMPLATE.fullmatch(name))
+    kinds = (_WEIGHTS, _TEMPLATE, _OF_MODULES)
+    return name in CONFIGURATIONS | _TOKENIZERS or any(kind.fullmatch(name) for kind in kinds)
+
+
+def read_modules(folder: Path) -> list[str]:
+    """Sub-folders of the modules of a sentence-transformers model."""
+    told = read_json(folder / MODULES) if (folder / MODULES).is_file() else []
+    paths = [item.get("path") for item in told if isinstance(item, dict)] if isinstance(told, list) else []
+    named = [path for path in paths if isinstance(path, str) and ".." not in path.split("/")]
+    return [place for path in named if (place := PurePosixPath(path).as_posix()) != "."]
+
+
+def loaded_of(folder: Path) -> Callable[[str], bool]:
+    """[`is_loaded`] for the files of a folder, which may have modules in folders of their own."""
+    places = read_modules(folder)
+
+    def reads(name: str) -> bool:
+        place, _, file = name.rpartition("/")
+        return is_loaded(name) or (place in places and (is_loaded(file) or file.endswith("_config.json")))
+
+    return reads
 
 
 def find_variant(folder: Path) -> str | None:
@@ -109,7 +132,7 @@ def copy_license(source: Path, out: Path, link: object) -> None:
     copy_into({link: text}, out)
 
 
-def refuse_links(folder: Path, reads: Callable[[str], bool] = is_loaded) -> None:
+def refuse_links(folder: Path, reads: Callable[[str], bool]) -> None:
     """Refuses a folder of which a loader would read what lies elsewhere."""
     # What only describes the model stays behind where it is such a link; what is loaded cannot: without it the model
     # would be published broken.

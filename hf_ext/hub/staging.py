@@ -12,13 +12,23 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.image_processing_base import ImageProcessingMixin
 
 from ..errors import DataError, NotPublished
-from ..files import copy_into, read_json_object
-from .checkpoints import PICKLES, open_checkpoint
+from ..files import copy_into, read_json, read_json_object
+from .checkpoints import PICKLES, common_dtype, open_checkpoint, restore_dtypes
 from .diffusers_folders import INDEX, is_pipeline, read_index, save_again
 from .folder_kinds import known_kinds
 from .header_format import CheckpointError
 from .load_check import LOADER, code_references, refuse_kernels, room_code, room_of
-from .published_files import copy_files, find_variant, is_described, is_loaded, is_tokenizer, refuse_links, walk
+from .published_files import (
+    MODULES,
+    copy_files,
+    find_variant,
+    is_described,
+    is_tokenizer,
+    loaded_of,
+    read_modules,
+    refuse_links,
+    walk,
+)
 
 # Its presence makes a folder an artifact of EMR-Merging.
 MANIFEST = "emr.json"
@@ -44,7 +54,7 @@ def write_folder(folder: Path, out: Path) -> None:
     if is_pipeline(folder):
         _write_pipeline(folder, out)
         return
-    refuse_links(folder)
+    refuse_links(folder, loaded_of(folder))
     # refuses pickles, and verifies the headers of what is loaded first
     open_checkpoint(folder).close()
     for path in folder.glob("*.safetensors.index*.json"):
@@ -100,8 +110,11 @@ def _save_again(folder: Path, out: Path, room: ModuleType) -> None:
     names = config.get("architectures") or [None]
     if not isinstance(names, list) or len(names) != 1 or names[0] not in heads:
         raise DataError(f"{folder}/config.json: architectures is {names}; exactly one of {sorted(heads)} is allowed")
-    options = {"output_loading_info": True, "use_safetensors": True, "variant": find_variant(folder)}
-    model, info = heads[names[0]].from_pretrained(folder, **options)
+    options: dict[str, Any] = {"use_safetensors": True, "variant": find_variant(folder)}
+    with open_checkpoint(folder) as checkpoint:
+        options["dtype"] = common_dtype(map(checkpoint.info, checkpoint))
+        model, info = heads[names[0]].from_pretrained(folder, output_loading_info=True, **options)
+        restore_dtypes(model, checkpoint)
     problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
     if problems:
         raise DataError(f"{folder}: the weights do not fit {names[0]}: {problems}; fetch or save the folder again")
@@ -135,11 +148,15 @@ def _is_class(item: object, kind: type | UnionType) -> bool:
 
 def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
     """Copies the files that a loader reads and those that describe them, of another library's model or an adapter."""
+    places = ("", *read_modules(folder))
     for name, _ in walk(folder):
-        if "/" not in name and (name.endswith(PICKLES) or (name.endswith(".py") and room is None)):
+        if name.rpartition("/")[0] in places and name.endswith((*PICKLES, ".py") if room is None else PICKLES):
             what = "code" if name.endswith(".py") else "a pickle"
             raise NotPublished(f"{folder}: {name} is {what}, which is never published; remove it first")
-    copy_files(folder, out, lambda name: is_loaded(name) or is_described(name))
+    if (folder / MODULES).is_file():
+        _check_modules(folder)
+    reads = loaded_of(folder)
+    copy_files(folder, out, lambda name: reads(name) or is_described(name))
     if (variant := find_variant(folder)) is not None:
         # Loaders look for the plain names unless they are told; an index names its shards, which keep theirs.
         for suffix in (f"model.{variant}.safetensors", f"model.safetensors.index.{variant}.json"):
@@ -147,8 +164,18 @@ def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
                 if path.is_file():
                     path.rename(path.with_name(path.name.replace(f".{variant}", "")))
     # loaders may be told to read each of them
-    for path in sorted([*out.glob("*.safetensors"), *out.glob("*.safetensors.index*.json")]):
+    for path in sorted([*out.rglob("*.safetensors"), *out.glob("*.safetensors.index*.json")]):
         open_checkpoint(path).close()
     if not any(out.glob("*.safetensors")):
-        told = "do not have the names of transformers, diffusers or peft, such as model.safetensors"
-        raise DataError(f"{folder}: its weights {told}; save the model with save_pretrained")
+        told = "do not have the names of transformers, diffusers or peft (such as model.safetensors)"
+        raise DataError(f"{folder}: its weights {told}, so no loader finds them; save the model with save_pretrained")
+
+
+def _check_modules(folder: Path) -> None:
+    """Refuses a model of sentence-transformers with modules of which it is not known what they read."""
+    modules = read_json(folder / MODULES)
+    for module in modules if isinstance(modules, list) else [modules]:
+        kind = module.get("type") if isinstance(module, dict) else module
+        if not re.fullmatch(r"sentence_transformers\.(?!.*(Router|Asym))[\w.]+", str(kind)):
+            told = "only modules of sentence-transformers itself, but for Router and Asym, are published"
+            raise NotPublished(f"{folder / MODULES}: got type {kind!r:.80}; {told}; use its own push_to_hub")

@@ -14,9 +14,9 @@ from pathlib import Path, PurePosixPath
 from tokenizers import Tokenizer
 
 from ..errors import DataError
-from ..files import hash_file, read_json, same_bytes, stays_inside
+from ..files import hash_file, same_bytes, stays_inside
 from ..hub.disclosure import find_kind
-from ..hub.published_files import LICENCES, REPORTS, is_loaded, is_tokenizer, walk
+from ..hub.published_files import LICENCES, MODULES, REPORTS, is_loaded, is_tokenizer, read_modules, walk
 from ..hub.readings import read_text
 
 _WEIGHTS = (
@@ -46,7 +46,6 @@ _OWN = ("README.md", "emr.json", "emr_loader.py", *REPORTS)
 # What is not fetched from a Hub.
 LEFT_OUT = (*_WEIGHTS, *_STATES, *_OTHERS, *_OWN)
 CODE = "*.py"
-MODULES = "modules.json"
 _MODULE = "model.safetensors"
 # Files of tokens that are not read, only compared as a whole.
 _WHOLE = (
@@ -84,7 +83,7 @@ def find_companions(folder: Path, *, own: Collection[str] = (), alone: bool = Fa
     others, left_out = set[str](), list[str]()
     for name, path in walk(folder):
         place = PurePosixPath(name).parent.as_posix()
-        needed = is_loaded(name) or _is(name, (MODULES, CODE)) or name in inner or place in inner
+        needed = is_loaded(name) or _is(name, (CODE,)) or name in inner or place in inner
         # a module that has the weights of our form may have them in others too
         again = path.name if place in inner and (path.parent / _MODULE).is_file() and path.name != _MODULE else name
         unsaid = _is(name, (*_OWN, ".git*", ".DS_Store"))
@@ -112,14 +111,6 @@ def find_companions(folder: Path, *, own: Collection[str] = (), alone: bool = Fa
             del files[name]
             left_out.append(f"{name} ({kind})")
     return Companions(files, modules, () if alone else tuple(dict.fromkeys(left_out)))
-
-
-def read_modules(folder: Path) -> list[str]:
-    """Sub-folders of the modules of a sentence-transformers model."""
-    told = read_json(folder / MODULES) if (folder / MODULES).is_file() else []
-    paths = [item.get("path") for item in told if isinstance(item, dict)] if isinstance(told, list) else []
-    named = [path for path in paths if isinstance(path, str) and ".." not in path.split("/")]
-    return [place for path in named if (place := PurePosixPath(path).as_posix()) != "."]
 
 
 def _is(name: str, patterns: Sequence[str]) -> bool:

@@ -36,8 +36,8 @@ from ..emr.artifact import UNNAMED, mask_bytes, open_masks
 from ..emr.manifest import FORMAT, MANIFEST, WEIGHT_STEMS, Manifest
 from ..errors import DataError, UsageError
 from ..files import read_json_object, recover_folder, require_free
+from ..hub.card_rules import read_card
 from ..hub.cards import is_written
-from ..hub.front_matter import read_card
 from ..hub.published_files import is_loaded
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from ..system import open_descriptor, sync_data

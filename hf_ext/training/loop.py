@@ -24,7 +24,7 @@ from .launcher import honour_launcher
 from .optimizing import clear_gradients, clip_gradients, own_part
 from .pushing import PushModels
 from .run import Run, gather_weights, name_failures, plain_class, seed_step
-from .state import RunFolder, clear_write_errors, save_state
+from .state import RunFolder, clear_write_errors, keep_others, save_state
 from .stopping import END, EVALUATE, EvaluationStopped, Stopping
 from .task import Task
 
@@ -381,4 +381,5 @@ class _Training(Run):
                     write_json(folder / "training.json", told)
                     if self.metrics:
                         write_results(folder / "eval.json", self.task, self.metrics, self.eval_sources)
+                    keep_others(final, folder)
         self.ranks.wait()

@@ -233,6 +233,19 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
         ) from error
 
 
+def keep_others(old: Path, new: Path) -> None:
+    """Links what its owner put into a snapshot into the one that replaces it: all that no save or card writes."""
+    from ..hub.cards import is_written
+
+    ours = {path.relative_to(new).as_posix() for path in new.rglob("*")} | {"eval.json", ".eval_results/hf_ext.yaml"}
+    card = old / "README.md"
+    if card.is_file() and not is_written(card.read_text(encoding="utf-8", errors="replace")):
+        ours.add(card.name)
+    # a loader might prefer older weights in another form
+    weights = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+    files.carry_over(old, new, lambda name: name in ours or bool(weights.fullmatch(name)))
+
+
 # A state is a folder of files that libraries read without asking whether they are whole: a flipped bit of a weight is
 # loaded in silence. So the last thing written into a state is its manifest: the SHA-256 of every other file, what the
 # run was when it was saved (`changes` compares it with what it is now), and a SHA-256 of all this text. The folder

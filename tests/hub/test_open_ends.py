@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+import json
 
+import pytest
+import torch
+from huggingface_hub import CommitOperationAdd
+from safetensors.torch import load_file, save_file
+
+from hf_ext import MRConvConfig, MRConvForSequenceClassification
+from hf_ext.errors import NotPublished, UsageError
+from hf_ext.hub import publish
 from hf_ext.hub.card_rules import read_front_matter
-from hf_ext.hub.cards import write_card
+from hf_ext.hub.cards import MARKER, write_card
 from hf_ext.hub.disclosure import find_kind
+from hf_ext.hub.load_check import check_loads
+from hf_ext.hub.published_files import MODULES
+from tests.disentangled_dit.pipeline_testing import make_pipeline
+from tests.hub.published import contents, edit, on_hub, save_bert, save_snapshot
 from tests.hub.secret_corpus import BASE64, DIGITS, HEX, LARGE, NAME, SMALL, WORD, letters
+from tests.kit.refusals import refused
 
 SEED = "abandon ability able about above absent absorb abstract absurd abuse access accident"
 ID = f"{letters(HEX, 8)}-{'-'.join([letters(HEX, 4)] * 3)}-{letters(HEX, 12)}"
@@ -77,3 +91,168 @@ def test_an_empty_licence_is_filled_in(tmp_path, entry, rest, end):
     found = read_front_matter(text)
     assert found["license"] == "mit" and ("tags" in found) == ("language" in found) == bool(rest)
     assert text.replace("\r", "").endswith("# Mine\n")
+
+
+HEAD = "license: mit\nextra_gated_prompt: Please\ndatasets: org/old"
+# A card on the Hub; whether it stays as it is, and which of its entries the one that replaces it has.
+THERE = {
+    "written": (f"---\n{HEAD}\n---\n# Mine\n", True, ()),
+    "without metadata": ("\ufeff# Mine\r\n", True, ()),
+    "made with the repository": (f"---\n{HEAD}\n---\n", False, ("license", "extra_gated_prompt")),
+    "of hf-ext, with settings": (f"---\n{HEAD}\n---\n\n{MARKER}\n\n# Old\n", False, ("license", "extra_gated_prompt")),
+}
+
+
+def commit(api, **files):
+    operations = [CommitOperationAdd(name, io.BytesIO(content)) for name, content in files.items()]
+    api.create_commit("org/model", operations, commit_message="By hand")
+
+
+@pytest.mark.filterwarnings("ignore:Warnings while validating")
+@pytest.mark.parametrize("kind", THERE)
+@pytest.mark.parametrize("own", [None, "# By the owner of the folder\n"])
+def test_a_card_and_a_licence_on_the_hub_are_not_replaced_in_silence(options, api, bert, tmp_path, kind, own, capsys):
+    card, is_kept, entries = THERE[kind]
+    api.create_repo("org/model")
+    commit(api, **{"README.md": card.encode(), "LICENSE": b"theirs", "NOTICE": b"theirs"})
+    (bert / "LICENSE").write_text("ours")
+    if own:
+        (bert / "README.md").write_text(own)
+    asked = {"revision": None, "create_pr": False, "commit_message": "x", "license": None}
+    notes = publish.preview(bert, "org/model", **asked | options).notes
+    publish.push(bert, "org/model", **options)
+    there = on_hub(api, tmp_path)
+    told, description = capsys.readouterr().err, api.list_repo_commits("org/model")[0].message
+    said = [f"{name}: the one on the Hub, which is another, is replaced" for name in ("LICENSE", "README.md")]
+    said = ["README.md: the one that somebody wrote on the Hub is kept", said[0]] if is_kept and not own else said
+    assert all(each in text for each in said for text in ("\n".join(notes), told, description))
+    assert there["NOTICE"] == b"theirs" and there["LICENSE"] == b"ours"
+    if own or is_kept:
+        assert there["README.md"] == (own or card).encode()
+        return
+    found, before = (read_front_matter(text) for text in (there["README.md"].decode(), card))
+    assert "datasets" not in found and {name: found[name] for name in entries} == {
+        name: before[name] for name in entries
+    }
+    # once more, and nothing is left to do
+    capsys.readouterr()
+    publish.push(bert, "org/model", **options)
+    assert capsys.readouterr().err == "Kept: .gitattributes, NOTICE\n" and len(api.list_repo_commits("org/model")) == 3
+
+
+@pytest.mark.filterwarnings("ignore:Warnings while validating")
+@pytest.mark.parametrize("kind", THERE)
+def test_a_licence_that_is_asked_for_agrees_with_that_of_the_card_on_the_hub(options, api, bert, tmp_path, kind):
+    api.create_repo("org/model")
+    commit(api, **{"README.md": THERE[kind][0].encode()})
+    if kind in ("written", "made with the repository"):
+        with refused(UsageError, "README.md of org/model on the Hub", "'mit'", "apache-2.0"):
+            publish.push(bert, "org/model", license="apache-2.0", **options)
+    else:
+        publish.push(bert, "org/model", license="apache-2.0", **options)
+        card = on_hub(api, tmp_path)["README.md"].decode()
+        assert read_front_matter(card)["license"] == "apache-2.0" and ("# Mine" in card) == THERE[kind][1]
+
+
+@pytest.mark.filterwarnings("ignore:Warnings while validating")
+@pytest.mark.parametrize("card", ["# h\xe9".encode("latin-1"), b"---\na: [\n---\n"])
+def test_a_card_on_the_hub_that_cannot_be_read_stops_the_push(options, api, bert, card, monkeypatch):
+    api.create_repo("org/model")
+    monkeypatch.setattr(publish, "read_text", lambda *_: card.decode("utf-8"))
+    commit(api, **{"README.md": b"# Mine"})
+    with refused(NotPublished, "org/model: README.md on the Hub cannot be used", "correct it there"):
+        publish.push(bert, "org/model", **options)
+
+
+SENTENCES = "sentence_transformers.models."
+OF_MODULES = {"1_Pooling/config.json": b"{}", "2_Dense/config.json": b"{}", "sentence_bert_config.json": b"{}"}
+OF_MODULES |= {"1_Pooling/notes.txt": b"mine", "3_Other/config.json": b"{}"}
+
+
+def add_modules(folder, *kinds):
+    """Makes a model of sentence-transformers of one of transformers."""
+    for name, content in OF_MODULES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    save_file({"linear.weight": torch.ones(2, 8)}, folder / "2_Dense" / "model.safetensors")
+    named = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"), ("4_Normalize", "Normalize")]
+    modules = [{"path": path, "type": SENTENCES + kind} for path, kind in named]
+    (folder / MODULES).write_text(json.dumps(modules + [{"path": "", "type": kind} for kind in kinds]))
+
+
+def test_modules_of_sentence_transformers_go_up_with_their_model(options, api, bert, tmp_path):
+    add_modules(bert)
+    folder = publish.stage(bert, tmp_path / "staged", repo_id="org/model")
+    wanted = [*list(OF_MODULES)[:3], "2_Dense/model.safetensors", MODULES]
+    assert sorted(contents(folder)) == sorted([*wanted, "README.md", "config.json", "model.safetensors"])
+    assert all((folder / name).read_bytes() == (bert / name).read_bytes() for name in wanted)
+    found = read_front_matter((folder / "README.md").read_text())
+    assert (found["library_name"], found["pipeline_tag"]) == ("sentence-transformers", "sentence-similarity")
+    check_loads(folder)
+    publish.push(bert, "org/model", **options)
+    # of the next model there the modules are stale
+    publish.push(save_bert(tmp_path / "other"), "org/model", **options)
+    assert not {MODULES, *wanted} & set(api.list_repo_files("org/model"))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda folder: add_modules(folder, "my_code.Pooling"), ["modules.json", "'my_code.Pooling'", "push_to_hub"]),
+        (lambda folder: add_modules(folder, SENTENCES + "Router"), ["modules.json", "Router'"]),
+        (lambda folder: (folder / MODULES).write_text("7"), ["modules.json", "got type 7"]),
+        (
+            lambda folder: (folder / "2_Dense/pytorch_model.bin").write_bytes(b""),
+            ["2_Dense/pytorch_model.bin", "pickle"],
+        ),
+        (lambda folder: (folder / "2_Dense/own.py").write_bytes(b""), ["2_Dense/own.py is code"]),
+        (lambda folder: (folder / "1_Pooling/merges.txt").symlink_to("/etc/hostname"), ["merges.txt", "link"]),
+        (lambda folder: (folder / "2_Dense/model.safetensors").write_bytes(b"x"), ["model.safetensors"]),
+    ],
+)
+def test_modules_that_would_go_up_in_part_are_refused(bert, tmp_path, change, told):
+    add_modules(bert)
+    change(bert)
+    with refused(ValueError, *told):
+        publish.stage(bert, tmp_path / "staged")
+
+
+def cast(weights, chosen, dtype):
+    return {name: value.to(dtype) if chosen(name) else value for name, value in weights.items()}
+
+
+def make_pipeline_folder(folder):
+    pipeline = make_pipeline()
+    pipeline.save_pretrained(folder)
+    return folder / "transformer" / "diffusion_pytorch_model.safetensors"
+
+
+# How the weights of the whole model are on disk, and those of its norms or biases.
+TYPES = [(torch.bfloat16, torch.float32), (torch.float32, torch.float16), (torch.float16, torch.bfloat16)]
+TYPES += [(torch.float64, torch.bfloat16), (torch.float32, torch.float8_e4m3fn)]
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+@pytest.mark.parametrize("kind", ["mrconv", "semanir", "pipeline"])
+def test_weights_go_up_in_the_types_that_they_have_on_disk(tmp_path, kind, types):
+    folder = tmp_path / "mine"
+    if kind == "pipeline":
+        path = make_pipeline_folder(folder)
+    else:
+        config = MRConvConfig(vocab_size=20, hidden_size=16, num_hidden_layers=1)
+        model = MRConvForSequenceClassification(config) if kind == "mrconv" else None
+        save_snapshot(folder, reports=False) if model is None else model.save_pretrained(folder)
+        path = folder / "model.safetensors"
+        edit(folder / "config.json", dtype="float16")
+    weights = {name: value.clone() for name, value in load_file(path).items()}
+    floats = {name for name, value in weights.items() if value.is_floating_point()}
+    small = {name for name in floats if "norm" in name or name.endswith("bias")}
+    weights = cast(cast(weights, floats.__contains__, types[0]), small.__contains__, types[1])
+    assert small and small < floats
+    save_file(weights, path, metadata={"format": "pt"})
+    staged = publish.stage(folder, tmp_path / "staged")
+    found = load_file(staged / path.relative_to(folder))
+    assert {name: value.dtype for name, value in found.items()} == {name: each.dtype for name, each in weights.items()}
+    assert all(
+        found[name].view(torch.uint8).equal(value.view(torch.uint8)) for name, value in weights.items() if value.ndim
+    )

@@ -1,18 +1,22 @@
 """Runs that go on with the same settings in other words, or with a clock that is shorter than an evaluation."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hf_ext.errors import OtherRun
+from hf_ext.hub.cards import MARKER
 from hf_ext.settings import SettingsError
 from hf_ext.training.arguments import TrainingArguments, apply_overrides, build, read_yaml
 from hf_ext.training.changes import compare_settings, describe_run
 from hf_ext.training.methods import find_task
+from hf_ext.training.state import RunFolder
 from hf_ext.training.stopping import RunStopped
 from tests.kit.refusals import refused
 
-from .tiny import TinyTask, contents, evaluated, make_arguments, run
+from .tiny import ScoredTask, TinyModel, TinyTask, contents, evaluated, make_arguments, run
 
 RUNS = {
     "semanir": {"task": {"degradation": {"kind": "noise"}}, "data": {"train": {"path": "p"}, "eval": {"path": "e"}}},
@@ -92,3 +96,39 @@ def test_an_evaluation_that_is_longer_than_the_deadline_ends_with_the_same_score
     assert {name: files[name] for name in whole if "metrics" not in name} == {
         name: value for name, value in whole.items() if "metrics" not in name
     }
+
+
+# What lies in a model's folder when the next one is saved, and whether it stays.
+FOUND = {
+    **dict.fromkeys(
+        ("LICENSE", "results/a/table.csv", ".git/config", "tokenizer.json", "model.fp16.safetensors"), True
+    ),
+    **dict.fromkeys(("model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"), False),
+    ".eval_results/hf_ext.yaml": False,
+}
+OFTEN = {"save_steps": 1, "eval_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
+CARDS = [(b"# Mine\n", True), (b"\xff mine", True), (f"---\nlicense: mit\n---\n{MARKER}\n".encode(), False)]
+
+
+@pytest.mark.parametrize(("card", "stays"), CARDS)
+def test_what_the_owner_put_into_a_models_folder_stays(tmp_path, examples, card, stays):
+    folder, task = RunFolder(tmp_path / "run"), ScoredTask()
+    arguments = make_arguments(folder.path, evaluated(examples), **OFTEN)
+    task.scores = [5.0]
+    run(task, arguments)
+    for place in (folder.snapshot, folder.best):
+        for name in FOUND:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(b"mine")
+        (place / "README.md").write_bytes(card)
+        (place / "empty").mkdir()
+        (place / "link").symlink_to("nowhere")
+    task.scores = [1.0]
+    run(task, replace(arguments, max_steps=3))
+    for place in (folder.snapshot, folder.best):
+        assert json.loads((place / "training.json").read_text())["steps"] == 3
+        assert (place / "empty").is_dir() and (place / "link").is_symlink() and (place / "eval.json").is_file()
+        found = {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        assert {name: found.get(name) == b"mine" for name in FOUND} == FOUND
+        assert found.get("README.md") == (card if stays else None)
+        TinyModel.from_pretrained(place)
