@@ -4,11 +4,15 @@ import contextlib
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
 from hf_ext.data.opening import open_source
+from hf_ext.data.roles import Hints
 from hf_ext.data.source import DataSource
+from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
 from hf_ext.tasks.signals import PixelTask
 from tests.kit.refusals import refused
@@ -76,3 +80,36 @@ def test_fractions_are_no_classes_of_pictures(tmp_path, labels, refuses, table):
         write(tmp_path / table, [{"file": f"{n}.png", "label": label} for n, label in enumerate(labels)], "lines")
     with refused(DataError, table, "label", str(labels[0])) if refuses else contextlib.nullcontext():
         assert len(open_source(DataSource(str(tmp_path))).features["label"].names) == len({*labels})
+
+
+def write_table(path: Path, columns: dict) -> str:
+    pd.DataFrame(columns).to_csv(path, index=False)
+    return str(path)
+
+
+COUNTED = [[f"t{step}" for step in range(12)], [f"{step / 2} s" for step in range(22)]]
+SWAPPED = [["t0", "t1", "t3", "t2", *COUNTED[0][4:]], COUNTED[0][::-1], [*COUNTED[0], "t01"]]
+CLOCK = [f"h{hour % 24}:00" for hour in range(18, 30)]
+SEVERAL = [[f"{name}{step}" for name in "xy" for step in range(4)], [f"t{step}" for step in range(-4, 5)]]
+
+
+def steps_of(names: list[str]) -> dict:
+    numbers = np.random.default_rng(0).normal(size=(12, len(names)))
+    return {"patient": [*"abcdefghijkl"], **dict(zip(names, numbers.T, strict=True)), "label": ["ill", "well"] * 6}
+
+
+@pytest.mark.parametrize("names", COUNTED)
+def test_steps_that_a_program_sorted_as_texts_are_in_the_order_of_their_numbers(tmp_path, names):
+    columns = steps_of(sorted(names))
+    survey = look_at(write_table(tmp_path / "a.csv", columns))
+    assert survey.train["rows"] == "series" and f"{names[0]} to {names[-1]}" in "; ".join(survey.notes)
+    data = open_source(DataSource(**survey.train | {"hold_out": 0.0}))
+    np.testing.assert_allclose(np.stack(data["values"]), np.stack([columns[name] for name in names], 1))
+
+
+@pytest.mark.parametrize("names", [*SWAPPED, CLOCK, *SEVERAL])
+def test_steps_in_another_order_or_of_several_channels_are_asked_for(tmp_path, names):
+    place = write_table(tmp_path / "a.csv", steps_of(names))
+    with refused(DataError, "--inputs NAME,NAME"):
+        look_at(place)
+    assert look_at(place, Hints(inputs=tuple(names))).train["rows"] == "positions"
