@@ -29,7 +29,7 @@ from .files import (
     list_files,
     open_bytes,
 )
-from .found import Survey, keep_back, look_at_lists, look_at_series, rename, span, tell_unlabelled
+from .found import Survey, keep_back, look_at_lists, look_at_series, rename, span, tell_test, tell_unlabelled
 from .opening import PAIRS, find_files, find_pairs, open_source
 from .roles import Hints, is_prose
 from .sequence_files import SUFFIXES
@@ -418,6 +418,8 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     else:
         kept = keep_back(train, data)
     survey = Survey("pairs", **kept, about="", count=len(data))
+    if place.name == "train" and (test := find_folder(place.parent, "test")) != place.parent:
+        survey.left_out.append(tell_test(f"--data.eval.path {shlex.quote(str(test))}"))
     _tell_broken(survey, 0, len(rows), len(read), "pair")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
     survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))

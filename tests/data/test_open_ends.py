@@ -113,3 +113,41 @@ def test_steps_in_another_order_or_of_several_channels_are_asked_for(tmp_path, n
     with refused(DataError, "--inputs NAME,NAME"):
         look_at(place)
     assert look_at(place, Hints(inputs=tuple(names))).train["rows"] == "positions"
+
+
+def texts_of(part: str, classes: str) -> dict:
+    return {"text": [f"{part} has some words {n}" for n in range(24)], "label": [*classes] * (24 // len(classes))}
+
+
+def series_of(part: str, classes: str) -> dict:
+    numbers = np.random.default_rng(len(part)).normal(size=(9, 24))
+    return {**{f"t{step}": row for step, row in enumerate(numbers)}, "label": [*classes] * (24 // len(classes))}
+
+
+def recording_of(part: str, classes: str) -> dict:
+    return {"time": range(24), "x": series_of(part, classes)["t0"], "label": sorted(classes * (24 // len(classes)))}
+
+
+@pytest.mark.parametrize("others", [["test"], ["validation"], ["test", "validation"]])
+@pytest.mark.parametrize("make", [texts_of, series_of, recording_of])
+def test_a_validation_split_chooses_and_a_test_split_is_told_with_what_no_training_knows(tmp_path, make, others):
+    write_table(tmp_path / "train.csv", make("train", "ab"))
+    for part in others:
+        write_table(tmp_path / f"{part}.csv", make(part, "abc" if part == "test" else "ab"))
+    survey = look_at(str(tmp_path))
+    assert survey.classes == ["a", "b"] and survey.count in (1, 24)
+    told, warned = ("; ".join(lines) for lines in (survey.left_out, survey.notes))
+    assert ("--data.eval.split test" in told) == ("no training example is of c" in warned) == ("test" in others)
+    assert ("hold_out" in survey.eval or survey.eval["split"] == "train[80%:]") != ("validation" in others)
+    if "test" in others:
+        assert len(open_source(DataSource(**{**survey.eval, "split": "test", "hold_out": 0.0}))) in (1, 24)
+
+
+def test_a_validation_split_without_labels_and_a_test_split_of_pairs_are_told(tmp_path):
+    write_table(tmp_path / "train.csv", texts_of("train", "ab"))
+    write_table(tmp_path / "validation.csv", {"text": texts_of("validation", "ab")["text"]})
+    assert "no evaluation example has a label" in "; ".join(look_at(str(tmp_path)).notes)
+    for place in (tmp_path / "pairs" / part / side for part in ("train", "test") for side in ("lq", "hq")):
+        place.mkdir(parents=True)
+        Image.new("L", (32, 32)).save(place / "1.png")
+    assert f"--data.eval.path {tmp_path / 'pairs' / 'test'}" in "; ".join(look_at(str(tmp_path / "pairs")).left_out)
