@@ -177,6 +177,9 @@ def _texts(survey: Survey, gpu: bool) -> tuple[str, Fields]:
         return "mrconv-lm", {"max_length": (size, "Bytes per training example."), **column}
     size, cut = _fit(survey.lengths, 16, 4096 if gpu else 512)
     told = f"Bytes per text, plus one for its class. {cut}."
+    if len(survey.columns) > 1:
+        column = {"text_column": survey.columns[0], "second_text_column": survey.columns[1]}
+        return "mrconv-retrieval", {"max_length": (1 + size, told), **_classes(survey), **column}
     return "mrconv-text", {"max_length": (1 + size, told), **_classes(survey), **column}
 
 

@@ -151,3 +151,43 @@ def test_a_validation_split_without_labels_and_a_test_split_of_pairs_are_told(tm
         place.mkdir(parents=True)
         Image.new("L", (32, 32)).save(place / "1.png")
     assert f"--data.eval.path {tmp_path / 'pairs' / 'test'}" in "; ".join(look_at(str(tmp_path / "pairs")).left_out)
+
+
+def say(word: str) -> list[str]:
+    return [f"{word} number {n} says something about {chr(97 + n)}" for n in range(24)]
+
+
+TEXTS = {"premise": say("this"), "hypothesis": say("that")}
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
+@pytest.mark.parametrize("label", ["label", "is_duplicate"])
+def test_of_several_texts_the_user_chooses_one_or_a_pair(tmp_path, label, ending):
+    place = tmp_path / f"a{ending}"
+    frame = pd.DataFrame({**TEXTS, label: ["same", "other"] * 12})
+    frame.to_csv(place, index=False) if ending == ".csv" else frame.to_json(place, orient="records", lines=True)
+    with refused(DataError, "--inputs premise", "--inputs premise,hypothesis", *["--label"] * (label != "label")):
+        look_at(str(place))
+    for inputs in (("hypothesis",), ("premise", "hypothesis")):
+        survey = look_at(str(place), Hints(label=label, inputs=inputs))
+        assert survey.columns == [*inputs] and survey.classes == ["other", "same"]
+    for inputs in (["premise", "nothing"], [*TEXTS][: 1 + (label != "label")], [*TEXTS, label]):
+        told = contextlib.nullcontext() if len(inputs) == 1 else refused(DataError, "premise", "hypothesis")
+        with told:
+            look_at(str(place), Hints(inputs=tuple(inputs)))
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        say("x")[0].split(),
+        ["Ann Lee", "Bo Ek", "Cy Ott"],
+        [f"https://a.org/a-long-place/{n}" for n in range(24)],
+        range(5),
+    ],
+)
+def test_what_a_classifier_of_texts_leaves_out_is_said(tmp_path, beside):
+    cells = [*beside] * 24
+    columns = {"beside": cells[:24], "text": say("this"), "label": ["a", "b"] * 12}
+    survey = look_at(write_table(tmp_path / "a.csv", columns))
+    assert survey.columns == ["text"] and any(line.startswith("beside") for line in survey.left_out)
