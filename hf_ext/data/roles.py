@@ -136,9 +136,9 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     asked = _without(others, names) + [name for name in inputs if pd.api.types.is_bool_dtype(frame[name].dtype)]
     if label is None and asked and not hints.inputs:
         rest = _without(inputs, asked)
-        told = f"say which: {option('label', asked[0])} or {option('series', asked[0])}, or leave out others: "
-        told += option("inputs", *rest[:6], *["…"] * (len(rest) > 6))
-        raise DataError(f"{shorten(asked)} may name classes, or several series: {told}")
+        told = f"say which: {option('label', asked[0])} or {option('series', asked[0])}, or leave them out"
+        kept = option("inputs", *rest[:6], *["…"] * (len(rest) > 6))
+        raise DataError(f"{shorten(asked)} may name classes, or several series: {told}: {kept}")
     left_out = dict.fromkeys(others, "texts") | dict.fromkeys(names, "names of the rows")
     left_out |= dict.fromkeys(times, "another time")
     left_out |= dict.fromkeys(_without(numbers, inputs, known), "not among the inputs")
@@ -317,6 +317,10 @@ def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
     cells = {name: frame[name] for name in named if 1 < frame[name].nunique() <= _REPEATS * len(frame)}
     found = [name for name, held in cells.items() if not is_numeric(held) or (held.dropna() % 1 == 0).all()]
     if len(found) > 1:
+        # The times of a series differ: of those of one alone.
+        for time in filter(_may_rise, frame):
+            if len(fit := [name for name in found if _is_time_of(frame, time, [name])]) == 1:
+                return fit[0]
         told = f"choose one, {option('series', found[0])}; if they name a series together, {_JOIN}"
         raise DataError(f"{shorten(found)} may each be the name of a series: {told}")
     return found[0] if found else None

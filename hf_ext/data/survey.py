@@ -52,9 +52,9 @@ _LABELS_IN_LINES = (
 # A column beside texts that holds no more different cells than this share of the rows may name classes.
 _CLASSES = 0.2
 _TABLES = (
-    "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. Of a table "
+    "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. pandas turns "
+    "other JSON lines into a table: read_json(..., lines=True).to_csv(...)."
 )
-_TABLES += "JSON lines pandas makes a table: read_json(..., lines=True).to_csv(...)."
 
 
 def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Survey:
@@ -201,7 +201,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
         tell_unlabelled(survey, data.with_format(None)["label"][:])
         if survey.broken == 1:
             told = "sort files as train/first/1.png, or add a metadata.csv with the columns file_name and label."
-            raise DataError(f"{path}: no example has a label: {shorten(survey.classes)} are called as splits: {told}")
+            raise DataError(f"{path}: no example has a label: folders {shorten(survey.classes)} are splits: {told}")
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
     chosen = _choose(len(data))
     if pictures:

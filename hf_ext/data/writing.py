@@ -269,8 +269,8 @@ def _refuse_deep(survey: Survey, deep: bool) -> None:
 def _need_classes(survey: Survey) -> None:
     if len(survey.classes) < 2:
         found = f"only the class {survey.classes[0]}" if survey.classes else "no classes"
-        told = f"put them into one folder per class, as {survey.kind}/train/first/1, or add a metadata.csv with the"
-        raise DataError(f"the {survey.kind} have {found}: {told} columns file_name and label{survey.advice}.")
+        told = f"the {survey.kind} have {found}: put them into one folder per class, as {survey.kind}/train/first/1"
+        raise DataError(f"{told}, or add a metadata.csv with the columns file_name and label{survey.advice}.")
 
 
 def _classes(survey: Survey) -> Fields:

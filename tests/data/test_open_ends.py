@@ -191,3 +191,18 @@ def test_what_a_classifier_of_texts_leaves_out_is_said(tmp_path, beside):
     columns = {"beside": cells[:24], "text": say("this"), "label": ["a", "b"] * 12}
     survey = look_at(write_table(tmp_path / "a.csv", columns))
     assert survey.columns == ["text"] and any(line.startswith("beside") for line in survey.left_out)
+
+
+@pytest.mark.parametrize(("shops", "decided"), [(["a", "a", "a", "b", "b", "b"], "sku"), (["a", "b", "c"] * 2, None)])
+def test_of_two_names_of_series_the_time_decides_where_it_differs_in_one_alone(tmp_path, shops, decided):
+    columns = {"sku": list("uvwxyz"), "shop": shops, "label": list("abbaab")}
+    frame = pd.DataFrame({name: [cell for cell in cells for _ in range(4)] for name, cells in columns.items()})
+    frame = frame.assign(week=[*range(4)] * 6, y=np.random.default_rng(0).normal(size=24))
+    if decided is None:
+        frame["week"] = range(24)
+    place = write_table(tmp_path / "a.csv", frame)
+    if decided:
+        assert look_at(place).train["series"] == decided
+    else:
+        with refused(DataError, "shop", "sku", "--series"):
+            look_at(place)
