@@ -113,8 +113,8 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
         return None
     if absent := [name for name in names if known.get(name) is None]:
         told = "of several folders" if absent[0] in known else "not found"
-        told = f"{count_of(len(absent), 'file')} {told}, such as {absent[0]!r}: correct or remove the rows."
-        raise DataError(f"{table}, column {best}: {told}")
+        told = f"{count_of(len(absent), 'file')} {told}, such as {absent[0]!r}"
+        raise DataError(f"{table}, column {best}: {told}: name their folders, add them, or remove the rows.")
     chosen = [file for name in names if (file := known[name]) is not None]
     (often, count), *_ = Counter(chosen).most_common(1)
     if count > 1:

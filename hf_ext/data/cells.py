@@ -210,7 +210,7 @@ def seconds_of(values: "pd.Series[Any]", parts: list[np.ndarray] | None = None) 
         told += "; write 2024-12-31 23:59, remove the row, or name the columns to read: --inputs NAME,NAME"
         raise DataError(f"column {values.name!r}, row {row + 1}: {told}")
     if is_clock(values) and any((np.diff(found[rows]) < 0).any() for rows in parts or [np.arange(len(found))]):
-        raise DataError(f"column {values.name!r} holds times of day, which fall: add the dates, 2024-12-31 23:59")
+        raise DataError(f"column {values.name!r} has times of day that fall: add the dates, as in 2024-12-31 23:59")
     return found
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import re
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -91,23 +92,41 @@ class Survey:
 
 def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
     """Source for training, source for evaluation (a split or a held-out share), and number of training examples."""
-    whole = {"train": train, "eval": None, "learned": len(data)}
-    if Path(train["path"]).expanduser().is_dir():
+    whole: dict[str, Any] = {"train": train, "eval": None, "learned": len(data), "notes": [], "left_out": []}
+    told = dict[str, list[str]]()
+    for split in ("validation", "test") if Path(train["path"]).expanduser().is_dir() else ():
         with contextlib.suppress(SourceError):
-            held = open_source(DataSource(**(other := {**train, "split": "validation"})))
-            return {**whole, "eval": other, "notes": [*compare_splits(data, held), *_compare_labels(data, held)]}
+            held = open_source(DataSource(**{**train, "split": split}))
+            told[split] = [*compare_splits(data, held), *_compare_labels(data, held)]
+    if "test" in told:
+        whole["notes"] = [line.replace(":", ": of test,", 1) for line in told["test"] if line.startswith("WARNING")]
+        flags = "--data.eval.split test" + " --data.eval.hold_out 0" * ("validation" not in told)
+        whole["left_out"] = [tell_test(flags)]
+    if "validation" in told:
+        return {**whole, "eval": {**train, "split": "validation"}, "notes": told["validation"] + whole["notes"]}
     share = float(f"{min(_KEPT, _MOST_KEPT / max(1, len(data))):.1g}")
-    chosen, told = split_examples(data, share, 0)
+    chosen, kept = split_examples(data, share, 0)
     count = int((~chosen).sum())
     if not 0 < count < len(data):
         return whole
     learned = {**train, "hold_out": share, "hold_out_seed": 0}
-    told += _compare_labels(*(data.select(np.flatnonzero(chosen == side)) for side in (False, True)))
-    return {"train": learned, "eval": {**learned, "split": "validation"}, "learned": count, "notes": told}
+    kept += _compare_labels(*(data.select(np.flatnonzero(chosen == side)) for side in (False, True)))
+    notes = [*kept, *whole["notes"]]
+    return {**whole, "train": learned, "eval": {**learned, "split": "validation"}, "learned": count, "notes": notes}
+
+
+def tell_test(flags: str) -> str:
+    """The test split, which chooses nothing, and how it measures."""
+    return f"the split test, which nothing learns or chooses by: for the end, `hf-ext evaluate` with {flags}"
 
 
 def _compare_labels(learned: Any, measured: Any) -> list[str]:
     kind = learned.features.get("label")
+    if kind is not None and all(label is None for label in measured.with_format(None)["label"]):
+        return ["WARNING: no evaluation example has a label"]
+    if isinstance(getattr(kind, "feature", None), datasets.Value):
+        steps = ([*chain(*filter(None, part.with_format(None)["label"]))] for part in (learned, measured))
+        return compare_classes(*([] if are_values(labels) else labels for labels in steps))
     named = kind.names if isinstance(kind, datasets.ClassLabel) else []
     return compare_classes(read_labels(learned), [*read_labels(measured), *named])
 
@@ -143,6 +162,7 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
     inside = sorted(file for file in below if folder in file.parents)
     about = find_about(folder, inside) if inside else None
     files, table = sorted(below - {about}), None
+    own = split_files(files, "train") if places[0].is_dir() else []
     if ending == TS:
         train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
         return look_at_lists(train, open_source(DataSource(**train)), [ARRAY_COLUMN], hints)
@@ -156,11 +176,10 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
     elif ending == ".parquet" and holds_lists(files[0]):
         return None
     else:
+        files = own[:1] or files
         table = read_table(files[0], label=hints.label)
         if (roles := _find_roles(files[0], table, hints)).layout == "texts":
             return None
-        if places[0].is_dir() and split_files(files, "train"):
-            files = files[:1]
     survey = _look_at_tables(path, files, table, roles, hints)
     if about is not None and (absent := len({*inside} - {about}) - survey.count) > 0:
         survey.left_out.append(f"{count_of(absent, 'file')} without a row in the table beside them")
@@ -207,10 +226,11 @@ def _look_at_tables(path: str, files: list[Path], table: Table | None, roles: Ro
     data = open_source(DataSource(**train))
     if "label" not in data.features:
         _refuse_unlabelled(path, about, None, roles)
-    is_long = not how and len(data) == 1
-    # The last part of one long series measures.
-    parts = {"train": {**train, "split": "train[:80%]"}, "eval": {**train, "split": "train[80%:]"}, "learned": 1}
-    survey = _measure(parts if is_long else keep_back(train, data), data, columns, hints.values, how)
+    kept = keep_back(train, data)
+    if is_long := not how and len(data) == 1 and kept["eval"] is None:
+        # The last part of one long series measures.
+        kept |= {"train": {**train, "split": "train[:80%]"}, "eval": {**train, "split": "train[80%:]"}}
+    survey = _measure(kept, data, columns, hints.values, how)
     survey.roles = named
     survey.notes += roles.notes
     survey.left_out += [f"{name} ({why})" for name, why in roles.left_out.items()]

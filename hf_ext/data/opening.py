@@ -379,7 +379,7 @@ def match_classes(data: Any, task: Any, training: bool = False) -> Any:
     if training or len(strange) == len(kind.names) == len(known):
         return data
     told = f"the evaluation data has the classes {strange!s:.200} in column {task.label_column!r}"
-    advice = "list the data's names for the model's classes in task.label_names"
+    advice = "evaluate on data with these classes, or list the data's names for them in task.label_names"
     raise DataError(f"{told}, and the model knows {known!s:.200}: {advice}.")
 
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, combinations
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -135,9 +136,9 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     asked = _without(others, names) + [name for name in inputs if pd.api.types.is_bool_dtype(frame[name].dtype)]
     if label is None and asked and not hints.inputs:
         rest = _without(inputs, asked)
-        told = f"say which: {option('label', asked[0])} or {option('series', asked[0])}, or leave out others: "
-        told += option("inputs", *rest[:6], *["…"] * (len(rest) > 6))
-        raise DataError(f"{shorten(asked)} may name classes, or several series: {told}")
+        told = f"say which: {option('label', asked[0])} or {option('series', asked[0])}, or leave them out"
+        kept = option("inputs", *rest[:6], *["…"] * (len(rest) > 6))
+        raise DataError(f"{shorten(asked)} may name classes, or several series: {told}: {kept}")
     left_out = dict.fromkeys(others, "texts") | dict.fromkeys(names, "names of the rows")
     left_out |= dict.fromkeys(times, "another time")
     left_out |= dict.fromkeys(_without(numbers, inputs, known), "not among the inputs")
@@ -221,17 +222,22 @@ def _only(names: list[str], what: str, flag: str) -> str | None:
 def step_columns(names: list[str]) -> list[str]:
     """The columns that count the steps of a series in each row, `t0`, `t1` or `0.5 s`, `1.0 s`; none otherwise."""
     groups = _count_up(names)
-    return groups[0] if len(groups) == 1 and len(groups[0]) >= 0.8 * len(names) else []
+    if len(groups) != 1 or len(groups[0]) < 0.8 * len(names):
+        return []
+    steps, given = [*groups[0]], [name for name in names if name in groups[0]]
+    # Programs sort names as texts, t0, t1, t10, t2; any other order may be meant.
+    is_clear = (np.diff([*groups[0].values()]) > 0).all() and given in (steps, sorted(steps))
+    return steps if is_clear else []
 
 
-def _count_up(names: list[str]) -> list[list[str]]:
-    """Names that differ in a number alone, which rises, at least so many that they may be steps."""
+def _count_up(names: list[str]) -> list[dict[str, float]]:
+    """Names that differ in a number alone, by this number, at least so many, also together, that they may be steps."""
     groups: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for name in names:
         if (part := _COUNTED.fullmatch(name)) is not None:
             groups[part[1], part[3]][name] = float(part[2].replace(":", "."))
-    found = [[*group] for group in groups.values() if (np.diff([*group.values()]) > 0).all()]
-    return [group for group in found if len(group) >= _WIDE]
+    found = [dict(sorted(group.items(), key=itemgetter(1))) for group in groups.values() if len(group) >= _WIDE / 2]
+    return [group for group in found if len(group) >= _WIDE] or found * (sum(map(len, found)) >= _WIDE)
 
 
 def _find_wide(table: Table, names: list[str], label: str | None, hints: Hints) -> Roles | None:
@@ -243,21 +249,29 @@ def _find_wide(table: Table, names: list[str], label: str | None, hints: Hints) 
         return Roles("series", names, label)
     if not groups:
         return None
-    steps = step_columns(names)
-    rest = _without(frame, steps, [label])
+    is_whole = len(groups) == 1 and len(groups[0]) >= 0.8 * len(names)
+    steps, counted = step_columns(names), [name for name in names if is_whole and name in groups[0]]
+    rest = _without(frame, counted, [label])
     series = _find_series(frame[rest], label)
     time = _find_time(frame, _without(rest, [series]), series)
     several = len(groups) > 1 and time is None
-    if not several and (time or series) and (not steps or (time and series)):
+    if not several and (time or series) and (not is_whole or (time and series)):
         return None
-    if several or not steps or time or series:
-        ends = " and ".join(f"{group[0]} to {group[-1]}" for group in groups)
+    if not steps or time or series:
+        ends = " and ".join(f"{[*group][0]} to {[*group][-1]}" for group in groups)
         beside = option("time", time) if time else option("series", series)
-        beside = "--inputs NAME,NAME" if several or not steps else beside
+        beside = beside if is_whole and (time or series) else "--inputs NAME,NAME"
+        fix = "leave the other columns out, or save arrays [examples, steps, channels] in an .npz"
+        if counted and not steps:
+            ends, fix = (
+                f"{ends} are not in the order of their numbers, and",
+                "sort them, or number them by their order",
+            )
         told = f"may be channels, or the steps of a series in each row: say {beside} if a row is a step. If it is a "
-        told += "series, leave the other columns out, or save arrays [examples, steps, channels] in an .npz"
-        raise DataError(f"{ends} {told}")
-    return Roles("series", steps, label, left_out={name: "no step" if name in names else "texts" for name in rest})
+        raise DataError(f"{ends} {told}series, {fix}")
+    left_out = {name: "no step" if name in names else "texts" for name in rest}
+    notes = [] if steps == counted else [f"columns in the order of their numbers, {steps[0]} to {steps[-1]}"]
+    return Roles("series", steps, label, left_out=left_out, notes=notes)
 
 
 def _nameless_label(frame: pd.DataFrame) -> str | None:
@@ -303,6 +317,10 @@ def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
     cells = {name: frame[name] for name in named if 1 < frame[name].nunique() <= _REPEATS * len(frame)}
     found = [name for name, held in cells.items() if not is_numeric(held) or (held.dropna() % 1 == 0).all()]
     if len(found) > 1:
+        # The times of a series differ: of those of one alone.
+        for time in filter(_may_rise, frame):
+            if len(fit := [name for name in found if _is_time_of(frame, time, [name])]) == 1:
+                return fit[0]
         told = f"choose one, {option('series', found[0])}; if they name a series together, {_JOIN}"
         raise DataError(f"{shorten(found)} may each be the name of a series: {told}")
     return found[0] if found else None

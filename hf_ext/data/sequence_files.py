@@ -237,7 +237,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
             found = np.load(file, allow_pickle=False)
             arrays = {ARRAY_COLUMN: found} if isinstance(found, np.ndarray) else dict(found)
         except ValueError as error:
-            advice = "it may run code; save series of different lengths as lists in parquet, with a column label"
+            advice = "they may run code; save series of different lengths as lists in parquet, with a column label"
             told = f"{error}: {advice}" if "allow_pickle" in str(error) else str(error).strip().rstrip(".")
             raise DataError(f"{path} cannot be read: {told}.") from error
     # A member of another ending is given as its bytes.
@@ -282,7 +282,7 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
     if not split_files(held, name):
         require_train(place, folder, split)
     if other := [item.name for item in held if item.name in SPLIT_WORDS]:
-        told = f"another split, and no folder 'train': move the files of {name!r} into one of this name."
+        told = "another split, and no folder 'train': move the training files into one."
         raise DataError(f"{place} has the folder {other[0]!r}, {told}")
     files = sorted(filter(_is_sequence, list_files(folder.resolve())))
     files = (split_files(files, name) if held else []) or files

@@ -75,7 +75,8 @@ class DataSource:
         if not self.path:
             raise ValueError("path is empty: give a folder, a data file, a Hub data set id, or a list of them.")
         if self.path == "None" and not Path("None").exists():
-            raise ValueError("path is the text 'None'; YAML's word for nothing is null, as in data.eval: null.")
+            told = "YAML's word for nothing is null, as in data.eval: null"
+            raise ValueError(f"path is the text 'None': give a folder, a data file or a Hub data set id; {told}.")
         for part in self.parts:
             if part.shuffle_buffer or part.streaming != self.streaming:
                 raise ValueError("streaming and shuffle_buffer are set for the list of sources, not for its parts.")
@@ -96,7 +97,7 @@ class DataSource:
         if not 0 <= self.hold_out < 1:
             raise ValueError(f"hold_out must be a share from 0 to below 1, got {self.hold_out}.")
         if self.hold_out and self.split not in ("train", "validation"):
-            raise ValueError(f"split is {self.split!r}; with hold_out it is 'train', or 'validation', the share.")
+            raise ValueError(f"split is {self.split!r}; with hold_out it is 'validation', or 'train' for the rest.")
         if self.hold_out and self.streaming:
             raise ValueError("hold_out needs all examples at once: leave out streaming.")
 

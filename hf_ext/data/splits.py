@@ -66,8 +66,8 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
     """
     chosen, _ = split_examples(data, share, seed)
     if chosen.all() or not chosen.any():
-        told = "cannot be split: fewer than two, or all equal or of one group. Remove hold_out and data.eval, or give"
-        raise DataError(f"{count_of(len(data), 'example')} {told} separate evaluation data.")
+        told = f"{count_of(len(data), 'example')} cannot be split: fewer than two, or all equal or of one group"
+        raise DataError(f"{told}. Remove hold_out and data.eval, or give separate evaluation data.")
     return data.select(np.flatnonzero(chosen == measures))
 
 

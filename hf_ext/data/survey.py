@@ -29,9 +29,9 @@ from .files import (
     list_files,
     open_bytes,
 )
-from .found import Survey, keep_back, look_at_lists, look_at_series, rename, span, tell_unlabelled
+from .found import Survey, keep_back, look_at_lists, look_at_series, rename, span, tell_test, tell_unlabelled
 from .opening import PAIRS, find_files, find_pairs, open_source
-from .roles import Hints, is_prose
+from .roles import PERSONS, Hints, is_prose
 from .sequence_files import SUFFIXES
 from .source import DataSource
 from .splits import SPLIT_WORDS, find_paths
@@ -52,9 +52,9 @@ _LABELS_IN_LINES = (
 # A column beside texts that holds no more different cells than this share of the rows may name classes.
 _CLASSES = 0.2
 _TABLES = (
-    "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. Of a table "
+    "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. pandas turns "
+    "other JSON lines into a table: read_json(..., lines=True).to_csv(...)."
 )
-_TABLES += "JSON lines pandas makes a table: read_json(..., lines=True).to_csv(...)."
 
 
 def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Survey:
@@ -201,7 +201,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
         tell_unlabelled(survey, data.with_format(None)["label"][:])
         if survey.broken == 1:
             told = "sort files as train/first/1.png, or add a metadata.csv with the columns file_name and label."
-            raise DataError(f"{path}: no example has a label: {shorten(survey.classes)} are called as splits: {told}")
+            raise DataError(f"{path}: no example has a label: folders {shorten(survey.classes)} are splits: {told}")
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
     chosen = _choose(len(data))
     if pictures:
@@ -303,8 +303,10 @@ def _refuse_labelled(path: str, lines: list[str]) -> None:
 
 def _find_words(data: Any, names: list[str], hints: Hints) -> list[str]:
     """The columns of texts; dates beside numbers are none."""
+    if hints.inputs and (wrong := [name for name in hints.inputs if name not in names]):
+        raise DataError(f"--inputs names {shorten(wrong)}; the columns of texts are {shorten(names) or 'none'}.")
     if hints.inputs or not names:
-        return [name for name in hints.inputs if name in names]
+        return [*hints.inputs]
     head = pd.DataFrame(data.select_columns(names)[:_EXAMPLES])
     return [name for name in names if to_seconds(head[name].dropna()) is None]
 
@@ -389,18 +391,39 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
             told = "put the table into their folder, and give the folder."
             raise DataError(f"{survey.train['path']}: the column {name} names files, such as {files[0]}: {told}")
     lengths = {name: [len((row[name] or "").encode()) for row in rows] for name in columns}
-    column = max(columns, key=lambda name: sum(lengths[name]))
-    survey.kind, survey.columns, survey.lengths = "texts", [column], [max(1, length) for length in lengths[column]]
-    missing = sum(text is None or not (text or survey.classes) for text in data.with_format(None)[column][:])
+    column, read = max(columns, key=lambda name: sum(lengths[name])), list(columns)
+    if not hints.inputs:
+        read = [column, *(name for name in columns if name != column and _is_text(name, [row[name] for row in rows]))]
+    asked = option("inputs", *[name for name in columns if name in read][:2])
+    if len(read) > (2 if survey.classes and hints.inputs else 1) and (survey.classes or hints.inputs):
+        asked += "" if survey.classes else " --label NAME"
+        told = f"name one, {option('inputs', column)}, or the two of a pair, {asked}."
+        raise DataError(f"{survey.train['path']} has texts in {shorten(read)}: {told}")
+    survey.kind, survey.columns = "texts", read if hints.inputs else [column]
+    cells = zip(*(data.with_format(None)[name][:] for name in survey.columns), strict=True)
+    missing = sum(any(text is None or not (text or survey.classes) for text in texts) for texts in cells)
     survey.leave_out(missing, survey.count, "without a text")
-    survey.about = f"{count_of(survey.count, 'text')} of {span(lengths[column])} bytes"
-    others = [name for name in data.features if name != column] if "label" not in data.features else []
+    what = ("pair of texts", "pairs of texts") if len(survey.columns) > 1 else ("text",)
+    sizes = [length for name in survey.columns for length in lengths[name]]
+    survey.lengths = [max(1, size) for size in sizes]
+    survey.about = f"{count_of(survey.count, *what)} of {span(sizes)} bytes"
+    unread = [name for name in data.features if name not in (*survey.columns, "label")]
+    others = unread if "label" not in data.features else []
     few = [name for name in others if len({*map(str, data[name])}) <= _CLASSES * len(data)]
     if few and not hints.inputs:
-        told = f"choose one, {option('label', few[0])}, or the texts only, {option('inputs', column)}."
+        both = f" {asked}" if len(read) > 1 else ""
+        told = f"choose one, {option('label', few[0])}{both}, or the texts only, {option('inputs', column)}."
         raise DataError(f"{survey.train['path']}: {shorten(few)} beside {column} may contain classes: {told}")
+    survey.left_out += [f"{shorten(unread)} (no input)"] if unread else []
     if others:
         survey.about += f" in the column {column}; classes would be in a column `label`, not in {shorten(others)}"
+
+
+def _is_text(name: str, cells: list[Any]) -> bool:
+    """True for a column of texts beside the longest; names of persons, addresses and keys of one word are none."""
+    given = pd.Series(cells, dtype=object).dropna()
+    words = given.map(lambda cell: re.search(r"\s|[^\x00-\x7f]", cell.strip()) is not None)
+    return is_prose(given) and bool(words.mean() > 0.5) and not PERSONS.fullmatch(name)
 
 
 def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
@@ -418,6 +441,8 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     else:
         kept = keep_back(train, data)
     survey = Survey("pairs", **kept, about="", count=len(data))
+    if place.name == "train" and (test := find_folder(place.parent, "test")) != place.parent:
+        survey.left_out.append(tell_test(f"--data.eval.path {shlex.quote(str(test))}"))
     _tell_broken(survey, 0, len(rows), len(read), "pair")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
     survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))

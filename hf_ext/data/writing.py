@@ -177,6 +177,9 @@ def _texts(survey: Survey, gpu: bool) -> tuple[str, Fields]:
         return "mrconv-lm", {"max_length": (size, "Bytes per training example."), **column}
     size, cut = _fit(survey.lengths, 16, 4096 if gpu else 512)
     told = f"Bytes per text, plus one for its class. {cut}."
+    if len(survey.columns) > 1:
+        column = {"text_column": survey.columns[0], "second_text_column": survey.columns[1]}
+        return "mrconv-retrieval", {"max_length": (1 + size, told), **_classes(survey), **column}
     return "mrconv-text", {"max_length": (1 + size, told), **_classes(survey), **column}
 
 
@@ -266,8 +269,8 @@ def _refuse_deep(survey: Survey, deep: bool) -> None:
 def _need_classes(survey: Survey) -> None:
     if len(survey.classes) < 2:
         found = f"only the class {survey.classes[0]}" if survey.classes else "no classes"
-        told = f"put them into one folder per class, as {survey.kind}/train/first/1, or add a metadata.csv with the"
-        raise DataError(f"the {survey.kind} have {found}: {told} columns file_name and label{survey.advice}.")
+        told = f"the {survey.kind} have {found}: put them into one folder per class, as {survey.kind}/train/first/1"
+        raise DataError(f"{told}, or add a metadata.csv with the columns file_name and label{survey.advice}.")
 
 
 def _classes(survey: Survey) -> Fields:

@@ -99,6 +99,14 @@ def test_texts_are_classified_or_continued(labels, method):
     assert ("classes would be in a column `label`, not in id" in said) == (labels is None)
 
 
+def test_two_texts_become_a_classifier_of_pairs():
+    rows = [f"this is sentence {n},that is sentence {n * 7},{'ab'[n % 2]}" for n in range(24)]
+    Path("pairs.csv").write_text("\n".join(["premise,hypothesis,label", *rows]))
+    recipe = train("mrconv", "pairs.csv", init=["--inputs", "premise,hypothesis"])
+    columns = recipe["task"]["text_column"], recipe["task"]["second_text_column"]
+    assert (recipe["method"], columns) == ("mrconv-retrieval", ("premise", "hypothesis"))
+
+
 def test_series_without_labels_are_refused_with_who_forecasts():
     write_tables(".", ["load", "parts/a", "parts/b"], 40)
     for data in ("load.csv", "parts"):

@@ -4,11 +4,15 @@ import contextlib
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
 from hf_ext.data.opening import open_source
+from hf_ext.data.roles import Hints
 from hf_ext.data.source import DataSource
+from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
 from hf_ext.tasks.signals import PixelTask
 from tests.kit.refusals import refused
@@ -76,3 +80,129 @@ def test_fractions_are_no_classes_of_pictures(tmp_path, labels, refuses, table):
         write(tmp_path / table, [{"file": f"{n}.png", "label": label} for n, label in enumerate(labels)], "lines")
     with refused(DataError, table, "label", str(labels[0])) if refuses else contextlib.nullcontext():
         assert len(open_source(DataSource(str(tmp_path))).features["label"].names) == len({*labels})
+
+
+def write_table(path: Path, columns: dict) -> str:
+    pd.DataFrame(columns).to_csv(path, index=False)
+    return str(path)
+
+
+COUNTED = [[f"t{step}" for step in range(12)], [f"{step / 2} s" for step in range(22)]]
+SWAPPED = [["t0", "t1", "t3", "t2", *COUNTED[0][4:]], COUNTED[0][::-1], [*COUNTED[0], "t01"]]
+CLOCK = [f"h{hour % 24}:00" for hour in range(18, 30)]
+SEVERAL = [[f"{name}{step}" for name in "xy" for step in range(4)], [f"t{step}" for step in range(-4, 5)]]
+
+
+def steps_of(names: list[str]) -> dict:
+    numbers = np.random.default_rng(0).normal(size=(12, len(names)))
+    return {"patient": [*"abcdefghijkl"], **dict(zip(names, numbers.T, strict=True)), "label": ["ill", "well"] * 6}
+
+
+@pytest.mark.parametrize("names", COUNTED)
+def test_steps_that_a_program_sorted_as_texts_are_in_the_order_of_their_numbers(tmp_path, names):
+    columns = steps_of(sorted(names))
+    survey = look_at(write_table(tmp_path / "a.csv", columns))
+    assert survey.train["rows"] == "series" and f"{names[0]} to {names[-1]}" in "; ".join(survey.notes)
+    data = open_source(DataSource(**survey.train | {"hold_out": 0.0}))
+    np.testing.assert_allclose(np.stack(data["values"]), np.stack([columns[name] for name in names], 1))
+
+
+@pytest.mark.parametrize("names", [*SWAPPED, CLOCK, *SEVERAL])
+def test_steps_in_another_order_or_of_several_channels_are_asked_for(tmp_path, names):
+    place = write_table(tmp_path / "a.csv", steps_of(names))
+    with refused(DataError, "--inputs NAME,NAME"):
+        look_at(place)
+    assert look_at(place, Hints(inputs=tuple(names))).train["rows"] == "positions"
+
+
+def texts_of(part: str, classes: str) -> dict:
+    return {"text": [f"{part} has some words {n}" for n in range(24)], "label": [*classes] * (24 // len(classes))}
+
+
+def series_of(part: str, classes: str) -> dict:
+    numbers = np.random.default_rng(len(part)).normal(size=(9, 24))
+    return {**{f"t{step}": row for step, row in enumerate(numbers)}, "label": [*classes] * (24 // len(classes))}
+
+
+def recording_of(part: str, classes: str) -> dict:
+    return {"time": range(24), "x": series_of(part, classes)["t0"], "label": sorted(classes * (24 // len(classes)))}
+
+
+@pytest.mark.parametrize("others", [["test"], ["validation"], ["test", "validation"]])
+@pytest.mark.parametrize("make", [texts_of, series_of, recording_of])
+def test_a_validation_split_chooses_and_a_test_split_is_told_with_what_no_training_knows(tmp_path, make, others):
+    write_table(tmp_path / "train.csv", make("train", "ab"))
+    for part in others:
+        write_table(tmp_path / f"{part}.csv", make(part, "abc" if part == "test" else "ab"))
+    survey = look_at(str(tmp_path))
+    assert survey.classes == ["a", "b"] and survey.count in (1, 24)
+    told, warned = ("; ".join(lines) for lines in (survey.left_out, survey.notes))
+    assert ("--data.eval.split test" in told) == ("no training example is of c" in warned) == ("test" in others)
+    assert ("hold_out" in survey.eval or survey.eval["split"] == "train[80%:]") != ("validation" in others)
+    if "test" in others:
+        assert len(open_source(DataSource(**{**survey.eval, "split": "test", "hold_out": 0.0}))) in (1, 24)
+
+
+def test_a_validation_split_without_labels_and_a_test_split_of_pairs_are_told(tmp_path):
+    write_table(tmp_path / "train.csv", texts_of("train", "ab"))
+    write_table(tmp_path / "validation.csv", {"text": texts_of("validation", "ab")["text"]})
+    assert "no evaluation example has a label" in "; ".join(look_at(str(tmp_path)).notes)
+    for place in (tmp_path / "pairs" / part / side for part in ("train", "test") for side in ("lq", "hq")):
+        place.mkdir(parents=True)
+        Image.new("L", (32, 32)).save(place / "1.png")
+    assert f"--data.eval.path {tmp_path / 'pairs' / 'test'}" in "; ".join(look_at(str(tmp_path / "pairs")).left_out)
+
+
+def say(word: str) -> list[str]:
+    return [f"{word} number {n} says something about {chr(97 + n)}" for n in range(24)]
+
+
+TEXTS = {"premise": say("this"), "hypothesis": say("that")}
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
+@pytest.mark.parametrize("label", ["label", "is_duplicate"])
+def test_of_several_texts_the_user_chooses_one_or_a_pair(tmp_path, label, ending):
+    place = tmp_path / f"a{ending}"
+    frame = pd.DataFrame({**TEXTS, label: ["same", "other"] * 12})
+    frame.to_csv(place, index=False) if ending == ".csv" else frame.to_json(place, orient="records", lines=True)
+    with refused(DataError, "--inputs premise", "--inputs premise,hypothesis", *["--label"] * (label != "label")):
+        look_at(str(place))
+    for inputs in (("hypothesis",), ("premise", "hypothesis")):
+        survey = look_at(str(place), Hints(label=label, inputs=inputs))
+        assert survey.columns == [*inputs] and survey.classes == ["other", "same"]
+    for inputs in (["premise", "nothing"], [*TEXTS][: 1 + (label != "label")], [*TEXTS, label]):
+        told = contextlib.nullcontext() if len(inputs) == 1 else refused(DataError, "premise", "hypothesis")
+        with told:
+            look_at(str(place), Hints(inputs=tuple(inputs)))
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        say("x")[0].split(),
+        ["Ann Lee", "Bo Ek", "Cy Ott"],
+        [f"https://a.org/a-long-place/{n}" for n in range(24)],
+        range(5),
+    ],
+)
+def test_what_a_classifier_of_texts_leaves_out_is_said(tmp_path, beside):
+    cells = [*beside] * 24
+    columns = {"beside": cells[:24], "text": say("this"), "label": ["a", "b"] * 12}
+    survey = look_at(write_table(tmp_path / "a.csv", columns))
+    assert survey.columns == ["text"] and any(line.startswith("beside") for line in survey.left_out)
+
+
+@pytest.mark.parametrize(("shops", "decided"), [(["a", "a", "a", "b", "b", "b"], "sku"), (["a", "b", "c"] * 2, None)])
+def test_of_two_names_of_series_the_time_decides_where_it_differs_in_one_alone(tmp_path, shops, decided):
+    columns = {"sku": list("uvwxyz"), "shop": shops, "label": list("abbaab")}
+    frame = pd.DataFrame({name: [cell for cell in cells for _ in range(4)] for name, cells in columns.items()})
+    frame = frame.assign(week=[*range(4)] * 6, y=np.random.default_rng(0).normal(size=24))
+    if decided is None:
+        frame["week"] = range(24)
+    place = write_table(tmp_path / "a.csv", frame)
+    if decided:
+        assert look_at(place).train["series"] == decided
+    else:
+        with refused(DataError, "shop", "sku", "--series"):
+            look_at(place)
