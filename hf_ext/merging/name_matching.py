@@ -297,7 +297,7 @@ def _unwrap(base: Source, task: Source, names: Names) -> Names:
     if ours.endswith(theirs) and (places := base.places) and not places.keys() & names.pairs.keys():
         base.wrapped = next(iter(names.pairs))
         _refuse_other_model(base, task)
-    elif theirs.endswith(ours) and not (task.places or {}).keys() & names.pairs.values():
+    elif theirs.endswith(ours) and (places := task.places) and not places.keys() & names.pairs.values():
         task.wrapped = next(iter(names.pairs.values()))
         task.rename({names.in_base(name): name for name in task.tensors})
         names = Names(base.tensors, task.tensors)

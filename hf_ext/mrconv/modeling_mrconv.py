@@ -413,8 +413,8 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
         if pixel_values is not None:
             if input_values is not None or pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.input_size:
                 raise ValueError(
-                    f"`pixel_values` has shape {tuple(pixel_values.shape)}; expected (batch_size, "
-                    f"{self.config.input_size}, height, width), and no `input_values` beside it."
+                    f"`pixel_values` has shape {tuple(pixel_values.shape)}; expected images as "
+                    f"(batch_size, {self.config.input_size}, height, width), and no `input_values` beside it."
                 )
             input_values = pixel_values.flatten(2).transpose(1, 2)
         return super().forward(input_values=input_values, labels=labels, **kwargs)
