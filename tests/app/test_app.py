@@ -192,7 +192,7 @@ def test_what_is_wrong_is_said_on_the_page(dit, tmp_path):
 
 
 def test_a_request_has_limits(photo):
-    for limits in (Limits(megapixels=5e-4), Limits(gigabytes=1e-3)):
+    for limits in (Limits(megapixels=5e-4), Limits(gigabytes=2e-4)):
         with refused(ValueError, limits.megapixels if limits.megapixels < 1 else "40 x 24"):
             work.restore(DENOISER, str(photo), 1.0, limits=limits)
         with refused(ValueError):
