@@ -48,12 +48,12 @@ def make_report(
     the sums are those of a sample, of which only warnings are made."""
     elements, participates, sums, totals, gram = found
     norms, products = np.sqrt(np.diag(gram)), np.triu(gram) + np.triu(gram, 1).T
-    cosines = [[*map(_known, row)] for row in _ratio(products, np.outer(norms, norms)).tolist()]
+    cosines = [[*map(_finite_or_none, row)] for row in _ratio(products, np.outer(norms, norms)).tolist()]
     about = {"format_version": 1, "measured": measured, "method": {**method, "masks": masks}}
     stored = _sizes(sizes, masks, method.get("deltas") or 1)
     if not measured:
         squares = totals[:, TOTALS.index("base_square")] @ participates
-        shares = dict(zip(tasks, map(_known, _ratio(norms, np.sqrt(squares)).tolist()), strict=True))
+        shares = dict(zip(tasks, map(_finite_or_none, _ratio(norms, np.sqrt(squares)).tolist()), strict=True))
         warnings = _warn_of_far(shares, _SAMPLE) + _cosine_warnings(tasks, cosines, _SAMPLE)
         return {**about, "tasks": [{"task": name} for name in tasks], "sizes": stored, "warnings": warnings}
     scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
@@ -71,7 +71,7 @@ def is_measured(report: Mapping[str, Any]) -> bool:
     return bool(report.get("measured", True))
 
 
-def _known(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
@@ -80,7 +80,7 @@ def _of_task(measure: Any, task: int, participates: Array) -> Any:
     if isinstance(measure, Mapping):
         return {key: _of_task(part, task, participates) for key, part in measure.items()}
     if measure.ndim == 1:
-        return _known(float(measure[task]))
+        return _finite_or_none(float(measure[task]))
     own = measure[participates[:, task], task]
     if own.size == 0:
         return None

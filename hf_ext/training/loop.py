@@ -306,7 +306,7 @@ class _Training(Run):
         for model, _ in written:
             self._write_snapshot(model)
         # Last: a state says that everything of its step is on disk.
-        self.progress.owes_evaluation, self.progress.scored = False, {}
+        self.progress.owes_evaluation = False
         self._save_state()
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
@@ -327,6 +327,8 @@ class _Training(Run):
             options["num_workers"] = self.arguments.data_arguments.num_workers
             options |= {"after_batch": self.stopping.interrupt_evaluation, "scored": self.progress.scored}
             self.metrics = evaluate_sets(self.task, self.module, self.eval_data, self.accelerator, **options)
+            # Whole: the next evaluation is one of other weights, whatever is saved meanwhile.
+            self.progress.scored = {}
             # A forward pass of a sharded model is an exchange between all processes.
             if self.accelerator.is_main_process or self.is_sharded:
                 self._draw_samples(next(iter(self.eval_data.values())))

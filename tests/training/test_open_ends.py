@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_ext.errors import OtherRun
+from hf_ext.files import read_rows
 from hf_ext.hub.cards import MARKER
 from hf_ext.settings import SettingsError
 from hf_ext.training.arguments import TrainingArguments, apply_overrides, build, read_yaml
@@ -132,3 +133,17 @@ def test_what_the_owner_put_into_a_models_folder_stays(tmp_path, examples, card,
         assert {name: found.get(name) == b"mine" for name in FOUND} == FOUND
         assert found.get("README.md") == (card if stays else None)
         TinyModel.from_pretrained(place)
+
+
+def test_each_evaluation_is_one_of_the_weights_of_its_step(tmp_path, examples, monkeypatch):
+    # What becomes better is worse here, so that nothing is saved after most of them.
+    monkeypatch.setattr(TinyTask, "greater_is_better", True)
+    found = {}
+    for save_steps in (1, 100):
+        arguments = make_arguments(
+            tmp_path / str(save_steps), evaluated(examples), save_steps=save_steps, eval_steps=1
+        )
+        run(TinyTask(), arguments)
+        rows = read_rows(tmp_path / str(save_steps) / "metrics.jsonl", "step", int)
+        found[save_steps] = [row["eval_mse"] for row in rows if "eval_mse" in row]
+    assert found[1] == found[100] and len({*found[1]}) == len(found[1]) > 3
