@@ -1,4 +1,4 @@
-"""Answers of a trained model to sounds, pictures, texts and series: classes, values, or a class for each row."""
+"""Answers of a trained model to sounds, pictures, texts, also in pairs, and series: classes and values."""
 
 import io
 import sys
@@ -17,6 +17,7 @@ from transformers import (
     AutoImageProcessor,
     AutoModelForAudioClassification,
     AutoModelForImageClassification,
+    AutoModelForNextSentencePrediction,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -37,6 +38,7 @@ from hf_ext.mrconv.streaming_mrconv import MRConvCache
 from hf_ext.restoration.jobs import find_files, picture_endings, read_list
 from hf_ext.tasks.pictures import in_colours
 from hf_ext.tasks.series import read_columns
+from hf_ext.tasks.texts import read_text
 from hf_ext.training.models import adapter_base, load_adapter
 
 from ..errors import DataError, UsageError
@@ -45,6 +47,8 @@ logger = logging.get_logger(__name__)
 
 # Files of series; of the last two each row is one.
 INPUTS = (*sequences.SUFFIXES, ".jsonl", ".json")
+# What series and pairs of texts are read from.
+FILES = {"series": INPUTS, "pairs": (".csv", ".tsv", ".parquet", ".jsonl", ".json")}
 # The rows of the file that positions are, beside the columns of a series.
 ROWS = "the rows of the file"
 # Rows of a long file that a causal model takes at once.
@@ -86,6 +90,10 @@ class Classifier:
             head = AutoModelForTokenClassification if positions else AutoModelForSequenceClassification
             self.model = load_head(head, source, device)
             return
+        if self.kind == "pairs":
+            self.model = load_head(AutoModelForNextSentencePrediction, source, device)
+            self.reader = load_reader(AutoTokenizer, base)
+            return
         about = KINDS[self.kind]
         self.model, self.reader = load_head(about.model, source, device), load_reader(about.reader, base)
         words = {about.argument: self.reader, "device": self.model.device}
@@ -93,7 +101,7 @@ class Classifier:
 
     def find_inputs(self, inputs: list[str]) -> Iterator[Input]:
         """The inputs that the words of a command name: texts themselves; files of folders, patterns and lists."""
-        endings = {"sounds": AUDIO_SUFFIXES, "pictures": picture_endings(), "series": INPUTS}.get(self.kind, ())
+        endings = {"sounds": AUDIO_SUFFIXES, "pictures": picture_endings(), **FILES}.get(self.kind, ())
         for word in inputs:
             if self.kind == "texts":
                 # A text, that of standard input, or those of a list, one a line.
@@ -111,12 +119,15 @@ class Classifier:
     ) -> dict[str, list[dict[str, Any]]]:
         """
         The likeliest classes of an input, each `{"label", "score"}`, by its name; of series also values, and classes
-        of positions, as `answer` says. A [`DataError`]: it cannot be read, or does not fit the model.
+        of positions, as `answer` says; of pairs of texts those of each row. A [`DataError`]: it cannot be read, or
+        does not fit the model.
         """
-        if self.kind != "series":
+        if self.kind not in FILES:
             found = {given.name: self._classify_whole(given, top_k)}
         elif isinstance(given.value, bytes):
-            raise DataError(f"a series is read from a file of type {', '.join(INPUTS)}: give one.")
+            raise DataError(f"{self.kind} are read from a file of type {', '.join(FILES[self.kind])}: give one.")
+        elif self.kind == "pairs":
+            found = answer_pairs(self.model, self.reader, Path(given.value), top_k, columns)
         else:
             found = answer_series(self.model, Path(given.value), self.answer, top_k, columns, hints)
         numbers = [float(item.get("score", item.get("value", 0))) for items in found.values() for item in items]
@@ -185,13 +196,15 @@ def find_kind(source: str, config: Any) -> tuple[str, str]:
             return "series", "positions"
         if "ForSequenceClassification" in head:
             return "series", "values" if config.problem_type == "regression" else "classes"
+    if config.model_type == "mrconv" and "ForRetrieval" in head:
+        return "pairs", "classes"
     kind = next((kind for kind, of in KINDS.items() if of.model.__name__.removeprefix("AutoModel") in head), None)
     if kind == "texts" and type(config) not in AutoModelForSequenceClassification._model_mapping:
         # wav2vec 2.0 and its family give their heads of sounds the name of those of texts.
         kind = "sounds"
     if kind is None or config.problem_type == "regression" or config.num_labels == 1:
         what = "tells values" if kind else f"is no classifier ({head})"
-        takes = "classifiers, and models of values or positions of series"
+        takes = "classifiers, also of pairs of texts, and models of values or positions of series"
         raise DataError(f"{source} {what}: classify takes {takes}. `hf-ext generate` continues a text.")
     return kind, "classes"
 
@@ -243,16 +256,41 @@ def _answer(model: Any, name: str, values: np.ndarray, answer: str, top_k: int) 
     logits, names = torch.cat(found, 1), config.id2label
     if answer == "values":
         return [{"label": names[place], "value": value} for place, value in enumerate(logits[0].tolist())]
-    several = config.problem_type == "multi_label_classification"
-    chances = logits[0].sigmoid() if several else logits[0].softmax(-1)
-    scores, places = (part.reshape(-1, part.shape[-1]).tolist() for part in chances.topk(min(top_k, len(names))))
-    rows = [
-        [{"label": names[place], "score": score} for place, score in zip(*row, strict=True)]
-        for row in zip(places, scores, strict=True)
-    ]
+    rows = _rank(logits[0], config, top_k)
     if answer == "classes":
         return rows[0]
     return [{"position": position, **item} for position, row in enumerate(rows) for item in row]
+
+
+def _rank(logits: torch.Tensor, config: Any, top_k: int) -> list[list[dict[str, Any]]]:
+    """The likeliest classes of each row of logits."""
+    several, names = config.problem_type == "multi_label_classification", config.id2label
+    chances = logits.sigmoid() if several else logits.softmax(-1)
+    scores, places = (part.reshape(-1, part.shape[-1]).tolist() for part in chances.topk(min(top_k, len(names))))
+    return [
+        [{"label": names[place], "score": score} for place, score in zip(*row, strict=True)]
+        for row in zip(places, scores, strict=True)
+    ]
+
+
+@torch.no_grad()
+def answer_pairs(
+    model: Any, tokenizer: Any, path: Path, top_k: int = 1, columns: list[str] | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """The likeliest classes of each row of a table with two columns of texts, those of the training unless given."""
+    chosen, found = columns or model.config.input_columns or [], {}
+    if len(chosen) != 2:
+        raise DataError(f"a pair has two texts, got {len(chosen)} columns: name two, --columns premise,hypothesis.")
+    for place, example in enumerate(open_source(DataSource(str(path), split="train")), 1):
+        inputs: dict[str, torch.Tensor] = {}
+        for ending, name in zip(("", "_2"), chosen, strict=True):
+            if name not in example:
+                told = f"{path} has no column {name}; it has {', '.join(example)!s:.300}"
+                raise DataError(f"{told}: name both texts in the order of the training: --columns a,b.")
+            tokens = tokenizer(read_text(example, name, "text_column"), truncation=True, return_tensors="pt")
+            inputs |= {f"{key}{ending}": tokens[key].to(model.device) for key in ("input_ids", "attention_mask")}
+        found[f"{path}, row {place}"] = _rank(model(**inputs).logits.float(), model.config, top_k)[0]
+    return found
 
 
 def read_examples(

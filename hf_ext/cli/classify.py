@@ -28,7 +28,7 @@ _HEADERS = {
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @TASK
 @shown("--top-k", type=AT_LEAST_1, default=1, help="Number of most likely classes to print.")
-@click.option("--columns", help="Channels of series, such as a,b.  [default: those of the training]")
+@click.option("--columns", help="Channels of series, or both texts of a pair: a,b.  [default: as trained]")
 @click.option("--series", metavar="NAME", help="Column that names the series of a row.  [default: found by name]")
 @click.option("--time", metavar="NAME", help="Column of the time, in tables.  [default: found by name]")
 @DEVICE
@@ -36,7 +36,8 @@ _HEADERS = {
 def classify(source: str, inputs: tuple[str, ...], task: str | None, device: str | None, **how: Any) -> None:
     """Classify each INPUT with MODEL, a folder or org/name[@revision].
 
-    MODEL is any classifier of transformers for sounds, pictures or texts, or an MRConv model of series. INPUT is a
+    MODEL is any classifier of transformers for sounds, pictures or texts, or an MRConv model of series, or of pairs of
+    texts, whose INPUT is a table with a pair in each row. INPUT is a
     file, a folder with its subfolders, a pattern, or @FILE for a list of names, one per line (@- reads the list from
     standard input). For a text model INPUT is the text itself, and @FILE has one text per line. Unreadable inputs are
     reported, the others are classified, and the exit code is 1. A regression model prints values; a model of positions
@@ -58,8 +59,10 @@ def classify(source: str, inputs: tuple[str, ...], task: str | None, device: str
     from hf_ext.data.roles import Hints
 
     classifier = load_task(source, task, Classifier, device)
-    if (columns or any(how.values())) and classifier.kind != "series":
-        raise click.UsageError(f"--columns, --series, --time are for models of series, not for {classifier.kind}.")
+    if any(how.values()) and classifier.kind != "series":
+        raise click.UsageError(f"--series and --time are for models of series, not for {classifier.kind}.")
+    if columns and classifier.kind not in ("series", "pairs"):
+        raise click.UsageError(f"--columns is for models of series and of pairs of texts, not for {classifier.kind}.")
     found: list[dict[str, Any]] = []
     given = list(classifier.find_inputs(list(inputs)))
     if not given:

@@ -125,7 +125,8 @@ class MRConvConfig(PreTrainedConfig):
             features"): twice as many channels. Such a model takes whole sequences, without a cache or packing.
         target_mean, target_std (`list[float]`, *optional*):
             Mean and standard deviation of each target of a regression; outputs are in the targets' own units.
-        input_columns (`list[str]`, *optional*): Columns of a file with the channels, in their order.
+        input_columns (`list[str]`, *optional*): Columns of a file with the channels, in their order,
+            or with both texts of a pair.
 
     Example:
         >>> from hf_ext import MRConvConfig

@@ -144,6 +144,9 @@ class RetrievalTask(TextTask):
 
     model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForRetrieval
 
+    def label_fields(self) -> dict[str, Any]:
+        return {**super().label_fields(), "input_columns": [self.text_column, self.second_text_column]}
+
     def encode(self, example: dict[str, Any]) -> Batch:
         second = self.read_tokens(example, self.second_text_column, "second_text_column")
         return {**super().encode(example), **{f"{name}_2": values for name, values in second.items()}}

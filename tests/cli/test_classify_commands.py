@@ -322,7 +322,6 @@ def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path):
 
 def test_other_models_and_inputs_are_refused_in_words(tmp_path):
     tokens = mrconv.MRConvConfig(**SMALL, max_position_embeddings=32, vocab_size=9)
-    mrconv.MRConvForRetrieval(tokens).save_pretrained(tmp_path / "pairs")
     tokens.problem_type = "regression"
     mrconv.MRConvForSequenceClassification(tokens).save_pretrained(tmp_path / "values")
     tiny_semanir(tmp_path / "restorer")
@@ -331,12 +330,12 @@ def test_other_models_and_inputs_are_refused_in_words(tmp_path):
     (tmp_path / "list").write_bytes(b"\xff\xfe")
     for model, words, said in (
         (tmp_path / "values", ["a.csv"], "tells values"),
-        (tmp_path / "pairs", ["a.csv"], "is no classifier"),
         (tmp_path / "restorer", ["a.png"], "is no classifier (SemanIRForImageRestoration)"),
         (tmp_path / "texts", ["x", "--task", "a"], "has no task 'a'"),
         ("spoken-digits", [tmp_path / "absent.wav"], "absent.wav does not exist"),
         ("spoken-digits", [tmp_path / "empty"], "no sounds found in"),
-        ("spoken-digits", [tmp_path / "empty", "--columns", "a"], "are for models of series"),
+        ("spoken-digits", [tmp_path / "empty", "--time", "a"], "are for models of series"),
+        ("spoken-digits", [tmp_path / "empty", "--columns", "a"], "is for models of series"),
         ("spoken-digits", ["a.wav", "--device", "tpu"], "device tpu cannot be used"),
         ("spoken-digits", ["a.wav", "--device", "meta"], "device meta cannot be used"),
         ("spoken-digits", [f"@{tmp_path / 'list'}"], "list is not a UTF-8 text with one name per line"),

@@ -105,6 +105,14 @@ def test_two_texts_become_a_classifier_of_pairs():
     recipe = train("mrconv", "pairs.csv", init=["--inputs", "premise,hypothesis"])
     columns = recipe["task"]["text_column"], recipe["task"]["second_text_column"]
     assert (recipe["method"], columns) == ("mrconv-retrieval", ("premise", "hypothesis"))
+    Path("new.jsonl").write_text('{"hypothesis": "ja", "premise": "nö"}\n{"hypothesis": "", "premise": "b"}\n')
+    found = json.loads(run("classify", "mine/run/snapshot", "new.jsonl", "--top-k", "9", "--json").stdout)
+    assert [item["input"] for item in found] == ["new.jsonl, row 1", "new.jsonl, row 2"]
+    assert all({each["label"] for each in item["classes"]} == {"a", "b"} for item in found)
+    turned = ["new.jsonl", "--columns", "hypothesis,premise", "--top-k", "9", "--json"]
+    assert json.loads(run("classify", "mine/run/snapshot", *turned).stdout) != found
+    for words in (["new.jsonl", "--columns", "premise"], ["new.jsonl", "--columns", "premise,nothing"]):
+        assert "--columns" in run("classify", "mine/run/snapshot", *words, code=1).stderr
 
 
 def test_series_without_labels_are_refused_with_who_forecasts():
