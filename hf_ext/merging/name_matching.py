@@ -11,13 +11,10 @@ from itertools import product
 from pathlib import Path
 
 from ..errors import DataError
-from ..hub.checkpoints import TensorInfo
 from . import loading
 from .companions import UnreadableError, compare_tokens, count_tokens
 from .sources import Source
 
-# Buffers that models compute from their configuration; newer versions do not save them.
-_COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
 # Names inside a PeftModel: of what an adapter wraps, and of the adapter that has no other name.
 _INSIDE = re.compile(r"(^|\.)(base_layer|original_module|modules_to_save|default)(\.|$)")
 # A prefix that fewer names have is a layer, not a wrapper.
@@ -64,8 +61,6 @@ class Matching:
     names: tuple[Names, ...]  # of each task
     # of each task: tensors with a row for each token where it has other tokens than the base, with the first of these
     vocabularies: tuple[dict[str, str], ...]
-    unsaved: tuple[frozenset[str], ...]  # of each task: buffers of its file that its class no longer saves
-    computed: frozenset[str]  # buffers of the base that follow from its configuration
     aliases: dict[str, str]  # other names of tensors of the base, by the class or by its file
     given: dict[str, str]  # names in the model of method `"given"`, where it has the tensor in the same form
     warnings: list[str]  # doubts that a task is a fine-tune of the base
@@ -91,8 +86,6 @@ def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None =
     return Matching(
         names,
         tuple(_compare_vocabularies(base, task, own, taken, warnings, masks) for task, own in both),
-        tuple(_find_unsaved(task, own) for task, own in both),
-        frozenset(name for name, info in base.tensors.items() if _is_computed(name, info)),
         aliases,
         {} if given is None else _match_given(base, given, warnings),
         warnings,
@@ -189,23 +182,6 @@ def _find_token_rows(
         if any(known) and first and second and first[1:] == second[1:]
         if all(not sizes or shape[0] in sizes for sizes, shape in zip(known, (first, second), strict=True))
     }
-
-
-def _is_computed(name: str, info: TensorInfo) -> bool:
-    """True if a buffer follows from the configuration: positions, rotary frequencies, masks, which may be infinite."""
-    last = name.rpartition(".")[2]
-    # one mask for all heads; a bias of each head is learned
-    causal_mask = name.endswith("attn.bias") and info.shape == (1, 1, *2 * info.shape[-1:])
-    float_mask = info.dtype.is_floating_point and last.endswith("mask")
-    return last in _COMPUTED_BUFFERS or float_mask or causal_mask
-
-
-def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
-    """Computed buffers of a task's file that the base does not have, and the task's class no place for."""
-    known = set(names.pairs.values())
-    found = {name for name, info in task.tensors.items() if name not in known and _is_computed(name, info)}
-    places = task.places if found else None
-    return frozenset() if places is None else frozenset(found - places.keys())
 
 
 def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> dict[str, str]:
