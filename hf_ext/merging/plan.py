@@ -160,6 +160,8 @@ def make_plan(
             # the base of the adapters has no other owner
             config = dataclasses.replace(config, include_base=config.with_masks)
         matching = match_names(base, tasks, given=model, masks=config.with_masks)
+        for task, names in zip(tasks, matching.names, strict=True):
+            task.rename(names.in_file)
         table = Table(config, base, tasks, matching)
         if model is not None:
             table.check_given(model)
