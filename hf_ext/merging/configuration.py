@@ -307,8 +307,7 @@ def load_config(config: MergeConfig | Mapping[str, Any] | str | Path) -> MergeCo
     except ValueError as error:
         if file is None:
             raise
-        text = Path(file).read_text(encoding="utf-8")
-        line = f", line {error.find_line(text)}" if isinstance(error, MergekitError) else ""
+        line = f", line {error.find_line(file)}" if isinstance(error, MergekitError) else ""
         raise DataError(f"{file}{line}: {error}") from error
 
 

@@ -132,8 +132,7 @@ def find_vocabularies(config: Mapping[str, Any]) -> frozenset[int]:
 
 
 def compare_settings(base: Mapping[str, Any], task: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Settings of the network that a task does not share with its base, or the part of it of one kind, with the value
-    in each; none without such a part."""
+    """Settings of the network that a task does not share with its base, or with its part there, and both values."""
     whole = find_part(base, task)
     if not whole or not any(_differences(whole, task)):
         return []

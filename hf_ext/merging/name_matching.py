@@ -24,11 +24,9 @@ _PREFIX_SHARE = 1 / 3
 
 class Names:
     """The names of a task's tensors beside the base's, whose prefix may differ: a base saved without its head has
-    `encoder.…` where its fine-tune has `bert.encoder.…`."""
+    `encoder.…` where its fine-tune has `bert.encoder.…`. `in_file` has each with the name in the task's file."""
 
     def __init__(self, base: Collection[str], task: Mapping[str, str]) -> None:
-        """`task` has the names that are matched, each with the one in the task's file."""
-
         def agreement(pair: tuple[str, str]) -> tuple[int, int]:
             return sum(pair[0] + name.removeprefix(pair[1]) in base for name in task), -len(pair[0]) - len(pair[1])
 
@@ -102,8 +100,8 @@ def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None =
             warnings.append(f"{task.title} names {prefixes}: both are treated as the same")
     warnings += unknown
     vocabularies = tuple(_compare_vocabularies(base, task, own, taken, warnings, masks) for task, own in both)
-    found_given = {} if given is None else _match_given(base, given, warnings)
-    return Matching(names, vocabularies, aliases, found_given, warnings)
+    in_given = {} if given is None else _match_given(base, given, warnings)
+    return Matching(names, vocabularies, aliases, in_given, warnings)
 
 
 def _match_loaded(base: Source, task: Source) -> Names:
@@ -199,9 +197,8 @@ def _find_token_rows(
 
 
 def _find_tied_names(base: Source, tasks: Sequence[tuple[Source, Names]]) -> tuple[dict[str, str], list[str]]:
-    """Tensors that are one and the same in the model: as the file says, and as the class of transformers ties
-    them; and a warning where the class is not known. It is asked only where a checkpoint holds two tensors that it
-    could tie."""
+    """Tensors that are one and the same in the model: as the file says, and as the class of transformers ties them,
+    which is asked only where a checkpoint holds two tensors that it could tie; and a warning if it is not known."""
     # what huggingface_hub and transformers write for a tensor that was left out: its name and the one that was kept
     tied = {name: kept for name, kept in base.metadata.items() if kept in base.tensors and name not in base.tensors}
     model, warnings, rows = None, list[str](), {(size,) for size in base.vocabularies}

@@ -284,14 +284,17 @@ class Table:
 
     def _decide_rest(self, index: int, names: Names) -> None:
         """Decides on the tensors of a task that the base does not have, or has under another name."""
-        unsaved = _find_unsaved(self._tasks[index], names)
-        for own in self._tasks[index].tensors:
-            name = names.in_base(own)
-            if name in self._matching.aliases:
+        task, aliases = self._tasks[index], self._matching.aliases
+        rest = {own: names.in_base(own) for own in task.tensors}
+        rest = {own: name for own, name in rest.items() if name in aliases or names.pairs.get(name) != own}
+        computed = {own for own in rest if _is_computed(own, task.tensors[own])}
+        places = task.places if computed else None
+        for own, name in rest.items():
+            if name in aliases:
                 self._keep(index, own, COMPARED, TIED)
-            elif own in unsaved:
+            elif own in computed and places is not None and own not in places:
                 self._keep(index, own, SKIPPED, "computed by the model, which no longer saves it")
-            elif names.pairs.get(name) != own:
+            else:
                 self._keep(index, own, KEPT, "not in the base")
 
     def _keep(self, index: int, name: str, rule: str, reason: str) -> None:
@@ -309,14 +312,6 @@ def _is_computed(name: str, info: TensorInfo) -> bool:
     causal_mask = name.endswith("attn.bias") and info.shape == (1, 1, *2 * info.shape[-1:])
     float_mask = info.dtype.is_floating_point and last.endswith("mask")
     return last in _COMPUTED_BUFFERS or float_mask or causal_mask
-
-
-def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
-    """Computed buffers of a task's file that the base does not have, and the task's class no place for."""
-    known = set(names.pairs.values())
-    found = {name for name, info in task.tensors.items() if name not in known and _is_computed(name, info)}
-    places = task.places if found else None
-    return frozenset() if places is None else frozenset(found - places.keys())
 
 
 def inputs_first(file: Source, name: str) -> bool:
