@@ -137,15 +137,7 @@ class MergeConfig:
         Raises:
             ValueError: A key is unknown or missing, a value is not allowed, or two contradict each other.
         """
-        if "merge_method" in mapping:
-            mapping = read_mergekit(mapping)
-        known = options_by_name()
-        options = {key: value for key, value in mapping.items() if key in known and value is not None}
-        fields = {key: value for key, value in mapping.items() if key not in known}
-        own = fields.get("options", {})
-        if options and isinstance(own, Mapping):
-            fields["options"] = {**own, **options}
-        return build(cls, fields, also=known)
+        return load_config(mapping)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "MergeConfig":
@@ -162,13 +154,7 @@ class MergeConfig:
             ValueError: It is no YAML, repeats a key, or holds what [`MergeConfig.from_dict`] refuses.
             FileNotFoundError: There is no such file.
         """
-        mapping = read_yaml(path)
-        try:
-            return cls.from_dict(mapping)
-        except ValueError as error:
-            text = Path(path).read_text(encoding="utf-8")
-            line = f", line {error.find_line(text)}" if isinstance(error, MergekitError) else ""
-            raise DataError(f"{path}{line}: {error}") from error
+        return load_config(path)
 
     def to_dict(self) -> dict[str, Any]:
         """
@@ -298,13 +284,31 @@ _RULES: tuple[tuple[str, Callable[[MergeConfig, Any], bool], str], ...] = (
 
 
 def load_config(config: MergeConfig | Mapping[str, Any] | str | Path) -> MergeConfig:
+    """A configuration as it is, of a mapping, or of a YAML file, which its errors then name."""
     if isinstance(config, MergeConfig):
         return config
-    if isinstance(config, (str, Path)):
-        return MergeConfig.from_yaml(config)
     if isinstance(config, Mapping):
-        return MergeConfig.from_dict(config)
-    raise TypeError(f"a merge is described by a MergeConfig, a mapping or a YAML file; got {type(config).__name__}.")
+        mapping, file = config, None
+    elif isinstance(config, (str, Path)):
+        mapping, file = read_yaml(config), config
+    else:
+        kind = type(config).__name__
+        raise TypeError(f"a merge is described by a MergeConfig, a mapping or a YAML file; got {kind}.")
+    try:
+        if "merge_method" in mapping:
+            mapping = read_mergekit(mapping)
+        known = options_by_name()
+        options = {key: value for key, value in mapping.items() if key in known and value is not None}
+        fields = {key: value for key, value in mapping.items() if key not in known}
+        own = fields.get("options", {})
+        if options and isinstance(own, Mapping):
+            fields["options"] = {**own, **options}
+        return build(MergeConfig, fields, also=known)
+    except ValueError as error:
+        if file is None:
+            raise
+        line = f", line {error.find_line(file)}" if isinstance(error, MergekitError) else ""
+        raise DataError(f"{file}{line}: {error}") from error
 
 
 def _refuse(name: str, method: str, why: str) -> NoReturn:

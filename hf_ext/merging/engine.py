@@ -41,9 +41,9 @@ from ..system import has_positions
 from .journal import Copy, Outputs
 from .methods import Block, MethodError
 from .methods.registry import find_depths
-from .plan import Plan, inputs_first
+from .plan import Plan
 from .sources import Source
-from .tensors import Row
+from .tensors import Row, inputs_first
 from .vectors import NotFiniteError, TaskVectors, add_sample, is_finite, pick_sample, require_finite, require_vectors
 
 

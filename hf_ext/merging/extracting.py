@@ -95,6 +95,7 @@ def open_fine_tune(base: str, fine_tune: str, endpoint: str | None = None) -> It
             if source.library != "transformers":
                 raise ValueError(f"{source.spec} is of {source.library}; a LoRA is made of two models of transformers")
         found = match_fine_tune(first, own)
+        own.rename(found.in_file)
         in_base = {name: found.in_base(name) for name in own.tensors if found.in_base(name) in first.tensors}
         yield Pair(
             fine_tune,
@@ -383,7 +384,7 @@ def _build_outline(pair: Pair) -> nn.Module:
 def _warn_of_settings(pair: Pair, own: Mapping[str, Any]) -> list[str]:
     """Tells of settings in which a fine-tune is another model than its base, so that its weights are not all of it."""
     base = find_part(pair.base_config, own)
-    different = {key for key, _, _ in compare_settings(base, own)} if base else set()
+    different = {key for key, _, _ in compare_settings(base, own)}
     different |= {key for key in ("vocab_size", "tie_word_embeddings") if own.get(key, base.get(key)) != base.get(key)}
     if not base or not different:
         return []

@@ -132,12 +132,13 @@ def find_vocabularies(config: Mapping[str, Any]) -> frozenset[int]:
 
 
 def compare_settings(base: Mapping[str, Any], task: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Settings of the network that differ between two configurations of a kind, with the value in each."""
-    if not any(_differences(base, task)):
+    """Settings of the network that a task does not share with its base, or with its part there, and both values."""
+    whole = find_part(base, task)
+    if not whole or not any(_differences(whole, task)):
         return []
-    first, second = resolve_settings(base), resolve_settings(task)
+    first, second = resolve_settings(whole), resolve_settings(task)
     # A missing setting may have a default that is unknown here.
-    return [*_differences(first, second, both=first is base or second is task)]
+    return [*_differences(first, second, both=first is whole or second is task)]
 
 
 def resolve_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:

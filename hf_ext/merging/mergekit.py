@@ -34,9 +34,9 @@ class MergekitError(UsageError):
 
     place: tuple[Any, ...] = ()
 
-    def find_line(self, text: str) -> int:
+    def find_line(self, file: str | Path) -> int:
         """The line of the file that has the entry, or of what is around it."""
-        node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+        node: Any = yaml.compose(Path(file).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         line = node.start_mark.line
         for key in self.place:
             if isinstance(node, yaml.SequenceNode):

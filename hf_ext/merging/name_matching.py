@@ -16,8 +16,6 @@ from . import loading
 from .companions import UnreadableError, compare_tokens, count_tokens
 from .sources import Source
 
-# Buffers that models compute from their configuration; newer versions do not save them.
-_COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
 # Names inside a PeftModel: of what an adapter wraps, and of the adapter that has no other name.
 _INSIDE = re.compile(r"(^|\.)(base_layer|original_module|modules_to_save|default)(\.|$)")
 # A prefix that fewer names have is a layer, not a wrapper.
@@ -26,18 +24,22 @@ _PREFIX_SHARE = 1 / 3
 
 class Names:
     """The names of a task's tensors beside the base's, whose prefix may differ: a base saved without its head has
-    `encoder.…` where its fine-tune has `bert.encoder.…`."""
+    `encoder.…` where its fine-tune has `bert.encoder.…`. `in_file` has each with the name in the task's file."""
 
-    def __init__(self, base: Collection[str], task: Collection[str]) -> None:
+    def __init__(self, base: Collection[str], task: Mapping[str, str]) -> None:
         def agreement(pair: tuple[str, str]) -> tuple[int, int]:
             return sum(pair[0] + name.removeprefix(pair[1]) in base for name in task), -len(pair[0]) - len(pair[1])
 
         self.base_prefix, self.task_prefix = max(product(_wrappers(base), _wrappers(task)), key=agreement)
-        found: dict[str, str] = {}
+        self.in_file, found = task, dict[str, str]()
         # a name that has the prefix goes before one that happens to fit without
         for name in sorted(task, key=lambda item: not item.startswith(self.task_prefix)):
             found.setdefault(self.in_base(name), name)
         self.pairs = {name: found[name] for name in base if name in found}
+
+    def infos(self, base: Source, task: Source) -> dict[str, tuple[TensorInfo, TensorInfo]]:
+        """Type and shape of each pair, by the name in the base."""
+        return {name: (base.tensors[name], task.tensors[self.in_file[own]]) for name, own in self.pairs.items()}
 
     def in_base(self, name: str) -> str:
         """The name that a tensor of the task has in the base."""
@@ -64,8 +66,6 @@ class Matching:
     names: tuple[Names, ...]  # of each task
     # of each task: tensors with a row for each token where it has other tokens than the base, with the first of these
     vocabularies: tuple[dict[str, str], ...]
-    unsaved: tuple[frozenset[str], ...]  # of each task: buffers of its file that its class no longer saves
-    computed: frozenset[str]  # buffers of the base that follow from its configuration
     aliases: dict[str, str]  # other names of tensors of the base, by the class or by its file
     given: dict[str, str]  # names in the model of method `"given"`, where it has the tensor in the same form
     warnings: list[str]  # doubts that a task is a fine-tune of the base
@@ -73,9 +73,10 @@ class Matching:
 
 def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None = None, masks: bool = True) -> Matching:
     """Finds which tensor of a task is which of the base, and refuses a task that is no fine-tune of it. `given` is the
-    model of that method; with `masks` a task keeps its own."""
+    model of that method; with `masks` a task keeps its own. All sources keep the names of their files."""
     names = tuple(match_fine_tune(base, task) for task in tasks)
     both, taken, warnings = list(zip(tasks, names, strict=True)), dict[int, str](), list[str]()
+    aliases, unknown = _find_tied_names(base, both)
     known = (None, "", base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path"))
     for task, own in both:
         origin = task.config.get("base_model_name_or_path") or task.config.get("_name_or_path")
@@ -83,27 +84,31 @@ def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None =
             warnings.append(
                 f"{task.title} was made from {origin!r} by its configuration, not from {base.repo_id!r}: check it"
             )
-        warnings += _compare_configurations(base, task, masks)
+        differing = [] if base.library == "peft" else loading.compare_settings(base.config, task.config)
+        for key, expected, found in differing:
+            told = f"{task.title} has {key} {found!r}, the base {expected!r}"
+            # Heads of another size and another base of positions give the same numbers another meaning. One model of
+            # both would be wrong; with masks each task is computed by its own configuration.
+            if not masks and loading.MEANINGS.fullmatch(key.rpartition(".")[2]):
+                raise DataError(
+                    f"{told}: their weights have different meanings, so that a single merged model would be wrong. "
+                    "Leave the task out, or choose a method with masks."
+                )
+            warnings.append(f"{told}: the merged model mixes them")
         if own.task_prefix != own.base_prefix and _same_class(base, task):
             prefixes = f"its tensors {own.task_prefix}*, the base {own.base_prefix}*"
             warnings.append(f"{task.title} names {prefixes}: both are treated as the same")
-    aliases = _find_tied_names(base, tasks, warnings)
-    return Matching(
-        names,
-        tuple(_compare_vocabularies(base, task, own, taken, warnings, masks) for task, own in both),
-        tuple(_find_unsaved(task, own) for task, own in both),
-        frozenset(name for name, info in base.tensors.items() if _is_computed(name, info)),
-        aliases,
-        {} if given is None else _match_given(base, given, warnings),
-        warnings,
-    )
+    warnings += unknown
+    vocabularies = tuple(_compare_vocabularies(base, task, own, taken, warnings, masks) for task, own in both)
+    in_given = {} if given is None else _match_given(base, given, warnings)
+    return Matching(names, vocabularies, aliases, in_given, warnings)
 
 
 def _match_loaded(base: Source, task: Source) -> Names:
     """The names of a task beside the base's, both as transformers reads them. A task whose file has other names, of
-    another version or of a tensor that its class ties, is renamed to what the base's file has."""
+    another version or of a tensor that its class ties, gets those of the base's file."""
     _refuse_other_model(base, task)
-    names = Names(base.tensors, task.tensors)
+    names = Names(base.tensors, {name: name for name in task.tensors})
     paired = set(names.pairs.values())
     # of an unmatched tensor of the task, or with a row for each token
     shapes = {info.shape for name, info in task.tensors.items() if name not in paired}
@@ -117,7 +122,7 @@ def _match_loaded(base: Source, task: Source) -> Names:
     except ValueError:
         # Tensors that do not fit are refused, or kept with a warning.
         return names
-    loaded = Names({own: base.tensors[name] for own, name in ours.items()}, theirs)
+    loaded = Names(ours, theirs)
     if len(loaded.pairs) <= len(names.pairs):
         return names
     new: dict[str, str] = {}
@@ -125,8 +130,7 @@ def _match_loaded(base: Source, task: Source) -> Names:
         # Of names for one tensor of the base's file the first counts.
         new.setdefault(loaded.in_task(ours[own]), theirs[name])
     taken = {*loaded.pairs.values(), *(name for name, stored in theirs.items() if stored in new.values())}
-    task.rename(new | {name: stored for name, stored in theirs.items() if name not in taken})
-    return Names(base.tensors, task.tensors)
+    return Names(base.tensors, new | {name: stored for name, stored in theirs.items() if name not in taken})
 
 
 def _match_given(base: Source, model: Source, warnings: list[str]) -> dict[str, str]:
@@ -135,9 +139,9 @@ def _match_given(base: Source, model: Source, warnings: list[str]) -> dict[str, 
     for name, why in _compare_vocabularies(base, model, names, {}, warnings, False).items():
         raise DataError(f"{name!r}: {model.title} has another vocabulary ({why}); give one with the base's tokens.")
     return {
-        name: own
-        for name, own in names.pairs.items()
-        if model.tensors[own].shape == base.tensors[name].shape and model.tensors[own].dtype.is_floating_point
+        name: names.in_file[names.pairs[name]]
+        for name, (ours, own) in names.infos(base, model).items()
+        if own.shape == ours.shape and own.dtype.is_floating_point
     }
 
 
@@ -145,7 +149,8 @@ def _compare_vocabularies(
     base: Source, task: Source, names: Names, taken: dict[int, str], warnings: list[str], masks: bool
 ) -> dict[str, str]:
     """Tensors with a row for each token, where these are other tokens than the base's, with the first difference."""
-    rows = _find_token_rows((base.vocabularies, task.vocabularies), base, task, names.pairs)
+    infos = names.infos(base, task)
+    rows = _find_token_rows((base.vocabularies, task.vocabularies), infos)
     sizes = {name: f"{theirs} tokens, the base {ours}" for name, (ours, theirs) in rows.items() if ours != theirs}
     if sizes or base.library == "peft":
         return sizes
@@ -160,12 +165,12 @@ def _compare_vocabularies(
     # a size that is the default of its class is in no file, and takes seconds to find
     resolved = [loading.resolve_settings(source.config) for source in (base, task)]
     ours, theirs = map(loading.find_vocabularies, resolved)
-    rows |= _find_token_rows((ours, theirs), base, task, names.pairs)
+    rows |= _find_token_rows((ours, theirs), infos)
     unknown = resolved[0] is base.config and resolved[1] is task.config
     if rows or not (unknown or ours or theirs):
         return dict.fromkeys(rows, difference)
     counted = frozenset([max(map(count_tokens, files))])
-    rows = _find_token_rows((counted, counted), base, task, names.pairs)
+    rows = _find_token_rows((counted, counted), infos)
     if not rows:
         told = f"{task.title} has another vocabulary ({difference}), and no tensor has vocab_size rows by config.json"
         # the class may have them in a head that is not shared
@@ -179,10 +184,10 @@ def _compare_vocabularies(
 
 
 def _find_token_rows(
-    known: tuple[Collection[int], Collection[int]], base: Source, task: Source, pairs: Mapping[str, str]
+    known: tuple[Collection[int], Collection[int]], infos: Mapping[str, tuple[TensorInfo, TensorInfo]]
 ) -> dict[str, tuple[int, int]]:
     """Tensors with a row for each token, by two sets of sizes or the one that tells, and their rows."""
-    shapes = {name: (base.tensors[name].shape, task.tensors[own].shape) for name, own in pairs.items()}
+    shapes = {name: (ours.shape, own.shape) for name, (ours, own) in infos.items()}
     return {
         name: (first[0], second[0])
         for name, (first, second) in shapes.items()
@@ -191,30 +196,14 @@ def _find_token_rows(
     }
 
 
-def _is_computed(name: str, info: TensorInfo) -> bool:
-    """True if a buffer follows from the configuration: positions, rotary frequencies, masks, which may be infinite."""
-    last = name.rpartition(".")[2]
-    # one mask for all heads; a bias of each head is learned
-    causal_mask = name.endswith("attn.bias") and info.shape == (1, 1, *2 * info.shape[-1:])
-    float_mask = info.dtype.is_floating_point and last.endswith("mask")
-    return last in _COMPUTED_BUFFERS or float_mask or causal_mask
-
-
-def _find_unsaved(task: Source, names: Names) -> frozenset[str]:
-    """Computed buffers of a task's file that the base does not have, and the task's class no place for."""
-    known = set(names.pairs.values())
-    found = {name for name, info in task.tensors.items() if name not in known and _is_computed(name, info)}
-    places = task.places if found else None
-    return frozenset() if places is None else frozenset(found - places.keys())
-
-
-def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> dict[str, str]:
-    """Tensors that are one and the same in the model: as the file says, and as the class of transformers ties
-    them. The class is asked only where a checkpoint holds two tensors that it could tie."""
+def _find_tied_names(base: Source, tasks: Sequence[tuple[Source, Names]]) -> tuple[dict[str, str], list[str]]:
+    """Tensors that are one and the same in the model: as the file says, and as the class of transformers ties them,
+    which is asked only where a checkpoint holds two tensors that it could tie; and a warning if it is not known."""
     # what huggingface_hub and transformers write for a tensor that was left out: its name and the one that was kept
     tied = {name: kept for name, kept in base.metadata.items() if kept in base.tensors and name not in base.tensors}
-    model, rows = None, {(size,) for size in base.vocabularies}
-    shapes = [[info.shape for info in source.tensors.values() if info.shape[:1] in rows] for source in (base, *tasks)]
+    model, warnings, rows = None, list[str](), {(size,) for size in base.vocabularies}
+    every = [base.tensors.values(), *([task.tensors[own] for own in names.in_file.values()] for task, names in tasks)]
+    shapes = [[info.shape for info in held if info.shape[:1] in rows] for held in every]
     # models tie tensors of one shape with a row for each token
     if base.library == "transformers" and any(len(set(found)) < len(found) for found in shapes):
         try:
@@ -229,7 +218,7 @@ def _find_tied_names(base: Source, tasks: Sequence[Source], warnings: list[str])
         if kept is not None:
             others = (name for name in names if name != kept)
             tied |= {name: kept for name in others if name not in stored or stored[name].shape == stored[kept].shape}
-    return tied
+    return tied, warnings
 
 
 def _refuse_other_model(base: Source, task: Source) -> None:
@@ -267,23 +256,6 @@ def _may_wrap(source: Source) -> bool:
     return places is None or any(map(_INSIDE.search, places))
 
 
-# Heads of another size and another base of positions give the same numbers another meaning. One model of both would be
-# wrong, so it is refused; with masks each task is computed by its own configuration, and the difference is said.
-def _compare_configurations(base: Source, task: Source, masks: bool) -> list[str]:
-    """Settings of the network that a task does not share with the base, in words."""
-    whole = {} if base.library == "peft" else loading.find_part(base.config, task.config)
-    warnings = []
-    for key, expected, found in loading.compare_settings(whole, task.config) if whole else ():
-        told = f"{task.title} has {key} {found!r}, the base {expected!r}"
-        if loading.MEANINGS.fullmatch(key.rpartition(".")[2]) and not masks:
-            raise DataError(
-                f"{told}: their weights have different meanings, so that a single merged model would be wrong. Leave "
-                "the task out, or choose a method with masks."
-            )
-        warnings.append(f"{told}: the merged model mixes them")
-    return warnings
-
-
 def _same_class(base: Source, task: Source) -> bool:
     """True for two of one class: names of these differ only where a program changed them."""
     return bool(task.config.get("architectures") == base.config.get("architectures"))
@@ -299,24 +271,23 @@ def _unwrap(base: Source, task: Source, names: Names) -> Names:
         _refuse_other_model(base, task)
     elif theirs.endswith(ours) and (places := task.places) and not places.keys() & names.pairs.values():
         task.wrapped = next(iter(names.pairs.values()))
-        task.rename({names.in_base(name): name for name in task.tensors})
-        names = Names(base.tensors, task.tensors)
+        names = Names(base.tensors, {names.in_base(name): own for name, own in names.in_file.items()})
     return names
 
 
 def match_fine_tune(base: Source, task: Source) -> Names:
     """The names of a task; refuses one that shares too few tensors with the base to be a fine-tune of it."""
     names = _unwrap(base, task, _match_loaded(base, task))
-    counts = [sum(info.dtype.is_floating_point for info in source.tensors.values()) for source in (base, task)]
-    numbers = {name: own for name, own in names.pairs.items() if base.tensors[name].dtype.is_floating_point}
-    other = {name: own for name, own in numbers.items() if base.tensors[name].shape != task.tensors[own].shape}
-    tokens = _find_token_rows((base.vocabularies, task.vocabularies), base, task, other)
-    others = [pair for pair in other.items() if pair[0] not in tokens]
+    tensors = {name: task.tensors[own] for name, own in names.in_file.items()}
+    counts = [sum(info.dtype.is_floating_point for info in held.values()) for held in (base.tensors, tensors)]
+    numbers = {name: two for name, two in names.infos(base, task).items() if two[0].dtype.is_floating_point}
+    tokens = _find_token_rows((base.vocabularies, task.vocabularies), numbers)
+    others = {name: two for name, two in numbers.items() if two[0].shape != two[1].shape and name not in tokens}
     fitting = len(numbers) - len(others)
     if 2 * fitting >= min(counts) and fitting:
         return names
-    examples = [f"{own!r} {list(task.tensors[own].shape)} ({list(base.tensors[name].shape)})" for name, own in others]
-    examples += [f"{name!r} (not there)" for name in task.tensors if name not in set(names.pairs.values())]
+    examples = [f"{names.pairs[name]!r} {[*own.shape]} ({[*ours.shape]})" for name, (ours, own) in others.items()]
+    examples += [f"{name!r} (not there)" for name in tensors if name not in set(names.pairs.values())]
     raise DataError(
         f"{task.title} is no fine-tune of {base.title}: of {counts[1]} floating-point tensors (base: {counts[0]}) "
         f"only {fitting} have the same name and shape. Others, with their shape in the base: "

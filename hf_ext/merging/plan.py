@@ -1,7 +1,6 @@
 """The plan of a merge, made from headers and small files: treatment of each tensor, and costs; its table and JSON."""
 
 import dataclasses
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ from ..emr.artifact import mask_bytes
 from ..errors import DataError, UsageError
 from .companions import join_companions
 from .configuration import MergeConfig, load_config
-from .methods import Method
 from .name_matching import Matching, match_names
 from .sources import Source, describe_label, open_weights, read_adapters, size_text, type_name
 from .tensors import COMPARED, KEPT, LOST, SHARED, SHOWN, SKIPPED, TIED, WHOLE_NUMBERS, Own, Row, Table, name_some
@@ -162,16 +160,13 @@ def make_plan(
             # the base of the adapters has no other owner
             config = dataclasses.replace(config, include_base=config.with_masks)
         matching = match_names(base, tasks, given=model, masks=config.with_masks)
+        for task, names in zip(tasks, matching.names, strict=True):
+            task.rename(names.in_file)
         table = Table(config, base, tasks, matching)
-        merged = [row for row in table.rows if row.task_names]
-        lacking = [row for row in merged if model is not None and row.name not in matching.given]
-        if model is not None and lacking:
-            raise DataError(
-                f"{model.title} has no floating-point {lacking[0].name!r} of shape {list(lacking[0].shape)}; give a "
-                "model that was merged from these tasks, or exclude the tensor."
-            )
+        if model is not None:
+            table.check_given(model)
         if statistics:
-            _check_statistics(config.merge_method, merged, tasks, statistics)
+            table.check_statistics(statistics)
         told = [text for source in (base, *tasks) for text in source.warnings]
         warnings = [*matching.warnings, *told, *table.warnings]
         companions, modules = base.companions.files, dict[str, MergeConfig]()
@@ -201,38 +196,6 @@ def _plan_module(config: MergeConfig, base: Source, tasks: tuple[Source, ...], n
     module = dataclasses.replace(config, base=places.pop("base"), tasks=places, **alone)
     make_plan(module).close()
     return module
-
-
-def _check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source], files: Sequence[Source]) -> None:
-    grams = method.statistics == "gram"
-    every = [row.members for row in rows]
-    known = [members for members in every if not grams or any(name in files[i].tensors for i, name in members.items())]
-    for index, (task, file) in enumerate(zip(tasks, files, strict=True)):
-        advice = f"make it with hf-ext emr statistics {task.spec} --kind {method.statistics}"
-        if file.metadata.get("kind") != method.statistics:
-            raise ValueError(
-                f"{file.title} hold kind {file.metadata.get('kind')!r}, method {method.name!r} needs "
-                f"{method.statistics!r}: {advice}."
-            )
-        for name in (members[index] for members in known if index in members):
-            shape, found = task.tensors[name].shape, file.tensors[name].shape if name in file.tensors else None
-            if grams:
-                shape = (shape[0 if inputs_first(file, name) else -1],) * 2 if len(shape) == 2 else ()
-            if found != shape:
-                told = "missing" if found is None else list(found)
-                raise ValueError(
-                    f"{file.title}: {name!r} must be {list(shape)} and is {told}; {advice}, or exclude it."
-                )
-    if not known:
-        raise ValueError(f"no merged tensor has a gram in {files[0].title}: they are of another model.")
-
-
-def inputs_first(file: Source, name: str) -> bool:
-    """True if the rows of a linear layer's weight are its inputs."""
-    try:
-        return name in list(json.loads(file.metadata.get("inputs_first", "[]")))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{file.title}: `inputs_first` of the metadata is no list of names; make it again.") from error
 
 
 def warn_of_size(size: int, models: int, one_bit: int) -> list[str]:

@@ -5,6 +5,7 @@ tensor, because of its shape or kind, or because it was excluded, is an [`Own`].
 read this table; none of them looks at names again.
 """
 
+import json
 import math
 import re
 from collections import defaultdict
@@ -35,6 +36,8 @@ LOST = {
     STATISTIC: "statistics of its data",
 }
 SHOWN = 3
+# Buffers that models compute from their configuration; newer versions do not save them.
+_COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,41 @@ class Table:
                     "them (the base's are kept), use the same order of classes, or choose a method with masks."
                 )
 
+    def check_given(self, model: Source) -> None:
+        """Refuses a model of method `"given"` that lacks a merged tensor."""
+        lacking = [row for row in self.rows if row.task_names and row.name not in self._matching.given]
+        if lacking:
+            raise DataError(
+                f"{model.title} has no floating-point {lacking[0].name!r} of shape {list(lacking[0].shape)}; give a "
+                "model that was merged from these tasks, or exclude the tensor."
+            )
+
+    def check_statistics(self, files: Sequence[Source]) -> None:
+        """Refuses statistics of another kind, and those without a merged tensor of their task in its shape."""
+        method = self._config.merge_method
+        grams = method.statistics == "gram"
+        known = [row.members for row in self.rows if row.task_names]
+        if grams:
+            known = [members for members in known if any(name in files[i].tensors for i, name in members.items())]
+        for index, (task, file) in enumerate(zip(self._tasks, files, strict=True)):
+            advice = f"make it with hf-ext emr statistics {task.spec} --kind {method.statistics}"
+            if file.metadata.get("kind") != method.statistics:
+                raise ValueError(
+                    f"{file.title} hold kind {file.metadata.get('kind')!r}, method {method.name!r} needs "
+                    f"{method.statistics!r}: {advice}."
+                )
+            for name in (members[index] for members in known if index in members):
+                shape, found = task.tensors[name].shape, file.tensors[name].shape if name in file.tensors else None
+                if grams:
+                    shape = (shape[0 if inputs_first(file, name) else -1],) * 2 if len(shape) == 2 else ()
+                if found != shape:
+                    told = "missing" if found is None else list(found)
+                    raise ValueError(
+                        f"{file.title}: {name!r} must be {list(shape)} and is {told}; {advice}, or exclude it."
+                    )
+        if not known:
+            raise ValueError(f"no merged tensor has a gram in {files[0].title}: they are of another model.")
+
     def _decide(self, name: str, info: TensorInfo) -> Row:
         holders = {index: names.pairs[name] for index, names in enumerate(self._matching.names) if name in names.pairs}
         reason, merged = self._raw_reason(name, info), dict[int, str]()
@@ -212,7 +250,7 @@ class Table:
             return EXCLUDED
         if last.startswith("running_") or last == "num_batches_tracked":
             return STATISTIC
-        if name in self._matching.computed:
+        if _is_computed(name, info):
             return COMPUTED
         if not info.dtype.is_floating_point:
             return WHOLE_NUMBERS
@@ -246,13 +284,17 @@ class Table:
 
     def _decide_rest(self, index: int, names: Names) -> None:
         """Decides on the tensors of a task that the base does not have, or has under another name."""
-        for own in self._tasks[index].tensors:
-            name = names.in_base(own)
-            if name in self._matching.aliases:
+        task, aliases = self._tasks[index], self._matching.aliases
+        rest = {own: names.in_base(own) for own in task.tensors}
+        rest = {own: name for own, name in rest.items() if name in aliases or names.pairs.get(name) != own}
+        computed = {own for own in rest if _is_computed(own, task.tensors[own])}
+        places = task.places if computed else None
+        for own, name in rest.items():
+            if name in aliases:
                 self._keep(index, own, COMPARED, TIED)
-            elif own in self._matching.unsaved[index]:
+            elif own in computed and places is not None and own not in places:
                 self._keep(index, own, SKIPPED, "computed by the model, which no longer saves it")
-            elif names.pairs.get(name) != own:
+            else:
                 self._keep(index, own, KEPT, "not in the base")
 
     def _keep(self, index: int, name: str, rule: str, reason: str) -> None:
@@ -261,6 +303,23 @@ class Table:
 
     def _is_excluded(self, name: str) -> bool:
         return any(pattern.match(name) for pattern in self._excluded)
+
+
+def _is_computed(name: str, info: TensorInfo) -> bool:
+    """True if a buffer follows from the configuration: positions, rotary frequencies, masks, which may be infinite."""
+    last = name.rpartition(".")[2]
+    # one mask for all heads; a bias of each head is learned
+    causal_mask = name.endswith("attn.bias") and info.shape == (1, 1, *2 * info.shape[-1:])
+    float_mask = info.dtype.is_floating_point and last.endswith("mask")
+    return last in _COMPUTED_BUFFERS or float_mask or causal_mask
+
+
+def inputs_first(file: Source, name: str) -> bool:
+    """True if the rows of a linear layer's weight are its inputs."""
+    try:
+        return name in list(json.loads(file.metadata.get("inputs_first", "[]")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{file.title}: `inputs_first` of the metadata is no list of names; make it again.") from error
 
 
 def name_some(names: Sequence[str]) -> str:
