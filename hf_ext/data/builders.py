@@ -17,6 +17,7 @@ from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.folder_based_builder import folder_based_builder
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from datasets.packaged_modules.json import json as lines
+from datasets.packaged_modules.webdataset.webdataset import WebDataset
 
 from ..errors import DataError
 from .files import AUDIO_SUFFIXES
@@ -92,6 +93,17 @@ class RecordingFolder(DescribedFolder, AudioFolder):
 
     BASE_FEATURE = datasets.Image
     EXTENSIONS = sorted({*AudioFolder.EXTENSIONS} | AUDIO_SUFFIXES)
+
+
+class TarFiles(WebDataset):
+    """Builder for webdataset tars, whose sounds stay files, as in `RecordingFolder`."""
+
+    def _split_generators(self, dl_manager: Any) -> list[Any]:
+        splits = list(super()._split_generators(dl_manager))
+        for name, kind in self.info.features.items():
+            if isinstance(kind, datasets.Audio):
+                self.info.features[name] = datasets.Image(decode=False)
+        return splits
 
 
 class TableFiles(Csv):

@@ -17,6 +17,7 @@ from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from datasets.packaged_modules.json.json import Json
 from datasets.packaged_modules.parquet.parquet import ParquetConfig
 from datasets.packaged_modules.text.text import TextConfig
+from datasets.packaged_modules.webdataset.webdataset import WebDataset
 from fsspec.utils import glob_translate
 from huggingface_hub import HfApi
 
@@ -25,7 +26,7 @@ from hf_ext import __version__
 from ..errors import DataError
 from ..terminal import count_of
 from .about import METADATA, open_described, open_text_folders
-from .builders import LineFiles, PictureFolder, RecordingFolder, TableFiles
+from .builders import LineFiles, PictureFolder, RecordingFolder, TableFiles, TarFiles
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
 from .files import (
     AUDIO_SUFFIXES,
@@ -76,7 +77,7 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
     except SourceError:
         raise
     # datasets raises ConnectionError, an OSError, for an unreachable Hub, and RuntimeError for scripts.
-    except (datasets.exceptions.DatasetsError, *UNOPENABLE) as error:
+    except (datasets.exceptions.DatasetsError, StopIteration, *UNOPENABLE) as error:
         here = bool(parts) or bool(find_files(source.path))
         told = "" if here else "there is no such folder or file here, and as a data set of the Hub: "
         told += f"{_reasons(error)} {_advice(section)}"
@@ -116,7 +117,9 @@ _PLAIN = {
         r"there is no split \1, but \2: rename its folder or file, or set data.train.split"
     ),
     r"invalid literal for int\(\) with base 10: b": "a .cls file of webdataset, which holds a whole number, holds ",
-    'Instruction "train" corresponds to no data!': "it holds no example",
+    'Instruction "train" corresponds to no data!|Please pass `features` or at least one example when writing data': (
+        "it holds no example"
+    ),
 }
 
 
@@ -127,7 +130,8 @@ def _reasons(error: BaseException | None) -> str:
         text = " ".join(str(error).split())
         for words, plain in _PLAIN.items():
             text = re.sub(words, plain, text)
-        text = text or type(error).__name__
+        # What guesses the module of an empty file finds no line.
+        text = "it holds no example" if isinstance(error, StopIteration) else text or type(error).__name__
         if not any(text in known for known in texts):
             texts.append(text)
         error = error.__cause__
@@ -200,6 +204,8 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     elif isinstance(builder, ImageFolder):
         kept = {name: getattr(builder.config, name) for name in ("drop_labels", "drop_metadata", "metadata_filenames")}
         builder = PictureFolder(**given, hash=__version__, **kept)
+    elif isinstance(builder, WebDataset):
+        builder = TarFiles(**given, hash=__version__)
     elif isinstance(builder.config, TextConfig):
         # What Windows writes in front is no letter.
         builder.config.encoding = "utf-8-sig"

@@ -28,7 +28,7 @@ from hf_ext.hub.checkpoints import split_revision
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvPreTrainedModel
 from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification
-from hf_ext.training.models import initialize_from, read_model_section
+from hf_ext.training.models import initialize_from, read_model_section, refuse_adapter
 from hf_ext.training.task import Task
 
 from ..errors import DataError
@@ -82,6 +82,7 @@ class MRConvTask(Task):
         changes = {**preset, **changes}
         if init_from is None:
             return self.model_class(self.config_class(**decided, **self.label_fields(), **self.learned, **changes))
+        refuse_adapter(init_from)
         name, revision = split_revision(init_from)
         stored = self.config_class.from_pretrained(name, revision=revision)
         answer = {"problem_type": None, **self.label_fields()}

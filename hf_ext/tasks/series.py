@@ -337,7 +337,14 @@ def measure(
         return {}
     std = np.sqrt(squares / np.maximum(1, count))
     # What never changes has no spread.
-    std = np.where(std > 1e-6 * np.abs(mean), std, 1.0)
+    is_flat = std <= 1e-6 * np.abs(mean)
+    if (lost := is_flat & (std > 1e-12 * np.abs(mean))).any():
+        place = int(lost.argmax())
+        raise DataError(
+            f"{name} {place + 1} varies by {std[place]:.3g} around {mean[place]:.3g}, which float32 numbers cannot "
+            "tell: subtract a constant from the column, or leave it out."
+        )
+    std = np.where(is_flat, 1.0, std)
     return {f"{name}_mean": mean.tolist(), f"{name}_std": std.tolist()}
 
 

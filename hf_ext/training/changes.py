@@ -105,6 +105,12 @@ def compare_data(before: dict[str, Any], now: dict[str, Any], folder: Path, chan
             "Restore the data, or continue with the present data: --allow_other_data; or start a new run in another "
             f"output_dir, from these weights with --init_from {folder / 'snapshot'}.",
         )
+    settings = now["arguments"]
+    if settings["num_train_epochs"] is not None and before["data"]["rows"] != now["data"]["rows"]:
+        # Epochs of more or fewer rows are another number of steps.
+        is_allowed, reason = _judge("num_train_epochs", settings, settings)
+        if not is_allowed:
+            raise OtherRun(f"the run in {folder} would get another length", differences, f"{reason.capitalize()}.")
     if differences:
         changes.notes.append(f"other training data ({'; '.join(differences)}): {OTHER}")
         changes.new_data = True

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
@@ -134,7 +135,7 @@ def write_results(
             "split": source.split,
             **({"examples": counts[name]} if counts else {}),
             "task": task.pipeline_tag,
-            "arguments": task.describe(),
+            "arguments": _describe(task),
         }
         for name, source in sources.items()
         for metric, words in task.metric_names.items()
@@ -146,6 +147,11 @@ def write_results(
     return content
 
 
+def _describe(task: Task) -> dict[str, Any]:
+    """Settings of a task for JSON; those of one written by a user, such as a tensor, as texts."""
+    return dict(json.loads(json.dumps(task.describe(), default=str)))
+
+
 def provenance(arguments: TrainingArguments, task: Task, progress: Progress, processes: int) -> dict[str, Any]:
     """The content of `training.json`."""
     libraries = ("hf-ext", "torch", "transformers", "diffusers", "peft", "accelerate", "datasets")
@@ -154,7 +160,7 @@ def provenance(arguments: TrainingArguments, task: Task, progress: Progress, pro
     return {
         "arguments": public_arguments(arguments),
         "commit": source_commit(),
-        "task": task.describe(),
+        "task": _describe(task),
         "hardware": f"{processes} process(es) on {device}",
         "seconds": round(progress.seconds, 1),
         "steps": progress.step,

@@ -87,6 +87,7 @@ def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...
     """Copies the tensors of a checkpoint into a model; returns the names of those that it does not have."""
     # Every tensor that both have must have the same shape, but for those of a transformers model's head and of the
     # modules in `of_data` (an embedding of classes): these start anew where they are for other classes.
+    refuse_adapter(source)
     tensors = model.state_dict()
     with open_checkpoint(source) as checkpoint, torch.no_grad():
         found = {name: tuple(checkpoint.info(name).shape) for name in tensors if name in checkpoint}
@@ -198,6 +199,15 @@ def adapter_base(source: str) -> str | None:
     if not base:
         raise DataError(f"the adapter {source} names no base model: set base_model_name_or_path in {local.name}.")
     return base if Path(base).exists() or not adapter.revision else f"{base}@{adapter.revision}"
+
+
+def refuse_adapter(source: str) -> None:
+    """Refuses an adapter where a whole checkpoint is needed."""
+    if base := adapter_base(source):
+        raise DataError(
+            f"init_from: {source} is a peft adapter for {base}: merge it, with peft's merge_and_unload and "
+            "save_pretrained, and give the folder; or start from the base with a `peft` section."
+        )
 
 
 def load_adapter(model: torch.nn.Module, source: str) -> peft.PeftModel:

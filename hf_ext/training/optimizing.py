@@ -74,6 +74,8 @@ def read_optimizer(arguments: TrainingArguments) -> tuple[type[torch.optim.Optim
 def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArguments) -> torch.optim.Optimizer:
     kind, options = read_optimizer(arguments)
     groups = [group for group in task.parameter_groups(module, arguments.weight_decay) if group["params"]]
+    # What the run asks for goes before what the method advises.
+    groups = [{name: value for name, value in group.items() if name not in arguments.optim_args} for group in groups]
     try:
         if kind is MuonWithAdamW:
             return kind(groups, matrices=list_matrices(module), **options)

@@ -1,14 +1,18 @@
 """Data whose words a library would take for something else: dates, classes with zeros, fractions."""
 
 import contextlib
+import io
 import json
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import soundfile
 from PIL import Image
 
+from hf_ext.data.files import read_recording
 from hf_ext.data.opening import open_source
 from hf_ext.data.roles import Hints
 from hf_ext.data.source import DataSource
@@ -36,6 +40,32 @@ def test_dates_in_json_stay_the_texts_that_they_are(tmp_path, form, streaming):
     write(tmp_path / "b.jsonl", [{**rows[0], "text": "none", "label": 2}], form)
     data = open_source(DataSource(str(tmp_path), streaming=streaming))
     assert sorted(row["text"] for row in data) == sorted([*DATES, "none"])
+
+
+@pytest.mark.parametrize("held", ["", "\n\n", "[]", "a,b\n"])
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "tsv", "txt"])
+def test_an_empty_file_is_refused_in_words(tmp_path, ending, held):
+    (tmp_path / f"a.{ending}").write_text(held)
+    if ending == "txt" and held:
+        return
+    with refused(DataError, f"a.{ending}"):
+        open_source(DataSource(str(tmp_path / f"a.{ending}")))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("ending", "label"), [("cls", b"1"), ("json", b'{"label": 1}')])
+def test_sounds_in_a_tar_file_are_decoded_as_those_of_a_folder(tmp_path, ending, label, streaming):
+    soundfile.write(tmp_path / "a.wav", np.linspace(-0.5, 0.5, 40), 8000, subtype="FLOAT")
+    with tarfile.open(tmp_path / "train-000.tar", "w") as archive:
+        for number in range(3):
+            for name, held in (("wav", (tmp_path / "a.wav").read_bytes()), (ending, label)):
+                about = tarfile.TarInfo(f"{number}.{name}")
+                about.size = len(held)
+                archive.addfile(about, io.BytesIO(held))
+    names = {"wav": "audio", **({"cls": "label"} if ending == "cls" else {})}
+    data = [*open_source(DataSource(str(tmp_path / "train-000.tar"), rename_columns=names, streaming=streaming))]
+    assert len(data) == 3
+    assert np.allclose(read_recording(data[2]["audio"], 8000), np.linspace(-0.5, 0.5, 40))
 
 
 @pytest.mark.parametrize("name", ["metadata.jsonl", "about.jsonl"])

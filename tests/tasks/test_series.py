@@ -1,5 +1,6 @@
 """Sequences of numbers in the training loop: samples, units, scores beside naive ones, resuming, what is refused."""
 
+import contextlib
 import json
 
 import datasets
@@ -55,6 +56,16 @@ def run(task, data, folder, steps=30, **options):
     values = {"model": TINY, "max_steps": steps, "learning_rate": 0.02, "per_device_train_batch_size": 8}
     arguments = TrainingArguments("series", str(folder), {}, **{**values, "report_to": "none", **options})
     return train(task, arguments, data, data)
+
+
+@pytest.mark.parametrize(
+    ("offset", "spread", "refuses"), [(1.7e9, 50, 1), (1e6, 0.01, 1), (1.7e9, 0, 0), (1e6, 50, 0)]
+)
+def test_values_that_float32_cannot_tell_apart_are_refused(offset, spread, refuses):
+    values = offset + spread * np.random.default_rng(0).random((20, 1))
+    with refused(DataError, "float32", "subtract") if refuses else contextlib.nullcontext():
+        found = measure("target", lambda row: np.array([row["value"]]), datasets.Dataset.from_dict({"value": values}))
+        assert found["target_mean"] == pytest.approx([values.mean()])
 
 
 def test_a_regression_learns_in_the_units_of_its_targets(tmp_path):

@@ -1,23 +1,31 @@
 """Runs that go on with the same settings in other words, or with a clock that is shorter than an evaluation."""
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import peft
+import pyarrow
+import pyarrow.parquet
 import pytest
+import torch
 
-from hf_ext.errors import OtherRun
+from hf_ext.errors import DataError, OtherRun
 from hf_ext.files import read_rows
 from hf_ext.hub.cards import MARKER
 from hf_ext.settings import SettingsError
 from hf_ext.training.arguments import TrainingArguments, apply_overrides, build, read_yaml
 from hf_ext.training.changes import compare_settings, describe_run
 from hf_ext.training.methods import find_task
+from hf_ext.training.models import initialize_from
+from hf_ext.training.optimizing import build_optimizer
 from hf_ext.training.state import RunFolder
 from hf_ext.training.stopping import RunStopped
 from tests.kit.refusals import refused
 
-from .tiny import ScoredTask, TinyModel, TinyTask, contents, evaluated, make_arguments, run
+from .tiny import ScoredTask, TinyConfig, TinyModel, TinyTask, contents, evaluated, make_arguments, run
 
 RUNS = {
     "semanir": {"task": {"degradation": {"kind": "noise"}}, "data": {"train": {"path": "p"}, "eval": {"path": "e"}}},
@@ -147,3 +155,45 @@ def test_each_evaluation_is_one_of_the_weights_of_its_step(tmp_path, examples, m
         rows = read_rows(tmp_path / str(save_steps) / "metrics.jsonl", "step", int)
         found[save_steps] = [row["eval_mse"] for row in rows if "eval_mse" in row]
     assert found[1] == found[100] and len({*found[1]}) == len(found[1]) > 3
+
+
+@pytest.mark.parametrize("given", [{}, {"betas": [0.5, 0.6]}, {"eps": 1e-3, "betas": [0.1, 0.2]}])
+def test_arguments_of_the_optimizer_go_before_what_a_method_advises(tmp_path, given):
+    arguments = make_arguments(tmp_path / "run", {}, optim_args=given)
+    optimizer = build_optimizer(TinyTask(), TinyModel(TinyConfig()), arguments)
+    betas = [tuple(group["betas"]) for group in optimizer.param_groups]
+    assert betas == ([tuple(given["betas"])] * 2 if given else [(0.9, 0.999), (0.8, 0.9)])
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), np.ones(2), Path("a"), {1}, b"a", TinyTask])
+def test_a_task_may_hold_what_json_does_not(tmp_path, examples, value):
+    class OwnTask(TinyTask):
+        def describe(self) -> dict:
+            return {"held": value}
+
+    folder = RunFolder(tmp_path / "run")
+    run(OwnTask(), make_arguments(folder.path, evaluated(examples), max_steps=1))
+    about = [json.loads((folder.snapshot / name).read_text()) for name in ("training.json", "eval.json")]
+    assert about[0]["task"]["held"] == about[1]["results"][0]["arguments"]["held"] == str(value)
+
+
+@pytest.mark.parametrize(("schedule", "refuses"), [("cosine", True), ("constant", False)])
+def test_epochs_of_more_examples_lengthen_a_run_only_without_an_end(tmp_path, examples, schedule, refuses):
+    settings = {"num_train_epochs": 1.0, "lr_scheduler_type": schedule, "allow_other_data": True}
+    first, held = tmp_path / "data" / "first.parquet", pyarrow.parquet.read_table(examples)
+    first.parent.mkdir()
+    pyarrow.parquet.write_table(held.slice(0, 4), first)
+    arguments = make_arguments(tmp_path / "run", first, **settings)
+    run(TinyTask(), arguments)
+    pyarrow.parquet.write_table(held, first)
+    with refused(OtherRun, "rows", schedule) if refuses else contextlib.nullcontext():
+        run(TinyTask(), arguments)
+
+
+def test_an_adapter_is_no_checkpoint_to_begin_with(tmp_path):
+    model = peft.get_peft_model(TinyModel(TinyConfig()), peft.LoraConfig(target_modules=["enter"]))
+    model.base_model.model.save_pretrained(base := tmp_path / "base")
+    model.peft_config["default"].base_model_name_or_path = str(base)
+    model.save_pretrained(tmp_path)
+    with refused(DataError, "adapter", str(base), "merge_and_unload"):
+        initialize_from(TinyModel(TinyConfig()), str(tmp_path))
