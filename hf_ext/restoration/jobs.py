@@ -103,7 +103,7 @@ def plan_jobs(
     if root is None:
         source, relative, _, reason = found[0]
         if reason is not None:
-            raise ValueError(f"{source}: {reason}")
+            raise ValueError(f"{relative}: {reason}")
         return Plan([Job(str(relative), source, None, ending or _ending_of(source, relative))], {})
     planned, refused = list[tuple[Job, bool]](), dict[str, str]()
     for source, relative, named, missing in found:
