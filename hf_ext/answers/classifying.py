@@ -72,10 +72,11 @@ KINDS = {
 
 
 class Input(NamedTuple):
-    """An input to classify: its name in answers, and a text, a file or its content."""
+    """An input to classify: its name in answers, a text, a file or its content, and why it cannot be read."""
 
     name: str
     value: str | Path | bytes
+    reason: str | None = None
 
 
 class Classifier:
@@ -108,11 +109,11 @@ class Classifier:
                 given = [sys.stdin.read().removesuffix("\n")] if word == "-" else [word]
                 yield from (Input(text, text) for text in (read_list(word) if word.startswith("@") else given))
                 continue
-            for source in (found.source for found in find_files(word, None, frozenset(endings))):
+            for source, _, _, reason in find_files(word, None, frozenset(endings)):
                 # What is known of the others is no series.
                 if self.kind == "series" and Path(str(source)).name in METADATA and source != Path(word):
                     continue
-                yield Input("standard input" if isinstance(source, bytes) else str(source), source)
+                yield Input("standard input" if isinstance(source, bytes) else str(source), source, reason)
 
     def classify(
         self, given: Input, top_k: int = 1, columns: list[str] | None = None, hints: Hints | None = None
@@ -122,6 +123,8 @@ class Classifier:
         of positions, as `answer` says; of pairs of texts those of each row. A [`DataError`]: it cannot be read, or
         does not fit the model.
         """
+        if given.reason is not None:
+            raise DataError(given.reason)
         if self.kind not in FILES:
             found = {given.name: self._classify_whole(given, top_k)}
         elif isinstance(given.value, bytes):

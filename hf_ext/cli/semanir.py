@@ -103,8 +103,10 @@ def restore(source: str, inputs: tuple[str, ...], task: str | None, out: str, **
         return None if folder is None else Records(folder, identify_model(source), made_with)
 
     def make_plan() -> tuple[Any, list[Any]]:
-        plan = plan_jobs(list(inputs), None if folder is None else out, ending, template)
-        return _choose(plan, find_records(), page, overwrite, encoding)
+        records = find_records()
+        ours = {} if records is None else {"is_result": records.is_result}
+        plan = plan_jobs(list(inputs), None if folder is None else out, ending, template, **ours)
+        return _choose(plan, records, page, overwrite, encoding)
 
     # One process plans: the others would see results of processes that started earlier, and standard input is read
     # once.
@@ -152,6 +154,7 @@ def _choose(
 ) -> tuple[Any, list[Any]]:
     """The plan and its unfinished jobs; prints the pictures that cannot be restored."""
     from hf_ext.files import check_places, remove_leftovers_of
+    from hf_ext.restoration.comparison import is_page
     from hf_ext.restoration.records import choose_jobs
 
     for option, endings in (("quality", (".jpg", ".jpeg", ".webp")), ("lossless", (".webp",))):
@@ -161,7 +164,7 @@ def _choose(
     say(*plan.refused.values(), to_stderr=True)
     if not plan.jobs:
         raise Unusable(f"none of {_count_all(plan)} can be restored.")
-    if to_do and page is not None and page.exists() and not overwrite:
+    if to_do and page is not None and page.exists() and not overwrite and not (page.is_file() and is_page(page)):
         raise Failed(f"{page} would be replaced; give --overwrite, or move it.")
     results = [job.out for job in to_do if job.out is not None]
     # Of a folder in a result's place its picture tells.

@@ -27,7 +27,7 @@ RAW_ENDINGS = frozenset((
 ))
 # fmt: on
 # Signatures of HEIF files, in bytes 5 to 12.
-HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _SUBFILE, _ORIENTATION, _SUBDIRECTORIES, _DNG_VERSION, XMP = 254, 274, 330, 50706, 700
 # Pillow's decoders raise nearly anything for broken files: NotImplementedError (DDS) is a RuntimeError, as AVIF's are.
 DECODER_ERRORS = (
@@ -80,6 +80,11 @@ class UnreadableError(DataError):
 
 class MissingLibraryError(UnreadableError):
     """A file needs a library that is not installed; the message names the extra that brings it."""
+
+
+def is_heif(head: bytes) -> bool:
+    """Tells by the first 64 bytes a file that pillow-heif reads; an AVIF may begin like one."""
+    return head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS and b"avi" not in head[: int.from_bytes(head[:4])]
 
 
 def is_raw(image: Image.Image) -> bool:

@@ -34,6 +34,13 @@ _FIGURE = """<figure><figcaption>{title}</figcaption>
  oninput="this.parentNode.style.setProperty('--at', this.value + '%')"></figure>"""
 
 
+def is_page(file: Path) -> bool:
+    """True for a page that `write_page` wrote."""
+    head = _PAGE.partition("</title>")[0].encode()
+    with open(file, "rb") as opened:
+        return opened.read(len(head)) == head
+
+
 def write_page(page: Path, pairs: list[tuple[str, Path | bytes, Path]]) -> None:
     """Writes a page of pictures by title, before and after; what browsers do not show is left out and counted."""
     figures = [

@@ -18,12 +18,11 @@ from .camera import Source, read_bytes, seekable
 
 # Colour chunks of a PNG; without them viewers show other colours.
 _COLOUR_CHUNKS = (b"cHRM", b"gAMA", b"sRGB", b"cICP", b"mDCV", b"cLLI")
-# Texts, such as the prompt of a drawn picture. Some repeat the orientation, which is applied, or tell of the file;
-# EXIF data and XMP travel as such.
+# Texts, such as the prompt of a drawn picture. Some repeat the orientation, which is applied; EXIF data and XMP travel
+# as such.
 _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 _OF_THE_FILE = (
-    b"XML:com.adobe.xmp\0", b"Software\0", b"Creation Time\0", b"Raw profile type ", b"tiff:Orientation\0",
-    b"exif:Orientation\0",
+    b"XML:com.adobe.xmp\0", b"Raw profile type ", b"tiff:Orientation\0", b"exif:Orientation\0",
 )  # fmt: skip
 # Behind the signature of 8 bytes and the header of 25, other chunks may stand.
 PNG_HEADER = 33

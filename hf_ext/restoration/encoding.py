@@ -56,6 +56,8 @@ IPTC = 33723
 # the pixels lay in the file that was read (in a TIFF these are in the same directory) and would spoil another.
 _DESCRIPTIVE = (269, 270, 271, 272, 285, 305, 306, 315, 316, XMP, 18246, 18249, 33432, IPTC, *range(40091, 40096))
 
+KEPT_TAGS = {*_DESCRIPTIVE, *FOLDERS}
+
 # Descriptions in which tifffile, ImageJ and microscopes say how pixels lie; of a larger picture readers believe them.
 # Of one that tells nothing but a shape nothing is lost.
 _SHAPE = re.compile(r'\{"shape": \[[\d, ]*\]\}')

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tifffile
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, TiffTags, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from hf_ext.semanir.image_processing_semanir import image_to_pixels, load_image, pixels_to_image
@@ -24,7 +24,7 @@ from ..terminal import log_level
 from . import camera
 from .camera import DECODER_ERRORS, XMP, Frames, Picture, Source, UnreadableError, read_bytes, resolution_of
 from .containers import colour_chunks, divide_by_alpha, is_lossless_webp, jpeg_subsampling, lost_bits, read_deep
-from .encoding import FOLDERS, IPTC, descriptive_tags, to_8_bits
+from .encoding import FOLDERS, IPTC, KEPT_TAGS, descriptive_tags, to_8_bits
 from .jobs import FORMATS
 
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
@@ -33,7 +33,10 @@ _MOVING, _FIRST = ("GIF", "PNG", "WEBP", "AVIF", "FLI"), ("MPO", "JPEG", "PSD")
 # Modes of Pillow whose values RGB does not hold exactly.
 _OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "HSV")
 # A TIFF's tags, and how many channels the colours have by the second; others have one.
-_ICC_PROFILE, _PHOTOMETRIC, _SAMPLES, _SUBFILE, _MASK = 34675, 262, 277, 254, 4
+_ICC_PROFILE, _PHOTOMETRIC, _SAMPLES, _SUBFILE, _REDUCED, _MASK = 34675, 262, 277, 254, 1, 4
+_ORIENTATION = 274
+# Tags from here on are those of programs, such as GeoTIFF's.
+_PRIVATE = 32768
 _COLOURS = {2: 3, 5: 4, 6: 3, 8: 3, 9: 3, 10: 3}
 # Signatures of a TIFF and a BigTIFF.
 SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -106,13 +109,22 @@ def read_frames(source: Source, max_megapixels: float = 200.0, *, several: bool 
         raise DataError(f"{name} is broken: {error}") from error
 
 
+def require_unturned(source: Source) -> None:
+    """Refuses a mosaic that its EXIF data turn, which would change the places of its colours."""
+    turned = False
+    with suppress(*DECODER_ERRORS), camera.open_picture(source) as image:
+        turned = image.getexif().get(_ORIENTATION, 1) != 1
+    if turned:
+        raise DataError("the EXIF data of this mosaic turn it; remove the orientation, and turn the result.")
+
+
 def _read_any(source: Source, limits: _Limits) -> Frames:
     """The frames or pages of a file, by the library that reads its kind."""
     ending = "" if isinstance(source, bytes) else Path(source).suffix.lower()
     if ending in camera.RAW_ENDINGS:
         return camera.read_raw(source, limits.check)
-    head = read_bytes(source, 12)
-    if head[4:8] == b"ftyp" and head[8:] in camera.HEIF_BRANDS:
+    head = read_bytes(source, 64)
+    if camera.is_heif(head):
         return camera.read_heif(source, limits.check)
     try:
         with camera.open_picture(source, max(1, int(limits.megapixels * 1e6))) as image:
@@ -187,6 +199,10 @@ def _frames(image: ImageFile.ImageFile, source: Source, pages: Sequence[int]) ->
     if len(pages) == 1 or image.format not in _MOVING:
         return frames
     plays = image.info.get("loop", 1)
+    if image.format == "AVIF":
+        # Pillow does not tell. The last bit of the flags of the edit list says that it is played without an end.
+        _, known, edits = read_bytes(source).partition(b"elst")
+        plays = 0 if known and len(edits) > 3 and edits[3] & 1 else 1
     if image.format == "GIF" and image.info.get("loop"):
         # It says how often it is played again.
         plays += 1
@@ -207,6 +223,12 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
         extra = image.tag_v2.get(_SAMPLES, 1) - colours - (channels % 2 == 0)
         if extra > 0:
             lost.append(f"channels beside colour and alpha were left out: {extra}")
+        private = sorted({*image.tag_v2} - KEPT_TAGS - {_ICC_PROFILE} - set(range(_PRIVATE)))
+        if private:
+            told = ", ".join(f"{tag} ({TiffTags.lookup(tag).name})" for tag in private)
+            lost.append(f"tags of the TIFF were left out: {told.replace(' (unknown)', '')}")
+        if image.tag_v2.get(_SUBFILE, 0) & _REDUCED:
+            lost.append("a page that was marked as a smaller copy of another became a page like others")
     unitless = image.info.get("jfif_density") if image.info.get("jfif_unit") == 0 else image.info.get("aspect")
     if unitless and unitless[0] != unitless[1]:
         lost.append(f"its pixels are not square, which was left out: {unitless[0]} : {unitless[1]}")

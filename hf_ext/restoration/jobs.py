@@ -4,9 +4,10 @@ import glob
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from string import Formatter
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -56,11 +57,12 @@ class Plan(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A file, its place below the folder of results, and whether it was named by itself."""
+    """A file, its place below the folder of results, whether it was named by itself, and why it is none."""
 
     source: Path | bytes
     relative: Path
     named: bool
+    reason: str | None = None
 
 
 def is_one_result(out: str | Path) -> bool:
@@ -73,30 +75,40 @@ def is_one_result(out: str | Path) -> bool:
     return ending in FORMATS
 
 
-def plan_jobs(inputs: list[str], out: str | Path | None, ending: str | None = None, name: str = "{stem}") -> Plan:
+def plan_jobs(
+    inputs: list[str],
+    out: str | Path | None,
+    ending: str | None = None,
+    name: str = "{stem}",
+    is_result: Callable[[Path], bool] = lambda path: False,
+) -> Plan:
     """
     Find the pictures and say where each goes: below `out`; or to standard output or a file, which take one.
 
     An input is a file; a folder, searched with all below it, whose relative paths are kept; a pattern such as
     `photos/**/*.png`; `-` for standard input; `@FILE` or `@-` for a list of names, one a line. A result ends as its
     input unless `ending` is given, or `.png` where nothing can be written so without loss: a still GIF. In `name`,
-    `{stem}` and `{ext}` are the input's. An input that is refused stops no other one.
+    `{stem}` and `{ext}` are the input's. An input that is refused stops no other one. A result of an earlier run, as
+    `is_result` knows it, is an input only where it is named by itself.
     """
     check_template(name)
     one, root = out is not None and is_one_result(out), None if out is None else Path(out)
     found = [picture for given in inputs for picture in find_files(given, root, picture_endings())]
+    found = [each for each in found if each.named or isinstance(each.source, bytes) or not is_result(each.source)]
     if not found:
         raise ValueError(f"no picture found in {', '.join(inputs)}.")
     if (root is None or one) and len(found) > 1:
         more = f"; a folder of that name is {root}/" if one else ""
         raise ValueError(f"{root or 'standard output'} takes one picture, got {len(found)}{more}")
     if root is None:
-        source, relative, _ = found[0]
+        source, relative, _, reason = found[0]
+        if reason is not None:
+            raise ValueError(f"{relative}: {reason}")
         return Plan([Job(str(relative), source, None, ending or _ending_of(source, relative))], {})
     planned, refused = list[tuple[Job, bool]](), dict[str, str]()
-    for source, relative, named in found:
+    for source, relative, named, missing in found:
         title = "standard input" if relative == _STDIN else str(source if isinstance(source, Path) else relative)
-        reason = why_unreadable(relative)
+        reason = missing or why_unreadable(relative)
         if reason is not None:
             refused[title] = f"{title}: {reason}"
             continue
@@ -110,10 +122,12 @@ def plan_jobs(inputs: list[str], out: str | Path | None, ending: str | None = No
 def check_template(name: str) -> None:
     """Refuse an invalid template of names, or one without the input's name."""
     try:
-        made, other = name.format(stem="a", ext="b"), name.format(stem="c", ext="b")
-    except (ValueError, KeyError, IndexError, AttributeError):
-        made = other = ""
-    if made == other or not {"/", os.sep, "\0"}.isdisjoint(made) or Path(made).suffix.lower() in FORMATS:
+        fields = {field for _, field, _, _ in Formatter().parse(name) if field is not None}
+        made = name.format(stem="a", ext="b") if fields <= {"stem", "ext"} else ""
+    except ValueError:
+        fields, made = set(), ""
+    is_folder = not {"/", os.sep, "\0"}.isdisjoint(made)
+    if not made or "stem" not in fields or is_folder or Path(made).suffix.lower() in FORMATS:
         raise ValueError(
             f"{name!r} is no template of names such as '{{stem}}_restored' or '{{stem}}-{{ext}}': {{stem}} is needed, "
             "{ext} allowed, nothing else in braces, no folder and no extension, which --format chooses."
@@ -179,11 +193,14 @@ def read_list(name: str) -> list[str]:
     except (UnicodeDecodeError, FileNotFoundError) as error:
         told = f"{name} is not a UTF-8 text with one name per line: {error}."
         raise DataError(f"{told} A picture of this name is ./{name}.") from error
-    return [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
+    # A name may hold what Unicode takes for the end of a line. `find -print0` ends names with zeros.
+    lines = text.removeprefix("\ufeff").split("\0" if "\0" in text else "\n")
+    return [line for line in lines if line.strip()]
 
 
 def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tuple[str, ...] = ()) -> Iterator[Found]:
-    """Files of an input, each with its place below the folder of results; of a folder those with such endings."""
+    """Files of an input, each with its place below the folder of results; of a folder those with such endings. A name
+    or pattern of nothing is one with its reason."""
     if name == "-":
         data = sys.stdin.buffer.read()
         yield Found(data, _STDIN, True)
@@ -191,7 +208,9 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
         if name in lists:
             raise DataError(f"{name} names itself, by way of {' and '.join(lists)}.")
         for line in read_list(name):
-            yield from find_files(line.strip(), out, endings, (*lists, name))
+            # Blanks are part of the name if there is such a file.
+            given = line if os.path.lexists(line) else line.strip()
+            yield from find_files(given, out, endings, (*lists, name))
     elif os.path.isdir(name):
         folder = Path(name)
         for path in _without_results(sorted(_walk(folder)), folder, out):
@@ -209,11 +228,16 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
     elif glob.has_magic(name):
         parts = Path(name).parts
         fixed = Path(*parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
-        for path in _without_results(map(Path, sorted(glob.glob(name, recursive=True))), fixed, out):
+        matched = sorted(glob.glob(name, recursive=True))
+        if not matched:
+            reason = "the pattern matches no file; in a name with brackets, write [[] for [."
+            yield Found(Path(name), Path(name), True, reason)
+        for path in _without_results(map(Path, matched), fixed, out):
             if path.is_file():
                 yield Found(path, path.relative_to(fixed), False)
     else:
-        raise ValueError(f"{name} does not exist; give files, folders, patterns, or - for standard input.")
+        reason = "it does not exist; give files, folders, patterns, or - for standard input."
+        yield Found(Path(name), Path(name), True, reason)
 
 
 def _without_results(paths: Iterable[Path], folder: Path, out: Path | None) -> Iterator[Path]:

@@ -50,8 +50,10 @@ class ImageRestorationPipeline(PlainPipeline):
     # What reads files and restores in tiles is imported when it is needed: `import hf_ext` imports this file.
     def read_file(self, source: str | bytes, max_megapixels: float = 200.0) -> np.ndarray:
         """Pixels of a picture file, or of what is in one, with all its bits."""
-        from .files import read_frames
+        from .files import read_frames, require_unturned
 
+        if self.model.config.demosaicks:
+            require_unturned(source)
         frames = read_frames(source, max_megapixels, several=False)
         for line in frames.lost:
             logger.warning(line if isinstance(source, bytes) else f"{source}: {line}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +44,14 @@ class Records:
         # Somebody's file may be broken too: a result that was cut off is one that a record names, or empty.
         cut_off = (bool(records) or not job.out.stat().st_size) and not is_whole(job.out)
         return "ours" if cut_off else "foreign"
+
+    def is_result(self, path: Path) -> bool:
+        """True for a file that this command wrote and nobody changed since."""
+        with suppress(ValueError):
+            name = Path(os.path.realpath(path)).relative_to(os.path.realpath(self.folder)).as_posix()
+            recorded = {content for _, content in self.found.get(name, [])}
+            return bool(recorded) and path.is_file() and hash_file(path) in recorded
+        return False
 
     def add(self, job: Job, data: bytes) -> None:
         """Records a result that is about to be written: no kill leaves a result without a record."""

@@ -12,7 +12,7 @@ from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
 from .damage import choose_strength, estimate_damage
 from .encoding import DEFAULT, Encoding, Frames, Picture, encode_frames, require_place
-from .files import read_frames
+from .files import read_frames, require_unturned
 from .jobs import FORMATS, Job
 from .records import Records
 from .tiles import check_options, lacks_memory, restore_image
@@ -53,6 +53,8 @@ def restore_files(
         assert model is not None
         done, texts = None, list[str]()
         try:
+            if model.config.demosaicks:
+                require_unturned(job.source)
             frames, restored = read_frames(job.source, max_megapixels), list[Picture]()
             require_place(frames, FORMATS[job.ending.lower()])
             for index, picture in enumerate(frames.pictures):

@@ -293,6 +293,8 @@ class SemanIRImageProcessor(PilBackend):
         """
         if isinstance(images, (list, tuple)) and not images:
             raise ValueError("`images` is empty; give at least one image.")
+        if (divisor := kwargs.get("size_divisor", self.size_divisor)) != self.size_divisor:
+            raise ValueError(f"`size_divisor` is of the processor: SemanIRImageProcessor(size_divisor={divisor}).")
         return super().preprocess(_load_inputs(images), **kwargs)
 
     def process_image(
@@ -329,6 +331,10 @@ class SemanIRImageProcessor(PilBackend):
         return_tensors: str | None,
         **kwargs: Any,
     ) -> BatchFeature:
+        unused = [name for name in ("do_resize", "do_center_crop", "do_normalize") if kwargs.get(name)]
+        if unused or kwargs.get("data_format") not in (None, "channels_first"):
+            given = ", ".join(unused) or f"data_format={kwargs['data_format']}"
+            raise ValueError(f"{given} is not for this processor: the model takes images as they are, channels first.")
         if not all(np.isfinite(image).all() for image in images):
             raise ValueError("An image contains infinite values or NaN, which cannot be restored.")
         if do_rescale:

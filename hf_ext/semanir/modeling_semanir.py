@@ -418,7 +418,8 @@ class SemanIRModel(SemanIRPreTrainedModel):
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or not pixel_values.numel():
             told = f"`pixel_values` has shape {tuple(pixel_values.shape)}"
             expected = f"(batch_size, {config.num_channels}, height, width), each at least 1"
-            raise ValueError(f"{told}; expected {expected}. Prepare images with SemanIRImageProcessor.")
+            advice = "SemanIRImageProcessor prepares such images; the pipeline takes grey, colours and mosaics too"
+            raise ValueError(f"{told}; expected {expected}. {advice}.")
         if not pixel_values.is_floating_point():
             raise TypeError(f"`pixel_values` is {pixel_values.dtype}; give floating-point images in [0, 1].")
         top_k = self._check_top_k(top_k)

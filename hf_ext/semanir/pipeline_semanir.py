@@ -84,7 +84,7 @@ class ImageRestorationPipeline(Pipeline):
         if isinstance(image, np.ndarray):
             return {"pixels": image[..., None] if image.ndim == 2 else image}
         if isinstance(image, Image.Image):
-            return {"pixels": image_to_pixels(image)}
+            return {"pixels": self.read_image(image)}
         if isinstance(image, str) and image.startswith(("http://", "https://", "data:")):
             # Not by transformers' `load_image`: it makes RGB of 8 bits of everything.
             with urlopen(Request(image, headers={"User-Agent": "hf-ext"}), timeout=60) as answer:
@@ -96,7 +96,16 @@ class ImageRestorationPipeline(Pipeline):
     def read_file(self, source: str | bytes) -> np.ndarray:
         """Pixels of a picture file, or of what is in one, that Pillow reads."""
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            return image_to_pixels(image)
+            # A phone's JPEG of several is its first picture.
+            if (count := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":
+                raise ValueError(f"the file has {count} frames or pages; give one of them as an image.")
+            return self.read_image(image)
+
+    def read_image(self, image: Image.Image) -> np.ndarray:
+        """Pixels of an image, upright. A mosaic is never turned, which would change the places of its colours."""
+        if self.model.config.demosaicks and image.getexif().get(274, 1) != 1:
+            raise ValueError("the EXIF data of this mosaic turn it; remove the orientation, and turn the result.")
+        return image_to_pixels(image)
 
     def _forward(self, model_inputs: dict[str, np.ndarray], top_k: int | None = None) -> dict[str, np.ndarray]:
         pixels, config = as_picture(model_inputs["pixels"]), self.model.config

@@ -29,7 +29,7 @@ from ..errors import DataError, UsageError
 from .checks import Scores, require
 from .degradations import Degradation, matlab_luma, read_degradations, unpack_mosaic
 from .made_pictures import make_picture
-from .pictures import deep_grey, picture_of
+from .pictures import deep_grey, picture_of, put_on_white
 
 logger = logging.getLogger(__name__)
 
@@ -334,8 +334,9 @@ class SemanIRTask(Task):
             image = Image.fromarray(to_8_bits(deep))
         grey_model = self.config.num_channels_out == 1
         if (image.mode in GRAY_MODES and kind != "mosaic") or (grey_model and self.gray_from == "luma"):
-            return np.asarray(image.convert("L"))[..., None]
-        colours = np.asarray(image.convert("RGB"))
+            return np.asarray(put_on_white(image).convert("L"))[..., None]
+        # What lies below transparency is seen by nobody.
+        colours = np.asarray(put_on_white(image).convert("RGB"))
         return matlab_luma(colours) if grey_model else colours
 
     def _in_colour(self, images: list[np.ndarray]) -> list[np.ndarray]:

@@ -332,7 +332,6 @@ def test_other_models_and_inputs_are_refused_in_words(tmp_path):
         (tmp_path / "values", ["a.csv"], "tells values"),
         (tmp_path / "restorer", ["a.png"], "is no classifier (SemanIRForImageRestoration)"),
         (tmp_path / "texts", ["x", "--task", "a"], "has no task 'a'"),
-        ("spoken-digits", [tmp_path / "absent.wav"], "absent.wav does not exist"),
         ("spoken-digits", [tmp_path / "empty"], "no sounds found in"),
         ("spoken-digits", [tmp_path / "empty", "--time", "a"], "are for models of series"),
         ("spoken-digits", [tmp_path / "empty", "--columns", "a"], "is for models of series"),
@@ -341,6 +340,9 @@ def test_other_models_and_inputs_are_refused_in_words(tmp_path):
         ("spoken-digits", [f"@{tmp_path / 'list'}"], "list is not a UTF-8 text with one name per line"),
     ):
         assert said in classify(model, *words, code=2).stderr
+    for absent in (tmp_path / "absent.wav", tmp_path / "*.flac"):
+        answered = classify("spoken-digits", absent, absent, code=1)
+        assert f"{absent}: " in answered.stderr and not answered.stdout
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ def test_the_files_that_help_names_exist():
         (["merge", "--base", "a", "--task", "b=c", "--task", "b=d", "--out", "o"], "'--task': a name is given twice"),
         (["merge", "--method", "best"], "'best' is not one of 'emr'"),
         (["emr", "add", ".", "c"], "Expected NAME=VALUE"),
-        (["restore", "model", "a.png", "--out", "o"], "a.png does not exist; give files, folders, patterns"),
+        (["restore", "model", "a.png", "--out", "o"], "a.png: it does not exist; give files, folders, patterns"),
         (["restore", "model", "a", "--out", "o", "--tile", "big"], "'big' is neither a number of pixels nor 'auto'"),
         (["restore", "model", ".", "--out", "o"], "no picture found in ."),
         (["restore", "model", ".", "--out", "-", "--compare"], "--compare needs a folder for its page"),

@@ -1,15 +1,24 @@
 """Options without effect are refused, and bits that Pillow drops are told."""
 
+import contextlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tifffile
 from numpngw import write_png
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
+from hf_ext.restoration.files import read_frames
+from hf_ext.restoration.jobs import check_template, plan_jobs
 from hf_ext.restoration.pipeline import ImageRestorationPipeline
+from hf_ext.restoration.run import restore_files
 from hf_ext.semanir import SemanIRImageProcessor
 from hf_ext.semanir.pipeline_semanir import ImageRestorationPipeline as PlainPipeline
+from hf_ext.tasks.restoration import SemanIRTask
 from tests.kit.command_line import run
+from tests.kit.refusals import refused
 from tests.kit.restorers import tiny_restorer
 
 
@@ -46,3 +55,120 @@ def test_bits_that_pillow_drops_are_told_once_where_they_are_lost(tmp_path, capl
         read()
         told = [record for record in caplog.records if "16 bits" in record.getMessage()]
         assert len(told) == (dtype is np.uint16 and name != "a file here"), name
+
+
+def test_a_name_of_nothing_stops_no_other_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["a.png", "b .png ", "c\u2028.png", "d\x0b.png"]
+    for name in names:
+        Image.new("L", (8, 8)).save(name, "PNG")
+    Path("lines").write_text("\n".join([*names, "absent.png", "", "no*.png"]), encoding="utf-8")
+    Path("zeros").write_text("\0".join([*names, "absent.png", ""]), encoding="utf-8")
+    for given in (["@lines"], ["@zeros"], [*names, "absent.png", "no*.png"]):
+        plan = plan_jobs(given, "out")
+        assert [str(job.source) for job in plan.jobs] == names
+        assert [*plan.refused] == ["absent.png", "no*.png"][: 1 + ("@zeros" not in given)]
+
+
+@pytest.mark.parametrize("name", ["{stem.upper}", "{stem[0]}", "{0}", "{}", "{ext}", "a", "{stem", "{stem}/a"])
+def test_a_template_has_stem_and_ext_alone(name):
+    with refused(ValueError, "{stem}"):
+        check_template(name)
+
+
+@pytest.mark.parametrize("words", [["--format", "webp"], ["--name", "{stem}_one"], ["--format", "webp", "--compare"]])
+def test_results_beside_their_pictures_are_found_again(tmp_path, words):
+    model, photos = tmp_path / "model", tmp_path / "photos"
+    tiny_restorer().save_pretrained(model)
+    photos.mkdir()
+    for name in "ab":
+        Image.new("L", (8, 8), 90).save(photos / f"{name}.png")
+    again = ["restore", model, photos, "--out", photos, *words]
+    run(*again)
+    (photos / "b.webp").unlink(missing_ok=True)
+    (photos / "b_one.png").unlink(missing_ok=True)
+    Image.new("L", (8, 8), 9).save(photos / "c.png")
+    assert run(*again).stdout.startswith(f"2 restored to {photos}")
+    other = ["--name", "{stem}_two", *(["--compare"] if "--compare" in words else [])]
+    assert run("restore", model, photos, "--out", photos, *other).stdout.startswith(f"3 restored to {photos}")
+    if "--compare" in words:
+        page = photos / "comparison.html"
+        page.write_text("mine")
+        Image.new("L", (8, 8), 5).save(photos / "d.png")
+        assert "comparison.html" in run(*again, code=1).stderr and page.read_text() == "mine"
+
+
+@pytest.mark.parametrize("orientation", [1, 2, 6])
+@pytest.mark.parametrize("ending", ["png", "tif", "jpg"])
+def test_a_mosaic_that_would_be_turned_is_refused(tmp_path, orientation, ending):
+    model = tiny_restorer(num_channels=4, num_channels_out=3, scale=2, upsampler="pixelshuffle")
+    path = tmp_path / f"a.{ending}"
+    exif = Image.Exif()
+    exif[274] = orientation
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 12), np.uint8)).save(path, exif=exif)
+    for kind in (ImageRestorationPipeline, PlainPipeline):
+        with Image.open(path) as image:
+            for given in (str(path), image):
+                with refused(ValueError, "orientation") if orientation > 1 else contextlib.nullcontext():
+                    assert kind(model)(given).size == (12, 8)
+    jobs = plan_jobs([str(path)], tmp_path / "out").jobs
+    assert bool(restore_files(model, jobs).failed) == (orientation > 1)
+
+
+@pytest.mark.parametrize("ending", ["gif", "webp", "tif", "png"])
+def test_of_several_frames_none_is_taken_in_silence(tmp_path, ending):
+    path, frames = tmp_path / f"a.{ending}", [Image.new("RGB", (8, 8), (value, 9, 9)) for value in (10, 200)]
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    for kind in (ImageRestorationPipeline, PlainPipeline):
+        with refused(ValueError, "2 frames or pages"):
+            kind(tiny_restorer())(str(path))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"data_format": "channels_last"}, {"do_center_crop": True, "crop_size": 4}, {"do_normalize": True}]
+    + [{"do_resize": True, "size": {"height": 4, "width": 4}}, {"size_divisor": 48}],
+)
+def test_an_option_that_the_processor_would_not_follow_is_refused(given):
+    with refused(ValueError, next(iter(given))):
+        SemanIRImageProcessor()(Image.new("RGB", (24, 24)), return_tensors="pt", **given)
+
+
+def test_what_a_tiff_or_png_tells_is_kept_or_told(tmp_path):
+    geo = [(33550, "d", 3, (1.0, 1.0, 0.0), False), (42113, "s", 0, "0", False), (65000, "s", 0, "mine", False)]
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((8, 8), np.uint8), extratags=geo, subfiletype=1)
+    lost = " ".join(read_frames(tmp_path / "a.tif").lost)
+    assert all(word in lost for word in ("33550 (ModelPixelScale", "42113", "65000", "smaller copy"))
+    texts, names = PngInfo(), ("Software", "Creation Time", "Source")
+    for name in names:
+        texts.add_text(name, f"of {name}")
+    Image.new("L", (8, 8)).save(tmp_path / "a.png", pnginfo=texts)
+    report = restore_files(tiny_restorer(), plan_jobs([str(tmp_path / "a.png")], tmp_path / "out").jobs)
+    with Image.open(report.restored[0]) as image:
+        assert [image.info[name] for name in names] == [f"of {name}" for name in names]
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_an_animated_avif_is_played_as_often_as_before(tmp_path, loops):
+    path, frames = tmp_path / "a.avif", [Image.new("RGB", (16, 16), (value, 9, 9)) for value in (10, 200)]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=100)
+    held = bytearray(path.read_bytes())
+    held[held.index(b"elst") + 7] = loops
+    path.write_bytes(held)
+    assert read_frames(path).plays == (0 if loops else 1)
+    # One that begins like a HEIF is read by what it holds.
+    for brand in (b"mif1", b"msf1"):
+        path.write_bytes(held[:8] + brand + held[12:])
+        assert len(read_frames(path).pictures) == 2
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_colours_below_transparency_count_for_no_score(mode):
+    task, alpha, pixels = SemanIRTask(), Image.new("L", (16, 16), 255), []
+    alpha.paste(0, (0, 0, 8, 16))
+    for hidden in ("black", "gray"):
+        image = Image.linear_gradient("L").resize((16, 16)).convert(mode[:-1])
+        image.paste(hidden, (0, 0, 8, 16))
+        image.putalpha(alpha)
+        pixels.append(task._pixels(image, "gaussian_noise"))
+    assert np.array_equal(*pixels) and pixels[0][:, :8].min() == 255
