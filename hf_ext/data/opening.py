@@ -365,7 +365,7 @@ def relabel(data: AnyDataset, column: str, labels: list[Any], kind: Any) -> AnyD
     before = class_names(data.features[column])
     kind = datasets.List(kind) if hasattr(data.features[column], "feature") else kind
     # Streams of folders give names; what has no class, None or -1, stays so.
-    new = {**dict(enumerate(labels)), **dict(zip(before, labels, strict=True))}
+    new: dict[Any, Any] = dict([*enumerate(labels), *zip(before, labels, strict=True)])
     kinds = datasets.Features({**data.features, column: kind})
 
     def change(label: Any) -> Any:

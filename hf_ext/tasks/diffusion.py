@@ -167,8 +167,8 @@ class DisentangledDiTTask(Task):
         features = data.features or {}
         if self.text_encoder is not None:
             self.captions.read_data(data)
-        else:
-            self.known_classes = class_names(features.get(self.label_column)) or self.known_classes
+        elif names := class_names(features.get(self.label_column)):
+            self.known_classes = names
         self._streams = isinstance(data, datasets.IterableDataset)
         # Tar files have it among their JSON.
         column = next((name for name in ("latent_shape", "json") if name in features and "latent" in features), None)

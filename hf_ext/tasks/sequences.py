@@ -253,7 +253,7 @@ class ClassificationTask(MRConvTask):
         known = [number_classes(tuple(names)) for names in (self.label_names, self.known_classes)]
         # Classes that are called 1, 2, 3 are not those of these places.
         are_numbers = any(by_number for _, by_number in known)
-        index = next((places[name] for places, _ in known if name in places), None if are_numbers else value)
+        index: Any = next((places[name] for places, _ in known if name in places), None if are_numbers else value)
         is_decimal = isinstance(index, str) and not self.label_names and index.isdecimal()
         # A table with an empty cell, or of an array, has whole numbers as floats.
         if is_decimal or (isinstance(index, float) and index.is_integer()):

@@ -259,6 +259,7 @@ class Run:
         """Model, optimizer, schedule and average; equal on all processes, as the seed is."""
         arguments = self.arguments
         seed_step(arguments.seed, self.accelerator.device)
+        assert self.train_data is not None
         check_workers(self.train_data, arguments.data_arguments.num_workers, self.accelerator.num_processes)
         self.groups = self.task.read_data(self.train_data)
         if (epochs := arguments.num_train_epochs) is not None:
