@@ -355,38 +355,36 @@ def _agree_on_classes(data: list[AnyDataset], name: str) -> list[AnyDataset]:
 def renumber_classes(data: AnyDataset, column: str, names: list[str]) -> AnyDataset:
     """The same data, whose classes in a column have the numbers of their names in a list."""
     assert data.features is not None
-    kind, before = datasets.ClassLabel(names=names), data.features[column].names
+    numbers = [names.index(word) for word in class_names(data.features[column])]
+    return relabel(data, column, numbers, datasets.ClassLabel(names=names))
+
+
+def class_names(kind: Any) -> list[str]:
+    """The names of a column of classes, or of lists of them; none of other columns."""
+    kind = getattr(kind, "feature", kind)
+    return [*kind.names] if isinstance(kind, datasets.ClassLabel) else []
+
+
+def relabel(data: AnyDataset, column: str, labels: list[Any], kind: Any) -> AnyDataset:
+    """The same data, with a label in place of each class of a column, in the order of their numbers."""
+    assert data.features is not None
+    before = class_names(data.features[column])
+    kind = datasets.List(kind) if hasattr(data.features[column], "feature") else kind
     # Streams of folders give names; what has no class, None or -1, stays so.
-    numbers = {key: names.index(word) for key, word in [*enumerate(before), *zip(before, before, strict=True)]}
+    new: dict[Any, Any] = dict([*enumerate(labels), *zip(before, labels, strict=True)])
     kinds = datasets.Features({**data.features, column: kind})
+
+    def change(label: Any) -> Any:
+        return [*map(change, label)] if isinstance(label, list) else new.get(label, label)
+
     if isinstance(data, datasets.IterableDataset):
         # Not decoded on the way, where a broken picture would end the stream: who reads it decodes.
         raw = data.decode(False)
         raw_kinds = datasets.Features({**(raw.features or {}), column: kind})
-        return raw.map(lambda row: {column: numbers.get(row[column], row[column])}, features=raw_kinds).cast(kinds)
-    labels = [numbers.get(label, label) for label in data.with_format(None)[column][:]]
-    changed = data.remove_columns(column).add_column(column, labels, feature=kind)
-    return changed.select_columns(list(kinds))
-
-
-def match_classes(data: Any, task: Any, training: bool = False) -> Any:
-    """The same data, whose classes have the numbers that a task knows their names by; of other tasks as it is."""
-    if hasattr(task, "see_labels"):
-        task.see_labels(data)
-    known: list[str] = getattr(task, "known_classes", None) or []
-    kind = (data.features or {}).get(task.label_column) if known else None
-    # ImageNet has two cranes: such names tell nothing.
-    if not isinstance(kind, datasets.ClassLabel) or kind.names == known or len({*known}) < len(known):
-        return data
-    strange = [name for name in kind.names if name not in known]
-    if not strange:
-        return renumber_classes(data, task.label_column, known)
-    # Names for people, in the order of the numbers, of folders that are called otherwise.
-    if training or len(strange) == len(kind.names) == len(known):
-        return data
-    told = f"the evaluation data has the classes {strange!s:.200} in column {task.label_column!r}"
-    advice = "evaluate on data with these classes, or list the data's names for them in task.label_names"
-    raise DataError(f"{told}, and the model knows {known!s:.200}: {advice}.")
+        return raw.map(lambda row: {column: change(row[column])}, features=raw_kinds).cast(kinds)
+    changed = [*map(change, data.with_format(None)[column][:])]
+    data = data.remove_columns(column).add_column(column, changed, feature=kind)
+    return data.select_columns(list(kinds))
 
 
 def find_pairs(place: Path, names: tuple[str, ...] = ()) -> tuple[str, str] | None:

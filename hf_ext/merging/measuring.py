@@ -73,6 +73,7 @@ def save_statistics(
     task: Task, source: str, data: Any, kind: str, out: Path, *, examples: int = 256
 ) -> dict[str, Any]:
     """[`write_statistics`] of a task with its training data: examples are drawn once, of a stream the first ones."""
+    from ..training.classes import match_classes
     from ..training.models import adapter_base, build_model, pin_revision
 
     examples = whole_number("examples", examples)
@@ -81,7 +82,8 @@ def save_statistics(
     pinned = pin_revision(source)
     if adapter_base(pinned) is not None:
         raise ValueError(f"{source} is an adapter; statistics are of full weights: merge it into its base first.")
-    model = build_model(task, {}, pinned).to(Ranks().own_device())
+    model = build_model(task, {}, pinned, "evaluate").to(Ranks().own_device())
+    data = match_classes(data, task)
     if hasattr(data, "__len__"):
         data = data.select(np.random.default_rng(0).permutation(len(data))[:examples])
     drawn = enumerate(data.take(examples))

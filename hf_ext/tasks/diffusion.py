@@ -24,6 +24,7 @@ from PIL import Image
 from torch import Generator, Tensor, nn
 from torch.utils.data import default_collate
 
+from hf_ext.data.opening import class_names
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 from hf_ext.settings import build
@@ -147,18 +148,27 @@ class DisentangledDiTTask(Task):
 
     @property
     def known_classes(self) -> list[str] | None:
-        """The names by which evaluation data are matched, in the order of the numbers."""
-        names = {} if self.text_encoder is not None else self.id2label or {}
-        return [names[number] for number in sorted(names)] if sorted(names) == [*range(len(names))] else None
+        """The names by which data are matched, in the order of the numbers; `None` with texts in place of classes."""
+        names = self.id2label or {}
+        are_all = sorted(names) == [*range(len(names))]
+        return None if self.text_encoder is not None else [names[number] for number in sorted(names) if are_all]
+
+    @known_classes.setter
+    def known_classes(self, names: list[str]) -> None:
+        self.id2label = dict(enumerate(names)) if names else None
+
+    @property
+    def num_labels(self) -> int:
+        """Number of the network's classes, 0 before it is built."""
+        return 0 if self.config is None else self.config["num_classes"] or 0
 
     def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
         """Names of the classes, states of no text; what has different sizes is kept apart."""
         features = data.features or {}
         if self.text_encoder is not None:
             self.captions.read_data(data)
-        label = features.get(self.label_column)
-        if isinstance(label, datasets.ClassLabel) and self.text_encoder is None:
-            self.id2label = dict(enumerate(label.names))
+        elif names := class_names(features.get(self.label_column)):
+            self.known_classes = names
         self._streams = isinstance(data, datasets.IterableDataset)
         # Tar files have it among their JSON.
         column = next((name for name in ("latent_shape", "json") if name in features and "latent" in features), None)
@@ -261,10 +271,13 @@ class DisentangledDiTTask(Task):
         sample["controls"] = {name: torch.from_numpy(values) for name, values in controls.items()}
         if self.text_encoder is not None:
             return {**sample, **self.captions.sample(example, generator)}
-        label, count = column(example, self.label_column, "label_column"), self.config["num_classes"]
-        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < count:
-            raise DataError(f"column {self.label_column!r} holds {label!r}; allowed: 0 to {count - 1}.")
-        return {**sample, "label": torch.tensor(label)}
+        return {**sample, "label": torch.tensor(self.read_class(column(example, self.label_column, "label_column")))}
+
+    def read_class(self, label: Any) -> int:
+        """The number of a class that data name by its number."""
+        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < self.num_labels:
+            raise DataError(f"column {self.label_column!r} holds {label!r}; allowed: 0 to {self.num_labels - 1}.")
+        return label
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
         """Mean squared error, weighted by the place on the schedule."""

@@ -3,7 +3,6 @@
 The tasks themselves are in `texts` and `signals`.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -23,11 +22,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import hf_ext.fast.mrconv_gradients  # noqa: F401 (it enters itself: a training imports no more than its task)
 from hf_ext.data.cells import class_name
+from hf_ext.data.opening import class_names
 from hf_ext.figures import new_figure, picture_of
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvPreTrainedModel
 from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification
+from hf_ext.training.classes import number_classes
 from hf_ext.training.models import initialize_from, read_model_section, refuse_adapter
 from hf_ext.training.task import Task
 
@@ -213,9 +214,7 @@ class ClassificationTask(MRConvTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.confusion: np.ndarray | None = None
-        # Whether a number in the data is a place in a list of names, as those of folders are.
-        self.numbered = False
-        # The names by which data whose classes have names are matched, in the order of the numbers.
+        # The names by which data are matched, in the order of the numbers: training/classes.py.
         self.known_classes: list[str] = list(self.label_names)
 
     def loss(self, model: nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
@@ -235,27 +234,15 @@ class ClassificationTask(MRConvTask):
         )
 
     def label_fields(self) -> dict[str, Any]:
-        return number_names(self.label_names) if self.label_names else {"num_labels": self.num_labels}
+        if not (names := self.label_names or self.known_classes):
+            return {"num_labels": self.num_labels}
+        unnamed = (f"LABEL_{number}" for number in range(len(names), self.num_labels))
+        return number_names([*names, *unnamed][: self.num_labels])
 
     def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
         """Names of the classes, where the data has them: evaluation data may have other numbers for them."""
-        kind = (data.features or {}).get(self.label_column)
-        if isinstance(kind, datasets.ClassLabel):
-            self.known_classes = kind.names
-        self.see_labels(data)
+        self.known_classes = class_names((data.features or {}).get(self.label_column)) or self.known_classes
         return super().read_data(data)
-
-    def see_labels(self, data: datasets.Dataset | datasets.IterableDataset) -> None:
-        """Notes whether the numbers in the column of labels are places in a list of names, or names themselves."""
-        self.numbered = isinstance((data.features or {}).get(self.label_column), datasets.ClassLabel)
-
-    def build_model(self, config: dict[str, Any], init_from: str | None) -> PreTrainedModel:
-        """As [`MRConvTask`] does; the classes of a checkpoint count where neither task nor data name any."""
-        model = super().build_model(config, init_from)
-        names = list((getattr(model.config, "id2label", None) or {}).values())
-        if not self.known_classes and not any(re.fullmatch(r"LABEL_\d+", str(name)) for name in names):
-            self.known_classes = names
-        return model
 
     def label(self, example: dict[str, Any]) -> torch.Tensor:
         return torch.tensor(self.read_class(column(example, self.label_column, "label_column")))
@@ -263,20 +250,20 @@ class ClassificationTask(MRConvTask):
     def read_class(self, value: Any) -> int:
         """The number of a class that data name by its number or name."""
         value = value.item() if isinstance(value, np.generic) else value
+        name = class_name(value)
+        known = [number_classes(tuple(names)) for names in (self.label_names, self.known_classes)]
         # Classes that are called 1, 2, 3 are not those of these places.
-        name = value if isinstance(value, str) else class_name(value)
-        if not isinstance(value, str) and name not in self.label_names:
-            # Tar files have the name 01 as a number.
-            name = next((word for word in self.label_names if word.isdecimal() and str(int(word)) == name), name)
-        named = name in self.label_names and not (self.numbered and not isinstance(value, str))
-        index = self.label_names.index(str(name)) if named else value
+        are_numbers = any(by_number for _, by_number in known)
+        index: Any = next((places[name] for places, _ in known if name in places), None if are_numbers else value)
         is_decimal = isinstance(index, str) and not self.label_names and index.isdecimal()
         # A table with an empty cell, or of an array, has whole numbers as floats.
         if is_decimal or (isinstance(index, float) and index.is_integer()):
             index = int(index)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.num_labels:
-            names = f", or one of {', '.join(self.label_names)}" if self.label_names else ""
-            told = f"column {self.label_column!r} holds {value!r}; allowed: 0 to {self.num_labels - 1}{names}"
+            names = ", ".join(self.label_names or self.known_classes)
+            places = [] if are_numbers else [f"0 to {self.num_labels - 1}"]
+            allowed = ", or ".join([*places, *[f"one of {names}"] * bool(names)])
+            told = f"column {self.label_column!r} holds {value!r}; allowed: {allowed}"
             raise DataError(f"{told}. {self._advise(value)}.")
         return index
 
@@ -284,7 +271,7 @@ class ClassificationTask(MRConvTask):
         if class_name(value) is None:
             return "Fill in the missing labels, or remove these examples"
         if isinstance(value, str | bool) or (isinstance(value, int) and value < 0):
-            wanted = "List all names in" if self.label_names else "Set task.num_labels and"
+            wanted = "List all names in" if self.label_names or self.known_classes else "Set task.num_labels and"
             return f"{wanted} task.label_names, such as ['{class_name(value)}', …]"
         if isinstance(value, int):
             return "Set task.num_labels to the number of classes"

@@ -7,11 +7,12 @@ import numpy as np
 
 from ..data.bad_examples import decode_row, describe_bad, name_bad
 from ..data.files import UNUSABLE
-from ..data.opening import match_classes, open_source
+from ..data.opening import open_source
 from ..data.splits import count_shared
 from ..progress import progress
 from ..terminal import count_of
 from .arguments import TrainingArguments
+from .classes import match_classes
 from .models import build_model, pin_revision
 from .task import Task
 
@@ -24,11 +25,11 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
     opened = {section: open_source(source, section) for section, source in sources.items()}
     learned = opened["data.train"]
     task.read_data(learned)
-    build_model(task, arguments.model, arguments.init_from and pin_revision(arguments.init_from))
+    init_from = arguments.init_from and pin_revision(arguments.init_from)
+    build_model(task, arguments.model, init_from, "adapt" if arguments.peft else "train")
     found = []
     for section, given in opened.items():
-        is_training = section == "data.train"
-        rows = match_classes(given, task, training=is_training)
+        is_training, rows = section == "data.train", match_classes(given, task)
         count, bad = 0, []
         is_stream = isinstance(rows, datasets.IterableDataset)
         stream = rows if is_stream else rows.to_iterable_dataset()

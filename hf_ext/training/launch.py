@@ -60,7 +60,8 @@ def evaluate_checkpoint(
         task = build_task(arguments)
     from hf_ext.emr.weights import task_checkpoint
 
-    from ..data.opening import match_classes, open_source
+    from ..data.opening import open_source
+    from .classes import match_classes
     from .evaluation import evaluate_sets, write_results
     from .models import load_trained, pin_revision
 

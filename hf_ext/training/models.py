@@ -1,5 +1,6 @@
 """Preparation of a model for the loop: weights from a checkpoint, adapters, activation checkpointing."""
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ import peft
 import torch
 from huggingface_hub import file_exists, hf_hub_download
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ext.files import read_json
 from hf_ext.hub.checkpoints import open_checkpoint, split_revision
@@ -18,6 +19,7 @@ from hf_ext.hub.released import find_model
 from hf_ext.settings import SettingsError, explain, matters_in_use, refuse_unknown
 
 from ..errors import DataError, UsageError
+from .classes import Use, settle_classes
 
 if TYPE_CHECKING:
     from .task import Task
@@ -55,13 +57,31 @@ def pipeline_index(source: str) -> Path | None:
         return None
 
 
-def build_model(task: "Task", section: dict[str, Any], init_from: str | None) -> torch.nn.Module:
+def build_model(task: "Task", section: dict[str, Any], init_from: str | None, use: Use = "train") -> torch.nn.Module:
     """Builds a task's model; a wrong value in a configuration is said with the section that holds it."""
+    if getattr(task, "known_classes", None) is not None:
+        stored = [] if init_from is None else _read_classes(init_from)
+        # Other numbers are other classes.
+        count = section.get("num_classes") or getattr(task, "num_labels", None) or len(stored)
+        settle_classes(task, stored if len(stored) == count else [], init_from, use)
     try:
         return task.build_model(section, init_from)
     except StrictDataclassError as error:
         where = "section 'model'" if section or init_from is None else f"the configuration of {init_from}"
         raise SettingsError(f"bad value in {where}: {explain(error)}") from error
+
+
+def _read_classes(source: str) -> list[str]:
+    """Names of a checkpoint's classes in the order of their numbers; none where it has no words for them."""
+    index, (name, revision) = pipeline_index(source), split_revision(source)
+    # What cannot be read is said where the model is built.
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+        about = read_json(index) if index else PreTrainedConfig.get_config_dict(name, revision=revision)[0]
+        told = {int(number): str(name) for number, name in dict(about.get("id2label") or {}).items()}
+        names = [told[number] for number in range(len(told))]
+        unnamed = [f"LABEL_{number}" for number in range(len(told))]
+        return [] if names == unnamed else names
+    return []
 
 
 def read_model_section(
@@ -219,8 +239,8 @@ def load_trained(task: "Task", source: str) -> torch.nn.Module:
     """A task's model with the weights of a checkpoint, or of a peft adapter on the model that it names."""
     base = adapter_base(source)
     if base is None:
-        return build_model(task, {}, source)
-    return load_adapter(build_model(task, {}, pin_revision(base)), source)
+        return build_model(task, {}, source, "evaluate")
+    return load_adapter(build_model(task, {}, pin_revision(base), "evaluate"), source)
 
 
 def enable_activation_checkpointing(model: torch.nn.Module) -> None:

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from hf_ext.extras import check_installed
 
 from ..data.bad_examples import BadExamples
-from ..data.opening import describe_memory, match_classes, name_sets, open_source
+from ..data.opening import describe_memory, name_sets, open_source
 from ..distributed import FailedElsewhereError, LostProcessError, Ranks
 from ..errors import DataError, UsageError
 from ..files import read_json, write_json
@@ -35,6 +35,7 @@ from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .callbacks import Callback
 from .changes import Changes, describe_run, fingerprint
+from .classes import check_labels, match_classes
 from .data import TrainingLoader, check_workers, count_positions, describe_small_groups
 from .evaluation import require_examples
 from .launcher import check_processes, needs_processors, require_devices
@@ -258,7 +259,7 @@ class Run:
         """Model, optimizer, schedule and average; equal on all processes, as the seed is."""
         arguments = self.arguments
         seed_step(arguments.seed, self.accelerator.device)
-        self.train_data = match_classes(self.train_data, self.task, training=True)
+        assert self.train_data is not None
         check_workers(self.train_data, arguments.data_arguments.num_workers, self.accelerator.num_processes)
         self.groups = self.task.read_data(self.train_data)
         if (epochs := arguments.num_train_epochs) is not None:
@@ -269,8 +270,11 @@ class Run:
             arguments = self.arguments = replace(arguments, max_steps=steps)
             self.folder.notes.append(f"num_train_epochs {epochs:g}: {steps} steps, in place of max_steps")
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
-        module = build_model(self.task, arguments.model, init_from)
+        module = build_model(self.task, arguments.model, init_from, "adapt" if arguments.peft else "train")
+        self.train_data = match_classes(self.train_data, self.task)
         self.eval_data = {name: match_classes(data, self.task) for name, data in self.eval_data.items()}
+        for rows in self.eval_data.values():
+            check_labels(rows, self.task)
         if arguments.peft is not None and init_from is not None:
             refuse_lost_fields(module, arguments.model, init_from)
             module = add_adapter(module, arguments.peft, init_from)

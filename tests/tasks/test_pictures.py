@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from hf_ext.answers.classifying import read_picture
-from hf_ext.data.opening import match_classes
 from hf_ext.errors import DataError
 from hf_ext.restoration.camera import UnreadableError
 from hf_ext.restoration.encoding import Frames, Picture, encode_frames
@@ -21,6 +20,7 @@ from hf_ext.tasks.pictures import in_colours
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.tasks.series import SeriesClassificationTask
 from hf_ext.tasks.signals import ImageTask, PixelTask
+from hf_ext.training.classes import match_classes
 from hf_ext.training.launch import evaluate_checkpoint
 from tests.kit.own_data import write_classes
 from tests.kit.pictures import encode

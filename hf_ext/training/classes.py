@@ -1,0 +1,103 @@
+"""Classes by their names: data, task, checkpoint and an adapter's base may have other numbers for them."""
+
+import functools
+import logging
+from collections import Counter
+from typing import Any, Literal, TypeAlias
+
+import datasets
+
+from ..data.cells import is_number
+from ..data.opening import class_names, relabel, renumber_classes
+from ..errors import DataError
+
+logger = logging.getLogger(__name__)
+
+# What a model is built for: all its weights are trained, an adapter on it is, or it is scored.
+Use: TypeAlias = Literal["train", "adapt", "evaluate"]
+
+
+def settle_classes(task: Any, stored: list[str], source: str | None, use: Use) -> None:
+    """
+    Decides by which names a task knows its classes, before its model is built: those in `task.label_names`, else those
+    of the checkpoint if it has all that the data names, else those of the data.
+
+    Args:
+        task: A task, whose `known_classes` are so far those that it read from the training data, or its own.
+        stored (`list[str]`): The names of the checkpoint's classes, in the order of their numbers.
+        source (`str`, *optional*): The checkpoint.
+        use (`str`): What the model is built for.
+    """
+    given, found = getattr(task, "label_names", []), task.known_classes
+    if given and found != given:
+        advice = "correct the names there, or list other words for all classes in the order of their numbers"
+        is_known = _share_names(found, given, "the training data", "task.label_names", advice)
+        task.known_classes = given if is_known else found
+    elif not given and stored and (use == "evaluate" or {*found} <= {*stored}):
+        task.known_classes = stored
+    names = given or task.known_classes
+    if not stored or names == stored:
+        return
+    if use == "train":
+        logger.warning("the classes of %s, %.200s, become %.200s, and are learned anew", source, stored, names)
+    elif use == "adapt":
+        told = f"the classes are {names!s:.200}, those of {source} {stored!s:.200}, and an adapter saves no names"
+        advice = "use data with these classes, leave out task.label_names, or train the whole model without 'peft'"
+        raise DataError(f"{told}: {advice}.")
+    elif _share_names(names, stored, "task.label_names", source, "correct the names, or leave them out"):
+        told = f"task.label_names is {names!s:.200}, and {source} has the order {stored!s:.200}"
+        raise DataError(f"{told}: list them in this order, or leave them out.")
+
+
+def match_classes(data: Any, task: Any) -> Any:
+    """The same data, whose classes have the numbers that a task knows their names by; of other tasks as it is."""
+    known: list[str] | None = getattr(task, "known_classes", None)
+    found = [] if known is None else class_names((data.features or {}).get(task.label_column))
+    if known is None or not found:
+        return data
+    # Classes without a name are called by their numbers.
+    known = [*known, *map(str, range(len(known), task.num_labels))]
+    advice = "evaluate on data with these classes, or list the data's names for them in task.label_names"
+    by_name = found == known or _share_names(found, known, "the evaluation data", "the model", advice)
+    if hasattr(task, "label_names") and number_classes(tuple(known))[1]:
+        return relabel(data, task.label_column, found if by_name else known, datasets.Value("string"))
+    if found == known or not by_name:
+        return data
+    times = Counter(known)
+    names = [name if times[name] == 1 else f"{name} {number}" for number, name in enumerate(known)]
+    return renumber_classes(data, task.label_column, names)
+
+
+def _share_names(found: list[str], known: list[str], who: str, whose: str | None, advice: str) -> bool:
+    """True if classes are matched by their names, false if by their numbers, as all have others; refuses the rest."""
+    times = Counter(known)
+    strange = [name for name in found if times[name] != 1]
+    if not strange:
+        return True
+    # ImageNet has two cranes: of all its classes, such names tell nothing.
+    if len(found) == len(known) > len(times):
+        return False
+    if len(found) == len(known) and not {*map(str.casefold, found)} & {*map(str.casefold, known)}:
+        logger.warning("%s has the classes %.200s: by their numbers, %.200s of %s", who, found, known, whose)
+        return False
+    raise DataError(f"{who} has the classes {strange!s:.200}, and {whose} knows {known!s:.200}: {advice}.")
+
+
+@functools.lru_cache(maxsize=16)
+def number_classes(names: tuple[str, ...]) -> tuple[dict[str, int], bool]:
+    """The places of names, and true if a number in data is one of these names, and not a place."""
+    # Tar files have the name 01 as a number.
+    places = {str(int(name)): place for place, name in enumerate(names) if name.isdecimal()}
+    are_numbers = any(is_number(name) and name != str(place) for place, name in enumerate(names))
+    return places | {name: place for place, name in enumerate(names)}, are_numbers
+
+
+def check_labels(data: datasets.Dataset, task: Any) -> None:
+    """Refuses labels that the first evaluation would refuse, before the first step."""
+    kind = None if getattr(task, "known_classes", None) is None else data.features.get(task.label_column)
+    if isinstance(kind, datasets.Value | datasets.ClassLabel):
+        try:
+            for label in dict.fromkeys(data.with_format(None)[task.label_column][:]):
+                task.read_class(label)
+        except DataError as error:
+            raise DataError(f"the evaluation data: {error}") from error
