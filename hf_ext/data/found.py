@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from .about import METADATA, find_about, find_folder
 from .cells import are_values, check_classes, class_name
 from .files import list_files
 from .opening import SourceError, open_source
-from .roles import Hints, Roles, find_roles
+from .roles import Hints, Roles, find_roles, may_rise
 from .sequence_files import ARRAY_COLUMN, ARRAYS, TS, UNLABELLED, holds_lists, open_arrays, read_file, split_files
 from .source import DataSource
 from .splits import compare_splits, find_usable, read_labels, slice_split, split_examples
@@ -165,20 +165,28 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
     own = split_files(files, "train") if places[0].is_dir() else []
     if ending == TS:
         train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
-        return look_at_lists(train, open_source(DataSource(**train)), [ARRAY_COLUMN], hints)
+        if hints.label not in (None, "label"):
+            raise DataError(f"{path}: there is no column {hints.label!r}; the columns are {ARRAY_COLUMN}, label.")
+        return look_at_lists(train, open_source(DataSource(**train)), hints)
     if ending in ARRAYS and len(files) == 1 and places[0].is_file():
         return _look_at_arrays(path, files[0], hints)
     if ending in ARRAYS:
         if apart := [file for file in files if file.stem.lower().partition("_")[0] in _LABELS]:
             told = "are those of another file: save both in one, np.savez('train.npz', X=..., label=...)."
             raise DataError(f"{path}: the labels in {apart[0].name} {told}")
-        roles = Roles("positions", list(read_file(files[0])))
+        columns, named = [*read_file(files[0])], (hints.time, hints.series, *hints.inputs)
+        if absent := [name for name in named if name is not None and name not in columns]:
+            raise DataError(f"{files[0]}: there is no column {absent[0]!r}; the columns are {shorten(columns)}.")
+        channels = [*hints.inputs] or [name for name in columns if name != hints.time]
+        roles = Roles("positions", channels, left_out=dict.fromkeys({hints.time} & {*columns}, "the time"))
     elif ending == ".parquet" and holds_lists(files[0]):
         return None
     else:
         files = own[:1] or files
         table = read_table(files[0], label=hints.label)
-        if (roles := _find_roles(files[0], table, hints)).layout == "texts":
+        # The table beside the files may hold the label.
+        own_hints = hints if about is None or hints.label in table.frame else replace(hints, label=None)
+        if (roles := _find_roles(files[0], table, own_hints)).layout == "texts":
             return None
     survey = _look_at_tables(path, files, table, roles, hints)
     if about is not None and (absent := len({*inside} - {about}) - survey.count) > 0:
@@ -253,7 +261,7 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     label = hints.label or next((name for name in flat if name.lower() in _LABELS), None)
     inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3) and name != label]
     shapes = ", ".join(f"{name} {[*values.shape]}" for name, values in arrays.items())
-    if label not in arrays or len(inputs) != 1:
+    if label not in arrays or len(inputs) != 1 or inputs[0] not in arrays:
         told = "name the series, [examples, steps, channels], and the classes: --inputs NAME --label NAME"
         raise DataError(f"{path}: arrays {shapes}: {told}. Save each split as a separate file. {UNLABELLED}")
     if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
@@ -261,24 +269,47 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
         raise DataError(f"{path}: {shapes}: {label} {told}")
     renamed = rename(label)
     data = open_arrays(file, "train").rename_columns(renamed.get("rename_columns", {}))
-    survey = look_at_lists({"path": path, "split": "train", **renamed}, data, inputs, hints)
+    kept = replace(hints, inputs=(inputs[0],))
+    survey = look_at_lists({"path": path, "split": "train", **renamed}, data, kept)
     survey.roles.append(f"label in {label}")
-    survey.left_out += [name for name in arrays if name not in (*inputs, label)]
     return survey
 
 
-def look_at_lists(train: dict[str, Any], data: Any, columns: list[str], hints: Hints) -> Survey:
-    """A series in each example, whose columns are lists."""
+def list_columns(data: Any) -> list[str]:
+    """The columns of series, of one channel or several; labels of steps are none."""
+    inner = {name: getattr(kind, "feature", None) for name, kind in data.features.items() if name != "label"}
+    return [name for name, kind in inner.items() if is_numeric(getattr(kind, "feature", kind))]
+
+
+def is_numeric(kind: Any) -> bool:
+    """True for a type of numbers."""
+    return isinstance(kind, datasets.Value) and kind.dtype.startswith(("float", "int", "uint"))
+
+
+def look_at_lists(train: dict[str, Any], data: Any, hints: Hints) -> Survey:
+    """A series in each example, whose columns are lists. The time, whose numbers rise in each, is no channel."""
+    lists = list_columns(data)
     known = [key for key, kind in data.features.items() if key.lower() in _LABELS and isinstance(kind, datasets.Value)]
     renamed = known[0] if "label" not in data.features and len(known) == 1 else None
     if renamed is not None:
         train, data = {**train, **rename(renamed)}, data.rename_columns({renamed: "label"})
     if "label" not in data.features:
         told = f"{UNLABELLED} Add a column label, or give its name: --label NAME."
-        raise DataError(f"{train['path']}: {len(data):,} series in {shorten(columns)}, and no label. {told}")
-    columns = [name for name in columns if name != "label"]
+        raise DataError(f"{train['path']}: {len(data):,} series in {shorten(lists)}, and no label. {told}")
+    if wrong := [name for name in (hints.time, *hints.inputs) if name is not None and name not in lists]:
+        told = f"{shorten(wrong)} holds no lists of numbers; the columns that do are {shorten(lists)}"
+        raise DataError(f"{train['path']}: {told}.")
+    named = [name for name in lists if name == hints.time or (may_rise(name) and not hints.inputs)]
+    times = [name for name in named if all((np.diff(row) > 0).all() for row in data.with_format("numpy")[name])]
+    if hints.time not in (None, *times):
+        raise DataError(
+            f"{train['path']}: the numbers of {hints.time} do not rise in each row: sort the steps by them."
+        )
+    columns = [*hints.inputs] or [name for name in lists if name not in times] or lists
     survey = _measure(keep_back(train, data), data, columns, hints.values)
     survey.roles = [f"numbers in {shorten(columns)}", *([f"label in {renamed}"] if renamed is not None else [])]
+    unread = [name for name in data.features if name not in (*columns, "label")]
+    survey.left_out += [f"{name} ({'the time' if name in times else 'no input'})" for name in unread]
     if survey.channels is not None and survey.channels > max(survey.lengths):
         survey.notes.append("fewer steps than channels: transpose the array if the axes are swapped")
     return survey

@@ -18,7 +18,7 @@ from ..errors import DataError
 from ..terminal import count_of
 from .about import METADATA, find_folder
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
-from .cells import check_classes, is_number, to_seconds
+from .cells import are_values, check_classes, is_number, to_seconds
 from .files import (
     AUDIO_SUFFIXES,
     UNDECODABLE,
@@ -29,7 +29,18 @@ from .files import (
     list_files,
     open_bytes,
 )
-from .found import Survey, keep_back, look_at_lists, look_at_series, rename, span, tell_test, tell_unlabelled
+from .found import (
+    Survey,
+    is_numeric,
+    keep_back,
+    list_columns,
+    look_at_lists,
+    look_at_series,
+    rename,
+    span,
+    tell_test,
+    tell_unlabelled,
+)
 from .opening import PAIRS, find_files, find_pairs, open_source
 from .roles import PERSONS, Hints, is_prose
 from .sequence_files import SUFFIXES
@@ -74,8 +85,14 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
     finally:
         if not hidden:
             datasets.enable_progress_bars()
-    unused = {"series": (), "texts": ("time", "series")}.get(survey.kind, ("time", "series", "inputs"))
-    survey.left_out += [f"--{name}, of which {survey.kind} have none" for name in unused if getattr(hints, name)]
+    # Of series that are rows or files, none has a name; of classes without numbers, none is a value.
+    unused = {
+        "series": ("series",) * ("series" not in survey.train),
+        "texts": ("time", "series", "values"),
+        "pairs": ("time", "series", "inputs", "label", "values"),
+    }.get(survey.kind, ("time", "series", "inputs", "values"))
+    kind = {"series": "series in rows or files"}.get(survey.kind, survey.kind)
+    survey.left_out += [f"--{name}, of which {kind} have none" for name in unused if getattr(hints, name)]
     camera, twins = find_camera_pictures(named)
     if camera and survey.kind in ("pictures", "pairs"):
         kinds = ", ".join(sorted({file.suffix.lower() for file in camera}))
@@ -190,11 +207,13 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
     texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype]
     words = [name for name in texts if name != "label"]
-    # Series of one channel or several.
-    inner = {name: getattr(kind, "feature", None) for name, kind in features.items()}
-    lists = [name for name, kind in inner.items() if _is_numeric(getattr(kind, "feature", kind))]
-    if lists and not sounds:
-        return look_at_lists(train, data, list(hints.inputs) or lists, hints)
+    chosen, lists = _choose(len(data)), list_columns(data)
+    if lists and not sounds and not {*hints.inputs} & {*words}:
+        prose = [name for name in words if _is_text(name, [data[index][name] for index in chosen])]
+        if prose and not hints.inputs:
+            told = f"say which to read, {option('inputs', prose[0])} or {option('inputs', lists[0])}."
+            raise DataError(f"{path} has texts in {shorten(prose)} and lists of numbers in {shorten(lists)}: {told}")
+        return look_at_lists(train, data, hints)
     survey = Survey("", **keep_back(train, data), about="", count=len(data))
     survey.classes = _find_classes(path, data, hints.values)
     if survey.classes:
@@ -203,7 +222,6 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
             told = "sort files as train/first/1.png, or add a metadata.csv with the columns file_name and label."
             raise DataError(f"{path}: no example has a label: folders {shorten(survey.classes)} are splits: {told}")
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
-    chosen = _choose(len(data))
     if pictures:
         _measure_pictures(survey, data, pictures[0], chosen)
         usual = ("text", "caption", "captions", "prompt", "description")
@@ -229,10 +247,6 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     return survey
 
 
-def _is_numeric(kind: Any) -> bool:
-    return isinstance(kind, datasets.Value) and kind.dtype.startswith(("float", "int", "uint"))
-
-
 def _choose(count: int) -> list[int]:
     return [int(index) for index in np.linspace(0, count - 1, min(_EXAMPLES, count))]
 
@@ -241,9 +255,11 @@ def _find_classes(path: str, data: Any, wanted: bool | None) -> list[str]:
     kind = data.features.get("label")
     if isinstance(kind, datasets.ClassLabel):
         check_classes(path, kind.names)
+        are_values(kind.names, wanted)
         return list(kind.names)
     if not isinstance(kind, datasets.Value | None):
-        raise DataError(f"{path}: the column label holds lists, or texts and numbers: a class is one of them.")
+        told = "holds lists, or texts and numbers: a class is one of them; another column is chosen by --label NAME."
+        raise DataError(f"{path}: the column label {told}")
     return [] if kind is None else check_classes(path, data["label"][:], wanted)
 
 
@@ -280,7 +296,7 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
 def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> None:
     """Refuses a table of numbers that is no file of tables: in an archive, in JSON lines, in lines of text."""
     head = pd.DataFrame(data.select_columns(texts)[:_EXAMPLES])
-    numbers = [name for name, kind in data.features.items() if name != "label" and _is_numeric(kind)]
+    numbers = [name for name, kind in data.features.items() if name != "label" and is_numeric(kind)]
     if len(numbers) > 1 and not hints.inputs and not any(is_prose(head[name]) for name in texts):
         told = f"{_TABLES} For the texts of {texts[0]} say {option('inputs', texts[0])}."
         raise DataError(f"{path} has the columns {shorten(list(data.features))}: a table of numbers. {told}")

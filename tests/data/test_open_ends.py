@@ -206,3 +206,87 @@ def test_of_two_names_of_series_the_time_decides_where_it_differs_in_one_alone(t
     else:
         with refused(DataError, "shop", "sku", "--series"):
             look_at(place)
+
+
+def rows_of(**columns) -> list[dict]:
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+
+
+LISTS = [[float(number * step % 7) for step in range(9)] for number in range(1, 25)]
+RISING = [[float(number + step) for step in range(9)] for number in range(24)]
+CLASSES = ["a", "b"] * 12
+
+
+@pytest.mark.parametrize("beside", ["token_ids", "scores", "embedding"])
+def test_of_texts_and_lists_of_numbers_the_user_chooses(tmp_path, beside):
+    rows = rows_of(text=say("this"), **{beside: LISTS}, label=CLASSES)
+    place = write(tmp_path / "a.jsonl", rows, "lines")
+    with refused(DataError, "--inputs text", f"--inputs {beside}"):
+        look_at(place)
+    for chosen, other, kind in (("text", beside, "texts"), (beside, "text", "series")):
+        survey = look_at(place, Hints(inputs=(chosen,)))
+        assert (survey.kind, survey.columns) == (kind, [chosen]) and f"{other} (no input)" in survey.left_out
+    with refused(DataError, "text"):
+        look_at(place, Hints(inputs=("text", beside)))
+
+
+@pytest.mark.parametrize("beside", [{"text": say("this")}, {"tokens": [text.split() for text in say("this")]}])
+@pytest.mark.parametrize("label", ["label", "labels"])
+def test_several_classes_of_a_text_are_refused(tmp_path, beside, label):
+    place = write(tmp_path / "a.jsonl", rows_of(**beside, **{label: [[0, 1, 0]] * 24}), "lines")
+    for hints in (Hints(), Hints(inputs=(*beside,))):
+        with refused(DataError, "label", "lists", "--label"):
+            look_at(place, hints)
+
+
+def test_the_time_of_lists_is_no_channel_and_patients_are_told(tmp_path):
+    rows = rows_of(patient=["p1", "p2"] * 12, time=RISING, x=LISTS, steps=LISTS, label=CLASSES)
+    place = write(tmp_path / "a.jsonl", rows, "lines")
+    for hints in (Hints(), Hints(time="time")):
+        survey = look_at(place, hints)
+        # Steps that a watch counted do not rise.
+        assert survey.columns == ["x", "steps"]
+        assert {"time (the time)", "patient (no input)"} <= {*survey.left_out}
+    with refused(DataError, "steps", "rise"):
+        look_at(place, Hints(time="steps"))
+
+
+def write_options(folder: Path, kind: str) -> str:
+    folder.mkdir()
+    if kind == "lists":
+        return write(folder / "a.jsonl", rows_of(x=LISTS, label=CLASSES), "lines")
+    if kind == "texts":
+        return write(folder / "a.jsonl", rows_of(text=say("this"), label=CLASSES), "lines")
+    if kind == "ts":
+        lines = [f"{','.join(map(str, row))}:{label}" for row, label in zip(LISTS, CLASSES, strict=True)]
+        (folder / "a.ts").write_text("\n".join(["@classLabel true a b", "@data", *lines]))
+    elif kind == "arrays":
+        np.savez(folder / "a.npz", X=np.array(LISTS), y=np.arange(24) % 2)
+    for number, label in enumerate(CLASSES if kind in ("files", "pictures", "pairs") else ()):
+        place = folder / (("lq", "hq")[number % 2] if kind == "pairs" else label) / f"{number // 2}.png"
+        place.parent.mkdir(exist_ok=True)
+        if kind == "files":
+            np.save(place.with_suffix(".npy"), np.array(LISTS[number]))
+        else:
+            Image.new("L", (32, 32), number).save(place)
+    return str(folder / {"ts": "a.ts", "arrays": "a.npz"}.get(kind, ""))
+
+
+@pytest.mark.parametrize("option", ["label", "time", "series", "inputs", "values"])
+@pytest.mark.parametrize("kind", ["lists", "texts", "ts", "arrays", "files", "pictures", "pairs"])
+def test_no_option_is_ignored_in_silence(tmp_path, kind, option):
+    place = write_options(tmp_path / "data", kind)
+    value = {"inputs": ("nothing",), "values": True}.get(option, "nothing")
+    try:
+        survey = look_at(place, Hints(**{option: value}))
+    except DataError as error:
+        assert str(value if option == "label" else "nothing") in str(error) or "--" in str(error)
+    else:
+        assert survey.values or f"--{option}" in "; ".join(survey.left_out)
+
+
+def test_a_label_in_the_table_beside_the_files_has_the_name_that_is_given(tmp_path):
+    for number in range(8):
+        pd.DataFrame({"x": LISTS[number]}).to_csv(tmp_path / f"{number}.csv", index=False)
+    write_table(tmp_path / "about.csv", {"file": [f"{n}.csv" for n in range(8)], "gait": ["up", "down"] * 4})
+    assert look_at(str(tmp_path), Hints(label="gait")).classes == ["down", "up"]
