@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import shutil
+from itertools import chain
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -290,3 +293,78 @@ def test_a_label_in_the_table_beside_the_files_has_the_name_that_is_given(tmp_pa
         pd.DataFrame({"x": LISTS[number]}).to_csv(tmp_path / f"{number}.csv", index=False)
     write_table(tmp_path / "about.csv", {"file": [f"{n}.csv" for n in range(8)], "gait": ["up", "down"] * 4})
     assert look_at(str(tmp_path), Hints(label="gait")).classes == ["down", "up"]
+
+
+def picture(seed: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (32, 32, 3), dtype=np.uint8))
+
+
+SCENES = [f"train/S{scene}/{{}}/{number}.png" for scene in range(2) for number in range(4)]
+MIXED = {
+    "folders of scenes": (SCENES, ("blur", "sharp")),
+    "names in folders": (["train/{}_" + f"{number}.png" for number in range(8)], ("NOISY_SRGB", "GT_SRGB")),
+    "capitals, several sizes": (["DIV_{}/" + f"{number}.png" for number in range(8)], ("LR", "HR")),
+    "unequal names": (["{0}/{0}-" + f"{number}.png" for number in range(8)], ("rain", "norain")),
+    "three folders": (["{}/" + f"{number}.png" for number in range(8)], ("noisy", "clean", "other")),
+}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(("names", "words"), MIXED.values(), ids=MIXED)
+def test_pairs_that_lie_elsewhere_are_not_learned_as_clean(tmp_path, names, words, zipped):
+    folder = tmp_path / "rain"
+    for seed, name in enumerate(name.format(word) for name in names for word in words):
+        place = folder / (name.replace("/", "_") if zipped else name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        picture(seed).save(place)
+    place = shutil.make_archive(str(tmp_path / "a"), "zip", folder) if zipped else str(folder)
+    with refused(DataError, "two folders", words[1].partition("_")[0].lower()):
+        look_at(place)
+    assert look_at(place, restores=False).kind == "pictures"
+
+
+def test_two_words_of_a_few_photographs_are_no_pairs(tmp_path):
+    for number in range(24):
+        name = {0: "low tide", 1: "low sun", 2: "high tide", 3: "high sun"}.get(number, f"rain, noisy street {number}")
+        picture(number).save(tmp_path / f"{name}.png")
+    assert look_at(str(tmp_path)).kind == "pictures"
+
+
+@pytest.mark.parametrize("names", [("lq", "hq"), ("Noisy", "clean"), ("lq_image", "gt_image"), ("before", "after")])
+@pytest.mark.parametrize("form", ["parquet", "dict", "table"])
+def test_pairs_in_columns_are_pairs(tmp_path, names, form):
+    place = tmp_path / "data"
+    place.mkdir()
+    rows = {name: [picture(number + 50 * side) for number in range(8)] for side, name in enumerate(names)}
+    if form == "table":
+        files = {f"{name}_file_name": [f"{name}{number}.png" for number in range(8)] for name in names}
+        for file, image in zip(chain(*files.values()), chain(*rows.values()), strict=True):
+            image.save(place / file)
+        write_table(place / "metadata.csv", files)
+    else:
+        kinds = datasets.Features(dict.fromkeys(names, datasets.Image()))
+        data = datasets.Dataset.from_dict(rows, features=kinds)
+        data.to_parquet(place / "a.parquet") if form == "parquet" else datasets.DatasetDict(train=data).save_to_disk(
+            place
+        )
+    hints = Hints(pairs=names if names[0] == "before" else ())
+    survey = look_at(str(place), hints)
+    data = open_source(DataSource(**{**survey.train, "hold_out": 0.0}))
+    assert survey.kind == "pairs" and {"lq", "hq"} <= {*data.column_names}
+    for number, row in enumerate(data):
+        for side, name in zip(("lq", "hq"), names, strict=True):
+            np.testing.assert_array_equal(row[side], rows[name][number])
+    # Of several columns one is chosen, and the other is told.
+    survey = look_at(str(place), Hints(inputs=(names[1],)))
+    assert survey.columns == [names[1]] and f"{names[0]} (no input)" in survey.left_out
+    if hints.pairs:
+        for wrong, told in ((Hints(), "--pairs before,after"), (Hints(pairs=("before", "x")), "before")):
+            with refused(DataError, told):
+                look_at(str(place), wrong)
+
+
+def test_folders_beside_pairs_are_told(tmp_path):
+    for place in (tmp_path / side / f"{number}.png" for side in ("night", "day", "other") for number in range(4)):
+        place.parent.mkdir(exist_ok=True)
+        picture(len(str(place))).save(place)
+    assert "other" in "; ".join(look_at(str(tmp_path), Hints(pairs=("night", "day"))).left_out)
