@@ -14,10 +14,10 @@ import pandas as pd
 from ..errors import DataError
 from ..terminal import count_of
 from .about import METADATA, find_about, find_folder
-from .cells import are_values, check_classes, class_name
+from .cells import MISSING, are_values, check_classes, class_name, is_number
 from .files import list_files
 from .opening import SourceError, open_source
-from .roles import Hints, Roles, find_roles, may_rise
+from .roles import Hints, Roles, find_roles, is_prose, may_rise
 from .sequence_files import ARRAY_COLUMN, ARRAYS, TS, UNLABELLED, holds_lists, open_arrays, read_file, split_files
 from .source import DataSource
 from .splits import compare_splits, find_usable, read_labels, slice_split, split_examples
@@ -25,6 +25,8 @@ from .tables import Table, option, read_table, shorten
 
 # Share of each class that is held out, and largest number of held-out examples.
 _KEPT, _MOST_KEPT = 0.1, 1000
+# A column beside texts that holds no more different cells than this share of the rows may name classes.
+CLASSES = 0.2
 # Words that programs write where a class is missing.
 _MISSING = {"nan", "NaN", "-nan", "NA", "N/A", "n/a", "<NA>", "#N/A", "null", "NULL", "None"}
 _LABELS = ("label", "labels", "y", "class", "classes", "target", "targets")
@@ -141,8 +143,28 @@ def compare_classes(learned: list[Any], measured: list[Any]) -> list[str]:
 def tell_unlabelled(survey: Survey, labels: list[Any]) -> None:
     """Counts the examples without a label, and doubts words that may mean none."""
     survey.leave_out(sum(class_name(label) is None for label in labels), len(labels), "without a label")
-    if words := sorted(_MISSING & {label for label in labels if isinstance(label, str)}):
+    _doubt_words(survey, labels)
+
+
+def _doubt_words(survey: Survey, labels: list[Any]) -> None:
+    """Warns of classes whose names may say that there is no class."""
+    names = {label for label in labels if isinstance(label, str)}
+    # Beside numbers, none and - say so more often than beside names.
+    beside = {name for name in names if name.lower() in MISSING} if any(map(is_number, names)) else set()
+    if words := sorted(_MISSING & names | beside):
         survey.notes.append(f"WARNING: {shorten(words)} is read as a class: empty the cells if it means none")
+
+
+def refuse_free_texts(path: str, about: str, labels: list[Any], named: bool = False) -> None:
+    """Refuses labels that are no classes: each differs, or they are texts, and no names of folders, seldom alike."""
+    given = [label for label in labels if class_name(label) is not None]
+    kinds = {*map(class_name, given)}
+    is_free = not named and len(kinds) > max(2, CLASSES * len(given)) and is_prose(pd.Series(given, dtype=object))
+    if is_free or len(kinds) == len(given) > 2:
+        of = "each" if len(kinds) == len(given) else len(kinds)
+        told = f"{of} of the {len(given)} labels differs"
+        advice = "a class occurs several times; --label NAME names another column, and --values predicts numbers."
+        raise DataError(f"{path}: {about}; {told}: {advice}")
 
 
 def rename(label: str | None) -> dict[str, Any]:
@@ -354,7 +376,9 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
         raise DataError(f"{path}: no series in {shorten(survey.columns)} has a number.")
     labels = raw["label"].combine_chunks()
     found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()
-    if not survey.rows_have_labels:
+    if survey.rows_have_labels:
+        _doubt_words(survey, found)
+    else:
         tell_unlabelled(survey, found)
         survey.values = are_values(found, wanted)
         given = [value for value in found if class_name(value) is not None]
@@ -364,9 +388,7 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
     if survey.values:
         return
     survey.classes = check_classes(path, found, wanted)
-    if len(survey.classes) == len(found) > 2:
-        told = "a class occurs several times; --values predicts numbers."
-        raise DataError(f"{path}: {survey.about}; each of the {len(found)} labels differs: {told}")
+    refuse_free_texts(path, survey.about, found)
     if len(survey.classes) < 2:
         only = survey.classes or "missing"
         raise DataError(f"{path}: {survey.about}; the only class is {only}; a classifier needs at least two.")

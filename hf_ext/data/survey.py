@@ -30,12 +30,14 @@ from .files import (
     open_bytes,
 )
 from .found import (
+    CLASSES,
     Survey,
     is_numeric,
     keep_back,
     list_columns,
     look_at_lists,
     look_at_series,
+    refuse_free_texts,
     rename,
     span,
     tell_test,
@@ -45,7 +47,7 @@ from .opening import find_files, find_pairs, name_pair, open_source, refuse_mixe
 from .roles import PERSONS, Hints, is_prose
 from .sequence_files import SUFFIXES
 from .source import DataSource
-from .splits import SPLIT_WORDS, find_paths
+from .splits import SPLIT_WORDS, find_paths, read_labels
 from .tables import LABEL, option, read_table, shorten
 
 # Number of members of archives to inspect, and of examples to open.
@@ -60,8 +62,6 @@ _LABELS_IN_LINES = (
     r"__label__(\S+)\s", r"(\S{1,30}?)\s*(?:[\t,;|]|::?\s)", r".*(?:[\t,;|]|\s::?)\s*([^\s,]{1,30})$",
     r"([-+]?\d{1,3})\s",
 )  # fmt: skip
-# A column beside texts that holds no more different cells than this share of the rows may name classes.
-_CLASSES = 0.2
 _TABLES = (
     "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. pandas turns "
     "other JSON lines into a table: read_json(..., lines=True).to_csv(...)."
@@ -210,6 +210,10 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
             told = "sort files as train/first/1.png, or add a metadata.csv with the columns file_name and label."
             raise DataError(f"{path}: no example has a label: folders {shorten(survey.classes)} are splits: {told}")
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
+    if survey.classes and not (restores and pictures):
+        told = f"the label is the column {DataSource(**train).column_of('label')}"
+        told += "" if sounds else ", without which texts train a language model"
+        refuse_free_texts(path, told, read_labels(data), survey.named)
     if pictures:
         column = next((name for name in pictures if name in hints.inputs), pictures[0])
         _measure_pictures(survey, data, column, chosen)
@@ -230,7 +234,7 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
         raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")
     if sounds:
         _tell_folders(survey, data, Path(path), IMAGE_SUFFIXES | CAMERA_SUFFIXES if pictures else AUDIO_SUFFIXES)
-    if others := [name for name in words if 1 < len({*data[name]}) <= max(2, _CLASSES * len(data))]:
+    if others := [name for name in words if 1 < len({*data[name]}) <= max(2, CLASSES * len(data))]:
         survey.advice = f"; or say {option('label', others[0])}"
     if survey.classes:
         survey.about += f"; {count_of(len(survey.classes), 'class', 'classes')}: {shorten(survey.classes)}"
@@ -304,7 +308,7 @@ def _refuse_labelled(path: str, lines: list[str]) -> None:
     for place in _LABELS_IN_LINES:
         found = [match[1] for line in given if (match := re.match(place, line))]
         kinds = {*found}
-        if len(found) == len(given) > 5 and 1 < len(kinds) <= max(3, _CLASSES * len(given)):
+        if len(found) == len(given) > 5 and 1 < len(kinds) <= max(3, CLASSES * len(given)):
             told = "save a .tsv whose first line has the names label and text; of plain texts, say --inputs text."
             raise DataError(f"{path}: each line may begin or end with a label, {shorten(sorted(kinds))}: {told}")
 
@@ -417,7 +421,7 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     survey.about = f"{count_of(survey.count, *what)} of {span(sizes)} bytes"
     unread = [name for name in data.features if name not in (*survey.columns, "label")]
     others = unread if "label" not in data.features else []
-    few = [name for name in others if len({*map(str, data[name])}) <= _CLASSES * len(data)]
+    few = [name for name in others if len({*map(str, data[name])}) <= CLASSES * len(data)]
     if few and not hints.inputs:
         both = f" {asked}" if len(read) > 1 else ""
         told = f"choose one, {option('label', few[0])}{both}, or the texts only, {option('inputs', column)}."

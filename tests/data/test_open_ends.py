@@ -368,3 +368,43 @@ def test_folders_beside_pairs_are_told(tmp_path):
         place.parent.mkdir(exist_ok=True)
         picture(len(str(place))).save(place)
     assert "other" in "; ".join(look_at(str(tmp_path), Hints(pairs=("night", "day"))).left_out)
+
+
+@pytest.mark.parametrize("word", ["none", "-", "?", "NA", "n.d.", "null"])
+@pytest.mark.parametrize("make", [texts_of, series_of, recording_of])
+@pytest.mark.parametrize("label", ["label", "grade"])
+def test_a_word_beside_classes_that_are_numbers_is_one_and_is_doubted(tmp_path, word, make, label):
+    columns = make("train", "abcd")
+    cells = pd.Series(columns.pop("label")).map({"a": word, "b": "1", "c": "2", "d": "3"})
+    survey = look_at(write_table(tmp_path / "a.csv", {**columns, label: cells}), Hints(label=label))
+    assert survey.classes == sorted(["1", "2", "3", word]) and not survey.broken
+    assert f"WARNING: {word} is read as a class" in "; ".join(survey.notes)
+
+
+@pytest.mark.parametrize(("cells", "values"), [(["0.5", "1.25", "n.d."], True), (["1", "2", "nan"], False)])
+def test_a_word_beside_values_and_nan_say_that_a_label_is_missing(tmp_path, cells, values):
+    survey = look_at(write_table(tmp_path / "a.csv", {**series_of("train", "ab"), "label": cells * 8}))
+    assert survey.values == values and survey.classes == ([] if values else ["1", "2"])
+    assert "8 of 24 examples without a label" in survey.left_out
+
+
+FREE = {
+    "each differs": say("that"),
+    "names": [f"L{number}" for number in range(24)],
+    "some are alike": [f"that says something {number % 20}" for number in range(24)],
+}
+
+
+@pytest.mark.parametrize("labels", FREE.values(), ids=FREE)
+@pytest.mark.parametrize("names", [("source", "target"), ("text", "label"), ("review", "answer"), ("x", "label")])
+def test_texts_and_names_that_are_no_classes_are_refused(tmp_path, names, labels):
+    given = LISTS if names[0] == "x" else say("this")
+    place = write(tmp_path / "a.jsonl", rows_of(**dict(zip(names, (given, labels), strict=True))), "lines")
+    with refused(DataError, "labels", "--label"):
+        look_at(place, Hints(label=names[1]))
+
+
+@pytest.mark.parametrize("labels", [["very good film", "very bad film"] * 12, [*"abcdefgh"] * 3])
+def test_classes_of_several_words_and_many_small_ones_are_classes(tmp_path, labels):
+    place = write(tmp_path / "a.jsonl", rows_of(text=say("this"), label=labels), "lines")
+    assert look_at(place).classes == sorted({*labels})
