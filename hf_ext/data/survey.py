@@ -197,10 +197,7 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
         return _look_at_columns(path, train, data, pictures, hints)
     chosen, lists = _choose(len(data)), list_columns(data)
     if lists and not sounds and not {*hints.inputs} & {*words}:
-        prose = [name for name in words if _is_text(name, [data[index][name] for index in chosen])]
-        if prose and not hints.inputs:
-            told = f"say which to read, {option('inputs', prose[0])} or {option('inputs', lists[0])}."
-            raise DataError(f"{path} has texts in {shorten(prose)} and lists of numbers in {shorten(lists)}: {told}")
+        _refuse_texts_beside(path, data.select(chosen), [] if hints.inputs else words, lists)
         return look_at_lists(train, data, hints)
     survey = Survey("", **keep_back(train, data), about="", count=len(data))
     survey.classes = _find_classes(path, data, hints.values)
@@ -217,8 +214,7 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
     if pictures:
         column = next((name for name in pictures if name in hints.inputs), pictures[0])
         _measure_pictures(survey, data, column, chosen)
-        if restores:
-            refuse_mixed_pairs(path, find_paths(data.select_columns([column])) or [])
+        refuse_mixed_pairs(path, (find_paths(data.select_columns([column])) or []) if restores else [])
         survey.left_out += [f"{name} (no input)" for name in pictures if name != column]
         usual = ("text", "caption", "captions", "prompt", "description")
         captions = [name for name in usual if name in texts] or (words if len(words) == 1 else [])
@@ -241,6 +237,13 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
     if survey.captions is not None:
         survey.roles = [f"{', '.join(survey.columns)}; captions in {survey.captions}"]
     return survey
+
+
+def _refuse_texts_beside(path: str, rows: Any, words: list[str], lists: list[str]) -> None:
+    """Refuses texts beside lists of numbers, as one of them would be left out."""
+    if prose := [name for name in words if _is_text(name, rows[name][:])]:
+        told = f"say which to read, {option('inputs', prose[0])} or {option('inputs', lists[0])}."
+        raise DataError(f"{path} has texts in {shorten(prose)} and lists of numbers in {shorten(lists)}: {told}")
 
 
 def _choose(count: int) -> list[int]:
