@@ -197,10 +197,10 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
             told = "are those of another file: save both in one, np.savez('train.npz', X=..., label=...)."
             raise DataError(f"{path}: the labels in {apart[0].name} {told}")
         columns, named = [*read_file(files[0])], (hints.time, hints.series, *hints.inputs)
-        if absent := [name for name in named if name is not None and name not in columns]:
-            raise DataError(f"{files[0]}: there is no column {absent[0]!r}; the columns are {shorten(columns)}.")
+        if unknown := [name for name in named if name is not None and name not in columns]:
+            raise DataError(f"{files[0]}: there is no column {unknown[0]!r}; the columns are {shorten(columns)}.")
         channels = [*hints.inputs] or [name for name in columns if name != hints.time]
-        roles = Roles("positions", channels, left_out=dict.fromkeys({hints.time} & {*columns}, "the time"))
+        roles = Roles("positions", channels, left_out={name: "the time" for name in columns if name == hints.time})
     elif ending == ".parquet" and holds_lists(files[0]):
         return None
     else:
