@@ -26,7 +26,7 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_ext.data import sequence_files as sequences
-from hf_ext.data.about import METADATA
+from hf_ext.data.about import METADATA, find_about
 from hf_ext.data.cells import class_name
 from hf_ext.data.files import AUDIO_SUFFIXES, UNDECODABLE, read_recording
 from hf_ext.data.opening import open_source
@@ -109,10 +109,10 @@ class Classifier:
                 given = [sys.stdin.read().removesuffix("\n")] if word == "-" else [word]
                 yield from (Input(text, text) for text in (read_list(word) if word.startswith("@") else given))
                 continue
-            for source, _, _, reason in find_files(word, None, frozenset(endings)):
-                # What is known of the others is no series.
-                if self.kind == "series" and Path(str(source)).name in METADATA and source != Path(word):
-                    continue
+            found = [*find_files(word, None, frozenset(endings))]
+            sources = [each.source for each in found]
+            about = _find_tables(sources) if self.kind == "series" and sources != [Path(word)] else set()
+            for source, _, _, reason in (each for each in found if each.source not in about):
                 yield Input("standard input" if isinstance(source, bytes) else str(source), source, reason)
 
     def classify(
@@ -158,6 +158,15 @@ class Classifier:
             if longest and longest < self.reader.model_max_length:
                 options["max_length"] = longest
         return [{"label": item["label"], "score": item["score"]} for item in self._pipeline(value, **options)]
+
+
+def _find_tables(sources: list[Path | bytes]) -> set[Path | None]:
+    """The tables that say what is known of the other files, as trainings find them: they are no series."""
+    files = [source for source in sources if isinstance(source, Path)]
+    found: set[Path | None] = {file for file in files if file.name in METADATA}
+    for folder in {file.parent for file in files} - {file.parent for file in found if file is not None}:
+        found.add(find_about(folder, [file for file in files if folder in file.parents]))
+    return found
 
 
 def require_unicode(text: str) -> None:
@@ -323,7 +332,8 @@ def read_examples(
             chosen = tuple(name for name in inputs if name in numbers)
             roles = find_roles(table, replace(hints or Hints(), inputs=chosen))
         except DataError as error:
-            raise DataError(f"{path}: {error}; leave out what the model does not need.") from error
+            told = str(error).replace("--inputs", "--columns")
+            raise DataError(f"{path}: {told}; leave out what the model does not need.") from error
         steps = roles.inputs if wide and roles.layout == "series" else []
     ends = [steps[0], steps[-1]] if steps and table.nameless else []
     for label in [name for name in ends if {*map(class_name, frame[name])} <= {*classes}][:1]:

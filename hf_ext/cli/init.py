@@ -44,7 +44,7 @@ exclude: []
     help="Take the numbers of the label as values to predict, or as classes.  [default: values if they are fractions, "
     "or more than 20 whole numbers that do not count up from 0 or 1]",
 )
-@click.option("--pairs", metavar="A,B", help="Two folders of pictures: inputs and targets.")
+@click.option("--pairs", metavar="A,B", help="Two folders or columns of pictures: inputs and targets.")
 def init(
     method: str, folder: Path, data: str, inputs: str | None, pairs: str | None, values: bool | None, **hints: Any
 ) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ import pandas as pd
 from ..errors import DataError
 from ..terminal import count_of
 from .about import METADATA, find_about, find_folder
-from .cells import are_values, check_classes, class_name
+from .cells import MISSING, are_values, check_classes, class_name, is_number
 from .files import list_files
 from .opening import SourceError, open_source
-from .roles import Hints, Roles, find_roles
+from .roles import Hints, Roles, find_roles, is_prose, may_rise
 from .sequence_files import ARRAY_COLUMN, ARRAYS, TS, UNLABELLED, holds_lists, open_arrays, read_file, split_files
 from .source import DataSource
 from .splits import compare_splits, find_usable, read_labels, slice_split, split_examples
@@ -25,6 +25,8 @@ from .tables import Table, option, read_table, shorten
 
 # Share of each class that is held out, and largest number of held-out examples.
 _KEPT, _MOST_KEPT = 0.1, 1000
+# A column beside texts that holds no more different cells than this share of the rows may name classes.
+CLASSES = 0.2
 # Words that programs write where a class is missing.
 _MISSING = {"nan", "NaN", "-nan", "NA", "N/A", "n/a", "<NA>", "#N/A", "null", "NULL", "None"}
 _LABELS = ("label", "labels", "y", "class", "classes", "target", "targets")
@@ -141,8 +143,28 @@ def compare_classes(learned: list[Any], measured: list[Any]) -> list[str]:
 def tell_unlabelled(survey: Survey, labels: list[Any]) -> None:
     """Counts the examples without a label, and doubts words that may mean none."""
     survey.leave_out(sum(class_name(label) is None for label in labels), len(labels), "without a label")
-    if words := sorted(_MISSING & {label for label in labels if isinstance(label, str)}):
+    _doubt_words(survey, labels)
+
+
+def _doubt_words(survey: Survey, labels: list[Any]) -> None:
+    """Warns of classes whose names may say that there is no class."""
+    names = {label for label in labels if isinstance(label, str)}
+    # Beside numbers, none and - say so more often than beside names.
+    beside = {name for name in names if name.lower() in MISSING} if any(map(is_number, names)) else set()
+    if words := sorted(_MISSING & names | beside):
         survey.notes.append(f"WARNING: {shorten(words)} is read as a class: empty the cells if it means none")
+
+
+def refuse_free_texts(path: str, about: str, labels: list[Any], named: bool = False) -> None:
+    """Refuses labels that are no classes: each differs, or they are texts, and no names of folders, seldom alike."""
+    given = [label for label in labels if class_name(label) is not None]
+    kinds = {*map(class_name, given)}
+    is_free = not named and len(kinds) > max(2, CLASSES * len(given)) and is_prose(pd.Series(given, dtype=object))
+    if is_free or len(kinds) == len(given) > 2:
+        of = "each" if len(kinds) == len(given) else len(kinds)
+        told = f"{of} of the {len(given)} labels differs"
+        advice = "a class occurs several times; --label NAME names another column, and --values predicts numbers."
+        raise DataError(f"{path}: {about}; {told}: {advice}")
 
 
 def rename(label: str | None) -> dict[str, Any]:
@@ -165,20 +187,28 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
     own = split_files(files, "train") if places[0].is_dir() else []
     if ending == TS:
         train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
-        return look_at_lists(train, open_source(DataSource(**train)), [ARRAY_COLUMN], hints)
+        if hints.label not in (None, "label"):
+            raise DataError(f"{path}: there is no column {hints.label!r}; the columns are {ARRAY_COLUMN}, label.")
+        return look_at_lists(train, open_source(DataSource(**train)), hints)
     if ending in ARRAYS and len(files) == 1 and places[0].is_file():
         return _look_at_arrays(path, files[0], hints)
     if ending in ARRAYS:
         if apart := [file for file in files if file.stem.lower().partition("_")[0] in _LABELS]:
             told = "are those of another file: save both in one, np.savez('train.npz', X=..., label=...)."
             raise DataError(f"{path}: the labels in {apart[0].name} {told}")
-        roles = Roles("positions", list(read_file(files[0])))
+        columns, named = [*read_file(files[0])], (hints.time, hints.series, *hints.inputs)
+        if unknown := [name for name in named if name is not None and name not in columns]:
+            raise DataError(f"{files[0]}: there is no column {unknown[0]!r}; the columns are {shorten(columns)}.")
+        channels = [*hints.inputs] or [name for name in columns if name != hints.time]
+        roles = Roles("positions", channels, left_out={name: "the time" for name in columns if name == hints.time})
     elif ending == ".parquet" and holds_lists(files[0]):
         return None
     else:
         files = own[:1] or files
         table = read_table(files[0], label=hints.label)
-        if (roles := _find_roles(files[0], table, hints)).layout == "texts":
+        # The table beside the files may hold the label.
+        own_hints = hints if about is None or hints.label in table.frame else replace(hints, label=None)
+        if (roles := _find_roles(files[0], table, own_hints)).layout == "texts":
             return None
     survey = _look_at_tables(path, files, table, roles, hints)
     if about is not None and (absent := len({*inside} - {about}) - survey.count) > 0:
@@ -253,7 +283,7 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     label = hints.label or next((name for name in flat if name.lower() in _LABELS), None)
     inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3) and name != label]
     shapes = ", ".join(f"{name} {[*values.shape]}" for name, values in arrays.items())
-    if label not in arrays or len(inputs) != 1:
+    if label not in arrays or len(inputs) != 1 or inputs[0] not in arrays:
         told = "name the series, [examples, steps, channels], and the classes: --inputs NAME --label NAME"
         raise DataError(f"{path}: arrays {shapes}: {told}. Save each split as a separate file. {UNLABELLED}")
     if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
@@ -261,24 +291,47 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
         raise DataError(f"{path}: {shapes}: {label} {told}")
     renamed = rename(label)
     data = open_arrays(file, "train").rename_columns(renamed.get("rename_columns", {}))
-    survey = look_at_lists({"path": path, "split": "train", **renamed}, data, inputs, hints)
+    kept = replace(hints, inputs=(inputs[0],))
+    survey = look_at_lists({"path": path, "split": "train", **renamed}, data, kept)
     survey.roles.append(f"label in {label}")
-    survey.left_out += [name for name in arrays if name not in (*inputs, label)]
     return survey
 
 
-def look_at_lists(train: dict[str, Any], data: Any, columns: list[str], hints: Hints) -> Survey:
-    """A series in each example, whose columns are lists."""
+def list_columns(data: Any) -> list[str]:
+    """The columns of series, of one channel or several; labels of steps are none."""
+    inner = {name: getattr(kind, "feature", None) for name, kind in data.features.items() if name != "label"}
+    return [name for name, kind in inner.items() if is_numeric(getattr(kind, "feature", kind))]
+
+
+def is_numeric(kind: Any) -> bool:
+    """True for a type of numbers."""
+    return isinstance(kind, datasets.Value) and kind.dtype.startswith(("float", "int", "uint"))
+
+
+def look_at_lists(train: dict[str, Any], data: Any, hints: Hints) -> Survey:
+    """A series in each example, whose columns are lists. The time, whose numbers rise in each, is no channel."""
+    lists = list_columns(data)
     known = [key for key, kind in data.features.items() if key.lower() in _LABELS and isinstance(kind, datasets.Value)]
     renamed = known[0] if "label" not in data.features and len(known) == 1 else None
     if renamed is not None:
         train, data = {**train, **rename(renamed)}, data.rename_columns({renamed: "label"})
     if "label" not in data.features:
         told = f"{UNLABELLED} Add a column label, or give its name: --label NAME."
-        raise DataError(f"{train['path']}: {len(data):,} series in {shorten(columns)}, and no label. {told}")
-    columns = [name for name in columns if name != "label"]
+        raise DataError(f"{train['path']}: {len(data):,} series in {shorten(lists)}, and no label. {told}")
+    if wrong := [name for name in (hints.time, *hints.inputs) if name is not None and name not in lists]:
+        told = f"{shorten(wrong)} holds no lists of numbers; the columns that do are {shorten(lists)}"
+        raise DataError(f"{train['path']}: {told}.")
+    named = [name for name in lists if name == hints.time or (may_rise(name) and not hints.inputs)]
+    times = [name for name in named if all((np.diff(row) > 0).all() for row in data.with_format("numpy")[name])]
+    if hints.time not in (None, *times):
+        raise DataError(
+            f"{train['path']}: the numbers of {hints.time} do not rise in each row: sort the steps by them."
+        )
+    columns = [*hints.inputs] or [name for name in lists if name not in times] or lists
     survey = _measure(keep_back(train, data), data, columns, hints.values)
     survey.roles = [f"numbers in {shorten(columns)}", *([f"label in {renamed}"] if renamed is not None else [])]
+    unread = [name for name in data.features if name not in (*columns, "label")]
+    survey.left_out += [f"{name} ({'the time' if name in times else 'no input'})" for name in unread]
     if survey.channels is not None and survey.channels > max(survey.lengths):
         survey.notes.append("fewer steps than channels: transpose the array if the axes are swapped")
     return survey
@@ -323,7 +376,9 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
         raise DataError(f"{path}: no series in {shorten(survey.columns)} has a number.")
     labels = raw["label"].combine_chunks()
     found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()
-    if not survey.rows_have_labels:
+    if survey.rows_have_labels:
+        _doubt_words(survey, found)
+    else:
         tell_unlabelled(survey, found)
         survey.values = are_values(found, wanted)
         given = [value for value in found if class_name(value) is not None]
@@ -333,9 +388,7 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
     if survey.values:
         return
     survey.classes = check_classes(path, found, wanted)
-    if len(survey.classes) == len(found) > 2:
-        told = "a class occurs several times; --values predicts numbers."
-        raise DataError(f"{path}: {survey.about}; each of the {len(found)} labels differs: {told}")
+    refuse_free_texts(path, survey.about, found)
     if len(survey.classes) < 2:
         only = survey.classes or "missing"
         raise DataError(f"{path}: {survey.about}; the only class is {only}; a classifier needs at least two.")

@@ -5,6 +5,7 @@ import glob
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -47,11 +48,12 @@ from .tables import is_utf8
 _MODULES = {".csv": "csv", ".tsv": "csv", ".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _MODULES |= dict.fromkeys(IMAGE_SUFFIXES, "imagefolder") | dict.fromkeys(AUDIO_SUFFIXES, "audiofolder")
 
-# Usual names of folders of pairs: inputs, targets.
+# Usual names of folders and columns of pairs: inputs, targets.
 PAIRS = (
     ("lq", "hq"), ("lr", "hr"), ("noisy", "clean"), ("input", "target"), ("input", "gt"), ("input", "groundtruth"),
     ("low", "high"), ("blur", "sharp"), ("blurry", "sharp"), ("blurred", "sharp"), ("rain", "clean"),
-    ("hazy", "clear"), ("degraded", "clean"), ("source", "target"), ("a", "b"),
+    ("hazy", "clear"), ("degraded", "clean"), ("source", "target"), ("lq", "gt"), ("lr", "gt"), ("noisy", "gt"),
+    ("blur", "gt"), ("hazy", "gt"), ("rain", "gt"), ("rain", "norain"), ("a", "b"),
 )  # fmt: skip
 
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
@@ -390,15 +392,38 @@ def relabel(data: AnyDataset, column: str, labels: list[Any], kind: Any) -> AnyD
 def find_pairs(place: Path, names: tuple[str, ...] = ()) -> tuple[str, str] | None:
     """The folders of inputs and targets: the given ones, or two with usual names."""
     inside = place.iterdir() if place.is_dir() else ()
-    folders = {folder.name.lower(): folder.name for folder in inside if folder.is_dir()}
-    for given, wanted in [names] if names else PAIRS if len(folders) == 2 else ():
-        if given.lower() in folders and wanted.lower() in folders:
-            found = folders[given.lower()], folders[wanted.lower()]
-            first, second = ({*_pictures(place / name)} for name in found)
-            # Folders of classes have names of their own.
-            if first & second or (given, wanted) == ("lq", "hq"):
-                return found
+    folders = [folder.name for folder in inside if folder.is_dir()]
+    # Beside others, lq and hq are opened as pairs all the same.
+    found = name_pair(folders, names if names or len(folders) == 2 else PAIRS[0])
+    # Folders of classes have names of their own.
+    if found and (found == PAIRS[0] or {*_pictures(place / found[0])} & {*_pictures(place / found[1])}):
+        return found
     return None
+
+
+def name_pair(names: Iterable[str], wanted: tuple[str, ...] = ()) -> tuple[str, str] | None:
+    """The names of inputs and targets among those of folders or columns: the wanted ones, or the usual ones."""
+    exact = {name.lower(): name for name in names}
+    # The column of clean.png of webdataset, and noisy_images.
+    known = {re.sub(r"[\W_]*(images?|pictures?|png|jpe?g)$", "", key): name for key, name in exact.items()} | exact
+    pairs = [tuple(map(str.lower, wanted))] if wanted else PAIRS
+    return next(((known[one], known[other]) for one, other in pairs if one in known and other in known), None)
+
+
+def refuse_mixed_pairs(path: str, files: list[Path]) -> None:
+    """Refuses 1_noisy.png beside 1_clean.png, also in folders: the noisy ones would be learned as targets."""
+    names = [str(file).partition("::")[0] for file in files]
+    # The folders above say nothing.
+    start = os.path.commonprefix(names).rfind("/") + 1
+    names = [name[start:] for name in names]
+    words = [{*re.split(r"[\W\d_]+", name.lower())} for name in names]
+    for pair in PAIRS:
+        sides = [[name for name, of in zip(names, words, strict=True) if of & {*pair} == {word}] for word in pair]
+        # Letters, and words of a few, say little.
+        least = min(map(len, sides))
+        if len(pair[0]) > 1 and least > 1 and 4 * least >= len(names):
+            told = f"put them into two folders, {pair[0]}/ and {pair[1]}/, under equal names; rename them if none are."
+            raise DataError(f"{path} has pairs of pictures, such as {sides[0][0]} and {sides[1][0]}: {told}")
 
 
 def _pictures(folder: Path) -> dict[str, Path]:

@@ -177,7 +177,7 @@ def find_joined(frame: pd.DataFrame, roles: Roles) -> str | None:
         return None
     # A column of times may have any name.
     times = [name for name, why in roles.left_out.items() if why == "another time"]
-    for name in dict.fromkeys([*filter(_may_rise, frame), *times]):
+    for name in dict.fromkeys([*filter(may_rise, frame), *times]):
         for chosen in (chosen for count in (1, 2, 3) for chosen in combinations(keys, count)):
             if _is_time_of(frame, name, [*known, *chosen]) and not _is_time_of(frame, name, known):
                 together = [*known, *chosen]
@@ -186,7 +186,7 @@ def find_joined(frame: pd.DataFrame, roles: Roles) -> str | None:
     return None
 
 
-def _may_rise(name: str) -> bool:
+def may_rise(name: str) -> bool:
     return bool(TIME.fullmatch(name) or _RISING.fullmatch(name))
 
 
@@ -318,7 +318,7 @@ def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
     found = [name for name, held in cells.items() if not is_numeric(held) or (held.dropna() % 1 == 0).all()]
     if len(found) > 1:
         # The times of a series differ: of those of one alone.
-        for time in filter(_may_rise, frame):
+        for time in filter(may_rise, frame):
             if len(fit := [name for name in found if _is_time_of(frame, time, [name])]) == 1:
                 return fit[0]
         told = f"choose one, {option('series', found[0])}; if they name a series together, {_JOIN}"
@@ -329,7 +329,7 @@ def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
 def _find_time(frame: pd.DataFrame, names: list[str], series: str | None) -> str | None:
     written, counted, columns = [], [], dict(frame.items())
     for place, name in enumerate(names):
-        values, strong, named = columns[name], bool(TIME.fullmatch(name)), _may_rise(name)
+        values, strong, named = columns[name], bool(TIME.fullmatch(name)), may_rise(name)
         if not pd.api.types.is_numeric_dtype(values.dtype):
             written += [name] if (named or place == 0) and to_seconds(values) is not None else []
         elif named and len(values) > 1:

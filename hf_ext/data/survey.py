@@ -18,7 +18,7 @@ from ..errors import DataError
 from ..terminal import count_of
 from .about import METADATA, find_folder
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
-from .cells import check_classes, is_number, to_seconds
+from .cells import are_values, check_classes, is_number, to_seconds
 from .files import (
     AUDIO_SUFFIXES,
     UNDECODABLE,
@@ -29,12 +29,25 @@ from .files import (
     list_files,
     open_bytes,
 )
-from .found import Survey, keep_back, look_at_lists, look_at_series, rename, span, tell_test, tell_unlabelled
-from .opening import PAIRS, find_files, find_pairs, open_source
+from .found import (
+    CLASSES,
+    Survey,
+    is_numeric,
+    keep_back,
+    list_columns,
+    look_at_lists,
+    look_at_series,
+    refuse_free_texts,
+    rename,
+    span,
+    tell_test,
+    tell_unlabelled,
+)
+from .opening import find_files, find_pairs, name_pair, open_source, refuse_mixed_pairs
 from .roles import PERSONS, Hints, is_prose
 from .sequence_files import SUFFIXES
 from .source import DataSource
-from .splits import SPLIT_WORDS, find_paths
+from .splits import SPLIT_WORDS, find_paths, read_labels
 from .tables import LABEL, option, read_table, shorten
 
 # Number of members of archives to inspect, and of examples to open.
@@ -49,8 +62,6 @@ _LABELS_IN_LINES = (
     r"__label__(\S+)\s", r"(\S{1,30}?)\s*(?:[\t,;|]|::?\s)", r".*(?:[\t,;|]|\s::?)\s*([^\s,]{1,30})$",
     r"([-+]?\d{1,3})\s",
 )  # fmt: skip
-# A column beside texts that holds no more different cells than this share of the rows may name classes.
-_CLASSES = 0.2
 _TABLES = (
     "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. pandas turns "
     "other JSON lines into a table: read_json(..., lines=True).to_csv(...)."
@@ -74,8 +85,17 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
     finally:
         if not hidden:
             datasets.enable_progress_bars()
-    unused = {"series": (), "texts": ("time", "series")}.get(survey.kind, ("time", "series", "inputs"))
-    survey.left_out += [f"--{name}, of which {survey.kind} have none" for name in unused if getattr(hints, name)]
+    # Of series that are rows or files, none has a name; of classes without numbers, none is a value.
+    unused = {
+        "series": ("series",) * ("series" not in survey.train),
+        "texts": ("time", "series", "values"),
+        "pairs": ("time", "series", "inputs", "label", "values"),
+    }.get(survey.kind, ("time", "series", "inputs", "values"))
+    kind = {"series": "series in rows or files"}.get(survey.kind, survey.kind)
+    given = [
+        name for name in unused if getattr(hints, name) and (name != "inputs" or survey.columns != [*hints.inputs])
+    ]
+    survey.left_out += [f"--{name}, of which {kind} have none" for name in given]
     camera, twins = find_camera_pictures(named)
     if camera and survey.kind in ("pictures", "pairs"):
         kinds = ", ".join(sorted({file.suffix.lower() for file in camera}))
@@ -97,10 +117,6 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         if names and (restores or tuple(map(str.lower, names)) != ("a", "b")):
             return _look_at_pairs(place, names)
         _refuse_masks(place)
-    if restores and not hints.pairs and places[0].is_dir():
-        _refuse_mixed_pairs(places[0])
-    if hints.pairs:
-        raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} that contain pictures with equal names.")
     # A table that says what is known of the others is none of them.
     told = [file for file in named if file.name not in METADATA] or named
     endings = Counter(file.suffix.lower() for file in told)
@@ -114,9 +130,9 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, which no training reads: {advice}")
     for file in named:
         _refuse_folders_in(file)
-    if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
+    if most in SUFFIXES and not hints.pairs and (series := look_at_series(path, places, most, hints)) is not None:
         return series
-    survey = _look_at_examples(path, hints)
+    survey = _look_at_examples(path, hints, restores)
     if most in {"texts": IMAGE_SUFFIXES | AUDIO_SUFFIXES, "sounds": IMAGE_SUFFIXES}.get(survey.kind, ()):
         advice = f"but its {survey.kind} would be read: give a folder of one kind."
         raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, {advice}")
@@ -142,19 +158,6 @@ def _refuse_masks(folder: Path) -> None:
         raise DataError(f"{folder} has the folders {' and '.join(sorted(names))}: {told}")
 
 
-def _refuse_mixed_pairs(folder: Path) -> None:
-    """Refuses 1_noisy.png beside 1_clean.png: as single pictures the noisy ones would be learned as targets."""
-    stems = {file.stem for file in islice(folder.iterdir(), _MEMBERS) if file.is_file() and is_seen(file.name)}
-    for given, wanted in PAIRS:
-        # Endings of a letter, and files that belong to other words, say little.
-        inputs = [stem for stem in stems if len(given) > 1 and re.search(rf"[_-]{given}$", stem, re.IGNORECASE)]
-        words = wanted, wanted.upper(), wanted.capitalize()
-        pairs = [stem for stem in inputs if {f"{stem[: -len(given)]}{word}" for word in words} & stems]
-        if len(pairs) > 1 and 4 * len(pairs) >= len(stems):
-            told = f"put them into two folders, {given}/ and {wanted}/, under equal names."
-            raise DataError(f"{folder} has pairs of pictures, such as {min(pairs)} and one of {wanted}: {told}")
-
-
 def _refuse_folders_in(archive: Path) -> None:
     """Refuses an archive of several folders, which may be classes or splits: a training would not see them."""
     if archive.suffix.lower() == ".zip" and zipfile.is_zipfile(archive):
@@ -173,7 +176,7 @@ def _refuse_folders_in(archive: Path) -> None:
         raise DataError(f"{archive} holds {held}: unpack it first, and give the folder: {command}.")
 
 
-def _look_at_examples(path: str, hints: Hints) -> Survey:
+def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
     """Pictures, sounds, texts and lists of numbers, as a training reads them."""
     train = {"path": path, "split": "train", **rename(hints.label)}
     data = open_source(DataSource(**train))
@@ -190,11 +193,12 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
     texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype]
     words = [name for name in texts if name != "label"]
-    # Series of one channel or several.
-    inner = {name: getattr(kind, "feature", None) for name, kind in features.items()}
-    lists = [name for name, kind in inner.items() if _is_numeric(getattr(kind, "feature", kind))]
-    if lists and not sounds:
-        return look_at_lists(train, data, list(hints.inputs) or lists, hints)
+    if hints.pairs or (restores and len(pictures) > 1 and not {*hints.inputs} & {*pictures}):
+        return _look_at_columns(path, train, data, pictures, hints)
+    chosen, lists = _choose(len(data)), list_columns(data)
+    if lists and not sounds and not {*hints.inputs} & {*words}:
+        _refuse_texts_beside(path, data.select(chosen), [] if hints.inputs else words, lists)
+        return look_at_lists(train, data, hints)
     survey = Survey("", **keep_back(train, data), about="", count=len(data))
     survey.classes = _find_classes(path, data, hints.values)
     if survey.classes:
@@ -203,9 +207,15 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
             told = "sort files as train/first/1.png, or add a metadata.csv with the columns file_name and label."
             raise DataError(f"{path}: no example has a label: folders {shorten(survey.classes)} are splits: {told}")
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
-    chosen = _choose(len(data))
+    if survey.classes and not (restores and pictures):
+        told = f"the label is the column {DataSource(**train).column_of('label')}"
+        told += "" if sounds else ", without which texts train a language model"
+        refuse_free_texts(path, told, read_labels(data), survey.named)
     if pictures:
-        _measure_pictures(survey, data, pictures[0], chosen)
+        column = next((name for name in pictures if name in hints.inputs), pictures[0])
+        _measure_pictures(survey, data, column, chosen)
+        refuse_mixed_pairs(path, (find_paths(data.select_columns([column])) or []) if restores else [])
+        survey.left_out += [f"{name} (no input)" for name in pictures if name != column]
         usual = ("text", "caption", "captions", "prompt", "description")
         captions = [name for name in usual if name in texts] or (words if len(words) == 1 else [])
         survey.captions = captions[0] if captions and not survey.classes else None
@@ -220,7 +230,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
         raise DataError(f"{path} has the columns {shorten(list(features))}: no picture, sound or text. {_TABLES}")
     if sounds:
         _tell_folders(survey, data, Path(path), IMAGE_SUFFIXES | CAMERA_SUFFIXES if pictures else AUDIO_SUFFIXES)
-    if others := [name for name in words if 1 < len({*data[name]}) <= max(2, _CLASSES * len(data))]:
+    if others := [name for name in words if 1 < len({*data[name]}) <= max(2, CLASSES * len(data))]:
         survey.advice = f"; or say {option('label', others[0])}"
     if survey.classes:
         survey.about += f"; {count_of(len(survey.classes), 'class', 'classes')}: {shorten(survey.classes)}"
@@ -229,8 +239,11 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     return survey
 
 
-def _is_numeric(kind: Any) -> bool:
-    return isinstance(kind, datasets.Value) and kind.dtype.startswith(("float", "int", "uint"))
+def _refuse_texts_beside(path: str, rows: Any, words: list[str], lists: list[str]) -> None:
+    """Refuses texts beside lists of numbers, as one of them would be left out."""
+    if prose := [name for name in words if _is_text(name, rows[name][:])]:
+        told = f"say which to read, {option('inputs', prose[0])} or {option('inputs', lists[0])}."
+        raise DataError(f"{path} has texts in {shorten(prose)} and lists of numbers in {shorten(lists)}: {told}")
 
 
 def _choose(count: int) -> list[int]:
@@ -241,9 +254,11 @@ def _find_classes(path: str, data: Any, wanted: bool | None) -> list[str]:
     kind = data.features.get("label")
     if isinstance(kind, datasets.ClassLabel):
         check_classes(path, kind.names)
+        are_values(kind.names, wanted)
         return list(kind.names)
     if not isinstance(kind, datasets.Value | None):
-        raise DataError(f"{path}: the column label holds lists, or texts and numbers: a class is one of them.")
+        told = "holds lists, or texts and numbers: a class is one of them; another column is chosen by --label NAME."
+        raise DataError(f"{path}: the column label {told}")
     return [] if kind is None else check_classes(path, data["label"][:], wanted)
 
 
@@ -280,7 +295,7 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
 def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> None:
     """Refuses a table of numbers that is no file of tables: in an archive, in JSON lines, in lines of text."""
     head = pd.DataFrame(data.select_columns(texts)[:_EXAMPLES])
-    numbers = [name for name, kind in data.features.items() if name != "label" and _is_numeric(kind)]
+    numbers = [name for name, kind in data.features.items() if name != "label" and is_numeric(kind)]
     if len(numbers) > 1 and not hints.inputs and not any(is_prose(head[name]) for name in texts):
         told = f"{_TABLES} For the texts of {texts[0]} say {option('inputs', texts[0])}."
         raise DataError(f"{path} has the columns {shorten(list(data.features))}: a table of numbers. {told}")
@@ -296,7 +311,7 @@ def _refuse_labelled(path: str, lines: list[str]) -> None:
     for place in _LABELS_IN_LINES:
         found = [match[1] for line in given if (match := re.match(place, line))]
         kinds = {*found}
-        if len(found) == len(given) > 5 and 1 < len(kinds) <= max(3, _CLASSES * len(given)):
+        if len(found) == len(given) > 5 and 1 < len(kinds) <= max(3, CLASSES * len(given)):
             told = "save a .tsv whose first line has the names label and text; of plain texts, say --inputs text."
             raise DataError(f"{path}: each line may begin or end with a label, {shorten(sorted(kinds))}: {told}")
 
@@ -409,7 +424,7 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     survey.about = f"{count_of(survey.count, *what)} of {span(sizes)} bytes"
     unread = [name for name in data.features if name not in (*survey.columns, "label")]
     others = unread if "label" not in data.features else []
-    few = [name for name in others if len({*map(str, data[name])}) <= _CLASSES * len(data)]
+    few = [name for name in others if len({*map(str, data[name])}) <= CLASSES * len(data)]
     if few and not hints.inputs:
         both = f" {asked}" if len(read) > 1 else ""
         told = f"choose one, {option('label', few[0])}{both}, or the texts only, {option('inputs', column)}."
@@ -431,28 +446,52 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     train: dict[str, Any] = {"path": str(place), "split": "train"}
     train |= {"pairs": list(names)} if names != ("lq", "hq") else {}
     data = open_source(DataSource(**train))
-    raw = data.cast_column("lq", datasets.Image(decode=False)).cast_column("hq", datasets.Image(decode=False))
-    rows = [[_read_header(raw[index][side]) for side in ("lq", "hq")] for index in _choose(len(data))]
-    read = [(*lq, *hq) for lq, hq in rows if lq and hq]
     other = find_folder(place.parent, "validation")
     if place.name == "train" and other != place.parent and find_pairs(other, names):
         train.pop("split")
         kept: dict[str, Any] = {"train": train, "eval": {**train, "path": str(other)}, "learned": len(data)}
     else:
         kept = keep_back(train, data)
-    survey = Survey("pairs", **kept, about="", count=len(data))
+    survey = _measure_pairs(kept, data, (f"{names[0]}/", f"{names[1]}/"))
+    if unread := sorted({part.name for part in place.iterdir() if part.is_dir() and is_seen(part.name)} - {*names}):
+        survey.left_out.append(f"the folder{'s' if len(unread) > 1 else ''} {shorten(unread)} beside them")
     if place.name == "train" and (test := find_folder(place.parent, "test")) != place.parent:
         survey.left_out.append(tell_test(f"--data.eval.path {shlex.quote(str(test))}"))
+    return survey
+
+
+def _look_at_columns(path: str, train: dict[str, Any], data: Any, pictures: list[str], hints: Hints) -> Survey:
+    """Pictures in two columns, which become inputs and targets."""
+    if (pair := name_pair(pictures, hints.pairs)) is None and hints.pairs:
+        told = f"that contain pictures with equal names; its columns of pictures are {shorten(pictures) or 'none'}"
+        raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} {told}.")
+    if pair is None:
+        told = f"say --pairs {','.join(pictures[:2])} if the second is the first without its faults"
+        raise DataError(f"{path} has pictures in {shorten(pictures)}: {told}, or {option('inputs', pictures[0])}.")
+    names = {old: new for old, new in zip(pair, ("lq", "hq"), strict=True) if old != new}
+    train |= {"rename_columns": train.get("rename_columns", {}) | names} if names else {}
+    data = data.rename_columns(names)
+    survey = _measure_pairs(keep_back(train, data), data, pair)
+    survey.left_out += [f"{name} (no input)" for name in data.column_names if name not in ("lq", "hq", "label")]
+    return survey
+
+
+def _measure_pairs(kept: dict[str, Any], data: Any, names: tuple[str, str]) -> Survey:
+    """Survey of the columns lq and hq, which are called otherwise for people."""
+    raw = data.cast_column("lq", datasets.Image(decode=False)).cast_column("hq", datasets.Image(decode=False))
+    rows = [[_read_header(raw[index][side]) for side in ("lq", "hq")] for index in _choose(len(data))]
+    read = [(*lq, *hq) for lq, hq in rows if lq and hq]
+    survey = Survey("pairs", **kept, about="", count=len(data))
     _tell_broken(survey, 0, len(rows), len(read), "pair")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
     survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
     if any(abs(size - survey.scale) > 0.02 for scale in scales for size in scale):
         found = ", ".join(f"{width:.3g} x {height:.3g}" for width, height in sorted(scales)[:4])
-        told = f"must be as large as those of {names[0]}/, or all 2, 3, 4 times; found {found} times."
-        raise DataError(f"{place}: the pictures of {names[1]}/ {told}")
+        told = f"must be as large as those of {names[0]}, or all 2, 3, 4 times; found {found} times."
+        raise DataError(f"{survey.train['path']}: the pictures of {names[1]} {told}")
     _tell_modes(survey, [header for pair in read for header in pair])
     survey.sides = sorted(min(lq.size) for lq, _ in read)
-    larger = f", those of {names[1]}/ {survey.scale} times as large" if survey.scale > 1 else ""
+    larger = f", those of {names[1]} {survey.scale} times as large" if survey.scale > 1 else ""
     survey.about = f"{count_of(len(data), 'pair')} of pictures, the smallest with {survey.sides[0]} pixels{larger}"
-    survey.roles = [f"{names[0]}/ becomes {names[1]}/"]
+    survey.roles = [f"{names[0]} becomes {names[1]}"]
     return survey

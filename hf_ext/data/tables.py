@@ -20,7 +20,7 @@ import psutil
 
 from ..errors import DataError
 from ..terminal import count_of
-from .cells import MISSING, find_filled, has_decimal_comma, is_number, to_numbers, to_seconds
+from .cells import MISSING, are_values, find_filled, has_decimal_comma, is_number, to_numbers, to_seconds
 
 # Names of columns of classes.
 LABEL = re.compile(r"(label|labels|class|classes|cls|category|target)", re.IGNORECASE)
@@ -310,7 +310,7 @@ def _convert_columns(table: Table, label: str | None) -> None:
     changed: dict[str, np.ndarray] = {}
     for name, values in columns.items():
         rows, cells = find_filled(values)
-        is_code = (name == label or LABEL.fullmatch(name)) and _has_codes(cells)
+        is_code = (name == label or LABEL.fullmatch(name)) and (_has_codes(cells) or _has_words(values, cells))
         if is_code or (cells and all(map(_KEY.fullmatch, cells))):
             continue
         numbers, how = to_numbers(cells, decimal) if cells or values.isna().all() else (None, "")
@@ -332,6 +332,12 @@ def _has_codes(cells: Iterable[str]) -> bool:
     """True for classes that are written as 01 and 02, all as 1e5 or +49, or with more digits than a number keeps."""
     cells = [*cells]
     return any(map(_CODE.fullmatch, cells)) or (bool(cells) and all(map(_SIGNED_CODE.fullmatch, cells)))
+
+
+def _has_words(values: "pd.Series[Any]", cells: list[str]) -> bool:
+    """True for classes that are numbers, and a word such as none or -; among values it says that one is missing."""
+    words = {str(cell).strip().lower() for cell in values.dropna()} & MISSING - {"nan", "-nan"}
+    return bool(words) and all(map(is_number, cells)) and not are_values([*map(float, cells)])
 
 
 def _has_texts(values: "pd.Series[Any]") -> bool:

@@ -157,12 +157,23 @@ def test_series_are_read_by_their_columns(tmp_path, caplog):
     shares = model(input_values=values[:, :32]).logits[0].softmax(-1)
     assert_likeliest(found["classes"], shares)
     assert "has 40 positions: only the first 32 are used" in caplog.text
-    # What is known of the files of a folder is none of them.
-    (tmp_path / "folder").mkdir()
-    shutil.copy(tmp_path / "long.csv", tmp_path / "folder")
-    (tmp_path / "folder" / "metadata.csv").write_text("file_name,label\nlong.csv,low\n")
-    (named,) = answers(tmp_path / "model", tmp_path / "folder", "--top-k", 3)
-    assert named["classes"] == found["classes"]
+    # What is known of the files of a folder is none of them, whatever its name.
+    texts = {
+        "1/metadata.csv": "file_name,label\nlong.csv,low\n",
+        "2/labels.csv": "file,class\nlong.csv,low\n",
+        "3/about.jsonl": '{"file": "long.csv", "label": "low"}\n',
+        "4/all.tsv": "which\tgait\ninner/long.csv\tlow\n",
+    }
+    write_files(tmp_path, texts)
+    for folder in (tmp_path / name[0] for name in texts):
+        inner = folder / ("inner" if folder.name == "4" else "")
+        inner.mkdir(exist_ok=True)
+        shutil.copy(tmp_path / "long.csv", inner)
+        for word in (folder, folder / "**" / "*.*"):
+            (named,) = answers(tmp_path / "model", word, "--top-k", 3)
+            assert named["classes"] == found["classes"]
+    # A named one is read all the same.
+    assert "labels.csv" in classify(tmp_path / "model", tmp_path / "2" / "labels.csv", code=1).stderr
     (swapped,) = answers(tmp_path / "model", tmp_path / "long.csv", "--columns", "b, a", "--top-k", 3)
     assert swapped["classes"] != found["classes"]
     said = classify(tmp_path / "model", tmp_path / "long.csv", "--columns", "a,c", code=1).stderr
