@@ -25,6 +25,7 @@ from .files import (
     describe_sound,
     first_files,
     is_broken_picture,
+    is_broken_sound,
     is_seen,
     list_files,
     open_bytes,
@@ -355,16 +356,9 @@ def _tell_modes(survey: Survey, headers: list[_Header]) -> None:
 
 
 def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
-    found, broken = list[Any](), 0
-    for value in (data[index][column] for index in chosen):
-        try:
-            about = describe_sound(open_bytes(value))
-        except UNDECODABLE:
-            broken += value is not None
-            continue
-        found += [about] * bool(about.frames)
-        broken += not about.frames
-    _tell_broken(survey, broken, len(chosen), len(found), "sound")
+    values = [data[index][column] for index in chosen]
+    found = [describe_sound(open_bytes(value)) for value in values if not is_broken_sound(value)]
+    _tell_broken(survey, len(values) - len(found), len(values), len(found), "sound")
     rates = Counter(about.rate for about in found)
     seconds = [about.frames / about.rate for about in found]
     survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
@@ -432,8 +426,9 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     train |= {"pairs": list(names)} if names != ("lq", "hq") else {}
     data = open_source(DataSource(**train))
     raw = data.cast_column("lq", datasets.Image(decode=False)).cast_column("hq", datasets.Image(decode=False))
-    rows = [[_read_header(raw[index][side]) for side in ("lq", "hq")] for index in _choose(len(data))]
-    read = [(*lq, *hq) for lq, hq in rows if lq and hq]
+    rows = [(row["lq"], row["hq"]) for row in (raw[index] for index in _choose(len(data)))]
+    broken = sum(any(map(is_broken_picture, row)) for row in rows)
+    read = [(*lq, *hq) for lq, hq in (map(_read_header, row) for row in rows) if lq and hq]
     other = find_folder(place.parent, "validation")
     if place.name == "train" and other != place.parent and find_pairs(other, names):
         train.pop("split")
@@ -443,7 +438,7 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     survey = Survey("pairs", **kept, about="", count=len(data))
     if place.name == "train" and (test := find_folder(place.parent, "test")) != place.parent:
         survey.left_out.append(tell_test(f"--data.eval.path {shlex.quote(str(test))}"))
-    _tell_broken(survey, 0, len(rows), len(read), "pair")
+    _tell_broken(survey, broken, len(rows), len(read), "pair")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
     survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
     if any(abs(size - survey.scale) > 0.02 for scale in scales for size in scale):

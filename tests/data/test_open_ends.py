@@ -9,9 +9,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from hf_ext.data.files import read_samples
 from hf_ext.data.opening import open_source
 from hf_ext.data.roles import Hints
 from hf_ext.data.source import DataSource
+from hf_ext.data.splits import find_paths
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
 from hf_ext.tasks.signals import PixelTask
@@ -206,3 +208,37 @@ def test_of_two_names_of_series_the_time_decides_where_it_differs_in_one_alone(t
     else:
         with refused(DataError, "shop", "sku", "--series"):
             look_at(place)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("ending", ["bmp", "gif", "jpg", "jp2", "png", "ppm", "tga", "tif", "webp"])
+def test_cut_pictures_are_counted_and_never_measure(tmp_path, ending, pairs):
+    for number, part in ((number, part) for number in range(20) for part in "ab"):
+        noise = np.random.default_rng([number, ord(part)]).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+        (place := tmp_path / part / f"{number}.{ending}").parent.mkdir(exist_ok=True)
+        Image.fromarray(noise).save(place)
+        if number % 2 and part == "a":
+            place.write_bytes(place.read_bytes()[: int(0.6 * place.stat().st_size)])
+    survey = look_at(str(tmp_path), Hints(pairs=("a", "b")) if pairs else None, restores=pairs)
+    assert f"10 of {20 if pairs else 40} examples" in survey.left_out[0]
+    measured = find_paths(open_source(DataSource(**survey.eval)))
+    assert len(measured) == (2 if pairs else 4)
+    assert all(place.parent.name == "b" or int(place.stem) % 2 == 0 for place in measured)
+
+
+@pytest.mark.parametrize("damage", ["cut", "middle", "not finite"])
+def test_damaged_sounds_are_counted_and_never_measure(tmp_path, damage):
+    soundfile = pytest.importorskip("soundfile")
+    for number in range(20):
+        (place := tmp_path / "ab"[number % 2] / f"{number}.flac").parent.mkdir(exist_ok=True)
+        soundfile.write(place, np.random.default_rng(number).normal(0, 0.1, 8000), 8000)
+        held = place.read_bytes()
+        if number % 4 > 1 and damage == "not finite":
+            place.unlink()
+            soundfile.write(place.with_suffix(".wav"), np.full(8000, np.nan), 8000, subtype="FLOAT")
+        elif number % 4 > 1:
+            place.write_bytes(held[:6000] + (b"" if damage == "cut" else b"\1" * 300 + held[6300:]))
+    survey = look_at(str(tmp_path))
+    assert "10 of 20 examples" in survey.left_out[0]
+    measured = [read_samples(sound["path"])[0] for sound in open_source(DataSource(**survey.eval))["audio"]]
+    assert measured and all(np.isfinite(samples).all() for samples in measured)
