@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import pandas as pd
-from PIL import Image
+from PIL import ExifTags, Image
 
 from ..errors import DataError
 from ..terminal import count_of
@@ -30,8 +30,20 @@ from .files import (
     list_files,
     open_bytes,
 )
-from .found import Survey, keep_back, look_at_lists, look_at_series, rename, span, tell_test, tell_unlabelled
-from .opening import PAIRS, find_files, find_pairs, open_source
+from .found import (
+    Survey,
+    find_table,
+    keep_back,
+    look_at_lists,
+    look_at_series,
+    rename,
+    span,
+    tell_files,
+    tell_test,
+    tell_unlabelled,
+    tell_unread,
+)
+from .opening import PAIRS, find_files, find_pairs, find_usual, open_source
 from .roles import PERSONS, Hints, is_prose
 from .sequence_files import SUFFIXES
 from .source import DataSource
@@ -45,6 +57,8 @@ _FOREIGN = {
     ".3gp", ".7z", ".amr", ".arff", ".db", ".dta", ".feather", ".h5", ".mat", ".mov", ".mp4", ".numbers", ".ods",
     ".pickle", ".pkl", ".pt", ".rar", ".sav", ".sqlite", ".webm", ".wma", ".xls", ".xlsx", ".zst",
 }  # fmt: skip
+# Files of texts and tables beside pictures and sounds.
+_BESIDE = {".csv", ".json", ".jsonl", ".tsv", ".txt", ".xml"}
 # Places of a label in a line of text: fastText's mark, before or behind a separator, a number at the start.
 _LABELS_IN_LINES = (
     r"__label__(\S+)\s", r"(\S{1,30}?)\s*(?:[\t,;|]|::?\s)", r".*(?:[\t,;|]|\s::?)\s*([^\s,]{1,30})$",
@@ -109,19 +123,25 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         raise DataError(f"{path} is empty: add pictures, sounds, texts or tables.")
     if all(file.stat().st_size == 0 for file in named):
         raise DataError(f"{path} holds nothing: {count_of(len(named), 'file is', 'files are')} empty.")
-    most = endings.most_common(1)[0][0]
+    most = find_usual(told)
     if most in _FOREIGN:
         advice = "save sheets as CSV, tables as parquet, arrays with numpy.savez, sounds as FLAC, and unpack archives."
         raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, which no training reads: {advice}")
     for file in named:
         _refuse_folders_in(file)
-    if most in SUFFIXES and (series := look_at_series(path, places, most, hints)) is not None:
+    series = look_at_series(path, places, most, hints) if most in SUFFIXES else None
+    survey = series or _look_at_examples(path, hints)
+    if survey.kind in ("texts", "series"):
+        tell_unread(survey, places[0], most)
+    if series is not None:
         return series
-    survey = _look_at_examples(path, hints)
     if most in {"texts": IMAGE_SUFFIXES | AUDIO_SUFFIXES, "sounds": IMAGE_SUFFIXES}.get(survey.kind, ()):
         advice = f"but its {survey.kind} would be read: give a folder of one kind."
         raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, {advice}")
     if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
+        if apart := [file for file in named if {"label", "labels"} & {*re.split(r"[\W_]", file.stem.lower())}]:
+            told = "holds the labels of another file: put both into a table with the columns text and label"
+            raise DataError(f"{path}: {apart[0].name} {told}; of plain texts, give the other files alone.")
         survey.notes.append("each line is a text; files in a folder for each class would have classes")
     if most in (".csv", ".tsv"):
         tables = (read_table(file) for file in named if file.suffix.lower() == most)
@@ -129,7 +149,7 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     survey.left_out += [
         f"{count_of(count, 'file')} of {ending}, which a training does not read"
         for ending, count in endings.items()
-        if ending in _FOREIGN or (survey.kind == "sounds" and ending in IMAGE_SUFFIXES)
+        if (ending in _FOREIGN and survey.kind != "texts") or (survey.kind == "sounds" and ending in IMAGE_SUFFIXES)
     ]
     return survey
 
@@ -210,6 +230,9 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
         usual = ("text", "caption", "captions", "prompt", "description")
         captions = [name for name in usual if name in texts] or (words if len(words) == 1 else [])
         survey.captions = captions[0] if captions and not survey.classes else None
+        if {*captions} & {*usual} and survey.classes:
+            told = "no input beside classes: captions alone are learned from pictures that lie in one folder"
+            survey.left_out.append(f"the captions in {captions[0]} ({told})")
     elif sounds:
         _measure_sounds(survey, data, sounds[0], chosen)
     elif words := _find_words(data, words, hints):
@@ -260,9 +283,19 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
     files = {file.resolve(): file for file in list_files(folder) if file.suffix.lower() in endings}
     known = {file.resolve() for file in [*read, *find_camera_pictures(files.values())[1]]}
     unread = sorted(file for place, file in files.items() if place not in known)
-    if unread and not any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread):
-        place = unread[0].relative_to(folder)
-        survey.left_out.append(f"{count_of(len(unread), 'file')} such as {place}, which neither part reads")
+    tell_files(survey, [] if any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread) else unread, folder)
+    if {*data.features} <= {*survey.columns, "label"} and {file.parent.name for file in read} >= {*survey.classes}:
+        # No text beside a file is read, and at most one table.
+        known = {find_table(folder, [*files.values()])}
+        beside = sorted(file for file in list_files(folder) if file.suffix.lower() in _BESIDE and file not in known)
+        beside = [file for file in beside if file.name not in METADATA]
+        lists = [file for file in beside if SPLIT_WORDS.keys() & {*re.split(r"[\W_]", file.stem.lower())}]
+        if lists and (survey.eval is None or "hold_out" in survey.eval):
+            told = (
+                "may list the files of a split, and is not read: move them into folders train/, validation/ and test/"
+            )
+            raise DataError(f"{folder}: {lists[0].relative_to(folder)} {told}, or move it away to hold out others.")
+        tell_files(survey, beside, folder)
     if not survey.named and len({len(file.parts) for file in read}) > 1:
         loose = min(read, key=lambda file: len(file.parts))
         told = files[loose.resolve()].relative_to(folder) if loose.resolve() in files else loose.name
@@ -340,7 +373,9 @@ def _read_header(value: dict[str, Any]) -> list[_Header]:
         with Image.open(open_bytes(value)) as picture:
             # How Pillow's decoders call 16 bits in several channels, of which it keeps the upper 8.
             halved = picture.mode[0] not in "IF" and ";16" in str([tile.args for tile in getattr(picture, "tile", ())])
-            return [_Header(picture.size, picture.mode, halved, getattr(picture, "n_frames", 1))]
+            # As it is turned when it is read.
+            size = picture.size[::-1] if picture.getexif().get(ExifTags.Base.Orientation, 1) > 4 else picture.size
+            return [_Header(size, picture.mode, halved, getattr(picture, "n_frames", 1))]
     except UNDECODABLE:
         return []
 
