@@ -231,7 +231,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
         captions = [name for name in usual if name in texts] or (words if len(words) == 1 else [])
         survey.captions = captions[0] if captions and not survey.classes else None
         if {*captions} & {*usual} and survey.classes:
-            told = "no input beside classes: captions alone are learned from pictures that lie in one folder"
+            told = "no input beside classes: captions are learned where neither folders nor a column name classes"
             survey.left_out.append(f"the captions in {captions[0]} ({told})")
     elif sounds:
         _measure_sounds(survey, data, sounds[0], chosen)
