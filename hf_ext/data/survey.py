@@ -140,8 +140,8 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, {advice}")
     if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
         if apart := [file for file in named if {"label", "labels"} & {*re.split(r"[\W_]", file.stem.lower())}]:
-            told = "holds the labels of another file: put both into a table with the columns text and label"
-            raise DataError(f"{path}: {apart[0].name} {told}; of plain texts, give the other files alone.")
+            advice = "holds the labels of another file: put both into a table with the columns text and label"
+            raise DataError(f"{path}: {apart[0].name} {advice}; of plain texts, give the other files alone.")
         survey.notes.append("each line is a text; files in a folder for each class would have classes")
     if most in (".csv", ".tsv"):
         tables = (read_table(file) for file in named if file.suffix.lower() == most)
@@ -286,15 +286,15 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
     tell_files(survey, [] if any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread) else unread, folder)
     if {*data.features} <= {*survey.columns, "label"} and {file.parent.name for file in read} >= {*survey.classes}:
         # No text beside a file is read, and at most one table.
-        known = {find_table(folder, [*files.values()])}
-        beside = sorted(file for file in list_files(folder) if file.suffix.lower() in _BESIDE and file not in known)
+        table = find_table(folder, [*files.values()])
+        beside = sorted(file for file in list_files(folder) if file.suffix.lower() in _BESIDE and file != table)
         beside = [file for file in beside if file.name not in METADATA]
         lists = [file for file in beside if SPLIT_WORDS.keys() & {*re.split(r"[\W_]", file.stem.lower())}]
         if lists and (survey.eval is None or "hold_out" in survey.eval):
-            told = (
+            why = (
                 "may list the files of a split, and is not read: move them into folders train/, validation/ and test/"
             )
-            raise DataError(f"{folder}: {lists[0].relative_to(folder)} {told}, or move it away to hold out others.")
+            raise DataError(f"{folder}: {lists[0].relative_to(folder)} {why}, or move it away to hold out others.")
         tell_files(survey, beside, folder)
     if not survey.named and len({len(file.parts) for file in read}) > 1:
         loose = min(read, key=lambda file: len(file.parts))
