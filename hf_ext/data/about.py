@@ -179,10 +179,12 @@ def _is_usual(table: Path) -> bool:
 def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | None:
     """Opens texts in a folder for each class, each `.txt` an example; of others None: each line is one then."""
     place = find_folder(folder, source.split)
-    files = sorted(list_files(place))
+    below = [*list_files(place)]
+    # Others are notes beside them.
+    files = sorted(file for file in below if file.suffix.lower() == ".txt" and file.parent != place)
     names = sorted({file.parent.name for file in files})
     splits = place == folder and {*names} & SPLIT_WORDS.keys()
-    if len(names) < 2 or splits or any(file.suffix.lower() != ".txt" or file.parent == place for file in files):
+    if len(names) < 2 or splits or 2 * len(files) <= len(below):
         return None
     require_train(folder, place, source.split)
     word = source.split.partition("[")[0]

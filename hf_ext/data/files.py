@@ -1,4 +1,4 @@
-"""Files below folders, as people see them; pictures, sounds and tars that are broken, found without decoding."""
+"""Files below folders, as people see them; pictures, sounds and tars that are broken."""
 
 import io
 import itertools
@@ -67,19 +67,14 @@ def open_bytes(value: dict[str, Any]) -> SoundFile:
 
 
 def is_broken_picture(value: dict[str, Any] | None) -> bool:
-    """True if the head of a picture cannot be read, or the end of a JPEG or PNG is missing."""
+    """True if a picture cannot be decoded; of a PNG its sums of what it holds are enough."""
     if value is None:
         return True
     try:
-        given = open_bytes(value)
-        with open(given, "rb") if isinstance(given, str) else given as file:
-            picture = Image.open(file)
-            if picture.format == "PNG":
-                picture.verify()
-            if picture.format == "JPEG":
-                file.seek(max(0, file.seek(0, 2) - 4096))
-                # Cameras write more behind the end.
-                return b"\xff\xd9" not in file.read()
+        with Image.open(open_bytes(value)) as picture:
+            # A JPEG says the same at an eighth of its size, three times as fast; others have no draft.
+            picture.draft("L", (1, 1))
+            picture.verify() if picture.format == "PNG" else picture.load()
     except UNDECODABLE:
         return True
     return False
@@ -111,10 +106,11 @@ def _call(function: str, file: SoundFile, **options: Any) -> Any:
 
 
 def is_broken_sound(value: dict[str, Any] | None) -> bool:
-    """True if the head of an undecoded sound cannot be read, or says that it has no samples."""
+    """True if a sound cannot be decoded, or has no samples, or some that are not finite."""
     try:
-        return value is None or not describe_sound(open_bytes(value)).frames
-    except (DataError, OSError):
+        samples = np.zeros(0) if value is None else read_samples(open_bytes(value))[0]
+        return not samples.size or not np.isfinite(samples).all()
+    except UNDECODABLE:
         return True
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import datasets
 import httpx2
-from datasets.data_files import ALL_DEFAULT_PATTERNS, SPLIT_KEYWORDS, DataFilesList, get_data_patterns
+from datasets.data_files import ALL_DEFAULT_PATTERNS, SPLIT_KEYWORDS, DataFilesList
 from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from datasets.packaged_modules.json.json import Json
@@ -39,14 +39,14 @@ from .files import (
     list_files,
     refuse_cut_tars,
 )
-from .sequence_files import ARRAYS, open_arrays, open_sequences
+from .sequence_files import ARRAYS, SUFFIXES, open_arrays, open_sequences
 from .source import DataSource, SourcePart
 from .splits import SPLIT_WORDS, hold_out, make_part, slice_split
 from .tables import is_utf8
 
 # What `datasets` reads files of an ending with.
-_MODULES = {".csv": "csv", ".tsv": "csv", ".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-_MODULES |= dict.fromkeys(IMAGE_SUFFIXES, "imagefolder") | dict.fromkeys(AUDIO_SUFFIXES, "audiofolder")
+MODULES = {".csv": "csv", ".tsv": "csv", ".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+MODULES |= dict.fromkeys(IMAGE_SUFFIXES, "imagefolder") | dict.fromkeys(AUDIO_SUFFIXES, "audiofolder")
 
 # Usual names of folders and columns of pairs: inputs, targets.
 PAIRS = (
@@ -183,17 +183,19 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     folder, files = str((first if first.is_dir() else first.parent).resolve()), dict[str, Any]()
     if chained := next((place for place in (folder, *map(str, looked_at)) if "::" in place), None):
         raise DataError(f"{chained} has :: in its name, which `datasets` reads as a place in an archive: rename it.")
-    # `datasets` knows no .CSV and no .Jpg.
-    usual = Counter(file.suffix for file in looked_at).most_common(1)[0][0] if looked_at else ""
-    module = _MODULES.get(usual.lower()) if usual != usual.lower() else None
+    # `datasets` knows no .CSV and no .Jpg, and takes the name of any other file, validation_list.txt, for a split.
+    kinds = _endings_like(usual := find_usual(looked_at))
+    strays = (file for file in looked_at if file.suffix not in kinds and file.name not in METADATA)
+    is_plain = not first.is_dir() or (first / "README.md").is_file()
+    module = MODULES.get(usual) if any(not is_plain or file.suffix.lower() in kinds for file in strays) else None
     linked = any(Path(place, name).is_symlink() for place, names, _ in os.walk(first) for name in names)
     if not first.is_dir():
         # `data_files` with the split's name makes any split work; `datasets` would read brackets as patterns.
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
-    elif linked or glob.has_magic(folder) or module:
-        files = _find_splits(Path(folder), ".wav" if sounds else usual)
+    elif linked or glob.has_magic(folder) or module or sounds:
+        files = find_splits(Path(folder), ".wav" if sounds else usual)
     if sounds:
-        return _build(RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder), source)
+        return _build(RecordingFolder(data_files=files, base_path=folder), source)
     builder = datasets.load_dataset_builder(module or folder, source.name, data_files=files or None)
     given = dict[str, Any](dataset_name=builder.dataset_name, data_files=builder.config.data_files, base_path=folder)
     if isinstance(builder, Csv):
@@ -214,9 +216,20 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     return _build(builder, source)
 
 
-def _find_splits(folder: Path, ending: str) -> dict[str, DataFilesList]:
+def find_usual(files: list[Path]) -> str:
+    """The ending that most files have; of as many that of tables, as `datasets` chooses, and last that of notes."""
+    count = Counter(file.suffix.lower() for file in [file for file in files if file.name not in METADATA] or files)
+    ranks = {ending: (ending == ".arrow", count[ending], ending in SUFFIXES, ending != ".txt") for ending in count}
+    return max(ranks, key=ranks.__getitem__, default="")
+
+
+def _endings_like(ending: str) -> set[str]:
+    return {ending, *(name for name, kind in MODULES.items() if kind == MODULES.get(ending))}
+
+
+def find_splits(folder: Path, ending: str) -> dict[str, DataFilesList]:
     """The files of a kind by their splits, as `datasets` finds them in folders without links and signs of patterns."""
-    kinds = {ending.lower(), *(name for name, kind in _MODULES.items() if kind == _MODULES.get(ending.lower()))}
+    kinds = _endings_like(ending)
     files = (file for file in list_files(folder) if file.name in METADATA or file.suffix.lower() in kinds)
     known = {file.relative_to(folder).as_posix(): file for file in sorted(files, key=str)}
     for splits in ALL_DEFAULT_PATTERNS:
@@ -429,7 +442,11 @@ def refuse_mixed_pairs(path: str, files: list[Path]) -> None:
 def _pictures(folder: Path) -> dict[str, Path]:
     endings = IMAGE_SUFFIXES | CAMERA_SUFFIXES
     files = sorted(file for file in list_files(folder) if file.suffix.lower() in endings)
-    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+    names = {file: file.relative_to(folder) for file in files}
+    # 1.png and 1.jpg are two pictures.
+    several = Counter(name.with_suffix("") for name in names.values())
+    plain = {file: name if several[name.with_suffix("")] > 1 else name.with_suffix("") for file, name in names.items()}
+    return {name.as_posix(): file for file, name in plain.items()}
 
 
 def _paired_folder(path: Path, folders: tuple[str, ...], source: DataSource) -> datasets.Dataset:

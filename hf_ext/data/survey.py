@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import pandas as pd
-from PIL import Image
+from PIL import ExifTags, Image
 
 from ..errors import DataError
 from ..terminal import count_of
@@ -25,6 +25,7 @@ from .files import (
     describe_sound,
     first_files,
     is_broken_picture,
+    is_broken_sound,
     is_seen,
     list_files,
     open_bytes,
@@ -32,6 +33,7 @@ from .files import (
 from .found import (
     CLASSES,
     Survey,
+    find_table,
     is_numeric,
     keep_back,
     list_columns,
@@ -40,10 +42,12 @@ from .found import (
     refuse_free_texts,
     rename,
     span,
+    tell_files,
     tell_test,
     tell_unlabelled,
+    tell_unread,
 )
-from .opening import find_files, find_pairs, name_pair, open_source, refuse_mixed_pairs
+from .opening import find_files, find_pairs, find_usual, name_pair, open_source, refuse_mixed_pairs
 from .roles import PERSONS, Hints, is_prose
 from .sequence_files import SUFFIXES
 from .source import DataSource
@@ -57,6 +61,8 @@ _FOREIGN = {
     ".3gp", ".7z", ".amr", ".arff", ".db", ".dta", ".feather", ".h5", ".mat", ".mov", ".mp4", ".numbers", ".ods",
     ".pickle", ".pkl", ".pt", ".rar", ".sav", ".sqlite", ".webm", ".wma", ".xls", ".xlsx", ".zst",
 }  # fmt: skip
+# Files of texts and tables beside pictures and sounds.
+_BESIDE = {".csv", ".json", ".jsonl", ".tsv", ".txt", ".xml"}
 # Places of a label in a line of text: fastText's mark, before or behind a separator, a number at the start.
 _LABELS_IN_LINES = (
     r"__label__(\S+)\s", r"(\S{1,30}?)\s*(?:[\t,;|]|::?\s)", r".*(?:[\t,;|]|\s::?)\s*([^\s,]{1,30})$",
@@ -124,19 +130,25 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         raise DataError(f"{path} is empty: add pictures, sounds, texts or tables.")
     if all(file.stat().st_size == 0 for file in named):
         raise DataError(f"{path} holds nothing: {count_of(len(named), 'file is', 'files are')} empty.")
-    most = endings.most_common(1)[0][0]
+    most = find_usual(told)
     if most in _FOREIGN:
         advice = "save sheets as CSV, tables as parquet, arrays with numpy.savez, sounds as FLAC, and unpack archives."
         raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, which no training reads: {advice}")
     for file in named:
         _refuse_folders_in(file)
-    if most in SUFFIXES and not hints.pairs and (series := look_at_series(path, places, most, hints)) is not None:
+    series = look_at_series(path, places, most, hints) if most in SUFFIXES and not hints.pairs else None
+    survey = series or _look_at_examples(path, hints, restores)
+    if survey.kind in ("texts", "series"):
+        tell_unread(survey, places[0], most)
+    if series is not None:
         return series
-    survey = _look_at_examples(path, hints, restores)
     if most in {"texts": IMAGE_SUFFIXES | AUDIO_SUFFIXES, "sounds": IMAGE_SUFFIXES}.get(survey.kind, ()):
         advice = f"but its {survey.kind} would be read: give a folder of one kind."
         raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, {advice}")
     if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
+        if apart := [file for file in named if {"label", "labels"} & {*re.split(r"[\W_]", file.stem.lower())}]:
+            advice = "holds the labels of another file: put both into a table with the columns text and label"
+            raise DataError(f"{path}: {apart[0].name} {advice}; of plain texts, give the other files alone.")
         survey.notes.append("each line is a text; files in a folder for each class would have classes")
     if most in (".csv", ".tsv"):
         tables = (read_table(file) for file in named if file.suffix.lower() == most)
@@ -144,7 +156,7 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     survey.left_out += [
         f"{count_of(count, 'file')} of {ending}, which a training does not read"
         for ending, count in endings.items()
-        if ending in _FOREIGN or (survey.kind == "sounds" and ending in IMAGE_SUFFIXES)
+        if (ending in _FOREIGN and survey.kind != "texts") or (survey.kind == "sounds" and ending in IMAGE_SUFFIXES)
     ]
     return survey
 
@@ -219,6 +231,9 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
         usual = ("text", "caption", "captions", "prompt", "description")
         captions = [name for name in usual if name in texts] or (words if len(words) == 1 else [])
         survey.captions = captions[0] if captions and not survey.classes else None
+        if {*captions} & {*usual} and survey.classes:
+            told = "no input beside classes: captions are learned where neither folders nor a column name classes"
+            survey.left_out.append(f"the captions in {captions[0]} ({told})")
     elif sounds:
         _measure_sounds(survey, data, sounds[0], chosen)
     elif words := _find_words(data, words, hints):
@@ -274,9 +289,19 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
     files = {file.resolve(): file for file in list_files(folder) if file.suffix.lower() in endings}
     known = {file.resolve() for file in [*read, *find_camera_pictures(files.values())[1]]}
     unread = sorted(file for place, file in files.items() if place not in known)
-    if unread and not any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread):
-        place = unread[0].relative_to(folder)
-        survey.left_out.append(f"{count_of(len(unread), 'file')} such as {place}, which neither part reads")
+    tell_files(survey, [] if any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread) else unread, folder)
+    if {*data.features} <= {*survey.columns, "label"} and {file.parent.name for file in read} >= {*survey.classes}:
+        # No text beside a file is read, and at most one table.
+        table = find_table(folder, [*files.values()])
+        beside = sorted(file for file in list_files(folder) if file.suffix.lower() in _BESIDE and file != table)
+        beside = [file for file in beside if file.name not in METADATA]
+        lists = [file for file in beside if SPLIT_WORDS.keys() & {*re.split(r"[\W_]", file.stem.lower())}]
+        if lists and (survey.eval is None or "hold_out" in survey.eval):
+            why = (
+                "may list the files of a split, and is not read: move them into folders train/, validation/ and test/"
+            )
+            raise DataError(f"{folder}: {lists[0].relative_to(folder)} {why}, or move it away to hold out others.")
+        tell_files(survey, beside, folder)
     if not survey.named and len({len(file.parts) for file in read}) > 1:
         loose = min(read, key=lambda file: len(file.parts))
         told = files[loose.resolve()].relative_to(folder) if loose.resolve() in files else loose.name
@@ -354,7 +379,9 @@ def _read_header(value: dict[str, Any]) -> list[_Header]:
         with Image.open(open_bytes(value)) as picture:
             # How Pillow's decoders call 16 bits in several channels, of which it keeps the upper 8.
             halved = picture.mode[0] not in "IF" and ";16" in str([tile.args for tile in getattr(picture, "tile", ())])
-            return [_Header(picture.size, picture.mode, halved, getattr(picture, "n_frames", 1))]
+            # As it is turned when it is read.
+            size = picture.size[::-1] if picture.getexif().get(ExifTags.Base.Orientation, 1) > 4 else picture.size
+            return [_Header(size, picture.mode, halved, getattr(picture, "n_frames", 1))]
     except UNDECODABLE:
         return []
 
@@ -370,16 +397,9 @@ def _tell_modes(survey: Survey, headers: list[_Header]) -> None:
 
 
 def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
-    found, broken = list[Any](), 0
-    for value in (data[index][column] for index in chosen):
-        try:
-            about = describe_sound(open_bytes(value))
-        except UNDECODABLE:
-            broken += value is not None
-            continue
-        found += [about] * bool(about.frames)
-        broken += not about.frames
-    _tell_broken(survey, broken, len(chosen), len(found), "sound")
+    values = [data[index][column] for index in chosen]
+    found = [describe_sound(open_bytes(value)) for value in values if not is_broken_sound(value)]
+    _tell_broken(survey, len(values) - len(found), len(values), len(found), "sound")
     rates = Counter(about.rate for about in found)
     seconds = [about.frames / about.rate for about in found]
     survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
@@ -479,10 +499,11 @@ def _look_at_columns(path: str, train: dict[str, Any], data: Any, pictures: list
 def _measure_pairs(kept: dict[str, Any], data: Any, names: tuple[str, str]) -> Survey:
     """Survey of the columns lq and hq, which are called otherwise for people."""
     raw = data.cast_column("lq", datasets.Image(decode=False)).cast_column("hq", datasets.Image(decode=False))
-    rows = [[_read_header(raw[index][side]) for side in ("lq", "hq")] for index in _choose(len(data))]
-    read = [(*lq, *hq) for lq, hq in rows if lq and hq]
+    rows = [(row["lq"], row["hq"]) for row in (raw[index] for index in _choose(len(data)))]
+    broken = sum(any(map(is_broken_picture, row)) for row in rows)
+    read = [(*lq, *hq) for lq, hq in (map(_read_header, row) for row in rows) if lq and hq]
     survey = Survey("pairs", **kept, about="", count=len(data))
-    _tell_broken(survey, 0, len(rows), len(read), "pair")
+    _tell_broken(survey, broken, len(rows), len(read), "pair")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
     survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
     if any(abs(size - survey.scale) > 0.02 for scale in scales for size in scale):

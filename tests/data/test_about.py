@@ -168,7 +168,7 @@ def test_texts_in_folders_of_classes_are_examples(tmp_path, encoding):
 
 def test_texts_without_folders_are_lines(tmp_path):
     write_texts(tmp_path / "one")
-    write_files(tmp_path, {"one/readme.txt": "a line\nanother\n", "books/a.txt": "a line\n" * 5})
+    write_files(tmp_path, {f"one/{n}.txt": "a line\nanother\n" for n in range(12)} | {"books/a.txt": "a line\n" * 5})
     assert look_at(str(tmp_path / "one")).classes == [] and look_at(str(tmp_path / "books")).count == 5
 
 
