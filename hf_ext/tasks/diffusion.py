@@ -6,6 +6,7 @@ strengths combines.
 """
 
 import inspect
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ from .diffusion_noise import Timesteps, make_scheduler, noise_shares, noisy_samp
 from .diffusion_texts import Captions, weigh_columns
 from .diffusion_transfer import Transfer, open_pipeline, transfer
 from .pictures import picture_of
+
+logger = logging.getLogger(__name__)
 
 # Inputs of the network, a sample or a batch of them.
 Batch = dict[str, Any]
@@ -368,14 +371,24 @@ class DisentangledDiTTask(Task):
         return draw_grid(rows, names)
 
     def save_model(self, model: nn.Module, state_dict: dict[str, Tensor], folder: Path) -> None:
-        """The whole pipeline; of an adapter its weights only, for peft and for `load_lora_weights`."""
+        """The whole pipeline; of an adapter its weights only, for peft and, of LoRA, for `load_lora_weights`."""
         pipeline = self.pipeline(model)
         if isinstance(model, peft.PeftModel):
             # There is no vocabulary that may have grown.
             model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
             layers = peft.get_peft_model_state_dict(model, state_dict=state_dict, save_embedding_layers=False)
             unwrapped = {name.removeprefix("base_model.model."): value for name, value in layers.items()}
-            pipeline.save_lora_weights(folder, transformer_lora_layers=unwrapped)
+            settings = model.active_peft_config.to_dict()
+            if settings["peft_type"] != "LORA" or not all("lora" in name for name in unwrapped):
+                told = "load_lora_weights of diffusers takes LORA layers alone, no modules_to_save and no bias"
+                way = "pipeline.transformer = peft.PeftModel.from_pretrained(pipeline.transformer, FOLDER)"
+                logger.warning(f"{told}; the adapter is saved for peft only: {way}.")
+                return
+            # Sets have no order, and the bytes of a file should have one.
+            settings = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
+            # Without them diffusers takes every scale for 1.
+            options: Any = {"transformer_lora_adapter_metadata": settings}
+            pipeline.save_lora_weights(folder, transformer_lora_layers=unwrapped, **options)
             return
         kind: Any = type(model)
         with torch.device("meta"):
