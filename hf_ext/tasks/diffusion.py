@@ -37,7 +37,7 @@ from .checks import Scores, column, require
 from .diffusion_data import Crops, Size, cut_view, encode_posterior, load_autoencoder, read_row, to_pixels, unpack_row
 from .diffusion_noise import Timesteps, make_scheduler, noise_shares, noisy_samples, objective_of, weighted_error
 from .diffusion_texts import Captions, weigh_columns
-from .diffusion_transfer import Transfer, open_pipeline, transfer
+from .diffusion_transfer import Checkpoint, Transfer, is_part_of, open_pipeline, transfer
 from .pictures import picture_of
 
 logger = logging.getLogger(__name__)
@@ -121,6 +121,7 @@ class DisentangledDiTTask(Task):
         self.id2label: dict[int, str] | None = None
         self.config: Any = None
         self._streams = False
+        self._base: Checkpoint | None = None
         self._transfer = build(Transfer, self.transfer, "task.transfer")
 
     def validate_numbers(self) -> None:
@@ -181,7 +182,7 @@ class DisentangledDiTTask(Task):
         settings, changes = read_model_section(config, options, init_from, self.presets, decided)
         settings |= self._shape(changes)
         changes.pop("sample_size", None)
-        checkpoint = None if init_from is None else open_pipeline(init_from)
+        checkpoint = self._base = None if init_from is None else open_pipeline(init_from)
         if checkpoint is not None:
             if (found := objective_of(checkpoint.scheduler)) != (wanted := self.objective):
                 raise UsageError(f"{init_from} predicts {found}, but task.objective is {wanted}: set it to {found}.")
@@ -198,6 +199,19 @@ class DisentangledDiTTask(Task):
         if checkpoint is not None:
             initialize_from(model, str(checkpoint.folder), ("class_embedder", "context_embedder"))
         return model
+
+    def changes_beside(self, init_from: str) -> list[str]:
+        """The schedule, settings of texts, and frozen parts of other weights than in the pipeline of `init_from`."""
+        base, parts = cast(Checkpoint, self._base), {"vae": self.autoencoder}
+        same = self.scheduler is base.scheduler
+        found = [] if same else ["the noise schedule (false in task.transfer.schedule keeps it)"]
+        if self.text_encoder is not None:
+            parts["text_encoder"] = self.captions.encoder
+            for name in ("text_padding", "text_padding_noise", "max_text_length"):
+                if (before := base.index.get(name)) not in (None, now := getattr(self, name)):
+                    found.append(f"{name} ({before} → {now})")
+        others = [name for name, part in parts.items() if part is not None and not is_part_of(init_from, name, part)]
+        return [*found, *(f"the weights of {name}" for name in others)]
 
     def _shape(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Size and channels of what the network is given, from the autoencoder where the section leaves them out."""

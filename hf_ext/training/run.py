@@ -272,7 +272,7 @@ class Run:
         module = build_model(self.task, arguments.model, init_from)
         self.eval_data = {name: match_classes(data, self.task) for name, data in self.eval_data.items()}
         if arguments.peft is not None and init_from is not None:
-            refuse_lost_fields(module, arguments.model, init_from)
+            refuse_lost_fields(module, arguments.model, init_from, self.task.changes_beside(init_from))
             module = add_adapter(module, arguments.peft, init_from)
         if arguments.activation_checkpointing:
             enable_activation_checkpointing(module)

@@ -1,14 +1,19 @@
 """Adapters of a Disentangled DiT: each library reads the same from a snapshot, and what none can hold is refused."""
 
+import contextlib
+
 import peft
 import pytest
 import torch
 from diffusers import DiffusionPipeline
 
+from hf_ext.errors import DataError
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training.arguments import build
-from hf_ext.training.models import add_adapter
+from hf_ext.training.models import add_adapter, refuse_lost_fields
 from tests.disentangled_dit.dit_testing import make_inputs, shake
+from tests.disentangled_dit.pipeline_testing import make_encoder, make_tokenizer, make_vae
+from tests.kit.refusals import refused
 
 from .diffusion_testing import MODEL
 
@@ -49,3 +54,43 @@ def test_an_adapter_means_the_same_to_diffusers_and_to_peft(tmp_path, name, capl
         answers = [pipeline.transformer.eval()(**inputs).sample for pipeline in pipelines]
     for answer, known in zip(answers, (True, for_diffusers), strict=True):
         assert torch.allclose(answer, expected, atol=1e-5) == known
+
+
+# What a run changes of its base, and what the refusal names; a size alone a call can give.
+KEPT = {"image_size": 8, "max_text_length": 8, "text_encoder": "A"}
+CHANGES = {
+    "nothing": ({}, None),
+    "size": ({"image_size": 16, "transfer": {"schedule": False}}, None),
+    "schedule": ({"image_size": 16}, "task.transfer.schedule"),
+    "positions": ({"image_size": 16, "transfer": {"schedule": False, "positions": False}}, "pos_embed_base_size"),
+    "length": ({"max_text_length": 9}, "max_text_length (8 → 9)"),
+    "padding": ({"text_padding": "zeros"}, "text_padding (noisy_replicate → zeros)"),
+    "encoder": ({"text_encoder": "B"}, "text_encoder"),
+    "autoencoder": ({"vae": "B"}, "vae"),
+    "classes": ({"text_encoder": None}, "num_classes (None → 2)"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_an_adapter_cannot_hold_is_refused(tmp_path, name):
+    changes, fact = CHANGES[name]
+    for part, model in (("text_encoder", make_encoder()), ("vae", make_vae())):
+        for place in "AB":
+            model.save_pretrained(tmp_path / f"{part} {place}")
+            make_tokenizer().save_pretrained(tmp_path / f"{part} {place}")
+            shake(model)
+    parts = {"vae": "A"} if "vae" in changes else {}
+
+    def made(settings, init_from):
+        given = [part for part in ("vae", "text_encoder") if settings.get(part)]
+        places = {part: str(tmp_path / f"{part} {settings[part]}") for part in given}
+        task = build(DisentangledDiTTask, {**settings, **places}, "task")
+        task.id2label = {0: "cat", 1: "dog"}
+        return task, task.build_model({} if init_from else MODEL, init_from)
+
+    task, model = made({**KEPT, **parts}, None)
+    base = str(tmp_path / "base")
+    task.save_model(model, model.state_dict(), tmp_path / "base")
+    task, model = made({**KEPT, **parts, **changes}, base)
+    with refused(DataError, fact, base) if fact else contextlib.nullcontext():
+        refuse_lost_fields(model, {}, base, task.changes_beside(base))
