@@ -265,8 +265,13 @@ class DisentangledDiTTask(Task):
             if channels != wanted:
                 told = f"the data has latents of {channels} channels, the model takes {wanted}"
                 raise DataError(f"{told}: precompute with the autoencoder that task.vae names.")
-            if self._streams and generator is not None and size != self.config["sample_size"]:
-                told = f"a stream, not sorted by size, has a latent of {size}, the model {self.config['sample_size']}"
+            own = self.config["sample_size"]
+            # Buckets have about the area of the square.
+            if not 0.7 < math.prod(size) / math.prod(own) < 1.4:
+                told = f"the data has latents of {size}, the model takes {own} (model.sample_size or task.image_size)"
+                raise DataError(f"{told}: precompute with the --size of the model, or change the model's.")
+            if self._streams and generator is not None and size != own:
+                told = f"a stream, not sorted by size, has a latent of {size}, the model {own}"
                 raise ValueError(f"{told}: set data.train.streaming to false, or precompute one size.")
             sample: Batch = {"latents": latents}
         else:

@@ -209,6 +209,17 @@ def test_latents_of_several_sizes_are_read_in_batches_of_one(tmp_path, pictures,
     assert "1 of 3 groups of examples" in (said := "".join(capsys.readouterr())) and "their 2 examples" in said
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("size", [8, 24, [16, 32]])
+def test_latents_of_another_size_than_the_models_are_refused(tmp_path, vae, size, streaming):
+    out = encode(write_pictures(tmp_path / "pictures", 4, size=(24, 24)), vae, tmp_path / "latents")
+    task = {"image_size": size, "vae": str(vae)}
+    model = {**MODEL, "num_classes": 3}
+    arguments = make_arguments(tmp_path / "run", out, streaming=streaming, task=task, model=model)
+    with refused(ValueError, "[8, 8]", "sample_size", "image_size"):
+        run(arguments)
+
+
 # Crops, mirroring and their controls; buckets; batches of one group each
 
 
