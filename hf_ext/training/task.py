@@ -73,8 +73,8 @@ class Task:
 
     def changes_beside(self, init_from: str) -> list[str]:
         """
-        What this training changes beside the configuration of the model of `init_from`, such as a schedule of noise,
-        each in a few words. An adapter, which does not save it, is refused.
+        Changes of this training beside the configuration of the model of `init_from`, such as a schedule of noise,
+        each in a few words. An adapter, which does not save them, is refused.
         """
         return []
 
