@@ -247,9 +247,11 @@ def replace_folder(new: Path, out: Path) -> None:
         shutil.rmtree(aside)
 
 
-def check_places(results: Iterable[str | os.PathLike[str]]) -> None:
-    """Finds out before any work whether files can be written. Nothing is left behind, and no folder is made."""
-    paths = [Path(result) for result in results]
+def check_places(results: Iterable[str | os.PathLike[str]], inputs: Iterable[Any] = ()) -> None:
+    """Finds out before any work whether files can be written, and are no inputs. Nothing is left behind."""
+    paths, given = [Path(result) for result in results], [os.path.realpath(place) for place in inputs if place]
+    if same := next((path for path in paths if os.path.realpath(path) in given), None):
+        raise UsageError(f"{same} is an input too, and would be replaced by the result: give another file for that.")
     if taken := next((path for path in paths if path.is_dir()), None):
         raise UsageError(f"{taken} is a folder; give the name of a file.")
     for folder in sorted({path.parent for path in paths}):

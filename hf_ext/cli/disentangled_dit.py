@@ -155,7 +155,9 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
 @shown("--dtype", type=DTYPE, default="float32", help="Precision of the model.")
 @DEVICE
 def sample(source: str, out: Path, count: int | None, image: Path | None, device: str | None, **asked: Any) -> None:
-    """Generate pictures with MODEL (folder or org/name[@revision]), as one labelled grid or as a folder.
+    """Generate pictures with MODEL, as one labelled grid or as a folder.
+
+    MODEL is a folder or org/name[@revision], of a pipeline or of a peft adapter, which is put on its base model.
 
     A grid has a row for each class or text. Picture n of every row starts from the same noise, for any batch size. In
     a folder the classes or texts alternate. Each picture depends only on --seed and its number: the same command
@@ -174,6 +176,7 @@ def sample(source: str, out: Path, count: int | None, image: Path | None, device
 
     from hf_ext.answers.classifying import read_picture
     from hf_ext.distributed import Ranks, require_device
+    from hf_ext.files import check_places
     from hf_ext.pipelines.disentangled_dit import DisentangledDiTImg2ImgPipeline
     from hf_ext.progress import progress
     from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows, write_picture
@@ -182,6 +185,7 @@ def sample(source: str, out: Path, count: int | None, image: Path | None, device
     is_grid = out.suffix.lower() == ".png"
     ranks = Ranks()
     _check_out(out, is_grid, count, asked["shard_size"], ranks.count)
+    check_places([out] * is_grid, [image, asked["prompt_file"]])
     if asked["negative"] is not None and asked["guidance_scale"] <= 1:
         raise click.UsageError("--negative needs guidance: give a --guidance-scale above 1, or leave out --negative.")
     if asked["strength"] is not None and image is None:
@@ -254,9 +258,13 @@ def load_pipeline(source: str, device: str, dtype: str) -> Any:
     from hf_ext.files import read_json_object
     from hf_ext.hub.checkpoints import split_revision
     from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-    from hf_ext.training.models import pipeline_index
+    from hf_ext.training.models import adapter_base, load_adapter, pipeline_index
 
     index = pipeline_index(source)
+    if index is None and (base := adapter_base(source)) is not None:
+        pipeline = load_pipeline(base, device, dtype)
+        pipeline.transformer = load_adapter(pipeline.transformer, source).merge_and_unload()
+        return pipeline
     # A list names the file of the class too.
     if index is None or not isinstance(read_json_object(index).get("_class_name"), str | list):
         raise Unusable(f"{source} is no diffusers pipeline: it needs a model_index.json that names a _class_name.")
@@ -269,7 +277,12 @@ def load_pipeline(source: str, device: str, dtype: str) -> Any:
 
 def _class_number(pipeline: Any, word: str) -> int:
     """The class of a name, or of a number where no name is this number."""
-    return int(word) if word.isdecimal() and word not in pipeline.labels else int(pipeline.get_label_ids(word)[0])
+    if not word.isdecimal() or word in pipeline.labels:
+        return int(pipeline.get_label_ids(word)[0])
+    # The pipeline takes one more, for no class.
+    if int(word) >= (count := pipeline.transformer.config.num_classes):
+        raise click.UsageError(f"there is no class {word}; allowed are 0 to {count - 1}, and names.")
+    return int(word)
 
 
 def _conditions(

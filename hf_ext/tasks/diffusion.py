@@ -6,6 +6,7 @@ strengths combines.
 """
 
 import inspect
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,8 +38,10 @@ from .checks import Scores, column, require
 from .diffusion_data import Crops, Size, cut_view, encode_posterior, load_autoencoder, read_row, to_pixels, unpack_row
 from .diffusion_noise import Timesteps, make_scheduler, noise_shares, noisy_samples, objective_of, weighted_error
 from .diffusion_texts import Captions, weigh_columns
-from .diffusion_transfer import Transfer, open_pipeline, transfer
+from .diffusion_transfer import Checkpoint, Transfer, is_part_of, open_pipeline, transfer
 from .pictures import picture_of
+
+logger = logging.getLogger(__name__)
 
 # Inputs of the network, a sample or a batch of them.
 Batch = dict[str, Any]
@@ -119,6 +122,7 @@ class DisentangledDiTTask(Task):
         self.id2label: dict[int, str] | None = None
         self.config: Any = None
         self._streams = False
+        self._base: Checkpoint | None = None
         self._transfer = build(Transfer, self.transfer, "task.transfer")
 
     def validate_numbers(self) -> None:
@@ -188,7 +192,7 @@ class DisentangledDiTTask(Task):
         settings, changes = read_model_section(config, options, init_from, self.presets, decided)
         settings |= self._shape(changes)
         changes.pop("sample_size", None)
-        checkpoint = None if init_from is None else open_pipeline(init_from)
+        checkpoint = self._base = None if init_from is None else open_pipeline(init_from)
         if checkpoint is not None:
             if (found := objective_of(checkpoint.scheduler)) != (wanted := self.objective):
                 raise UsageError(f"{init_from} predicts {found}, but task.objective is {wanted}: set it to {found}.")
@@ -205,6 +209,19 @@ class DisentangledDiTTask(Task):
         if checkpoint is not None:
             initialize_from(model, str(checkpoint.folder), ("class_embedder", "context_embedder"))
         return model
+
+    def changes_beside(self, init_from: str) -> list[str]:
+        """The schedule, settings of texts, and frozen parts of other weights than in the pipeline of `init_from`."""
+        base, parts = cast(Checkpoint, self._base), {"vae": self.autoencoder}
+        same = self.scheduler is base.scheduler
+        found = [] if same else ["the noise schedule (false in task.transfer.schedule keeps it)"]
+        if self.text_encoder is not None:
+            parts["text_encoder"] = self.captions.encoder
+            for name in ("text_padding", "text_padding_noise", "max_text_length"):
+                if (before := base.index.get(name)) not in (None, now := getattr(self, name)):
+                    found.append(f"{name} ({before} → {now})")
+        others = [name for name, part in parts.items() if part is not None and not is_part_of(init_from, name, part)]
+        return [*found, *(f"the weights of {name}" for name in others)]
 
     def _shape(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Size and channels of what the network is given, from the autoencoder where the section leaves them out."""
@@ -258,8 +275,13 @@ class DisentangledDiTTask(Task):
             if channels != wanted:
                 told = f"the data has latents of {channels} channels, the model takes {wanted}"
                 raise DataError(f"{told}: precompute with the autoencoder that task.vae names.")
-            if self._streams and generator is not None and size != self.config["sample_size"]:
-                told = f"a stream, not sorted by size, has a latent of {size}, the model {self.config['sample_size']}"
+            own = self.config["sample_size"]
+            # Buckets have about the area of the square.
+            if not 0.7 < math.prod(size) / math.prod(own) < 1.4:
+                told = f"the data has latents of {size}, the model takes {own} (model.sample_size or task.image_size)"
+                raise DataError(f"{told}: precompute with the --size of the model, or change the model's.")
+            if self._streams and generator is not None and size != own:
+                told = f"a stream, not sorted by size, has a latent of {size}, the model {own}"
                 raise ValueError(f"{told}: set data.train.streaming to false, or precompute one size.")
             sample: Batch = {"latents": latents}
         else:
@@ -381,14 +403,24 @@ class DisentangledDiTTask(Task):
         return draw_grid(rows, names)
 
     def save_model(self, model: nn.Module, state_dict: dict[str, Tensor], folder: Path) -> None:
-        """The whole pipeline; of an adapter its weights only, for peft and for `load_lora_weights`."""
+        """The whole pipeline; of an adapter its weights only, for peft and, of LoRA, for `load_lora_weights`."""
         pipeline = self.pipeline(model)
         if isinstance(model, peft.PeftModel):
             # There is no vocabulary that may have grown.
             model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
             layers = peft.get_peft_model_state_dict(model, state_dict=state_dict, save_embedding_layers=False)
             unwrapped = {name.removeprefix("base_model.model."): value for name, value in layers.items()}
-            pipeline.save_lora_weights(folder, transformer_lora_layers=unwrapped)
+            settings = model.active_peft_config.to_dict()
+            if settings["peft_type"] != "LORA" or not all("lora" in name for name in unwrapped):
+                told = "load_lora_weights of diffusers takes LORA layers alone, no modules_to_save and no bias"
+                way = "pipeline.transformer = peft.PeftModel.from_pretrained(pipeline.transformer, FOLDER)"
+                logger.warning(f"{told}; the adapter is saved for peft only: {way}.")
+                return
+            # Sets have no order, and the bytes of a file should have one.
+            settings = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
+            # Without them diffusers takes every scale for 1.
+            options: Any = {"transformer_lora_adapter_metadata": settings}
+            pipeline.save_lora_weights(folder, transformer_lora_layers=unwrapped, **options)
             return
         kind: Any = type(model)
         with torch.device("meta"):

@@ -110,6 +110,8 @@ def cut_view(image: Image.Image, size: Size, channels: int, crops: Crops, genera
     """Cuts a picture, on white, to a size, at random or, without a generator, from its middle and unmirrored."""
     if image.mode[0] in "IF":
         raise DataError(f"a picture has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
+    if image.mode == "CMYK":
+        raise DataError("a picture has CMYK colours: convert it to RGB with its profile.")
     image = put_on_white(image)
     mode = "L" if channels == 1 else "RGB"
     # Pillow would copy a picture that has the mode already.

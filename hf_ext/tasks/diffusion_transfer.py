@@ -7,17 +7,18 @@ as diffusers' samplers tell it: there a patch is as uncertain at the same place 
 Crops: whole pictures again, where the pre-training saw parts of larger ones.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import diffusers
+import torch
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from huggingface_hub import snapshot_download
 from huggingface_hub.dataclasses import strict
 
 from hf_ext.files import read_json_object
-from hf_ext.hub.checkpoints import split_revision
+from hf_ext.hub.checkpoints import open_checkpoint, split_revision
 from hf_ext.pipelines.disentangled_dit.scheduling import rescale_noise_schedule
 from hf_ext.training.models import pipeline_index
 
@@ -50,6 +51,7 @@ class Checkpoint:
     config: dict[str, Any]
     scheduler: SchedulerMixin
     id2label: dict[int, str] | None
+    index: dict[str, Any] = field(default_factory=dict)
 
 
 def open_pipeline(source: str) -> Checkpoint:
@@ -77,7 +79,22 @@ def open_pipeline(source: str) -> Checkpoint:
     except NotImplementedError as error:
         raise DataError(f"the schedule of {source} cannot be used: {error}.") from error
     check_signal(scheduler, f"the schedule of {source}")
-    return Checkpoint(folder / "transformer", config, scheduler, id2label)
+    return Checkpoint(folder / "transformer", config, scheduler, id2label, index)
+
+
+def is_part_of(source: str, part: str, module: Any) -> bool:
+    """True where a saved pipeline lacks this component, or has it with the weights of the module."""
+    name, revision = split_revision(source)
+    folder = Path(name)
+    if not folder.exists():
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[f"{part}/*"]))
+    if not (folder / part).is_dir():
+        return True
+    own = module.state_dict()
+    with open_checkpoint(folder / part) as stored:
+        # Tied tensors are saved once; the file may have another precision.
+        pairs = [(stored[name].float(), own[name].cpu().float()) for name in own if name in stored]
+        return bool(pairs) and all(a.shape == b.shape and torch.allclose(a, b, rtol=0.01, atol=1e-4) for a, b in pairs)
 
 
 def transfer(

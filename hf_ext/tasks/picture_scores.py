@@ -141,7 +141,7 @@ def score(
     if keep is not None:
         if Path(keep).suffix != ".npz":
             raise UsageError(f"keep is {keep}, which must end with .npz: it could not be given as REFERENCE.")
-        check_places([keep])
+        check_places([keep], [reference, pictures])
     ranks = Ranks()
     place, texts = require_device(ranks.own_device(device)), {}
     if clip is not None:

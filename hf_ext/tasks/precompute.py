@@ -153,8 +153,6 @@ def keep_settings(path: Path, wanted: dict[str, Any], refusal: str, **first: Any
 
 
 def _check_picture(image: Image.Image, size: Size) -> None:
-    if image.mode == "CMYK":
-        raise ValueError("it has CMYK colours: convert it to RGB with its profile")
     pixels, (short, long) = f"{image.height} x {image.width} pixels", sorted((image.height, image.width))
     if long > MOST_RATIO * short:
         raise ValueError(f"{pixels} are more than {MOST_RATIO} times as long as wide")

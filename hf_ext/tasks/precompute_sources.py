@@ -27,6 +27,7 @@ from datasets.packaged_modules.webdataset.webdataset import base_plus_ext
 from huggingface_hub import HfApi, HfFileSystem
 
 from hf_ext.data.bad_examples import decode_row, find_example_file, find_row_file, read_example
+from hf_ext.data.camera_pictures import IMAGE_SUFFIXES
 from hf_ext.data.files import UNUSABLE, count_examples, find_tars
 from hf_ext.data.opening import find_files, open_source
 from hf_ext.data.source import DataSource
@@ -98,6 +99,10 @@ class Streams:
                 files = [(name, io.BytesIO(file.read())) for _, name, file in group]
                 try:
                     ((_, row),) = read(tar_paths=[path], tar_iterators=[files])
+                    # Columns are the endings of the first examples; a picture may have another.
+                    others = [name for name in row.keys() - features if f".{name.lower()}" in IMAGE_SUFFIXES]
+                    if row[self.image_column] is None and len(others) == 1:
+                        row[self.image_column] = {"path": f"{key}.{others[0]}", "bytes": row.pop(others[0])}
                     features.encode_example(row)
                 except Exception as error:
                     self.unread[number] = f"{type(error).__name__}: {error}"

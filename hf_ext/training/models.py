@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 STARTED_ANEW = "hf_ext_started_anew"
 # Fields of configurations that a task takes from its data, where the base has none.
 _MEASURED = dict.fromkeys(("input_mean", "input_std", "target_mean", "target_std"))
+_MEASURED |= dict.fromkeys(("num_classes", "joint_attention_dim", "pos_embed_base_size"))
 
 
 def pin_revision(source: str) -> str:
@@ -139,8 +140,8 @@ def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...
     return missing
 
 
-def refuse_lost_fields(model: torch.nn.Module, section: dict[str, Any], base: str) -> None:
-    """Refuses changes of the base by the `model` section or the data, which an adapter does not save."""
+def refuse_lost_fields(model: torch.nn.Module, section: dict[str, Any], base: str, beside: Iterable[str] = ()) -> None:
+    """Refuses changes of the base by the `model` section, the data or `beside` it, which an adapter does not save."""
     config: Any = getattr(model, "config", None)
     given = [name for name in {**section, **_MEASURED} if matters_in_use(name) and hasattr(config, name)]
     stored: Any = _read_config(model, base) if given else None
@@ -149,10 +150,11 @@ def refuse_lost_fields(model: torch.nn.Module, section: dict[str, Any], base: st
         for name in given
         if hasattr(stored, name) and _plain(getattr(stored, name)) != _plain(getattr(config, name))
     ]
+    changed += beside
     if changed:
         raise DataError(
-            f"section 'model' or the data change {', '.join(sorted(changed))} of {base}, which an adapter does not "
-            "save: leave the change out, or train the whole model without 'peft'."
+            f"section 'model' or 'task' or the data change {', '.join(sorted(changed))} of {base}, which an adapter "
+            "does not save: leave the change out, or train the whole model without 'peft'."
         )
 
 

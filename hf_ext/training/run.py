@@ -276,7 +276,7 @@ class Run:
         for rows in self.eval_data.values():
             check_labels(rows, self.task)
         if arguments.peft is not None and init_from is not None:
-            refuse_lost_fields(module, arguments.model, init_from)
+            refuse_lost_fields(module, arguments.model, init_from, self.task.changes_beside(init_from))
             module = add_adapter(module, arguments.peft, init_from)
         if arguments.activation_checkpointing:
             enable_activation_checkpointing(module)

@@ -71,6 +71,13 @@ class Task:
         """
         return None
 
+    def changes_beside(self, init_from: str) -> list[str]:
+        """
+        Changes of this training beside the configuration of the model of `init_from`, such as a schedule of noise,
+        each in a few words. An adapter, which does not save them, is refused.
+        """
+        return []
+
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Groups for AdamW: matrices and kernels decay, biases and norms do not."""
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -329,7 +329,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     def _read_pictures(cls, pictures: Any, name: str) -> Any:
         """Pictures as diffusers' processors read them rightly: opaque and of 8 bits, or numbers in [0, 1]."""
         if isinstance(pictures, list | tuple) and pictures:
-            found = [cls._read_pictures(picture, name) for picture in pictures]
+            read = [cls._read_pictures(picture, name) for picture in pictures]
+            found = [x for some in read for x in (some if isinstance(some, list) else [some])]
             if len({isinstance(x, Image.Image) or (type(x), getattr(x, "shape", ())[-3:]) for x in found}) > 1:
                 raise ValueError(f"{name} is a list of several kinds; pictures, or arrays of one shape, are needed.")
             return found
@@ -345,14 +346,17 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             raise ValueError(f"{name} is a {type(pictures).__name__}; a full picture, array or tensor is needed.")
         values: Any = None
         kind = str(pictures.dtype).rpartition(".")[2]
-        if name == "mask_image" and kind == "uint8" and pictures.shape[2:] in ((3,), (4,)):
-            # diffusers takes an array with colours for many masks
-            return cls._read_pictures(Image.fromarray(np.asarray(pictures)), name)
         if most := {"bool": 1, "uint8": 255}.get(kind, "float" in kind):
             values = (pictures.float() if isinstance(pictures, Tensor) else pictures.astype(np.float32)) / most
         # floats of a resized picture go a little beyond, those from 0 to 255 far
         if values is None or not (abs(values) <= 2).all():
-            raise ValueError(f"{name} has {kind} up to {pictures.max()}; uint8, or floats from 0 to 1, are needed.")
+            wanted = "uint8, or floats from 0 to 1 (as of output_type='pt'), are needed"
+            raise ValueError(f"{name} has {kind} up to {pictures.max()}; {wanted}.")
+        last = values.movedim(-3, -1).cpu().numpy() if isinstance(values, Tensor) and values.ndim == 4 else values
+        if name == "mask_image" and isinstance(last, np.ndarray) and last.ndim > 2 and last.shape[-1] in (3, 4):
+            # diffusers takes an array with colours for many masks
+            made = (last.clip(0, 1) * 255).round().astype(np.uint8).reshape(-1, *last.shape[-3:])
+            return cls._read_pictures([Image.fromarray(one) for one in made], name)
         # diffusers takes pictures with any value below 0 for ones from -1 to 1
         return values.clip(0, 1) if -0.25 < values.min() < 0 else values
 
@@ -361,13 +365,18 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         channels, factor, device = self.transformer.config.in_channels, self.vae_scale_factor, self._execution_device
         colours = channels if self.vae is None else self.vae.config.get("in_channels", 3)
         own = (channels, height // factor, width // factor)
-        alike = isinstance(image, Tensor) and image.ndim == 4 and image.shape[1] == channels
-        if alike and (channels != colours or (factor > 1 and image.shape[1:] == own)):
-            latents = image.to(device, torch.float32)
+        given = image if isinstance(image, list | tuple) else [image]
+        shapes = {tuple(x.shape[-3:]) if isinstance(x, Tensor) and x.ndim in (3, 4) else () for x in given}
+        alike = len(shapes) == 1 and [*shapes][0][:1] == (channels,)
+        if alike and (channels != colours or (factor > 1 and shapes == {own})):
+            latents = torch.cat([x if x.ndim == 4 else x[None] for x in given]).to(device, torch.float32)
         else:
             kinds = {"do_convert_rgb": colours == 3, "do_convert_grayscale": colours == 1}
             processor, pictures = VaeImageProcessor(vae_scale_factor=1, **kinds), self._read_pictures(image, "image")
             pixels = processor.preprocess(pictures, height=height, width=width).to(device, torch.float32)
+            if pixels.shape[1] != colours:
+                wanted = f"{colours} colours, or latents of {own},"
+                raise ValueError(f"image has {pixels.shape[1]} colours; pictures of {wanted} are needed.")
             latents = pixels if self.vae is None else self.encode_image(self.vae, pixels)
         return self._for_each(latents, "image", (count, *own), images)
 
@@ -434,15 +443,17 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 raise ValueError(f"{option} is {value!r}; a list of falling numbers is needed.")
         if not given.keys() <= inspect.signature(scheduler.set_timesteps).parameters.keys() or len(given) > 1:
             raise ValueError(f"{name} does not take {' and '.join(given)}; leave one or both out.")
-        total = len(*given.values()) if given else count
-        steps = int(total * strength)
+        with self._scheduler_named(len(*given.values()) if given else count):
+            scheduler.set_timesteps(**(given or {"num_inference_steps": count}), device=self._execution_device)
+        # some schedulers take the last noise level of `sigmas` for the end, and several timesteps for a step
+        total = -(-len(scheduler.timesteps) // scheduler.order) if given else count
+        steps = int(total * strength) or int(round(total * strength, 9))
         if not 0 < strength <= 1 or steps < 1:
             raise ValueError(f"strength is {strength} for {total} steps; give 1/{total}, which leaves one, to 1.")
         begin = (total - steps) * scheduler.order
         if begin and isinstance(scheduler, self._FROM_THE_FIRST_STEP):
             raise ValueError(f"{name} starts at its first step only; use another scheduler, or strength=1.")
         with self._scheduler_named(total):
-            scheduler.set_timesteps(**(given or {"num_inference_steps": total}), device=self._execution_device)
             # Without it the first step is looked up by its timestep, which some schedules have several times.
             if hasattr(scheduler, "set_begin_index"):
                 scheduler.set_begin_index(begin)
@@ -920,6 +931,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         [`~diffusers.DiffusionPipeline.save_pretrained`]."""
         if found := list(getattr(self.transformer, "peft_config", ())):
             advice = "use save_lora_weights, then unload_lora_weights, and fuse_lora before it if they are to stay"
+            if hasattr(self.transformer, "merge_and_unload"):
+                # a model of peft, which diffusers does not unload
+                advice = "save them by transformer.save_pretrained, and set transformer to its merge_and_unload()"
             raise ValueError(f"The transformer has the LoRA layers {found}, which a pipeline does not save: {advice}.")
         if not hasattr(self.transformer, "_CODE"):
             raise TypeError(f"A {type(self.transformer).__name__} is not saved; a {self._COMPONENT[1]} is needed.")

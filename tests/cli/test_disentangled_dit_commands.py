@@ -9,7 +9,8 @@ import datasets
 import diffusers
 import numpy as np
 import pytest
-from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
+import torch
+from diffusers import DiffusionPipeline, DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.utils import DummyObject, requires_backends
 from PIL import Image
 
@@ -20,6 +21,8 @@ from hf_ext.errors import DataError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTImg2ImgPipeline
 from hf_ext.restoration.files import read_image
 from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
+from hf_ext.training.models import add_adapter
+from tests.disentangled_dit.dit_testing import shake
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae, write_encoder
 from tests.kit.command_line import run
 from tests.kit.models import assert_same_picture
@@ -239,10 +242,45 @@ def test_wrong_words_are_named(tmp_path, monkeypatch, model):
         ("--scheduler VQDiffusionScheduler", "num_vec_classes"),
         ("--scheduler DDIMInverseScheduler", "goes from pictures to noise"),
         ("--device cuda:99", "device cuda:99 cannot be used"),
+        ("--class-labels 5", "no class 5; allowed are 0 to 4"),
+        ("--negative 5", "no class 5; allowed are 0 to 4"),
     ):
         # The last `--out` counts.
         assert message in run("sample", "model", "--out", "grid.png", *words.split(), code=2).stderr
         assert not list(tmp_path.glob("grid*"))
+
+
+def test_no_result_takes_the_place_of_what_is_read(tmp_path, monkeypatch, model):
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (9, 9)).save("in.png")
+    Path("link.png").symlink_to("in.png")
+    for name in ("texts.png", "real.npz"):
+        Path(name).write_text("a hen")
+    kept = {path: path.read_bytes() for path in tmp_path.glob("*.*")}
+    for words in (
+        "sample model --image in.png --out in.png",
+        "sample model --image in.png --out model/../in.png",
+        "sample model --image link.png --out in.png",
+        "sample model --prompts texts.png --out texts.png",
+        "dit score model real.npz --network nobody/network --keep real.npz",
+    ):
+        assert "is an input too" in run(*words.split(), code=2).stderr
+        assert {path: path.read_bytes() for path in tmp_path.glob("*.*")} == kept
+
+
+@pytest.mark.parametrize("settings", [{"lora_alpha": 32}, {"peft_type": "LOHA"}, {"modules_to_save": ["proj_out"]}])
+def test_an_adapter_is_sampled_on_its_base(tmp_path, model, settings):
+    whole = DiffusionPipeline.from_pretrained(model)
+    section = {"peft_type": "LORA", "r": 2, "target_modules": ["to_q"], **settings}
+    adapted = add_adapter(whole.transformer, section, str(model))
+    shake(torch.nn.ParameterList(value for value in adapted.parameters() if value.requires_grad))
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    whole.transformer = adapted.merge_and_unload()
+    whole.save_pretrained(tmp_path / "whole")
+    sample = lambda name: run("sample", tmp_path / name, "--out", tmp_path / f"{name}.png", "--steps", 2)  # noqa: E731
+    pictures = [sample(name) and read_image(tmp_path / f"{name}.png").pixels for name in ("model", "adapter", "whole")]
+    assert_same_picture(*pictures[1:])
+    assert np.abs(pictures[0].astype(int) - pictures[1]).max() > 1
 
 
 def test_a_picture_is_turned_as_it_is_shown(tmp_path, monkeypatch):

@@ -220,6 +220,9 @@ def test_what_cannot_be_distilled_is_refused(distill, teacher, pictures, tmp_pat
     for name, value, named in (
         ("steps", 3, "teacher_steps"),
         ("steps", 0, "steps"),
+        ("teacher_steps", 0, "teacher_steps"),
+        ("teacher_steps", -4, "teacher_steps"),
+        ("guidance", float("nan"), "guidance"),
         ("objective", "epsilon", "epsilon"),
     ):
         with refused(SettingsError, named):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, KDPM2AncestralDiscreteScheduler, KDPM2DiscreteScheduler
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from PIL import Image
 
 from hf_ext.pipelines import DisentangledDiTPipeline
@@ -44,7 +44,10 @@ def test_a_mask_may_be_of_truth_values():
     mask[2:, 4:] = True
     pipeline, images = in_mask(make_pipeline()), []
     grey, hole = mask.astype(np.uint8) * 255, torch.from_numpy(mask)
-    for each in (mask, hole[None, None], Image.fromarray(mask), grey, np.dstack([grey] * 3)):
+    colours, alpha = np.dstack([mask] * 3), np.dstack([grey] * 3 + [np.full_like(grey, 255)])
+    arrays = [colours, colours.astype(np.float32), colours[None], np.dstack([grey] * 3), alpha, alpha / 255.0]
+    arrays += [hole.expand(1, 3, -1, -1), hole.expand(1, 3, -1, -1).double(), [colours], [hole.expand(1, 3, -1, -1)]]
+    for each in (mask, hole[None, None], Image.fromarray(mask), grey, *arrays):
         call = {"class_labels": 0, "image": BYTES, "mask_image": each, "generator": generator(), **FEW}
         images.append(pipeline(**call).images)
     assert all(torch.equal(image, images[0]) for image in images)
@@ -141,7 +144,17 @@ VALUES = {
     "callback_on_step_end_tensor_inputs": [None, "latents", [["latents"]]],
     "generator": [[None], ("a",), [torch.Generator()] * 2, 7, []],
     # floats up to 255, NaN, no picture; bytes of 0 and 1, no hole; of NumPy, not finite, none
-    "image": [BYTES.astype(np.float32), np.full((6, 10, 3), np.nan), [], np.zeros((0, 6, 10, 3)), *DEEP],
+    # of as many colours as no picture has
+    "image": [
+        np.zeros((6, 10, 5)),
+        torch.zeros(1, 2, 6, 10),
+        torch.zeros(4, 3, 5),
+        BYTES.astype(np.float32),
+        np.full((6, 10, 3), np.nan),
+        [],
+        np.zeros((0, 6, 10, 3)),
+        *DEEP,
+    ],
     "mask_image": [np.eye(6, 10).astype(np.uint8), np.zeros((6, 10), dtype=bool)],
     "latents": [np.zeros((1, 3, 6, 10)), torch.full((1, 3, 6, 10), torch.nan), torch.zeros(2, 3, 6, 10)],
 }
@@ -240,16 +253,23 @@ def test_a_call_with_a_schedule_that_is_refused_leaves_the_pipeline_as_it_was(gi
     assert torch.equal(pipeline(**options, **FEW).images, expected)
 
 
-def test_a_pipeline_with_adapters_is_not_saved_and_a_fused_one_is(tmp_path):
+@pytest.mark.parametrize("way", ["unload_lora_weights", "merge_and_unload"])
+def test_a_pipeline_with_adapters_is_not_saved_and_a_fused_one_is(tmp_path, way):
     pipeline = make_pipeline()
-    noise = start(pipeline, 1)
-    pipeline.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_q"], init_lora_weights=False))
-    with pytest.raises(ValueError):
+    noise, layers = start(pipeline, 1), LoraConfig(r=2, target_modules=["to_q"], init_lora_weights=False)
+    if way == "unload_lora_weights":
+        pipeline.transformer.add_adapter(layers)
+    else:
+        pipeline.transformer = get_peft_model(pipeline.transformer, layers)
+    with refused(ValueError, way):
         pipeline.save_pretrained(tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
     expected = pipeline(class_labels=0, latents=noise, **FEW).images
-    pipeline.fuse_lora()
-    pipeline.unload_lora_weights()
+    if way == "unload_lora_weights":
+        pipeline.fuse_lora()
+        pipeline.unload_lora_weights()
+    else:
+        pipeline.transformer = pipeline.transformer.merge_and_unload()
     pipeline.save_pretrained(tmp_path / "fused")
     loaded = pipeline_testing.quiet(DisentangledDiTPipeline.from_pretrained(tmp_path / "fused"))
     torch.testing.assert_close(loaded(class_labels=0, latents=noise, **FEW).images, expected, rtol=1e-4, atol=1e-4)

@@ -1,12 +1,21 @@
 """The parts of the pipeline: autoencoders, pictures, text encoders and padding, LoRA; numbers of every form."""
 
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL, DDIMScheduler, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from diffusers import (
+    AutoencoderKL,
+    DDIMScheduler,
+    DDPMScheduler,
+    DiffusionPipeline,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    HeunDiscreteScheduler,
+)
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from PIL import Image
@@ -100,6 +109,24 @@ def test_image_to_image_starts_where_the_strength_says(kind):
             pipeline(image=image / 2 + 0.5, strength=wrong, **options)
 
 
+@pytest.mark.parametrize("kind", [DDPMScheduler, EulerDiscreteScheduler, HeunDiscreteScheduler])
+def test_a_strength_leaves_as_many_steps_by_any_option(kind):
+    pipeline = from_picture(make_pipeline())
+    plain = {"num_inference_steps": 5, "timesteps": None, "sigmas": None}
+    steps = lambda x, **more: pipeline.retrieve_timesteps(SimpleNamespace(strength=x, **{**plain, **more}))[1]  # noqa: E731
+    pipeline.scheduler = kind()
+    pipeline.scheduler.set_timesteps(5)
+    own = {"timesteps": [900, 700, 500, 300, 100]}
+    if kind is EulerDiscreteScheduler:
+        # Its last is the end, 0.
+        own = {"sigmas": pipeline.scheduler.sigmas}
+    for strength, left in ((1.0, 5), (0.8, 4), (0.4, 2), (0.2, 1)):
+        assert steps(strength) == steps(strength, **own) == left
+    # 1/n times n may be a little below 1.
+    for count in (49, 98, 103):
+        assert steps(1 / count, num_inference_steps=count) == 1
+
+
 def test_image_to_image_takes_pictures_of_any_size_and_latents():
     pipeline = from_picture(make_pipeline(vae=make_vae()))
     pictures = [Image.fromarray(np.full((30, 30, 3), value, dtype=np.uint8)) for value in (10, 200)]
@@ -110,6 +137,17 @@ def test_image_to_image_takes_pictures_of_any_size_and_latents():
     latents = pipeline.encode_image(pipeline.vae, pixels).detach()
     again = pipeline(image=latents, num_images_per_prompt=2, generator=generator(), **options).images
     torch.testing.assert_close(images, again)
+    for form in ([*latents], (latents[:1], latents[1:])):
+        found = pipeline(image=form, num_images_per_prompt=2, generator=generator(), **options).images
+        assert torch.equal(found, again)
+    one = {**options, "class_labels": 0}
+    found = [pipeline(image=form, generator=generator(), **one).images for form in (latents[:1], latents[0])]
+    assert torch.equal(*found)
+    # No latents of this model, and no pictures.
+    wrong = latents.abs()
+    for form in (wrong[:, :2], [wrong[0, :2]] * 2, np.zeros((12, 20, 5))):
+        with pytest.raises(ValueError, match="image"):
+            pipeline(image=form, **options)
     with pytest.raises(ValueError, match="image has 3 values for 2 pictures"):
         pipeline(image=torch.zeros(3, 4, 6, 10), **options)
 

@@ -209,6 +209,17 @@ def test_latents_of_several_sizes_are_read_in_batches_of_one(tmp_path, pictures,
     assert "1 of 3 groups of examples" in (said := "".join(capsys.readouterr())) and "their 2 examples" in said
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("size", [8, 24, [16, 32]])
+def test_latents_of_another_size_than_the_models_are_refused(tmp_path, vae, size, streaming):
+    out = encode(write_pictures(tmp_path / "pictures", 4, size=(24, 24)), vae, tmp_path / "latents")
+    task = {"image_size": size, "vae": str(vae)}
+    model = {**MODEL, "num_classes": 3}
+    arguments = make_arguments(tmp_path / "run", out, streaming=streaming, task=task, model=model)
+    with refused(ValueError, "[8, 8]", "sample_size", "image_size"):
+        run(arguments)
+
+
 # Crops, mirroring and their controls; buckets; batches of one group each
 
 
@@ -288,8 +299,9 @@ def test_small_and_grey_pictures_are_enlarged():
     assert cut_view(Image.new("L", (7, 5)), (16, 16), 3, Crops(), None).pixels.shape == (16, 16, 3)
     pixels = to_pixels([view])
     assert pixels.shape == (1, 1, 16, 16) and torch.allclose(pixels, torch.full_like(pixels, 200 / 127.5 - 1))
-    with refused(DataError, "8 bits"):
-        cut_view(Image.fromarray(np.zeros((9, 9), np.uint16)), (4, 4), 1, Crops(), None)
+    for mode, wanted in (("I;16", "8 bits"), ("F", "8 bits"), ("CMYK", "RGB")):
+        with refused(DataError, mode, wanted):
+            cut_view(Image.new(mode, (9, 9)), (4, 4), 1, Crops(), None)
     # A transparent picture is cut on white.
     colours = np.full((8, 8, 4), (255, 0, 255, 0), dtype=np.uint8)
     colours[4:] = (0, 128, 0, 255)

@@ -36,7 +36,7 @@ from tests.kit.models import assert_same_answers
 from tests.kit.refusals import refused
 
 from .diffusion_testing import MODEL, losses, make_arguments, pack_tars, rows_of, run, settings, write_pictures
-from .test_precompute_campaign import BAD, png
+from .test_precompute_campaign import BAD, encode, png
 
 # Tall, square and wide, several of each.
 SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18)]
@@ -335,6 +335,21 @@ def test_a_training_on_tar_files_of_latents_is_that_on_parquet(tmp_path, picture
 
 # Files that cannot be read, of examples that come late in a tar file: the first ones say what the columns hold.
 LATE = [{"cls": b"cat"}, {"txt": b"\xff"}, {"json": b"{"}, {"json": b'{"size": "large"}'}, {"png": b"second"}]
+
+
+@pytest.mark.parametrize("endings", ["jjjjjjp", "ppppppjw", "JJJJJJp"])
+def test_a_picture_of_another_ending_is_read_where_that_is_no_column(tmp_path, vae, endings):
+    """The columns are the endings of the first five."""
+    names = {"j": "jpg", "p": "png", "w": "webp", "J": "JPG"}
+    pixels = np.random.default_rng(0).integers(256, size=(len(endings), 16, 16, 3), dtype=np.uint8)
+    rows = []
+    for number, ending in enumerate(endings):
+        content = encode(Image.fromarray(pixels[number]), {"j": "JPEG", "p": "PNG", "w": "WEBP"}[ending.lower()])
+        rows.append((f"{number:03d}", {names[ending]: content, "cls": b"1"}))
+    (tmp_path / "tars").mkdir()
+    with (tmp_path / "tars" / "0.tar").open("wb") as file:
+        write_tar(file, rows)
+    assert len(rows_of(precompute(settings(tmp_path / "tars", vae), tmp_path / "out"))) == len(endings)
 
 
 def test_examples_of_a_tar_file_that_cannot_be_read_are_named_and_left_out(tmp_path, vae):
