@@ -115,7 +115,7 @@ class EMRModel(Uncopied):
                 default.
             dtype (`torch.dtype`, *optional*): Type of the model's weights; by default that of `from_pretrained`.
             rescale (`str`, *optional*): Rescale mode: `global`, `official`, `tensor`, `l2`, `tensor_l2` or `none`; by
-                default that of the merge.
+                default that of the merge. Of signs of differences (`onebit`, `ternary`) it is always `tensor_l2`.
             trust_remote_code (`bool`, *optional*, defaults to `False`): Allow code of the artifact to run if no
                 installed package knows the model.
 
