@@ -7,10 +7,10 @@
     curl 127.0.0.1:8000/restore/denoise --data-binary @photo.jpg -o restored.png
 
 The body is a text, a picture file, or for tasks that hear a JSON list of numbers at the model's rate. Requests take
-turns with the one set of weights: one classification, one picture, or at most 32 tokens. A short request never waits
-for a long text of another client. A request ends when its client leaves, and when it has used the time or the memory
-of --seconds and --gigabytes. Only this machine's names are answered, and those of --allowed-host. For one task,
-`hf-ext emr export` and `transformers serve` do more.
+turns with the one set of weights: one classification, one picture, or at most 32 tokens. So a short request waits for
+no long text of another client, unless that needs one turn: for beams, or settings of its whole length. A request ends
+when its client leaves, and when it has used the time or the memory of --seconds and --gigabytes. Only this machine's
+names are answered, and those of --allowed-host. For one task, `hf-ext emr export` and `transformers serve` do more.
 """
 
 from __future__ import annotations
@@ -142,10 +142,13 @@ def make_app(emr: EMRModel, access: Access, limits: Limits, tokens: int = 1024) 
         async with turns.request() as clock:
             text, made, ended = (await read_body(request)).decode(), [], False
             prompt = (await turns.take(request, clock, partial(task.encode, text, max_tokens)))["input_ids"]
+            step = TURN_TOKENS if task.in_turns else max_tokens
             while len(made) < max_tokens and not ended:
-                count = min(TURN_TOKENS, max_tokens - len(made))
+                count = min(step, max_tokens - len(made))
                 new, ended = await turns.take(request, clock, partial(task.generate, prompt, [*made], count, **how))
                 made += new
+                if len(new) < count:
+                    break
             return {"text": task.decode(made), "tokens": len(made), "ended": ended}
 
     return app

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
+from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, GenerationConfig
 
 from hf_ext.emr.building import model_class
 from hf_ext.emr.model import EMRModel
@@ -21,6 +21,15 @@ from .classifying import require_unicode
 _READERS: dict[str, Any] = {"Sequence": AutoTokenizer, "Image": AutoImageProcessor, "Audio": AutoFeatureExtractor}
 # Of nothing but a configuration, transformers makes a tokenizer that knows no word.
 _FILES = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
+# Settings of generation by which a token depends on the tokens before it alone, however these came.
+_BY_TOKEN = {
+    *("_from_model_config", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache"),
+    *("decoder_start_token_id", "forced_bos_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h"),
+    *("typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"),
+    *("sequence_bias", "suppress_tokens", "max_length", "max_new_tokens", "length_penalty"),
+    *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
+    *("early_stopping", "cache_implementation", "renormalize_logits", "remove_invalid_values"),
+}
 
 
 class AnsweringTask:
@@ -29,7 +38,8 @@ class AnsweringTask:
 
     `kind` is `"classification"`, `"generation"` or `"restoration"`; any other model is refused by a [`DataError`].
     `reads` is `"Sequence"`, `"Image"` or `"Audio"`. A text whose attention may need more than `gigabytes`
-    is refused.
+    is refused. `in_turns` tells whether a text may be generated in several turns: beams and what depends on the length
+    of the whole text, such as `forced_eos_token_id`, need one.
     """
 
     def __init__(self, emr: EMRModel, name: str, gigabytes: float = math.inf) -> None:
@@ -51,6 +61,10 @@ class AnsweringTask:
             else:
                 raise DataError(f"task {name!r} is a {found.__name__}, no classifier, generator or restorer")
             self.reader: Any = None if self.kind == "restoration" else self._load_reader(place)
+        if self.kind == "generation":
+            own = emr.generation_config(name)
+            settings = GenerationConfig.from_dict(own) if own else GenerationConfig.from_model_config(self.config)
+            self.in_turns = settings.to_diff_dict().keys() <= _BY_TOKEN
         text = self.config.get_text_config()
         limits = [getattr(text, key, None) for key in ("max_position_embeddings", "n_positions")]
         limits.append(getattr(self.reader, "model_max_length", None))
@@ -114,7 +128,8 @@ class AnsweringTask:
     def generate(self, prompt: list[int], made: list[int], count: int, **options: Any) -> tuple[list[int], bool]:
         """Up to `count` tokens after a prompt and what was made of it before, and whether the text has ended."""
         with self._emr.task(self.name) as model:
-            ends = model.generation_config.eos_token_id
+            given = model.generation_config.eos_token_id
+            ends = given if isinstance(given, list) else [given]
             tokens, start = torch.tensor([[*prompt, *made]], device=self._emr.device), len(prompt) + len(made)
             if self.config.is_encoder_decoder:
                 first = model.generation_config.decoder_start_token_id
@@ -126,7 +141,9 @@ class AnsweringTask:
             if model.generation_config.pad_token_id is None:
                 options["pad_token_id"] = 0
             found = model.generate(tokens, attention_mask=mask, max_new_tokens=count, **options)[0, start:].tolist()
-        return found, bool(found) and found[-1] in (ends if isinstance(ends, list) else [ends])
+        # of beams the best may be padded
+        last = next((place for place, token in enumerate(found, 1) if token in ends), None)
+        return found[:last], last is not None
 
     def decode(self, tokens: list[int]) -> str:
         """The text of tokens, without special ones."""

@@ -50,6 +50,7 @@ class BuiltModel(NamedTuple):
     # whether this tells all. If not, the library transforms tensors or initialises new ones, and the weights of
     # another task cannot be put into the model in place
     complete: bool
+    attention: str | None = None  # the implementation of attention that the library chose
 
 
 def build_model(
@@ -67,8 +68,43 @@ def build_model(
             built = _build_diffusers(told, tensors, dtype)
         else:
             built = _build_adapter(folder, tensors, dtype, trust_remote_code)
+    sources = {place.tensor: tensors[name] for name, place in built.places.items()}
+    for name, held in built.model.state_dict().items():
+        weights.require_range(task, name, held, [sources[name]] if name in sources else tensors.values())
     built.model.eval()
-    return built
+    return built._replace(attention=_find_attention(built.model))
+
+
+def take_over(built: BuiltModel, new: torch.nn.Module) -> None:
+    """Sets a new model as a user set the one before it: training, gradients and attention."""
+    old, modules = built.model, dict(built.model.named_modules())
+    trained = {name: part.requires_grad for name, part in old.named_parameters()}
+    for name, module in new.named_modules():
+        module.training = modules.get(name, old).training
+    for name, part in new.named_parameters():
+        part.requires_grad_(trained.get(name, part.requires_grad and any(trained.values())))
+    if (chosen := _find_attention(old)) != built.attention and _find_attention(new) is not None:
+        cast(Any, new).set_attn_implementation(chosen)
+
+
+def _find_attention(model: torch.nn.Module) -> str | None:
+    """The implementation of attention of a model of transformers."""
+    return cast("str | None", getattr(getattr(model, "config", None), "_attn_implementation", None))
+
+
+def require_places(built: BuiltModel, entries: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
+    """Refuses a model that has lost a tensor of its task since it was built, or has it in another shape."""
+    held = cast(Any, built.model).state_dict()
+    for name, place in built.places.items():
+        whole = held.get(place.tensor)
+        shape, strides, first = place.part or (entries[name][1], (), 0)
+        last = first + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=False))
+        if whole is None or (last >= whole.numel() if place.part else whole.shape != shape):
+            raise UsageError(
+                "the modules of `model` were changed since its task was set, by an adapter or new embeddings for "
+                f"instance: {place.tensor!r} {'is gone' if whole is None else f'is now {tuple(whole.shape)}'}, so "
+                "that no other task can be put into it. Undo the change, or load another EMRModel for the other task"
+            )
 
 
 def same_network(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
@@ -77,8 +113,8 @@ def same_network(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     return all(first.get(key, keys) == second.get(key, keys) for key in keys.difference(_LABEL_KEYS, _ORIGIN_KEYS))
 
 
-def relabel(model: torch.nn.Module, config: PreTrainedConfig) -> None:
-    """Gives a model the label names of another task, and its head the width that they need."""
+def relabel(model: torch.nn.Module, before: PreTrainedConfig, config: PreTrainedConfig) -> None:
+    """Gives a model the label names of another task than the one before, and its head the width that they need."""
     owned = cast(Any, model).config
     same_width = owned.num_labels == config.num_labels
     for key in ("id2label", "label2id", "problem_type"):
@@ -86,13 +122,13 @@ def relabel(model: torch.nn.Module, config: PreTrainedConfig) -> None:
     if same_width:
         return
     with torch.device("meta"):
-        outline = type(model)(config)
+        outline, previous = type(model)(config), dict(type(model)(before).named_modules())
     modules = dict(model.named_modules())
     for name, part in outline.named_modules():
         for key, value in vars(part).items():
             # `num_labels`, `out_features` and the like; not what a user switched on the model at hand
             plain = isinstance(value, int | float | str | tuple) and key != "training" and not key.startswith("_")
-            if plain and vars(modules[name]).get(key) != value:
+            if plain and vars(previous[name]).get(key) != value:
                 setattr(modules[name], key, value)
         for key, wanted in part.named_parameters(recurse=False):
             held = getattr(modules[name], key)

@@ -14,13 +14,13 @@ from transformers import GenerationConfig
 
 from ..errors import UsageError
 from .batches import Generation, Rows, find_by_sample, join_outputs, kind_of, rows_of, take_rows
-from .building import BuiltModel, build_model, relabel, same_network
+from .building import BuiltModel, build_model, relabel, require_places, same_network, take_over
 from .mixed import Mixer, NotByRows
 from .turns import Turns
-from .weights import TaskWeights
+from .weights import TaskWeights, Uncopied
 
 
-class EMRModel:
+class EMRModel(Uncopied):
     """
     A merge as the model of one of its tasks, switched to another in place; load it with [`~EMRModel.from_pretrained`].
 
@@ -115,7 +115,7 @@ class EMRModel:
                 default.
             dtype (`torch.dtype`, *optional*): Type of the model's weights; by default that of `from_pretrained`.
             rescale (`str`, *optional*): Rescale mode: `global`, `official`, `tensor`, `l2`, `tensor_l2` or `none`; by
-                default that of the merge.
+                default that of the merge. Of signs of differences (`onebit`, `ternary`) it is always `tensor_l2`.
             trust_remote_code (`bool`, *optional*, defaults to `False`): Allow code of the artifact to run if no
                 installed package knows the model.
 
@@ -164,11 +164,15 @@ class EMRModel:
         """Sets the model to evaluation mode, as it is when it was loaded."""
         return self.train(False)
 
+    @torch.inference_mode(False)
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> EMRModel:
         """Moves the model, or gives its weights another type; tasks that are set later follow."""
         device, dtype = (None, device) if isinstance(device, torch.dtype) else (device, dtype)
         with self._turns.hold():
             self._turns.note_change()
+            for name, held in self._built.model.state_dict().items() if dtype == torch.float16 else ():
+                if held.is_floating_point():
+                    self.weights.require_range(str(self.current), name, held.to(dtype), [held])
             self._built.model.to(device=device, dtype=dtype)
             # After it: what it refuses is not for later tasks either.
             self._device = self._device if device is None else torch.device(device)
@@ -191,8 +195,9 @@ class EMRModel:
         Gives the model another task's weights, head and label names.
 
         The weights of `model` are replaced in place if the configurations of the tasks differ only in their labels. A
-        task of another class, or with another configuration, gets a new `model`; so does every task if the library
-        changes weights on loading in an unknown way, with a warning. A switch to the current task does nothing:
+        task of another class, or with another configuration, gets a new `model`, with the training mode,
+        `requires_grad` and attention that were set; so does every task if the library changes weights on loading in an
+        unknown way, with a warning. A switch to the current task does nothing:
         weights that were changed in place, by training for instance, stay as they are. Any other switch overwrites
         them.
 
@@ -218,6 +223,7 @@ class EMRModel:
             return
         config = self.read_config(task)
         if self._fits(task):
+            require_places(self._built, self.weights.entries(str(self.current)))
             self._switch_in_place(task, config)
         else:
             if not self._built.complete and same_network(config, self._config):
@@ -226,7 +232,9 @@ class EMRModel:
                     "be followed: every switch of tasks makes a new `model`, and what holds the old one (a pipeline, "
                     "an optimizer) keeps the old task. Take `model` anew after each switch."
                 )
-            self._built = self._build(task)
+            built = self._build(task)
+            take_over(self._built, built.model)
+            self._built = built
             self._generation.clear()
         self._config, self.current = config, task
 
@@ -385,6 +393,7 @@ class EMRModel:
         try:
             if different or self.current is None:
                 raise NotByRows(f"{different} cannot be put into the model of {self.current!r}")
+            require_places(self._built, self.weights.entries(self.current))
             # Weights of other tasks stand in for the model's own while it runs.
             self._turns.note_change()
             return self._mixer.run(self._built, self.current, rows, given)
@@ -452,17 +461,19 @@ class EMRModel:
         found = self.weights.read_small_file(task, "generation_config.json")
         return {key: value for key, value in found.items() if key != "transformers_version"}
 
+    @torch.inference_mode(False)
     def _build(self, task: str) -> BuiltModel:
         built = build_model(self.weights, task, self._source, self._dtype, self._trust_remote_code)
         cast(Any, built.model).to(self._device)
         self._turns.watch(built.model)
         return built
 
+    @torch.inference_mode(False)
     def _restore_in_place(self, task: str, config: dict[str, Any]) -> None:
         with self._turns.change(self._built.model):
-            changed, self._config = config != self._config, config
-            if changed and self.weights.manifest.library == "transformers":
-                relabel(self.model, type(self.model.config).from_dict(config))
+            before, self._config = self._config, config
+            if config != before and self.weights.manifest.library == "transformers":
+                relabel(self.model, *map(type(self.model.config).from_dict, (before, config)))
             held = self.model.state_dict()
             for name, place in self._built.places.items():
                 self.weights.restore_into(task, name, place.within(held[place.tensor]))

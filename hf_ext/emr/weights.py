@@ -33,6 +33,17 @@ from .manifest import MANIFEST, WEIGHT_STEMS, Manifest, SourceRecord, TaskRecord
 _OWN_FILES = (MANIFEST, "emr_loader.py", "README.md", "report.json", "report.png")
 
 
+class Uncopied:
+    """What has mapped files, and a state that a shallow copy would change behind its back."""
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            f"{type(self).__name__} cannot be copied or pickled, because its files are mapped into memory: open it "
+            "again where it is needed, with from_pretrained for instance; `copy.deepcopy(em.model)` copies the model "
+            "of the current task"
+        )
+
+
 class _MappedFiles:
     """Tensors of safetensors files, mapped into memory; nothing is read until it is used."""
 
@@ -75,7 +86,7 @@ class _TaskFiles(NamedTuple):
     entries: dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
-class TaskWeights:
+class TaskWeights(Uncopied):
     """The weights of every task of an artifact. Opening takes the root files and the base; those of a task are fetched
     when they are first needed. Names, lengths, types, links and hashes are checked, the base's too."""
 
@@ -105,6 +116,11 @@ class TaskWeights:
             raise UsageError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
         self.manifest = Manifest.read(self.folder)
         self._merged = self.manifest.merged
+        if self.manifest.deltas and rescale not in (None, "tensor_l2"):
+            raise UsageError(
+                f"rescale is {rescale!r}, and {self.folder} holds signs of differences, of which each tensor has its "
+                "own scale; leave rescale out, or give 'tensor_l2'"
+            )
         if self._repository:
             skipped = ["sums.safetensors", "report.json", "report.png", "README.md", ".*"]
             self._repository.fetch(["*"], [*skipped, "tasks/*", "base/*"])
@@ -138,7 +154,8 @@ class TaskWeights:
         parts = self.find_parts(task, name, device)
         if parts is None:
             own, base_name = name in opened.extras.infos, opened.record.base_name(name)
-            out.copy_(opened.extras.get(name, device) if own else self._base.get(base_name, device, keep=True))
+            values = opened.extras.get(name, device) if own else self._base.get(base_name, device, keep=True)
+            self.require_range(task, name, out.copy_(values), [values])
             return
         dtype, count = opened.entries[name][0], len(parts.base)
         direct = out.dtype == dtype and out.is_contiguous()
@@ -155,7 +172,13 @@ class TaskWeights:
         if not direct:
             out.copy_(whole)
         # a merge looks at its own rescaler and type alone
-        if out.dtype == torch.float16 and not bool(out.isfinite().all()):
+        self.require_range(task, name, out)
+
+    def require_range(self, task: str, name: str, found: torch.Tensor, given: Iterable[torch.Tensor] = ()) -> None:
+        """Refuses infinity in float16 where it comes of values that are finite."""
+        if found.dtype != torch.float16 or bool(found.isfinite().all()):
+            return
+        if all(bool(values.isfinite().all()) for values in given):
             raise DataError(
                 f"{self.folder}: {name!r} of task {task!r} exceeds the range of float16: choose another rescale or "
                 "dtype, or merge again with dtype float32"

@@ -258,6 +258,7 @@ class _Run:
         folder = self.result
         sums = add_up(self.plan.merged_rows, len(self.plan.tasks), self.units, self.journal.read(len(self.units)))
         base = self.base_identity.result()
+        self.plan.warnings.extend(self.vectors.warn_of_equals([task.label for task in self.plan.tasks]))
         if (self.out / "eval.json").is_file():
             self.plan.warnings.append("eval.json was kept, and tells of the earlier merge: evaluate again")
         closed = _start_beside(self.outputs.close)

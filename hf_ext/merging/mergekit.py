@@ -1,7 +1,9 @@
 """Configurations of mergekit, for methods that both have: the same models, numbers and result.
 
 All is computed in float32 and rounded once. Mergekit computes in `dtype` and rounds after every step, so in half
-precision the two results differ by several roundings. Whatever would give something else is refused, with its line.
+precision the two results differ by several roundings. Of equal elements where a share of TIES ends, mergekit keeps
+what its sort puts first, which depends on the processor; here it is as many, evenly spaced. Whatever
+would give something else is refused, with its line.
 """
 
 import re
@@ -217,13 +219,17 @@ def _read_ties(reader: _Reader) -> dict[str, Any]:
     }
 
 
+def _read_model_stock(reader: _Reader) -> dict[str, Any]:
+    return {"filter_wise": reader.read("filter_wise", False), "away": True, "clamp": 1e-6}
+
+
 # Of each method of mergekit ours, and its options.
 _METHODS: dict[str, tuple[str, Callable[[_Reader], dict[str, Any]]]] = {
     "linear": ("average", _read_linear),
     "slerp": ("slerp", _read_slerp),
     "task_arithmetic": ("task_arithmetic", _read_task_arithmetic),
     "ties": ("ties_by_tensor", _read_ties),
-    "model_stock": ("model_stock", lambda reader: {"filter_wise": reader.read("filter_wise", False), "away": True}),
+    "model_stock": ("model_stock", _read_model_stock),
 }
 
 

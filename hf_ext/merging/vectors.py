@@ -46,6 +46,8 @@ class TaskVectors:
         # Bit patterns of the smallest magnitudes kept, and how many of the largest are still to be found below them.
         self._threshold = np.zeros(self.tasks, np.int64)
         self._wanted = np.zeros(self.tasks, np.int64)
+        # elements of each task, and how many of them are kept
+        self._counted, self._kept = np.zeros((2, self.tasks), np.int64)
         self.passes_done = 0
 
     def new_counts(self) -> np.ndarray:
@@ -66,12 +68,17 @@ class TaskVectors:
         Kept are the `int(density · elements)` largest of a task, at least one, and all as large as the last of them.
         """
         for task, row in enumerate(counts):
-            wanted = max(1, int(self.density[task] * int(row.sum()))) if index == 0 else self._wanted[task]
+            if index == 0:
+                self._counted[task] = row.sum()
+                self._kept[task] = max(1, int(self.density[task] * int(self._counted[task])))
+            wanted = self._kept[task] if index == 0 else self._wanted[task]
             # at_least[b]: how many have digit b or a larger one.
             at_least = np.cumsum(row[::-1])[::-1]
             digit = max(int(np.count_nonzero(at_least >= wanted)) - 1, 0)
             self._wanted[task] = wanted - (at_least[digit] - row[digit])
             self._threshold[task] |= digit << LOWER_BITS if index == 0 else digit
+            if index == 1 and self._threshold[task] > 0:
+                self._kept[task] += row[digit] - self._wanted[task]
         self.passes_done += 1
 
     def make(
@@ -93,11 +100,24 @@ class TaskVectors:
     def state(self) -> dict[str, Any]:
         """The results of the passes so far, from which an interrupted merge resumes."""
         bits, wanted = self._threshold.tolist(), self._wanted.tolist()
-        return {"passes": self.passes_done, "threshold_bits": bits, "wanted": wanted}
+        known = {"counted": self._counted.tolist(), "kept": self._kept.tolist()}
+        return {"passes": self.passes_done, "threshold_bits": bits, "wanted": wanted, **known}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._threshold = np.array(state["threshold_bits"], np.int64)
         self._wanted, self.passes_done = np.array(state["wanted"], np.int64), state["passes"]
+        self._counted, self._kept = np.array(state["counted"], np.int64), np.array(state["kept"], np.int64)
+
+    def warn_of_equals(self, labels: Sequence[str]) -> list[str]:
+        """Warnings of tasks of which much more than the density asks for is kept: the authors' code keeps all that
+        are as large as the last one, and differences of half-precision weights have few magnitudes."""
+        return [
+            f"task {label!r}: {kept / count:.1%} of its task vector are kept, not the {density:.1%} of `density`: "
+            "many elements are as large as the last of them, as in half precision; choose another density, or "
+            "ties_by_tensor, which keeps the share exactly"
+            for label, kept, count, density in zip(labels, self._kept, self._counted, self.density, strict=True)
+            if kept > 1.02 * max(1, int(density * count))
+        ]
 
 
 def kept_elements(seed: int, task: int, tensor: int, start: int, count: int, drop: float) -> np.ndarray:

@@ -166,12 +166,7 @@ def test_a_model_turns_into_each_task_and_takes_mixed_batches(berts, tmp_path):
     assert_rows(emr(input_ids=ids, task_ids=mixed).logits, right)
     loaded = restore(folder, "five")
     assert equal(read(emr.export("five", tmp_path / "five")), loaded)
-    # another choice of scales, from the same sums: with `none` every element moves by 1
-    plain = TaskWeights(folder, rescale="none")
     name = next(iter(loaded))
-    before = plain.base_tensors()[plain.manifest.tasks["two"].base_name(name)]
-    moved = (plain.restore("two", name).double() - before).abs()
-    assert set(moved.round(decimals=4).flatten().tolist()) <= {0.0, 1.0}
     least = TaskWeights(folder, rescale="tensor_l2")
     assert least.restore("two", name).equal(TaskWeights(folder).restore("two", name))
 

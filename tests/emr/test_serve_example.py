@@ -19,7 +19,14 @@ import pytest
 import torch
 from PIL import Image
 from starlette.testclient import TestClient
-from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+from transformers import (
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+)
 
 from hf_ext.answers import limits as answer_limits
 from hf_ext.answers.limits import ClientLeft, Clock, Limits, TookTooLong, TookTooMuch
@@ -30,7 +37,7 @@ from hf_ext.errors import DataError
 from hf_ext.restoration.encoding import Frames, encode_frames
 from hf_ext.restoration.files import read_image
 from hf_ext.restoration.tiles import restore_image
-from tests.emr.emr_testing import maker, tiny_bert, tiny_gpt2, tiny_semanir
+from tests.emr.emr_testing import WORDS, maker, tiny_bert, tiny_gpt2, tiny_semanir, write_tokenizer
 from tests.emr.use_testing import merge_family
 from tests.hub.published import tiny_model
 from tests.kit.pictures import SENT, chunk, encode
@@ -121,6 +128,45 @@ def test_generate_in_turns(client: Client, example: Any, models: Models, monkeyp
     found = client("generate").post("/generate/b?max_tokens=7", content="a b").json()
     assert found["tokens"] == len(wanted) and found["ended"] == (3 in wanted.tolist())
     assert client("generate", seconds=1e-9).post("/generate/b?max_tokens=7", content="a b").status_code == 504
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.5, "suppress_tokens": [7]},
+    {"min_length": 6},
+    {"forced_eos_token_id": 3},
+    {"num_beams": 3},
+    {"num_beams": 3, "length_penalty": 2.0},
+    {"num_beams": 3, "num_return_sequences": 2},
+    {"min_new_tokens": 5},
+    {"exponential_decay_length_penalty": (2, 3.0)},
+    {"begin_suppress_tokens": list(range(4, 20))},
+    {"encoder_repetition_penalty": 3.0},
+    {"guidance_scale": 3.0},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_served_text_is_that_of_the_model(
+    example: Any, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def build() -> Any:
+        sizes = {"n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.5}
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=len(WORDS), bos_token_id=2, eos_token_id=3, **sizes))
+        model.generation_config = GenerationConfig(bos_token_id=2, eos_token_id=3, pad_token_id=0, **settings)
+        return model
+
+    monkeypatch.setattr(example, "TURN_TOKENS", 2)
+    emr = EMRModel.from_pretrained(merge_family(tmp_path, maker(build, write_tokenizer)), "a")
+    app = example.make_app(emr, Access(None, allowed_hosts=example.OWN_NAMES), Limits())
+    asked = TestClient(app, base_url="http://127.0.0.1:8000")
+    for text in ("a b", "q r s", "z"):
+        ids = torch.tensor([[WORDS.index(word) for word in text.split()]])
+        wanted = emr.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=11)[0, ids.shape[1] :].tolist()
+        wanted = wanted[: wanted.index(3) + 1] if 3 in wanted else wanted
+        found = asked.post("/generate/a?max_tokens=11", content=text).json()
+        words = " ".join(WORDS[token] for token in wanted if token > 3)
+        assert found == {"text": words, "tokens": len(wanted), "ended": 3 in wanted}
 
 
 def test_a_short_request_does_not_wait_for_a_long_one(client: Client, example: Any, monkeypatch: pytest.MonkeyPatch):

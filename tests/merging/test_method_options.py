@@ -68,6 +68,41 @@ def test_model_stock_is_its_twin(shape, filter_wise, away):
     assert_close(run_method("model_stock", base, models, **options), twin.model_stock(base, models, **options))
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-5])
+@pytest.mark.parametrize("filter_wise", [True, False])
+def test_model_stock_of_small_differences_is_that_of_mergekit(tmp_path, scale, filter_wise):
+    """It divides by no product of norms below 1e-6."""
+    base, models = (
+        torch.zeros(5, 8),
+        [scale * torch.randn(5, 8, generator=torch.Generator().manual_seed(i)) for i in (1, 2)],
+    )
+    models[1] += models[0]
+    first, second = (model if filter_wise else model.view(1, -1) for model in models)
+    cosine = (first * second).sum(1) / (first.norm(dim=1) * second.norm(dim=1)).clamp(min=1e-6)
+    expected = ((2 * cosine / (1 + cosine))[:, None] * (first + second) / 2).view(5, 8)
+    given = {"merge_method": "model_stock", "base_model": "0", "models": [{"model": "a"}, {"model": "b"}]}
+    read = MergeConfig.from_dict(given | {"parameters": {"filter_wise": filter_wise}})
+    found = run_method("model_stock", base, models, **read.find_options("w", 0.0, ["a", "b"]))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(40, 25), (7,), (1,), ()])
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.99])
+def test_ties_by_tensor_keeps_its_share_of_equal_elements(dtype, shape, share):
+    """As many as mergekit, spread over the tensor."""
+    signs = torch.randint(2, shape, generator=torch.Generator().manual_seed(0)) * 2.0 - 1
+    for moved in (signs, signs * (1 + torch.arange(signs.numel()).view(shape) % 3)):
+        one = (moved / 128).to(dtype).float()
+        found = run_method("ties_by_tensor", torch.zeros(shape), [one], weight=[1.0], density=[share])
+        kept = found != 0
+        assert int(kept.sum()) == max(1, int(share * one.numel())) and torch.equal(found[kept], one[kept])
+        assert float(one[kept].abs().min()) >= max(one[~kept].abs().tolist(), default=0.0)
+        if one.ndim == 2 and moved is signs:
+            rows = kept.sum(1)
+            assert int(rows.max() - rows.min()) <= 1
+
+
 def test_slerp_is_its_twin_and_straight_where_there_is_no_arc():
     base, models = tensors(count=2)
     for t in (0.0, 0.3, 1.0):

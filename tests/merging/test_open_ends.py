@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file
 
 from hf_ext.emr import EMRModel
+from hf_ext.emr.arithmetic import SUB_BLOCK
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError, UsageError
 from hf_ext.files import TakenError
@@ -122,6 +123,31 @@ def test_a_task_without_tensors_of_its_class_is_no_model(tmp_path, architecture)
     out = merge(siblings(tmp_path, "a"), tmp_path / "out")
     with refused(DataError, "random", "pooler" if architecture == "BertModel" else "cls"):
         EMRModel.from_pretrained(out, "a")
+
+
+@pytest.mark.parametrize("method", ["ties", "ternary"])
+@pytest.mark.parametrize(
+    ("density", "kept"),
+    [(0.1, "50.0%"), (0.5, None), (0.6, "100.0%"), (0.0001, "50.0%"), ({"a": 0.2, "b": 0.5}, "50.0%")],
+)
+def test_a_share_that_equal_elements_exceed_is_told(tmp_path, method, density, kept):
+    """As in the authors' code, all that are as large as the last one stay."""
+    for name, step in zip("0abc", (0, 1, 1, 1), strict=True):
+        moved = step * torch.tensor([1.0, -1.0, 2.0, 2.0]).repeat(SUB_BLOCK)
+        write_weights(tmp_path / name, {"w": (1 + moved / 128).bfloat16(), "v": torch.ones(8)})
+    config = siblings(
+        tmp_path, "a", "b", base="0", method=method, density=density, exclude=["v"], max_shard_size="5GB"
+    )
+    out = merge(config, tmp_path / "out")
+    told = [text for text in json.loads((out / "report.json").read_text())["warnings"] if "`density`" in text]
+    tasks = ["a"] if isinstance(density, dict) else ["a", "b"] if kept else []
+    assert [text.split()[1:3] for text in told] == [[f"'{task}':", kept] for task in tasks]
+    if method == "ternary" and not isinstance(density, dict) and kept:
+        assert any(
+            "task 'c': " + kept in text for text in add_task(out, "c", str(tmp_path / "c"), frozen=True)["warnings"]
+        )
+        remove_task(out, "a")
+        assert "'a'" not in str(json.loads((out / "report.json").read_text())["warnings"])
 
 
 def _replace(config, out):

@@ -8,9 +8,11 @@ from .registry import Block, Option, Tensor, merge_method
 Rows = Annotated[bool, Option("Measure the angle of every row of a matrix, not of the whole tensor.")]
 Away = Annotated[bool, Option("Move away from the average where the mean cosine is negative, in place of the base.")]
 
+Clamp = Annotated[float, Option("Least product of two norms by which a cosine is divided; 0 for none.", least=0)]
+
 
 @merge_method("model_stock", "model stock", whole=True)
-def model_stock(tensor: Block, *, filter_wise: Rows = False, away: Away = False) -> Tensor:
+def model_stock(tensor: Block, *, filter_wise: Rows = False, away: Away = False, clamp: Clamp = 0.0) -> Tensor:
     """W_0 + t/N Σ_i τ_i with t = N c / (1 + (N - 1) c), c the mean cosine of two task vectors, at least 0."""
     import torch
 
@@ -23,9 +25,7 @@ def model_stock(tensor: Block, *, filter_wise: Rows = False, away: Away = False)
         products = [[torch.tensor([value], dtype=torch.float64) for value in row] for row in inner_products(vectors)]
     norms = [row[-1].sqrt() for row in products]
     cosines = [
-        products[i][j] / (norms[i] * norms[j]).where(norms[i] * norms[j] > 0, 1)
-        for i in range(count)
-        for j in range(i)
+        products[i][j] / (norms[i] * norms[j]).clamp(min=clamp or 1e-300) for i in range(count) for j in range(i)
     ]
     cosine = sum(cosines[1:], cosines[0]) / len(cosines) if cosines else norms[0].new_ones(norms[0].shape)
     cosine = cosine.clamp(-1.0 if away else 0.0, 1.0)

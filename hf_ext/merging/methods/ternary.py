@@ -3,8 +3,9 @@
 from typing import Annotated
 
 from .registry import Block, Option, Tensor, merge_method
+from .ties import KEPT
 
-Density = Annotated[list[float], Option("Share of each task vector that is kept.", default=0.4, above=0, most=1)]
+Density = Annotated[list[float], Option(KEPT, default=0.4, above=0, most=1)]
 
 
 @merge_method("ternary", "ternary deltas", masks=True, deltas=2, trim="density")

@@ -2,12 +2,17 @@
 
 from typing import Annotated
 
+import numpy as np
+
 from .average import add_up, weigh
 from .registry import Block, Option, Tensor, merge_method
 
+KEPT = "Share of each task vector that is kept, with all that are as large as the last of them."
+SPACED = "Share of each tensor that is kept; of those as large as the last, evenly spaced ones."
+
 Weight = Annotated[list[float], Option("Weight of each task.", default=1.0)]
-Density = Annotated[list[float], Option("Share of each task vector that is kept.", default=0.2, above=0, most=1)]
-DensityByTensor = Annotated[list[float], Option("Share of each tensor that is kept.", default=0.2, above=0, most=1)]
+Density = Annotated[list[float], Option(KEPT, default=0.2, above=0, most=1)]
+DensityByTensor = Annotated[list[float], Option(SPACED, default=0.2, above=0, most=1)]
 Normalize = Annotated[bool, Option("Divide the sum of those that agree by the sum of their weights.")]
 Scale = Annotated[float, Option("Factor of the merged task vector.")]
 
@@ -59,10 +64,18 @@ def ties_by_tensor(
 
 
 def keep_largest(vector: Tensor, share: float) -> None:
-    """Zeroes all but a share of the elements, the largest, at least one, and all as large as the last of them."""
+    """Zeroes all but a share of the elements, the largest, at least one; of equal ones at its end, evenly spaced stay.
+
+    Differences of half-precision weights are a few steps of rounding. Which equal ones mergekit keeps, depends on the
+    processor; the first ones would all lie in the first rows.
+    """
     if share < 1 and vector.numel():
         smallest = vector.numel() - max(1, int(share * vector.numel()))
         # in place of a copy: sorted only as far as it is needed
         magnitudes = vector.abs().flatten().numpy()
         magnitudes.partition(smallest)
-        vector.masked_fill_(vector.abs() < float(magnitudes[smallest]), 0)
+        last, found = float(magnitudes[smallest]), vector.abs()
+        equal = (found == last).flatten().nonzero().flatten()
+        vector.masked_fill_(found < last, 0)
+        ends = np.arange(len(equal) + 1) * np.count_nonzero(magnitudes[smallest:] == last) // max(len(equal), 1)
+        vector.view(-1)[equal.numpy()[np.diff(ends) == 0]] = 0
