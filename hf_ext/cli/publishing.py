@@ -114,8 +114,12 @@ def card(
         else:
             say(*(problems or [f"{folder / 'README.md'}: no problems found"]))
         context.exit(1 if problems else 0)
+    from hf_ext.hub import released
     from hf_ext.hub.cards import write_card
 
+    if folder.resolve().parent == released.FOLDER.resolve():
+        told = "a released model, whose card belongs to the package; copy the folder, and give the copy"
+        raise click.UsageError(f"{folder} is {told} (or --check, which writes nothing).")
     path = write_card(folder, repo_id=repo_id or folder.resolve().name, license=license_name)
     if as_json:
         print_json({"card": str(path), "text": path.read_text(encoding="utf-8")})

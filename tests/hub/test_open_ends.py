@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from huggingface_hub import CommitOperationAdd
 from safetensors.torch import load_file, save_file
 
 from hf_ext import MRConvConfig, MRConvForSequenceClassification
-from hf_ext.errors import NotPublished, UsageError
+from hf_ext.errors import DataError, NotPublished, UsageError
 from hf_ext.hub import publish
 from hf_ext.hub.card_rules import read_front_matter
 from hf_ext.hub.cards import MARKER, write_card
@@ -19,8 +20,9 @@ from hf_ext.hub.disclosure import find_kind
 from hf_ext.hub.load_check import check_loads
 from hf_ext.hub.published_files import MODULES
 from tests.disentangled_dit.pipeline_testing import make_pipeline
-from tests.hub.published import contents, edit, on_hub, save_bert, save_snapshot
+from tests.hub.published import contents, edit, on_hub, save_bert, save_snapshot, tiny_adapter
 from tests.hub.secret_corpus import BASE64, DIGITS, HEX, LARGE, NAME, SMALL, WORD, letters
+from tests.kit.command_line import run
 from tests.kit.refusals import refused
 
 SEED = "abandon ability able about above absent absorb abstract absurd abuse access accident"
@@ -152,6 +154,81 @@ def test_a_licence_that_is_asked_for_agrees_with_that_of_the_card_on_the_hub(opt
         publish.push(bert, "org/model", license="apache-2.0", **options)
         card = on_hub(api, tmp_path)["README.md"].decode()
         assert read_front_matter(card)["license"] == "apache-2.0" and ("# Mine" in card) == THERE[kind][1]
+
+
+OTHER = {"license": "other", "license_name": "mine", "license_link": "https://mine.org"}
+CHOSEN = {"bert": OTHER, "adapter": {"license": ["mit", "apache-2.0"]}, "semanir": {"license": "mit"}}
+
+
+def save_kind(kind, folder):
+    """A model whose card has no licence of its own, or that of a template."""
+    if kind == "bert":
+        return save_bert(folder)
+    if kind == "adapter":
+        tiny_adapter().save_pretrained(folder)
+        edit(folder / "adapter_config.json", base_model_name_or_path="org/denoiser")
+        return folder
+    return save_snapshot(folder)
+
+
+def give_license(folder, entries):
+    """Writes the card of hf-ext, with a licence."""
+    card = write_card(folder, repo_id="org/model", license="mit")
+    lines = "".join(f"{name}: {json.dumps(value)}\n" for name, value in entries.items())
+    card.write_text(card.read_text().replace("license: mit\n", lines + "language: de\n"))
+
+
+def license_of(folder):
+    found = read_front_matter((folder / "README.md").read_text())
+    return {name: value for name, value in found.items() if name.startswith("license")}
+
+
+@pytest.mark.parametrize("kind", CHOSEN)
+def test_a_card_of_ours_keeps_its_licence_when_it_is_written_again(options, api, tmp_path, kind, caplog):
+    folder, entries = save_kind(kind, tmp_path / "mine"), CHOSEN[kind]
+    give_license(folder, entries)
+    write_card(folder, repo_id="org/model")
+    first = publish.stage(folder, tmp_path / "first")
+    second = publish.stage(first, tmp_path / "second", license="other" if entries is OTHER else None)
+    publish.push(folder, "org/model", **options)
+    pulled = Path(api.snapshot_download("org/model", local_dir=tmp_path / "pulled"))
+    publish.push(pulled, "org/fork", **options)
+    forked = Path(api.snapshot_download("org/fork", local_dir=tmp_path / "forked"))
+    # without a choice of its own a folder takes that of the Hub
+    (folder / "README.md").unlink()
+    publish.push(folder, "org/fork", **options)
+    again = Path(api.snapshot_download("org/fork", local_dir=tmp_path / "again"))
+    assert [license_of(each) for each in (first, second, pulled, forked, again)] == [entries] * 5
+    assert "language: de" in (forked / "README.md").read_text() and "its licence" not in caplog.text
+    publish.push(folder, "org/fork", license="bsd", **options)
+    again = Path(api.snapshot_download("org/fork", local_dir=tmp_path / "last"))
+    assert license_of(again) == {"license": "bsd"}
+    assert f"org/fork on the Hub: its licence {entries['license']!r} becomes 'bsd'" in caplog.text
+
+
+def test_the_licence_of_the_data_is_not_replaced(tmp_path):
+    folder = save_snapshot(tmp_path / "mine")
+    edit(folder / "training.json", released={"card_license": OTHER})
+    for license in (None, "other"):
+        assert license_of(publish.stage(folder, tmp_path / str(license), repo_id="org/x", license=license)) == OTHER
+    with refused(UsageError, "'other'", "'mit'"):
+        publish.stage(folder, tmp_path / "refused", license="mit")
+
+
+def test_a_card_of_ours_with_metadata_that_cannot_be_read_is_named(bert):
+    (bert / "README.md").write_text(f"---\nlicense: [\n---\n{MARKER}\n")
+    with refused(DataError, "README.md", "delete the card"):
+        write_card(bert, repo_id="org/model")
+
+
+@pytest.mark.parametrize("way", ["by its name", "by its folder", "by a link"])
+def test_the_card_of_a_released_model_is_not_written(released_models, tmp_path, way):
+    folder = save_snapshot(released_models / "denoise-tiny")
+    before = contents(folder)
+    (tmp_path / "link").symlink_to(folder)
+    named = {"by its name": "denoise-tiny", "by its folder": folder, "by a link": tmp_path / "link"}[way]
+    assert "copy the folder" in run("card", named, "--license", "mit", code=2).output
+    assert "there is no card" in run("card", named, "--check", code=1).output and contents(folder) == before
 
 
 @pytest.mark.filterwarnings("ignore:Warnings while validating")
