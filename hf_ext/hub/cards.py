@@ -67,6 +67,10 @@ per_device_eval_batch_size data task
 _logger = logging.getLogger(__name__)
 
 
+class NoTemplate(DataError):
+    """A model of which too little is known to write its card."""
+
+
 def write_card(folder: str | Path, *, repo_id: str, license: str | None = None, there: str = "") -> Path:
     """
     Writes `README.md` from `config.json` or `adapter_config.json`, the headers of the weights, and, where they exist,
@@ -231,7 +235,10 @@ def _render(
 
 def expected_task(folder: Path) -> str | None:
     """The `pipeline_tag` that a card of a folder should have; `None` where it does nothing through a pipeline."""
-    config, name = _read_config(folder, describe(folder))
+    try:
+        config, name = _read_config(folder, describe(folder))
+    except NoTemplate:
+        return None
     evaluation = _read_evaluation(folder / "eval.json")
     return _task(folder, config, name, _template(name)[0].get("pipeline_tag"), evaluation)
 
@@ -315,11 +322,14 @@ def _read_config(folder: Path, part: CardPart | None) -> tuple[dict[str, Any], s
         return config, "adapter.md" if part is None else part.template
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise DataError(f"{folder}/config.json: model_type is {model_type!r}; correct it, or write README.md yourself")
+        raise NoTemplate(
+            f"{folder}/config.json: model_type is {model_type!r}; correct it, or write README.md yourself"
+        )
     if installed_room(model_type) is not None:
         return config, f"{model_type}.md"
     if not config.get("architectures"):
-        raise DataError(f"{folder}/config.json: architectures names no class; save the model with save_pretrained")
+        told = "save the model with save_pretrained, or write README.md yourself"
+        raise NoTemplate(f"{folder}/config.json: architectures names no class; {told}")
     return config, "transformers.md"
 
 

@@ -34,15 +34,27 @@ from .load_check import check_loads, verify_code
 from .published_files import LICENCES, MODULES, Listing, copy_license, is_described, is_loaded, list_files
 from .staging import MANIFEST, write_folder
 
-# What is also stale where the earlier push was an artifact of EMR-Merging.
-_OF_ARTIFACTS = ("tasks/", "base/", "mask.safetensors", "extra.safetensors", "sums.safetensors")
-# The same, of a diffusers pipeline.
-_OF_PIPELINES = (INDEX, "pipeline.py", "transformer/", "scheduler/", "vae/", "text_encoder/", "tokenizer/")
+# Files and folders of an artifact of EMR-Merging and of a diffusers pipeline, by the file that tells of one.
+_OF_KINDS = {
+    MANIFEST: ("tasks/", "base/", "mask.safetensors", "extra.safetensors", "sums.safetensors"),
+    INDEX: (INDEX, "pipeline.py", "transformer/", "scheduler/", "vae/", "text_encoder/", "tokenizer/"),
+}
+# What these folders hold beside what loaders read and code; all else in them is the owner's.
+_WITHIN = re.compile(r"(?:mask|extra|sums)\.safetensors|scheduler_config\.json|disentangled_dit\.py")
 # What a push writes beside the files that loaders read and those that describe a model: code, under the names that it
 # has in this version and had in earlier ones, and reports.
 _WRITTEN = re.compile(
     r"(?:configuration|modeling|ops|kernels|streaming|processing|image_processing|feature_extraction|restoring"
     r"|pipeline)_\w+\.py|emr\.json|emr_loader\.py|\.eval_results/hf_ext\.yaml"
+)
+
+# Weights in forms that are not published, under the names by which loaders find them: beside a new configuration they
+# are of another model.
+_OTHER_FORMS = re.compile(
+    r"(?:(?:pytorch|tf|flax|rust|adapter|diffusion_pytorch|diffusion_flax|openvino)_model(?:\.\w+)?(?:-\d{5}-of-\d{5})?"
+    r"(?:\.\w+)?\.(?:bin|h5|msgpack|ot|xml)(?:\.index(?:\.\w+)?\.json)?)"
+    r"|(?:onnx/)?(?:(?:encoder|decoder|decoder_with_past)_)?model(?:_\w+)?\.onnx(?:_data)?"
+    r"|pytorch_lora_weights\.(?:safetensors|bin)|consolidated(?:\.\d\d)?\.(?:safetensors|pth)"
 )
 
 
@@ -163,14 +175,15 @@ def push(
     """
     branch = _check_options(repo_id, revision, create_pr, commit_message, token)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place, repo_id.rpartition("/")[2])
+        folder = Path(place).resolve() / repo_id.rpartition("/")[2]
         listing = rehearse(source, folder, repo_id=repo_id, license=license)
         if announce is not None:
             announce(listing)
         # As `HF_ENDPOINT`, it may end in a slash.
         api = HfApi(endpoint=endpoint and endpoint.rstrip("/"), token=token)
         if check:
-            check_loads(folder, repo_id=repo_id, endpoint=api.endpoint, token=token)
+            with _name_source(Path(source), folder):
+                check_loads(folder, repo_id=repo_id, endpoint=api.endpoint, token=token)
         with read_answers(api):
             whole_id = _create(api, repo_id, branch, private)
             if whole_id != repo_id:
@@ -184,11 +197,12 @@ def preview(source: str | Path, repo_id: str, *, revision: str | None, check: bo
     """Does all that [`push`] does before the upload, and lists the files that it would upload, exclude and delete."""
     _check_options(repo_id, revision, options["create_pr"], options["commit_message"], None)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place, repo_id.rpartition("/")[2])
+        folder = Path(place).resolve() / repo_id.rpartition("/")[2]
         listing = rehearse(source, folder, repo_id=repo_id, license=options["license"])
         api = HfApi(endpoint=options["endpoint"] and options["endpoint"].rstrip("/"))
         if check:
-            check_loads(folder, repo_id=repo_id, endpoint=api.endpoint)
+            with _name_source(Path(source), folder):
+                check_loads(folder, repo_id=repo_id, endpoint=api.endpoint)
         try:
             with read_answers(api):
                 # A new branch begins with the files of main.
@@ -266,13 +280,21 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> str:
 
 def find_stale(files: list[str]) -> list[str]:
     """Finds the files of a model in a repository: beside another one that lacks them, loaders would mix the two."""
-    others = (_OF_ARTIFACTS if MANIFEST in files else ()) + (_OF_PIPELINES if INDEX in files else ())
+    others = tuple(each for told, named in _OF_KINDS.items() if told in files for each in named)
     if MODULES in files:
         # which modules it lists, only its text says: they have the names that sentence-transformers gives
-        others += tuple(name for name in files if re.match(r"\d+_\w+/", name) and is_loaded(name.rpartition("/")[2]))
-    found = [n for n in files if is_loaded(n) or is_described(n) or _WRITTEN.fullmatch(n) or n.startswith(others)]
-    # whose licence it is, nobody can tell
-    return [name for name in found if name not in LICENCES]
+        others += tuple({found[0] for name in files if (found := re.match(r"\d+_\w+/", name))})
+
+    def is_stale(name: str) -> bool:
+        parts = name.split("/")
+        inner = ["/".join(parts[place:]) for place in range(1, len(parts))] if name.startswith(others) else []
+        if name in others or is_described(name) or any(map(_WITHIN.fullmatch, inner)):
+            # whose licence it is, nobody can tell
+            return name not in LICENCES
+        kinds = (_WRITTEN, _OTHER_FORMS)
+        return any(is_loaded(each) or any(kind.fullmatch(each) for kind in kinds) for each in (name, *inner))
+
+    return list(filter(is_stale, files))
 
 
 def _settle(api: HfApi, folder: Path, repo_id: str, license: str | None, commit: str, tree: Tree) -> list[str]:

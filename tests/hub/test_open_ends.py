@@ -241,6 +241,42 @@ def test_a_card_on_the_hub_that_cannot_be_read_stops_the_push(options, api, bert
         publish.push(bert, "org/model", **options)
 
 
+# Files of a repository, of an earlier model or of its owner, by the file that says what it was.
+STALE = {
+    "config.json": """
+    pytorch_model.bin pytorch_model-00001-of-00002.bin pytorch_model.bin.index.json pytorch_model.fp16.bin tf_model.h5
+    tf_model.h5.index.json flax_model.msgpack rust_model.ot adapter_model.bin diffusion_pytorch_model.fp16.bin
+    pytorch_lora_weights.safetensors model.onnx onnx/model_quantized.onnx onnx/decoder_model_merged.onnx
+    consolidated.00.pth openvino_model.xml
+    """,
+    "model_index.json": """
+    transformer/config.json transformer/disentangled_dit.py vae/diffusion_pytorch_model.safetensors pipeline.py
+    vae/diffusion_pytorch_model.bin scheduler/scheduler_config.json text_encoder/model.safetensors tokenizer/vocab.json
+    tokenizer/additional_chat_templates/tool.jinja
+    """,
+    "emr.json": """
+    tasks/a/mask.safetensors tasks/a/extra.safetensors tasks/a/config.json tasks/a/modeling_mrconv.py
+    tasks/a/additional_chat_templates/tool.jinja base/model.safetensors base/tokenizer.json sums.safetensors
+    """,
+    "modules.json": "1_Pooling/config.json 2_Dense/model.safetensors 2_Dense/pytorch_model.bin",
+}
+MINE = {
+    "config.json": "model-old.bin my_model.bin lora.safetensors notes/pytorch_model.bin model.onnx.md vae/config.json",
+    "model_index.json": """
+    transformer/mynotes.txt transformer/README.md vae/readme.txt vae/my_training_data.csv vae/pictures/cat.png
+    tokenizer/LICENSE pipeline.py.txt unet/notes.md
+    """,
+    "emr.json": "tasks/notes.md tasks/a/thesis.pdf base/thesis.pdf base/LICENSE my.safetensors",
+    "modules.json": "1_Pooling/notes.txt notes/config.json 2_Dense/own.csv",
+}
+
+
+@pytest.mark.parametrize("told", STALE)
+def test_files_go_by_the_names_of_loaders_and_all_else_is_the_owners(told):
+    stale, mine = STALE[told].split(), MINE[told].split()
+    assert publish.find_stale([told, *stale, *mine, "LICENSE", "data/x.csv"]) == [told, *stale]
+
+
 SENTENCES = "sentence_transformers.models."
 OF_MODULES = {"1_Pooling/config.json": b"{}", "2_Dense/config.json": b"{}", "sentence_bert_config.json": b"{}"}
 OF_MODULES |= {"1_Pooling/notes.txt": b"mine", "3_Other/config.json": b"{}"}
