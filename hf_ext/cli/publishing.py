@@ -28,14 +28,15 @@ from .signals import ended_by_signals
 @click.option("--dry-run", is_flag=True, help="Do everything except the upload, and list the files.")
 @JSON
 def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
-    """Publish FOLDER, the snapshot/ of a run or any safetensors model, as ORG/NAME in one commit.
+    """Publish FOLDER, the snapshot/ of a run or another model, as ORG/NAME in one commit.
 
-    A clean copy is made first: weights, configuration, the code of the installed package, and a card. It must load
-    from a Hub's cache, in a process with hf_ext and in one without. Only files that belong to a model are uploaded;
-    links that leave FOLDER are not followed. Before the upload, the files and the excluded files are listed. A file
-    with a token, key or password stops the push. Code in FOLDER is never run and never uploaded. After the upload, the
-    files on the Hub are compared with the copy. The token comes from `hf auth login` or HF_TOKEN. SIGINT (Ctrl-C) ends
-    it with exit code 130, SIGTERM with 143; the copy is removed.
+    The model is one of hf-ext, transformers, diffusers or peft, as safetensors; one of another library needs a
+    README.md in FOLDER, and --no-check. A clean copy is made first: weights, configuration, the code of the installed
+    package, and a card. It must load from a Hub's cache, in a process with hf_ext and in one without. Only files that
+    belong to a model are uploaded; links that leave FOLDER are not followed. Before the upload, the files and the
+    excluded files are listed. A file with a token, key or password stops the push. Code in FOLDER is never run and
+    never uploaded. After the upload, the files on the Hub are compared with the copy. The token comes from `hf auth
+    login` or HF_TOKEN. SIGINT (Ctrl-C) ends it with exit code 130, SIGTERM with 143; the copy is removed.
 
     \b
     Examples:
