@@ -18,7 +18,9 @@ from .signals import ended_by_signals
 @click.command()
 @click.argument("folder", metavar="FOLDER", type=MODEL_FOLDER)
 @click.argument("repo_id", metavar="ORG/NAME")
-@click.option("--branch", "--revision", "revision", help="Branch to commit to, created if missing.  [default: main]")
+@click.option(
+    "--branch", "--revision", "revision", help="Branch, created if missing, or refs/pr/NUMBER.  [default: main]"
+)
 @click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing to main.")
 @click.option("--private/--public", default=None, help="Visibility of a new repository.")
 @shown("--message", "commit_message", default="Upload with hf-ext", help="First line of the commit.")

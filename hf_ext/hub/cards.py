@@ -39,7 +39,7 @@ PLACEHOLDER = "[More Information Needed]"
 _ADDED = re.compile(
     r"# Model Card for Model ID|This is the model card of a .{0,200}|### Framework versions|- PEFT .{1,40}"
 )
-_HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*")
+_HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*", re.ASCII)
 # What `datasets` reads files of a task with.
 _OF_PICTURES = """
 image-classification image-to-image text-to-image unconditional-image-generation zero-shot-image-classification

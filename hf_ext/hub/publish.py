@@ -41,6 +41,7 @@ _OF_KINDS = {
 }
 # What these folders hold beside what loaders read and code; all else in them is the owner's.
 _WITHIN = re.compile(r"(?:mask|extra|sums)\.safetensors|scheduler_config\.json|disentangled_dit\.py")
+_PULL = re.compile(r"refs/pr/[1-9]\d*", re.ASCII)
 # What a push writes beside the files that loaders read and those that describe a model: code, under the names that it
 # has in this version and had in earlier ones, and reports.
 _WRITTEN = re.compile(
@@ -149,7 +150,7 @@ def push(
         license (`str`, *optional*): As in [`stage`].
         token (`str` or `bool`, *optional*): Token of the Hub; `None` uses the one that was logged in with.
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
-        revision (`str`, *optional*): Branch to commit to. Defaults to `main`.
+        revision (`str`, *optional*): Branch to commit to, or an open pull request, `refs/pr/1`. Defaults to `main`.
         create_pr (`bool`, *optional*, defaults to `False`): Open a pull request against `main` instead.
         private (`bool`, *optional*): Visibility of a new repository; it must agree with that of an existing one.
         commit_message (`str`, *optional*): First line of the commit.
@@ -209,6 +210,8 @@ def preview(source: str | Path, repo_id: str, *, revision: str | None, check: bo
                 try:
                     commit, tree = look(api, repo_id, revision)
                 except RevisionNotFoundError:
+                    if _PULL.fullmatch(revision or ""):
+                        raise
                     commit, tree = look(api, repo_id, None)
                 told = _settle(api, folder, repo_id, options["license"], commit, tree)
         except RepositoryNotFoundError:
@@ -238,7 +241,7 @@ def _check_options(repo_id: str, revision: str | None, create_pr: bool, message:
     if create_pr and branch != constants.DEFAULT_REVISION:
         told = f"create_pr opens a pull request against main, but revision={revision!r} names another branch"
         raise UsageError(f"{told}; give one of them")
-    if not is_ref_name(branch):
+    if not is_ref_name(branch) and not _PULL.fullmatch(branch):
         raise UsageError(f"revision={branch!r} is no name for a branch, by git's rules for names")
     if not isinstance(message, str) or not message.strip() or message != message.encode(errors="ignore").decode():
         raise UsageError(f"commit_message={message!r} must be a text that is not empty")
@@ -265,12 +268,15 @@ def _name_source(source: Path, folder: Path) -> Iterator[None]:
 
 def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> str:
     """Creates repository and branch where they do not exist; returns the id with the owner."""
+    if _PULL.fullmatch(branch):
+        # a pull request that is not there cannot be made by its name
+        api.repo_info(repo_id, revision=branch)
     made = api.create_repo(repo_id, private=private, exist_ok=True)
     repo_id = repo_id if "/" in repo_id else made.repo_id
     if private is not None and bool(api.repo_info(repo_id).private) != private:
         state = "public" if private else "private"
         raise NotPublished(f"{repo_id} exists and is {state}, got private={private}; nothing was uploaded")
-    if branch != constants.DEFAULT_REVISION:
+    if branch != constants.DEFAULT_REVISION and not _PULL.fullmatch(branch):
         if branch in {tag.name for tag in api.list_repo_refs(repo_id).tags}:
             told = f"revision={branch!r} is a tag of {repo_id}, which a branch would hide; choose another name"
             raise UsageError(told)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import CommitOperationAdd
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
 from hf_ext import MRConvConfig, MRConvForSequenceClassification
@@ -16,6 +17,7 @@ from hf_ext.errors import DataError, NotPublished, UsageError
 from hf_ext.hub import publish
 from hf_ext.hub.card_rules import read_front_matter
 from hf_ext.hub.cards import MARKER, write_card
+from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.hub.disclosure import find_kind
 from hf_ext.hub.load_check import check_loads
 from hf_ext.hub.published_files import MODULES
@@ -275,6 +277,34 @@ MINE = {
 def test_files_go_by_the_names_of_loaders_and_all_else_is_the_owners(told):
     stale, mine = STALE[told].split(), MINE[told].split()
     assert publish.find_stale([told, *stale, *mine, "LICENSE", "data/x.csv"]) == [told, *stale]
+
+
+def test_a_folder_of_adapters_says_which_is_which(tmp_path):
+    adapter = tiny_adapter()
+    adapter.add_adapter("other", LoraConfig(r=2, target_modules=["query_key_value"]))
+    adapter.save_pretrained(tmp_path / "both")
+    listing = publish.rehearse(tmp_path / "both", tmp_path / "staged")
+    assert "push this folder by itself" in listing.stays_behind["other/"]
+    adapter.save_pretrained(tmp_path / "named", selected_adapters=["other"])
+    with refused(ValueError, "named", "one of its folders: other"):
+        publish.stage(tmp_path / "named", tmp_path / "refused")
+
+
+@pytest.mark.parametrize("source", ["w/ü", "modèle/bert", "модель"])
+def test_a_missing_folder_with_letters_of_no_hub_is_no_repository(source):
+    with refused(ValueError, source, "no such file or folder"):
+        open_checkpoint(source)
+
+
+def test_a_folder_with_the_name_of_a_released_model_is_told(released_models, tmp_path, monkeypatch):
+    save_snapshot(released_models / "denoise-tiny")
+    summary = {"task": "x", "scores": "x", "data": "x", "license": "x", "parameters": 1, "steps": 1, "core_hours": 1}
+    edit(released_models / "denoise-tiny" / "training.json", released=summary)
+    (tmp_path / "denoise-tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    told = run("info", "denoise-tiny", code=2).output
+    assert "not the released model" in told and "./denoise-tiny" in told
+    assert "released" not in run("info", "./denoise-tiny", code=2).output
 
 
 SENTENCES = "sentence_transformers.models."
