@@ -25,7 +25,7 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def _load_model(loader: Any, source: Any, complete: bool, allowed: str = "", **options: Any) -> None:
+def _load_model(loader: Any, source: Any, complete: bool, allowed: Any = "", **options: Any) -> None:
     _, info = loader.from_pretrained(source, output_loading_info=True, **options)
     problems = {key: sorted(map(str, value)) for key, value in info.items() if value and key != allowed}
     if complete and problems:
