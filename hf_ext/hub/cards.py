@@ -169,6 +169,12 @@ def _choose_license(
     return chosen
 
 
+def _kept_entries(earlier: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What earlier cards say of other things than the model and its licence, the first of them above all."""
+    left = {key: value for card in reversed(earlier.values()) for key, value in card.items() if value}
+    return {key: value for key, value in left.items() if key not in _OF_MODELS.split() and key[:7] != "license"}
+
+
 def _render(
     folder: Path, repo_id: str, license: str | None, evaluation: dict[str, Any], earlier: dict[str, dict[str, Any]]
 ) -> str:
@@ -205,9 +211,7 @@ def _render(
     # Weights have the licence of their data, where a run of ours says so.
     of_data = {**((training.get("released") or {}).get("card_license") or {})}
     licence = _choose_license(license, of_data, fields.get("license"), earlier)
-    left = {key: value for card in reversed(earlier.values()) for key, value in card.items() if value}
-    left = {key: value for key, value in left.items() if key not in _OF_MODELS.split() and key[:7] != "license"}
-    fields = left | fields | licence
+    fields = _kept_entries(earlier) | fields | licence
     sources = (config.get("base_model_name_or_path"), arguments.get("init_from"))
     base_model = next((str(source).partition("@")[0] for source in sources if _is_hub_id(source)), None)
     if base_model is not None:
