@@ -49,6 +49,8 @@ TOKENS = 40
 MOST, SHOWN = 600, 60
 # Side of the picture on which the work for a pixel is counted.
 PROBE = 64
+# Of a drawing, as the page calls what a user can clear.
+_INPUTS = ("class or text", "size", "top", "left", "flip", "number of steps", "guidance", "seed")
 
 Words = list[tuple[float, str]]
 Pair = tuple[Image.Image, Image.Image]
@@ -135,7 +137,8 @@ def restore(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The pixels of a picture before and after its restoration; a bar follows the work of the request."""
     model = load_restorer(source)
-    before = limits.read(require_given(picture, "picture")).pixels
+    picture, strength = require_given(picture, "picture"), require_given(strength, "strength")
+    before = limits.read(picture).pixels
     # One that enlarges has no picture of the same size to mix with. The whole is what the model does by itself.
     chosen = strength if model.config.scale == 1 and strength < 1 else None
     if bar is not None:
@@ -166,17 +169,18 @@ def pair(before: np.ndarray, after: np.ndarray) -> Pair:
     return show_colours(before).resize(result.size, Image.Resampling.BICUBIC), result
 
 
-def require_given(given: str | None, what: str) -> str:
-    if not given:
+def require_given(given: Any, what: str) -> Any:
+    if given in (None, ""):
         raise ValueError(f"There is no {what} yet; add one first.")
     return given
 
 
 def list_classes(source: str) -> list[str]:
-    """Names, or numbers, of the classes of a DiT; none of one that takes texts."""
+    """Names, or numbers, of the classes of a DiT, of those with one name both; none of one that takes texts."""
     pipeline = load_drawer(source)
-    names = pipeline.config.id2label or {}
-    return [str(names.get(str(number), number)) for number in range(pipeline.transformer.config.num_classes or 0)]
+    told = pipeline.config.id2label or {}
+    names = [str(told.get(str(number), number)) for number in range(pipeline.transformer.config.num_classes or 0)]
+    return [f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names)]
 
 
 def list_controls(source: str) -> set[str]:
@@ -189,13 +193,15 @@ def draw(source: str, *inputs: Any, bar: Any = None) -> Image.Image:
     the inputs that the model takes. Size, top and left are shares of the picture's own size.
     """
     label, size, top, left, flip, steps, guidance, seed = inputs
+    for what, given in zip(_INPUTS, inputs, strict=True):
+        require_given(given, what)
     pipeline = load_drawer(source)
     height, width = pipeline.image_size(None, None)
     sides, place = (max(1, round(size * height)), max(1, round(size * width))), (top * height, left * width)
     controls = {"original_size": sides, "crop": tuple(map(round, place)), "flip": flip}
     controls = {name: value for name, value in controls.items() if name in list_controls(source)}
     classes = list_classes(source)
-    wanted: Any = classes.index(label) if label in classes else require_given(label, "class or text")
+    wanted: Any = classes.index(label) if label in classes else label
     options: dict[str, Any] = {"num_inference_steps": int(steps), "guidance_scale": guidance}
     kinds: tuple[dict[str, Any], ...] = ({}, controls)
     if bar is not None:

@@ -15,13 +15,19 @@ import click
 
 from hf_ext.docstrings import read_entries
 
+from .output import note
+
 
 def find_released(value: str) -> str:
     """The folder of a released model for its name; other folders and names unchanged, unless similar to one."""
-    if "/" in value or Path(value).exists():
+    if "/" in value:
         return value
     from hf_ext.hub.released import find_model, list_released
 
+    if Path(value).exists():
+        if value in {model.name for model in list_released()}:
+            note(f"warning: {value} is the folder or file here, not the released model; write ./{value} to say so.")
+        return value
     found = find_model(value)
     names = [model.name for model in list_released()] if found == value else []
     if value not in names and (close := difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.85)):

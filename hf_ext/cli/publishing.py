@@ -18,7 +18,9 @@ from .signals import ended_by_signals
 @click.command()
 @click.argument("folder", metavar="FOLDER", type=MODEL_FOLDER)
 @click.argument("repo_id", metavar="ORG/NAME")
-@click.option("--branch", "--revision", "revision", help="Branch to commit to, created if missing.  [default: main]")
+@click.option(
+    "--branch", "--revision", "revision", help="Branch, created if missing, or refs/pr/NUMBER.  [default: main]"
+)
 @click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing to main.")
 @click.option("--private/--public", default=None, help="Visibility of a new repository.")
 @shown("--message", "commit_message", default="Upload with hf-ext", help="First line of the commit.")
@@ -28,14 +30,15 @@ from .signals import ended_by_signals
 @click.option("--dry-run", is_flag=True, help="Do everything except the upload, and list the files.")
 @JSON
 def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
-    """Publish FOLDER, the snapshot/ of a run or any safetensors model, as ORG/NAME in one commit.
+    """Publish FOLDER, the snapshot/ of a run or another model, as ORG/NAME in one commit.
 
-    A clean copy is made first: weights, configuration, the code of the installed package, and a card. It must load
-    from a Hub's cache, in a process with hf_ext and in one without. Only files that belong to a model are uploaded;
-    links that leave FOLDER are not followed. Before the upload, the files and the excluded files are listed. A file
-    with a token, key or password stops the push. Code in FOLDER is never run and never uploaded. After the upload, the
-    files on the Hub are compared with the copy. The token comes from `hf auth login` or HF_TOKEN. SIGINT (Ctrl-C) ends
-    it with exit code 130, SIGTERM with 143; the copy is removed.
+    The model is one of hf-ext, transformers, diffusers or peft, as safetensors; one of another library needs a
+    README.md in FOLDER, and --no-check. A clean copy is made first: weights, configuration, the code of the installed
+    package, and a card. It must load from a Hub's cache, in a process with hf_ext and in one without. Only files that
+    belong to a model are uploaded; links that leave FOLDER are not followed. Before the upload, the files and the
+    excluded files are listed. A file with a token, key or password stops the push. Code in FOLDER is never run and
+    never uploaded. After the upload, the files on the Hub are compared with the copy. The token comes from `hf auth
+    login` or HF_TOKEN. SIGINT (Ctrl-C) ends it with exit code 130, SIGTERM with 143; the copy is removed.
 
     \b
     Examples:
@@ -114,8 +117,12 @@ def card(
         else:
             say(*(problems or [f"{folder / 'README.md'}: no problems found"]))
         context.exit(1 if problems else 0)
+    from hf_ext.hub import released
     from hf_ext.hub.cards import write_card
 
+    if folder.resolve().parent == released.FOLDER.resolve():
+        told = "a released model, whose card belongs to the package; copy the folder, and give the copy"
+        raise click.UsageError(f"{folder} is {told} (or --check, which writes nothing).")
     path = write_card(folder, repo_id=repo_id or folder.resolve().name, license=license_name)
     if as_json:
         print_json({"card": str(path), "text": path.read_text(encoding="utf-8")})

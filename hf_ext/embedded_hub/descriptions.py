@@ -106,6 +106,8 @@ def describe_repository(repository: Repository, commit: str, blobs: BlobStore, s
     }
     if card:
         described["cardData"] = card
+    if repository.kind == "space" and "sdk" in card:
+        described["sdk"] = card["sdk"]
     if repository.kind == "model":
         described |= {"modelId": repository.id, "spaces": []}
         described |= {key: card[key] for key in ("pipeline_tag", "library_name", "model-index") if key in card}

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 
 from .errors import HubError, entry_not_found
 from .storage import Blob, git_oid, lfs_pointer
@@ -49,11 +50,15 @@ class Snapshot:
 
     def __init__(self, files: dict[str, Entry]):
         self.files = files
-        # Git's tree id of each folder; of the root, "", too.
-        self.folders = _tree_ids(files)
-        for path in self.folders:
-            if path in files:
-                raise HubError(400, f"{path!r} cannot be a file and a folder at once: delete one in this commit")
+
+    @cached_property
+    def folders(self) -> dict[str, str]:
+        """Git's tree id of each folder; of the root, "", too."""
+        # Whoever looks for one file in a history does not need them.
+        folders = _tree_ids(self.files)
+        if shadows := folders.keys() & self.files.keys():
+            raise HubError(400, f"{min(shadows)!r} cannot be a file and a folder at once: delete one in this commit")
+        return folders
 
     def children(self, folder: str, recursive: bool) -> list[str]:
         """Sorted paths of the files and folders below a folder."""

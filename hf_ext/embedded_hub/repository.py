@@ -14,7 +14,7 @@ import heapq
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,6 +32,7 @@ from .storage import inside, write_atomically
 
 _STATE = "repository.json"
 _SNAPSHOTS_IN_MEMORY = 8
+_CHANGES_IN_MEMORY = 4
 _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}")
 
 
@@ -64,6 +65,8 @@ class Repository:
         self._snapshot = lru_cache(maxsize=_SNAPSHOTS_IN_MEMORY)(
             lambda tree: Snapshot.load(inside(folder, "trees", f"{tree}.json").read_bytes())
         )
+        # A listing by pages asks for the changes of one commit again and again.
+        self.last_changes = lru_cache(maxsize=_CHANGES_IN_MEMORY)(self._find_changes)
         # All commits that a ref can reach, or could when it was deleted. One that a crash left without a ref is not in
         # here, and so cannot be named by its hash.
         self._visible = {commit.oid for commit in self.history(*self.refs.values(), *self._state["kept"])}
@@ -156,9 +159,10 @@ class Repository:
             pending = latest.parents
             yield latest
 
-    def last_changes(self, commit: str, paths: Iterable[str]) -> dict[str, Commit]:
-        """For each path, the latest commit that gave the file or folder its present content."""
-        wanted, found, snapshot = set(paths), {}, self.snapshot(commit)
+    def _find_changes(self, commit: str, paths: frozenset[str] | None = None) -> dict[str, Commit]:
+        """For each file and folder, or some, the latest commit that gave it its present content."""
+        found, snapshot = dict[str, Commit](), self.snapshot(commit)
+        wanted = {*snapshot.files, *snapshot.folders} if paths is None else set(paths)
         for entry in self.history(commit):
             before = [self.snapshot(parent) for parent in entry.parents]
             here = self.snapshot(entry.oid)

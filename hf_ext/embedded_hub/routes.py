@@ -15,7 +15,7 @@ from hf_ext.hub.card_rules import check_card, front_matter
 from . import descriptions, downloads, uploads
 from .errors import HubError, entry_not_found
 from .names import check_file_path, check_sha256
-from .objects import OWNER, Operation
+from .objects import OWNER, Operation, hub_time
 from .repository import Repository
 from .storage import Blob
 from .store import KINDS
@@ -23,6 +23,16 @@ from .transport import Request, json_response, parse_object, text
 
 _REPOSITORIES_PAGE, _TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE, _PULLS_PAGE = 1000, 1000, 50, 100, 10
 _STRANGERS_CARD_CHARACTERS = 64 << 10
+# Of a listing: its options, and the moment by which each way of sorting puts the latest first; it counts no likes.
+_LISTING = """
+author search filter pipeline_tag gated sort direction limit cursor full cardData config expand expand[]
+"""
+_SORTS: dict[str, Callable[[Repository], str] | None] = {
+    **dict.fromkeys(("", "likes", "downloads", "trendingScore")),
+    "createdAt": lambda repository: repository.created,
+    "lastModified": lambda repository: hub_time(repository.commit(repository.resolve("main")).date),
+}
+_SDKS = ("gradio", "streamlit", "docker", "static")
 
 
 def whoami(request: Request) -> Any:
@@ -55,11 +65,16 @@ def create_repository(request: Request) -> Any:
     payload = request.json()
     kind, repository_id = _named_repository(payload)
     private = payload.get("visibility") == "private" or payload.get("private") is True
-    store = request.store
+    store, sdk = request.store, text(payload, "sdk", "") if kind == "spaces" else ""
+    if sdk not in ("", *_SDKS):
+        raise HubError(400, f"field 'sdk' must be one of {', '.join(_SDKS)}, got {sdk!r}")
     with store.blobs.batch() as batch:
-        attributes = uploads.store_regular(uploads.DEFAULT_GITATTRIBUTES.encode(), batch)
+        files = {".gitattributes": uploads.DEFAULT_GITATTRIBUTES}
+        # of a space it is an entry of its card
+        files |= {"README.md": f"---\nsdk: {sdk}\n---\n"} if sdk else {}
+        first = [Operation(name, uploads.store_regular(content.encode(), batch)) for name, content in files.items()]
     try:
-        repository = store.create(kind, repository_id, private, [Operation(".gitattributes", attributes)])
+        repository = store.create(kind, repository_id, private, first)
     except HubError as error:
         existing = store.repository(kind, repository_id) if error.status == 409 else None
         if existing is None:
@@ -82,25 +97,46 @@ def move_repository(request: Request) -> Any:
 
 
 def list_repositories(request: Request, kind: str) -> Any:
-    """The repositories that the client may see, filtered by author, a part of the id and tags, by pages."""
-    author, part = request.parameter("author"), request.parameter("search").lower()
-    limit, after = request.number("limit", _REPOSITORIES_PAGE, _REPOSITORIES_PAGE), request.parameter("cursor")
+    """The repositories that the client may see, filtered by author, parts of the id and tags, sorted, by pages."""
+    if strange := sorted(request.query.keys() - {*_LISTING.split()}):
+        raise HubError(400, f"this Hub cannot list by {strange[0]!r}; it knows {_LISTING.strip()}")
+    sort, author, after = (request.parameter(name) for name in ("sort", "author", "cursor"))
+    if sort not in _SORTS or request.parameter("direction", "-1") != "-1":
+        raise HubError(400, f"this Hub sorts by {', '.join(_SORTS)[2:]}, the latest first, got sort={sort!r}")
+    moment, parts = _SORTS[sort], [part.lower() for part in request.query.get("search", ())]
+    limit = request.number("limit", _REPOSITORIES_PAGE, _REPOSITORIES_PAGE)
     tags = {*request.query.get("filter", ()), *request.query.get("pipeline_tag", ())}
     asked = (
         identifier
         for identifier in request.store.identifiers(kind)
-        if identifier > after and part in identifier.lower() and author in ("", identifier.partition("/")[0])
+        if all(part in identifier.lower() for part in parts) and author in ("", identifier.partition("/")[0])
     )
-    seen = (request.see(kind, identifier) for identifier in asked)
-    matching = (one for one in seen if one and (not tags or tags <= set(repository_info(request, one)["tags"])))
+    # none is gated
+    seen = filter(None, (request.see(kind, each) for each in asked)) if not request.flag("gated") else iter(())
+    keyed: Any = ((f"{moment(one)} {one.id}" if moment else one.id, one) for one in seen)
+    keyed = sorted(keyed, key=lambda pair: pair[0], reverse=True) if moment else keyed
+    rest = (pair for pair in keyed if not after or (pair[0] < after if moment else pair[0] > after))
+    matching = (pair for pair in rest if not tags or tags <= set(repository_info(request, pair[1])["tags"]))
     # One more than requested tells if there is a next page.
     found = list(islice(matching, limit + 1))
-    page = [{"id": one.id, "private": one.private, "createdAt": one.created} for one in found[:limit]]
     headers = {}
     if len(found) > limit:
-        query = {"limit": limit, "cursor": page[-1]["id"] if page else after, "author": author, "search": part}
-        headers = _next_page(f"{request.base_url}/api/{kind}", {**query, "filter": sorted(tags)})
-    return json_response(page, headers=headers)
+        query = {**request.query, "limit": limit, "cursor": found[limit - 1][0] if limit else after}
+        headers = _next_page(f"{request.base_url}/api/{kind}", query)
+    return json_response([_describe_listed(request, kind, one) for _, one in found[:limit]], headers=headers)
+
+
+def _describe_listed(request: Request, kind: str, repository: Repository) -> dict[str, Any]:
+    """What a client asks to know of each repository of a listing."""
+    names = [*request.query.get("expand", ()), *request.query.get("expand[]", ())]
+    if not names and not request.flag("full") and not request.flag("cardData"):
+        return {"id": repository.id, "private": repository.private, "createdAt": repository.created}
+    told: dict[str, Any] = repository_info(request, repository)
+    if names or not request.flag("full"):
+        names = names or ["private", "createdAt", "cardData"]
+        return {name: told[name] for name in ("id", *names) if name in told}
+    # of models, that is asked for by itself
+    return {key: value for key, value in told.items() if key != "cardData" or kind != "models" or request.flag(key)}
 
 
 def _next_page(url: str, query: dict[str, Any]) -> dict[str, str]:
@@ -133,7 +169,7 @@ def list_tree(request: Request, repository: Repository, revision: str, path: str
     start, limit = request.number("cursor", 0, 10**9), max(request.number("limit", maximum, maximum), 1)
     children = snapshot.children(path, recursive)
     page = children[start : start + limit]
-    last = repository.last_changes(commit, page) if expand else {}
+    last = repository.last_changes(commit) if expand else {}
     headers = {}
     if start + limit < len(children):
         # The next page belongs to the same commit, even if the branch changes.
@@ -159,7 +195,7 @@ def paths_info(request: Request, repository: Repository, revision: str) -> Any:
     commit = repository.resolve(revision)
     snapshot = repository.snapshot(commit)
     present = [path for path in dict.fromkeys(path.strip("/") for path in paths) if path and snapshot.id_of(path)]
-    last = repository.last_changes(commit, present) if expand else {}
+    last = repository.last_changes(commit, frozenset(present)) if expand else {}
     return [descriptions.describe_entry(snapshot, path, last.get(path)) for path in present]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 import os
 import re
@@ -38,7 +39,7 @@ PLACEHOLDER = "[More Information Needed]"
 _ADDED = re.compile(
     r"# Model Card for Model ID|This is the model card of a .{0,200}|### Framework versions|- PEFT .{1,40}"
 )
-_HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*")
+_HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*", re.ASCII)
 # What `datasets` reads files of a task with.
 _OF_PICTURES = """
 image-classification image-to-image text-to-image unconditional-image-generation zero-shot-image-classification
@@ -63,14 +64,20 @@ allow_other_data hub_model_id hub_private_repo early_stopping_patience tracker_p
 per_device_eval_batch_size data task
 """
 
+_logger = logging.getLogger(__name__)
+
+
+class NoTemplate(DataError):
+    """A model of which too little is known to write its card."""
+
 
 def write_card(folder: str | Path, *, repo_id: str, license: str | None = None, there: str = "") -> Path:
     """
     Writes `README.md` from `config.json` or `adapter_config.json`, the headers of the weights, and, where they exist,
     `eval.json` and `training.json`; and `.eval_results/hf_ext.yaml` for results on data sets of the Hub. The snippet
     in the card loads `repo_id`. A card that someone wrote or edited is kept, and gets the licence if it has none: that
-    of the folder, else `there`, the text of the one on the Hub. From one there that is written anew, its licence and
-    the entries that say nothing of the model (`extra_gated_prompt`) are taken.
+    of the folder, else `there`, the text of the one on the Hub. From one that is written anew, here or there, its
+    licence and the entries that say nothing of the model (`extra_gated_prompt`) are taken.
     """
     folder = Path(folder)
     card = folder / "README.md"
@@ -81,18 +88,25 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None, 
     if benchmark := _benchmark_entries(evaluation["results"]):
         with whole_file(entries, "w") as file:
             yaml.safe_dump(benchmark, file, sort_keys=False)
-    if card.is_file() and is_written(text := read_card(card)):
-        _require_license(card, text, license)
+    here, on_hub = read_card(card) if card.is_file() else "", f"README.md of {repo_id} on the Hub"
+    if here and is_written(here):
+        _require_license(card, here, license)
         return card
     if there and is_written(there):
         is_text = bool(there.replace(front_matter(there), "", 1).strip("\ufeff-\r\n\t "))
         if is_text:
             card.write_text(there, encoding="utf-8", newline="")
-        _require_license(card, there, license, f"README.md of {repo_id} on the Hub")
+        _require_license(card, there, license, on_hub)
         if is_text:
             return card
     try:
-        text = _render(folder, repo_id, license, evaluation, read_front_matter(there))
+        # what peft and transformers save says nothing that somebody chose
+        earlier = {card.name: read_front_matter(here) if MARKER in here else {}}
+    except ValueError as error:
+        raise DataError(f"{card}: {error}; correct it, or delete the card and give its licence again") from error
+    earlier[on_hub] = read_front_matter(there)
+    try:
+        text = _render(folder, repo_id, license, evaluation, earlier)
     # Configurations and reports are other people's: a part that the card tells of is missing, or of another kind.
     except (jinja2.TemplateError, AttributeError, LookupError, ArithmeticError) as error:
         told = f"lacks an entry that the card needs ({type(error).__name__}: {error})"
@@ -136,7 +150,34 @@ def _require_license(card: Path, text: str, license: str | None, where: str = ""
         file.write(text)
 
 
-def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[str, Any], there: dict[str, Any]) -> str:
+def _choose_license(
+    license: str | None, of_data: dict[str, Any], of_template: Any, earlier: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """The entries of a licence: of the data, as asked for, or of an earlier card; none where the template's stays."""
+    if of_data and license not in (None, of_data["license"]):
+        told = f"the weights have the licence of their data, {of_data['license']!r}, got license={license!r}"
+        raise UsageError(f"training.json: {told}; leave license out")
+    parts = {where: [key for key in card if key[:7] == "license"] for where, card in earlier.items()}
+    found = {where: {key: earlier[where][key] for key in keys} for where, keys in parts.items()}
+    # that of a template was nobody's choice
+    found = {where: each for where, each in found.items() if each.get("license") not in (None, "", [], of_template)}
+    fits = (each for each in found.values() if license is None or each["license"] in (license, [license]))
+    chosen = of_data or next(fits, {} if license is None else {"license": license})
+    for where, each in found.items():
+        if each["license"] not in (chosen["license"], [chosen["license"]]):
+            _logger.warning("%s: its licence %r becomes %r", where, each["license"], chosen["license"])
+    return chosen
+
+
+def _kept_entries(earlier: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What earlier cards say of other things than the model and its licence, the first of them above all."""
+    left = {key: value for card in reversed(earlier.values()) for key, value in card.items() if value}
+    return {key: value for key, value in left.items() if key not in _OF_MODELS.split() and key[:7] != "license"}
+
+
+def _render(
+    folder: Path, repo_id: str, license: str | None, evaluation: dict[str, Any], earlier: dict[str, dict[str, Any]]
+) -> str:
     part = describe(folder)
     config, template_name = _read_config(folder, part)
     path = folder / "training.json"
@@ -168,11 +209,9 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         names = ", ".join(map(str, (config.get("id2label") or {}).values())) if is_pipeline(folder) else ""
         fields["widget"] = [{"text": names or "-", "output": {"url": PICTURE}}]
     # Weights have the licence of their data, where a run of ours says so.
-    own = {**((training.get("released") or {}).get("card_license") or {})}
-    own |= {"license": license} if license is not None else {}
-    left = {key: value for key, value in there.items() if key not in _OF_MODELS.split() and value}
-    licence = own or {key: value for key, value in left.items() if key.startswith("license")}
-    fields = {key: value for key, value in left.items() if not key.startswith("license")} | fields | licence
+    of_data = {**((training.get("released") or {}).get("card_license") or {})}
+    licence = _choose_license(license, of_data, fields.get("license"), earlier)
+    fields = _kept_entries(earlier) | fields | licence
     sources = (config.get("base_model_name_or_path"), arguments.get("init_from"))
     base_model = next((str(source).partition("@")[0] for source in sources if _is_hub_id(source)), None)
     if base_model is not None:
@@ -200,7 +239,10 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
 
 def expected_task(folder: Path) -> str | None:
     """The `pipeline_tag` that a card of a folder should have; `None` where it does nothing through a pipeline."""
-    config, name = _read_config(folder, describe(folder))
+    try:
+        config, name = _read_config(folder, describe(folder))
+    except NoTemplate:
+        return None
     evaluation = _read_evaluation(folder / "eval.json")
     return _task(folder, config, name, _template(name)[0].get("pipeline_tag"), evaluation)
 
@@ -284,11 +326,14 @@ def _read_config(folder: Path, part: CardPart | None) -> tuple[dict[str, Any], s
         return config, "adapter.md" if part is None else part.template
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise DataError(f"{folder}/config.json: model_type is {model_type!r}; correct it, or write README.md yourself")
+        raise NoTemplate(
+            f"{folder}/config.json: model_type is {model_type!r}; correct it, or write README.md yourself"
+        )
     if installed_room(model_type) is not None:
         return config, f"{model_type}.md"
     if not config.get("architectures"):
-        raise DataError(f"{folder}/config.json: architectures names no class; save the model with save_pretrained")
+        told = "save the model with save_pretrained, or write README.md yourself"
+        raise NoTemplate(f"{folder}/config.json: architectures names no class; {told}")
     return config, "transformers.md"
 
 

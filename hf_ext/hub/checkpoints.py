@@ -281,7 +281,8 @@ def open_checkpoint(
     repo_id, _, written = str(source).partition("@")
     if written and revision is not None and written != revision:
         raise UsageError(f"two revisions for {repo_id}: {written!r} and {revision!r}; give one")
-    if isinstance(source, Path) or not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", repo_id) or repo_id.startswith("."):
+    is_id = re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", repo_id, re.ASCII)
+    if isinstance(source, Path) or not is_id or repo_id.startswith("."):
         raise CheckpointError(f"{source}: no such file or folder, and not of the form org/name or org/name@revision.")
     return _open_repository(repo_id, written or revision, token, endpoint)
 
@@ -290,7 +291,9 @@ def _open_local(path: Path, commit: str | None = None) -> Checkpoint:
     folder, names = path.parent, [path.name]
     if path.is_dir():
         folder, names = path, [item.name for item in path.iterdir() if item.is_file()]
-    entry = _find_entry(names, path)
+    bare = path.is_dir() and not any(_SUFFIX in name for name in names)
+    inner = sorted({item.parent.name for item in path.glob(f"*/*{_SUFFIX}")}) if bare else []
+    entry = _find_entry(names, path, f"one of its folders: {', '.join(inner[:5])}" if inner else "a checkpoint")
     if folder != path and not _INDEX.fullmatch(entry):
         # The file itself was named, be it a link.
         return Checkpoint(lambda name: LocalFile(path, str(path)), entry, commit)
@@ -307,7 +310,7 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _find_entry(names: list[str], where: object) -> str:
+def _find_entry(names: list[str], where: object, advice: str = "a checkpoint") -> str:
     """The file to start from: the weights themselves or the index of their shards."""
     names = sorted(names)
     known = [stem + suffix for stem in _STEMS for suffix in (_SUFFIX, f"{_SUFFIX}.index.json")]
@@ -322,7 +325,7 @@ def _find_entry(names: list[str], where: object) -> str:
         told = "If you trust it, load it and save it as safetensors: model.save_pretrained(folder)."
         is_code = "is a pickle, which can run code when it is read, and is refused"
         raise CheckpointError(f"{where}: {pickles[0]} {is_code}. {told}")
-    raise CheckpointError(f"{where}: no .safetensors file here; found {names[:5]}. Give a checkpoint.")
+    raise CheckpointError(f"{where}: no .safetensors file here; found {names[:5]}. Give {advice}.")
 
 
 @contextmanager

@@ -25,11 +25,19 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def _load_model(loader: Any, source: Any, complete: bool, **options: Any) -> None:
+def _load_model(loader: Any, source: Any, complete: bool, allowed: Any = "", **options: Any) -> None:
     _, info = loader.from_pretrained(source, output_loading_info=True, **options)
-    problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
+    problems = {key: sorted(map(str, value)) for key, value in info.items() if value and key != allowed}
     if complete and problems:
         raise SystemExit(f"{loader.__name__} does not load every weight of the folder: {problems}")
+
+
+def _find_class(library: Any, names: Any) -> tuple[str, Any]:
+    name = names[0] if isinstance(names, list) and len(names) == 1 else names
+    if not isinstance(name, str) or not hasattr(library, name):
+        told = "so it cannot be loaded to see if it is whole; --no-check (check=False) uploads it without that"
+        raise SystemExit(f"config.json names {names!r} in place of one class of {library.__name__}, {told}")
+    return name, getattr(library, name)
 
 
 def _load_transformers(repo_id: str, folder: Path, trust: dict[str, bool]) -> None:
@@ -40,10 +48,10 @@ def _load_transformers(repo_id: str, folder: Path, trust: dict[str, bool]) -> No
     if "_class_name" in config:
         import diffusers
 
-        _load_model(getattr(diffusers, config["_class_name"]), repo_id, True)
+        _load_model(_find_class(diffusers, config["_class_name"])[1], repo_id, True, allowed="unexpected_keys")
         return
-    (saved,) = config["architectures"]
     auto_map = config.get("auto_map", {})
+    saved = (config["architectures"] if auto_map else _find_class(transformers, config.get("architectures")))[0]
     for name, reference in auto_map.items():
         loader = getattr(transformers, name)
         if name == "AutoConfig":
@@ -54,7 +62,8 @@ def _load_transformers(repo_id: str, folder: Path, trust: dict[str, bool]) -> No
             # another head may refuse this one's configuration, but its code must be there
             get_class_from_dynamic_module(reference, repo_id)
     if not auto_map:
-        _load_model(getattr(transformers, saved), repo_id, True)
+        # such as those of the heads that BERT was trained with
+        _load_model(getattr(transformers, saved), repo_id, True, allowed="unexpected_keys")
 
 
 def _load_processors(repo_id: str, folder: Path, trust: dict[str, bool]) -> None:
@@ -152,4 +161,7 @@ if __name__ == "__main__":
         sys.meta_path.insert(0, _Absent())
     else:
         importlib.import_module("hf_ext")
-    main(*sys.argv[2:])
+    try:
+        main(*sys.argv[2:])
+    except Exception as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None

@@ -34,15 +34,28 @@ from .load_check import check_loads, verify_code
 from .published_files import LICENCES, MODULES, Listing, copy_license, is_described, is_loaded, list_files
 from .staging import MANIFEST, write_folder
 
-# What is also stale where the earlier push was an artifact of EMR-Merging.
-_OF_ARTIFACTS = ("tasks/", "base/", "mask.safetensors", "extra.safetensors", "sums.safetensors")
-# The same, of a diffusers pipeline.
-_OF_PIPELINES = (INDEX, "pipeline.py", "transformer/", "scheduler/", "vae/", "text_encoder/", "tokenizer/")
+# Files and folders of an artifact of EMR-Merging and of a diffusers pipeline, by the file that tells of one.
+_OF_KINDS = {
+    MANIFEST: ("tasks/", "base/", "mask.safetensors", "extra.safetensors", "sums.safetensors"),
+    INDEX: (INDEX, "pipeline.py", "transformer/", "scheduler/", "vae/", "text_encoder/", "tokenizer/"),
+}
+# What these folders hold beside what loaders read and code; all else in them is the owner's.
+_WITHIN = re.compile(r"(?:mask|extra|sums)\.safetensors|scheduler_config\.json|disentangled_dit\.py")
+_PULL = re.compile(r"refs/pr/[1-9]\d*", re.ASCII)
 # What a push writes beside the files that loaders read and those that describe a model: code, under the names that it
 # has in this version and had in earlier ones, and reports.
 _WRITTEN = re.compile(
     r"(?:configuration|modeling|ops|kernels|streaming|processing|image_processing|feature_extraction|restoring"
     r"|pipeline)_\w+\.py|emr\.json|emr_loader\.py|\.eval_results/hf_ext\.yaml"
+)
+
+# Weights in forms that are not published, under the names by which loaders find them: beside a new configuration they
+# are of another model.
+_OTHER_FORMS = re.compile(
+    r"(?:(?:pytorch|tf|flax|rust|adapter|diffusion_pytorch|diffusion_flax|openvino)_model(?:\.\w+)?(?:-\d{5}-of-\d{5})?"
+    r"(?:\.\w+)?\.(?:bin|h5|msgpack|ot|xml)(?:\.index(?:\.\w+)?\.json)?)"
+    r"|(?:onnx/)?(?:(?:encoder|decoder|decoder_with_past)_)?model(?:_\w+)?\.onnx(?:_data)?"
+    r"|pytorch_lora_weights\.(?:safetensors|bin)|consolidated(?:\.\d\d)?\.(?:safetensors|pth)"
 )
 
 
@@ -137,7 +150,7 @@ def push(
         license (`str`, *optional*): As in [`stage`].
         token (`str` or `bool`, *optional*): Token of the Hub; `None` uses the one that was logged in with.
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
-        revision (`str`, *optional*): Branch to commit to. Defaults to `main`.
+        revision (`str`, *optional*): Branch to commit to, or an open pull request, `refs/pr/1`. Defaults to `main`.
         create_pr (`bool`, *optional*, defaults to `False`): Open a pull request against `main` instead.
         private (`bool`, *optional*): Visibility of a new repository; it must agree with that of an existing one.
         commit_message (`str`, *optional*): First line of the commit.
@@ -163,14 +176,15 @@ def push(
     """
     branch = _check_options(repo_id, revision, create_pr, commit_message, token)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place, repo_id.rpartition("/")[2])
+        folder = Path(place).resolve() / repo_id.rpartition("/")[2]
         listing = rehearse(source, folder, repo_id=repo_id, license=license)
         if announce is not None:
             announce(listing)
         # As `HF_ENDPOINT`, it may end in a slash.
         api = HfApi(endpoint=endpoint and endpoint.rstrip("/"), token=token)
         if check:
-            check_loads(folder, repo_id=repo_id, endpoint=api.endpoint, token=token)
+            with _name_source(Path(source), folder):
+                check_loads(folder, repo_id=repo_id, endpoint=api.endpoint, token=token)
         with read_answers(api):
             whole_id = _create(api, repo_id, branch, private)
             if whole_id != repo_id:
@@ -184,17 +198,20 @@ def preview(source: str | Path, repo_id: str, *, revision: str | None, check: bo
     """Does all that [`push`] does before the upload, and lists the files that it would upload, exclude and delete."""
     _check_options(repo_id, revision, options["create_pr"], options["commit_message"], None)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place, repo_id.rpartition("/")[2])
+        folder = Path(place).resolve() / repo_id.rpartition("/")[2]
         listing = rehearse(source, folder, repo_id=repo_id, license=options["license"])
         api = HfApi(endpoint=options["endpoint"] and options["endpoint"].rstrip("/"))
         if check:
-            check_loads(folder, repo_id=repo_id, endpoint=api.endpoint)
+            with _name_source(Path(source), folder):
+                check_loads(folder, repo_id=repo_id, endpoint=api.endpoint)
         try:
             with read_answers(api):
                 # A new branch begins with the files of main.
                 try:
                     commit, tree = look(api, repo_id, revision)
                 except RevisionNotFoundError:
+                    if _PULL.fullmatch(revision or ""):
+                        raise
                     commit, tree = look(api, repo_id, None)
                 told = _settle(api, folder, repo_id, options["license"], commit, tree)
         except RepositoryNotFoundError:
@@ -224,7 +241,7 @@ def _check_options(repo_id: str, revision: str | None, create_pr: bool, message:
     if create_pr and branch != constants.DEFAULT_REVISION:
         told = f"create_pr opens a pull request against main, but revision={revision!r} names another branch"
         raise UsageError(f"{told}; give one of them")
-    if not is_ref_name(branch):
+    if not is_ref_name(branch) and not _PULL.fullmatch(branch):
         raise UsageError(f"revision={branch!r} is no name for a branch, by git's rules for names")
     if not isinstance(message, str) or not message.strip() or message != message.encode(errors="ignore").decode():
         raise UsageError(f"commit_message={message!r} must be a text that is not empty")
@@ -251,12 +268,15 @@ def _name_source(source: Path, folder: Path) -> Iterator[None]:
 
 def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> str:
     """Creates repository and branch where they do not exist; returns the id with the owner."""
+    if _PULL.fullmatch(branch):
+        # a pull request that is not there cannot be made by its name
+        api.repo_info(repo_id, revision=branch)
     made = api.create_repo(repo_id, private=private, exist_ok=True)
     repo_id = repo_id if "/" in repo_id else made.repo_id
     if private is not None and bool(api.repo_info(repo_id).private) != private:
         state = "public" if private else "private"
         raise NotPublished(f"{repo_id} exists and is {state}, got private={private}; nothing was uploaded")
-    if branch != constants.DEFAULT_REVISION:
+    if branch != constants.DEFAULT_REVISION and not _PULL.fullmatch(branch):
         if branch in {tag.name for tag in api.list_repo_refs(repo_id).tags}:
             told = f"revision={branch!r} is a tag of {repo_id}, which a branch would hide; choose another name"
             raise UsageError(told)
@@ -266,13 +286,21 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> str:
 
 def find_stale(files: list[str]) -> list[str]:
     """Finds the files of a model in a repository: beside another one that lacks them, loaders would mix the two."""
-    others = (_OF_ARTIFACTS if MANIFEST in files else ()) + (_OF_PIPELINES if INDEX in files else ())
+    others = tuple(each for told, named in _OF_KINDS.items() if told in files for each in named)
     if MODULES in files:
         # which modules it lists, only its text says: they have the names that sentence-transformers gives
-        others += tuple(name for name in files if re.match(r"\d+_\w+/", name) and is_loaded(name.rpartition("/")[2]))
-    found = [n for n in files if is_loaded(n) or is_described(n) or _WRITTEN.fullmatch(n) or n.startswith(others)]
-    # whose licence it is, nobody can tell
-    return [name for name in found if name not in LICENCES]
+        others += tuple({found[0] for name in files if (found := re.match(r"\d+_\w+/", name))})
+
+    def is_stale(name: str) -> bool:
+        parts = name.split("/")
+        inner = ["/".join(parts[place:]) for place in range(1, len(parts))] if name.startswith(others) else []
+        if name in others or is_described(name) or any(map(_WITHIN.fullmatch, inner)):
+            # whose licence it is, nobody can tell
+            return name not in LICENCES
+        kinds = (_WRITTEN, _OTHER_FORMS)
+        return any(is_loaded(each) or any(kind.fullmatch(each) for kind in kinds) for each in (name, *inner))
+
+    return list(filter(is_stale, files))
 
 
 def _settle(api: HfApi, folder: Path, repo_id: str, license: str | None, commit: str, tree: Tree) -> list[str]:

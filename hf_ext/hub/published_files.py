@@ -158,14 +158,17 @@ def list_files(folder: Path, staged: Path, notes: tuple[str, ...] = ()) -> Listi
     behind: dict[str, str] = {}
     kept = {name.partition("/")[0] for name in files if "/" in name}
     counts: Counter[str] = Counter()
+    others: set[str] = set()
     for name, path in walk(folder):
         top, nested, _ = name.partition("/")
         if nested and top not in kept:
             counts[top] += 1
+            others |= {top} if _WEIGHTS.fullmatch(path.name) else set()
         elif name not in files or not stays_inside(folder, path):
             behind[name] = _reason(folder, name, path)
     for top, count in counts.items():
-        behind[f"{top}/"] = f"{count} file{'s' if count > 1 else ''}, no files of a model"
+        what = "weights of another model; push this folder by itself" if top in others else "no files of a model"
+        behind[f"{top}/"] = f"{count} file{'s' if count > 1 else ''}, {what}"
     notes += tuple(
         f"{name}: is uploaded {_CUT['.png' if name.endswith('.png') else '.json']}"
         for name in files

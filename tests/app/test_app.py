@@ -130,6 +130,19 @@ def test_drawing_varies_the_controls_that_a_model_knows_and_nothing_else(known, 
     assert [shown["Size of the original"], shown["Crop: top"], shown["Flip"]] == [name in known for name in CONTROLS]
 
 
+def test_classes_with_one_name_are_told_apart_by_their_numbers(tmp_path):
+    source = make_dit(tmp_path / "dit")
+    index = Path(source, "model_index.json")
+    names = {"0": "crane", "1": "dog", "2": "crane"}
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"id2label": names}))
+    assert work.list_classes(source) == ["crane (0)", "dog", "crane (2)"]
+    given = (1, 0, 0, False, 1, 3.0, 7)
+    first, last = (np.asarray(work.draw(source, f"crane ({number})", *given)) for number in (0, 2))
+    assert (first != last).any()
+    with refused(ValueError, "crane"):
+        work.draw(source, "crane", *given)
+
+
 def test_a_file_is_heard_while_it_comes_and_as_the_listener_hears_it(tmp_path):
     sound = write_sound(tmp_path / "a.wav")
     heard = [list(words) for words in work.hear_file(DIGITS, str(tmp_path / "a.wav"))]
@@ -185,6 +198,14 @@ def test_what_is_wrong_is_said_on_the_page(dit, tmp_path):
         work.told(work.restore, DENOISER, None, 1.0)
     with refused(gr.Error, "class or text"):
         work.told(work.draw, dit, "", 1, 0, 0, False, 2, 3.0, 0)
+    # what a user cleared
+    for place, what in {1: "size", 3: "left", 5: "number of steps", 6: "guidance", 7: "seed"}.items():
+        given = ["cat", 1, 0, 0, False, 2, 3.0, 0]
+        given[place] = None
+        with refused(gr.Error, f"no {what}"):
+            work.told(work.draw, dit, *given)
+    with refused(gr.Error, "no strength"):
+        work.told(work.restore, DENOISER, str(tmp_path / "a.png"), None)
     with refused(gr.Error, "Pillow"):
         work.told(work.restore, DENOISER, str(tmp_path / "a.png"), 1.0)
     with pytest.raises(gr.Error, match="cannot be read|not a readable sound file"):

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForPreTraining
 
 from hf_ext.errors import DataError, NotPublished
 from hf_ext.hub import load_check
 from hf_ext.hub.load_check import check_loads, installed_room, shipped_files, verify_code
-from hf_ext.hub.publish import stage
+from hf_ext.hub.publish import push, stage
 from tests.kit import warm_python
+from tests.kit.command_line import run
 from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
@@ -106,6 +108,37 @@ def test_a_folder_that_does_not_load_is_refused_with_what_the_process_said(stage
     edit(staged / "config.json", window_size=0)
     with refused(NotPublished, "hf_ext", "window_size"):
         check_loads(staged)
+
+
+def test_weights_of_other_heads_may_lie_beside_those_of_a_model_of_transformers(tmp_path, warm_checks):
+    config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    BertForPreTraining(config).save_pretrained(tmp_path / "bert")
+    (tmp_path / "bert" / "README.md").write_text("# Mine\n")
+    edit(tmp_path / "bert" / "config.json", architectures=["BertForMaskedLM"])
+    check_loads(tmp_path / "bert")
+    # what is missing would be made anew, at random
+    edit(tmp_path / "bert" / "config.json", architectures=["BertForQuestionAnswering"])
+    with refused(NotPublished, "missing_keys", "qa_outputs"):
+        check_loads(tmp_path / "bert")
+
+
+# Configurations of models that neither transformers nor diffusers loads.
+STRANGERS = [{"n": 3}, {"architectures": ["BertModel", "BertModel"]}, {"_class_name": "NoSuchNet"}]
+STRANGERS += [{"model_type": "bert", "architectures": [7]}]
+
+
+@pytest.mark.parametrize("config", STRANGERS, ids=str)
+def test_a_model_of_another_library_is_refused_in_words_and_goes_up_unchecked(
+    tmp_path, hub, api, bert, config, warm_checks
+):
+    (bert / "config.json").write_text(json.dumps(config))
+    (bert / "README.md").write_text("---\nlicense: mit\nlibrary_name: timm\n---\n# Mine\n")
+    assert "no problems found" in run("card", bert, "--check").output
+    with refused(NotPublished, str(bert), "config.json", "--no-check") as caught:
+        push(bert, "org/model", endpoint=hub.url, token=False)
+    assert "Traceback" not in str(caught.value) and "hf-ext-" not in str(caught.value)
+    push(bert, "org/model", endpoint=hub.url, token=False, check=False)
+    assert "model.safetensors" in api.list_repo_files("org/model")
 
 
 def test_a_process_that_hangs_is_ended(staged):

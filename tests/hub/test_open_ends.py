@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import CommitOperationAdd
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
 from hf_ext import MRConvConfig, MRConvForSequenceClassification
-from hf_ext.errors import NotPublished, UsageError
+from hf_ext.errors import DataError, NotPublished, UsageError
 from hf_ext.hub import publish
 from hf_ext.hub.card_rules import read_front_matter
 from hf_ext.hub.cards import MARKER, write_card
+from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.hub.disclosure import find_kind
 from hf_ext.hub.load_check import check_loads
 from hf_ext.hub.published_files import MODULES
 from tests.disentangled_dit.pipeline_testing import make_pipeline
-from tests.hub.published import contents, edit, on_hub, save_bert, save_snapshot
+from tests.hub.published import contents, edit, on_hub, save_bert, save_snapshot, tiny_adapter
 from tests.hub.secret_corpus import BASE64, DIGITS, HEX, LARGE, NAME, SMALL, WORD, letters
+from tests.kit.command_line import run
 from tests.kit.refusals import refused
 
 SEED = "abandon ability able about above absent absorb abstract absurd abuse access accident"
@@ -154,6 +158,81 @@ def test_a_licence_that_is_asked_for_agrees_with_that_of_the_card_on_the_hub(opt
         assert read_front_matter(card)["license"] == "apache-2.0" and ("# Mine" in card) == THERE[kind][1]
 
 
+OTHER = {"license": "other", "license_name": "mine", "license_link": "https://mine.org"}
+CHOSEN = {"bert": OTHER, "adapter": {"license": ["mit", "apache-2.0"]}, "semanir": {"license": "mit"}}
+
+
+def save_kind(kind, folder):
+    """A model whose card has no licence of its own, or that of a template."""
+    if kind == "bert":
+        return save_bert(folder)
+    if kind == "adapter":
+        tiny_adapter().save_pretrained(folder)
+        edit(folder / "adapter_config.json", base_model_name_or_path="org/denoiser")
+        return folder
+    return save_snapshot(folder)
+
+
+def give_license(folder, entries):
+    """Writes the card of hf-ext, with a licence."""
+    card = write_card(folder, repo_id="org/model", license="mit")
+    lines = "".join(f"{name}: {json.dumps(value)}\n" for name, value in entries.items())
+    card.write_text(card.read_text().replace("license: mit\n", lines + "language: de\n"))
+
+
+def license_of(folder):
+    found = read_front_matter((folder / "README.md").read_text())
+    return {name: value for name, value in found.items() if name.startswith("license")}
+
+
+@pytest.mark.parametrize("kind", CHOSEN)
+def test_a_card_of_ours_keeps_its_licence_when_it_is_written_again(options, api, tmp_path, kind, caplog):
+    folder, entries = save_kind(kind, tmp_path / "mine"), CHOSEN[kind]
+    give_license(folder, entries)
+    write_card(folder, repo_id="org/model")
+    first = publish.stage(folder, tmp_path / "first")
+    second = publish.stage(first, tmp_path / "second", license="other" if entries is OTHER else None)
+    publish.push(folder, "org/model", **options)
+    pulled = Path(api.snapshot_download("org/model", local_dir=tmp_path / "pulled"))
+    publish.push(pulled, "org/fork", **options)
+    forked = Path(api.snapshot_download("org/fork", local_dir=tmp_path / "forked"))
+    # without a choice of its own a folder takes that of the Hub
+    (folder / "README.md").unlink()
+    publish.push(folder, "org/fork", **options)
+    again = Path(api.snapshot_download("org/fork", local_dir=tmp_path / "again"))
+    assert [license_of(each) for each in (first, second, pulled, forked, again)] == [entries] * 5
+    assert "language: de" in (forked / "README.md").read_text() and "its licence" not in caplog.text
+    publish.push(folder, "org/fork", license="bsd", **options)
+    again = Path(api.snapshot_download("org/fork", local_dir=tmp_path / "last"))
+    assert license_of(again) == {"license": "bsd"}
+    assert f"org/fork on the Hub: its licence {entries['license']!r} becomes 'bsd'" in caplog.text
+
+
+def test_the_licence_of_the_data_is_not_replaced(tmp_path):
+    folder = save_snapshot(tmp_path / "mine")
+    edit(folder / "training.json", released={"card_license": OTHER})
+    for license in (None, "other"):
+        assert license_of(publish.stage(folder, tmp_path / str(license), repo_id="org/x", license=license)) == OTHER
+    with refused(UsageError, "'other'", "'mit'"):
+        publish.stage(folder, tmp_path / "refused", license="mit")
+
+
+def test_a_card_of_ours_with_metadata_that_cannot_be_read_is_named(bert):
+    (bert / "README.md").write_text(f"---\nlicense: [\n---\n{MARKER}\n")
+    with refused(DataError, "README.md", "delete the card"):
+        write_card(bert, repo_id="org/model")
+
+
+@pytest.mark.parametrize("way", ["by its name", "by its folder", "by a link"])
+def test_the_card_of_a_released_model_is_not_written(released_models, tmp_path, way):
+    folder = save_snapshot(released_models / "denoise-tiny")
+    before = contents(folder)
+    (tmp_path / "link").symlink_to(folder)
+    named = {"by its name": "denoise-tiny", "by its folder": folder, "by a link": tmp_path / "link"}[way]
+    assert "copy the folder" in run("card", named, "--license", "mit", code=2).output
+    assert "there is no card" in run("card", named, "--check", code=1).output and contents(folder) == before
+
+
 @pytest.mark.filterwarnings("ignore:Warnings while validating")
 @pytest.mark.parametrize("card", ["# h\xe9".encode("latin-1"), b"---\na: [\n---\n"])
 def test_a_card_on_the_hub_that_cannot_be_read_stops_the_push(options, api, bert, card, monkeypatch):
@@ -162,6 +241,70 @@ def test_a_card_on_the_hub_that_cannot_be_read_stops_the_push(options, api, bert
     commit(api, **{"README.md": b"# Mine"})
     with refused(NotPublished, "org/model: README.md on the Hub cannot be used", "correct it there"):
         publish.push(bert, "org/model", **options)
+
+
+# Files of a repository, of an earlier model or of its owner, by the file that says what it was.
+STALE = {
+    "config.json": """
+    pytorch_model.bin pytorch_model-00001-of-00002.bin pytorch_model.bin.index.json pytorch_model.fp16.bin tf_model.h5
+    tf_model.h5.index.json flax_model.msgpack rust_model.ot adapter_model.bin diffusion_pytorch_model.fp16.bin
+    pytorch_lora_weights.safetensors model.onnx onnx/model_quantized.onnx onnx/decoder_model_merged.onnx
+    consolidated.00.pth openvino_model.xml
+    """,
+    "model_index.json": """
+    transformer/config.json transformer/disentangled_dit.py vae/diffusion_pytorch_model.safetensors pipeline.py
+    vae/diffusion_pytorch_model.bin scheduler/scheduler_config.json text_encoder/model.safetensors tokenizer/vocab.json
+    tokenizer/additional_chat_templates/tool.jinja
+    """,
+    "emr.json": """
+    tasks/a/mask.safetensors tasks/a/extra.safetensors tasks/a/config.json tasks/a/modeling_mrconv.py
+    tasks/a/additional_chat_templates/tool.jinja base/model.safetensors base/tokenizer.json sums.safetensors
+    """,
+    "modules.json": "1_Pooling/config.json 2_Dense/model.safetensors 2_Dense/pytorch_model.bin",
+}
+MINE = {
+    "config.json": "model-old.bin my_model.bin lora.safetensors notes/pytorch_model.bin model.onnx.md vae/config.json",
+    "model_index.json": """
+    transformer/mynotes.txt transformer/README.md vae/readme.txt vae/my_training_data.csv vae/pictures/cat.png
+    tokenizer/LICENSE pipeline.py.txt unet/notes.md
+    """,
+    "emr.json": "tasks/notes.md tasks/a/thesis.pdf base/thesis.pdf base/LICENSE my.safetensors",
+    "modules.json": "1_Pooling/notes.txt notes/config.json 2_Dense/own.csv",
+}
+
+
+@pytest.mark.parametrize("told", STALE)
+def test_files_go_by_the_names_of_loaders_and_all_else_is_the_owners(told):
+    stale, mine = STALE[told].split(), MINE[told].split()
+    assert publish.find_stale([told, *stale, *mine, "LICENSE", "data/x.csv"]) == [told, *stale]
+
+
+def test_a_folder_of_adapters_says_which_is_which(tmp_path):
+    adapter = tiny_adapter()
+    adapter.add_adapter("other", LoraConfig(r=2, target_modules=["query_key_value"]))
+    adapter.save_pretrained(tmp_path / "both")
+    listing = publish.rehearse(tmp_path / "both", tmp_path / "staged")
+    assert "push this folder by itself" in listing.stays_behind["other/"]
+    adapter.save_pretrained(tmp_path / "named", selected_adapters=["other"])
+    with refused(ValueError, "named", "one of its folders: other"):
+        publish.stage(tmp_path / "named", tmp_path / "refused")
+
+
+@pytest.mark.parametrize("source", ["w/ü", "modèle/bert", "модель"])
+def test_a_missing_folder_with_letters_of_no_hub_is_no_repository(source):
+    with refused(ValueError, source, "no such file or folder"):
+        open_checkpoint(source)
+
+
+def test_a_folder_with_the_name_of_a_released_model_is_told(released_models, tmp_path, monkeypatch):
+    save_snapshot(released_models / "denoise-tiny")
+    summary = {"task": "x", "scores": "x", "data": "x", "license": "x", "parameters": 1, "steps": 1, "core_hours": 1}
+    edit(released_models / "denoise-tiny" / "training.json", released=summary)
+    (tmp_path / "denoise-tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    told = run("info", "denoise-tiny", code=2).output
+    assert "not the released model" in told and "./denoise-tiny" in told
+    assert "released" not in run("info", "./denoise-tiny", code=2).output
 
 
 SENTENCES = "sentence_transformers.models."

@@ -47,6 +47,14 @@ def test_new_branches_and_pull_requests_leave_main_alone(options, api, tmp_path,
     assert push(snapshot, "org/model", create_pr=True, **options).pr_num == 1
     assert "model.safetensors" in on_hub(api, tmp_path, "refs/pr/1")
     assert titles(api) == ["initial commit"]
+    # an open one goes on
+    info = push(save_bert(tmp_path / "bert"), "org/model", revision="refs/pr/1", **options)
+    assert api.model_info("org/model", revision="refs/pr/1").sha == info.oid
+    assert "modeling_semanir.py" not in on_hub(api, tmp_path / "again", "refs/pr/1") and len(titles(api)) == 1
+    for repo_id in ("org/model", "org/other"):
+        with pytest.raises(HfHubHTTPError):
+            push(tmp_path / "bert", repo_id, revision="refs/pr/7", **options)
+    assert not api.repo_exists("org/other")
     with refused(UsageError, "create_pr"):
         push(snapshot, "org/model", create_pr=True, revision="dev", **options)
 
@@ -131,7 +139,8 @@ TOKEN = "hf" + "_" + "aBcDeFgHiJ" * 3 + "kLmN"
 UNUSABLE = {
     "a branch with a blank": {"revision": "feat/x y"},
     "a branch with dots": {"revision": "a..b"},
-    "a pull request": {"revision": "refs/pr/1"},
+    "a pull request without a number": {"revision": "refs/pr/x"},
+    "another reference": {"revision": "refs/heads/main"},
     "a commit": {"revision": "0123456789" * 4},
     "no message": {"commit_message": ""},
     "None": {"commit_message": None},
