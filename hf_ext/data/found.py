@@ -13,12 +13,12 @@ import pandas as pd
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, find_about, find_folder
+from .about import Part, find_about, find_part
 from .cells import are_values, check_classes, class_name
 from .files import list_files
 from .opening import SourceError, open_source
 from .roles import Hints, Roles, find_roles
-from .sequence_files import ARRAY_COLUMN, ARRAYS, TS, UNLABELLED, holds_lists, open_arrays, read_file, split_files
+from .sequence_files import ARRAY_COLUMN, ARRAYS, TS, UNLABELLED, holds_lists, is_sequence, open_arrays, read_file
 from .source import DataSource
 from .splits import compare_splits, find_usable, read_labels, slice_split, split_examples
 from .tables import Table, option, read_table, shorten
@@ -157,32 +157,33 @@ def span(values: list[Any], form: str = "") -> str:
 
 def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> Survey | None:
     """Tables and arrays of numbers; None where rows are examples of something else."""
-    below = {file for file in list_files(*places) if file.suffix.lower() == ending and file.name not in METADATA}
-    folder = find_folder(places[0], "train") if len(places) == 1 else places[0]
-    inside = sorted(file for file in below if folder in file.parents)
-    about = find_about(folder, inside) if inside else None
-    files, table = sorted(below - {about}), None
-    own = split_files(files, "train") if places[0].is_dir() else []
+    below, is_folder = sorted(filter(is_sequence, list_files(*places))), places[0].is_dir()
+    part = find_part(places[0], "train", below) if is_folder else Part(below, places)
+    about = find_about(part.places[0], part.files) if is_folder and part.files else None
+    files = [file for file in part.files if file != about]
+    files, table = [file for file in files if file.suffix.lower() == ending] or files, None
     if ending == TS:
         train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
         return look_at_lists(train, open_source(DataSource(**train)), [ARRAY_COLUMN], hints)
-    if ending in ARRAYS and len(files) == 1 and places[0].is_file():
+    if ending in ARRAYS and len(files) == 1 and (part.named or not is_folder):
         return _look_at_arrays(path, files[0], hints)
     if ending in ARRAYS:
         if apart := [file for file in files if file.stem.lower().partition("_")[0] in _LABELS]:
             told = "are those of another file: save both in one, np.savez('train.npz', X=..., label=...)."
             raise DataError(f"{path}: the labels in {apart[0].name} {told}")
-        roles = Roles("positions", list(read_file(files[0])))
+        roles = Roles("positions", [name for name in read_file(files[0]) if name != (hints.label or "label")])
     elif ending == ".parquet" and holds_lists(files[0]):
         return None
     else:
-        files = own[:1] or files
         table = read_table(files[0], label=hints.label)
         if (roles := _find_roles(files[0], table, hints)).layout == "texts":
             return None
     survey = _look_at_tables(path, files, table, roles, hints)
-    if about is not None and (absent := len({*inside} - {about}) - survey.count) > 0:
+    if about is not None and (absent := len(files) - survey.count) > 0:
         survey.left_out.append(f"{count_of(absent, 'file')} without a row in the table beside them")
+    if unread := [file for file in part.rest if file != about]:
+        place = unread[0].relative_to(places[0])
+        survey.left_out.append(f"{count_of(len(unread), 'file')} such as {place}, which neither part reads")
     return survey
 
 
@@ -254,8 +255,9 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3) and name != label]
     shapes = ", ".join(f"{name} {[*values.shape]}" for name, values in arrays.items())
     if label not in arrays or len(inputs) != 1:
-        told = "name the series, [examples, steps, channels], and the classes: --inputs NAME --label NAME"
-        raise DataError(f"{path}: arrays {shapes}: {told}. Save each split as a separate file. {UNLABELLED}")
+        told = "name the series, [examples, steps, channels], and the classes: --inputs NAME --label NAME. "
+        told += "Save each split in a file, train.npz and test.npz with the same names, and give their folder."
+        raise DataError(f"{path}: arrays {shapes}: {told} {UNLABELLED}")
     if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
         told = f"must hold a class for each example or step; of one-hot rows save {label}.argmax(1)."
         raise DataError(f"{path}: {shapes}: {label} {told}")

@@ -28,6 +28,8 @@ from .roles import GROUPS, PERSONS, TIME
 
 # The split that a word means in folders, files and cells, as `datasets` has it.
 SPLIT_WORDS = {word: str(kind) for kind, words in SPLIT_KEYWORDS.items() for word in words}
+# A name of which a word for a split is a part, as of train-00001 and GunPoint_TEST; the last word counts.
+SPLIT_NAME = re.compile(rf"(?:.*[\W_\d])?({'|'.join(SPLIT_WORDS)})(?:[\W_\d].*)?", re.IGNORECASE)
 # Hashes of an example; two examples are equal where one hash of theirs is.
 Keys = tuple[bytes, ...]
 # More examples are compared by `hf-ext data check` alone.
@@ -38,6 +40,12 @@ _NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", 
 # The beginnings of file names are groups if so many examples are of one that has several, if there are so many groups,
 # and if none has more than this share of all.
 _IN_SEVERAL, _FEWEST, _LARGEST = 0.5, 8, 0.2
+
+
+def split_of(name: str) -> str | None:
+    """The split that a name of a file without its ending, or of a folder, says."""
+    found = SPLIT_NAME.fullmatch(name)
+    return found and SPLIT_WORDS[found[1].lower()]
 
 
 def slice_split(split: str, count: int) -> range:

@@ -91,7 +91,8 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         advice = "For a data set of the Hub, set data.train.path of a recipe of `hf-ext recipes`."
         raise DataError(f"no data at {path}: give a local folder or file. {advice}")
     places = [Path(one) for one in found]
-    for place in (places[0] / "train", places[0]):
+    part = find_folder(places[0], "train") if places[0].is_dir() else places[0]
+    for place in dict.fromkeys((part, places[0])):
         names = find_pairs(place, hints.pairs)
         # Folders a and b are classes as well: only a restorer takes them for pairs.
         if names and (restores or tuple(map(str.lower, names)) != ("a", "b")):
@@ -434,14 +435,15 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     raw = data.cast_column("lq", datasets.Image(decode=False)).cast_column("hq", datasets.Image(decode=False))
     rows = [[_read_header(raw[index][side]) for side in ("lq", "hq")] for index in _choose(len(data))]
     read = [(*lq, *hq) for lq, hq in rows if lq and hq]
-    other = find_folder(place.parent, "validation")
-    if place.name == "train" and other != place.parent and find_pairs(other, names):
+    folders = {SPLIT_WORDS.get(one.name.casefold()): one for one in sorted(place.parent.iterdir()) if one.is_dir()}
+    beside = folders if folders.get("train") == place else {}
+    if (other := beside.get("validation")) is not None and find_pairs(other, names):
         train.pop("split")
         kept: dict[str, Any] = {"train": train, "eval": {**train, "path": str(other)}, "learned": len(data)}
     else:
         kept = keep_back(train, data)
     survey = Survey("pairs", **kept, about="", count=len(data))
-    if place.name == "train" and (test := find_folder(place.parent, "test")) != place.parent:
+    if (test := beside.get("test")) is not None:
         survey.left_out.append(tell_test(f"--data.eval.path {shlex.quote(str(test))}"))
     _tell_broken(survey, 0, len(rows), len(read), "pair")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
