@@ -20,7 +20,7 @@ from .opening import SourceError, open_source
 from .roles import Hints, Roles, find_roles
 from .sequence_files import ARRAY_COLUMN, ARRAYS, TS, UNLABELLED, holds_lists, is_sequence, open_arrays, read_file
 from .source import DataSource
-from .splits import compare_splits, find_usable, read_labels, slice_split, split_examples
+from .splits import compare_splits, find_usable, read_labels, read_splits, set_tests_apart, slice_split, split_examples
 from .tables import Table, option, read_table, shorten
 
 # Share of each class that is held out, and largest number of held-out examples.
@@ -37,9 +37,10 @@ class Survey:
     kind: str
     train: dict[str, Any]
     eval: dict[str, Any] | None
-    learned: int  # number of training examples; `count` is that of all
+    learned: int  # number of training examples; `count` is that of all, `held` that of those held out
     about: str
     count: int
+    held: int = 0
     classes: list[str] = field(default_factory=list)
     named: bool = False  # True if the data contain class names with their numbers, as folders do
     # Pictures: shorter sides in ascending order; True if all are squares of one size; True if all are grey; most bits
@@ -77,7 +78,7 @@ class Survey:
         if self.eval is None:
             split = "all examples for training, none for evaluation"
         elif "hold_out" in self.eval:
-            split = f"{self.learned:,} for training, {self.count - self.learned:,} held out for evaluation"
+            split = f"{self.learned:,} for training, {self.held:,} held out for evaluation"
         else:
             learned, measured = (part.get("split", part["path"]) for part in (self.train, self.eval))
             split = f"{learned} for training, {measured} for evaluation"
@@ -92,15 +93,25 @@ class Survey:
 
 def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
     """Source for training, source for evaluation (a split or a held-out share), and number of training examples."""
+    try:
+        data, tests = set_tests_apart(data)
+    except DataError as error:
+        raise DataError(f"{train['path']}: {error}") from error
     whole: dict[str, Any] = {"train": train, "eval": None, "learned": len(data), "notes": [], "left_out": []}
     told = dict[str, list[str]]()
     for split in ("validation", "test") if Path(train["path"]).expanduser().is_dir() else ():
         with contextlib.suppress(SourceError):
             held = open_source(DataSource(**{**train, "split": split}))
             told[split] = [*compare_splits(data, held), *_compare_labels(data, held)]
+    given = read_splits(data) is not None
+    if "validation" in told and (given or len(tests)):
+        both = "a folder or file validation, and a column that names splits: remove one of them"
+        raise DataError(f"{train['path']} has {both}.")
+    if len(tests):
+        told["test"] = [*compare_splits(data, tests), *_compare_labels(data, tests)]
     if "test" in told:
         whole["notes"] = [line.replace(":", ": of test,", 1) for line in told["test"] if line.startswith("WARNING")]
-        flags = "--data.eval.split test" + " --data.eval.hold_out 0" * ("validation" not in told)
+        flags = "--data.eval.split test" + " --data.eval.hold_out 0" * ("validation" not in told and not len(tests))
         whole["left_out"] = [tell_test(flags)]
     if "validation" in told:
         return {**whole, "eval": {**train, "split": "validation"}, "notes": told["validation"] + whole["notes"]}
@@ -108,11 +119,16 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
     chosen, kept = split_examples(data, share, 0)
     count = int((~chosen).sum())
     if not 0 < count < len(data):
+        if len(tests):
+            learned = f"the {count_of(len(data), 'example')} that a column calls train"
+            raise DataError(f"{train['path']}: {learned} cannot be split: call some validation.")
         return whole
-    learned = {**train, "hold_out": share, "hold_out_seed": 0}
-    kept += _compare_labels(*(data.select(np.flatnonzero(chosen == side)) for side in (False, True)))
-    notes = [*kept, *whole["notes"]]
-    return {**whole, "train": learned, "eval": {**learned, "split": "validation"}, "learned": count, "notes": notes}
+    kept_back = {**train, "hold_out": share, "hold_out_seed": 0}
+    parts = [data.select(np.flatnonzero(chosen == side)) for side in (False, True)]
+    kept += [*(compare_splits(*parts) if given else ()), *_compare_labels(*parts)]
+    measured = {**kept_back, "split": "validation"}
+    found = {"train": kept_back, "eval": measured, "learned": count, "held": len(data) - count}
+    return {**whole, **found, "notes": [*kept, *whole["notes"]]}
 
 
 def tell_test(flags: str) -> str:

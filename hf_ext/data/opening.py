@@ -39,7 +39,7 @@ from .files import (
 )
 from .sequence_files import ARRAYS, open_arrays, open_sequences
 from .source import DataSource, SourcePart
-from .splits import SPLIT_NAME, hold_out, make_part, slice_split
+from .splits import SPLIT_NAME, hold_out, make_part, set_tests_apart, slice_split
 from .tables import is_utf8
 
 # What `datasets` reads files of an ending with.
@@ -71,6 +71,12 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
                 raise DataError(f"rename_columns makes a second column {min(twice)!r}: rename the first one too.")
             data = data.rename_columns(names)
         if source.hold_out:
+            data, tests = set_tests_apart(data)
+            if source.split == "test" and not len(tests):
+                told = "no column split calls examples so; of a folder or file called test, set hold_out: 0"
+                raise DataError(f"there is no split 'test': {told}.")
+            if source.split == "test":
+                return tests
             data = hold_out(data, source.hold_out, source.hold_out_seed, measures=source.split == "validation")
         return data
     except SourceError:
