@@ -142,12 +142,12 @@ def open_described(
     texts = {file.with_suffix("") for file in part.files if file.suffix == ".txt"}
     alone = [file for file in files if file.with_suffix("") not in texts]
     place = part.places[0]
-    table = find_about(place, files) if files else None
+    beside = list_named(place, (file for file in list_files(place) if file.suffix.lower() in endings))
+    table = find_about(place, beside) if files else None
     if not files or (table is not None and table.name in METADATA and _is_usual(table)):
         return None
     if table is not None:
-        beside = (file for file in list_files(place) if file.suffix.lower() in endings)
-        if (found := match_rows(table, files, source.column_of("label"), [*beside])) is None:
+        if (found := match_rows(table, files, source.column_of("label"), beside)) is None:
             return None
         files, frame = found
         columns: dict[str, list[Any]] = {name: [*map(class_name, frame[name])] for name in frame}
@@ -257,6 +257,13 @@ def find_part(folder: Path, split: str, files: Iterable[Path]) -> Part:
     own = [file for file in below if file in found and found[file][0] == wanted]
     rest = [file for file in below if file not in found]
     return Part(own, [folder] if places <= {*own} else sorted(places), True, rest)
+
+
+def list_named(place: Path, files: Iterable[Path]) -> list[Path]:
+    """The files of a place that a table may name, whose first rows may be of another split."""
+    below = sorted(files)
+    found = sort_files(place, below)
+    return [file for file in below if file in found] or below
 
 
 def find_folder(folder: Path, split: str) -> Path:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import Part, find_about, find_part
+from .about import Part, find_about, find_part, list_named
 from .cells import are_values, check_classes, class_name
 from .files import list_files
 from .opening import SourceError, open_source
@@ -138,7 +138,8 @@ def tell_test(flags: str) -> str:
 
 def _compare_labels(learned: Any, measured: Any) -> list[str]:
     kind = learned.features.get("label")
-    if kind is not None and all(label is None for label in measured.with_format(None)["label"]):
+    held = measured.with_format(None)["label"] if "label" in measured.features else []
+    if kind is not None and all(label is None for label in held):
         return ["WARNING: no evaluation example has a label"]
     if isinstance(getattr(kind, "feature", None), datasets.Value):
         steps = ([*chain(*filter(None, part.with_format(None)["label"]))] for part in (learned, measured))
@@ -175,7 +176,8 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
     """Tables and arrays of numbers; None where rows are examples of something else."""
     below, is_folder = sorted(filter(is_sequence, list_files(*places))), places[0].is_dir()
     part = find_part(places[0], "train", below) if is_folder else Part(below, places)
-    about = find_about(part.places[0], part.files) if is_folder and part.files else None
+    inside = list_named(part.places[0], (file for file in below if part.places[0] in file.parents))
+    about = find_about(part.places[0], inside) if is_folder and inside else None
     files = [file for file in part.files if file != about]
     files, table = [file for file in files if file.suffix.lower() == ending] or files, None
     if ending == TS:

@@ -255,6 +255,17 @@ def test_what_is_called_test_is_trained_on_at_no_depth_and_told(tmp_path, write,
     assert "--data.eval.split test" in "; ".join(survey.left_out)
 
 
+@pytest.mark.parametrize("write", [write_captions_of, write_series_of])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_table_of_files_that_are_called_by_splits_keeps_them(tmp_path, write, reverse):
+    names = [f"{part}_{n}" for part, count in {"train": 12, "test": 6}.items() for n in range(count)]
+    write(tmp_path, names)
+    rows = [f"{name},{'xyz'[place % 3]}" for place, name in enumerate(names)][:: -1 if reverse else 1]
+    write_files(tmp_path, {"about.csv": "\n".join(["file,class", *rows])})
+    survey = look_at(str(tmp_path))
+    assert (survey.count, survey.classes) == (12, ["x", "y", "z"]) and "split test" in "; ".join(survey.left_out)
+
+
 @pytest.mark.parametrize(
     ("names", "told"),
     [
