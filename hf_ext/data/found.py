@@ -37,10 +37,9 @@ class Survey:
     kind: str
     train: dict[str, Any]
     eval: dict[str, Any] | None
-    learned: int  # number of training examples; `count` is that of all, `held` that of those held out
+    learned: int  # number of training examples; `count` is that of all but those of a test
     about: str
     count: int
-    held: int = 0
     classes: list[str] = field(default_factory=list)
     named: bool = False  # True if the data contain class names with their numbers, as folders do
     # Pictures: shorter sides in ascending order; True if all are squares of one size; True if all are grey; most bits
@@ -78,7 +77,7 @@ class Survey:
         if self.eval is None:
             split = "all examples for training, none for evaluation"
         elif "hold_out" in self.eval:
-            split = f"{self.learned:,} for training, {self.held:,} held out for evaluation"
+            split = f"{self.learned:,} for training, {self.count - self.learned:,} held out for evaluation"
         else:
             learned, measured = (part.get("split", part["path"]) for part in (self.train, self.eval))
             split = f"{learned} for training, {measured} for evaluation"
@@ -97,7 +96,8 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
         data, tests = set_tests_apart(data)
     except DataError as error:
         raise DataError(f"{train['path']}: {error}") from error
-    whole: dict[str, Any] = {"train": train, "eval": None, "learned": len(data), "notes": [], "left_out": []}
+    whole: dict[str, Any] = {"train": train, "eval": None, "learned": len(data), "count": len(data)}
+    whole |= {"notes": [], "left_out": []}
     told = dict[str, list[str]]()
     for split in ("validation", "test") if Path(train["path"]).expanduser().is_dir() else ():
         with contextlib.suppress(SourceError):
@@ -127,7 +127,7 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
     parts = [data.select(np.flatnonzero(chosen == side)) for side in (False, True)]
     kept += [*(compare_splits(*parts) if given else ()), *_compare_labels(*parts)]
     measured = {**kept_back, "split": "validation"}
-    found = {"train": kept_back, "eval": measured, "learned": count, "held": len(data) - count}
+    found = {"train": kept_back, "eval": measured, "learned": count}
     return {**whole, **found, "notes": [*kept, *whole["notes"]]}
 
 
@@ -197,7 +197,8 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
         if (roles := _find_roles(files[0], table, hints)).layout == "texts":
             return None
     survey = _look_at_tables(path, files, table, roles, hints)
-    if about is not None and (absent := len(files) - survey.count) > 0:
+    every = DataSource(**{**survey.train, "hold_out": 0.0}) if about is not None else None
+    if every is not None and (absent := len(files) - len(open_source(every))) > 0:
         survey.left_out.append(f"{count_of(absent, 'file')} without a row in the table beside them")
     if unread := [file for file in part.rest if file != about]:
         place = unread[0].relative_to(places[0])
@@ -306,7 +307,7 @@ def look_at_lists(train: dict[str, Any], data: Any, columns: list[str], hints: H
 
 def _measure(kept: dict[str, Any], data: Any, columns: list[str], wanted: bool | None, how: str = "") -> Survey:
     """Survey of opened series: lengths, channels, classes or values."""
-    survey = Survey("series", **kept, about=f"{len(data):,} series", count=len(data), columns=columns)
+    survey = Survey("series", **kept, about=f"{len(data):,} series", columns=columns)
     _read_labels(survey, data, wanted)
     # Numbers that are too large are counted already.
     with np.errstate(over="ignore"):

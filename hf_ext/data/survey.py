@@ -196,7 +196,7 @@ def _look_at_examples(path: str, hints: Hints) -> Survey:
     lists = [name for name, kind in inner.items() if _is_numeric(getattr(kind, "feature", kind))]
     if lists and not sounds:
         return look_at_lists(train, data, list(hints.inputs) or lists, hints)
-    survey = Survey("", **keep_back(train, data), about="", count=len(data))
+    survey = Survey("", **keep_back(train, data), about="")
     survey.classes = _find_classes(path, data, hints.values)
     if survey.classes:
         tell_unlabelled(survey, data.with_format(None)["label"][:])
@@ -403,7 +403,7 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     survey.kind, survey.columns = "texts", read if hints.inputs else [column]
     cells = zip(*(data.with_format(None)[name][:] for name in survey.columns), strict=True)
     missing = sum(any(text is None or not (text or survey.classes) for text in texts) for texts in cells)
-    survey.leave_out(missing, survey.count, "without a text")
+    survey.leave_out(missing, len(data), "without a text")
     what = ("pair of texts", "pairs of texts") if len(survey.columns) > 1 else ("text",)
     sizes = [length for name in survey.columns for length in lengths[name]]
     survey.lengths = [max(1, size) for size in sizes]
@@ -439,10 +439,11 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     beside = folders if folders.get("train") == place else {}
     if (other := beside.get("validation")) is not None and find_pairs(other, names):
         train.pop("split")
-        kept: dict[str, Any] = {"train": train, "eval": {**train, "path": str(other)}, "learned": len(data)}
+        kept: dict[str, Any] = {"train": train, "eval": {**train, "path": str(other)}}
+        kept |= {"learned": len(data), "count": len(data)}
     else:
         kept = keep_back(train, data)
-    survey = Survey("pairs", **kept, about="", count=len(data))
+    survey = Survey("pairs", **kept, about="")
     if (test := beside.get("test")) is not None:
         survey.left_out.append(tell_test(f"--data.eval.path {shlex.quote(str(test))}"))
     _tell_broken(survey, 0, len(rows), len(read), "pair")

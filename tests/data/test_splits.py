@@ -174,7 +174,7 @@ def test_a_column_of_splits_decides_and_its_tests_choose_nothing(tmp_path, words
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     survey, has_test = look_at(str(tmp_path / "a.jsonl")), words[-1].lower() == "test"
     parts = [open_source(DataSource(**source)) for source in (survey.train, survey.eval)]
-    assert [*map(len, parts)] == [survey.learned, survey.held] == counts
+    assert [*map(len, parts)] == [survey.learned, survey.count - survey.learned] == counts
     assert has_test == ("hf-ext evaluate` with --data.eval.split test;" in f"{survey.lines[-1]};")
     tests = DataSource(**{**survey.eval, "split": "test"})
     if not has_test:
