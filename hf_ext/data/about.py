@@ -5,10 +5,11 @@ import glob
 import os
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -20,7 +21,7 @@ from ..terminal import count_of
 from .cells import class_name
 from .files import is_seen, list_files
 from .source import DataSource
-from .splits import SPLIT_WORDS, make_part, slice_split
+from .splits import SPLIT_NAME, SPLIT_WORDS, make_part, slice_split, split_of
 from .tables import LABEL, is_utf8, option, read_table, read_text, shorten
 
 logger = logging.get_logger(__name__)
@@ -87,15 +88,18 @@ def _names_one(table: Path, known: dict[str, Path | None], usual: str, common: s
     return any(name in known and known[name] != table for name in meant)
 
 
-def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], pd.DataFrame] | None:
+def match_rows(
+    table: Path, files: list[Path], label: str, beside: Iterable[Path]
+) -> tuple[list[Path], pd.DataFrame] | None:
     """
-    The files that a table names, in the order of its rows, and its other columns; None where it names none.
+    Those files that a table names, in the order of its rows, and its other columns; None where it names none. Rows of
+    files `beside` them may be of another split.
 
     The names are in the column that names the most files. A column of classes is called `label`, whatever its name.
     Files without a row are left out with a warning; rows without a file, and several of one, are refused.
     """
     frame, written = (read_table(table, True, label=label, raw=raw).frame for raw in (False, True))
-    known = _index(table.parent, files)
+    known = _index(table.parent, [*dict.fromkeys([*files, *beside])])
     nested = [name for name in frame if frame[name].map(lambda cell: isinstance(cell, list | dict | np.ndarray)).any()]
     if held := {label, "label"} & {*nested}:
         raise DataError(f"{table}: the column {held.pop()} holds lists, but a class is one text or one number.")
@@ -119,7 +123,8 @@ def match_rows(table: Path, files: list[Path], label: str) -> tuple[list[Path], 
     (often, count), *_ = Counter(chosen).most_common(1)
     if count > 1:
         raise DataError(f"{table} has {count} rows for {often.name} in its column {best}: keep one row per file.")
-    frame = frame.drop(columns=best)
+    own = pd.Index(chosen).isin(files)
+    chosen, frame = [*compress(chosen, own)], frame[own].drop(columns=best)
     classes = [*filter(LABEL.fullmatch, frame)] if label not in frame else []
     if len(classes) > 1:
         raise DataError(f"{table}: {shorten(classes)} may each be the class: say {option('label', classes[0])}.")
@@ -132,16 +137,17 @@ def open_described(
     folder: Path, source: DataSource, endings: set[str], column: str, kind: Any
 ) -> datasets.Dataset | None:
     """Opens a folder of files and a table or texts of each, else None; without classes, folders are some."""
-    place = find_folder(folder, source.split)
-    below = sorted(list_files(place))
-    files = [file for file in below if file.suffix.lower() in endings]
-    texts = {file.with_suffix("") for file in below if file.suffix == ".txt"}
+    part = find_part(folder, source.split, list_files(folder))
+    files = [file for file in part.files if file.suffix.lower() in endings]
+    texts = {file.with_suffix("") for file in part.files if file.suffix == ".txt"}
     alone = [file for file in files if file.with_suffix("") not in texts]
-    table = find_about(place, files) if files else None
+    place = part.places[0]
+    beside = list_named(place, (file for file in list_files(place) if file.suffix.lower() in endings))
+    table = find_about(place, beside) if files else None
     if not files or (table is not None and table.name in METADATA and _is_usual(table)):
         return None
     if table is not None:
-        if (found := match_rows(table, files, source.column_of("label"))) is None:
+        if (found := match_rows(table, files, source.column_of("label"), beside)) is None:
             return None
         files, frame = found
         columns: dict[str, list[Any]] = {name: [*map(class_name, frame[name])] for name in frame}
@@ -157,7 +163,7 @@ def open_described(
     labels = {"label", source.column_of("label")}
     if not labels & columns.keys() and all(file.parent != place for file in files):
         columns["label"] = [file.parent.name for file in files]
-    require_train(folder, place, source.split)
+    require_part(folder, part, source.split)
     for name in labels & columns.keys() if table is not None else ():
         # A few fractions again and again may be names.
         values = frame[name].dropna()
@@ -178,15 +184,15 @@ def _is_usual(table: Path) -> bool:
 
 def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | None:
     """Opens texts in a folder for each class, each `.txt` an example; of others None: each line is one then."""
-    place = find_folder(folder, source.split)
-    below = [*list_files(place)]
+    part = find_part(folder, source.split, list_files(folder))
+    place, below = part.places[0], part.files
     # Others are notes beside them.
-    files = sorted(file for file in below if file.suffix.lower() == ".txt" and file.parent != place)
+    files = [file for file in below if file.suffix.lower() == ".txt" and file.parent != place]
     names = sorted({file.parent.name for file in files})
     splits = place == folder and {*names} & SPLIT_WORDS.keys()
     if len(names) < 2 or splits or 2 * len(files) <= len(below):
         return None
-    require_train(folder, place, source.split)
+    require_part(folder, part, source.split)
     word = source.split.partition("[")[0]
     if word == "train" and len(files) == len(names) and any("\n" in read_text(file) for file in files):
         told = f"{place}: a file is an example, and each class has one, such as {files[0].relative_to(place)}"
@@ -196,15 +202,85 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     return make_part(columns, {"label": datasets.ClassLabel(names=names)}, word)
 
 
+class Part(NamedTuple):
+    """The files of a split, the folders that hold it, whether names say so, and the files that belong to no split."""
+
+    files: list[Path]
+    places: list[Path]
+    named: bool = False
+    rest: list[Path] = []
+
+
+def sort_files(folder: Path, files: Iterable[Path], word: str = "train") -> dict[Path, tuple[str, Path]]:
+    """
+    The split of each file below a folder that has one, and the folder or file that is called so, at any depth: folders
+    count first, as for `datasets`. `word` is a split, too. Files alone count where all are called by one, or where two
+    names differ in it. Refuses a split within another.
+    """
+    below = [*files]
+    words, found = {word.casefold(): word} | SPLIT_WORDS, dict[Path, tuple[str, Path]]()
+    # GunPoint_TRAIN beside GunPoint_TEST are splits, and test_tube is none.
+    for whole in (True, False):
+        for parent in {file.parent for file in below}:
+            above = [place for place in (parent, *parent.parents) if folder in place.parents]
+            kinds = {place: (words.get(place.name.casefold()) if whole else split_of(place.name)) for place in above}
+            # The outermost comes last.
+            named = {kind: place for place, kind in kinds.items() if kind is not None}
+            if len(named) > 1 and (whole or "train" in named):
+                told = f"{' and '.join(place.name for place in named.values())} are words for two splits"
+                raise DataError(f"{parent}: {told}, one within the other: move the inner folder out, or rename it.")
+            if named:
+                found[parent] = next(iter(named.items()))
+        # A class may be called Test.
+        small = whole and any(place.name in words for _, place in found.values())
+        if small or {"train"} < {kind for kind, _ in found.values()}:
+            return {file: found[file.parent] for file in below if file.parent in found}
+        found.clear()
+    rests = defaultdict[str, set[str]](set)
+    for file in below:
+        if (name := SPLIT_NAME.fullmatch(file.stem)) is not None:
+            found[file] = SPLIT_WORDS[name[1].lower()], file
+            rests[re.sub(r"\d", "", name[0][: name.start(1)] + name[0][name.end(1) :])].add(found[file][0])
+    clear = len(found) == len(below) or any({"train"} < kinds for kinds in rests.values())
+    return found if clear and {"train"} < {kind for kind, _ in found.values()} else {}
+
+
+def find_part(folder: Path, split: str, files: Iterable[Path]) -> Part:
+    """The part of the files below a folder that a split has: all of them where no name says what belongs to it."""
+    below, word = sorted(files), split.partition("[")[0]
+    wanted = SPLIT_WORDS.get(word, word)
+    found = sort_files(folder, below, word)
+    places = {named for kind, named in found.values() if kind == wanted}
+    if not places:
+        if found and wanted == "train":
+            other = next(iter(found.values()))[1].relative_to(folder)
+            told = "another split, and no folder 'train': move the training files into one."
+            raise DataError(f"{folder} has the folder {str(other)!r}, {told}")
+        return Part(below, [folder])
+    own = [file for file in below if file in found and found[file][0] == wanted]
+    rest = [file for file in below if file not in found]
+    return Part(own, [folder] if places <= {*own} else sorted(places), True, rest)
+
+
+def list_named(place: Path, files: Iterable[Path]) -> list[Path]:
+    """The files of a place that a table may name, whose first rows may be of another split."""
+    below = sorted(files)
+    found = sort_files(place, below)
+    return [file for file in below if file in found] or below
+
+
 def find_folder(folder: Path, split: str) -> Path:
-    """The folder that holds a split: one of its own, whose name `datasets` takes for it, or all."""
-    word = split.partition("[")[0]
-    names = [word, *(name for name, kind in SPLIT_WORDS.items() if kind == SPLIT_WORDS.get(word))]
-    return next((folder / name for name in names if (folder / name).is_dir()), folder)
+    """The one folder of a split, at any depth, or the whole folder."""
+    first, *others = find_part(folder, split, list_files(folder)).places
+    return folder if others else first
 
 
-def require_train(folder: Path, place: Path, split: str) -> None:
-    """Refuses a split that has no folder of its own."""
+def require_part(folder: Path, part: Part, split: str) -> Path:
+    """The folder of a split; refuses one that has none, or several."""
     word = split.partition("[")[0]
-    if place == folder and SPLIT_WORDS.get(word) != "train":
+    if not part.named and SPLIT_WORDS.get(word) != "train":
         raise DataError(f"{folder} has no folder {word!r}: create it, or give another split.")
+    if len(part.places) > 1:
+        told = " and ".join(str(place.relative_to(folder)) for place in part.places[:2])
+        raise DataError(f"{folder} has several folders of the split {word!r}, {told}: move their files into one.")
+    return part.places[0]

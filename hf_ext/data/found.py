@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, find_about, find_folder
+from .about import METADATA, Part, find_about, find_part, list_named
 from .cells import MISSING, are_values, check_classes, class_name, is_number
 from .files import list_files
 from .opening import MODULES, SourceError, find_splits, open_source
@@ -27,12 +27,12 @@ from .sequence_files import (
     TS,
     UNLABELLED,
     holds_lists,
+    is_sequence,
     open_arrays,
     read_file,
-    split_files,
 )
 from .source import DataSource
-from .splits import compare_splits, find_usable, read_labels, slice_split, split_examples
+from .splits import compare_splits, find_usable, read_labels, read_splits, set_tests_apart, slice_split, split_examples
 from .tables import Table, option, read_table, shorten
 
 # Share of each class that is held out, and largest number of held-out examples.
@@ -51,7 +51,7 @@ class Survey:
     kind: str
     train: dict[str, Any]
     eval: dict[str, Any] | None
-    learned: int  # number of training examples; `count` is that of all
+    learned: int  # number of training examples; `count` is that of all but those of a test
     about: str
     count: int
     classes: list[str] = field(default_factory=list)
@@ -106,15 +106,26 @@ class Survey:
 
 def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
     """Source for training, source for evaluation (a split or a held-out share), and number of training examples."""
-    whole: dict[str, Any] = {"train": train, "eval": None, "learned": len(data), "notes": [], "left_out": []}
+    try:
+        data, tests = set_tests_apart(data)
+    except DataError as error:
+        raise DataError(f"{train['path']}: {error}") from error
+    whole: dict[str, Any] = {"train": train, "eval": None, "learned": len(data), "count": len(data)}
+    whole |= {"notes": [], "left_out": []}
     told = dict[str, list[str]]()
     for split in ("validation", "test") if Path(train["path"]).expanduser().is_dir() else ():
         with contextlib.suppress(SourceError):
             held = open_source(DataSource(**{**train, "split": split}))
             told[split] = [*compare_splits(data, held), *_compare_labels(data, held)]
+    given = read_splits(data) is not None
+    if "validation" in told and (given or len(tests)):
+        both = "a folder or file validation, and a column that names splits: remove one of them"
+        raise DataError(f"{train['path']} has {both}.")
+    if len(tests):
+        told["test"] = [*compare_splits(data, tests), *_compare_labels(data, tests)]
     if "test" in told:
         whole["notes"] = [line.replace(":", ": of test,", 1) for line in told["test"] if line.startswith("WARNING")]
-        flags = "--data.eval.split test" + " --data.eval.hold_out 0" * ("validation" not in told)
+        flags = "--data.eval.split test" + " --data.eval.hold_out 0" * ("validation" not in told and not len(tests))
         whole["left_out"] = [tell_test(flags)]
     if "validation" in told:
         return {**whole, "eval": {**train, "split": "validation"}, "notes": told["validation"] + whole["notes"]}
@@ -122,11 +133,16 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
     chosen, kept = split_examples(data, share, 0)
     count = int((~chosen).sum())
     if not 0 < count < len(data):
+        if len(tests):
+            learned = f"the {count_of(len(data), 'example')} that a column calls train"
+            raise DataError(f"{train['path']}: {learned} cannot be split: call some validation.")
         return whole
-    learned = {**train, "hold_out": share, "hold_out_seed": 0}
-    kept += _compare_labels(*(data.select(np.flatnonzero(chosen == side)) for side in (False, True)))
-    notes = [*kept, *whole["notes"]]
-    return {**whole, "train": learned, "eval": {**learned, "split": "validation"}, "learned": count, "notes": notes}
+    kept_back = {**train, "hold_out": share, "hold_out_seed": 0}
+    parts = [data.select(np.flatnonzero(chosen == side)) for side in (False, True)]
+    kept += [*(compare_splits(*parts) if given else ()), *_compare_labels(*parts)]
+    measured = {**kept_back, "split": "validation"}
+    found = {"train": kept_back, "eval": measured, "learned": count}
+    return {**whole, **found, "notes": [*kept, *whole["notes"]]}
 
 
 def tell_test(flags: str) -> str:
@@ -136,7 +152,8 @@ def tell_test(flags: str) -> str:
 
 def _compare_labels(learned: Any, measured: Any) -> list[str]:
     kind = learned.features.get("label")
-    if kind is not None and all(label is None for label in measured.with_format(None)["label"]):
+    held = measured.with_format(None)["label"] if "label" in measured.features else []
+    if kind is not None and all(label is None for label in held):
         return ["WARNING: no evaluation example has a label"]
     if isinstance(getattr(kind, "feature", None), datasets.Value):
         steps = ([*chain(*filter(None, part.with_format(None)["label"]))] for part in (learned, measured))
@@ -181,8 +198,9 @@ def refuse_free_texts(path: str, about: str, labels: list[Any], named: bool = Fa
 
 def find_table(folder: Path, files: Iterable[Path]) -> Path | None:
     """The table that describes the files of the training part, where there is one."""
-    place = find_folder(folder, "train")
-    inside = sorted(file for file in files if place in file.parents)
+    below = [*files]
+    place = find_part(folder, "train", below).places[0]
+    inside = list_named(place, (file for file in below if place in file.parents))
     return find_about(place, inside) if inside else None
 
 
@@ -192,16 +210,19 @@ def tell_unread(survey: Survey, folder: Path, usual: str) -> None:
     if not folder.is_dir() or usual not in known:
         return
     below = [file for file in list_files(folder) if file.suffix not in ("", ".md") and file.name not in METADATA]
-    read = {file for file in below if file.suffix.lower() == usual}
+    read, beside = {file for file in below if file.suffix.lower() == usual}, set[Path]()
     if "rows" in survey.train:
         table = find_table(folder, read)
+        beside = {*find_part(folder, "train", read).rest}
+        read -= beside
         read |= {file for file in below if table is not None and file.name == table.name}
     elif usual == ".txt" and survey.named:
         read = {file for file in read if file.parent.name in survey.classes}
     else:
         read = {Path(file) for part in find_splits(folder, usual).values() for file in part}
     unread = sorted(file for file in below if file not in read)
-    sizes = {file: file.stat().st_size for file in unread if file.suffix.lower() in known}
+    # Those of no split, beside files that are named by splits, are no data.
+    sizes = {file: file.stat().st_size for file in unread if file.suffix.lower() in known and file not in beside}
     if read and sum(sizes.values()) > sum(file.stat().st_size for file in read):
         largest = max(sizes, key=sizes.__getitem__)
         told = f"{count_of(len(sizes), 'file')} such as {largest.relative_to(folder)} would not be read, and hold more"
@@ -230,18 +251,18 @@ def span(values: list[Any], form: str = "") -> str:
 
 def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> Survey | None:
     """Tables and arrays of numbers; None where rows are examples of something else."""
-    below = {file for file in list_files(*places) if file.suffix.lower() == ending and file.name not in METADATA}
-    folder = find_folder(places[0], "train") if len(places) == 1 else places[0]
-    inside = sorted(file for file in below if folder in file.parents)
-    about = find_about(folder, inside) if inside else None
-    files, table = sorted(below - {about}), None
-    own = split_files(files, "train") if places[0].is_dir() else []
+    below, is_folder = sorted(filter(is_sequence, list_files(*places))), places[0].is_dir()
+    part = find_part(places[0], "train", below) if is_folder else Part(below, places)
+    inside = list_named(part.places[0], (file for file in below if part.places[0] in file.parents))
+    about = find_about(part.places[0], inside) if is_folder and inside else None
+    files = [file for file in part.files if file != about]
+    files, table = [file for file in files if file.suffix.lower() == ending] or files, None
     if ending == TS:
         train: dict[str, Any] = {"path": path, "split": "train", "rows": "series"}
         if hints.label not in (None, "label"):
             raise DataError(f"{path}: there is no column {hints.label!r}; the columns are {ARRAY_COLUMN}, label.")
         return look_at_lists(train, open_source(DataSource(**train)), hints)
-    if ending in ARRAYS and len(files) == 1 and places[0].is_file():
+    if ending in ARRAYS and len(files) == 1 and (part.named or not is_folder):
         return _look_at_arrays(path, files[0], hints)
     if ending in ARRAYS:
         if apart := [file for file in files if file.stem.lower().partition("_")[0] in _LABELS]:
@@ -250,19 +271,20 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
         columns, named = [*read_file(files[0])], (hints.time, hints.series, *hints.inputs)
         if unknown := [name for name in named if name is not None and name not in columns]:
             raise DataError(f"{files[0]}: there is no column {unknown[0]!r}; the columns are {shorten(columns)}.")
-        channels = [*hints.inputs] or [name for name in columns if name != hints.time]
+        label = hints.label or "label"
+        channels = [*hints.inputs] or [name for name in columns if name not in (hints.time, label)]
         roles = Roles("positions", channels, left_out={name: "the time" for name in columns if name == hints.time})
     elif ending == ".parquet" and holds_lists(files[0]):
         return None
     else:
-        files = own[:1] or files
         table = read_table(files[0], label=hints.label)
         # The table beside the files may hold the label.
         own_hints = hints if about is None or hints.label in table.frame else replace(hints, label=None)
         if (roles := _find_roles(files[0], table, own_hints)).layout == "texts":
             return None
     survey = _look_at_tables(path, files, table, roles, hints)
-    if about is not None and (absent := len({*inside} - {about}) - survey.count) > 0:
+    every = DataSource(**{**survey.train, "hold_out": 0.0}) if about is not None else None
+    if every is not None and (absent := len(files) - len(open_source(every))) > 0:
         survey.left_out.append(f"{count_of(absent, 'file')} without a row in the table beside them")
     return survey
 
@@ -335,8 +357,9 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     inputs = list(hints.inputs) or [name for name, values in arrays.items() if values.ndim in (2, 3) and name != label]
     shapes = ", ".join(f"{name} {[*values.shape]}" for name, values in arrays.items())
     if label not in arrays or len(inputs) != 1 or inputs[0] not in arrays:
-        told = "name the series, [examples, steps, channels], and the classes: --inputs NAME --label NAME"
-        raise DataError(f"{path}: arrays {shapes}: {told}. Save each split as a separate file. {UNLABELLED}")
+        told = "name the series, [examples, steps, channels], and the classes: --inputs NAME --label NAME. "
+        told += "Save each split in a file, train.npz and test.npz with the same names, and give their folder."
+        raise DataError(f"{path}: arrays {shapes}: {told} {UNLABELLED}")
     if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
         told = f"must hold a class for each example or step; of one-hot rows save {label}.argmax(1)."
         raise DataError(f"{path}: {shapes}: {label} {told}")
@@ -390,7 +413,7 @@ def look_at_lists(train: dict[str, Any], data: Any, hints: Hints) -> Survey:
 
 def _measure(kept: dict[str, Any], data: Any, columns: list[str], wanted: bool | None, how: str = "") -> Survey:
     """Survey of opened series: lengths, channels, classes or values."""
-    survey = Survey("series", **kept, about=f"{len(data):,} series", count=len(data), columns=columns)
+    survey = Survey("series", **kept, about=f"{len(data):,} series", columns=columns)
     _read_labels(survey, data, wanted)
     # Numbers that are too large are counted already.
     with np.errstate(over="ignore"):

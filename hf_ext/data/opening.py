@@ -26,7 +26,7 @@ from hf_ext import __version__
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, open_described, open_text_folders
+from .about import METADATA, find_part, open_described, open_text_folders, sort_files
 from .builders import LineFiles, PictureFolder, RecordingFolder, TableFiles, TarFiles
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
 from .files import (
@@ -41,7 +41,7 @@ from .files import (
 )
 from .sequence_files import ARRAYS, SUFFIXES, open_arrays, open_sequences
 from .source import DataSource, SourcePart
-from .splits import SPLIT_WORDS, hold_out, make_part, slice_split
+from .splits import SPLIT_NAME, hold_out, make_part, set_tests_apart, slice_split
 from .tables import is_utf8
 
 # What `datasets` reads files of an ending with.
@@ -74,6 +74,12 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
                 raise DataError(f"rename_columns makes a second column {min(twice)!r}: rename the first one too.")
             data = data.rename_columns(names)
         if source.hold_out:
+            data, tests = set_tests_apart(data)
+            if source.split == "test" and not len(tests):
+                told = "no column split calls examples so; of a folder or file called test, set hold_out: 0"
+                raise DataError(f"there is no split 'test': {told}.")
+            if source.split == "test":
+                return tests
             data = hold_out(data, source.hold_out, source.hold_out_seed, measures=source.split == "validation")
         return data
     except SourceError:
@@ -149,13 +155,12 @@ def _advice(section: str) -> str:
 
 def _refuse_capital_splits(folder: Path, tables: bool) -> None:
     """Refuses folders Train and Test, which `datasets` would join. Files of series are found in any case."""
-    places = [path for path in folder.iterdir() if tables or path.is_dir()]
-    words = {path.name: path.name.partition(".")[0] for path in places}
-    names = [name for name, word in words.items() if word.casefold() in SPLIT_WORDS]
-    wrong = sorted(name for name in names if words[name] not in SPLIT_WORDS)
-    if len(names) > 1 and wrong:
+    named = {place for _, place in sort_files(folder, list_files(folder)).values() if tables or place.is_dir()}
+    words = {place: SPLIT_NAME.fullmatch(place.stem) for place in sorted(named)}
+    wrong = [place.name for place, word in words.items() if word and not word[1].islower()]
+    if len(named) > 1 and wrong:
         told = f"splits are called in small letters: rename {wrong[0]} to {wrong[0].lower()}."
-        raise DataError(f"{folder} has {', '.join(wrong)}, which would be joined for training: {told}")
+        raise DataError(f"{folder} has {', '.join(wrong[:5])}, which would be joined for training: {told}")
 
 
 def _load(source: DataSource, section: str) -> AnyDataset:
@@ -267,8 +272,8 @@ def _build(builder: datasets.DatasetBuilder, source: DataSource) -> AnyDataset:
 
 def _open_here(first: Path, alone: bool, source: DataSource, sounds: bool) -> datasets.Dataset | None:
     """Opens arrays, pairs and described files; None if there are none."""
-    if alone and first.suffix.lower() in ARRAYS:
-        return open_arrays(first, source.split)
+    if alone and (arrays := _find_arrays(first, source.split)) is not None:
+        return open_arrays(arrays, source.split)
     if source.pairs or ((first / "lq").is_dir() and (first / "hq").is_dir()):
         return _paired_folder(first, tuple(source.pairs or ("lq", "hq")), source)
     if (first / "state.json").is_file():
@@ -282,6 +287,14 @@ def _open_here(first: Path, alone: bool, source: DataSource, sounds: bool) -> da
         return open_described(first, source, AUDIO_SUFFIXES, "audio", datasets.Image(decode=False))
     pictures = open_described(first, source, IMAGE_SUFFIXES, "image", datasets.Image())
     return open_text_folders(first, source) if pictures is None else pictures
+
+
+def _find_arrays(place: Path, split: str) -> Path | None:
+    """The one file of arrays of a split, or a file of arrays itself."""
+    if not place.is_dir():
+        return place if place.suffix.lower() in ARRAYS else None
+    part = find_part(place, split, (file for file in list_files(place) if file.suffix.lower() in ARRAYS))
+    return part.files[0] if part.named and len(part.files) == 1 else None
 
 
 def _require_split(files: list[str], split: str) -> None:
@@ -441,7 +454,10 @@ def refuse_mixed_pairs(path: str, files: list[Path]) -> None:
 
 def _pictures(folder: Path) -> dict[str, Path]:
     endings = IMAGE_SUFFIXES | CAMERA_SUFFIXES
-    files = sorted(file for file in list_files(folder) if file.suffix.lower() in endings)
+    return _by_name(folder, sorted(file for file in list_files(folder) if file.suffix.lower() in endings))
+
+
+def _by_name(folder: Path, files: list[Path]) -> dict[str, Path]:
     names = {file: file.relative_to(folder) for file in files}
     # 1.png and 1.jpg are two pictures.
     several = Counter(name.with_suffix("") for name in names.values())
@@ -452,14 +468,15 @@ def _pictures(folder: Path) -> dict[str, Path]:
 def _paired_folder(path: Path, folders: tuple[str, ...], source: DataSource) -> datasets.Dataset:
     """Equally named images in two folders as columns `lq` and `hq`."""
     sides = dict(zip(("lq", "hq"), folders, strict=True))
-    found = {side: _pictures(path / folder) for side, folder in sides.items()}
+    name = source.split.partition("[")[0]
+    parts = {side: find_part(path / folder, name, _pictures(path / folder).values()) for side, folder in sides.items()}
+    found = {side: _by_name(path / sides[side], part.files) for side, part in parts.items()}
     names = sorted(found["lq"])
     alone = sorted(found["lq"].keys() ^ found["hq"].keys())
     if alone or not names:
         told = f"got {len(found['lq'])} and {len(found['hq'])}, unpaired: {alone[:5]}."
         raise DataError(f"{path}: {folders[0]}/ and {folders[1]}/ must contain images of the same names; {told}")
-    name = source.split.partition("[")[0]
-    if name != "train" and name != path.name:
+    if name not in ("train", path.name) and not all(part.named for part in parts.values()):
         told = "use a slice such as train[80%:], hold_out: 0.1 with split: validation, or another folder of pairs"
         raise DataError(f"a folder of pairs has no split {name!r}: {told}.")
     columns = {side: [str(pictures[name]) for name in names] for side, pictures in found.items()}

@@ -16,12 +16,12 @@ from transformers.utils import logging
 from hf_ext import __version__
 
 from ..errors import BROKEN_ARCHIVE, DataError
-from .about import METADATA, find_about, find_folder, match_rows, require_train
+from .about import METADATA, find_about, find_part, list_named, match_rows, require_part
 from .cells import class_name, is_number, to_seconds
 from .files import list_files
 from .roles import GROUPS, order_rows, step_columns
 from .source import DataSource
-from .splits import SPLIT_WORDS, make_part, slice_split
+from .splits import make_part, slice_split, split_of
 from .tables import read_table
 
 logger = logging.get_logger(__name__)
@@ -227,7 +227,10 @@ def read_file(path: Path, time: str | None = None, label: str | None = None) -> 
         raise DataError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1 or not min(lengths.values()):
-        raise DataError(f"{path} must hold rows of one split, as many in all columns; got {lengths or 'no column'}.")
+        told = f"{path} must hold rows of one split, as many in all columns; got {lengths or 'no column'}"
+        if len({*map(split_of, columns)} - {None}) > 1:
+            told += ": save each split in a file, train.npz and test.npz with the same names, and give their folder"
+        raise DataError(f"{told}.")
     return columns
 
 
@@ -271,49 +274,32 @@ def plain_column(values: "pd.Series[Any]") -> np.ndarray:
 
 def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
     """The folder of a split and its files, in order; no folder where files were named."""
-    place, name = Path(found[0]), split.partition("[")[0]
+    place = Path(found[0])
     if not place.is_dir():
         files = [Path(file).resolve() for file in found]
         if strange := [file for file in files if file.suffix.lower() not in SUFFIXES]:
             raise DataError(f"{strange[0]} is not a sequence file; allowed: {', '.join(SUFFIXES)}.")
         return None, files
-    folder = find_folder(place, split)
-    held = sorted(place.iterdir()) if folder == place else []
-    if not split_files(held, name):
-        require_train(place, folder, split)
-    if other := [item.name for item in held if item.name in SPLIT_WORDS]:
-        told = "another split, and no folder 'train': move the training files into one."
-        raise DataError(f"{place} has the folder {other[0]!r}, {told}")
-    files = sorted(filter(_is_sequence, list_files(folder.resolve())))
-    files = (split_files(files, name) if held else []) or files
-    if not files:
-        raise DataError(f"{folder} contains no files of type {', '.join(SUFFIXES)}; each file is one sequence.")
-    return folder.resolve(), files
+    folder = place.resolve()
+    part = find_part(folder, split, filter(is_sequence, list_files(folder)))
+    if not part.files:
+        raise DataError(f"{place} contains no files of type {', '.join(SUFFIXES)}; each file is one sequence.")
+    return require_part(folder, part, split), part.files
 
 
-def _is_sequence(file: Path) -> bool:
+def is_sequence(file: Path) -> bool:
+    """True for a file that may hold series, and is not one that describes others."""
     return file.suffix.lower() in SUFFIXES and file.name not in METADATA
-
-
-def split_files(files: list[Path], name: str) -> list[Path]:
-    """The files of a split, where all are called by one: GunPoint_TRAIN.tsv beside GunPoint_TEST.tsv."""
-    found: dict[Path, str] = {}
-    for file in filter(_is_sequence, files):
-        parts = [part for part in re.split(r"[\W_]|\d+", file.stem.lower()) if part in SPLIT_WORDS]
-        if not parts:
-            return []
-        found[file] = SPLIT_WORDS[parts[-1]]
-    wanted = SPLIT_WORDS.get(name, name)
-    return [file for file, kind in found.items() if kind == wanted] if len({*found.values()}) > 1 else []
 
 
 def _read_about(folder: Path, files: list[Path], label: str) -> tuple[list[Path], dict[str, list[Any]]]:
     """The files, those of a table beside them where there is one, and its columns: numbers, everything else texts."""
-    table = find_about(folder, files)
+    beside = list_named(folder, filter(is_sequence, list_files(folder)))
+    table = find_about(folder, beside)
     if table is None:
         return files, {}
     files = [file for file in files if file != table]
-    if (found := match_rows(table, files, label)) is None:
+    if (found := match_rows(table, files, label, [file for file in beside if file != table])) is None:
         raise DataError(f"{table} names none of the files, such as {files[0].name}: add a column file_name.")
     files, frame = found
     if reserved := sorted({"file", "first_row"} & {*frame}):

@@ -40,7 +40,8 @@ class DataSource:
         hold_out (`float`, defaults to 0.0):
             Share of the examples that is held out as `split: validation`, for data without such a split; `split:
             train` is the rest. The content of an example decides, with the same share of each class. Equal examples,
-            and those of one speaker, patient or other group, stay together.
+            and those of one speaker, patient or other group, stay together. Where a column `split` names splits, it
+            decides: its tests are in neither part, and are read by `split: test`.
         hold_out_seed (`int`, defaults to 0): Seed of the choice.
         streaming (`bool`, defaults to `False`): Read the data as a stream, without an index.
         shuffle_buffer (`int`, defaults to 0):
@@ -96,8 +97,9 @@ class DataSource:
     def validate_hold_out(self) -> None:
         if not 0 <= self.hold_out < 1:
             raise ValueError(f"hold_out must be a share from 0 to below 1, got {self.hold_out}.")
-        if self.hold_out and self.split not in ("train", "validation"):
-            raise ValueError(f"split is {self.split!r}; with hold_out it is 'validation', or 'train' for the rest.")
+        if self.hold_out and self.split not in ("train", "validation", "test"):
+            told = "with hold_out it is 'validation', 'test' of a column split, or 'train' for the rest"
+            raise ValueError(f"split is {self.split!r}; {told}.")
         if self.hold_out and self.streaming:
             raise ValueError("hold_out needs all examples at once: leave out streaming.")
 

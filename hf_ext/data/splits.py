@@ -28,6 +28,8 @@ from .roles import GROUPS, PERSONS, TIME
 
 # The split that a word means in folders, files and cells, as `datasets` has it.
 SPLIT_WORDS = {word: str(kind) for kind, words in SPLIT_KEYWORDS.items() for word in words}
+# A name of which a word for a split is a part, as of train-00001 and GunPoint_TEST; the last word counts.
+SPLIT_NAME = re.compile(rf"(?:.*[\W_\d])?({'|'.join(SPLIT_WORDS)})(?:[\W_\d].*)?", re.IGNORECASE)
 # Hashes of an example; two examples are equal where one hash of theirs is.
 Keys = tuple[bytes, ...]
 # More examples are compared by `hf-ext data check` alone.
@@ -38,6 +40,12 @@ _NAMES = {"file", "file_name", "path", "__key__", "__url__", "first_row", "id", 
 # The beginnings of file names are groups if so many examples are of one that has several, if there are so many groups,
 # and if none has more than this share of all.
 _IN_SEVERAL, _FEWEST, _LARGEST = 0.5, 8, 0.2
+
+
+def split_of(name: str) -> str | None:
+    """The split that a name of a file without its ending, or of a folder, says."""
+    found = SPLIT_NAME.fullmatch(name)
+    return found and SPLIT_WORDS[found[1].lower()]
 
 
 def slice_split(split: str, count: int) -> range:
@@ -73,14 +81,42 @@ def hold_out(data: datasets.Dataset, share: float, seed: int, measures: bool) ->
 
 def split_examples(data: datasets.Dataset, share: float, seed: int) -> tuple[np.ndarray, list[str]]:
     """Boolean array of the held-out examples, and sentences on what was kept together, and what could not be."""
-    # A column whose cells are names of splits, of which one is the training.
-    for column in (name for name in data.column_names if name.lower() in ("split", "set", "subset", "partition")):
-        kinds = [SPLIT_WORDS.get(str(cell).strip().casefold()) for cell in data.with_format(None)[column]]
-        if None not in kinds and "train" in kinds and len({*kinds}) > 1:
-            return np.array(kinds) != "train", [f"the column {column} says which examples measure"]
+    if (kinds := read_splits(data)) is not None and "validation" in kinds:
+        return kinds == "validation", ["the examples that a column calls validation measure"]
     labels, keys = read_labels(data), hash_inputs(data)
     units, told = _find_units(data, labels, keys)
     return _draw_units(data, labels, keys, units, share, seed), told
+
+
+def read_splits(data: datasets.Dataset) -> np.ndarray | None:
+    """The split that a column says of each example, where it says several; refuses cells that say none."""
+    for column in (name for name in data.column_names if name.lower() in ("split", "set", "subset", "partition")):
+        # A series may have a cell for each step.
+        cells = [[*{*cell}] if isinstance(cell, list) else [cell] for cell in data.with_format(None)[column]]
+        kinds = [{split_of(str(cell).strip()) for cell in each} for each in cells]
+        known = {*chain(*kinds)} - {None}
+        if not known or (len(known) == 1 and all(kind == known for kind in kinds)):
+            continue
+        advice = "allowed are train, validation, test: correct the cells, or rename the column if it names no splits"
+        for row, (each, kind) in enumerate(zip(cells, kinds, strict=True), 1):
+            told = f"the column {column!r}, row {row}"
+            if None in kind:
+                bad = next(cell for cell in each if split_of(str(cell).strip()) is None)
+                raise DataError(f"{told}, holds {'nothing' if bad is None else repr(bad)[:60]}; {advice}.")
+            if len(kind) != 1:
+                several = f"holds {', '.join(sorted(filter(None, kind))) or 'nothing'} for the steps of one series"
+                raise DataError(f"{told}, {several}: save train.csv and test.csv, or rename the column.")
+        if "train" not in known:
+            raise DataError(f"the column {column!r} holds {' and '.join(sorted(filter(None, known)))}; {advice}.")
+        return np.array([*chain(*kinds)])
+    return None
+
+
+def set_tests_apart(data: datasets.Dataset) -> tuple[datasets.Dataset, datasets.Dataset]:
+    """The examples that a training may read, or choose by, and those that a column calls test."""
+    kinds = read_splits(data)
+    tests = np.zeros(len(data), dtype=bool) if kinds is None else kinds == "test"
+    return (data.select(np.flatnonzero(~tests)) if tests.any() else data), data.select(np.flatnonzero(tests))
 
 
 def _find_units(data: datasets.Dataset, labels: list[Any], keys: list[Keys]) -> tuple[list[int], list[str]]:

@@ -117,7 +117,8 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         advice = "For a data set of the Hub, set data.train.path of a recipe of `hf-ext recipes`."
         raise DataError(f"no data at {path}: give a local folder or file. {advice}")
     places = [Path(one) for one in found]
-    for place in (places[0] / "train", places[0]):
+    part = find_folder(places[0], "train") if places[0].is_dir() else places[0]
+    for place in dict.fromkeys((part, places[0])):
         names = find_pairs(place, hints.pairs)
         # Folders a and b are classes as well: only a restorer takes them for pairs.
         if names and (restores or tuple(map(str.lower, names)) != ("a", "b")):
@@ -211,7 +212,7 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
     if lists and not sounds and not {*hints.inputs} & {*words}:
         _refuse_texts_beside(path, data.select(chosen), [] if hints.inputs else words, lists)
         return look_at_lists(train, data, hints)
-    survey = Survey("", **keep_back(train, data), about="", count=len(data))
+    survey = Survey("", **keep_back(train, data), about="")
     survey.classes = _find_classes(path, data, hints.values)
     if survey.classes:
         tell_unlabelled(survey, data.with_format(None)["label"][:])
@@ -437,7 +438,7 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     survey.kind, survey.columns = "texts", read if hints.inputs else [column]
     cells = zip(*(data.with_format(None)[name][:] for name in survey.columns), strict=True)
     missing = sum(any(text is None or not (text or survey.classes) for text in texts) for texts in cells)
-    survey.leave_out(missing, survey.count, "without a text")
+    survey.leave_out(missing, len(data), "without a text")
     what = ("pair of texts", "pairs of texts") if len(survey.columns) > 1 else ("text",)
     sizes = [length for name in survey.columns for length in lengths[name]]
     survey.lengths = [max(1, size) for size in sizes]
@@ -466,16 +467,18 @@ def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     train: dict[str, Any] = {"path": str(place), "split": "train"}
     train |= {"pairs": list(names)} if names != ("lq", "hq") else {}
     data = open_source(DataSource(**train))
-    other = find_folder(place.parent, "validation")
-    if place.name == "train" and other != place.parent and find_pairs(other, names):
+    folders = {SPLIT_WORDS.get(one.name.casefold()): one for one in sorted(place.parent.iterdir()) if one.is_dir()}
+    beside = folders if folders.get("train") == place else {}
+    if (other := beside.get("validation")) is not None and find_pairs(other, names):
         train.pop("split")
-        kept: dict[str, Any] = {"train": train, "eval": {**train, "path": str(other)}, "learned": len(data)}
+        kept: dict[str, Any] = {"train": train, "eval": {**train, "path": str(other)}}
+        kept |= {"learned": len(data), "count": len(data)}
     else:
         kept = keep_back(train, data)
     survey = _measure_pairs(kept, data, (f"{names[0]}/", f"{names[1]}/"))
     if unread := sorted({part.name for part in place.iterdir() if part.is_dir() and is_seen(part.name)} - {*names}):
         survey.left_out.append(f"the folder{'s' if len(unread) > 1 else ''} {shorten(unread)} beside them")
-    if place.name == "train" and (test := find_folder(place.parent, "test")) != place.parent:
+    if (test := beside.get("test")) is not None:
         survey.left_out.append(tell_test(f"--data.eval.path {shlex.quote(str(test))}"))
     return survey
 
@@ -502,7 +505,7 @@ def _measure_pairs(kept: dict[str, Any], data: Any, names: tuple[str, str]) -> S
     rows = [(row["lq"], row["hq"]) for row in (raw[index] for index in _choose(len(data)))]
     broken = sum(any(map(is_broken_picture, row)) for row in rows)
     read = [(*lq, *hq) for lq, hq in (map(_read_header, row) for row in rows) if lq and hq]
-    survey = Survey("pairs", **kept, about="", count=len(data))
+    survey = Survey("pairs", **kept, about="")
     _tell_broken(survey, broken, len(rows), len(read), "pair")
     scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
     survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))

@@ -2,36 +2,26 @@
 
 import contextlib
 import io
-import json
-import shutil
 import tarfile
-from itertools import chain
-from pathlib import Path
 
-import datasets
 import numpy as np
 import pandas as pd
 import pytest
 import soundfile
-from PIL import ExifTags, Image
+from PIL import Image
 
-from hf_ext.data.files import read_recording, read_samples
+from hf_ext.data.files import read_recording
 from hf_ext.data.opening import open_source
 from hf_ext.data.roles import Hints
 from hf_ext.data.source import DataSource
-from hf_ext.data.splits import find_paths
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
 from hf_ext.tasks.signals import PixelTask
 from tests.kit.refusals import refused
 
+from .odd_data import recording_of, say, series_of, texts_of, write, write_table
+
 DATES = ["2024-05-01", "2024-05-01T10:00:00Z", "2024-05-01 10:00:00"]
-
-
-def write(path: Path, rows: list, form: str) -> str:
-    texts = map(json.dumps, rows)
-    path.write_text(json.dumps(rows) if form == "list" else "\n".join(texts), encoding="utf-8")
-    return str(path)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -116,11 +106,6 @@ def test_fractions_are_no_classes_of_pictures(tmp_path, labels, refuses, table):
         assert len(open_source(DataSource(str(tmp_path))).features["label"].names) == len({*labels})
 
 
-def write_table(path: Path, columns: dict) -> str:
-    pd.DataFrame(columns).to_csv(path, index=False)
-    return str(path)
-
-
 COUNTED = [[f"t{step}" for step in range(12)], [f"{step / 2} s" for step in range(22)]]
 SWAPPED = [["t0", "t1", "t3", "t2", *COUNTED[0][4:]], COUNTED[0][::-1], [*COUNTED[0], "t01"]]
 CLOCK = [f"h{hour % 24}:00" for hour in range(18, 30)]
@@ -149,19 +134,6 @@ def test_steps_in_another_order_or_of_several_channels_are_asked_for(tmp_path, n
     assert look_at(place, Hints(inputs=tuple(names))).train["rows"] == "positions"
 
 
-def texts_of(part: str, classes: str) -> dict:
-    return {"text": [f"{part} has some words {n}" for n in range(24)], "label": [*classes] * (24 // len(classes))}
-
-
-def series_of(part: str, classes: str) -> dict:
-    numbers = np.random.default_rng(len(part)).normal(size=(9, 24))
-    return {**{f"t{step}": row for step, row in enumerate(numbers)}, "label": [*classes] * (24 // len(classes))}
-
-
-def recording_of(part: str, classes: str) -> dict:
-    return {"time": range(24), "x": series_of(part, classes)["t0"], "label": sorted(classes * (24 // len(classes)))}
-
-
 @pytest.mark.parametrize("others", [["test"], ["validation"], ["test", "validation"]])
 @pytest.mark.parametrize("make", [texts_of, series_of, recording_of])
 def test_a_validation_split_chooses_and_a_test_split_is_told_with_what_no_training_knows(tmp_path, make, others):
@@ -185,10 +157,6 @@ def test_a_validation_split_without_labels_and_a_test_split_of_pairs_are_told(tm
         place.mkdir(parents=True)
         Image.new("L", (32, 32)).save(place / "1.png")
     assert f"--data.eval.path {tmp_path / 'pairs' / 'test'}" in "; ".join(look_at(str(tmp_path / "pairs")).left_out)
-
-
-def say(word: str) -> list[str]:
-    return [f"{word} number {n} says something about {chr(97 + n)}" for n in range(24)]
 
 
 TEXTS = {"premise": say("this"), "hypothesis": say("that")}
@@ -240,331 +208,3 @@ def test_of_two_names_of_series_the_time_decides_where_it_differs_in_one_alone(t
     else:
         with refused(DataError, "shop", "sku", "--series"):
             look_at(place)
-
-
-def rows_of(**columns) -> list[dict]:
-    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
-
-
-LISTS = [[float(number * step % 7) for step in range(9)] for number in range(1, 25)]
-RISING = [[float(number + step) for step in range(9)] for number in range(24)]
-CLASSES = ["a", "b"] * 12
-
-
-@pytest.mark.parametrize("beside", ["token_ids", "scores", "embedding"])
-def test_of_texts_and_lists_of_numbers_the_user_chooses(tmp_path, beside):
-    rows = rows_of(text=say("this"), **{beside: LISTS}, label=CLASSES)
-    place = write(tmp_path / "a.jsonl", rows, "lines")
-    with refused(DataError, "--inputs text", f"--inputs {beside}"):
-        look_at(place)
-    for chosen, other, kind in (("text", beside, "texts"), (beside, "text", "series")):
-        survey = look_at(place, Hints(inputs=(chosen,)))
-        assert (survey.kind, survey.columns) == (kind, [chosen]) and f"{other} (no input)" in survey.left_out
-    with refused(DataError, "text"):
-        look_at(place, Hints(inputs=("text", beside)))
-
-
-@pytest.mark.parametrize("beside", [{"text": say("this")}, {"tokens": [text.split() for text in say("this")]}])
-@pytest.mark.parametrize("label", ["label", "labels"])
-def test_several_classes_of_a_text_are_refused(tmp_path, beside, label):
-    place = write(tmp_path / "a.jsonl", rows_of(**beside, **{label: [[0, 1, 0]] * 24}), "lines")
-    for hints in (Hints(), Hints(inputs=(*beside,))):
-        with refused(DataError, "label", "lists", "--label"):
-            look_at(place, hints)
-
-
-def test_the_time_of_lists_is_no_channel_and_patients_are_told(tmp_path):
-    rows = rows_of(patient=["p1", "p2"] * 12, time=RISING, x=LISTS, steps=LISTS, label=CLASSES)
-    place = write(tmp_path / "a.jsonl", rows, "lines")
-    for hints in (Hints(), Hints(time="time")):
-        survey = look_at(place, hints)
-        # Steps that a watch counted do not rise.
-        assert survey.columns == ["x", "steps"]
-        assert {"time (the time)", "patient (no input)"} <= {*survey.left_out}
-    with refused(DataError, "steps", "rise"):
-        look_at(place, Hints(time="steps"))
-
-
-def write_options(folder: Path, kind: str) -> str:
-    folder.mkdir()
-    if kind == "lists":
-        return write(folder / "a.jsonl", rows_of(x=LISTS, label=CLASSES), "lines")
-    if kind == "texts":
-        return write(folder / "a.jsonl", rows_of(text=say("this"), label=CLASSES), "lines")
-    if kind == "ts":
-        lines = [f"{','.join(map(str, row))}:{label}" for row, label in zip(LISTS, CLASSES, strict=True)]
-        (folder / "a.ts").write_text("\n".join(["@classLabel true a b", "@data", *lines]))
-    elif kind == "arrays":
-        np.savez(folder / "a.npz", X=np.array(LISTS), y=np.arange(24) % 2)
-    for number, label in enumerate(CLASSES if kind in ("files", "pictures", "pairs") else ()):
-        place = folder / (("lq", "hq")[number % 2] if kind == "pairs" else label) / f"{number // 2}.png"
-        place.parent.mkdir(exist_ok=True)
-        if kind == "files":
-            np.save(place.with_suffix(".npy"), np.array(LISTS[number]))
-        else:
-            Image.new("L", (32, 32), number).save(place)
-    return str(folder / {"ts": "a.ts", "arrays": "a.npz"}.get(kind, ""))
-
-
-@pytest.mark.parametrize("option", ["label", "time", "series", "inputs", "values"])
-@pytest.mark.parametrize("kind", ["lists", "texts", "ts", "arrays", "files", "pictures", "pairs"])
-def test_no_option_is_ignored_in_silence(tmp_path, kind, option):
-    place = write_options(tmp_path / "data", kind)
-    value = {"inputs": ("nothing",), "values": True}.get(option, "nothing")
-    try:
-        survey = look_at(place, Hints(**{option: value}))
-    except DataError as error:
-        assert str(value if option == "label" else "nothing") in str(error) or "--" in str(error)
-    else:
-        assert survey.values or f"--{option}" in "; ".join(survey.left_out)
-
-
-def test_a_label_in_the_table_beside_the_files_has_the_name_that_is_given(tmp_path):
-    for number in range(8):
-        pd.DataFrame({"x": LISTS[number]}).to_csv(tmp_path / f"{number}.csv", index=False)
-    write_table(tmp_path / "about.csv", {"file": [f"{n}.csv" for n in range(8)], "gait": ["up", "down"] * 4})
-    assert look_at(str(tmp_path), Hints(label="gait")).classes == ["down", "up"]
-
-
-def picture(seed: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (32, 32, 3), dtype=np.uint8))
-
-
-SCENES = [f"train/S{scene}/{{}}/{number}.png" for scene in range(2) for number in range(4)]
-MIXED = {
-    "folders of scenes": (SCENES, ("blur", "sharp")),
-    "names in folders": (["train/{}_" + f"{number}.png" for number in range(8)], ("NOISY_SRGB", "GT_SRGB")),
-    "capitals, several sizes": (["DIV_{}/" + f"{number}.png" for number in range(8)], ("LR", "HR")),
-    "unequal names": (["{0}/{0}-" + f"{number}.png" for number in range(8)], ("rain", "norain")),
-    "three folders": (["{}/" + f"{number}.png" for number in range(8)], ("noisy", "clean", "other")),
-}
-
-
-@pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize(("names", "words"), MIXED.values(), ids=MIXED)
-def test_pairs_that_lie_elsewhere_are_not_learned_as_clean(tmp_path, names, words, zipped):
-    folder = tmp_path / "rain"
-    for seed, name in enumerate(name.format(word) for name in names for word in words):
-        place = folder / (name.replace("/", "_") if zipped else name)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        picture(seed).save(place)
-    place = shutil.make_archive(str(tmp_path / "a"), "zip", folder) if zipped else str(folder)
-    with refused(DataError, "two folders", words[1].partition("_")[0].lower()):
-        look_at(place)
-    assert look_at(place, restores=False).kind == "pictures"
-
-
-def test_two_words_of_a_few_photographs_are_no_pairs(tmp_path):
-    for number in range(24):
-        name = {0: "low tide", 1: "low sun", 2: "high tide", 3: "high sun"}.get(number, f"rain, noisy street {number}")
-        picture(number).save(tmp_path / f"{name}.png")
-    assert look_at(str(tmp_path)).kind == "pictures"
-
-
-@pytest.mark.parametrize("names", [("lq", "hq"), ("Noisy", "clean"), ("lq_image", "gt_image"), ("before", "after")])
-@pytest.mark.parametrize("form", ["parquet", "dict", "table"])
-def test_pairs_in_columns_are_pairs(tmp_path, names, form):
-    place = tmp_path / "data"
-    place.mkdir()
-    rows = {name: [picture(number + 50 * side) for number in range(8)] for side, name in enumerate(names)}
-    if form == "table":
-        files = {f"{name}_file_name": [f"{name}{number}.png" for number in range(8)] for name in names}
-        for file, image in zip(chain(*files.values()), chain(*rows.values()), strict=True):
-            image.save(place / file)
-        write_table(place / "metadata.csv", files)
-    else:
-        kinds = datasets.Features(dict.fromkeys(names, datasets.Image()))
-        data = datasets.Dataset.from_dict(rows, features=kinds)
-        data.to_parquet(place / "a.parquet") if form == "parquet" else datasets.DatasetDict(train=data).save_to_disk(
-            place
-        )
-    hints = Hints(pairs=names if names[0] == "before" else ())
-    survey = look_at(str(place), hints)
-    data = open_source(DataSource(**{**survey.train, "hold_out": 0.0}))
-    assert survey.kind == "pairs" and {"lq", "hq"} <= {*data.column_names}
-    for number, row in enumerate(data):
-        for side, name in zip(("lq", "hq"), names, strict=True):
-            np.testing.assert_array_equal(row[side], rows[name][number])
-    # Of several columns one is chosen, and the other is told.
-    survey = look_at(str(place), Hints(inputs=(names[1],)))
-    assert survey.columns == [names[1]] and f"{names[0]} (no input)" in survey.left_out
-    if hints.pairs:
-        for wrong, told in ((Hints(), "--pairs before,after"), (Hints(pairs=("before", "x")), "before")):
-            with refused(DataError, told):
-                look_at(str(place), wrong)
-
-
-def test_folders_beside_pairs_are_told(tmp_path):
-    for place in (tmp_path / side / f"{number}.png" for side in ("night", "day", "other") for number in range(4)):
-        place.parent.mkdir(exist_ok=True)
-        picture(len(str(place))).save(place)
-    assert "other" in "; ".join(look_at(str(tmp_path), Hints(pairs=("night", "day"))).left_out)
-
-
-@pytest.mark.parametrize("word", ["none", "-", "?", "NA", "n.d.", "null"])
-@pytest.mark.parametrize("make", [texts_of, series_of, recording_of])
-@pytest.mark.parametrize("label", ["label", "grade"])
-def test_a_word_beside_classes_that_are_numbers_is_one_and_is_doubted(tmp_path, word, make, label):
-    columns = make("train", "abcd")
-    cells = pd.Series(columns.pop("label")).map({"a": word, "b": "1", "c": "2", "d": "3"})
-    survey = look_at(write_table(tmp_path / "a.csv", {**columns, label: cells}), Hints(label=label))
-    assert survey.classes == sorted(["1", "2", "3", word]) and not survey.broken
-    assert f"WARNING: {word} is read as a class" in "; ".join(survey.notes)
-
-
-@pytest.mark.parametrize(("cells", "values"), [(["0.5", "1.25", "n.d."], True), (["1", "2", "nan"], False)])
-def test_a_word_beside_values_and_nan_say_that_a_label_is_missing(tmp_path, cells, values):
-    survey = look_at(write_table(tmp_path / "a.csv", {**series_of("train", "ab"), "label": cells * 8}))
-    assert survey.values == values and survey.classes == ([] if values else ["1", "2"])
-    assert "8 of 24 examples without a label" in survey.left_out
-
-
-FREE = {
-    "each differs": say("that"),
-    "names": [f"L{number}" for number in range(24)],
-    "some are alike": [f"that says something {number % 20}" for number in range(24)],
-}
-
-
-@pytest.mark.parametrize("labels", FREE.values(), ids=FREE)
-@pytest.mark.parametrize("names", [("source", "target"), ("text", "label"), ("review", "answer"), ("x", "label")])
-def test_texts_and_names_that_are_no_classes_are_refused(tmp_path, names, labels):
-    given = LISTS if names[0] == "x" else say("this")
-    place = write(tmp_path / "a.jsonl", rows_of(**dict(zip(names, (given, labels), strict=True))), "lines")
-    with refused(DataError, "labels", "--label"):
-        look_at(place, Hints(label=names[1]))
-
-
-@pytest.mark.parametrize("labels", [["very good film", "very bad film"] * 12, [*"abcdefgh"] * 3])
-def test_classes_of_several_words_and_many_small_ones_are_classes(tmp_path, labels):
-    place = write(tmp_path / "a.jsonl", rows_of(text=say("this"), label=labels), "lines")
-    assert look_at(place).classes == sorted({*labels})
-
-
-@pytest.mark.parametrize("pairs", [False, True])
-@pytest.mark.parametrize("ending", ["bmp", "gif", "jpg", "jp2", "png", "ppm", "tga", "tif", "webp"])
-def test_cut_pictures_are_counted_and_never_measure(tmp_path, ending, pairs):
-    for number, part in ((number, part) for number in range(20) for part in "ab"):
-        noise = np.random.default_rng([number, ord(part)]).integers(0, 255, (32, 32, 3), dtype=np.uint8)
-        (place := tmp_path / part / f"{number}.{ending}").parent.mkdir(exist_ok=True)
-        Image.fromarray(noise).save(place)
-        if number % 2 and part == "a":
-            place.write_bytes(place.read_bytes()[: int(0.6 * place.stat().st_size)])
-    survey = look_at(str(tmp_path), Hints(pairs=("a", "b")) if pairs else None, restores=pairs)
-    assert f"10 of {20 if pairs else 40} examples" in survey.left_out[0]
-    measured = find_paths(open_source(DataSource(**survey.eval)))
-    assert len(measured) == (2 if pairs else 4)
-    assert all(place.parent.name == "b" or int(place.stem) % 2 == 0 for place in measured)
-
-
-@pytest.mark.parametrize("damage", ["cut", "middle", "not finite"])
-def test_damaged_sounds_are_counted_and_never_measure(tmp_path, damage):
-    soundfile = pytest.importorskip("soundfile")
-    for number in range(20):
-        (place := tmp_path / "ab"[number % 2] / f"{number}.flac").parent.mkdir(exist_ok=True)
-        soundfile.write(place, np.random.default_rng(number).normal(0, 0.1, 8000), 8000)
-        held = place.read_bytes()
-        if number % 4 > 1 and damage == "not finite":
-            place.unlink()
-            soundfile.write(place.with_suffix(".wav"), np.full(8000, np.nan), 8000, subtype="FLOAT")
-        elif number % 4 > 1:
-            place.write_bytes(held[:6000] + (b"" if damage == "cut" else b"\1" * 300 + held[6300:]))
-    survey = look_at(str(tmp_path))
-    assert "10 of 20 examples" in survey.left_out[0]
-    measured = [read_samples(sound["path"])[0] for sound in open_source(DataSource(**survey.eval))["audio"]]
-    assert measured and all(np.isfinite(samples).all() for samples in measured)
-
-
-def write_files(folder: Path, files: dict) -> str:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, dict) and ".json" in name:
-            pd.DataFrame(content).to_json(folder / name, orient="records", lines=True)
-        elif isinstance(content, dict):
-            write_table(folder / name, content)
-        elif isinstance(content, int):
-            Image.new("L", (8, 8), content).save(folder / name)
-        elif name.endswith(".wav"):
-            pytest.importorskip("soundfile").write(folder / name, np.zeros(800), 8000)
-        else:
-            (folder / name).write_text(content)
-    return str(folder)
-
-
-def in_folders(ending: str) -> dict:
-    names = [f"{part}/{number}{ending}" for part in ("good", "bad") for number in range(8)]
-    return {name: number if ending == ".png" else f"a text {number}\nof {name}" for number, name in enumerate(names)}
-
-
-NOTES = {"README.txt": "about\nthis\n", "LICENSE.txt": "you\nmay\n"}
-PICTURES, CLASSES, SOUNDS = in_folders(".png"), in_folders(".txt"), in_folders(".wav")
-ROWS, WIDE, PARTS = texts_of("all", "ab"), series_of("all", "ab"), {"train.csv": texts_of("one", "ab")}
-CAPTIONS = {name.replace("png", "txt"): f"the caption {name}" for name in PICTURES}
-
-
-@pytest.mark.parametrize(
-    ("files", "told"),
-    [
-        ({**CLASSES, "README.txt": "about\nthis\n"}, "README.txt"),
-        ({**CLASSES, "README.md": "about"}, None),
-        ({**CLASSES, "LICENSE": "you may"}, None),
-        ({**CLASSES, "a.feat": "9 0:1", "urls.txt": "http://a"}, "2 files"),
-        ({f"train/{name}": text for name, text in CLASSES.items()} | {"train/urls.txt": "http://a"}, "train/urls.txt"),
-        (
-            {**PICTURES, "meta/classes.txt": "good", "README": "about", "README.txt": "about"},
-            "2 files such as README.txt",
-        ),
-        ({**PICTURES, "boxes.xml": "<a/>"}, "boxes.xml"),
-        ({**PICTURES, **CAPTIONS}, "captions in text"),
-        ({"a.csv": ROWS, "README.txt": "about\nthis\n"}, "README.txt"),
-        ({"a.csv": WIDE, "README.txt": "about\nthis\n"}, "README.txt"),
-        ({"a.csv": WIDE, "a.xlsx": "?"}, "a.xlsx"),
-        ({**PARTS, "more.csv": {"text": ["a", "b"], "label": ["a", "b"]}}, "more.csv"),
-    ],
-)
-def test_files_that_no_part_reads_are_named_and_change_nothing(tmp_path, files, told):
-    survey = look_at(write_files(tmp_path, files), restores=False)
-    assert len(survey.classes) == 2 and survey.count in (16, 24)
-    assert told in "; ".join(survey.left_out) if told else not survey.left_out
-
-
-@pytest.mark.parametrize(
-    ("files", "told"),
-    [
-        ({"a.csv": ROWS, **NOTES}, "*.csv"),
-        ({"a.csv": WIDE, **NOTES}, "*.csv"),
-        ({"a.csv": ROWS, "a.json": '{"name": "x"}', "b.json": '{"name": "y"}'}, "*.csv"),
-        ({"a.csv": ROWS, "b.jsonl": texts_of("more", "ab")}, "b.jsonl"),
-        ({**PARTS, "more.csv": texts_of("any", "ab"), "2024.csv": texts_of("new", "ab")}, "2 files"),
-        ({**{f"{part}_text.txt": "a\nb\n" for part in ("train", "val")}, "train_labels.txt": "0\n1\n"}, "table"),
-        ({**PICTURES, "validation_list.txt": "good/1", "testing_list.txt": "bad/1", "README": ""}, "testing_list.txt"),
-        ({**PICTURES, "meta/train.txt": "good/1", "meta/test.txt": "bad/1"}, "meta/test.txt"),
-        ({**SOUNDS, "validation_list.txt": "good/1", "README.md": ""}, "validation_list.txt"),
-        ({"texts.txt": "a\nb\n", "labels.txt": "0\n1\n"}, "labels.txt"),
-    ],
-)
-def test_files_that_no_part_reads_are_refused_where_they_hold_the_data(tmp_path, files, told):
-    with refused(DataError, told):
-        look_at(write_files(tmp_path, files), restores=False)
-
-
-def test_pairs_of_two_formats_are_all_read_and_turned_as_they_are_read(tmp_path):
-    for place in (tmp_path / part / name for part in ("lq", "hq") for name in ("1.png", "1.jpg", "2.png")):
-        place.parent.mkdir(exist_ok=True)
-        (picture := Image.new("L", (48, 32))).getexif()[ExifTags.Base.Orientation] = 6
-        if place.parent.name == "lq":
-            picture.save(place, exif=picture.getexif())
-        else:
-            Image.new("L", (32, 48)).save(place)
-    survey = look_at(str(tmp_path))
-    assert (survey.count, survey.scale) == (3, 1)
-    (tmp_path / "hq" / "1.jpg").unlink()
-    with refused(DataError, "1.jpg"):
-        look_at(str(tmp_path))
-
-
-@pytest.mark.parametrize("ending", [".Csv", ".CSV"])
-def test_tables_of_any_case_beside_others_are_read(tmp_path, ending):
-    write_files(tmp_path, {"a.csv": texts_of("one", "ab"), "b.csv": texts_of("two", "ab")})
-    (tmp_path / "b.csv").rename(tmp_path / f"b{ending}")
-    assert look_at(str(tmp_path)).count == 48

@@ -14,14 +14,16 @@ import soundfile
 from hf_ext.data.opening import SourceError, open_source
 from hf_ext.data.roles import Hints, find_roles
 from hf_ext.data.source import DataSource
-from hf_ext.data.splits import compare_splits, count_shared, hash_inputs, hold_out, split_examples
+from hf_ext.data.splits import compare_splits, count_shared, hash_inputs, hold_out, read_splits, split_examples
 from hf_ext.data.survey import look_at
 from hf_ext.data.tables import read_table
+from hf_ext.errors import DataError
 from hf_ext.settings import SettingsError, build
 from hf_ext.training import TrainingArguments
 from hf_ext.training.data_check import check_data, describe_check
 from tests.kit.own_data import write_files, write_pictures, write_sounds, write_tables
 from tests.kit.pictures import encode, noise
+from tests.kit.refusals import refused
 from tests.training.tiny import TinyTask, evaluated, make_arguments, run
 
 RNG = np.random.default_rng(0)
@@ -163,9 +165,48 @@ def test_many_small_classes_give_a_share_and_few_give_one_each():
         assert {*data.select(np.flatnonzero(~chosen))["label"]} == {*data["label"]}
 
 
-def test_a_column_of_splits_decides():
-    rows = {"text": [f"words {n}" for n in range(20)], "split": ["train", "TEST"] * 10, "label": [*"abba"] * 5}
-    assert split_examples(datasets.Dataset.from_dict(rows), 0.1, 0)[0].tolist() == [False, True] * 10
+@pytest.mark.parametrize(
+    ("words", "counts"),
+    [(["train", "TEST"], [36, 4]), (["train", "train", "val", "test"], [40, 20]), (["train-1", " dev"], [40, 40])],
+)
+def test_a_column_of_splits_decides_and_its_tests_choose_nothing(tmp_path, words, counts):
+    rows = [{"text": f"words {n}", "split": words[n % len(words)], "label": "abba"[n // 4 % 4]} for n in range(80)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    survey, has_test = look_at(str(tmp_path / "a.jsonl")), words[-1].lower() == "test"
+    parts = [open_source(DataSource(**source)) for source in (survey.train, survey.eval)]
+    assert [*map(len, parts)] == [survey.learned, survey.count - survey.learned] == counts
+    assert has_test == ("hf-ext evaluate` with --data.eval.split test;" in f"{survey.lines[-1]};")
+    tests = DataSource(**{**survey.eval, "split": "test"})
+    if not has_test:
+        with pytest.raises(SourceError):
+            open_source(tests)
+    else:
+        assert {cell.lower() for cell in open_source(tests)["split"]} == {"test"}
+    assert not {"test", "TEST"} & {*parts[0]["split"], *parts[1]["split"]}
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        (["train"] * 9 + ["test"] * 9 + [None], "row 19, holds nothing"),
+        (["train"] * 9 + ["test"] * 9 + ["unlabeled"], "unlabeled"),
+        ([None] * 9 + ["test"], "row 1, holds nothing"),
+        (["val"] * 9 + ["test"] * 9, "holds test and validation"),
+        ([["train", "test"], ["test", "test"]], "train.csv"),
+        ([["train", "test"]], "train.csv"),
+        ([["test"] * 3, ["train"] * 3, []], "row 3"),
+    ],
+)
+def test_a_column_of_splits_that_is_not_clear_is_refused(cells, told):
+    with refused(DataError, "'split'", told):
+        split_examples(
+            datasets.Dataset.from_dict({"text": [f"words {n}" for n, _ in enumerate(cells)], "split": cells}), 0.1, 0
+        )
+
+
+@pytest.mark.parametrize("cells", [["train"] * 20, ["a", "b"] * 10, [0, 1] * 10, [["test"]] * 20])
+def test_a_column_that_names_one_split_or_none_decides_nothing(cells):
+    assert read_splits(datasets.Dataset.from_dict({"split": cells})) is None
 
 
 @pytest.mark.parametrize("split", ["test", "validation", "test[:50%]"])
@@ -194,7 +235,7 @@ def test_what_cannot_be_split_is_refused(tmp_path):
         with pytest.raises(SourceError):
             open_source(DataSource(str(tmp_path / f"{name}.jsonl"), hold_out=0.1))
         assert look_at(str(tmp_path / f"{name}.jsonl")).eval is None
-    for words in ({"hold_out": 1.0}, {"hold_out": 0.1, "split": "test"}, {"hold_out": 0.1, "streaming": True}):
+    for words in ({"hold_out": 1.0}, {"hold_out": 0.1, "split": "test[:5]"}, {"hold_out": 0.1, "streaming": True}):
         with pytest.raises(SettingsError):
             build(DataSource, {"path": "x", **words})
 
