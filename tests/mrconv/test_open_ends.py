@@ -1,13 +1,22 @@
 """Ends that a stranger found open in MRConv: derivatives of every kind, labels, texts and files that do not fit."""
 
+import json
+
 import pytest
 import torch
 from torch.autograd import forward_ad, functional
 
-from hf_ext import MRConvForSequenceClassification
+from hf_ext import (
+    MRConvConfig,
+    MRConvForCausalLM,
+    MRConvForMaskedLM,
+    MRConvForSequenceClassification,
+    MRConvForTokenClassification,
+)
 from tests.mrconv.mrconv_testing import make_model, operators_in
 
 functorch = torch.func
+SMALL = {"hidden_size": 4, "num_hidden_layers": 2, "max_position_embeddings": 16, "kernel_size": 4}
 
 
 def in_forward_mode(answer, x):
@@ -60,19 +69,7 @@ DERIVATIVES = {
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:There is a performance drop")
 @pytest.mark.parametrize("way", DERIVATIVES)
 def test_every_derivative_is_that_of_the_plain_forms(way):
-    model = (
-        make_model(
-            MRConvForSequenceClassification,
-            vocab_size=None,
-            hidden_size=4,
-            num_hidden_layers=2,
-            max_position_embeddings=16,
-            kernel_size=4,
-            num_labels=3,
-        )
-        .double()
-        .eval()
-    )
+    model = make_model(MRConvForSequenceClassification, **SMALL, num_labels=3).double().eval()
     x = torch.randn(2, 9, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = []
     for _merged in (False, True):
@@ -82,3 +79,33 @@ def test_every_derivative_is_that_of_the_plain_forms(way):
         torch.testing.assert_close(*found[-2:], rtol=1e-9, atol=1e-12)
         assert found[-1].abs().max() > 1e-9
         model.reparameterize()
+
+
+POSITIONS = {
+    MRConvForCausalLM: {"vocab_size": 9},
+    MRConvForMaskedLM: {"vocab_size": 9, "bidirectional": True},
+    MRConvForTokenClassification: {"vocab_size": 9, "num_labels": 3},
+}
+TOKENS = torch.arange(10).view(2, 5) % 3
+LABELS = {"flat": TOKENS.flatten(), "turned": TOKENS.mT, "cut": TOKENS[:, :-1], "values": TOKENS.double()}
+
+
+@pytest.mark.parametrize("wrong", LABELS)
+@pytest.mark.parametrize("head", POSITIONS)
+def test_labels_of_positions_fit_the_positions(head, wrong):
+    model = make_model(head, **SMALL, **POSITIONS[head])
+    wanted = model(TOKENS, labels=TOKENS).loss
+    assert torch.equal(wanted, model(TOKENS, labels=TOKENS.int()).loss)
+    with pytest.raises(ValueError, match=r"expected \(2, 5\) and whole numbers"):
+        model(TOKENS, labels=LABELS[wrong])
+
+
+def test_a_configuration_names_the_code_that_its_folder_has(tmp_path):
+    classifier = make_model(MRConvForSequenceClassification, **SMALL, num_labels=3)
+    classifier.save_pretrained(tmp_path)
+    named = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    assert "AutoModelForCausalLM" not in named
+    loaded = MRConvConfig.from_pretrained(tmp_path)
+    assert loaded.auto_map == named
+    # Of a folder of the Hub: written again, it names its own files.
+    assert MRConvConfig(auto_map={"AutoModel": "org/name--code.Model"}).auto_map == {"AutoModel": "code.Model"}
