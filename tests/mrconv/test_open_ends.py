@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from torch.autograd import forward_ad, functional
+from transformers import pipeline
 
 from hf_ext import (
     MRConvConfig,
@@ -12,8 +13,9 @@ from hf_ext import (
     MRConvForMaskedLM,
     MRConvForSequenceClassification,
     MRConvForTokenClassification,
+    MRConvNextImageProcessor,
 )
-from tests.mrconv.mrconv_testing import make_model, operators_in
+from tests.mrconv.mrconv_testing import make_image_model, make_model, operators_in
 
 functorch = torch.func
 SMALL = {"hidden_size": 4, "num_hidden_layers": 2, "max_position_embeddings": 16, "kernel_size": 4}
@@ -109,3 +111,12 @@ def test_a_configuration_names_the_code_that_its_folder_has(tmp_path):
     assert loaded.auto_map == named
     # Of a folder of the Hub: written again, it names its own files.
     assert MRConvConfig(auto_map={"AutoModel": "org/name--code.Model"}).auto_map == {"AutoModel": "code.Model"}
+
+
+def test_a_pipeline_of_pictures_asks_for_no_code_beside_the_weights(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("builtins.input", asked.append)
+    make_image_model().save_pretrained(tmp_path)
+    MRConvNextImageProcessor(size={"shortest_edge": 16}).save_pretrained(tmp_path)
+    assert pipeline("image-classification", str(tmp_path)).image_processor is not None
+    assert not asked
