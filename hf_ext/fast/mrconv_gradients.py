@@ -241,8 +241,8 @@ class BatchNormConv(torch.autograd.Function):
         u, alpha, weight, bias, sums, *rest = ctx.saved_tensors
         kernels, kept = rest[: ctx.kernels], rest[ctx.kernels :]
         if needs_plain_gradients():
-            found = plain_gradients(ctx.layer.plain, gradients[0], u, alpha, weight, bias, *kernels)
-            return *found[:4], None, *found[4:]
+            plain = plain_gradients(ctx.layer.plain, gradients[0], u, alpha, weight, bias, *kernels)
+            return *plain[:4], None, *plain[4:]
         found = _gradients(ctx.layer, u, [alpha, weight, bias], sums, kernels, kept, gradients[0])
         return *found[:4], None, *found[4:]
 
@@ -414,8 +414,8 @@ class BranchSums(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (u, all_sums, *kernels), layer = ctx.saved_tensors, ctx.layer
         if needs_plain_gradients():
-            g_u, *g_kernels = plain_gradients(layer.plain_sums, gradients[0], u, *kernels)
-            return g_u, None, *g_kernels
+            found = plain_gradients(layer.plain_sums, gradients[0], u, *kernels)
+            return found[0], None, *found[1:]
         g_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
         g_kernels = [torch.empty_like(kernel) for kernel in kernels]
         for part in channel_chunks(u, layer.n):

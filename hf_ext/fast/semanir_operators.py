@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -236,7 +236,7 @@ def native_attention(
 
 def _attend_by_triton(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
     if is_transformed():
-        return ATTENTION["eager"].attend(query, key, value, table, dictionary)
+        return cast(UnitAttention, ATTENTION["eager"]).attend(query, key, value, table, dictionary)
     from .semanir_triton import triton_attention
 
     _check_sizes(dictionary, query, key, value, None, table)
