@@ -94,7 +94,7 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     if needs_plain_gradients():
-        bits, width, window_size = ctx.saved_tensors[5], *ctx.geometry
+        bits, (width, window_size) = ctx.saved_tensors[5], ctx.geometry
         dictionary = Dictionary((gradient.shape[1] // width, width), (0, 0), window_size, bits)
         form = partial(ATTENTION["eager"], dictionary=dictionary)
         return *plain_gradients(form, gradient.transpose(1, 2), *ctx.saved_tensors[:5]), None, None, None
