@@ -17,7 +17,8 @@ CHECKED = {"torch": "2.16", "transformers": "5.25", "diffusers": "0.43"}
 NAMES = {
     "torch": "_assert_async _foreach_copy_ _foreach_lerp_",
     "torch:Tensor": "_version",
-    "torch._C": "_current_graph_task_id",
+    "torch._C": "_are_functorch_transforms_active _current_graph_task_id",
+    "torch.autograd.forward_ad": "_current_level",
     "torch.compiler": "_is_exporting_flag",
     "torch.nn:Module": "_apply _buffers _forward_hooks _forward_pre_hooks _load_from_state_dict _parameters "
     "_save_to_state_dict",

@@ -150,13 +150,7 @@ class Classifier:
             file = {"path": None if held else str(value), "bytes": value if held else None}
             value = {"raw": read_recording(file, rate), "sampling_rate": rate}
         elif self.kind == "texts":
-            require_unicode(str(given.value))
-            # Some tokenizers do not know how many tokens their model takes.
-            config = self.model.config
-            longest = getattr(config, "longest_input", None) or getattr(config, "max_position_embeddings", None)
-            options["truncation"] = True
-            if longest and longest < self.reader.model_max_length:
-                options["max_length"] = longest
+            options |= cut_options(f"{value!s:.60}", str(value), self.reader, self.model.config)
         return [{"label": item["label"], "score": item["score"]} for item in self._pipeline(value, **options)]
 
 
@@ -167,6 +161,19 @@ def _find_tables(sources: list[Path | bytes]) -> set[Path | None]:
     for folder in {file.parent for file in files} - {file.parent for file in found if file is not None}:
         found.add(find_about(folder, [file for file in files if folder in file.parents]))
     return found
+
+
+def cut_options(name: str, text: str, tokenizer: Any, config: Any) -> dict[str, Any]:
+    """How a tokenizer cuts a text to what its model takes, which is told where it cuts."""
+    require_unicode(text)
+    # Some tokenizers do not know how many tokens their model takes.
+    known = getattr(config, "longest_input", None) or getattr(config, "max_position_embeddings", None)
+    longest = known if known and 0 < known < tokenizer.model_max_length else tokenizer.model_max_length
+    count = len(tokenizer(text, verbose=False)["input_ids"])
+    if count > longest:
+        kept = "last" if tokenizer.truncation_side == "left" else "first"
+        logger.warning(f"{name} has {count} tokens: only the {kept} {longest} are used.")
+    return {"truncation": True, "max_length": longest} if count > longest else {}
 
 
 def require_unicode(text: str) -> None:
@@ -256,7 +263,8 @@ def _answer(model: Any, name: str, values: np.ndarray, answer: str, top_k: int) 
     """The answer to the numbers of one series, `[length, channels]`."""
     config = model.config
     step, more = len(values), {}
-    if step > config.longest_input and answer == "positions" and not config.bidirectional:
+    streams = not config.bidirectional and config.input_delta_std is None and config.branch_norm != "layer"
+    if step > config.longest_input and answer == "positions" and streams:
         # Part by part, with the state between them.
         step, more = _ROWS, {"cache": MRConvCache(config)}
     elif step > config.longest_input:
@@ -299,7 +307,9 @@ def answer_pairs(
             if name not in example:
                 told = f"{path} has no column {name}; it has {', '.join(example)!s:.300}"
                 raise DataError(f"{told}: name both texts in the order of the training: --columns a,b.")
-            tokens = tokenizer(read_text(example, name, "text_column"), truncation=True, return_tensors="pt")
+            text = read_text(example, name, "text_column")
+            options = cut_options(f"{path}, row {place}, {name}", text, tokenizer, model.config)
+            tokens = tokenizer(text, return_tensors="pt", **options)
             inputs |= {f"{key}{ending}": tokens[key].to(model.device) for key in ("input_ids", "attention_mask")}
         found[f"{path}, row {place}"] = _rank(model(**inputs).logits.float(), model.config, top_k)[0]
     return found

@@ -41,8 +41,9 @@ def classify(source: str, inputs: tuple[str, ...], task: str | None, device: str
     file, a folder with its subfolders, a pattern, or @FILE for a list of names, one per line (@- reads the list from
     standard input). For a text model INPUT is the text itself, and @FILE has one text per line. Unreadable inputs are
     reported, the others are classified, and the exit code is 1. A regression model prints values; a model of positions
-    prints a class for each row. A causal model accepts files of any length. A file with several series gets one answer
-    per series. Long sounds are split into windows, and the answers are averaged.
+    prints a class for each row, and a causal one of these accepts files of any length. Other texts and series that are
+    too long for the model are cut, with a warning. A file with several series gets one answer per series. Long sounds
+    are split into windows, and the answers are averaged.
 
     \b
     Examples:

@@ -10,10 +10,17 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from hf_ext.mrconv.ops_mrconv import FAST, SumOverProcesses, fft_size, kernel_spectrum
+from hf_ext.mrconv.ops_mrconv import (
+    FAST,
+    SumOverProcesses,
+    branch_sums,
+    fft_size,
+    grouped_batch_norm_conv,
+    kernel_spectrum,
+)
 
+from .derivatives import needs_plain_gradients, plain_gradients
 from .mrconv_branch_sums import Branches, Signal, SumGradients, correlation, exact_dtype, response
 from .mrconv_kernels import add_kernels
 
@@ -61,12 +68,13 @@ class LongConv(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         u, kernel, wing, spectrum, *kept = ctx.saved_tensors
         (g_y,), n, needed = gradients, ctx.n, ctx.needs_input_grad
+        # What is written here can be differentiated; what was kept cannot.
+        kept = [] if needs_plain_gradients() else kept
         g_u, g_kernel, g_wing = (
-            torch.empty(x.shape, dtype=x.dtype, device=x.device) if x is not None and need else None
+            g_y.new_empty(x.shape, dtype=x.dtype) if x is not None and need else None
             for x, need in zip((u, kernel, wing), needed, strict=False)
         )
         for part in channel_chunks(u, n):
@@ -171,6 +179,15 @@ class BatchNormLayer(NamedTuple):
             found = sums[..., part]
             yield part, again(part, found) if work is None else work, found
 
+    def plain(self, u: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor, *kernels: Tensor) -> Tensor:
+        """The outputs by expressions that autograd follows."""
+        own, wings, span = [*kernels[: self.branch_count]], [*kernels[self.branch_count :]], (self.start, self.stop)
+        return grouped_batch_norm_conv([u], [span], own, alpha, weight, bias, self.eps, wings, self.group)[3]
+
+    def plain_sums(self, u: Tensor, *kernels: Tensor) -> Tensor:
+        own, wings = [*kernels[: self.branch_count]], [*kernels[self.branch_count :]]
+        return branch_sums(u, own, wings, self.n, self.start, self.stop)
+
     def merged_spectrum(self, branches: Branches, scale: Tensor) -> Tensor:
         wing = None if branches.wings[0] is None else add_kernels(branches.wings, scale)
         return kernel_spectrum(add_kernels(branches.kernels, scale), wing, self.n)
@@ -218,12 +235,14 @@ class BatchNormConv(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         if gradients[0] is None:
             return (None,) * len(ctx.needs_input_grad)
         u, alpha, weight, bias, sums, *rest = ctx.saved_tensors
         kernels, kept = rest[: ctx.kernels], rest[ctx.kernels :]
+        if needs_plain_gradients():
+            plain = plain_gradients(ctx.layer.plain, gradients[0], u, alpha, weight, bias, *kernels)
+            return *plain[:4], None, *plain[4:]
         found = _gradients(ctx.layer, u, [alpha, weight, bias], sums, kernels, kept, gradients[0])
         return *found[:4], None, *found[4:]
 
@@ -392,9 +411,11 @@ class BranchSums(torch.autograd.Function):
         return all_sums
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (u, all_sums, *kernels), layer = ctx.saved_tensors, ctx.layer
+        if needs_plain_gradients():
+            found = plain_gradients(layer.plain_sums, gradients[0], u, *kernels)
+            return found[0], None, *found[1:]
         g_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
         g_kernels = [torch.empty_like(kernel) for kernel in kernels]
         for part in channel_chunks(u, layer.n):

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from hf_ext.mrconv.kernels_mrconv import KERNELS, MergedKernel
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBranchNorm, MRConvLayer
@@ -74,7 +73,6 @@ class MergedKernels(torch.autograd.Function):
         return add_kernels(kernels, scales)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scales, *kernels = ctx.saved_tensors
         # m = sum_i s_i k_i: the gradient of s_i is <g, k_i>, that of k_i is s_i g, at the lags of k_i.

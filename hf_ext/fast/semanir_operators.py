@@ -9,10 +9,10 @@ Shapes: B feature maps [B, height, width, channels], W windows of N tokens.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch.library import Library, register_autograd, register_fake
 from hf_ext.semanir.ops_semanir import ATTENTION, STEPS, Dictionary, Pair, UnitAttention
 
 from ..errors import UsageError
+from .derivatives import is_transformed, needs_plain_gradients, plain_gradients
 
 _NUMBA_IS_INSTALLED = find_spec("numba") is not None
 # Channels of a head that fit the registers of the kernels for CPUs.
@@ -49,7 +50,7 @@ def _is_exporting() -> bool:
 
 def _runs_natively(tensor: Tensor) -> bool:
     """True where the kernels for CPUs take a tensor, and a graph with them could be run."""
-    if tensor.device.type != "cpu" or tensor.dtype == torch.float64 or _is_exporting():
+    if tensor.device.type != "cpu" or tensor.dtype == torch.float64 or _is_exporting() or is_transformed():
         return False
     # A compiler follows calls but not imports: here it must be content with the package being there.
     return _NUMBA_IS_INSTALLED if torch.compiler.is_compiling() else native_kernels_work()
@@ -92,6 +93,11 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    if needs_plain_gradients():
+        bits, (width, window_size) = ctx.saved_tensors[5], ctx.geometry
+        dictionary = Dictionary((gradient.shape[1] // width, width), (0, 0), window_size, bits)
+        form = partial(ATTENTION["eager"], dictionary=dictionary)
+        return *plain_gradients(form, gradient.transpose(1, 2), *ctx.saved_tensors[:5]), None, None, None
     slopes = _attend_backward_operator(gradient, *ctx.saved_tensors, *ctx.geometry)
     return *(slope.transpose(1, 2) for slope in slopes[:3]), *slopes[3:], None, None, None
 
@@ -177,6 +183,8 @@ def _choose_keys(tokens: Tensor, regions: Tensor | None, top_k: int, cosine: boo
 
 
 def _choose_fastest(value: Tensor, gradient: bool) -> str:
+    if is_transformed():
+        return "eager"
     # Measured from 64 to 1024 tokens and for every k: the kernels need no masks, and no copies of what is given. On a
     # GPU the choice stays with torch's own SDPA until the others are measured there.
     if value.device.type == "cpu" and value.shape[-1] <= _NATIVE_HEAD and _runs_natively(value):
@@ -212,6 +220,8 @@ def native_attention(
 ) -> Tensor:
     """Attention by the kernels for CPUs, as [`ops_semanir.key_semantic_attention`]. They read the chosen keys only,
     or, where these are many, compute all logits a few at a time. For the gradient the logits are computed again."""
+    if is_transformed():
+        return ATTENTION["eager"](query, key, value, temperature, table, dictionary)
     if value.shape[-1] > _NATIVE_HEAD or not _runs_natively(value):
         got = f"got {value.dtype} on {value.device}, {value.shape[-1]} channels a head"
         raise UsageError(
@@ -225,6 +235,8 @@ def native_attention(
 
 
 def _attend_by_triton(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
+    if is_transformed():
+        return cast(UnitAttention, ATTENTION["eager"]).attend(query, key, value, table, dictionary)
     from .semanir_triton import triton_attention
 
     _check_sizes(dictionary, query, key, value, None, table)

@@ -9,6 +9,7 @@ Shapes: W windows, H heads, N tokens of a window, D channels of a head, T rows o
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 import os
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ except ImportError as error:
         "triton is not installed: install it, or choose another attention implementation, such as 'sdpa'"
     ) from error
 
-from hf_ext.semanir.ops_semanir import Dictionary
+from hf_ext.semanir.ops_semanir import ATTENTION, Dictionary
+
+from .derivatives import needs_plain_gradients, plain_gradients
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -221,13 +224,16 @@ class _Attention(torch.autograd.Function):
         strides = [x.stride() for x in (query, key, value, out)]
         _forward[_grid(query, settings)](*given, out, sums, *strides, **settings)
         ctx.save_for_backward(*given, out, sums)
-        ctx.settings = settings
+        ctx.settings, ctx.dictionary = settings, dictionary
         return out
 
     @staticmethod
     def backward(ctx, grad):
         *given, out, sums = ctx.saved_tensors
         query, key, value, _, table = given
+        if needs_plain_gradients():
+            form = partial(ATTENTION["eager"].attend, dictionary=ctx.dictionary)
+            return *plain_gradients(form, grad, query, key, value, table), None
         grid, settings = _grid(query, ctx.settings), ctx.settings
         deltas = (grad.float() * out.float()).sum(-1)
         grad_query, grad_key, grad_value = _empty(query), _empty(query), _empty(query)

@@ -5,6 +5,7 @@ from typing import Any
 
 import transformers
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor
+from transformers.models.auto.video_processing_auto import AutoVideoProcessor
 
 from .configuration_mrconv import AUTO_MAP_OF_POSITIONS, MRConvConfig
 from .configuration_mrconvnext import AUTO_MAP, MRConvNextConfig
@@ -28,6 +29,9 @@ AutoFeatureExtractor.register(MRConvConfig, MRConvFeatureExtractor)
 # Of models on pixels: without it, the code beside the weights would be asked for.
 AutoImageProcessor.register(MRConvConfig, image_processor_classes={"pil": MRConvNextImageProcessor})
 AutoImageProcessor.register(MRConvNextConfig, image_processor_classes={"pil": MRConvNextImageProcessor})
+# Pipelines of pictures look for one of videos too: there is none, neither here nor beside the weights.
+AutoVideoProcessor.register(MRConvConfig, None)
+AutoVideoProcessor.register(MRConvNextConfig, None)
 
 for _auto, _path in [*AUTO_MAP_OF_POSITIONS.items(), *AUTO_MAP.items()]:
     if _auto != "AutoConfig":

@@ -171,7 +171,8 @@ class MRConvConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         # A folder that came from the Hub carries "org/name--" references; written again, it must name its own files.
-        kwargs["auto_map"] = dict(AUTO_MAP_OF_POSITIONS)
+        named = kwargs.get("auto_map") or AUTO_MAP_OF_POSITIONS
+        kwargs["auto_map"] = {auto: path.rpartition("--")[2] for auto, path in named.items()}
         super().__post_init__(**kwargs)
 
     @property

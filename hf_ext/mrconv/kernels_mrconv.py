@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .configuration_mrconv import MRConvConfig, changed_lengths
-from .ops_mrconv import FAST, convolution_size, fourier_kernel, kernel_spectrum, tap_kernels
+from .ops_mrconv import Forms, convolution_size, fourier_kernel, kernel_spectrum, tap_kernels
 
 
 def precise(value: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class MRConvFourierKernel(MRConvKernel):
 
     def forward(self, rate: float = 1.0) -> list[Tensor]:
         weight, lengths = precise(self.weight), changed_lengths(self.branches, rate)
-        form = FAST.get("fourier_kernels") if rate == 1 and not torch.compiler.is_compiling() else None
+        form = Forms.fast("fourier_kernels") if rate == 1 and not torch.compiler.is_compiling() else None
         found: list[Tensor] | None = None if form is None else form(weight, self.counts, lengths)
         if found is not None:
             return found

@@ -28,7 +28,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .configuration_mrconv import AUTO_MAP, MRConvConfig, changed_lengths
 from .kernels_mrconv import KERNELS, MergedKernel, MRConvKernel, keeps_state, precise, whole_parameters
 from .ops_mrconv import (
-    FAST,
+    Forms,
     Span,
     SumOverProcesses,
     batch_norm_conv,
@@ -380,7 +380,7 @@ class MRConvLayer(MRConvPreciseBuffers):
             return [self._sum_over_taps(u) for u in inputs]
         capturing = inputs[0].is_cuda and torch.cuda.is_current_stream_capturing()
         trained = torch.is_grad_enabled() and any(value.requires_grad for value in self.parameters())
-        if trained or capturing or torch.compiler.is_compiling():
+        if trained or capturing or torch.compiler.is_compiling() or Forms.transformed():
             # Whoever differentiates or records the operations needs all of them, and values cannot be looked at.
             kernel, ahead, bias = self.merged()
             return [long_conv(u, kernel, ahead, bias=bias) for u in inputs]
@@ -399,7 +399,7 @@ class MRConvLayer(MRConvPreciseBuffers):
     @keeps_state
     def kept_kernel(self) -> MergedKernel:
         """The merged kernel without gradients. The installed package keeps it; nothing in it may be changed."""
-        form: Callable[[Any], MergedKernel] | None = FAST.get("kept_kernel")
+        form: Callable[[Any], MergedKernel] | None = Forms.fast("kept_kernel")
         return MergedKernel(*self.merged()) if form is None else form(self)
 
     def streaming_kernel(self) -> Any:

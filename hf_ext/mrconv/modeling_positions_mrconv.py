@@ -26,6 +26,18 @@ _CACHE = fields(CausalLMOutputWithPast)[2].name
 MRConvModel.read_packing = staticmethod(read_packing)  # type: ignore[method-assign]
 
 
+def fit_positions(labels: Tensor, logits: Tensor) -> Any:
+    """Labels of each position of logits `(B, L, N)`, as the loss takes them; refuses others, of which the loss would
+    take the label of one position for that of another."""
+    expected, whole = tuple(logits.shape[:2]), not labels.is_floating_point() and labels.dtype != torch.bool
+    if labels.shape != expected or not whole:
+        raise ValueError(
+            f"`labels` have shape {tuple(labels.shape)} and type {labels.dtype}; expected {expected} and whole "
+            "numbers, one for each position that has logits, -100 where there is none."
+        )
+    return labels.to(logits.device, torch.long).contiguous()
+
+
 class MRConvLanguageModel(MRConvPreTrainedModel):
     """Base of the language models: a body, and an output layer that may be its embedding."""
 
@@ -105,6 +117,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
+            labels = fit_positions(labels, logits)
             valid = None if attention_mask is None else attention_mask != 0
             starts = find_starts((labels.shape[0], labels.shape[1]), valid, kwargs.get("position_ids"))
             if starts is not None:
@@ -166,8 +179,7 @@ class MRConvForMaskedLM(MRConvLanguageModel):
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None
         if labels is not None:
-            # transformers takes a view of labels, which those that were cut do not allow.
-            labels = labels.contiguous()  # type: ignore[assignment]
+            labels = fit_positions(labels, logits)
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=count)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
@@ -216,7 +228,7 @@ class MRConvForTokenClassification(MRConvPreTrainedModel):
         logits = self.classifier(outputs.last_hidden_state)
         loss = None
         if labels is not None:
-            labels = labels.contiguous()  # type: ignore[assignment]
+            labels = fit_positions(labels, logits)
             # A batch in which no position has a class has the loss 0.
             count = torch.as_tensor((labels != -100).sum() if count is None else count).clamp_min(1)
             loss = self.loss_function(logits.float(), labels, self.config, num_items_in_batch=count)

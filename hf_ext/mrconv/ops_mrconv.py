@@ -14,12 +14,28 @@ import torch
 import torch.distributed
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from transformers.utils.generic import maybe_autocast
 
 # Faster forms of the same values and gradients, by the name of what they replace: of a function here, of
 # `MRConvLayer.kept_kernel`, or of the kernels of all branches. `hf_ext.fast` enters them.
 FAST: dict[str, Callable[..., Any]] = {}
+
+
+class Forms:
+    """What decides between plain and faster forms."""
+
+    @staticmethod
+    def transformed() -> bool:
+        """True in a transform of `torch.func` or a forward-mode derivative: these follow plain expressions only."""
+        if torch.compiler.is_compiling():
+            return False
+        return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+    @staticmethod
+    def fast(name: str) -> Callable[..., Any] | None:
+        """The faster form of what has this name, where there is one that serves."""
+        form = FAST.get(name)
+        return None if form is None or Forms.transformed() else form
 
 
 def _working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -74,8 +90,8 @@ def fourier_kernel(modes: Tensor, length: int) -> Tensor:
 
 def merge_kernels(kernels: list[Tensor], scales: Tensor) -> Tensor:
     """One kernel for N branches: sum_i scales_i * ZeroPadRight(k_i), `scales` being [N, channels] (poster eq. 7)."""
-    if not torch.compiler.is_compiling() and "merge_kernels" in FAST:
-        merged: Tensor = FAST["merge_kernels"](kernels, scales)
+    if not torch.compiler.is_compiling() and (form := Forms.fast("merge_kernels")) is not None:
+        merged: Tensor = form(kernels, scales)
         return merged
     longest = max(kernel.shape[1] for kernel in kernels)
     pairs = zip(kernels, scales, strict=True)
@@ -137,8 +153,8 @@ def long_conv(
     kernel, backward_kernel = wings[0].to(dtype), wings[1].to(dtype) if wings[1:] else None
     bias = None if bias is None else bias.to(dtype)
     # For torch.export and the compiler there is nothing faster than the plain expression.
-    if not torch.compiler.is_compiling() and "long_conv" in FAST:
-        y: Tensor = FAST["long_conv"](u, kernel, backward_kernel, spectrum, bias, n)
+    if not torch.compiler.is_compiling() and (form := Forms.fast("long_conv")) is not None:
+        y: Tensor = form(u, kernel, backward_kernel, spectrum, bias, n)
         return y
     factors = kernel_spectrum(kernel, backward_kernel, n) if spectrum is None else spectrum
     y = torch.fft.irfft(torch.fft.rfft(u.to(dtype), n=n) * factors, n=n)[..., :length]
@@ -167,7 +183,6 @@ class SumOverProcesses(torch.autograd.Function):
         return values
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return SumOverProcesses.apply(gradients[0], ctx.group), None
 
@@ -200,8 +215,8 @@ def batch_norm_conv(
         # FFT libraries refuse it; a sample without valid positions is as good.
         u, start = F.pad(u, (0, 0, 0, 0, 0, 1)), torch.zeros(1, dtype=torch.long, device=u.device)
         stop = start
-    if "batch_norm_conv" in FAST:
-        own, form = _crop_kernels(u, kernels, wings), FAST["batch_norm_conv"]
+    if (form := Forms.fast("batch_norm_conv")) is not None:
+        own = _crop_kernels(u, kernels, wings)
         y, mean, var, count = form(u, *own, [alpha, weight, bias], eps, start, stop, group)
     else:
         span, form = (start, stop), grouped_batch_norm_conv
@@ -226,7 +241,7 @@ def grouped_batch_norm_conv(
 ) -> tuple[Tensor, ...]:
     """[`batch_norm_conv`] of several groups of samples, each of a length of its own, with the statistics of all: mean,
     variance and count, then the outputs of each group."""
-    wings, form = backward_kernels or [], FAST.get("branch_sums", _branch_sums)
+    wings, form = backward_kernels or [], Forms.fast("branch_sums") or branch_sums
     found = [form(u, *_crop_kernels(u, kernels, wings), *span) for u, span in zip(inputs, spans, strict=True)]
     sums = torch.stack(found).sum(0)
     sums = sums if group is None else SumOverProcesses.apply(sums, group)
@@ -240,7 +255,7 @@ def grouped_batch_norm_conv(
     return mean.detach().to(dtype), var.detach().to(dtype), count.to(dtype), *outputs
 
 
-def _branch_sums(
+def branch_sums(
     u: Tensor, kernels: list[Tensor], wings: list[Tensor], n: int, start: Tensor | None, stop: Tensor | None
 ) -> Tensor:
     """Sum and squared sum of each branch over batch and valid positions, outside of which `u` is zero, and the number

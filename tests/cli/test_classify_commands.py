@@ -114,7 +114,7 @@ def save_text_model(folder: Path) -> mrconv.MRConvForSequenceClassification:
 
 
 @torch.no_grad()
-def test_texts_are_given_as_they_are_or_a_line_each(tmp_path):
+def test_texts_are_given_as_they_are_or_a_line_each(tmp_path, caplog):
     model = save_text_model(tmp_path / "model")
     long = "a word and another " * 5
     (tmp_path / "texts").write_text(f"short\n\n{long}\n")
@@ -123,12 +123,30 @@ def test_texts_are_given_as_they_are_or_a_line_each(tmp_path):
     tokens = AutoTokenizer.from_pretrained(tmp_path / "model")(long, truncation=True, return_tensors="pt")
     shares = model(tokens.input_ids, attention_mask=tokens.attention_mask).logits[0].softmax(-1)
     assert_likeliest(found[1]["classes"], shares)
+    told = [line for line in caplog.messages if " are used" in line]
+    assert len(told) == 1 and told[0].startswith("a word") and "tokens: only the first 32 are used." in told[0]
     (piped,) = answers(tmp_path / "model", "-", "--top-k", 3, given=b"short\n")
     assert piped == found[0]
     # A tokenizer that does not know the length of its model.
     file = tmp_path / "model" / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": 10**30}))
     assert answers(tmp_path / "model", long, "--top-k", 3) == [found[1]]
+
+
+def test_texts_of_a_pair_that_are_cut_are_told_of(tmp_path, caplog):
+    tokenizer = byte_tokenizer(10**30)
+    config = mrconv.MRConvConfig(
+        **SMALL, vocab_size=len(tokenizer), max_position_embeddings=32, pad_token_id=0, input_columns=["a", "b"]
+    )
+    mrconv.MRConvForRetrieval(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "pairs.csv").write_text(f"a,b\n{'word ' * 30},short\nshort,{'word ' * 31}\nshort,short\n")
+    assert len(answers(tmp_path / "model", tmp_path / "pairs.csv")) == 3
+    told = [line.partition(" has ") for line in caplog.messages if "tokens: only the first 32 are used." in line]
+    assert [name.removeprefix(str(tmp_path)) for name, _, _ in told] == [
+        "/pairs.csv, row 1, a",
+        "/pairs.csv, row 2, b",
+    ]
 
 
 SERIES = {**SMALL, "max_position_embeddings": 32, "input_size": 2, "input_columns": ["a", "b"]}
@@ -196,19 +214,19 @@ def test_values_of_a_series_are_told_in_their_units(tmp_path, caplog):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_classes_of_positions_stream_where_the_model_does_not_look_ahead(bidirectional, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    "whole", [{}, {"bidirectional": True}, {"input_delta_std": [1.0, 2.0]}, {"branch_norm": "layer"}], ids=str
+)
+def test_classes_of_positions_stream_where_the_model_can(whole, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("hf_ext.answers.classifying._ROWS", 30)
     values = write_table(tmp_path / "long.csv", 100)
-    model = save_series_model(
-        tmp_path / "model", mrconv.MRConvForTokenClassification, **LABELS, bidirectional=bidirectional
-    )
+    model = save_series_model(tmp_path / "model", mrconv.MRConvForTokenClassification, **LABELS, **whole)
     (found,) = answers(tmp_path / "model", tmp_path / "long.csv", "--top-k", 3)
     rows = found["positions"]
     shares = shares_of(rows, rows[-1]["position"] + 1)
     full = model(input_values=values[:, :32]).logits[0].softmax(-1)
     torch.testing.assert_close(shares[:32], full, atol=1e-5, rtol=0)
-    if bidirectional:
+    if whole:
         assert len(shares) == 32 and "has 100 positions: only the first 32 are used" in caplog.text
         return
     cache = mrconv.MRConvCache(model.config)

@@ -115,6 +115,17 @@ def valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Ten
     return valid
 
 
+def branch_sums(
+    u: Tensor, kernels: list[Tensor], wings: list[Tensor], n: int, start: Tensor | None, stop: Tensor | None
+) -> Tensor:
+    """Form each branch and add up its valid positions. See [`ops_mrconv.branch_sums`]."""
+    valid, rows = valid_positions(u, start, stop).to(u.dtype), []
+    for i, kernel in enumerate(kernels):
+        branch = long_conv(u, kernel, wings[i] if wings else None) * valid
+        rows.append(torch.stack([branch.sum((0, 2)), branch.square().sum((0, 2)), valid.sum().expand(u.shape[1])]))
+    return torch.stack(rows, dim=1)
+
+
 def batch_norm_conv(
     u: Tensor, kernels: list[Tensor], alpha: Tensor, weight: Tensor, bias: Tensor, eps: float, *,
     backward_kernels: list[Tensor] | None = None, start: Tensor | None = None, stop: Tensor | None = None,

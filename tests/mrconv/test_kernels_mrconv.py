@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from hf_ext.mrconv import MRConvConfig, kernels_mrconv
+from hf_ext.mrconv import MRConvConfig, ops_mrconv
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES, branch_lengths, changed_lengths
 from hf_ext.mrconv.kernels_mrconv import KERNELS
 from tests.kit.models import ConfigTesterMixin
@@ -114,7 +114,7 @@ class LeakingTransform(TorchFunctionMode):
 def test_no_imaginary_part_of_a_real_mode_reaches_the_transform(kernel_type, ahead, rate, monkeypatch):
     kernel = make_kernel(kernel_type, ahead, length=64)
     expected = kernel(rate)
-    monkeypatch.setattr(kernels_mrconv, "FAST", {})
+    monkeypatch.setattr(ops_mrconv, "FAST", {})
     torch.testing.assert_close(kernel(rate), expected, atol=1e-14, rtol=1e-12)
     expected = kernel(rate)
     with LeakingTransform() as leaking:
@@ -136,8 +136,8 @@ def test_fourier_kernels_are_inverse_transforms_of_their_numbers(ahead, length, 
         modes.real[:, 1 : 1 + real.shape[1]], modes.imag[:, 1 : 1 + imaginary.shape[1]] = real, imaginary
         torch.testing.assert_close(branch, torch.fft.irfft(modes, n=samples), atol=1e-14, rtol=1e-12)
     gradients = []
-    for forms in (kernels_mrconv.FAST, {}):
-        monkeypatch.setattr(kernels_mrconv, "FAST", forms)
+    for forms in (ops_mrconv.FAST, {}):
+        monkeypatch.setattr(ops_mrconv, "FAST", forms)
         total = sum((branch.sin() * branch.shape[1]).sum() for branch in kernel())
         gradients += torch.autograd.grad(total, [kernel.weight])
     torch.testing.assert_close(*gradients, atol=1e-12, rtol=1e-12)

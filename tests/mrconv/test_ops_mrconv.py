@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_ext.fast import mrconv_gradients as ops_gradients
 from hf_ext.mrconv import ops_mrconv as ops
 from tests.kit.models import assert_operators_agree, operator_pairs
 from tests.mrconv import reference_ops as reference
@@ -71,6 +72,21 @@ def layer_cases():
     yield layer_case(0, 9, 2, 3)
 
 
+def sum_cases():
+    for case in layer_cases():
+        u, kernels, wings = case["u"], case["kernels"], case.get("backward_kernels", [])
+        if len(u):
+            cropped, ahead, n = ops._crop_kernels(u, kernels, wings)
+            yield {
+                "u": u,
+                "kernels": cropped,
+                "wings": ahead,
+                "n": n,
+                "start": case.get("start"),
+                "stop": case.get("stop"),
+            }
+
+
 def grouped_cases():
     for backward in (None, 3):
         case = {"backward_kernels": None, "group": None, **layer_case(1, 30, 2, 4, backward)}
@@ -101,6 +117,7 @@ CASES = {
         for start, stop in POSITIONS
     ],
     "batch_norm_conv": layer_cases,
+    "branch_sums": sum_cases,
     "grouped_batch_norm_conv": grouped_cases,
 }
 
@@ -125,6 +142,28 @@ def test_operator_equals_its_reference(name, form, dtype):
     with operators_in(form):
         for case in CASES[name]():
             assert_agree(name, case, dtype)
+
+
+def gradients_of(function):
+    """Gradients of all inputs, of which a graph is made."""
+
+    def call(**given):
+        results = function(**given)
+        values = [y for y in (results if isinstance(results, tuple) else (results,)) if y.requires_grad]
+        inputs = [x for x in given.values() if isinstance(x, torch.Tensor) and x.requires_grad]
+        total = sum(y.sin().sum() for y in values)
+        return torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True, materialize_grads=True)
+
+    return call
+
+
+@pytest.mark.parametrize("points", [ops_gradients.POINTS_CPU, 40], ids=["whole", "chunks"])
+@pytest.mark.parametrize("name", sorted(FORMS & CASES.keys()))
+def test_second_derivatives_of_fast_forms_equal_the_reference(name, points, monkeypatch):
+    monkeypatch.setattr(ops_gradients, "POINTS_CPU", points)
+    for case in CASES[name]():
+        fast, plain = (gradients_of(flat(form, case)[0]) for form in PAIRS[name])
+        assert_operators_agree(fast, plain, flat(fast, case)[1], torch.float64, 1e-9)
 
 
 @settings(max_examples=25)

@@ -346,3 +346,25 @@ def test_operators_run_alone_and_say_what_hf_ext_would_add():
         torch.testing.assert_close(alone["key_semantic_attention"](*given, name), wanted)
     with refused(ValueError, "native", "'auto', 'eager', 'sdpa'; 'native', 'triton'", "hf-ext"):
         alone["key_semantic_attention"](*given, "native")
+
+
+# torch itself asks for its own old compiler.
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("implementation", ["auto", "native"])
+def test_second_derivatives_and_transforms_are_those_of_the_plain_form(implementation):
+    if implementation == "native":
+        pytest.importorskip("numba")
+    inputs, dictionary = make_inputs("24", 8)
+
+    def found(dtype, implementation):
+        given = [one.to(dtype).requires_grad_() for one in inputs]
+
+        def attend(query):
+            return ops.key_semantic_attention(query, *given[1:], dictionary, implementation).sin().sum()
+
+        slopes = torch.autograd.grad(attend(given[0]), given, create_graph=True)
+        second = torch.autograd.grad(sum(slope.sin().sum() for slope in slopes), given)
+        query = given[0].detach()
+        return [*second, torch.func.grad(attend)(query), torch.func.jvp(attend, (query,), (query.cos(),))[1]]
+
+    assert_near(found(torch.float32, implementation), found(torch.float64, "eager"), 1e-4)
