@@ -164,7 +164,7 @@ def _find_tables(sources: list[Path | bytes]) -> set[Path | None]:
 
 
 def cut_options(name: str, text: str, tokenizer: Any, config: Any) -> dict[str, Any]:
-    """How a tokenizer cuts a text to what its model takes, which is told where it cuts."""
+    """Options by which a tokenizer cuts a text to what its model takes; it is told where it is cut."""
     require_unicode(text)
     # Some tokenizers do not know how many tokens their model takes.
     known = getattr(config, "longest_input", None) or getattr(config, "max_position_embeddings", None)

@@ -2,8 +2,6 @@
 
 import contextlib
 import re
-import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -15,15 +13,14 @@ import pandas as pd
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, Part, find_about, find_part, list_named
+from .about import Part, find_about, find_part, list_named
 from .cells import MISSING, are_values, check_classes, class_name, is_number
 from .files import list_files
-from .opening import MODULES, SourceError, find_splits, open_source
+from .opening import SourceError, open_source
 from .roles import Hints, Roles, find_roles, is_prose, may_rise
 from .sequence_files import (
     ARRAY_COLUMN,
     ARRAYS,
-    SUFFIXES,
     TS,
     UNLABELLED,
     holds_lists,
@@ -194,49 +191,6 @@ def refuse_free_texts(path: str, about: str, labels: list[Any], named: bool = Fa
         told = f"{of} of the {len(given)} labels differs"
         advice = "a class occurs several times; --label NAME names another column, and --values predicts numbers."
         raise DataError(f"{path}: {about}; {told}: {advice}")
-
-
-def find_table(folder: Path, files: Iterable[Path]) -> Path | None:
-    """The table that describes the files of the training part, where there is one."""
-    below = [*files]
-    place = find_part(folder, "train", below).places[0]
-    inside = list_named(place, (file for file in below if place in file.parents))
-    return find_about(place, inside) if inside else None
-
-
-def tell_unread(survey: Survey, folder: Path, usual: str) -> None:
-    """Names the files of a folder that no part reads, and refuses where they hold more than those that are read."""
-    known = {*MODULES, *SUFFIXES}
-    if not folder.is_dir() or usual not in known:
-        return
-    below = [file for file in list_files(folder) if file.suffix not in ("", ".md") and file.name not in METADATA]
-    read, beside = {file for file in below if file.suffix.lower() == usual}, set[Path]()
-    if "rows" in survey.train:
-        table = find_table(folder, read)
-        beside = {*find_part(folder, "train", read).rest}
-        read -= beside
-        read |= {file for file in below if table is not None and file.name == table.name}
-    elif usual == ".txt" and survey.named:
-        read = {file for file in read if file.parent.name in survey.classes}
-    else:
-        read = {Path(file) for part in find_splits(folder, usual).values() for file in part}
-    unread = sorted(file for file in below if file not in read)
-    # Those of no split, beside files that are named by splits, are no data.
-    sizes = {file: file.stat().st_size for file in unread if file.suffix.lower() in known and file not in beside}
-    if read and sum(sizes.values()) > sum(file.stat().st_size for file in read):
-        largest = max(sizes, key=sizes.__getitem__)
-        told = f"{count_of(len(sizes), 'file')} such as {largest.relative_to(folder)} would not be read, and hold more"
-        told += f" than the {len(read):,} such as {min(read).relative_to(folder)} that would"
-        advice = f"give one kind alone, as a file or a pattern such as {shlex.quote(f'{folder}/*{largest.suffix}')}"
-        raise DataError(f"{folder}: {told}: {advice}, or move the others away.")
-    tell_files(survey, unread, folder)
-
-
-def tell_files(survey: Survey, unread: list[Path], folder: Path) -> None:
-    """Names files that no part reads."""
-    if unread:
-        place = unread[0].relative_to(folder)
-        survey.left_out.append(f"{count_of(len(unread), 'file')} such as {place}, which neither part reads")
 
 
 def rename(label: str | None) -> dict[str, Any]:

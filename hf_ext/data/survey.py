@@ -5,26 +5,23 @@ import shlex
 import tarfile
 import zipfile
 from collections import Counter
-from itertools import chain, islice
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
-import numpy as np
 import pandas as pd
-from PIL import ExifTags, Image
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, find_folder
+from .about import METADATA, find_about, find_folder, find_part, list_named
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
 from .cells import are_values, check_classes, is_number, to_seconds
 from .files import (
     AUDIO_SUFFIXES,
-    UNDECODABLE,
     describe_sound,
     first_files,
-    is_broken_picture,
     is_broken_sound,
     is_seen,
     list_files,
@@ -33,7 +30,6 @@ from .files import (
 from .found import (
     CLASSES,
     Survey,
-    find_table,
     is_numeric,
     keep_back,
     list_columns,
@@ -42,20 +38,18 @@ from .found import (
     refuse_free_texts,
     rename,
     span,
-    tell_files,
-    tell_test,
     tell_unlabelled,
-    tell_unread,
 )
-from .opening import find_files, find_pairs, find_usual, name_pair, open_source, refuse_mixed_pairs
+from .opening import MODULES, find_files, find_pairs, find_splits, find_usual, open_source, refuse_mixed_pairs
 from .roles import PERSONS, Hints, is_prose
 from .sequence_files import SUFFIXES
 from .source import DataSource
 from .splits import SPLIT_WORDS, find_paths, read_labels
+from .survey_pictures import EXAMPLES, choose, look_at_columns, look_at_pairs, measure_pictures, tell_broken
 from .tables import LABEL, option, read_table, shorten
 
-# Number of members of archives to inspect, and of examples to open.
-_MEMBERS, _EXAMPLES = 10_000, 64
+# Number of members of archives to inspect.
+_MEMBERS = 10_000
 # Files that people have, and no training reads.
 _FOREIGN = {
     ".3gp", ".7z", ".amr", ".arff", ".db", ".dta", ".feather", ".h5", ".mat", ".mov", ".mp4", ".numbers", ".ods",
@@ -122,7 +116,7 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         names = find_pairs(place, hints.pairs)
         # Folders a and b are classes as well: only a restorer takes them for pairs.
         if names and (restores or tuple(map(str.lower, names)) != ("a", "b")):
-            return _look_at_pairs(place, names)
+            return look_at_pairs(place, names)
         _refuse_masks(place)
     # A table that says what is known of the others is none of them.
     told = [file for file in named if file.name not in METADATA] or named
@@ -140,7 +134,7 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     series = look_at_series(path, places, most, hints) if most in SUFFIXES and not hints.pairs else None
     survey = series or _look_at_examples(path, hints, restores)
     if survey.kind in ("texts", "series"):
-        tell_unread(survey, places[0], most)
+        _tell_unread(survey, places[0], most)
     if series is not None:
         return series
     if most in {"texts": IMAGE_SUFFIXES | AUDIO_SUFFIXES, "sounds": IMAGE_SUFFIXES}.get(survey.kind, ()):
@@ -207,8 +201,8 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
     texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype]
     words = [name for name in texts if name != "label"]
     if hints.pairs or (restores and len(pictures) > 1 and not {*hints.inputs} & {*pictures}):
-        return _look_at_columns(path, train, data, pictures, hints)
-    chosen, lists = _choose(len(data)), list_columns(data)
+        return look_at_columns(path, train, data, pictures, hints)
+    chosen, lists = choose(len(data)), list_columns(data)
     if lists and not sounds and not {*hints.inputs} & {*words}:
         _refuse_texts_beside(path, data.select(chosen), [] if hints.inputs else words, lists)
         return look_at_lists(train, data, hints)
@@ -226,15 +220,10 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
         refuse_free_texts(path, told, read_labels(data), survey.named)
     if pictures:
         column = next((name for name in pictures if name in hints.inputs), pictures[0])
-        _measure_pictures(survey, data, column, chosen)
+        measure_pictures(survey, data, column, chosen)
         refuse_mixed_pairs(path, (find_paths(data.select_columns([column])) or []) if restores else [])
         survey.left_out += [f"{name} (no input)" for name in pictures if name != column]
-        usual = ("text", "caption", "captions", "prompt", "description")
-        captions = [name for name in usual if name in texts] or (words if len(words) == 1 else [])
-        survey.captions = captions[0] if captions and not survey.classes else None
-        if {*captions} & {*usual} and survey.classes:
-            told = "no input beside classes: captions are learned where neither folders nor a column name classes"
-            survey.left_out.append(f"the captions in {captions[0]} ({told})")
+        _find_captions(survey, texts, words)
     elif sounds:
         _measure_sounds(survey, data, sounds[0], chosen)
     elif words := _find_words(data, words, hints):
@@ -255,15 +244,21 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
     return survey
 
 
+def _find_captions(survey: Survey, texts: list[str], words: list[str]) -> None:
+    """The captions of pictures, which classes replace."""
+    usual = ("text", "caption", "captions", "prompt", "description")
+    captions = [name for name in usual if name in texts] or (words if len(words) == 1 else [])
+    survey.captions = captions[0] if captions and not survey.classes else None
+    if {*captions} & {*usual} and survey.classes:
+        told = "no input beside classes: captions are learned where neither folders nor a column name classes"
+        survey.left_out.append(f"the captions in {captions[0]} ({told})")
+
+
 def _refuse_texts_beside(path: str, rows: Any, words: list[str], lists: list[str]) -> None:
     """Refuses texts beside lists of numbers, as one of them would be left out."""
     if prose := [name for name in words if _is_text(name, rows[name][:])]:
         told = f"say which to read, {option('inputs', prose[0])} or {option('inputs', lists[0])}."
         raise DataError(f"{path} has texts in {shorten(prose)} and lists of numbers in {shorten(lists)}: {told}")
-
-
-def _choose(count: int) -> list[int]:
-    return [int(index) for index in np.linspace(0, count - 1, min(_EXAMPLES, count))]
 
 
 def _find_classes(path: str, data: Any, wanted: bool | None) -> list[str]:
@@ -290,10 +285,10 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
     files = {file.resolve(): file for file in list_files(folder) if file.suffix.lower() in endings}
     known = {file.resolve() for file in [*read, *find_camera_pictures(files.values())[1]]}
     unread = sorted(file for place, file in files.items() if place not in known)
-    tell_files(survey, [] if any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread) else unread, folder)
+    _tell_files(survey, [] if any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread) else unread, folder)
     if {*data.features} <= {*survey.columns, "label"} and {file.parent.name for file in read} >= {*survey.classes}:
         # No text beside a file is read, and at most one table.
-        table = find_table(folder, [*files.values()])
+        table = _find_table(folder, [*files.values()])
         beside = sorted(file for file in list_files(folder) if file.suffix.lower() in _BESIDE and file != table)
         beside = [file for file in beside if file.name not in METADATA]
         lists = [file for file in beside if SPLIT_WORDS.keys() & {*re.split(r"[\W_]", file.stem.lower())}]
@@ -302,7 +297,7 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
                 "may list the files of a split, and is not read: move them into folders train/, validation/ and test/"
             )
             raise DataError(f"{folder}: {lists[0].relative_to(folder)} {why}, or move it away to hold out others.")
-        tell_files(survey, beside, folder)
+        _tell_files(survey, beside, folder)
     if not survey.named and len({len(file.parts) for file in read}) > 1:
         loose = min(read, key=lambda file: len(file.parts))
         told = files[loose.resolve()].relative_to(folder) if loose.resolve() in files else loose.name
@@ -320,7 +315,7 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
 
 def _refuse_numbers(path: str, data: Any, texts: list[str], hints: Hints) -> None:
     """Refuses a table of numbers that is no file of tables: in an archive, in JSON lines, in lines of text."""
-    head = pd.DataFrame(data.select_columns(texts)[:_EXAMPLES])
+    head = pd.DataFrame(data.select_columns(texts)[:EXAMPLES])
     numbers = [name for name, kind in data.features.items() if name != "label" and is_numeric(kind)]
     if len(numbers) > 1 and not hints.inputs and not any(is_prose(head[name]) for name in texts):
         told = f"{_TABLES} For the texts of {texts[0]} say {option('inputs', texts[0])}."
@@ -348,59 +343,14 @@ def _find_words(data: Any, names: list[str], hints: Hints) -> list[str]:
         raise DataError(f"--inputs names {shorten(wrong)}; the columns of texts are {shorten(names) or 'none'}.")
     if hints.inputs or not names:
         return [*hints.inputs]
-    head = pd.DataFrame(data.select_columns(names)[:_EXAMPLES])
+    head = pd.DataFrame(data.select_columns(names)[:EXAMPLES])
     return [name for name in names if to_seconds(head[name].dropna()) is None]
-
-
-def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
-    undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-    values = [undecoded[index][column] for index in chosen]
-    headers = [header for value in values for header in _read_header(value)]
-    _tell_broken(survey, sum(map(is_broken_picture, values)), len(chosen), len(headers), "picture")
-    _tell_modes(survey, headers)
-    sizes = {header.size for header in headers}
-    survey.kind, survey.columns = "pictures", [column]
-    survey.square = len({*chain(*sizes)}) == 1
-    survey.sides = sorted(min(size) for size in sizes)
-    ends = dict.fromkeys(f"{width} x {height}" for width, height in (min(sizes, key=sorted), max(sizes, key=sorted)))
-    survey.about = f"{count_of(len(data), 'picture')} of {' to '.join(ends)} pixels{', grey' if survey.gray else ''}"
-
-
-class _Header(NamedTuple):
-    size: tuple[int, int]
-    mode: str
-    # Of its bits Pillow keeps the upper half.
-    halved: bool
-    frames: int
-
-
-def _read_header(value: dict[str, Any]) -> list[_Header]:
-    """The header; none of what is missing, broken or too large, which is for `hf-ext data check` to find."""
-    try:
-        with Image.open(open_bytes(value)) as picture:
-            # How Pillow's decoders call 16 bits in several channels, of which it keeps the upper 8.
-            halved = picture.mode[0] not in "IF" and ";16" in str([tile.args for tile in getattr(picture, "tile", ())])
-            # As it is turned when it is read.
-            size = picture.size[::-1] if picture.getexif().get(ExifTags.Base.Orientation, 1) > 4 else picture.size
-            return [_Header(size, picture.mode, halved, getattr(picture, "n_frames", 1))]
-    except UNDECODABLE:
-        return []
-
-
-def _tell_modes(survey: Survey, headers: list[_Header]) -> None:
-    modes = {header.mode for header in headers}
-    survey.bits = 32 if modes & {"I", "F"} else 16 if any(mode[0] in "IF" for mode in modes) else 8
-    survey.gray = all(mode[0] in "IF" or mode in ("1", "L", "LA") for mode in modes)
-    if any(header.halved for header in headers):
-        survey.notes.append("colours of 16 bits are read as 8")
-    if any(header.frames > 1 for header in headers):
-        survey.notes.append("of files with several frames or pages, the first is read")
 
 
 def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
     values = [data[index][column] for index in chosen]
     found = [describe_sound(open_bytes(value)) for value in values if not is_broken_sound(value)]
-    _tell_broken(survey, len(values) - len(found), len(values), len(found), "sound")
+    tell_broken(survey, len(values) - len(found), len(values), len(found), "sound")
     rates = Counter(about.rate for about in found)
     seconds = [about.frames / about.rate for about in found]
     survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
@@ -411,12 +361,6 @@ def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -
     if any(about.channels > 1 for about in found):
         every = all(about.channels > 1 for about in found)
         survey.notes.append(f"{'channels' if every else 'channels of some'} are averaged to one")
-
-
-def _tell_broken(survey: Survey, broken: int, looked_at: int, read: int, what: str) -> None:
-    if not read:
-        raise DataError(f"{survey.train['path']}: none of {count_of(looked_at, what)} can be read.")
-    survey.leave_out(broken, looked_at, "that were looked at cannot be read")
 
 
 def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[int], hints: Hints) -> None:
@@ -462,60 +406,44 @@ def _is_text(name: str, cells: list[Any]) -> bool:
     return is_prose(given) and bool(words.mean() > 0.5) and not PERSONS.fullmatch(name)
 
 
-def _look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
-    """Pictures in two folders, of the same names."""
-    train: dict[str, Any] = {"path": str(place), "split": "train"}
-    train |= {"pairs": list(names)} if names != ("lq", "hq") else {}
-    data = open_source(DataSource(**train))
-    folders = {SPLIT_WORDS.get(one.name.casefold()): one for one in sorted(place.parent.iterdir()) if one.is_dir()}
-    beside = folders if folders.get("train") == place else {}
-    if (other := beside.get("validation")) is not None and find_pairs(other, names):
-        train.pop("split")
-        kept: dict[str, Any] = {"train": train, "eval": {**train, "path": str(other)}}
-        kept |= {"learned": len(data), "count": len(data)}
+def _find_table(folder: Path, files: Iterable[Path]) -> Path | None:
+    """The table that describes the files of the training part, where there is one."""
+    below = [*files]
+    place = find_part(folder, "train", below).places[0]
+    inside = list_named(place, (file for file in below if place in file.parents))
+    return find_about(place, inside) if inside else None
+
+
+def _tell_unread(survey: Survey, folder: Path, usual: str) -> None:
+    """Names the files of a folder that no part reads, and refuses where they hold more than those that are read."""
+    known = {*MODULES, *SUFFIXES}
+    if not folder.is_dir() or usual not in known:
+        return
+    below = [file for file in list_files(folder) if file.suffix not in ("", ".md") and file.name not in METADATA]
+    read, beside = {file for file in below if file.suffix.lower() == usual}, set[Path]()
+    if "rows" in survey.train:
+        table = _find_table(folder, read)
+        beside = {*find_part(folder, "train", read).rest}
+        read -= beside
+        read |= {file for file in below if table is not None and file.name == table.name}
+    elif usual == ".txt" and survey.named:
+        read = {file for file in read if file.parent.name in survey.classes}
     else:
-        kept = keep_back(train, data)
-    survey = _measure_pairs(kept, data, (f"{names[0]}/", f"{names[1]}/"))
-    if unread := sorted({part.name for part in place.iterdir() if part.is_dir() and is_seen(part.name)} - {*names}):
-        survey.left_out.append(f"the folder{'s' if len(unread) > 1 else ''} {shorten(unread)} beside them")
-    if (test := beside.get("test")) is not None:
-        survey.left_out.append(tell_test(f"--data.eval.path {shlex.quote(str(test))}"))
-    return survey
+        read = {Path(file) for part in find_splits(folder, usual).values() for file in part}
+    unread = sorted(file for file in below if file not in read)
+    # Those of no split, beside files that are named by splits, are no data.
+    sizes = {file: file.stat().st_size for file in unread if file.suffix.lower() in known and file not in beside}
+    if read and sum(sizes.values()) > sum(file.stat().st_size for file in read):
+        largest = max(sizes, key=sizes.__getitem__)
+        told = f"{count_of(len(sizes), 'file')} such as {largest.relative_to(folder)} would not be read, and hold more"
+        told += f" than the {len(read):,} such as {min(read).relative_to(folder)} that would"
+        advice = f"give one kind alone, as a file or a pattern such as {shlex.quote(f'{folder}/*{largest.suffix}')}"
+        raise DataError(f"{folder}: {told}: {advice}, or move the others away.")
+    _tell_files(survey, unread, folder)
 
 
-def _look_at_columns(path: str, train: dict[str, Any], data: Any, pictures: list[str], hints: Hints) -> Survey:
-    """Pictures in two columns, which become inputs and targets."""
-    if (pair := name_pair(pictures, hints.pairs)) is None and hints.pairs:
-        told = f"that contain pictures with equal names; its columns of pictures are {shorten(pictures) or 'none'}"
-        raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} {told}.")
-    if pair is None:
-        told = f"say --pairs {','.join(pictures[:2])} if the second is the first without its faults"
-        raise DataError(f"{path} has pictures in {shorten(pictures)}: {told}, or {option('inputs', pictures[0])}.")
-    names = {old: new for old, new in zip(pair, ("lq", "hq"), strict=True) if old != new}
-    train |= {"rename_columns": train.get("rename_columns", {}) | names} if names else {}
-    data = data.rename_columns(names)
-    survey = _measure_pairs(keep_back(train, data), data, pair)
-    survey.left_out += [f"{name} (no input)" for name in data.column_names if name not in ("lq", "hq", "label")]
-    return survey
-
-
-def _measure_pairs(kept: dict[str, Any], data: Any, names: tuple[str, str]) -> Survey:
-    """Survey of the columns lq and hq, which are called otherwise for people."""
-    raw = data.cast_column("lq", datasets.Image(decode=False)).cast_column("hq", datasets.Image(decode=False))
-    rows = [(row["lq"], row["hq"]) for row in (raw[index] for index in _choose(len(data)))]
-    broken = sum(any(map(is_broken_picture, row)) for row in rows)
-    read = [(*lq, *hq) for lq, hq in (map(_read_header, row) for row in rows) if lq and hq]
-    survey = Survey("pairs", **kept, about="")
-    _tell_broken(survey, broken, len(rows), len(read), "pair")
-    scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
-    survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
-    if any(abs(size - survey.scale) > 0.02 for scale in scales for size in scale):
-        found = ", ".join(f"{width:.3g} x {height:.3g}" for width, height in sorted(scales)[:4])
-        told = f"must be as large as those of {names[0]}, or all 2, 3, 4 times; found {found} times."
-        raise DataError(f"{survey.train['path']}: the pictures of {names[1]} {told}")
-    _tell_modes(survey, [header for pair in read for header in pair])
-    survey.sides = sorted(min(lq.size) for lq, _ in read)
-    larger = f", those of {names[1]} {survey.scale} times as large" if survey.scale > 1 else ""
-    survey.about = f"{count_of(len(data), 'pair')} of pictures, the smallest with {survey.sides[0]} pixels{larger}"
-    survey.roles = [f"{names[0]} becomes {names[1]}"]
-    return survey
+def _tell_files(survey: Survey, unread: list[Path], folder: Path) -> None:
+    """Names files that no part reads."""
+    if unread:
+        place = unread[0].relative_to(folder)
+        survey.left_out.append(f"{count_of(len(unread), 'file')} such as {place}, which neither part reads")

@@ -127,7 +127,7 @@ def list_repositories(request: Request, kind: str) -> Any:
 
 
 def _describe_listed(request: Request, kind: str, repository: Repository) -> dict[str, Any]:
-    """What a client asks to know of each repository of a listing."""
+    """The entry of a repository in a listing, with what the client asks to know."""
     names = [*request.query.get("expand", ()), *request.query.get("expand[]", ())]
     if not names and not request.flag("full") and not request.flag("cardData"):
         return {"id": repository.id, "private": repository.private, "createdAt": repository.created}

@@ -34,7 +34,7 @@ _OWN_FILES = (MANIFEST, "emr_loader.py", "README.md", "report.json", "report.png
 
 
 class Uncopied:
-    """What has mapped files, and a state that a shallow copy would change behind its back."""
+    """Base of objects with mapped files, and with a state that a shallow copy would change behind its back."""
 
     def __reduce__(self) -> Any:
         raise UsageError(

@@ -170,7 +170,7 @@ def _choose_license(
 
 
 def _kept_entries(earlier: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What earlier cards say of other things than the model and its licence, the first of them above all."""
+    """Entries of earlier cards on other things than the model and its licence, of the first of them above all."""
     left = {key: value for card in reversed(earlier.values()) for key, value in card.items() if value}
     return {key: value for key, value in left.items() if key not in _OF_MODELS.split() and key[:7] != "license"}
 

@@ -22,7 +22,7 @@ FAST: dict[str, Callable[..., Any]] = {}
 
 
 class Forms:
-    """What decides between plain and faster forms."""
+    """Choice between plain and faster forms."""
 
     @staticmethod
     def transformed() -> bool:

@@ -1,0 +1,146 @@
+"""Surveys of pictures, alone and in pairs."""
+
+import shlex
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+from PIL import ExifTags, Image
+
+from ..errors import DataError
+from ..terminal import count_of
+from .files import (
+    UNDECODABLE,
+    is_broken_picture,
+    is_seen,
+    open_bytes,
+)
+from .found import (
+    Survey,
+    keep_back,
+    tell_test,
+)
+from .opening import find_pairs, name_pair, open_source
+from .roles import Hints
+from .source import DataSource
+from .splits import SPLIT_WORDS
+from .tables import option, shorten
+
+# Number of examples to open.
+EXAMPLES = 64
+
+
+def choose(count: int) -> list[int]:
+    return [int(index) for index in np.linspace(0, count - 1, min(EXAMPLES, count))]
+
+
+def measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
+    undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    values = [undecoded[index][column] for index in chosen]
+    headers = [header for value in values for header in _read_header(value)]
+    tell_broken(survey, sum(map(is_broken_picture, values)), len(chosen), len(headers), "picture")
+    _tell_modes(survey, headers)
+    sizes = {header.size for header in headers}
+    survey.kind, survey.columns = "pictures", [column]
+    survey.square = len({*chain(*sizes)}) == 1
+    survey.sides = sorted(min(size) for size in sizes)
+    ends = dict.fromkeys(f"{width} x {height}" for width, height in (min(sizes, key=sorted), max(sizes, key=sorted)))
+    survey.about = f"{count_of(len(data), 'picture')} of {' to '.join(ends)} pixels{', grey' if survey.gray else ''}"
+
+
+class _Header(NamedTuple):
+    size: tuple[int, int]
+    mode: str
+    # Of its bits Pillow keeps the upper half.
+    halved: bool
+    frames: int
+
+
+def _read_header(value: dict[str, Any]) -> list[_Header]:
+    """The header; none of what is missing, broken or too large, which is for `hf-ext data check` to find."""
+    try:
+        with Image.open(open_bytes(value)) as picture:
+            # How Pillow's decoders call 16 bits in several channels, of which it keeps the upper 8.
+            halved = picture.mode[0] not in "IF" and ";16" in str([tile.args for tile in getattr(picture, "tile", ())])
+            # As it is turned when it is read.
+            size = picture.size[::-1] if picture.getexif().get(ExifTags.Base.Orientation, 1) > 4 else picture.size
+            return [_Header(size, picture.mode, halved, getattr(picture, "n_frames", 1))]
+    except UNDECODABLE:
+        return []
+
+
+def _tell_modes(survey: Survey, headers: list[_Header]) -> None:
+    modes = {header.mode for header in headers}
+    survey.bits = 32 if modes & {"I", "F"} else 16 if any(mode[0] in "IF" for mode in modes) else 8
+    survey.gray = all(mode[0] in "IF" or mode in ("1", "L", "LA") for mode in modes)
+    if any(header.halved for header in headers):
+        survey.notes.append("colours of 16 bits are read as 8")
+    if any(header.frames > 1 for header in headers):
+        survey.notes.append("of files with several frames or pages, the first is read")
+
+
+def tell_broken(survey: Survey, broken: int, looked_at: int, read: int, what: str) -> None:
+    if not read:
+        raise DataError(f"{survey.train['path']}: none of {count_of(looked_at, what)} can be read.")
+    survey.leave_out(broken, looked_at, "that were looked at cannot be read")
+
+
+def look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
+    """Pictures in two folders, of the same names."""
+    train: dict[str, Any] = {"path": str(place), "split": "train"}
+    train |= {"pairs": list(names)} if names != ("lq", "hq") else {}
+    data = open_source(DataSource(**train))
+    folders = {SPLIT_WORDS.get(one.name.casefold()): one for one in sorted(place.parent.iterdir()) if one.is_dir()}
+    beside = folders if folders.get("train") == place else {}
+    if (other := beside.get("validation")) is not None and find_pairs(other, names):
+        train.pop("split")
+        kept: dict[str, Any] = {"train": train, "eval": {**train, "path": str(other)}}
+        kept |= {"learned": len(data), "count": len(data)}
+    else:
+        kept = keep_back(train, data)
+    survey = _measure_pairs(kept, data, (f"{names[0]}/", f"{names[1]}/"))
+    if unread := sorted({part.name for part in place.iterdir() if part.is_dir() and is_seen(part.name)} - {*names}):
+        survey.left_out.append(f"the folder{'s' if len(unread) > 1 else ''} {shorten(unread)} beside them")
+    if (test := beside.get("test")) is not None:
+        survey.left_out.append(tell_test(f"--data.eval.path {shlex.quote(str(test))}"))
+    return survey
+
+
+def look_at_columns(path: str, train: dict[str, Any], data: Any, pictures: list[str], hints: Hints) -> Survey:
+    """Pictures in two columns, which become inputs and targets."""
+    if (pair := name_pair(pictures, hints.pairs)) is None and hints.pairs:
+        told = f"that contain pictures with equal names; its columns of pictures are {shorten(pictures) or 'none'}"
+        raise DataError(f"{path} has no folders {' and '.join(hints.pairs)} {told}.")
+    if pair is None:
+        told = f"say --pairs {','.join(pictures[:2])} if the second is the first without its faults"
+        raise DataError(f"{path} has pictures in {shorten(pictures)}: {told}, or {option('inputs', pictures[0])}.")
+    names = {old: new for old, new in zip(pair, ("lq", "hq"), strict=True) if old != new}
+    train |= {"rename_columns": train.get("rename_columns", {}) | names} if names else {}
+    data = data.rename_columns(names)
+    survey = _measure_pairs(keep_back(train, data), data, pair)
+    survey.left_out += [f"{name} (no input)" for name in data.column_names if name not in ("lq", "hq", "label")]
+    return survey
+
+
+def _measure_pairs(kept: dict[str, Any], data: Any, names: tuple[str, str]) -> Survey:
+    """Survey of the columns lq and hq, which are called otherwise for people."""
+    raw = data.cast_column("lq", datasets.Image(decode=False)).cast_column("hq", datasets.Image(decode=False))
+    rows = [(row["lq"], row["hq"]) for row in (raw[index] for index in choose(len(data)))]
+    broken = sum(any(map(is_broken_picture, row)) for row in rows)
+    read = [(*lq, *hq) for lq, hq in (map(_read_header, row) for row in rows) if lq and hq]
+    survey = Survey("pairs", **kept, about="")
+    tell_broken(survey, broken, len(rows), len(read), "pair")
+    scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
+    survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
+    if any(abs(size - survey.scale) > 0.02 for scale in scales for size in scale):
+        found = ", ".join(f"{width:.3g} x {height:.3g}" for width, height in sorted(scales)[:4])
+        told = f"must be as large as those of {names[0]}, or all 2, 3, 4 times; found {found} times."
+        raise DataError(f"{survey.train['path']}: the pictures of {names[1]} {told}")
+    _tell_modes(survey, [header for pair in read for header in pair])
+    survey.sides = sorted(min(lq.size) for lq, _ in read)
+    larger = f", those of {names[1]} {survey.scale} times as large" if survey.scale > 1 else ""
+    survey.about = f"{count_of(len(data), 'pair')} of pictures, the smallest with {survey.sides[0]} pixels{larger}"
+    survey.roles = [f"{names[0]} becomes {names[1]}"]
+    return survey
