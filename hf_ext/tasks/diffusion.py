@@ -220,8 +220,8 @@ class DisentangledDiTTask(Task):
             for name in ("text_padding", "text_padding_noise", "max_text_length"):
                 if (before := base.index.get(name)) not in (None, now := getattr(self, name)):
                     found.append(f"{name} ({before} → {now})")
-        others = [name for name, part in parts.items() if part is not None and not is_part_of(init_from, name, part)]
-        return [*found, *(f"the weights of {name}" for name in others)]
+        given = [(name, part, str(getattr(self, name))) for name, part in parts.items() if part is not None]
+        return [*found, *(f"the weights of {name}" for name, *its in given if not is_part_of(init_from, name, *its))]
 
     def _shape(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Size and channels of what the network is given, from the autoencoder where the section leaves them out."""

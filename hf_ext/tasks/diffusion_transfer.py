@@ -82,8 +82,10 @@ def open_pipeline(source: str) -> Checkpoint:
     return Checkpoint(folder / "transformer", config, scheduler, id2label, index)
 
 
-def is_part_of(source: str, part: str, module: Any) -> bool:
-    """True where a saved pipeline lacks this component, or has it with the weights of the module."""
+def is_part_of(source: str, part: str, module: Any, origin: str) -> bool:
+    """True where a saved pipeline lacks this component, or has it with the weights of the module, from `origin`."""
+    if pipeline_index(origin) == pipeline_index(source):
+        return True
     name, revision = split_revision(source)
     folder = Path(name)
     if not folder.exists():
@@ -92,9 +94,10 @@ def is_part_of(source: str, part: str, module: Any) -> bool:
         return True
     own = module.state_dict()
     with open_checkpoint(folder / part) as stored:
-        # Tied tensors are saved once; the file may have another precision.
-        pairs = [(stored[name].float(), own[name].cpu().float()) for name in own if name in stored]
-        return bool(pairs) and all(a.shape == b.shape and torch.allclose(a, b, rtol=0.01, atol=1e-4) for a, b in pairs)
+        # Tied tensors are saved once; the file may have another precision. Of large networks one pair at a time.
+        pairs = ((stored[name].float(), own[name].cpu().float()) for name in own if name in stored)
+        same = (a.shape == b.shape and torch.allclose(a, b, rtol=0.01, atol=1e-4) for a, b in pairs)
+        return not own.keys().isdisjoint(stored) and all(same)
 
 
 def transfer(

@@ -67,6 +67,7 @@ CHANGES = {
     "padding": ({"text_padding": "zeros"}, "text_padding (noisy_replicate → zeros)"),
     "encoder": ({"text_encoder": "B"}, "text_encoder"),
     "autoencoder": ({"vae": "B"}, "vae"),
+    "copied autoencoder": ({"vae": "A"}, None),
     "classes": ({"text_encoder": None}, "num_classes (None → 2)"),
 }
 

@@ -7,13 +7,16 @@ import pytest
 import yaml
 
 from hf_ext.errors import UsageError
-from hf_ext.tasks.diffusion_data import write_tar
+from hf_ext.tasks.diffusion import DisentangledDiTTask
+from hf_ext.tasks.diffusion_data import load_autoencoder, write_tar
+from hf_ext.tasks.diffusion_transfer import is_part_of
 from hf_ext.tasks.picture_scores import score
 from hf_ext.tasks.precompute import precompute
 from hf_ext.training import evaluate_checkpoint
+from hf_ext.training.arguments import build
 from tests.kit.refusals import refused
 
-from .diffusion_testing import rows_of, settings
+from .diffusion_testing import MODEL, rows_of, settings
 from .test_precompute_campaign import png
 
 
@@ -51,3 +54,15 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_read(tmp_path
         score("nowhere", "nowhere", "nobody/network", keep=place, device="cpu")
     with refused(UsageError if kind == "folder" else OSError, "kept.npz"):
         evaluate_checkpoint("nowhere", tmp_path / "run.yaml", output=place)
+
+
+def test_parts_from_the_base_itself_are_not_opened_again(tmp_path, vae, monkeypatch):
+    task = build(DisentangledDiTTask, {"image_size": 16, "vae": str(vae)}, "task")
+    task.id2label = {0: "cat", 1: "dog"}
+    model, base = task.build_model(MODEL, None), str(tmp_path / "base")
+    task.save_model(model, model.state_dict(), tmp_path / "base")
+    part = load_autoencoder(base)
+    assert is_part_of(base, "vae", part, str(vae))
+    monkeypatch.setattr("hf_ext.tasks.diffusion_transfer.open_checkpoint", None)
+    assert is_part_of(base, "vae", part, f"{base}/")
+    assert is_part_of(base, "text_encoder", part, str(vae))
