@@ -7,6 +7,7 @@ as diffusers' samplers tell it: there a patch is as uncertain at the same place 
 Crops: whole pictures again, where the pre-training saw parts of larger ones.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -112,5 +113,7 @@ def transfer(
     if not how.positions:
         patch = config["patch_size"]
         config["pos_embed_base_size"] = [side // patch for side in sample_size]
-    scheduler = rescale_noise_schedule(checkpoint.scheduler, before, sample_size) if how.schedule else None
-    return config, scheduler or checkpoint.scheduler, replace(crops, local_prob=0.0, local_size=None)
+    scheduler = checkpoint.scheduler
+    if how.schedule and math.prod(before) != math.prod(sample_size):
+        scheduler = rescale_noise_schedule(scheduler, before, sample_size)
+    return config, scheduler, replace(crops, local_prob=0.0, local_size=None)
