@@ -288,6 +288,9 @@ class DisentangledDiTTask(Task):
             autoencoder = self.autoencoder
             channels = (self.config if autoencoder is None else autoencoder.config)["in_channels"]
             image = picture_of(example, self.image_column, "image_column")
+            if generator is None and image.mode == "CMYK":
+                # A training leaves it out; an evaluation skips nothing, and FID reads it so too.
+                image = image.convert("RGB")
             view = cut_view(image, self.size, channels, self.cut, generator)
             sample, controls = {"pixels": to_pixels([view])[0]}, view.controls
         sample["controls"] = {name: torch.from_numpy(values) for name, values in controls.items()}
