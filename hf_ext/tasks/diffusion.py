@@ -122,6 +122,8 @@ class DisentangledDiTTask(Task):
         self.id2label: dict[int, str] | None = None
         self.config: Any = None
         self._streams = False
+        # Of the training data's latents, where they are known.
+        self._areas: list[int] = []
         self._base: Checkpoint | None = None
         self._transfer = build(Transfer, self.transfer, "task.transfer")
 
@@ -180,6 +182,7 @@ class DisentangledDiTTask(Task):
             return None
         told = data.select_columns([column])[:][column]
         shapes = np.array(told if column == "latent_shape" else [row["latent_shape"] for row in told])
+        self._areas = np.unique(shapes[..., -2:].prod(-1)).tolist()
         groups: np.ndarray = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
         return groups if groups.any() else None
 
@@ -276,10 +279,12 @@ class DisentangledDiTTask(Task):
                 told = f"the data has latents of {channels} channels, the model takes {wanted}"
                 raise DataError(f"{told}: precompute with the autoencoder that task.vae names.")
             own = self.config["sample_size"]
-            # Buckets have about the area of the square.
-            if not 0.7 < math.prod(size) / math.prod(own) < 1.4:
+            # Buckets have about the area of the square; of several sizes one has to be the model's.
+            if not any(0.5 < area / math.prod(own) < 2 for area in (math.prod(size), *self._areas)):
                 told = f"the data has latents of {size}, the model takes {own} (model.sample_size or task.image_size)"
-                raise DataError(f"{told}: precompute with the --size of the model, or change the model's.")
+                side = round(math.sqrt(math.prod(own)))
+                wanted = f"a --size that makes latents of about {side} × {side}"
+                raise DataError(f"{told}: precompute with {wanted}, or change the model's.")
             if self._streams and generator is not None and size != own:
                 told = f"a stream, not sorted by size, has a latent of {size}, the model {own}"
                 raise ValueError(f"{told}: set data.train.streaming to false, or precompute one size.")

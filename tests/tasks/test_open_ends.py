@@ -1,15 +1,20 @@
 """Examples without a class, and places that cannot be written, told before the work."""
 
 import json
+from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
+import torch
 import yaml
+from PIL import Image
 
-from hf_ext.errors import UsageError
+from hf_ext.errors import DataError, UsageError
 from hf_ext.tasks.diffusion import DisentangledDiTTask
-from hf_ext.tasks.diffusion_data import load_autoencoder, write_tar
-from hf_ext.tasks.diffusion_transfer import is_part_of
+from hf_ext.tasks.diffusion_data import Crops, View, load_autoencoder, write_row, write_tar
+from hf_ext.tasks.diffusion_noise import make_scheduler
+from hf_ext.tasks.diffusion_transfer import Checkpoint, Transfer, is_part_of, transfer
 from hf_ext.tasks.picture_scores import score
 from hf_ext.tasks.precompute import precompute
 from hf_ext.training import evaluate_checkpoint
@@ -66,3 +71,49 @@ def test_parts_from_the_base_itself_are_not_opened_again(tmp_path, vae, monkeypa
     monkeypatch.setattr("hf_ext.tasks.diffusion_transfer.open_checkpoint", None)
     assert is_part_of(base, "vae", part, f"{base}/")
     assert is_part_of(base, "text_encoder", part, str(vae))
+
+
+# Of latents: all in the data, and one that a training reads; the last is of none like the model's.
+READ = [
+    *(([64, 96], [size], size, None) for size in ([64, 64], [80, 48], [56, 72])),
+    ([32, 32], [[32, 32], [64, 64]], [64, 64], None),
+    ([32, 32], [[64, 64]], [64, 64], "32 × 32"),
+    ([64, 96], [[32, 32]], [32, 32], "78 × 78"),
+]
+
+
+@pytest.mark.parametrize(("own", "sizes", "size", "told"), READ)
+def test_latents_of_about_the_models_area_are_read(own, sizes, size, told):
+    row = lambda size: (
+        write_row(torch.zeros(3, *size), View(np.zeros((8, 8, 3)), (8, 8), (0, 0), False)) | {"label": 1}
+    )  # noqa: E731
+    data = datasets.Dataset.from_list([row(each) for each in sizes])
+    task = build(DisentangledDiTTask, {"image_size": own}, "task")
+    task.read_data(data)
+    task.build_model({**MODEL, "num_classes": 2}, None)
+    read = lambda: task.training_sample(row(size), np.random.default_rng(0))  # noqa: E731
+    if told is None:
+        assert list(read()["latents"].shape) == [3, *size]
+    else:
+        with refused(DataError, "--size", told, str(own)):
+            read()
+
+
+def test_printing_inks_are_left_out_of_a_training_and_evaluated_as_pillow_reads_them():
+    inks = Image.new("RGB", (8, 8), "teal").convert("CMYK")
+    task = build(DisentangledDiTTask, {"image_size": 8}, "task")
+    model = task.build_model({**MODEL, "num_classes": 2}, None)
+    rows = [{"image": picture, "label": 0} for picture in (inks, inks.convert("RGB"))]
+    with refused(DataError, "CMYK"):
+        task.training_sample(rows[0], np.random.default_rng(0))
+    first, second = task.evaluate_batch(model, rows, [0, 0])
+    assert first["loss"] == pytest.approx(second["loss"])
+
+
+def test_another_shape_of_equal_area_keeps_the_schedule():
+    scheduler = make_scheduler("epsilon", {}, False)
+    config = {"sample_size": 32, "patch_size": 2, "pos_embed_base_size": [16, 16]}
+    checkpoint = Checkpoint(Path(), config, scheduler, None)
+    for size, is_kept in (((16, 64), True), ((32, 64), False)):
+        found, after, _ = transfer(checkpoint, size, Transfer(), Crops())
+        assert found["sample_size"] == list(size) and (after is scheduler) == is_kept
