@@ -84,9 +84,8 @@ READ = [
 
 @pytest.mark.parametrize(("own", "sizes", "size", "told"), READ)
 def test_latents_of_about_the_models_area_are_read(own, sizes, size, told):
-    row = lambda size: (
-        write_row(torch.zeros(3, *size), View(np.zeros((8, 8, 3)), (8, 8), (0, 0), False)) | {"label": 1}
-    )  # noqa: E731
+    view = View(np.zeros((8, 8, 3)), (8, 8), (0, 0), False)
+    row = lambda size: {**write_row(torch.zeros(3, *size), view), "label": 1}  # noqa: E731
     data = datasets.Dataset.from_list([row(each) for each in sizes])
     task = build(DisentangledDiTTask, {"image_size": own}, "task")
     task.read_data(data)
