@@ -1,6 +1,7 @@
 """hf-ext sample and hf-ext dit: generate pictures, encode data sets and compute scores."""
 
 import inspect
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -254,6 +255,7 @@ def _check_out(out: Path, is_grid: bool, count: int | None, shard_size: int | No
 def load_pipeline(source: str, device: str, dtype: str) -> Any:
     import torch
     from diffusers import DiffusionPipeline
+    from huggingface_hub.errors import HFValidationError
 
     from hf_ext.files import read_json_object
     from hf_ext.hub.checkpoints import split_revision
@@ -261,7 +263,12 @@ def load_pipeline(source: str, device: str, dtype: str) -> Any:
     from hf_ext.training.models import adapter_base, load_adapter, pipeline_index
 
     index = pipeline_index(source)
-    if index is None and (base := adapter_base(source)) is not None:
+    base = None
+    if index is None:
+        # A mistyped folder, or a name that no Hub can be asked about.
+        with suppress(OSError, HFValidationError):
+            base = adapter_base(source)
+    if base is not None:
         pipeline = load_pipeline(base, device, dtype)
         pipeline.transformer = load_adapter(pipeline.transformer, source).merge_and_unload()
         return pipeline

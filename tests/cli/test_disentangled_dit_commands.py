@@ -306,12 +306,17 @@ def test_a_scheduler_of_an_absent_library_is_refused_by_its_name(tmp_path, monke
         assert "MusicScheduler" in told and re.search("note.seq", told) and "Traceback" not in told
 
 
-def test_what_is_no_pipeline_is_refused(tmp_path):
+def test_what_is_no_pipeline_is_refused(tmp_path, monkeypatch):
     """No index; or that of an early snapshot of examples/disentangled_dit/peers.py."""
     for index in (None, {"scheduler": ["diffusers", "DDIMScheduler"]}, {"_class_name": 5}, []):
         if index is not None:
             (tmp_path / "model_index.json").write_text(json.dumps(index))
         assert "model_index.json" in run("sample", tmp_path, "--out", tmp_path / "grid.png", code=2).stderr, index
+    # A mistyped folder, and a name without a Hub.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name in ("runs/x/snapshot", "nobody/nothing"):
+        told = run("sample", name, "--out", tmp_path / "grid.png", code=2).stderr
+        assert f"{name} is no diffusers pipeline" in " ".join(told.split())
 
 
 def test_a_grid_names_its_rows():
