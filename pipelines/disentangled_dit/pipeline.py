@@ -352,7 +352,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if values is None or not (abs(values) <= 2).all():
             wanted = "uint8, or floats from 0 to 1 (as of output_type='pt'), are needed"
             raise ValueError(f"{name} has {kind} up to {pictures.max()}; {wanted}.")
-        last = values.movedim(-3, -1).cpu().numpy() if isinstance(values, Tensor) and values.ndim == 4 else values
+        is_batch = name == "mask_image" and isinstance(values, Tensor) and values.ndim == 4
+        last = values.detach().movedim(-3, -1).cpu().numpy() if is_batch else values
         if name == "mask_image" and isinstance(last, np.ndarray) and last.ndim > 2 and last.shape[-1] in (3, 4):
             # diffusers takes an array with colours for many masks
             made = (last.clip(0, 1) * 255).round().astype(np.uint8).reshape(-1, *last.shape[-3:])

@@ -46,7 +46,8 @@ def test_a_mask_may_be_of_truth_values():
     grey, hole = mask.astype(np.uint8) * 255, torch.from_numpy(mask)
     colours, alpha = np.dstack([mask] * 3), np.dstack([grey] * 3 + [np.full_like(grey, 255)])
     arrays = [colours, colours.astype(np.float32), colours[None], np.dstack([grey] * 3), alpha, alpha / 255.0]
-    arrays += [hole.expand(1, 3, -1, -1), hole.expand(1, 3, -1, -1).double(), [colours], [hole.expand(1, 3, -1, -1)]]
+    planes = hole.expand(1, 3, -1, -1)
+    arrays += [planes, planes.double().requires_grad_(), [colours], [planes]]
     for each in (mask, hole[None, None], Image.fromarray(mask), grey, *arrays):
         call = {"class_labels": 0, "image": BYTES, "mask_image": each, "generator": generator(), **FEW}
         images.append(pipeline(**call).images)
