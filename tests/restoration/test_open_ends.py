@@ -1,6 +1,7 @@
 """Options without effect are refused, and bits that Pillow drops are told."""
 
 import contextlib
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,17 @@ def test_of_several_frames_none_is_taken_in_silence(tmp_path, ending):
     for kind in (ImageRestorationPipeline, PlainPipeline):
         with refused(ValueError, "2 frames or pages"):
             kind(tiny_restorer())(str(path))
+
+
+def test_a_drawing_with_layers_is_read_as_the_whole(tmp_path):
+    layer = struct.pack(">4iHhI", 0, 0, 8, 8, 1, 0, 2) + b"8BIMnorm\xff\0\0\0" + struct.pack(">I12x", 12)
+    layers = struct.pack(">h", 2) + 2 * layer + 2 * bytes(2 + 64)
+    head = b"8BPS" + struct.pack(">H6xH2I2H", 1, 1, 8, 8, 8, 1) + bytes(8)
+    info = struct.pack(">I", len(layers)) + layers
+    (tmp_path / "a.psd").write_bytes(head + struct.pack(">I", len(info)) + info + bytes(2) + bytes([90]) * 64)
+    for kind in (ImageRestorationPipeline, PlainPipeline):
+        with Image.open(tmp_path / "a.psd") as image:
+            assert image.n_frames == 2 and kind(tiny_restorer())(str(tmp_path / "a.psd")).size == image.size
 
 
 @pytest.mark.parametrize(
