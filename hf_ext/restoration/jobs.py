@@ -94,9 +94,12 @@ def plan_jobs(
     check_template(name)
     one, root = out is not None and is_one_result(out), None if out is None else Path(out)
     found = [picture for given in inputs for picture in find_files(given, root, picture_endings())]
-    found = [each for each in found if each.named or isinstance(each.source, bytes) or not is_result(each.source)]
-    if not found:
-        raise ValueError(f"no picture found in {', '.join(inputs)}.")
+    fresh = [each for each in found if each.named or isinstance(each.source, bytes) or not is_result(each.source)]
+    if not fresh:
+        told = "only results of earlier runs" if found else "no picture"
+        advice = "; name them, or give another folder with --out" if found else ""
+        raise ValueError(f"{told} found in {', '.join(inputs)}{advice}.")
+    found = fresh
     if (root is None or one) and len(found) > 1:
         more = f"; a folder of that name is {root}/" if one else ""
         raise ValueError(f"{root or 'standard output'} takes one picture, got {len(found)}{more}")

@@ -86,6 +86,9 @@ def test_results_beside_their_pictures_are_found_again(tmp_path, words):
         Image.new("L", (8, 8), 90).save(photos / f"{name}.png")
     again = ["restore", model, photos, "--out", photos, *words]
     run(*again)
+    results = str(photos / ("*_one.png" if "{stem}_one" in words else "*.webp"))
+    told = run("restore", model, results, "--out", photos, "--name", "{stem}_b", code=2).stderr
+    assert "only results of earlier runs found in" in told and "name them, or give another folder" in told
     (photos / "b.webp").unlink(missing_ok=True)
     (photos / "b_one.png").unlink(missing_ok=True)
     Image.new("L", (8, 8), 9).save(photos / "c.png")
