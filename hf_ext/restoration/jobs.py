@@ -127,7 +127,8 @@ def check_template(name: str) -> None:
     try:
         fields = {field for _, field, _, _ in Formatter().parse(name) if field is not None}
         made = name.format(stem="a", ext="b") if fields <= {"stem", "ext"} else ""
-    except ValueError:
+    except (ValueError, LookupError, AttributeError):
+        # A format may have names in braces too.
         fields, made = set(), ""
     is_folder = not {"/", os.sep, "\0"}.isdisjoint(made)
     if not made or "stem" not in fields or is_folder or Path(made).suffix.lower() in FORMATS:

@@ -71,7 +71,9 @@ def test_a_name_of_nothing_stops_no_other_one(tmp_path, monkeypatch):
         assert [*plan.refused] == ["absent.png", "no*.png"][: 1 + ("@zeros" not in given)]
 
 
-@pytest.mark.parametrize("name", ["{stem.upper}", "{stem[0]}", "{0}", "{}", "{ext}", "a", "{stem", "{stem}/a"])
+@pytest.mark.parametrize(
+    "name", ["{stem.upper}", "{stem[0]}", "{0}", "{}", "{ext}", "a", "{stem", "{stem}/a", "{stem:{foo}}"]
+)
 def test_a_template_has_stem_and_ext_alone(name):
     with refused(ValueError, "{stem}"):
         check_template(name)
