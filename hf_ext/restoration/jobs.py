@@ -233,9 +233,10 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
         parts = Path(name).parts
         fixed = Path(*parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
         matched = sorted(glob.glob(name, recursive=True))
-        if not matched:
-            reason = "the pattern matches no file; in a name with brackets, write [[] for [."
-            yield Found(Path(name), Path(name), True, reason)
+        if not any(map(os.path.isfile, matched)):
+            inside = f"files in its folders are {name.rstrip('/')}/**/*"
+            advice = inside if matched else "in a name with brackets, write [[] for ["
+            yield Found(Path(name), Path(name), True, f"the pattern matches no file; {advice}.")
         for path in _without_results(map(Path, matched), fixed, out):
             if path.is_file():
                 yield Found(path, path.relative_to(fixed), False)

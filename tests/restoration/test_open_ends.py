@@ -65,6 +65,9 @@ def test_a_name_of_nothing_stops_no_other_one(tmp_path, monkeypatch):
         Image.new("L", (8, 8)).save(name, "PNG")
     Path("lines").write_text("\n".join([*names, "absent.png", "", "no*.png"]), encoding="utf-8")
     Path("zeros").write_text("\0".join([*names, "absent.png", ""]), encoding="utf-8")
+    Path("holiday1").mkdir()
+    plan = plan_jobs(["a.png", "holiday*"], "out")
+    assert len(plan.jobs) == 1 and "holiday*/**/*" in plan.refused["holiday*"]
     for given in (["@lines"], ["@zeros"], [*names, "absent.png", "no*.png"]):
         plan = plan_jobs(given, "out")
         assert [str(job.source) for job in plan.jobs] == names
