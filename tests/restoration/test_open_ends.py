@@ -14,6 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 from hf_ext.restoration.files import read_frames
 from hf_ext.restoration.jobs import check_template, plan_jobs
 from hf_ext.restoration.pipeline import ImageRestorationPipeline
+from hf_ext.restoration.records import Records
 from hf_ext.restoration.run import restore_files
 from hf_ext.semanir import SemanIRImageProcessor
 from hf_ext.semanir.pipeline_semanir import ImageRestorationPipeline as PlainPipeline
@@ -91,6 +92,10 @@ def test_results_beside_their_pictures_are_found_again(tmp_path, words):
         Image.new("L", (8, 8), 90).save(photos / f"{name}.png")
     again = ["restore", model, photos, "--out", photos, *words]
     run(*again)
+    records = Records(photos, "", {})
+    found = {path.name for path in photos.iterdir() if records.is_result(path)}
+    assert found == {path.name for path in photos.iterdir()} - {"a.png", "b.png", "comparison.html", records.file.name}
+    assert not any(map(Records(tmp_path, "", {}).is_result, photos.iterdir()))
     results = str(photos / ("*_one.png" if "{stem}_one" in words else "*.webp"))
     told = run("restore", model, results, "--out", photos, "--name", "{stem}_b", code=2).stderr
     assert "only results of earlier runs found in" in told and "name them, or give another folder" in told
