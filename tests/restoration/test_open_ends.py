@@ -161,7 +161,10 @@ def test_an_option_that_the_processor_would_not_follow_is_refused(given):
 
 def test_what_a_tiff_or_png_tells_is_kept_or_told(tmp_path):
     geo = [(33550, "d", 3, (1.0, 1.0, 0.0), False), (42113, "s", 0, "0", False), (65000, "s", 0, "mine", False)]
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((8, 8), np.uint8), extratags=geo, subfiletype=1)
+    usual = [(tag, "B", 4, b"8BIM", False) for tag in (34377, 50341)]
+    tifffile.imwrite(tmp_path / "b.tif", np.zeros((8, 8), np.uint8), extratags=usual)
+    assert not read_frames(tmp_path / "b.tif").lost
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((8, 8), np.uint8), extratags=[*geo, *usual], subfiletype=1)
     lost = " ".join(read_frames(tmp_path / "a.tif").lost)
     assert all(word in lost for word in ("33550 (ModelPixelScale", "42113", "65000", "smaller copy"))
     texts, names = PngInfo(), ("Software", "Creation Time", "Source")
