@@ -157,6 +157,9 @@ def test_a_drawing_with_layers_is_read_as_the_whole(tmp_path):
 def test_an_option_that_the_processor_would_not_follow_is_refused(given):
     with refused(ValueError, next(iter(given))):
         SemanIRImageProcessor()(Image.new("RGB", (24, 24)), return_tensors="pt", **given)
+    if "size_divisor" in given:
+        with refused(ValueError, "size_divisor=None"):
+            SemanIRImageProcessor(**given)(Image.new("RGB", (24, 24)), return_tensors="pt", size_divisor=None)
 
 
 def test_what_a_tiff_or_png_tells_is_kept_or_told(tmp_path):
