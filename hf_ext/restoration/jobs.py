@@ -154,7 +154,8 @@ def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], r
             # Named twice, in one spelling or two, or by itself and with its folder.
             continue
         if renamed and source in results:
-            # A result of an earlier run beside its input. Whoever names it is told; in a folder it is passed over.
+            # A result of an earlier run beside its input, cut off or changed since, or without a record. Whoever names
+            # it is told; in a folder it is passed over.
             if not named:
                 continue
             reason = f"is at the path of the result of {results[source]}; move it, or give another folder with --out."

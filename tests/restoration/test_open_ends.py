@@ -99,6 +99,10 @@ def test_results_beside_their_pictures_are_found_again(tmp_path, words):
     results = str(photos / ("*_one.png" if "{stem}_one" in words else "*.webp"))
     told = run("restore", model, results, "--out", photos, "--name", "{stem}_b", code=2).stderr
     assert "only results of earlier runs found in" in told and "name them, or give another folder" in told
+    if "{stem}_one" in words:
+        # One that was cut off is no picture of its own.
+        (photos / "a_one.png").write_bytes((photos / "a_one.png").read_bytes()[:60])
+        assert run(*again).stdout.startswith("1 restored")
     (photos / "b.webp").unlink(missing_ok=True)
     (photos / "b_one.png").unlink(missing_ok=True)
     Image.new("L", (8, 8), 9).save(photos / "c.png")
