@@ -25,8 +25,10 @@ def find_released(value: str) -> str:
     from hf_ext.hub.released import find_model, list_released
 
     if Path(value).exists():
-        if value in {model.name for model in list_released()}:
-            note(f"warning: {value} is the folder or file here, not the released model; write ./{value} to say so.")
+        if released := {model.name: model.folder for model in list_released()}.get(value):
+            told = f"{value} is the folder or file here, not the released model {released}"
+            # Standard output may be a picture or JSON.
+            note(f"warning: {told}; write ./{value} to say so.", to_stderr=True)
         return value
     found = find_model(value)
     names = [model.name for model in list_released()] if found == value else []

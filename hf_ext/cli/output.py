@@ -17,10 +17,10 @@ def say(*lines: object, to_stderr: bool = False) -> None:
         click.echo(escape_line(str(line)), err=to_stderr)
 
 
-def note(text: str) -> None:
+def note(text: str, to_stderr: bool = False) -> None:
     """Prints a message that -q suppresses."""
     if not is_quiet():
-        say(text)
+        say(text, to_stderr=to_stderr)
 
 
 def print_json(value: Any) -> None:

@@ -129,6 +129,8 @@ def restore(source: str, inputs: tuple[str, ...], task: str | None, out: str, **
         return
     done = [(job.name, job.source, job.out) for job in plan.jobs if job.name not in failed]
     if page is not None and done and (to_do or not page.exists()):
+        if page.exists():
+            say(f"{page} was made anew, with the pictures of this call alone", to_stderr=True)
         write_page(page, done)
     if folder is not None:
         say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, len(to_do), replaced)]))

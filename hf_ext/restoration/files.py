@@ -37,6 +37,8 @@ _ICC_PROFILE, _PHOTOMETRIC, _SAMPLES, _SUBFILE, _REDUCED, _MASK = 34675, 262, 27
 _ORIENTATION = 274
 # Tags from here on are those of programs, such as GeoTIFF's.
 _PRIVATE = 32768
+# Those of Photoshop and of cameras for printers, which say nothing about the pixels and are in most files of theirs.
+_USUAL = {34377, 50341}
 _COLOURS = {2: 3, 5: 4, 6: 3, 8: 3, 9: 3, 10: 3}
 # Signatures of a TIFF and a BigTIFF.
 SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -223,7 +225,7 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
         extra = image.tag_v2.get(_SAMPLES, 1) - colours - (channels % 2 == 0)
         if extra > 0:
             lost.append(f"channels beside colour and alpha were left out: {extra}")
-        private = sorted({*image.tag_v2} - KEPT_TAGS - {_ICC_PROFILE} - set(range(_PRIVATE)))
+        private = sorted({*image.tag_v2} - KEPT_TAGS - _USUAL - {_ICC_PROFILE} - set(range(_PRIVATE)))
         if private:
             told = ", ".join(f"{tag} ({TiffTags.lookup(tag).name})" for tag in private)
             lost.append(f"tags of the TIFF were left out: {told.replace(' (unknown)', '')}")

@@ -94,9 +94,12 @@ def plan_jobs(
     check_template(name)
     one, root = out is not None and is_one_result(out), None if out is None else Path(out)
     found = [picture for given in inputs for picture in find_files(given, root, picture_endings())]
-    found = [each for each in found if each.named or isinstance(each.source, bytes) or not is_result(each.source)]
-    if not found:
-        raise ValueError(f"no picture found in {', '.join(inputs)}.")
+    fresh = [each for each in found if each.named or isinstance(each.source, bytes) or not is_result(each.source)]
+    if not fresh:
+        told = "only results of earlier runs" if found else "no picture"
+        advice = "; name them, or give another folder with --out" if found else ""
+        raise ValueError(f"{told} found in {', '.join(inputs)}{advice}.")
+    found = fresh
     if (root is None or one) and len(found) > 1:
         more = f"; a folder of that name is {root}/" if one else ""
         raise ValueError(f"{root or 'standard output'} takes one picture, got {len(found)}{more}")
@@ -124,7 +127,8 @@ def check_template(name: str) -> None:
     try:
         fields = {field for _, field, _, _ in Formatter().parse(name) if field is not None}
         made = name.format(stem="a", ext="b") if fields <= {"stem", "ext"} else ""
-    except ValueError:
+    except (ValueError, LookupError, AttributeError):
+        # A format may have names in braces too.
         fields, made = set(), ""
     is_folder = not {"/", os.sep, "\0"}.isdisjoint(made)
     if not made or "stem" not in fields or is_folder or Path(made).suffix.lower() in FORMATS:
@@ -150,7 +154,8 @@ def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], r
             # Named twice, in one spelling or two, or by itself and with its folder.
             continue
         if renamed and source in results:
-            # A result of an earlier run beside its input. Whoever names it is told; in a folder it is passed over.
+            # A result of an earlier run beside its input, cut off or changed since, or without a record. Whoever names
+            # it is told; in a folder it is passed over.
             if not named:
                 continue
             reason = f"is at the path of the result of {results[source]}; move it, or give another folder with --out."
@@ -229,9 +234,10 @@ def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tupl
         parts = Path(name).parts
         fixed = Path(*parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
         matched = sorted(glob.glob(name, recursive=True))
-        if not matched:
-            reason = "the pattern matches no file; in a name with brackets, write [[] for [."
-            yield Found(Path(name), Path(name), True, reason)
+        if not any(map(os.path.isfile, matched)):
+            inside = f"files in its folders are {name.rstrip('/')}/**/*"
+            advice = inside if matched else "in a name with brackets, write [[] for ["
+            yield Found(Path(name), Path(name), True, f"the pattern matches no file; {advice}.")
         for path in _without_results(map(Path, matched), fixed, out):
             if path.is_file():
                 yield Found(path, path.relative_to(fixed), False)

@@ -26,7 +26,7 @@ class Records:
 
     def __init__(self, folder: Path, model: str, options: dict[str, Any]):
         self.file = folder / NAME
-        self.folder = folder
+        self.folder, self._resolved = folder, os.path.realpath(folder)
         self.recipe = json.dumps([model, options], sort_keys=True)
         # Hashes of what made each result, and of the result.
         self.found = _read(self.file)
@@ -47,8 +47,10 @@ class Records:
 
     def is_result(self, path: Path) -> bool:
         """True for a file that this command wrote and nobody changed since."""
+        if not self.found:
+            return False
         with suppress(ValueError):
-            name = Path(os.path.realpath(path)).relative_to(os.path.realpath(self.folder)).as_posix()
+            name = Path(os.path.realpath(path)).relative_to(self._resolved).as_posix()
             recorded = {content for _, content in self.found.get(name, [])}
             return bool(recorded) and path.is_file() and hash_file(path) in recorded
         return False

@@ -281,8 +281,8 @@ class SemanIRImageProcessor(PilBackend):
             images (`ImageInput`): An image or a list: files, PIL images, or arrays or tensors of height and width, or
                 with 1 to 4 channels (grey, grey and alpha, RGB, RGBA) first or last; of (3, 200, 3) they are first,
                 with a warning. uint8, uint16, or other numbers from 0 to 255; bool is black and white.
-            kwargs: Any option of the processor, for this call only, `return_tensors` (`"pt"` or `"np"`), and
-                `input_data_format` (`"channels_first"` or `"channels_last"`).
+            kwargs: Any option of the processor but `size_divisor`, for this call only, `return_tensors` (`"pt"` or
+                `"np"`), and `input_data_format` (`"channels_first"` or `"channels_last"`).
 
         Returns:
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, values in [0, 1].

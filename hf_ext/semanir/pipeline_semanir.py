@@ -96,8 +96,8 @@ class ImageRestorationPipeline(Pipeline):
     def read_file(self, source: str | bytes) -> np.ndarray:
         """Pixels of a picture file, or of what is in one, that Pillow reads."""
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            # A phone's JPEG of several is its first picture.
-            if (count := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":
+            # A phone's JPEG of several is its first picture; of a drawing with layers it is the whole.
+            if (count := getattr(image, "n_frames", 1)) > 1 and image.format not in ("MPO", "PSD"):
                 raise ValueError(f"the file has {count} frames or pages; give one of them as an image.")
             return self.read_image(image)
 

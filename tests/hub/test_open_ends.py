@@ -302,8 +302,10 @@ def test_a_folder_with_the_name_of_a_released_model_is_told(released_models, tmp
     edit(released_models / "denoise-tiny" / "training.json", released=summary)
     (tmp_path / "denoise-tiny").mkdir()
     monkeypatch.chdir(tmp_path)
-    told = run("info", "denoise-tiny", code=2).output
-    assert "not the released model" in told and "./denoise-tiny" in told
+    for command in (["info", "denoise-tiny"], ["restore", "denoise-tiny", "a.png", "--out", "-"]):
+        result = run(*command, code=2)
+        assert f"not the released model {released_models / 'denoise-tiny'}; write ./denoise-tiny" in result.stderr
+        assert not result.stdout
     assert "released" not in run("info", "./denoise-tiny", code=2).output
 
 

@@ -1,6 +1,7 @@
 """Options without effect are refused, and bits that Pillow drops are told."""
 
 import contextlib
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 from hf_ext.restoration.files import read_frames
 from hf_ext.restoration.jobs import check_template, plan_jobs
 from hf_ext.restoration.pipeline import ImageRestorationPipeline
+from hf_ext.restoration.records import Records
 from hf_ext.restoration.run import restore_files
 from hf_ext.semanir import SemanIRImageProcessor
 from hf_ext.semanir.pipeline_semanir import ImageRestorationPipeline as PlainPipeline
@@ -64,13 +66,18 @@ def test_a_name_of_nothing_stops_no_other_one(tmp_path, monkeypatch):
         Image.new("L", (8, 8)).save(name, "PNG")
     Path("lines").write_text("\n".join([*names, "absent.png", "", "no*.png"]), encoding="utf-8")
     Path("zeros").write_text("\0".join([*names, "absent.png", ""]), encoding="utf-8")
+    Path("holiday1").mkdir()
+    plan = plan_jobs(["a.png", "holiday*"], "out")
+    assert len(plan.jobs) == 1 and "holiday*/**/*" in plan.refused["holiday*"]
     for given in (["@lines"], ["@zeros"], [*names, "absent.png", "no*.png"]):
         plan = plan_jobs(given, "out")
         assert [str(job.source) for job in plan.jobs] == names
         assert [*plan.refused] == ["absent.png", "no*.png"][: 1 + ("@zeros" not in given)]
 
 
-@pytest.mark.parametrize("name", ["{stem.upper}", "{stem[0]}", "{0}", "{}", "{ext}", "a", "{stem", "{stem}/a"])
+@pytest.mark.parametrize(
+    "name", ["{stem.upper}", "{stem[0]}", "{0}", "{}", "{ext}", "a", "{stem", "{stem}/a", "{stem:{foo}}"]
+)
 def test_a_template_has_stem_and_ext_alone(name):
     with refused(ValueError, "{stem}"):
         check_template(name)
@@ -85,6 +92,17 @@ def test_results_beside_their_pictures_are_found_again(tmp_path, words):
         Image.new("L", (8, 8), 90).save(photos / f"{name}.png")
     again = ["restore", model, photos, "--out", photos, *words]
     run(*again)
+    records = Records(photos, "", {})
+    found = {path.name for path in photos.iterdir() if records.is_result(path)}
+    assert found == {path.name for path in photos.iterdir()} - {"a.png", "b.png", "comparison.html", records.file.name}
+    assert not any(map(Records(tmp_path, "", {}).is_result, photos.iterdir()))
+    results = str(photos / ("*_one.png" if "{stem}_one" in words else "*.webp"))
+    told = run("restore", model, results, "--out", photos, "--name", "{stem}_b", code=2).stderr
+    assert "only results of earlier runs found in" in told and "name them, or give another folder" in told
+    if "{stem}_one" in words:
+        # One that was cut off is no picture of its own.
+        (photos / "a_one.png").write_bytes((photos / "a_one.png").read_bytes()[:60])
+        assert run(*again).stdout.startswith("1 restored")
     (photos / "b.webp").unlink(missing_ok=True)
     (photos / "b_one.png").unlink(missing_ok=True)
     Image.new("L", (8, 8), 9).save(photos / "c.png")
@@ -124,6 +142,17 @@ def test_of_several_frames_none_is_taken_in_silence(tmp_path, ending):
             kind(tiny_restorer())(str(path))
 
 
+def test_a_drawing_with_layers_is_read_as_the_whole(tmp_path):
+    layer = struct.pack(">4iHhI", 0, 0, 8, 8, 1, 0, 2) + b"8BIMnorm\xff\0\0\0" + struct.pack(">I12x", 12)
+    layers = struct.pack(">h", 2) + 2 * layer + 2 * bytes(2 + 64)
+    head = b"8BPS" + struct.pack(">H6xH2I2H", 1, 1, 8, 8, 8, 1) + bytes(8)
+    info = struct.pack(">I", len(layers)) + layers
+    (tmp_path / "a.psd").write_bytes(head + struct.pack(">I", len(info)) + info + bytes(2) + bytes([90]) * 64)
+    for kind in (ImageRestorationPipeline, PlainPipeline):
+        with Image.open(tmp_path / "a.psd") as image:
+            assert image.n_frames == 2 and kind(tiny_restorer())(str(tmp_path / "a.psd")).size == image.size
+
+
 @pytest.mark.parametrize(
     "given",
     [{"data_format": "channels_last"}, {"do_center_crop": True, "crop_size": 4}, {"do_normalize": True}]
@@ -132,11 +161,17 @@ def test_of_several_frames_none_is_taken_in_silence(tmp_path, ending):
 def test_an_option_that_the_processor_would_not_follow_is_refused(given):
     with refused(ValueError, next(iter(given))):
         SemanIRImageProcessor()(Image.new("RGB", (24, 24)), return_tensors="pt", **given)
+    if "size_divisor" in given:
+        with refused(ValueError, "size_divisor=None"):
+            SemanIRImageProcessor(**given)(Image.new("RGB", (24, 24)), return_tensors="pt", size_divisor=None)
 
 
 def test_what_a_tiff_or_png_tells_is_kept_or_told(tmp_path):
     geo = [(33550, "d", 3, (1.0, 1.0, 0.0), False), (42113, "s", 0, "0", False), (65000, "s", 0, "mine", False)]
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((8, 8), np.uint8), extratags=geo, subfiletype=1)
+    usual = [(tag, "B", 4, b"8BIM", False) for tag in (34377, 50341)]
+    tifffile.imwrite(tmp_path / "b.tif", np.zeros((8, 8), np.uint8), extratags=usual)
+    assert not read_frames(tmp_path / "b.tif").lost
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((8, 8), np.uint8), extratags=[*geo, *usual], subfiletype=1)
     lost = " ".join(read_frames(tmp_path / "a.tif").lost)
     assert all(word in lost for word in ("33550 (ModelPixelScale", "42113", "65000", "smaller copy"))
     texts, names = PngInfo(), ("Software", "Creation Time", "Source")

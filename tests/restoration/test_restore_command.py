@@ -171,7 +171,9 @@ def test_a_page_compares_before_and_after(models, photos, tmp_path):
     # It has the results of earlier runs too, and one of our own is made again.
     for before in (None, "a page of ours"):
         page.unlink() if before is None else shutil.rmtree(out / "more")
-        assert "1 restored" in run(*words, code=1).stdout and page.read_text().count("<figure>") == 2
+        result = run(*words, code=1)
+        assert "1 restored" in result.stdout and page.read_text().count("<figure>") == 2
+        assert ("made anew, with the pictures of this call alone" in result.stderr) == (before is not None)
 
 
 def test_adapters_and_other_models(models, photos, tmp_path):
