@@ -89,8 +89,8 @@ def split_examples(data: datasets.Dataset, share: float, seed: int) -> tuple[np.
 
 
 def read_splits(data: datasets.Dataset) -> np.ndarray | None:
-    """The split that a column of words says of each example, if it says train and others; refuses a column `split` that
-    says no train, or some of whose cells say none."""
+    """The split that a column of words says of each example, if it says train and others; refuses a column `split`
+    that says no train, or some of whose cells say none."""
     for column in (name for name in data.column_names if name.lower() in ("split", "set", "subset", "partition")):
         kind = getattr(data.features[column], "feature", data.features[column])
         if "string" not in str(getattr(kind, "dtype", None)):
