@@ -71,6 +71,20 @@ def match_classes(data: Any, task: Any, who: str = "the evaluation data") -> Any
     return relabel(data, task.label_column, numbers, datasets.ClassLabel(names=names))
 
 
+def are_moved(data: Any, task: Any) -> bool:
+    """True if classes of training data have other numbers now than before they were matched with a checkpoint's."""
+    known, kind = (
+        getattr(task, "known_classes", None) or [],
+        (data.features or {}).get(getattr(task, "label_column", "")),
+    )
+    written = class_names(kind)
+    # Names in task.label_names were matched, except those of lists, and with other capitals.
+    if {*written} <= {*getattr(task, "label_names", [])} and not hasattr(kind, "feature"):
+        return False
+    found = _spell(written, known)
+    return {*found} <= {*known} and found != known[: len(found)]
+
+
 def _spell(found: list[str], known: list[str]) -> list[str]:
     """Names with the capitals that others have, where both are unique without them."""
     places = {name.casefold(): name for name in known}

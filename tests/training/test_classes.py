@@ -1,15 +1,19 @@
 """Classes by their names: data, task, checkpoint and an adapter's base number them differently, none is swapped."""
 
+import contextlib
+
 import datasets
 import pytest
 from PIL import Image
 
-from hf_ext.errors import DataError
+from hf_ext.errors import DataError, OtherRun
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask
 from hf_ext.training.arguments import build
+from hf_ext.training.changes import compare_classes
 from hf_ext.training.classes import check_labels, match_classes
 from hf_ext.training.models import build_model
+from hf_ext.training.state import RunFolder
 from tests.kit.refusals import refused
 
 from .tiny import make_arguments, run
@@ -159,3 +163,26 @@ def test_labels_that_an_evaluation_cannot_read_end_a_run_before_its_first_step(t
     with refused(DataError, "evaluation", "zero", "task.label_names"):
         run(series([]), arguments)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+@pytest.mark.parametrize(("found", "refuses"), [("dog cat bird", True), (BASE, False)])
+def test_a_run_goes_on_with_the_numbers_of_its_classes(tmp_path, monkeypatch, is_old, found, refuses):
+    series(BASE.split()).build_model(TINY, None).save_pretrained(tmp_path / "base")
+    named(found.split()).to_parquet(tmp_path / "train.parquet")
+    settings = {"init_from": str(tmp_path / "base"), "method": "mrconv-series", "lr_scheduler_type": "constant"}
+    settings |= {"task": {"columns": ["x"], "max_length": 4, "num_labels": 3}, "max_steps": 2}
+    first = make_arguments(tmp_path / "run", tmp_path / "train.parquet", **settings)
+    with monkeypatch.context() as patch:
+        if is_old:
+            patch.setattr(RunFolder, "check_classes", lambda *_: None)
+        run(series([]), first)
+    again = make_arguments(tmp_path / "run", tmp_path / "train.parquet", **{**settings, "max_steps": 4})
+    with refused(OtherRun, "bird", "--init_from") if is_old and refuses else contextlib.nullcontext():
+        run(series([]), again)
+    if not is_old:
+        # Of a table whose classes are numbered otherwise, in a run that has stored them.
+        before = {"classes": ["bird", "cat"]}
+        compare_classes(before, {"classes": ["bird", "cat", "dog"]}, tmp_path, False)
+        with refused(OtherRun, "cat", "--init_from"):
+            compare_classes(before, {"classes": ["cat", "bird"]}, tmp_path, False)
