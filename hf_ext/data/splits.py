@@ -89,13 +89,22 @@ def split_examples(data: datasets.Dataset, share: float, seed: int) -> tuple[np.
 
 
 def read_splits(data: datasets.Dataset) -> np.ndarray | None:
-    """The split that a column says of each example, where it says several; refuses cells that say none."""
+    """The split that a column of words says of each example, if it says train and others; refuses a column `split`
+    that says no train, or some of whose cells say none."""
     for column in (name for name in data.column_names if name.lower() in ("split", "set", "subset", "partition")):
+        kind = getattr(data.features[column], "feature", data.features[column])
+        if "string" not in str(getattr(kind, "dtype", None)):
+            continue
         # A series may have a cell for each step.
         cells = [[*{*cell}] if isinstance(cell, list) else [cell] for cell in data.with_format(None)[column]]
         kinds = [{split_of(str(cell).strip()) for cell in each} for each in cells]
         known = {*chain(*kinds)} - {None}
         if not known or (len(known) == 1 and all(kind == known for kind in kinds)):
+            continue
+        # Such as `train/bus` and `car`: classes, in a column that is not called `split`.
+        if column.lower() != "split" and (
+            "train" not in known or not all(kind and None not in kind for kind in kinds)
+        ):
             continue
         advice = "allowed are train, validation, test: correct the cells, or rename the column if it names no splits"
         for row, (each, kind) in enumerate(zip(cells, kinds, strict=True), 1):
@@ -107,7 +116,10 @@ def read_splits(data: datasets.Dataset) -> np.ndarray | None:
                 several = f"holds {', '.join(sorted(filter(None, kind))) or 'nothing'} for the steps of one series"
                 raise DataError(f"{told}, {several}: save train.csv and test.csv, or rename the column.")
         if "train" not in known:
-            raise DataError(f"the column {column!r} holds {' and '.join(sorted(filter(None, known)))}; {advice}.")
+            held = " and ".join(sorted(filter(None, known)))
+            raise DataError(
+                f"the column {column!r} holds {held}, and no train: rename it, or name examples to train on."
+            )
         return np.array([*chain(*kinds)])
     return None
 

@@ -83,7 +83,7 @@ def save_statistics(
     if adapter_base(pinned) is not None:
         raise ValueError(f"{source} is an adapter; statistics are of full weights: merge it into its base first.")
     model = build_model(task, {}, pinned, "evaluate").to(Ranks().own_device())
-    data = match_classes(data, task)
+    data = match_classes(data, task, "the data to measure with")
     if hasattr(data, "__len__"):
         data = data.select(np.random.default_rng(0).permutation(len(data))[:examples])
     drawn = enumerate(data.take(examples))

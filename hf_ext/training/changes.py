@@ -53,13 +53,14 @@ class Changes:
 
 
 def describe_run(arguments: TrainingArguments, processes: int, sharding: str | None) -> dict[str, Any]:
-    """The settings to compare, as JSON stores them, without the data, which must be opened first."""
+    """The settings to compare, as JSON stores them, without data and classes, which are read later."""
     about = {
         "arguments": asdict(arguments),
         "processes": processes,
         "sharding": sharding,
         "versions": {name: version(name) for name in ("hf-ext", "torch", "transformers", "accelerate")},
         "data": None,
+        "classes": None,
     }
     return dict(json.loads(json.dumps(about)))
 
@@ -99,6 +100,11 @@ def compare_data(before: dict[str, Any], now: dict[str, Any], folder: Path, chan
     old, new = (find_paths(about["arguments"]["data"].get("train")) for about in (before, now))
     differences = compare_fingerprints(before["data"], now["data"])
     if differences and not now["arguments"]["allow_other_data"]:
+        versions = [about["versions"].get("hf-ext") for about in (before, now)]
+        if versions[0] != versions[1]:
+            differences.append(f"hf-ext: {' → '.join(map(str, versions))}")
+        if {"split", "set", "subset", "partition"} & {name.lower() for name in now["data"]["columns"]}:
+            differences.append("or an earlier hf-ext read the column of splits otherwise: finish the run with that")
         raise OtherRun(
             f"the training data differ from those of the run in {folder}",
             differences,
@@ -116,6 +122,20 @@ def compare_data(before: dict[str, Any], now: dict[str, Any], folder: Path, chan
         changes.new_data = True
     elif old != new:
         changes.notes.append(f"data.train.path: {', '.join(old)} → {', '.join(new)}: of equal fingerprint, {SAME}")
+
+
+def compare_classes(before: dict[str, Any], now: dict[str, Any], folder: Path, are_moved: bool) -> None:
+    """Refuses classes that have other numbers than in the run; earlier versions stored none, and moved none."""
+    then, names = before.get("classes"), now["classes"] or []
+    if then:
+        are_moved = any(name in then and then.index(name) != names.index(name) for name in names)
+    if are_moved:
+        raise OtherRun(
+            f"the classes have other numbers than in the run in {folder}",
+            [f"classes: {then or 'in the order of the training data'} → {names}"],
+            "Finish the run with the version of hf-ext that began it, and its data; or start a new run in another "
+            f"output_dir, from these weights with --init_from {folder / 'snapshot'}.",
+        )
 
 
 def _list_settings(about: dict[str, Any], task: Any) -> dict[str, Any]:

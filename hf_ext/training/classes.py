@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import datasets
 
 from ..data.cells import is_number
-from ..data.opening import class_names, relabel, renumber_classes
+from ..data.opening import class_names, relabel
 from ..errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -29,13 +29,14 @@ def settle_classes(task: Any, stored: list[str], source: str | None, use: Use) -
         use (`str`): What the model is built for.
     """
     given, found = getattr(task, "label_names", []), task.known_classes
+    found = _spell(found, given or stored)
     if given and found != given:
         advice = "correct the names there, or list other words for all classes in the order of their numbers"
         is_known = _share_names(found, given, "the training data", "task.label_names", advice)
         task.known_classes = given if is_known else found
     elif not given and stored and (use == "evaluate" or {*found} <= {*stored}):
         task.known_classes = stored
-    names = given or task.known_classes
+    names = _spell(given or task.known_classes, stored)
     if not stored or names == stored:
         return
     if use == "train":
@@ -49,23 +50,46 @@ def settle_classes(task: Any, stored: list[str], source: str | None, use: Use) -
         raise DataError(f"{told}: list them in this order, or leave them out.")
 
 
-def match_classes(data: Any, task: Any) -> Any:
+def match_classes(data: Any, task: Any, who: str = "the evaluation data") -> Any:
     """The same data, whose classes have the numbers that a task knows their names by; of other tasks as it is."""
     known: list[str] | None = getattr(task, "known_classes", None)
-    found = [] if known is None else class_names((data.features or {}).get(task.label_column))
-    if known is None or not found:
+    written = [] if known is None else class_names((data.features or {}).get(task.label_column))
+    if known is None or not written:
         return data
     # Classes without a name are called by their numbers.
     known = [*known, *map(str, range(len(known), task.num_labels))]
-    advice = "evaluate on data with these classes, or list the data's names for them in task.label_names"
-    by_name = found == known or _share_names(found, known, "the evaluation data", "the model", advice)
+    found = _spell(written, known)
+    advice = "use data with these classes, or list the data's names for them in task.label_names"
+    by_name = found == known or _share_names(found, known, who, "the model", advice)
     if hasattr(task, "label_names") and number_classes(tuple(known))[1]:
         return relabel(data, task.label_column, found if by_name else known, datasets.Value("string"))
-    if found == known or not by_name:
+    if written == known or not by_name:
         return data
     times = Counter(known)
     names = [name if times[name] == 1 else f"{name} {number}" for number, name in enumerate(known)]
-    return renumber_classes(data, task.label_column, names)
+    numbers = [known.index(name) for name in found]
+    return relabel(data, task.label_column, numbers, datasets.ClassLabel(names=names))
+
+
+def are_moved(data: Any, task: Any) -> bool:
+    """True if classes of training data have other numbers now than before they were matched with a checkpoint's."""
+    known, kind = (
+        getattr(task, "known_classes", None) or [],
+        (data.features or {}).get(getattr(task, "label_column", "")),
+    )
+    written = class_names(kind)
+    # Names in task.label_names were matched, except those of lists, and with other capitals.
+    if {*written} <= {*getattr(task, "label_names", [])} and not hasattr(kind, "feature"):
+        return False
+    found = _spell(written, known)
+    return {*found} <= {*known} and found != known[: len(found)]
+
+
+def _spell(found: list[str], known: list[str]) -> list[str]:
+    """Names with the capitals that others have, where both are unique without them."""
+    places = {name.casefold(): name for name in known}
+    are_unique = len({*map(str.casefold, found)}) == len(found) and len(places) == len(known)
+    return [places.get(name.casefold(), name) for name in found] if are_unique else found
 
 
 def _share_names(found: list[str], known: list[str], who: str, whose: str | None, advice: str) -> bool:

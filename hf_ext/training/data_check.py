@@ -29,7 +29,7 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
     build_model(task, arguments.model, init_from, "adapt" if arguments.peft else "train")
     found = []
     for section, given in opened.items():
-        is_training, rows = section == "data.train", match_classes(given, task)
+        is_training, rows = section == "data.train", match_classes(given, task, f"the data of {section}")
         count, bad = 0, []
         is_stream = isinstance(rows, datasets.IterableDataset)
         stream = rows if is_stream else rows.to_iterable_dataset()

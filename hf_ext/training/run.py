@@ -35,7 +35,7 @@ from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .callbacks import Callback
 from .changes import Changes, describe_run, fingerprint
-from .classes import check_labels, match_classes
+from .classes import are_moved, check_labels, match_classes
 from .data import TrainingLoader, check_workers, count_positions, describe_small_groups
 from .evaluation import require_examples
 from .launcher import check_processes, needs_processors, require_devices
@@ -243,6 +243,7 @@ class Run:
         if self.groups is not None and self.folder.changes.new_batch_size:
             told = f"{self.folder.path}: per_device_train_batch_size must stay"
             raise DataError(f"{told}, as each batch has pictures of one size.")
+        self.folder.check_classes(getattr(self.task, "known_classes", None), self.are_moved)
         self.folder.prepare()
         return self.folder.start, self.folder.changes
 
@@ -271,7 +272,8 @@ class Run:
             self.folder.notes.append(f"num_train_epochs {epochs:g}: {steps} steps, in place of max_steps")
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
         module = build_model(self.task, arguments.model, init_from, "adapt" if arguments.peft else "train")
-        self.train_data = match_classes(self.train_data, self.task)
+        self.are_moved = are_moved(self.train_data, self.task)
+        self.train_data = match_classes(self.train_data, self.task, "the training data")
         self.eval_data = {name: match_classes(data, self.task) for name, data in self.eval_data.items()}
         for rows in self.eval_data.values():
             check_labels(rows, self.task)

@@ -24,7 +24,7 @@ from ..distributed import Ranks
 from ..errors import DataError, UsageError
 from ..system import sync_directory
 from .arguments import TrainingArguments, find_paths
-from .changes import Changes, compare_data, compare_settings
+from .changes import Changes, compare_classes, compare_data, compare_settings
 from .optimizing import WeightAverage
 
 MANIFEST = "manifest.json"
@@ -149,6 +149,12 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         self.about["data"] = fingerprint
         if self.before is not None:
             compare_data(self.before, self.about, self.path, self.changes)
+
+    def check_classes(self, names: list[str] | None, are_moved: bool) -> None:
+        """Refuses classes whose numbers are not those that the run began with."""
+        self.about["classes"] = names
+        if self.before is not None:
+            compare_classes(self.before, self.about, self.path, are_moved)
 
     def prepare(self) -> None:
         """Creates the folder, or prepares the run in it for going on."""

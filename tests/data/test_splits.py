@@ -191,7 +191,7 @@ def test_a_column_of_splits_decides_and_its_tests_choose_nothing(tmp_path, words
         (["train"] * 9 + ["test"] * 9 + [None], "row 19, holds nothing"),
         (["train"] * 9 + ["test"] * 9 + ["unlabeled"], "unlabeled"),
         ([None] * 9 + ["test"], "row 1, holds nothing"),
-        (["val"] * 9 + ["test"] * 9, "holds test and validation"),
+        (["val"] * 9 + ["test"] * 9, "no train"),
         ([["train", "test"], ["test", "test"]], "train.csv"),
         ([["train", "test"]], "train.csv"),
         ([["test"] * 3, ["train"] * 3, []], "row 3"),
@@ -202,6 +202,21 @@ def test_a_column_of_splits_that_is_not_clear_is_refused(cells, told):
         split_examples(
             datasets.Dataset.from_dict({"text": [f"words {n}" for n, _ in enumerate(cells)], "split": cells}), 0.1, 0
         )
+
+
+@pytest.mark.parametrize("name", ["subset", "set"])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [{"a": "train"}, {"a": "test"}],
+        [[["train"]], [["test"]]],
+        ["train/bus", "fox"],
+        ["train", None],
+        ["val", "test"],
+    ],
+)
+def test_a_column_of_other_things_names_no_splits(name, cells):
+    assert read_splits(datasets.Dataset.from_dict({name: cells})) is None
 
 
 @pytest.mark.parametrize("cells", [["train"] * 20, ["a", "b"] * 10, [0, 1] * 10, [["test"]] * 20])

@@ -1,15 +1,19 @@
 """Classes by their names: data, task, checkpoint and an adapter's base number them differently, none is swapped."""
 
+import contextlib
+
 import datasets
 import pytest
 from PIL import Image
 
-from hf_ext.errors import DataError
+from hf_ext.errors import DataError, OtherRun
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask
 from hf_ext.training.arguments import build
+from hf_ext.training.changes import compare_classes
 from hf_ext.training.classes import check_labels, match_classes
 from hf_ext.training.models import build_model
+from hf_ext.training.state import RunFolder
 from tests.kit.refusals import refused
 
 from .tiny import make_arguments, run
@@ -64,6 +68,12 @@ CALLED = [
     ("dog cat bird", "bird cat", None, "train"),
     ("dog cat bird", BASE, BASE, "train"),
     ("3 1 2", "1 2 3", None, "train"),
+    *(
+        (given, "Bird Cat Dog", stored, use)
+        for given in ("bird cat dog", "dog cat bird", "")
+        for stored in (given or BASE,)
+        for use in ("train", "evaluate", "adapt")
+    ),
     # Other words for all of them.
     ("eins zwei drei", "zwei eins", BASE, "evaluate"),
 ]
@@ -72,7 +82,7 @@ CALLED = [
 REFUSED = [
     # One misspelt name, or all of them, of the task.
     ("dog cat brid", BASE, None, "train", ["bird", "task.label_names"]),
-    ("Dog Cat Bird", BASE, None, "train", ["bird", "task.label_names"]),
+    ("Dog Dog. dog", BASE, None, "train", ["bird", "task.label_names"]),
     ("one two three", "bird cat", None, "train", ["bird", "task.label_names"]),
     # An adapter keeps the names of its base.
     ("", "ape cat dog", BASE, "adapt", ["ape", "adapter"]),
@@ -99,7 +109,8 @@ CASES = [
 @pytest.mark.parametrize(("method", "given", "found", "stored", "use", "facts"), CASES)
 def test_classes_are_called_by_the_names_of_the_data_or_refused(tmp_path, method, given, found, stored, use, facts):
     if not facts:
-        assert learned(tmp_path, method, given, found, stored, use) == found.split()
+        called = [name.casefold() for name in learned(tmp_path, method, given, found, stored, use)]
+        assert called == found.casefold().split()
         return
     with refused(DataError, *facts):
         learned(tmp_path, method, given, found, stored, use)
@@ -152,3 +163,26 @@ def test_labels_that_an_evaluation_cannot_read_end_a_run_before_its_first_step(t
     with refused(DataError, "evaluation", "zero", "task.label_names"):
         run(series([]), arguments)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+@pytest.mark.parametrize(("found", "refuses"), [("dog cat bird", True), (BASE, False)])
+def test_a_run_goes_on_with_the_numbers_of_its_classes(tmp_path, monkeypatch, is_old, found, refuses):
+    series(BASE.split()).build_model(TINY, None).save_pretrained(tmp_path / "base")
+    named(found.split()).to_parquet(tmp_path / "train.parquet")
+    settings = {"init_from": str(tmp_path / "base"), "method": "mrconv-series", "lr_scheduler_type": "constant"}
+    settings |= {"task": {"columns": ["x"], "max_length": 4, "num_labels": 3}, "max_steps": 2}
+    first = make_arguments(tmp_path / "run", tmp_path / "train.parquet", **settings)
+    with monkeypatch.context() as patch:
+        if is_old:
+            patch.setattr(RunFolder, "check_classes", lambda *_: None)
+        run(series([]), first)
+    again = make_arguments(tmp_path / "run", tmp_path / "train.parquet", **{**settings, "max_steps": 4})
+    with refused(OtherRun, "bird", "--init_from") if is_old and refuses else contextlib.nullcontext():
+        run(series([]), again)
+    if not is_old:
+        # Of a table whose classes are numbered otherwise, in a run that has stored them.
+        before = {"classes": ["bird", "cat"]}
+        compare_classes(before, {"classes": ["bird", "cat", "dog"]}, tmp_path, False)
+        with refused(OtherRun, "cat", "--init_from"):
+            compare_classes(before, {"classes": ["cat", "bird"]}, tmp_path, False)

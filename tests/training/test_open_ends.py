@@ -17,7 +17,7 @@ from hf_ext.files import read_rows
 from hf_ext.hub.cards import MARKER
 from hf_ext.settings import SettingsError
 from hf_ext.training.arguments import TrainingArguments, apply_overrides, build, read_yaml
-from hf_ext.training.changes import compare_settings, describe_run
+from hf_ext.training.changes import Changes, compare_data, compare_settings, describe_run
 from hf_ext.training.methods import find_task
 from hf_ext.training.models import initialize_from
 from hf_ext.training.optimizing import build_optimizer
@@ -188,6 +188,19 @@ def test_epochs_of_more_examples_lengthen_a_run_only_without_an_end(tmp_path, ex
     pyarrow.parquet.write_table(held, first)
     with refused(OtherRun, "rows", schedule) if refuses else contextlib.nullcontext():
         run(TinyTask(), arguments)
+
+
+@pytest.mark.parametrize(("column", "told"), [("split", ["0.2.0 → 0.3.0", "column of splits"]), ("x", ["0.2.0"])])
+def test_rows_that_another_version_reads_otherwise_are_told(column, told):
+    arguments = build(TrainingArguments, {"method": "mrconv-text", "output_dir": "run", **RUNS["mrconv-text"]})
+    data = {"shards": None, "columns": [column], "commits": {}, "sample": ""}
+    before, now = (
+        {**describe_run(arguments, 1, None), "versions": {"hf-ext": version}, "data": {**data, "rows": rows}}
+        for version, rows in (("0.2.0", 48), ("0.3.0", 43))
+    )
+    with refused(OtherRun, "48 → 43", *told) as error:
+        compare_data(before, now, Path("run"), Changes())
+    assert ("column of splits" in str(error.value)) == (column == "split")
 
 
 def test_an_adapter_is_no_checkpoint_to_begin_with(tmp_path):
