@@ -5,7 +5,7 @@ peft; and where in the model each tensor of the checkpoint went, so that another
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from safetensors.torch import save_file
@@ -23,6 +23,9 @@ from .weights import TaskWeights
 # Keys that may differ between tasks of one network: none that its construction reads, except the width of a head.
 _LABEL_KEYS = ("id2label", "label2id", "num_labels", "problem_type", "finetuning_task")
 _ORIGIN_KEYS = ("_name_or_path", "transformers_version", "_diffusers_version", "base_model_name_or_path")
+
+
+Entries: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 class Place(NamedTuple):
@@ -75,8 +78,8 @@ def build_model(
     return built._replace(attention=_find_attention(built.model))
 
 
-def take_over(built: BuiltModel, new: torch.nn.Module) -> None:
-    """Sets a new model as a user set the one before it: training, gradients and attention."""
+def take_over(built: BuiltModel, new: torch.nn.Module) -> str | None:
+    """Sets a new model as a user set the one before it: training, gradients and attention; tells what it lacks."""
     old, modules = built.model, dict(built.model.named_modules())
     trained = {name: part.requires_grad for name, part in old.named_parameters()}
     for name, module in new.named_modules():
@@ -84,7 +87,11 @@ def take_over(built: BuiltModel, new: torch.nn.Module) -> None:
     for name, part in new.named_parameters():
         part.requires_grad_(trained.get(name, part.requires_grad and any(trained.values())))
     if (chosen := _find_attention(old)) != built.attention and _find_attention(new) is not None:
-        cast(Any, new).set_attn_implementation(chosen)
+        try:
+            cast(Any, new).set_attn_implementation(chosen)
+        except (ValueError, ImportError) as error:
+            return f"{type(new).__name__} keeps its own attention, {_find_attention(new)!r}, not {chosen!r}: {error}"
+    return None
 
 
 def _find_attention(model: torch.nn.Module) -> str | None:
@@ -92,14 +99,16 @@ def _find_attention(model: torch.nn.Module) -> str | None:
     return cast("str | None", getattr(getattr(model, "config", None), "_attn_implementation", None))
 
 
-def require_places(built: BuiltModel, entries: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
-    """Refuses a model that has lost a tensor of its task since it was built, or has it in another shape."""
+def require_places(built: BuiltModel, entries: Entries, wanted: Entries) -> None:
+    """Refuses a model that has lost a tensor of its task since it was built, or has it in another shape, except where
+    that wanted next has another shape in any case."""
     held = cast(Any, built.model).state_dict()
     for name, place in built.places.items():
         whole = held.get(place.tensor)
         shape, strides, first = place.part or (entries[name][1], (), 0)
         last = first + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=False))
-        if whole is None or (last >= whole.numel() if place.part else whole.shape != shape):
+        resized = entries[name][1] != wanted[name][1]
+        if whole is None or (last >= whole.numel() if place.part else whole.shape != shape and not resized):
             raise UsageError(
                 "the modules of `model` were changed since its task was set, by an adapter or new embeddings for "
                 f"instance: {place.tensor!r} {'is gone' if whole is None else f'is now {tuple(whole.shape)}'}, so "
@@ -113,18 +122,23 @@ def same_network(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     return all(first.get(key, keys) == second.get(key, keys) for key in keys.difference(_LABEL_KEYS, _ORIGIN_KEYS))
 
 
-def relabel(model: torch.nn.Module, before: PreTrainedConfig, config: PreTrainedConfig) -> None:
-    """Gives a model the label names of another task than the one before, and its head the width that they need."""
+def relabel(
+    model: torch.nn.Module, outlines: dict[Any, dict[str, Any]], before: PreTrainedConfig, config: PreTrainedConfig
+) -> None:
+    """Gives a model the label names of another task than the one before, and its head the width that they need;
+    the modules that a new model would have are kept in `outlines`, by width."""
     owned = cast(Any, model).config
     same_width = owned.num_labels == config.num_labels
     for key in ("id2label", "label2id", "problem_type"):
         setattr(owned, key, getattr(config, key, None))
     if same_width:
         return
-    with torch.device("meta"):
-        outline, previous = type(model)(config), dict(type(model)(before).named_modules())
-    modules = dict(model.named_modules())
-    for name, part in outline.named_modules():
+    for each in (before, config):
+        if each.num_labels not in outlines:
+            with torch.device("meta"):
+                outlines[each.num_labels] = dict(type(model)(each).named_modules())
+    modules, previous = dict(model.named_modules()), outlines[before.num_labels]
+    for name, part in outlines[config.num_labels].items():
         for key, value in vars(part).items():
             # `num_labels`, `out_features` and the like; not what a user switched on the model at hand
             plain = isinstance(value, int | float | str | tuple) and key != "training" and not key.startswith("_")

@@ -77,6 +77,7 @@ class EMRModel(Uncopied):
         self._by_sample: dict[Any, list[Any]] = {}
         # by what the tasks' files say: the settings of generation of tasks that were the current one
         self._generation: dict[str, GenerationConfig] = {}
+        self._outlines: dict[Any, dict[str, Any]] = {}
         self._built: BuiltModel = self._build(task)
         self._config = self.read_config(task)
         self.current = task
@@ -223,7 +224,7 @@ class EMRModel(Uncopied):
             return
         config = self.read_config(task)
         if self._fits(task):
-            require_places(self._built, self.weights.entries(str(self.current)))
+            require_places(self._built, *map(self.weights.entries, (str(self.current), task)))
             self._switch_in_place(task, config)
         else:
             if not self._built.complete and same_network(config, self._config):
@@ -233,9 +234,11 @@ class EMRModel(Uncopied):
                     "an optimizer) keeps the old task. Take `model` anew after each switch."
                 )
             built = self._build(task)
-            take_over(self._built, built.model)
+            if told := take_over(self._built, built.model):
+                self._warn_once(told)
             self._built = built
             self._generation.clear()
+            self._outlines.clear()
         self._config, self.current = config, task
 
     def _switch_in_place(self, task: str, config: dict[str, Any]) -> None:
@@ -393,7 +396,8 @@ class EMRModel(Uncopied):
         try:
             if different or self.current is None:
                 raise NotByRows(f"{different} cannot be put into the model of {self.current!r}")
-            require_places(self._built, self.weights.entries(self.current))
+            entries = self.weights.entries(self.current)
+            require_places(self._built, entries, entries)
             # Weights of other tasks stand in for the model's own while it runs.
             self._turns.note_change()
             return self._mixer.run(self._built, self.current, rows, given)
@@ -473,7 +477,7 @@ class EMRModel(Uncopied):
         with self._turns.change(self._built.model):
             before, self._config = self._config, config
             if config != before and self.weights.manifest.library == "transformers":
-                relabel(self.model, *map(type(self.model.config).from_dict, (before, config)))
+                relabel(self.model, self._outlines, *map(type(self.model.config).from_dict, (before, config)))
             held = self.model.state_dict()
             for name, place in self._built.places.items():
                 self.weights.restore_into(task, name, place.within(held[place.tensor]))

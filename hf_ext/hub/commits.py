@@ -82,7 +82,7 @@ def commit_folder(
     *,
     create_pr: bool,
     message: str,
-    find_stale: Callable[[list[str]], list[str]],
+    find_stale: Callable[[Tree], list[str]],
     settle: Callable[[str, Tree], list[str]] = lambda commit, files: [],
     tell: Callable[[list[str], list[str], list[str]], str] | None = None,
 ) -> CommitInfo:
@@ -99,7 +99,7 @@ def commit_folder(
     size = sum(path.stat().st_size for path in paths.values())
     parent, tree = look(api, repo_id, branch)
     for attempt in range(_TRIES):
-        stale = [name for name in find_stale(list(tree)) if name not in paths]
+        stale = [name for name in find_stale(tree) if name not in paths]
         left = sorted(tree.keys() - paths.keys() - set(stale))
         _refuse_shadows(repo_id, paths, left)
         description = None if tell is None else tell(settle(parent, tree), stale, left)
@@ -127,7 +127,7 @@ def commit_folder(
                 time.sleep(_WAITS[min(attempt, len(_WAITS) - 1)])
             # Somebody else committed. Or this commit was made and its answer lost: then nothing is left to do, and the
             # next try ends with what is there.
-            _refuse_collisions(repo_id, before, now, paths, set(stale) | set(find_stale(list(now))))
+            _refuse_collisions(repo_id, before, now, paths, set(stale) | set(find_stale(now)))
             parent, tree = head, now
         else:
             _verify(api, repo_id, branch, commit, paths, stale)

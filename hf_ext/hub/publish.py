@@ -49,12 +49,14 @@ _WRITTEN = re.compile(
     r"|pipeline)_\w+\.py|emr\.json|emr_loader\.py|\.eval_results/hf_ext\.yaml"
 )
 
-# Weights in forms that are not published, under the names by which loaders find them: beside a new configuration they
-# are of another model.
+# Weights in forms that are not published, under the names by which loaders find them: beside new weights or a new
+# configuration they are of another model.
 _OTHER_FORMS = re.compile(
-    r"(?:(?:pytorch|tf|flax|rust|adapter|diffusion_pytorch|diffusion_flax|openvino)_model(?:\.\w+)?(?:-\d{5}-of-\d{5})?"
-    r"(?:\.\w+)?\.(?:bin|h5|msgpack|ot|xml)(?:\.index(?:\.\w+)?\.json)?)"
-    r"|(?:onnx/)?(?:(?:encoder|decoder|decoder_with_past)_)?model(?:_\w+)?\.onnx(?:_data)?"
+    r"(?:(?:pytorch|tf|flax|rust|adapter|diffusion_pytorch|diffusion_flax)_model(?:\.\w+)?(?:-\d{5}-of-\d{5})?"
+    r"(?:\.\w+)?\.(?:bin|h5|msgpack|ot)(?:\.index(?:\.\w+)?\.json)?)"
+    r"|(?:openvino/)?openvino_(?:\w+_)?model(?:_\w+)?\.(?:xml|bin)"
+    r"|(?:(?:encoder|decoder|decoder_with_past)_)?model(?:_\w+)?\.onnx(?:_data)?"
+    r"|onnx/(?:\w+_)?model(?:_\w+)?\.onnx(?:_data)?"
     r"|pytorch_lora_weights\.(?:safetensors|bin)|consolidated(?:\.\d\d)?\.(?:safetensors|pth)"
 )
 
@@ -189,7 +191,8 @@ def push(
             whole_id = _create(api, repo_id, branch, private)
             if whole_id != repo_id:
                 write_card(folder, repo_id=whole_id, license=license)
-            options: Any = {"create_pr": create_pr, "message": commit_message, "find_stale": find_stale, "tell": _tell}
+            options: Any = {"create_pr": create_pr, "message": commit_message, "tell": _tell}
+            options["find_stale"] = functools.partial(_find_stale_beside, folder)
             options["settle"] = functools.partial(_settle, api, folder, whole_id, license)
             return commit_folder(api, folder, whole_id, branch, **options)
 
@@ -214,13 +217,13 @@ def preview(source: str | Path, repo_id: str, *, revision: str | None, check: bo
                         raise
                     commit, tree = look(api, repo_id, None)
                 told = _settle(api, folder, repo_id, options["license"], commit, tree)
+                deleted = tuple(sorted(set(_find_stale_beside(folder, tree)) - listing.files.keys()))
         except RepositoryNotFoundError:
             return listing
         except (NoHub, HfHubHTTPError, OfflineModeIsEnabled, httpx2.TransportError) as error:
             reason = str(error).splitlines()[0]
             told = [f"{repo_id}: the Hub does not say what the push would delete or replace ({reason})"]
             return dataclasses.replace(listing, notes=(*listing.notes, *told))
-    deleted = tuple(sorted(set(find_stale(list(tree))) - listing.files.keys()))
     return dataclasses.replace(listing, deleted=deleted, notes=(*listing.notes, *told))
 
 
@@ -268,8 +271,8 @@ def _name_source(source: Path, folder: Path) -> Iterator[None]:
 
 def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> str:
     """Creates repository and branch where they do not exist; returns the id with the owner."""
-    if _PULL.fullmatch(branch):
-        # a pull request that is not there cannot be made by its name
+    if _PULL.fullmatch(branch) and "/" in repo_id:
+        # a pull request that is not there cannot be made by its name; of a bare id the owner is not known yet
         api.repo_info(repo_id, revision=branch)
     made = api.create_repo(repo_id, private=private, exist_ok=True)
     repo_id = repo_id if "/" in repo_id else made.repo_id
@@ -284,7 +287,18 @@ def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> str:
     return repo_id
 
 
-def find_stale(files: list[str]) -> list[str]:
+def _find_stale_beside(folder: Path, tree: Tree) -> list[str]:
+    """Finds the files of an earlier model: its exports to other forms only if weights or configuration are others."""
+    stale, sure = find_stale(list(tree)), find_stale(list(tree), (_WRITTEN,))
+    if len(stale) > len(sure):
+        paths = [path for path in folder.rglob("*") if path.name == "config.json" or path.suffix == ".safetensors"]
+        there = [tree.get(path.relative_to(folder).as_posix()) for path in paths]
+        if not any(file is None or difference(file, path) for file, path in zip(there, paths, strict=True)):
+            return sure
+    return stale
+
+
+def find_stale(files: list[str], kinds: tuple[re.Pattern[str], ...] = (_WRITTEN, _OTHER_FORMS)) -> list[str]:
     """Finds the files of a model in a repository: beside another one that lacks them, loaders would mix the two."""
     others = tuple(each for told, named in _OF_KINDS.items() if told in files for each in named)
     if MODULES in files:
@@ -297,7 +311,6 @@ def find_stale(files: list[str]) -> list[str]:
         if name in others or is_described(name) or any(map(_WITHIN.fullmatch, inner)):
             # whose licence it is, nobody can tell
             return name not in LICENCES
-        kinds = (_WRITTEN, _OTHER_FORMS)
         return any(is_loaded(each) or any(kind.fullmatch(each) for kind in kinds) for each in (name, *inner))
 
     return list(filter(is_stale, files))

@@ -167,7 +167,7 @@ def list_files(folder: Path, staged: Path, notes: tuple[str, ...] = ()) -> Listi
         elif name not in files or not stays_inside(folder, path):
             behind[name] = _reason(folder, name, path)
     for top, count in counts.items():
-        what = "weights of another model; push this folder by itself" if top in others else "no files of a model"
+        what = "weights that lie in a folder of their own" if top in others else "no files of a model"
         behind[f"{top}/"] = f"{count} file{'s' if count > 1 else ''}, {what}"
     notes += tuple(
         f"{name}: is uploaded {_CUT['.png' if name.endswith('.png') else '.json']}"

@@ -40,6 +40,7 @@ class TaskVectors:
 
     def __init__(self, config: MergeConfig) -> None:
         self.drop, self.seed, self.tasks = config.drop, config.seed, len(config.tasks)
+        self._method = config.method
         options = config.find_options("", 0.0, list(config.tasks))
         self.density: list[float] = options.get(config.merge_method.trim or "", [1.0] * self.tasks)
         self.passes = 2 if min(self.density) < 1 else 0
@@ -111,13 +112,17 @@ class TaskVectors:
     def warn_of_equals(self, labels: Sequence[str]) -> list[str]:
         """Warnings of tasks of which much more than the density asks for is kept: the authors' code keeps all that
         are as large as the last one, and differences of half-precision weights have few magnitudes."""
-        return [
-            f"task {label!r}: {kept / count:.1%} of its task vector are kept, not the {density:.1%} of `density`: "
-            "many elements are as large as the last of them, as in half precision; choose another density, or "
-            "ties_by_tensor, which keeps the share exactly"
-            for label, kept, count, density in zip(labels, self._kept, self._counted, self.density, strict=True)
-            if kept > 1.02 * max(1, int(density * count))
+        rows = zip(labels, self._kept, self._counted, self.density, strict=True)
+        told = [
+            f"task {label!r}: {kept / count:.1%} of its task vector are kept, not the {density:.1%} of `density`"
+            for label, kept, count, density in rows
+            if kept > 1.1 * max(1, int(density * count))
         ]
+        reason = "as in half precision, many elements are as large as the last of them; choose another density"
+        if told and self._method == "ties":
+            return [f"{'; '.join(told)}: {reason}, or ties_by_tensor, which keeps the share exactly"]
+        # with a task that is removed goes its line
+        return [f"{text}: {reason}" for text in told]
 
 
 def kept_elements(seed: int, task: int, tensor: int, start: int, count: int, drop: float) -> np.ndarray:

@@ -110,6 +110,24 @@ def test_what_was_set_of_a_model_stays_set(berts: Path):
     emr.set_task("five")
     assert emr.model.dropout.p == emr.model.bert.embeddings.dropout.p == 0.42
     assert emr.model.num_labels == emr.model.classifier.out_features == 5
+    # a head of another width gives way to that of the next task
+    emr.model.classifier = torch.nn.Linear(emr.model.classifier.in_features, 7)
+    emr.set_task("two").set_task("five").set_task("two")
+    assert emr.model.num_labels == emr.model.classifier.out_features == len(emr.model.classifier.weight) == 2
+
+
+@pytest.mark.parametrize("error", [ValueError, ImportError])
+def test_attention_that_another_class_lacks_is_told(berts: Path, error: type[Exception], monkeypatch: Any):
+    emr = EMRModel.from_pretrained(berts, "two")
+    emr.model.set_attn_implementation("eager")
+
+    def lack(model: Any, name: str) -> None:
+        raise error("no such attention")
+
+    monkeypatch.setattr(type(emr.model), "set_attn_implementation", lack)
+    with pytest.warns(UserWarning, match="keeps its own attention, 'sdpa', not 'eager': no such"):
+        emr.set_task("drop")
+    assert emr.current == "drop"
 
 
 @pytest.mark.parametrize("act", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -249,7 +249,8 @@ STALE = {
     pytorch_model.bin pytorch_model-00001-of-00002.bin pytorch_model.bin.index.json pytorch_model.fp16.bin tf_model.h5
     tf_model.h5.index.json flax_model.msgpack rust_model.ot adapter_model.bin diffusion_pytorch_model.fp16.bin
     pytorch_lora_weights.safetensors model.onnx onnx/model_quantized.onnx onnx/decoder_model_merged.onnx
-    consolidated.00.pth openvino_model.xml
+    consolidated.00.pth openvino_model.xml openvino/openvino_model.xml openvino/openvino_model_qint8_quantized.bin
+    onnx/vision_model.onnx onnx/text_model_fp16.onnx
     """,
     "model_index.json": """
     transformer/config.json transformer/disentangled_dit.py vae/diffusion_pytorch_model.safetensors pipeline.py
@@ -263,7 +264,7 @@ STALE = {
     "modules.json": "1_Pooling/config.json 2_Dense/model.safetensors 2_Dense/pytorch_model.bin",
 }
 MINE = {
-    "config.json": "model-old.bin my_model.bin lora.safetensors notes/pytorch_model.bin model.onnx.md vae/config.json",
+    "config.json": "model-old.bin my_model.bin lora.safetensors notes/pytorch_model.bin my_model.onnx vae/config.json",
     "model_index.json": """
     transformer/mynotes.txt transformer/README.md vae/readme.txt vae/my_training_data.csv vae/pictures/cat.png
     tokenizer/LICENSE pipeline.py.txt unet/notes.md
@@ -279,12 +280,27 @@ def test_files_go_by_the_names_of_loaders_and_all_else_is_the_owners(told):
     assert publish.find_stale([told, *stale, *mine, "LICENSE", "data/x.csv"]) == [told, *stale]
 
 
+def test_exports_of_the_same_weights_stay(options, api, bert, tmp_path):
+    exports = {"onnx/model_quantized.onnx", "tf_model.h5", "openvino/openvino_model.bin"}
+    publish.push(bert, "org/model", **options)
+    commit(api, **{name: name.encode() for name in exports})
+    (bert / "README.md").write_text("---\nlicense: mit\n---\n\n# A better card\n")
+    rest = {"revision": None, "create_pr": False, "commit_message": "New", "license": None}
+    assert publish.preview(bert, "org/model", **options | rest).deleted == ()
+    publish.push(bert, "org/model", **options)
+    assert exports < set(api.list_repo_files("org/model"))
+    edit(bert / "config.json", layer_norm_eps=1e-4)
+    assert {*publish.preview(bert, "org/model", **options | rest).deleted} == exports
+    publish.push(bert, "org/model", **options)
+    assert not exports & set(api.list_repo_files("org/model"))
+
+
 def test_a_folder_of_adapters_says_which_is_which(tmp_path):
     adapter = tiny_adapter()
     adapter.add_adapter("other", LoraConfig(r=2, target_modules=["query_key_value"]))
     adapter.save_pretrained(tmp_path / "both")
     listing = publish.rehearse(tmp_path / "both", tmp_path / "staged")
-    assert "push this folder by itself" in listing.stays_behind["other/"]
+    assert "weights that lie in a folder of their own" in listing.stays_behind["other/"]
     adapter.save_pretrained(tmp_path / "named", selected_adapters=["other"])
     with refused(ValueError, "named", "one of its folders: other"):
         publish.stage(tmp_path / "named", tmp_path / "refused")

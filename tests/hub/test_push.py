@@ -99,6 +99,11 @@ def test_a_name_alone_is_one_of_the_owner_and_an_address_may_end_in_a_slash(hub,
     short = re.compile(r"/api/models/model(/|$)")
     proxy.rule = lambda method, path, body, forward: Reply(404, b"{}") if short.match(path) else forward(body)
     info = push(bert, "model", **options | {"endpoint": f"{proxy.url}/"})
+    edit(bert / "config.json", layer_norm_eps=1e-4)
+    assert push(bert, "local/model", create_pr=True, **options).pr_num == 1
+    edit(bert / "config.json", layer_norm_eps=1e-3)
+    options |= {"endpoint": f"{proxy.url}/"}
+    assert push(bert, "model", revision="refs/pr/1", **options).oid != info.oid
     proxy.stop()
     assert info.oid == HfApi(endpoint=f"{hub.url}/", token=False).model_info("local/model").sha
     card = hf_hub_download("local/model", "README.md", endpoint=hub.url, token=False)

@@ -101,6 +101,8 @@ def test_ties_by_tensor_keeps_its_share_of_equal_elements(dtype, shape, share):
         if one.ndim == 2 and moved is signs:
             rows = kept.sum(1)
             assert int(rows.max() - rows.min()) <= 1
+        sparse = one * (torch.arange(one.numel()).view(shape) == 0)
+        assert torch.equal(run_method("ties_by_tensor", 0 * one, [sparse], weight=[1.0], density=[share]), sparse)
 
 
 def test_slerp_is_its_twin_and_straight_where_there_is_no_arc():

@@ -74,7 +74,10 @@ def keep_largest(vector: Tensor, share: float) -> None:
         # in place of a copy: sorted only as far as it is needed
         magnitudes = vector.abs().flatten().numpy()
         magnitudes.partition(smallest)
-        last, found = float(magnitudes[smallest]), vector.abs()
+        last = float(magnitudes[smallest])
+        if last == 0:
+            return
+        found = vector.abs()
         equal = (found == last).flatten().nonzero().flatten()
         vector.masked_fill_(found < last, 0)
         ends = np.arange(len(equal) + 1) * np.count_nonzero(magnitudes[smallest:] == last) // max(len(equal), 1)
