@@ -42,9 +42,9 @@ from .found import (
 )
 from .opening import MODULES, find_files, find_pairs, find_splits, find_usual, open_source, refuse_mixed_pairs
 from .roles import PERSONS, Hints, is_prose
-from .sequence_files import SUFFIXES
+from .sequence_files import ARRAYS, SUFFIXES
 from .source import DataSource
-from .splits import SPLIT_WORDS, find_paths, read_labels
+from .splits import SPLIT_WORDS, find_paths, read_labels, split_of
 from .survey_pictures import EXAMPLES, choose, look_at_columns, look_at_pairs, measure_pictures, tell_broken
 from .tables import LABEL, option, read_table, shorten
 
@@ -432,13 +432,15 @@ def _tell_unread(survey: Survey, folder: Path, usual: str) -> None:
         read = {Path(file) for part in find_splits(folder, usual).values() for file in part}
     unread = sorted(file for file in below if file not in read)
     # Those of no split, beside files that are named by splits, are no data.
+    known -= {*ARRAYS} if survey.kind == "texts" else set()
     sizes = {file: file.stat().st_size for file in unread if file.suffix.lower() in known and file not in beside}
-    if read and sum(sizes.values()) > sum(file.stat().st_size for file in read):
+    by_splits = all(any(map(split_of, file.relative_to(folder).with_suffix("").parts)) for file in read)
+    if read and not by_splits and sum(sizes.values()) > sum(file.stat().st_size for file in read):
         largest = max(sizes, key=sizes.__getitem__)
         told = f"{count_of(len(sizes), 'file')} such as {largest.relative_to(folder)} would not be read, and hold more"
         told += f" than the {len(read):,} such as {min(read).relative_to(folder)} that would"
-        advice = f"give one kind alone, as a file or a pattern such as {shlex.quote(f'{folder}/*{largest.suffix}')}"
-        raise DataError(f"{folder}: {told}: {advice}, or move the others away.")
+        advice = f"give the file that is meant alone, {min(read)} or {largest}, or move the others away."
+        raise DataError(f"{folder}: {told}: {advice}")
     _tell_files(survey, unread, folder)
 
 

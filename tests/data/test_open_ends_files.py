@@ -98,6 +98,9 @@ CAPTIONS = {name.replace("png", "txt"): f"the caption {name}" for name in PICTUR
         ({"a.csv": WIDE, "README.txt": "about\nthis\n"}, "README.txt"),
         ({"a.csv": WIDE, "a.xlsx": "?"}, "a.xlsx"),
         ({**PARTS, "more.csv": {"text": ["a", "b"], "label": ["a", "b"]}}, "more.csv"),
+        ({**PARTS, "more.csv": texts_of("any", "ab"), "2024.csv": texts_of("new", "ab")}, "2 files"),
+        ({**PARTS, "test.csv": texts_of("any", "ab"), "extra.csv": texts_of("a longer part", "ab")}, "extra.csv"),
+        ({"a.csv": ROWS, "embeddings.npy": "0" * 9999}, "embeddings.npy"),
     ],
 )
 def test_files_that_no_part_reads_are_named_and_change_nothing(tmp_path, files, told):
@@ -109,11 +112,10 @@ def test_files_that_no_part_reads_are_named_and_change_nothing(tmp_path, files, 
 @pytest.mark.parametrize(
     ("files", "told"),
     [
-        ({"a.csv": ROWS, **NOTES}, "*.csv"),
-        ({"a.csv": WIDE, **NOTES}, "*.csv"),
-        ({"a.csv": ROWS, "a.json": '{"name": "x"}', "b.json": '{"name": "y"}'}, "*.csv"),
+        ({"a.csv": ROWS, **NOTES}, "a.csv"),
+        ({"a.csv": WIDE, **NOTES}, "a.csv"),
+        ({"a.csv": ROWS, "a.json": '{"name": "x"}', "b.json": '{"name": "y"}'}, "a.csv"),
         ({"a.csv": ROWS, "b.jsonl": texts_of("more", "ab")}, "b.jsonl"),
-        ({**PARTS, "more.csv": texts_of("any", "ab"), "2024.csv": texts_of("new", "ab")}, "2 files"),
         ({**{f"{part}_text.txt": "a\nb\n" for part in ("train", "val")}, "train_labels.txt": "0\n1\n"}, "table"),
         ({**PICTURES, "validation_list.txt": "good/1", "testing_list.txt": "bad/1", "README": ""}, "testing_list.txt"),
         ({**PICTURES, "meta/train.txt": "good/1", "meta/test.txt": "bad/1"}, "meta/test.txt"),
