@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, find_about, find_folder, find_part, list_named
+from .about import METADATA, find_about, find_folder, find_part, list_named, sort_files
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
 from .cells import are_values, check_classes, is_number, to_seconds
 from .files import (
@@ -62,6 +62,8 @@ _LABELS_IN_LINES = (
     r"__label__(\S+)\s", r"(\S{1,30}?)\s*(?:[\t,;|]|::?\s)", r".*(?:[\t,;|]|\s::?)\s*([^\s,]{1,30})$",
     r"([-+]?\d{1,3})\s",
 )  # fmt: skip
+# Names of files that list those of a split.
+_LISTS = re.compile(rf"(lists?[\W_])?({'|'.join(SPLIT_WORDS)})([\W_]?(lists?|files?|splits?))?[\W_\d]*", re.IGNORECASE)
 _TABLES = (
     "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. pandas turns "
     "other JSON lines into a table: read_json(..., lines=True).to_csv(...)."
@@ -291,8 +293,8 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
         table = _find_table(folder, [*files.values()])
         beside = sorted(file for file in list_files(folder) if file.suffix.lower() in _BESIDE and file != table)
         beside = [file for file in beside if file.name not in METADATA]
-        lists = [file for file in beside if SPLIT_WORDS.keys() & {*re.split(r"[\W_]", file.stem.lower())}]
-        if lists and (survey.eval is None or "hold_out" in survey.eval):
+        lists = [file for file in beside if _LISTS.fullmatch(file.stem)]
+        if lists and not sort_files(folder, files.values()) and (survey.eval is None or "hold_out" in survey.eval):
             why = (
                 "may list the files of a split, and is not read: move them into folders train/, validation/ and test/"
             )

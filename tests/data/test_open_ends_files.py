@@ -77,6 +77,7 @@ def in_folders(ending: str) -> dict:
 NOTES = {"README.txt": "about\nthis\n", "LICENSE.txt": "you\nmay\n"}
 PICTURES, CLASSES, SOUNDS = in_folders(".png"), in_folders(".txt"), in_folders(".wav")
 ROWS, WIDE, PARTS = texts_of("all", "ab"), series_of("all", "ab"), {"train.csv": texts_of("one", "ab")}
+IN_PARTS = {f"{part}/{name}": content for part in ("train", "test") for name, content in PICTURES.items()}
 CAPTIONS = {name.replace("png", "txt"): f"the caption {name}" for name in PICTURES}
 
 
@@ -93,6 +94,8 @@ CAPTIONS = {name.replace("png", "txt"): f"the caption {name}" for name in PICTUR
             "2 files such as README.txt",
         ),
         ({**PICTURES, "boxes.xml": "<a/>"}, "boxes.xml"),
+        ({**PICTURES, "test_notes.txt": "about"}, "test_notes.txt"),
+        ({**IN_PARTS, "train.txt": "good/1", "test.txt": "bad/1"}, "2 files such as test.txt"),
         ({**PICTURES, **CAPTIONS}, "captions in text"),
         ({"a.csv": ROWS, "README.txt": "about\nthis\n"}, "README.txt"),
         ({"a.csv": WIDE, "README.txt": "about\nthis\n"}, "README.txt"),

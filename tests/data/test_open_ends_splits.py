@@ -22,6 +22,15 @@ def write_pairs_of(folder: Path, names: list[str]) -> None:
         write_captions_of(folder / side, names)
 
 
+def test_folders_of_pairs_are_called_by_splits_with_other_words(tmp_path):
+    for part in ("train_set", "val_set", "test_set"):
+        write_pairs_of(tmp_path / part, [f"{n}" for n in range(4)])
+    survey = look_at(str(tmp_path))
+    assert survey.eval["path"] == str(tmp_path / "val_set") and str(tmp_path / "test_set") in "; ".join(
+        survey.left_out
+    )
+
+
 def write_captions_of(folder: Path, names: list[str]) -> None:
     for name in names:
         pixels = np.random.default_rng(list(f"{folder}{name}".encode())).integers(0, 256, (24, 24, 3), dtype=np.uint8)
