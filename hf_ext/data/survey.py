@@ -216,10 +216,13 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
             told = "sort files as train/first/1.png, or add a metadata.csv with the columns file_name and label."
             raise DataError(f"{path}: no example has a label: folders {shorten(survey.classes)} are splits: {told}")
     survey.named = isinstance(features.get("label"), datasets.ClassLabel)
-    if survey.classes and not (restores and pictures):
+    # Folders say themselves that they are classes; a table beside the files does not.
+    above = {file.parent.name for file in find_paths(data) or []}
+    by_folders = survey.named and (not above or above >= {*survey.classes})
+    if survey.classes and not (restores and pictures) and not by_folders:
         told = f"the label is the column {DataSource(**train).column_of('label')}"
         told += "" if sounds else ", without which texts train a language model"
-        refuse_free_texts(path, told, read_labels(data), survey.named)
+        refuse_free_texts(path, told, read_labels(data), hints)
     if pictures:
         column = next((name for name in pictures if name in hints.inputs), pictures[0])
         measure_pictures(survey, data, column, chosen)

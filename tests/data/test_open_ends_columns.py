@@ -215,11 +215,19 @@ FREE = {
 def test_texts_and_names_that_are_no_classes_are_refused(tmp_path, names, labels):
     given = LISTS if names[0] == "x" else say("this")
     place = write(tmp_path / "a.jsonl", rows_of(**dict(zip(names, (given, labels), strict=True))), "lines")
-    with refused(DataError, "labels", "--label"):
-        look_at(place, Hints(label=names[1]))
+    chosen = None if names[1] == "label" else names[1]
+    if chosen and len({*labels}) < len(labels):
+        assert len(look_at(place, Hints(label=chosen)).classes) == 20
+        return
+    with refused(DataError, "labels", "--classes"):
+        look_at(place, Hints(label=chosen))
+    assert look_at(place, Hints(label=chosen, values=False)).classes == sorted({*labels})
 
 
-@pytest.mark.parametrize("labels", [["very good film", "very bad film"] * 12, [*"abcdefgh"] * 3])
+@pytest.mark.parametrize(
+    "labels",
+    [["very good film", "very bad film"] * 12, [*"abcdefgh"] * 3, [f"ask for {n}" for n in say("it")[:6]] * 4],
+)
 def test_classes_of_several_words_and_many_small_ones_are_classes(tmp_path, labels):
     place = write(tmp_path / "a.jsonl", rows_of(text=say("this"), label=labels), "lines")
     assert look_at(place).classes == sorted({*labels})

@@ -112,6 +112,11 @@ def test_files_that_no_part_reads_are_named_and_change_nothing(tmp_path, files, 
     assert told in "; ".join(survey.left_out) if told else not survey.left_out
 
 
+def test_folders_of_one_picture_each_are_classes(tmp_path):
+    place = write_files(tmp_path, {f"{part}/1.png": ord(part) for part in "abcd"})
+    assert look_at(place, restores=False).classes == [*"abcd"]
+
+
 @pytest.mark.parametrize(
     ("files", "told"),
     [
