@@ -72,6 +72,25 @@ def test_what_is_called_test_is_trained_on_at_no_depth_and_told(tmp_path, write,
     assert "--data.eval.split test" in "; ".join(survey.left_out)
 
 
+@pytest.mark.parametrize("write", [write_texts_of, write_series_of])
+def test_classes_whose_names_have_words_for_splits_are_classes(tmp_path, write):
+    names = ["cycling", "strength_training", "walk_test"]
+    write(tmp_path, [f"{n}" for n in range(18)])
+    for place in (place for side in "ab" for place in [*(tmp_path / side).iterdir()]):
+        (to := tmp_path / names[int(place.stem) % 3]).mkdir(exist_ok=True)
+        place.rename(to / place.name)
+    for side in "ab":
+        (tmp_path / side).rmdir()
+    assert (survey := look_at(str(tmp_path))).classes == names and survey.count == 18
+
+
+def test_a_class_of_texts_may_be_called_train(tmp_path):
+    names = [f"{part}/{name}/{n}.txt" for part in ("train", "val") for name in ("bus", "train") for n in range(6)]
+    write_files(tmp_path, {name: f"this is the text of {name}" for name in names})
+    survey = look_at(str(tmp_path))
+    assert (survey.classes, survey.count, survey.eval["split"]) == (["bus", "train"], 12, "validation")
+
+
 @pytest.mark.parametrize("write", [write_captions_of, write_series_of])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_table_of_files_that_are_called_by_splits_keeps_them(tmp_path, write, reverse):
