@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from PIL import ExifTags, Image
 
-from hf_ext.data.files import read_samples
+from hf_ext.data.files import is_broken_picture, read_samples
 from hf_ext.data.opening import open_source
 from hf_ext.data.roles import Hints
 from hf_ext.data.source import DataSource
@@ -33,6 +33,16 @@ def test_cut_pictures_are_counted_and_never_measure(tmp_path, ending, pairs):
     measured = find_paths(open_source(DataSource(**survey.eval)))
     assert len(measured) == (2 if pairs else 4)
     assert all(place.parent.name == "b" or int(place.stem) % 2 == 0 for place in measured)
+
+
+@pytest.mark.parametrize("ending", ["jp2", "webp"])
+def test_pictures_of_slow_formats_are_not_decoded_to_see_whether_they_are_whole(tmp_path, ending, monkeypatch):
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(
+        place := tmp_path / f"1.{ending}"
+    )
+    values = [{"path": str(place), "bytes": None}, {"path": None, "bytes": place.read_bytes()}]
+    monkeypatch.setattr(Image.Image, "draft", lambda *_: pytest.fail("decoded"))
+    assert not any(map(is_broken_picture, values))
 
 
 @pytest.mark.parametrize("damage", ["cut", "middle", "not finite"])
