@@ -208,6 +208,7 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
     if lists and not sounds and not {*hints.inputs} & {*words}:
         _refuse_texts_beside(path, data.select(chosen), [] if hints.inputs else words, lists)
         return look_at_lists(train, data, hints)
+    data = _remove_empty(data) if restores and pictures else data
     survey = Survey("", **keep_back(train, data), about="")
     survey.classes = _find_classes(path, data, hints.values)
     if survey.classes:
@@ -215,11 +216,8 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
         if survey.broken == 1:
             told = "sort files as train/first/1.png, or add a metadata.csv with the columns file_name and label."
             raise DataError(f"{path}: no example has a label: folders {shorten(survey.classes)} are splits: {told}")
-    survey.named = isinstance(features.get("label"), datasets.ClassLabel)
-    # Folders say themselves that they are classes; a table beside the files does not.
-    above = {file.parent.name for file in find_paths(data) or []}
-    by_folders = survey.named and (not above or above >= {*survey.classes})
-    if survey.classes and not (restores and pictures) and not by_folders:
+    survey.named = isinstance(data.features.get("label"), datasets.ClassLabel)
+    if survey.classes and not (restores and pictures) and not _are_folders(survey, data):
         told = f"the label is the column {DataSource(**train).column_of('label')}"
         told += "" if sounds else ", without which texts train a language model"
         refuse_free_texts(path, told, read_labels(data), hints)
@@ -247,6 +245,18 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
     if survey.captions is not None:
         survey.roles = [f"{', '.join(survey.columns)}; captions in {survey.captions}"]
     return survey
+
+
+def _remove_empty(data: Any) -> Any:
+    """Removes labels that no example has, as of train_images beside val_images, where none is needed."""
+    empty = "label" in data.features and all(label is None for label in read_labels(data))
+    return data.remove_columns("label") if empty else data
+
+
+def _are_folders(survey: Survey, data: Any) -> bool:
+    """True for classes that folders name, which a table beside the files does not."""
+    above = {file.parent.name for file in find_paths(data) or []}
+    return survey.named and (not above or above >= {*survey.classes})
 
 
 def _find_captions(survey: Survey, texts: list[str], words: list[str]) -> None:

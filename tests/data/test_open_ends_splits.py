@@ -31,6 +31,21 @@ def test_folders_of_pairs_are_called_by_splits_with_other_words(tmp_path):
     )
 
 
+def test_folders_of_photographs_are_called_by_splits_with_other_words(tmp_path):
+    for place, part in enumerate(("train_images", "val_images")):
+        for n in range(4):
+            (tmp_path / part).mkdir(exist_ok=True)
+            Image.new("L", (24, 24), 9 * n + place).save(tmp_path / part / f"{n}.png")
+    survey = look_at(str(tmp_path))
+    assert (survey.classes, survey.count, survey.eval["split"]) == (
+        [],
+        4,
+        "validation",
+    ) and not survey.left_out + survey.notes
+    with refused(DataError, "are splits"):
+        look_at(str(tmp_path), restores=False)
+
+
 def write_captions_of(folder: Path, names: list[str]) -> None:
     for name in names:
         pixels = np.random.default_rng(list(f"{folder}{name}".encode())).integers(0, 256, (24, 24, 3), dtype=np.uint8)
