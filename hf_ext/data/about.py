@@ -219,10 +219,16 @@ def sort_files(folder: Path, files: Iterable[Path], word: str = "train") -> dict
     """
     below = [*files]
     words, found = {word.casefold(): word} | SPLIT_WORDS, dict[Path, tuple[str, Path]]()
+    parents = {file.parent for file in below}
+    texts = parents - {file.parent for file in below if file.suffix.lower() != ".txt"}
     # GunPoint_TRAIN beside GunPoint_TEST are splits, and test_tube is none.
     for whole in (True, False):
-        for parent in {file.parent for file in below}:
+        for parent in parents:
             above = [place for place in (parent, *parent.parents) if folder in place.parents]
+            # A class of texts in a folder of a split may be called train, beside others.
+            if parent in texts and any(place.name.casefold() in words for place in above[1:]):
+                others = (place.name.casefold() for place in parents if place.parent == parent.parent)
+                above = above[1:] if any(other not in words for other in others) else above
             kinds = {place: (words.get(place.name.casefold()) if whole else split_of(place.name)) for place in above}
             # The outermost comes last.
             named = {kind: place for place, kind in kinds.items() if kind is not None}
@@ -233,7 +239,7 @@ def sort_files(folder: Path, files: Iterable[Path], word: str = "train") -> dict
                 found[parent] = next(iter(named.items()))
         # A class may be called Test.
         small = whole and any(place.name in words for _, place in found.values())
-        if small or {"train"} < {kind for kind, _ in found.values()}:
+        if small or ({"train"} < {kind for kind, _ in found.values()} and (whole or not _lack_words(below, found))):
             return {file: found[file.parent] for file in below if file.parent in found}
         found.clear()
     rests = defaultdict[str, set[str]](set)
@@ -243,6 +249,14 @@ def sort_files(folder: Path, files: Iterable[Path], word: str = "train") -> dict
             rests[re.sub(r"\d", "", name[0][: name.start(1)] + name[0][name.end(1) :])].add(found[file][0])
     clear = len(found) == len(below) or any({"train"} < kinds for kinds in rests.values())
     return found if clear and {"train"} < {kind for kind, _ in found.values()} else {}
+
+
+def _lack_words(files: list[Path], found: dict[Path, tuple[str, Path]]) -> bool:
+    """True if a folder of such files beside those of splits has no word for one: walk_test beside running."""
+    usual = Counter(file.suffix.lower() for file in files if file.parent in found).most_common(1)[0][0]
+    beside = {place.parent for _, place in found.values()}
+    others = {file.parent for file in files if file.parent not in found and file.suffix.lower() == usual}
+    return any(beside & {*other.parents} for other in others)
 
 
 def find_part(folder: Path, split: str, files: Iterable[Path]) -> Part:

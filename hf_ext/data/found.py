@@ -150,7 +150,9 @@ def tell_test(flags: str) -> str:
 def _compare_labels(learned: Any, measured: Any) -> list[str]:
     kind = learned.features.get("label")
     held = measured.with_format(None)["label"] if "label" in measured.features else []
-    if kind is not None and all(label is None for label in held):
+    if kind is None:
+        return []
+    if all(label is None for label in held):
         return ["WARNING: no evaluation example has a label"]
     if isinstance(getattr(kind, "feature", None), datasets.Value):
         steps = ([*chain(*filter(None, part.with_format(None)["label"]))] for part in (learned, measured))
@@ -181,16 +183,16 @@ def _doubt_words(survey: Survey, labels: list[Any]) -> None:
         survey.notes.append(f"WARNING: {shorten(words)} is read as a class: empty the cells if it means none")
 
 
-def refuse_free_texts(path: str, about: str, labels: list[Any], named: bool = False) -> None:
-    """Refuses labels that are no classes: each differs, or they are texts, and no names of folders, seldom alike."""
+def refuse_free_texts(path: str, about: str, labels: list[Any], hints: Hints) -> None:
+    """Refuses labels that are no classes, unless the user says so: each differs, or they are texts, seldom alike."""
     given = [label for label in labels if class_name(label) is not None]
     kinds = {*map(class_name, given)}
-    is_free = not named and len(kinds) > max(2, CLASSES * len(given)) and is_prose(pd.Series(given, dtype=object))
-    if is_free or len(kinds) == len(given) > 2:
-        of = "each" if len(kinds) == len(given) else len(kinds)
-        told = f"{of} of the {len(given)} labels differs"
-        advice = "a class occurs several times; --label NAME names another column, and --values predicts numbers."
-        raise DataError(f"{path}: {about}; {told}: {advice}")
+    is_free = hints.label is None and len(kinds) > max(2, 0.5 * len(given))
+    is_free = is_free and is_prose(pd.Series(given, dtype=object))
+    if hints.values is not False and (is_free or len(kinds) == len(given) > 2):
+        told = f"the {len(given)} labels are {len(kinds)} different ones"
+        advice = "a class occurs several times; --label NAME names another column, --values predicts numbers, and"
+        raise DataError(f"{path}: {about}; {told}: {advice} --classes takes them as classes.")
 
 
 def rename(label: str | None) -> dict[str, Any]:
@@ -287,7 +289,7 @@ def _look_at_tables(path: str, files: list[Path], table: Table | None, roles: Ro
     if is_long := not how and len(data) == 1 and kept["eval"] is None:
         # The last part of one long series measures.
         kept |= {"train": {**train, "split": "train[:80%]"}, "eval": {**train, "split": "train[80%:]"}}
-    survey = _measure(kept, data, columns, hints.values, how)
+    survey = _measure(kept, data, columns, hints, how)
     survey.roles = named
     survey.notes += roles.notes
     survey.left_out += [f"{name} ({why})" for name, why in roles.left_out.items()]
@@ -356,7 +358,7 @@ def look_at_lists(train: dict[str, Any], data: Any, hints: Hints) -> Survey:
             f"{train['path']}: the numbers of {hints.time} do not rise in each row: sort the steps by them."
         )
     columns = [*hints.inputs] or [name for name in lists if name not in times] or lists
-    survey = _measure(keep_back(train, data), data, columns, hints.values)
+    survey = _measure(keep_back(train, data), data, columns, hints)
     survey.roles = [f"numbers in {shorten(columns)}", *([f"label in {renamed}"] if renamed is not None else [])]
     unread = [name for name in data.features if name not in (*columns, "label")]
     survey.left_out += [f"{name} ({'the time' if name in times else 'no input'})" for name in unread]
@@ -365,10 +367,10 @@ def look_at_lists(train: dict[str, Any], data: Any, hints: Hints) -> Survey:
     return survey
 
 
-def _measure(kept: dict[str, Any], data: Any, columns: list[str], wanted: bool | None, how: str = "") -> Survey:
+def _measure(kept: dict[str, Any], data: Any, columns: list[str], hints: Hints, how: str = "") -> Survey:
     """Survey of opened series: lengths, channels, classes or values."""
     survey = Survey("series", **kept, about=f"{len(data):,} series", columns=columns)
-    _read_labels(survey, data, wanted)
+    _read_labels(survey, data, hints)
     # Numbers that are too large are counted already.
     with np.errstate(over="ignore"):
         first = np.asarray(data.with_format("numpy")[int(np.argmax(survey.lengths))][columns[0]])
@@ -385,7 +387,7 @@ def _measure(kept: dict[str, Any], data: Any, columns: list[str], wanted: bool |
     return survey
 
 
-def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
+def _read_labels(survey: Survey, data: Any, hints: Hints) -> None:
     """Lengths of all series, and their classes or values."""
     path, kind = survey.train["path"], data.features["label"]
     survey.rows_have_labels = not isinstance(kind, datasets.Value | datasets.ClassLabel)
@@ -408,15 +410,15 @@ def _read_labels(survey: Survey, data: Any, wanted: bool | None) -> None:
         _doubt_words(survey, found)
     else:
         tell_unlabelled(survey, found)
-        survey.values = are_values(found, wanted)
+        survey.values = are_values(found, hints.values)
         given = [value for value in found if class_name(value) is not None]
         if all(type(value) in (int, float) and value % 1 == 0 for value in given):
             kinds = ("classes", "--values predicts them"), ("values to predict", "--classes takes them as classes")
             survey.notes.append("the whole numbers of label are {}; {}".format(*kinds[survey.values]))
     if survey.values:
         return
-    survey.classes = check_classes(path, found, wanted)
-    refuse_free_texts(path, survey.about, found)
+    survey.classes = check_classes(path, found, hints.values)
+    refuse_free_texts(path, survey.about, found, hints)
     if len(survey.classes) < 2:
         only = survey.classes or "missing"
         raise DataError(f"{path}: {survey.about}; the only class is {only}; a classifier needs at least two.")

@@ -442,14 +442,27 @@ def refuse_mixed_pairs(path: str, files: list[Path]) -> None:
     # The folders above say nothing.
     start = os.path.commonprefix(names).rfind("/") + 1
     names = [name[start:] for name in names]
-    words = [{*re.split(r"[\W\d_]+", name.lower())} for name in names]
     for pair in PAIRS:
-        sides = [[name for name, of in zip(names, words, strict=True) if of & {*pair} == {word}] for word in pair]
+        sides = [_find_rests(names, word, other) for word, other in (pair, pair[::-1])]
+        both = sorted(sides[0].keys() & sides[1].keys())
         # Letters, and words of a few, say little.
-        least = min(map(len, sides))
-        if len(pair[0]) > 1 and least > 1 and 4 * least >= len(names):
+        if len(pair[0]) > 1 and len(both) > 1 and 4 * len(both) >= len(names):
+            first, second = (side[both[0]] for side in sides)
             told = f"put them into two folders, {pair[0]}/ and {pair[1]}/, under equal names; rename them if none are."
-            raise DataError(f"{path} has pairs of pictures, such as {sides[0][0]} and {sides[1][0]}: {told}")
+            raise DataError(f"{path} has pairs of pictures, such as {first} and {second}: {told}")
+
+
+def _find_rests(names: list[str], word: str, other: str) -> dict[str, str]:
+    """The names that have a word, and not the other of a pair, by what is left of them without it."""
+    found = dict[str, str]()
+    for name in names:
+        plain = os.path.splitext(name)[0].lower()
+        words = {*re.split(r"[\W\d_]+", plain)}
+        # Tides are low and high, too.
+        alone = word not in ("low", "high") or word in (re.sub(r"[\W\d_]+", "", part) for part in plain.split("/"))
+        if word in words and other not in words and alone:
+            found[re.sub(rf"(?<![^\W\d_]){word}(?![^\W\d_])", "", plain)] = name
+    return found
 
 
 def _pictures(folder: Path) -> dict[str, Path]:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, find_about, find_folder, find_part, list_named
+from .about import METADATA, find_about, find_folder, find_part, list_named, sort_files
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
 from .cells import are_values, check_classes, is_number, to_seconds
 from .files import (
@@ -42,9 +42,9 @@ from .found import (
 )
 from .opening import MODULES, find_files, find_pairs, find_splits, find_usual, open_source, refuse_mixed_pairs
 from .roles import PERSONS, Hints, is_prose
-from .sequence_files import SUFFIXES
+from .sequence_files import ARRAYS, SUFFIXES
 from .source import DataSource
-from .splits import SPLIT_WORDS, find_paths, read_labels
+from .splits import SPLIT_WORDS, find_paths, read_labels, split_of
 from .survey_pictures import EXAMPLES, choose, look_at_columns, look_at_pairs, measure_pictures, tell_broken
 from .tables import LABEL, option, read_table, shorten
 
@@ -62,6 +62,8 @@ _LABELS_IN_LINES = (
     r"__label__(\S+)\s", r"(\S{1,30}?)\s*(?:[\t,;|]|::?\s)", r".*(?:[\t,;|]|\s::?)\s*([^\s,]{1,30})$",
     r"([-+]?\d{1,3})\s",
 )  # fmt: skip
+# Names of files that list those of a split.
+_LISTS = re.compile(rf"(lists?[\W_])?({'|'.join(SPLIT_WORDS)})([\W_]?(lists?|files?|splits?))?[\W_\d]*", re.IGNORECASE)
 _TABLES = (
     "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. pandas turns "
     "other JSON lines into a table: read_json(..., lines=True).to_csv(...)."
@@ -206,6 +208,7 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
     if lists and not sounds and not {*hints.inputs} & {*words}:
         _refuse_texts_beside(path, data.select(chosen), [] if hints.inputs else words, lists)
         return look_at_lists(train, data, hints)
+    data = _remove_empty(data) if restores and pictures else data
     survey = Survey("", **keep_back(train, data), about="")
     survey.classes = _find_classes(path, data, hints.values)
     if survey.classes:
@@ -213,11 +216,11 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
         if survey.broken == 1:
             told = "sort files as train/first/1.png, or add a metadata.csv with the columns file_name and label."
             raise DataError(f"{path}: no example has a label: folders {shorten(survey.classes)} are splits: {told}")
-    survey.named = isinstance(features.get("label"), datasets.ClassLabel)
-    if survey.classes and not (restores and pictures):
+    survey.named = isinstance(data.features.get("label"), datasets.ClassLabel)
+    if survey.classes and not (restores and pictures) and not _are_folders(survey, data):
         told = f"the label is the column {DataSource(**train).column_of('label')}"
         told += "" if sounds else ", without which texts train a language model"
-        refuse_free_texts(path, told, read_labels(data), survey.named)
+        refuse_free_texts(path, told, read_labels(data), hints)
     if pictures:
         column = next((name for name in pictures if name in hints.inputs), pictures[0])
         measure_pictures(survey, data, column, chosen)
@@ -242,6 +245,18 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
     if survey.captions is not None:
         survey.roles = [f"{', '.join(survey.columns)}; captions in {survey.captions}"]
     return survey
+
+
+def _remove_empty(data: Any) -> Any:
+    """Removes labels that no example has, as of train_images beside val_images, where none is needed."""
+    empty = "label" in data.features and all(label is None for label in read_labels(data))
+    return data.remove_columns("label") if empty else data
+
+
+def _are_folders(survey: Survey, data: Any) -> bool:
+    """True for classes that folders name, which a table beside the files does not."""
+    above = {file.parent.name for file in find_paths(data) or []}
+    return survey.named and (not above or above >= {*survey.classes})
 
 
 def _find_captions(survey: Survey, texts: list[str], words: list[str]) -> None:
@@ -291,8 +306,8 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
         table = _find_table(folder, [*files.values()])
         beside = sorted(file for file in list_files(folder) if file.suffix.lower() in _BESIDE and file != table)
         beside = [file for file in beside if file.name not in METADATA]
-        lists = [file for file in beside if SPLIT_WORDS.keys() & {*re.split(r"[\W_]", file.stem.lower())}]
-        if lists and (survey.eval is None or "hold_out" in survey.eval):
+        lists = [file for file in beside if _LISTS.fullmatch(file.stem)]
+        if lists and not sort_files(folder, files.values()) and (survey.eval is None or "hold_out" in survey.eval):
             why = (
                 "may list the files of a split, and is not read: move them into folders train/, validation/ and test/"
             )
@@ -432,13 +447,15 @@ def _tell_unread(survey: Survey, folder: Path, usual: str) -> None:
         read = {Path(file) for part in find_splits(folder, usual).values() for file in part}
     unread = sorted(file for file in below if file not in read)
     # Those of no split, beside files that are named by splits, are no data.
+    known -= {*ARRAYS} if survey.kind == "texts" else set()
     sizes = {file: file.stat().st_size for file in unread if file.suffix.lower() in known and file not in beside}
-    if read and sum(sizes.values()) > sum(file.stat().st_size for file in read):
+    by_splits = all(any(map(split_of, file.relative_to(folder).with_suffix("").parts)) for file in read)
+    if read and not by_splits and sum(sizes.values()) > sum(file.stat().st_size for file in read):
         largest = max(sizes, key=sizes.__getitem__)
         told = f"{count_of(len(sizes), 'file')} such as {largest.relative_to(folder)} would not be read, and hold more"
         told += f" than the {len(read):,} such as {min(read).relative_to(folder)} that would"
-        advice = f"give one kind alone, as a file or a pattern such as {shlex.quote(f'{folder}/*{largest.suffix}')}"
-        raise DataError(f"{folder}: {told}: {advice}, or move the others away.")
+        advice = f"give the file that is meant alone, {min(read)} or {largest}, or move the others away."
+        raise DataError(f"{folder}: {told}: {advice}")
     _tell_files(survey, unread, folder)
 
 

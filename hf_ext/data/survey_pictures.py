@@ -25,7 +25,7 @@ from .found import (
 from .opening import find_pairs, name_pair, open_source
 from .roles import Hints
 from .source import DataSource
-from .splits import SPLIT_WORDS
+from .splits import SPLIT_NAME, split_of
 from .tables import option, shorten
 
 # Number of examples to open.
@@ -92,7 +92,10 @@ def look_at_pairs(place: Path, names: tuple[str, str]) -> Survey:
     train: dict[str, Any] = {"path": str(place), "split": "train"}
     train |= {"pairs": list(names)} if names != ("lq", "hq") else {}
     data = open_source(DataSource(**train))
-    folders = {SPLIT_WORDS.get(one.name.casefold()): one for one in sorted(place.parent.iterdir()) if one.is_dir()}
+    # Beside train_set, val_set.
+    others = {one: SPLIT_NAME.fullmatch(one.name) for one in sorted(place.parent.iterdir()) if one.is_dir()}
+    rests = {one: one.name[: word.start(1)] + one.name[word.end(1) :] for one, word in others.items() if word}
+    folders = {split_of(one.name): one for one, rest in rests.items() if rest == rests.get(place)}
     beside = folders if folders.get("train") == place else {}
     if (other := beside.get("validation")) is not None and find_pairs(other, names):
         train.pop("split")

@@ -132,10 +132,16 @@ def test_pairs_that_lie_elsewhere_are_not_learned_as_clean(tmp_path, names, word
     assert look_at(place, restores=False).kind == "pictures"
 
 
-def test_two_words_of_a_few_photographs_are_no_pairs(tmp_path):
-    for number in range(24):
-        name = {0: "low tide", 1: "low sun", 2: "high tide", 3: "high sun"}.get(number, f"rain, noisy street {number}")
-        picture(number).save(tmp_path / f"{name}.png")
+TIDES = {f"{word}_tide/{number}" for word in ("low", "high") for number in range(8)}
+BLUR = {f"{word}_{name}" for word, name in zip(["blur", "sharp"] * 4, "abcdefgh", strict=True)}
+STREETS = {"low tide", "low sun", "high tide", "high sun", *(f"rain, noisy street {number}" for number in range(20))}
+
+
+@pytest.mark.parametrize("names", [TIDES, BLUR, STREETS])
+def test_words_of_photographs_are_no_pairs(tmp_path, names):
+    for name in sorted(names):
+        (place := tmp_path / f"{name}.png").parent.mkdir(exist_ok=True)
+        picture(len(name)).save(place)
     assert look_at(str(tmp_path)).kind == "pictures"
 
 
@@ -209,11 +215,19 @@ FREE = {
 def test_texts_and_names_that_are_no_classes_are_refused(tmp_path, names, labels):
     given = LISTS if names[0] == "x" else say("this")
     place = write(tmp_path / "a.jsonl", rows_of(**dict(zip(names, (given, labels), strict=True))), "lines")
-    with refused(DataError, "labels", "--label"):
-        look_at(place, Hints(label=names[1]))
+    chosen = None if names[1] == "label" else names[1]
+    if chosen and len({*labels}) < len(labels):
+        assert len(look_at(place, Hints(label=chosen)).classes) == 20
+        return
+    with refused(DataError, "labels", "--classes"):
+        look_at(place, Hints(label=chosen))
+    assert look_at(place, Hints(label=chosen, values=False)).classes == sorted({*labels})
 
 
-@pytest.mark.parametrize("labels", [["very good film", "very bad film"] * 12, [*"abcdefgh"] * 3])
+@pytest.mark.parametrize(
+    "labels",
+    [["very good film", "very bad film"] * 12, [*"abcdefgh"] * 3, [f"ask for {n}" for n in say("it")[:6]] * 4],
+)
 def test_classes_of_several_words_and_many_small_ones_are_classes(tmp_path, labels):
     place = write(tmp_path / "a.jsonl", rows_of(text=say("this"), label=labels), "lines")
     assert look_at(place).classes == sorted({*labels})

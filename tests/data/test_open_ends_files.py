@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from PIL import ExifTags, Image
 
-from hf_ext.data.files import read_samples
+from hf_ext.data.files import is_broken_picture, read_samples
 from hf_ext.data.opening import open_source
 from hf_ext.data.roles import Hints
 from hf_ext.data.source import DataSource
@@ -33,6 +33,16 @@ def test_cut_pictures_are_counted_and_never_measure(tmp_path, ending, pairs):
     measured = find_paths(open_source(DataSource(**survey.eval)))
     assert len(measured) == (2 if pairs else 4)
     assert all(place.parent.name == "b" or int(place.stem) % 2 == 0 for place in measured)
+
+
+@pytest.mark.parametrize("ending", ["jp2", "webp"])
+def test_pictures_of_slow_formats_are_not_decoded_to_see_whether_they_are_whole(tmp_path, ending, monkeypatch):
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(
+        place := tmp_path / f"1.{ending}"
+    )
+    values = [{"path": str(place), "bytes": None}, {"path": None, "bytes": place.read_bytes()}]
+    monkeypatch.setattr(Image.Image, "draft", lambda *_: pytest.fail("decoded"))
+    assert not any(map(is_broken_picture, values))
 
 
 @pytest.mark.parametrize("damage", ["cut", "middle", "not finite"])
@@ -77,6 +87,7 @@ def in_folders(ending: str) -> dict:
 NOTES = {"README.txt": "about\nthis\n", "LICENSE.txt": "you\nmay\n"}
 PICTURES, CLASSES, SOUNDS = in_folders(".png"), in_folders(".txt"), in_folders(".wav")
 ROWS, WIDE, PARTS = texts_of("all", "ab"), series_of("all", "ab"), {"train.csv": texts_of("one", "ab")}
+IN_PARTS = {f"{part}/{name}": content for part in ("train", "test") for name, content in PICTURES.items()}
 CAPTIONS = {name.replace("png", "txt"): f"the caption {name}" for name in PICTURES}
 
 
@@ -93,11 +104,16 @@ CAPTIONS = {name.replace("png", "txt"): f"the caption {name}" for name in PICTUR
             "2 files such as README.txt",
         ),
         ({**PICTURES, "boxes.xml": "<a/>"}, "boxes.xml"),
+        ({**PICTURES, "test_notes.txt": "about"}, "test_notes.txt"),
+        ({**IN_PARTS, "train.txt": "good/1", "test.txt": "bad/1"}, "2 files such as test.txt"),
         ({**PICTURES, **CAPTIONS}, "captions in text"),
         ({"a.csv": ROWS, "README.txt": "about\nthis\n"}, "README.txt"),
         ({"a.csv": WIDE, "README.txt": "about\nthis\n"}, "README.txt"),
         ({"a.csv": WIDE, "a.xlsx": "?"}, "a.xlsx"),
         ({**PARTS, "more.csv": {"text": ["a", "b"], "label": ["a", "b"]}}, "more.csv"),
+        ({**PARTS, "more.csv": texts_of("any", "ab"), "2024.csv": texts_of("new", "ab")}, "2 files"),
+        ({**PARTS, "test.csv": texts_of("any", "ab"), "extra.csv": texts_of("a longer part", "ab")}, "extra.csv"),
+        ({"a.csv": ROWS, "embeddings.npy": "0" * 9999}, "embeddings.npy"),
     ],
 )
 def test_files_that_no_part_reads_are_named_and_change_nothing(tmp_path, files, told):
@@ -106,14 +122,18 @@ def test_files_that_no_part_reads_are_named_and_change_nothing(tmp_path, files, 
     assert told in "; ".join(survey.left_out) if told else not survey.left_out
 
 
+def test_folders_of_one_picture_each_are_classes(tmp_path):
+    place = write_files(tmp_path, {f"{part}/1.png": ord(part) for part in "abcd"})
+    assert look_at(place, restores=False).classes == [*"abcd"]
+
+
 @pytest.mark.parametrize(
     ("files", "told"),
     [
-        ({"a.csv": ROWS, **NOTES}, "*.csv"),
-        ({"a.csv": WIDE, **NOTES}, "*.csv"),
-        ({"a.csv": ROWS, "a.json": '{"name": "x"}', "b.json": '{"name": "y"}'}, "*.csv"),
+        ({"a.csv": ROWS, **NOTES}, "a.csv"),
+        ({"a.csv": WIDE, **NOTES}, "a.csv"),
+        ({"a.csv": ROWS, "a.json": '{"name": "x"}', "b.json": '{"name": "y"}'}, "a.csv"),
         ({"a.csv": ROWS, "b.jsonl": texts_of("more", "ab")}, "b.jsonl"),
-        ({**PARTS, "more.csv": texts_of("any", "ab"), "2024.csv": texts_of("new", "ab")}, "2 files"),
         ({**{f"{part}_text.txt": "a\nb\n" for part in ("train", "val")}, "train_labels.txt": "0\n1\n"}, "table"),
         ({**PICTURES, "validation_list.txt": "good/1", "testing_list.txt": "bad/1", "README": ""}, "testing_list.txt"),
         ({**PICTURES, "meta/train.txt": "good/1", "meta/test.txt": "bad/1"}, "meta/test.txt"),

@@ -22,6 +22,30 @@ def write_pairs_of(folder: Path, names: list[str]) -> None:
         write_captions_of(folder / side, names)
 
 
+def test_folders_of_pairs_are_called_by_splits_with_other_words(tmp_path):
+    for part in ("train_set", "val_set", "test_set"):
+        write_pairs_of(tmp_path / part, [f"{n}" for n in range(4)])
+    survey = look_at(str(tmp_path))
+    assert survey.eval["path"] == str(tmp_path / "val_set") and str(tmp_path / "test_set") in "; ".join(
+        survey.left_out
+    )
+
+
+def test_folders_of_photographs_are_called_by_splits_with_other_words(tmp_path):
+    for place, part in enumerate(("train_images", "val_images")):
+        for n in range(4):
+            (tmp_path / part).mkdir(exist_ok=True)
+            Image.new("L", (24, 24), 9 * n + place).save(tmp_path / part / f"{n}.png")
+    survey = look_at(str(tmp_path))
+    assert (survey.classes, survey.count, survey.eval["split"]) == (
+        [],
+        4,
+        "validation",
+    ) and not survey.left_out + survey.notes
+    with refused(DataError, "are splits"):
+        look_at(str(tmp_path), restores=False)
+
+
 def write_captions_of(folder: Path, names: list[str]) -> None:
     for name in names:
         pixels = np.random.default_rng(list(f"{folder}{name}".encode())).integers(0, 256, (24, 24, 3), dtype=np.uint8)
@@ -61,6 +85,25 @@ def test_what_is_called_test_is_trained_on_at_no_depth_and_told(tmp_path, write,
     assert [*map(len, parts)] == [12, 4] and survey.learned < 12
     assert (survey.classes == ["a", "b"]) == (write in (write_texts_of, write_series_of))
     assert "--data.eval.split test" in "; ".join(survey.left_out)
+
+
+@pytest.mark.parametrize("write", [write_texts_of, write_series_of])
+def test_classes_whose_names_have_words_for_splits_are_classes(tmp_path, write):
+    names = ["cycling", "strength_training", "walk_test"]
+    write(tmp_path, [f"{n}" for n in range(18)])
+    for place in (place for side in "ab" for place in [*(tmp_path / side).iterdir()]):
+        (to := tmp_path / names[int(place.stem) % 3]).mkdir(exist_ok=True)
+        place.rename(to / place.name)
+    for side in "ab":
+        (tmp_path / side).rmdir()
+    assert (survey := look_at(str(tmp_path))).classes == names and survey.count == 18
+
+
+def test_a_class_of_texts_may_be_called_train(tmp_path):
+    names = [f"{part}/{name}/{n}.txt" for part in ("train", "val") for name in ("bus", "train") for n in range(6)]
+    write_files(tmp_path, {name: f"this is the text of {name}" for name in names})
+    survey = look_at(str(tmp_path))
+    assert (survey.classes, survey.count, survey.eval["split"]) == (["bus", "train"], 12, "validation")
 
 
 @pytest.mark.parametrize("write", [write_captions_of, write_series_of])
