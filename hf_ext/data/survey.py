@@ -142,10 +142,13 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     if most in {"texts": IMAGE_SUFFIXES | AUDIO_SUFFIXES, "sounds": IMAGE_SUFFIXES}.get(survey.kind, ()):
         advice = f"but its {survey.kind} would be read: give a folder of one kind."
         raise DataError(f"{path} holds {count_of(endings[most], f'{most} file')}, {advice}")
-    if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
-        if apart := [file for file in named if {"label", "labels"} & {*re.split(r"[\W_]", file.stem.lower())}]:
+    if most == ".txt" and survey.kind == "texts" and len(named) > 1:
+        apart = [file for file in named if {"label", "labels"} & {*re.split(r"[\W_]", file.stem.lower())}]
+        # Beside folders of classes it is a note.
+        if apart := [file for file in apart if not survey.classes or file.parent.name in survey.classes]:
             advice = "holds the labels of another file: put both into a table with the columns text and label"
             raise DataError(f"{path}: {apart[0].name} {advice}; of plain texts, give the other files alone.")
+    if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
         survey.notes.append("each line is a text; files in a folder for each class would have classes")
     if most in (".csv", ".tsv"):
         tables = (read_table(file) for file in named if file.suffix.lower() == most)

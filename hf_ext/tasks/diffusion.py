@@ -224,7 +224,8 @@ class DisentangledDiTTask(Task):
                 if (before := base.index.get(name)) not in (None, now := getattr(self, name)):
                     found.append(f"{name} ({before} → {now})")
         given = [(name, part, str(getattr(self, name))) for name, part in parts.items() if part is not None]
-        return [*found, *(f"the weights of {name}" for name, *its in given if not is_part_of(init_from, name, *its))]
+        other = [name for name, part, source in given if not is_part_of(init_from, name, part, source)]
+        return [*found, *(f"the weights of {name}" for name in other)]
 
     def _shape(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Size and channels of what the network is given, from the autoencoder where the section leaves them out."""

@@ -135,6 +135,7 @@ def test_folders_of_one_picture_each_are_classes(tmp_path):
         ({"a.csv": ROWS, "a.json": '{"name": "x"}', "b.json": '{"name": "y"}'}, "a.csv"),
         ({"a.csv": ROWS, "b.jsonl": texts_of("more", "ab")}, "b.jsonl"),
         ({**{f"{part}_text.txt": "a\nb\n" for part in ("train", "val")}, "train_labels.txt": "0\n1\n"}, "table"),
+        ({f"{kind}/train_{part}.txt": "a\nb\n" for kind in ("hate", "irony") for part in ("text", "labels")}, "table"),
         ({**PICTURES, "validation_list.txt": "good/1", "testing_list.txt": "bad/1", "README": ""}, "testing_list.txt"),
         ({**PICTURES, "meta/train.txt": "good/1", "meta/test.txt": "bad/1"}, "meta/test.txt"),
         ({**SOUNDS, "validation_list.txt": "good/1", "README.md": ""}, "validation_list.txt"),
