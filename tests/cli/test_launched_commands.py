@@ -126,7 +126,7 @@ def said(root: Path, name: str, code: int = 0) -> dict:
 
 def check_killed(root: Path, name: str) -> None:
     killed = json.loads((root / f"{name}-killed-0.json").read_text())
-    assert killed["code"] == 1 and "another process of this launch has ended" in killed["stderr"]
+    assert killed["code"] == 1 and "another process of this launch ended" in killed["stderr"]
 
 
 def check_pictures(found: Path, expected: Path) -> None:
