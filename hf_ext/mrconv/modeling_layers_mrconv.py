@@ -380,7 +380,7 @@ class MRConvLayer(MRConvPreciseBuffers):
             return [self._sum_over_taps(u) for u in inputs]
         capturing = inputs[0].is_cuda and torch.cuda.is_current_stream_capturing()
         trained = torch.is_grad_enabled() and any(value.requires_grad for value in self.parameters())
-        if trained or capturing or torch.compiler.is_compiling() or Forms.transformed():
+        if trained or capturing or torch.compiler.is_compiling() or Forms.is_transformed():
             # Whoever differentiates or records the operations needs all of them, and values cannot be looked at.
             kernel, ahead, bias = self.merged()
             return [long_conv(u, kernel, ahead, bias=bias) for u in inputs]

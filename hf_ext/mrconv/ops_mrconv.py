@@ -25,7 +25,7 @@ class Forms:
     """Choice between plain and faster forms."""
 
     @staticmethod
-    def transformed() -> bool:
+    def is_transformed() -> bool:
         """True in a transform of `torch.func` or a forward-mode derivative: these follow plain expressions only."""
         if torch.compiler.is_compiling():
             return False
@@ -35,7 +35,7 @@ class Forms:
     def fast(name: str) -> Callable[..., Any] | None:
         """The faster form of what has this name, where there is one that serves."""
         form = FAST.get(name)
-        return None if form is None or Forms.transformed() else form
+        return None if form is None or Forms.is_transformed() else form
 
 
 def _working_dtype(dtype: torch.dtype) -> torch.dtype:

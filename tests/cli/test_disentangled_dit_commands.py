@@ -4,6 +4,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import datasets
 import diffusers
@@ -277,7 +278,10 @@ def test_an_adapter_is_sampled_on_its_base(tmp_path, model, settings):
     adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
     whole.transformer = adapted.merge_and_unload()
     whole.save_pretrained(tmp_path / "whole")
-    sample = lambda name: run("sample", tmp_path / name, "--out", tmp_path / f"{name}.png", "--steps", 2)  # noqa: E731
+
+    def sample(name: str) -> Any:
+        return run("sample", tmp_path / name, "--out", tmp_path / f"{name}.png", "--steps", 2)
+
     pictures = [sample(name) and read_image(tmp_path / f"{name}.png").pixels for name in ("model", "adapter", "whole")]
     assert_same_picture(*pictures[1:])
     assert np.abs(pictures[0].astype(int) - pictures[1]).max() > 1

@@ -113,7 +113,10 @@ def test_image_to_image_starts_where_the_strength_says(kind):
 def test_a_strength_leaves_as_many_steps_by_any_option(kind):
     pipeline = from_picture(make_pipeline())
     plain = {"num_inference_steps": 5, "timesteps": None, "sigmas": None}
-    steps = lambda x, **more: pipeline.retrieve_timesteps(SimpleNamespace(strength=x, **{**plain, **more}))[1]  # noqa: E731
+
+    def steps(strength: float, **more: object) -> int:
+        return pipeline.retrieve_timesteps(SimpleNamespace(strength=strength, **{**plain, **more}))[1]
+
     pipeline.scheduler = kind()
     pipeline.scheduler.set_timesteps(5)
     own = {"timesteps": [900, 700, 500, 300, 100]}
