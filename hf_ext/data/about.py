@@ -142,8 +142,7 @@ def open_described(
     texts = {file.with_suffix("") for file in part.files if file.suffix == ".txt"}
     alone = [file for file in files if file.with_suffix("") not in texts]
     place = part.places[0]
-    beside = list_named(place, (file for file in list_files(place) if file.suffix.lower() in endings))
-    table = find_about(place, beside) if files else None
+    table, beside = find_table(place, (file for file in list_files(place) if file.suffix.lower() in endings))
     if not files or (table is not None and table.name in METADATA and _is_usual(table)):
         return None
     if table is not None:
@@ -276,17 +275,12 @@ def find_part(folder: Path, split: str, files: Iterable[Path]) -> Part:
     return Part(own, [folder] if places <= {*own} else sorted(places), True, rest)
 
 
-def list_named(place: Path, files: Iterable[Path]) -> list[Path]:
-    """The files of a place that a table may name, whose first rows may be of another split."""
-    below = sorted(files)
+def find_table(place: Path, files: Iterable[Path]) -> tuple[Path | None, list[Path]]:
+    """The table of the files below a place, and those that it may name, as its first rows may be of another split."""
+    below = sorted(file for file in files if place in file.parents)
     found = sort_files(place, below)
-    return [file for file in below if file in found] or below
-
-
-def find_folder(folder: Path, split: str) -> Path:
-    """The one folder of a split, at any depth, or the whole folder."""
-    first, *others = find_part(folder, split, list_files(folder)).places
-    return folder if others else first
+    named = [file for file in below if file in found] or below
+    return find_about(place, named) if named else None, named
 
 
 def require_part(folder: Path, part: Part, split: str) -> Path:

@@ -13,21 +13,12 @@ import pandas as pd
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import Part, find_about, find_part, list_named
+from .about import Part, find_part, find_table
 from .cells import MISSING, are_values, check_classes, class_name, is_number
 from .files import list_files
 from .opening import SourceError, open_source
 from .roles import Hints, Roles, find_roles, is_prose, may_rise
-from .sequence_files import (
-    ARRAY_COLUMN,
-    ARRAYS,
-    TS,
-    UNLABELLED,
-    holds_lists,
-    is_sequence,
-    open_arrays,
-    read_file,
-)
+from .sequence_files import ARRAY_COLUMN, ARRAYS, TS, UNLABELLED, holds_lists, is_sequence, open_arrays, read_file
 from .source import DataSource
 from .splits import compare_splits, find_usable, read_labels, read_splits, set_tests_apart, slice_split, split_examples
 from .tables import Table, option, read_table, shorten
@@ -209,8 +200,7 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
     """Tables and arrays of numbers; None where rows are examples of something else."""
     below, is_folder = sorted(filter(is_sequence, list_files(*places))), places[0].is_dir()
     part = find_part(places[0], "train", below) if is_folder else Part(below, places)
-    inside = list_named(part.places[0], (file for file in below if part.places[0] in file.parents))
-    about = find_about(part.places[0], inside) if is_folder and inside else None
+    about = find_table(part.places[0], below)[0] if is_folder else None
     files = [file for file in part.files if file != about]
     files, table = [file for file in files if file.suffix.lower() == ending] or files, None
     if ending == TS:
@@ -354,9 +344,8 @@ def look_at_lists(train: dict[str, Any], data: Any, hints: Hints) -> Survey:
     named = [name for name in lists if name == hints.time or (may_rise(name) and not hints.inputs)]
     times = [name for name in named if all((np.diff(row) > 0).all() for row in data.with_format("numpy")[name])]
     if hints.time not in (None, *times):
-        raise DataError(
-            f"{train['path']}: the numbers of {hints.time} do not rise in each row: sort the steps by them."
-        )
+        told = f"the numbers of {hints.time} do not rise in each row: sort the steps by them."
+        raise DataError(f"{train['path']}: {told}")
     columns = [*hints.inputs] or [name for name in lists if name not in times] or lists
     survey = _measure(keep_back(train, data), data, columns, hints)
     survey.roles = [f"numbers in {shorten(columns)}", *([f"label in {renamed}"] if renamed is not None else [])]

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import datasets
 import httpx2
-from datasets.data_files import ALL_DEFAULT_PATTERNS, SPLIT_KEYWORDS, DataFilesList
+from datasets.data_files import ALL_DEFAULT_PATTERNS, DataFilesList
 from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from datasets.packaged_modules.json.json import Json
@@ -41,7 +41,7 @@ from .files import (
 )
 from .sequence_files import ARRAYS, SUFFIXES, open_arrays, open_sequences
 from .source import DataSource, SourcePart
-from .splits import SPLIT_NAME, hold_out, make_part, set_tests_apart, slice_split
+from .splits import SPLIT_NAME, SPLIT_WORDS, hold_out, make_part, set_tests_apart, slice_split, split_of
 from .tables import is_utf8
 
 # What `datasets` reads files of an ending with.
@@ -300,9 +300,9 @@ def _find_arrays(place: Path, split: str) -> Path | None:
 def _require_split(files: list[str], split: str) -> None:
     """Refuses a split of files without splits: the same examples would be used for training and evaluation."""
     name = split.partition("[")[0]
-    words = next((words for words in SPLIT_KEYWORDS.values() if name in words), [name])
-    own = re.compile(rf"(.*[\W_])?({'|'.join(map(re.escape, words))})([\W_\d].*)?", re.IGNORECASE)
-    named = (own.fullmatch(Path(file).stem) or Path(file).resolve().parent.name.lower() in words for file in files)
+    wanted = SPLIT_WORDS.get(name, name)
+    said = ((Path(file).stem, Path(file).resolve().parent.name) for file in files)
+    named = (wanted in (split_of(stem) or stem, SPLIT_WORDS.get(above.lower(), above)) for stem, above in said)
     if name != "train" and not all(named):
         told = "use split: train, a slice such as train[80%:], or hold_out: 0.1 with split: validation"
         raise DataError(f"a file has no split {name!r}: {told}")

@@ -263,10 +263,8 @@ def _find_wide(table: Table, names: list[str], label: str | None, hints: Hints) 
         beside = beside if is_whole and (time or series) else "--inputs NAME,NAME"
         fix = "leave the other columns out, or save arrays [examples, steps, channels] in an .npz"
         if counted and not steps:
-            ends, fix = (
-                f"{ends} are not in the order of their numbers, and",
-                "sort them, or number them by their order",
-            )
+            ends += " are not in the order of their numbers, and"
+            fix = "sort them, or number them by their order"
         told = f"may be channels, or the steps of a series in each row: say {beside} if a row is a step. If it is a "
         raise DataError(f"{ends} {told}series, {fix}")
     left_out = {name: "no step" if name in names else "texts" for name in rest}

@@ -16,7 +16,7 @@ from transformers.utils import logging
 from hf_ext import __version__
 
 from ..errors import BROKEN_ARCHIVE, DataError
-from .about import METADATA, find_about, find_part, list_named, match_rows, require_part
+from .about import METADATA, find_part, find_table, match_rows, require_part
 from .cells import class_name, is_number, to_seconds
 from .files import list_files
 from .roles import GROUPS, order_rows, step_columns
@@ -294,8 +294,7 @@ def is_sequence(file: Path) -> bool:
 
 def _read_about(folder: Path, files: list[Path], label: str) -> tuple[list[Path], dict[str, list[Any]]]:
     """The files, those of a table beside them where there is one, and its columns: numbers, everything else texts."""
-    beside = list_named(folder, filter(is_sequence, list_files(folder)))
-    table = find_about(folder, beside)
+    table, beside = find_table(folder, filter(is_sequence, list_files(folder)))
     if table is None:
         return files, {}
     files = [file for file in files if file != table]

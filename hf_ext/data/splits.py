@@ -102,9 +102,8 @@ def read_splits(data: datasets.Dataset) -> np.ndarray | None:
         if not known or (len(known) == 1 and all(kind == known for kind in kinds)):
             continue
         # Such as `train/bus` and `car`: classes, in a column that is not called `split`.
-        if column.lower() != "split" and (
-            "train" not in known or not all(kind and None not in kind for kind in kinds)
-        ):
+        is_clear = "train" in known and all(kind and None not in kind for kind in kinds)
+        if column.lower() != "split" and not is_clear:
             continue
         advice = "allowed are train, validation, test: correct the cells, or rename the column if it names no splits"
         for row, (each, kind) in enumerate(zip(cells, kinds, strict=True), 1):
@@ -116,10 +115,8 @@ def read_splits(data: datasets.Dataset) -> np.ndarray | None:
                 several = f"holds {', '.join(sorted(filter(None, kind))) or 'nothing'} for the steps of one series"
                 raise DataError(f"{told}, {several}: save train.csv and test.csv, or rename the column.")
         if "train" not in known:
-            held = " and ".join(sorted(filter(None, known)))
-            raise DataError(
-                f"the column {column!r} holds {held}, and no train: rename it, or name examples to train on."
-            )
+            told = f"holds {' and '.join(sorted(known))}, and no train: rename it, or name examples to train on."
+            raise DataError(f"the column {column!r} {told}")
         return np.array([*chain(*kinds)])
     return None
 

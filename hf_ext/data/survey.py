@@ -5,7 +5,6 @@ import shlex
 import tarfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,10 @@ import pandas as pd
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, find_about, find_folder, find_part, list_named, sort_files
+from .about import METADATA, find_part, find_table, sort_files
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
 from .cells import are_values, check_classes, is_number, to_seconds
-from .files import (
-    AUDIO_SUFFIXES,
-    describe_sound,
-    first_files,
-    is_broken_sound,
-    is_seen,
-    list_files,
-    open_bytes,
-)
+from .files import AUDIO_SUFFIXES, describe_sound, first_files, is_broken_sound, is_seen, list_files, open_bytes
 from .found import (
     CLASSES,
     Survey,
@@ -94,9 +85,8 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
         "pairs": ("time", "series", "inputs", "label", "values"),
     }.get(survey.kind, ("time", "series", "inputs", "values"))
     kind = {"series": "series in rows or files"}.get(survey.kind, survey.kind)
-    given = [
-        name for name in unused if getattr(hints, name) and (name != "inputs" or survey.columns != [*hints.inputs])
-    ]
+    given = [name for name in unused if getattr(hints, name)]
+    given = [name for name in given if name != "inputs" or survey.columns != [*hints.inputs]]
     survey.left_out += [f"--{name}, of which {kind} have none" for name in given]
     camera, twins = find_camera_pictures(named)
     if camera and survey.kind in ("pictures", "pairs"):
@@ -113,8 +103,8 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         advice = "For a data set of the Hub, set data.train.path of a recipe of `hf-ext recipes`."
         raise DataError(f"no data at {path}: give a local folder or file. {advice}")
     places = [Path(one) for one in found]
-    part = find_folder(places[0], "train") if places[0].is_dir() else places[0]
-    for place in dict.fromkeys((part, places[0])):
+    parts = find_part(places[0], "train", list_files(places[0])).places if places[0].is_dir() else places
+    for place in dict.fromkeys([*(parts if len(parts) == 1 else []), places[0]]):
         names = find_pairs(place, hints.pairs)
         # Folders a and b are classes as well: only a restorer takes them for pairs.
         if names and (restores or tuple(map(str.lower, names)) != ("a", "b")):
@@ -211,7 +201,9 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
     if lists and not sounds and not {*hints.inputs} & {*words}:
         _refuse_texts_beside(path, data.select(chosen), [] if hints.inputs else words, lists)
         return look_at_lists(train, data, hints)
-    data = _remove_empty(data) if restores and pictures else data
+    if restores and pictures and "label" in features and all(label is None for label in read_labels(data)):
+        # As of train_images beside val_images: no label is needed.
+        data = data.remove_columns("label")
     survey = Survey("", **keep_back(train, data), about="")
     survey.classes = _find_classes(path, data, hints.values)
     if survey.classes:
@@ -248,12 +240,6 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
     if survey.captions is not None:
         survey.roles = [f"{', '.join(survey.columns)}; captions in {survey.captions}"]
     return survey
-
-
-def _remove_empty(data: Any) -> Any:
-    """Removes labels that no example has, as of train_images beside val_images, where none is needed."""
-    empty = "label" in data.features and all(label is None for label in read_labels(data))
-    return data.remove_columns("label") if empty else data
 
 
 def _are_folders(survey: Survey, data: Any) -> bool:
@@ -306,15 +292,15 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
     _tell_files(survey, [] if any(file.suffix.lower() in CAMERA_SUFFIXES for file in unread) else unread, folder)
     if {*data.features} <= {*survey.columns, "label"} and {file.parent.name for file in read} >= {*survey.classes}:
         # No text beside a file is read, and at most one table.
-        table = _find_table(folder, [*files.values()])
+        table, _ = find_table(find_part(folder, "train", files.values()).places[0], files.values())
         beside = sorted(file for file in list_files(folder) if file.suffix.lower() in _BESIDE and file != table)
         beside = [file for file in beside if file.name not in METADATA]
         lists = [file for file in beside if _LISTS.fullmatch(file.stem)]
         if lists and not sort_files(folder, files.values()) and (survey.eval is None or "hold_out" in survey.eval):
-            why = (
-                "may list the files of a split, and is not read: move them into folders train/, validation/ and test/"
+            told = "may list the files of a split, and is not read: move them into folders train/, validation/ and"
+            raise DataError(
+                f"{folder}: {lists[0].relative_to(folder)} {told} test/, or move it away to hold out others."
             )
-            raise DataError(f"{folder}: {lists[0].relative_to(folder)} {why}, or move it away to hold out others.")
         _tell_files(survey, beside, folder)
     if not survey.named and len({len(file.parts) for file in read}) > 1:
         loose = min(read, key=lambda file: len(file.parts))
@@ -424,14 +410,6 @@ def _is_text(name: str, cells: list[Any]) -> bool:
     return is_prose(given) and bool(words.mean() > 0.5) and not PERSONS.fullmatch(name)
 
 
-def _find_table(folder: Path, files: Iterable[Path]) -> Path | None:
-    """The table that describes the files of the training part, where there is one."""
-    below = [*files]
-    place = find_part(folder, "train", below).places[0]
-    inside = list_named(place, (file for file in below if place in file.parents))
-    return find_about(place, inside) if inside else None
-
-
 def _tell_unread(survey: Survey, folder: Path, usual: str) -> None:
     """Names the files of a folder that no part reads, and refuses where they hold more than those that are read."""
     known = {*MODULES, *SUFFIXES}
@@ -440,8 +418,9 @@ def _tell_unread(survey: Survey, folder: Path, usual: str) -> None:
     below = [file for file in list_files(folder) if file.suffix not in ("", ".md") and file.name not in METADATA]
     read, beside = {file for file in below if file.suffix.lower() == usual}, set[Path]()
     if "rows" in survey.train:
-        table = _find_table(folder, read)
-        beside = {*find_part(folder, "train", read).rest}
+        part = find_part(folder, "train", read)
+        table, _ = find_table(part.places[0], read)
+        beside = {*part.rest}
         read -= beside
         read |= {file for file in below if table is not None and file.name == table.name}
     elif usual == ".txt" and survey.named:

@@ -11,17 +11,8 @@ from PIL import ExifTags, Image
 
 from ..errors import DataError
 from ..terminal import count_of
-from .files import (
-    UNDECODABLE,
-    is_broken_picture,
-    is_seen,
-    open_bytes,
-)
-from .found import (
-    Survey,
-    keep_back,
-    tell_test,
-)
+from .files import UNDECODABLE, is_broken_picture, is_seen, open_bytes
+from .found import Survey, keep_back, tell_test
 from .opening import find_pairs, name_pair, open_source
 from .roles import Hints
 from .source import DataSource
