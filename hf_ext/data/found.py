@@ -83,8 +83,12 @@ class Survey:
         else:
             learned, measured = (part.get("split", part["path"]) for part in (self.train, self.eval))
             split = f"{learned} for training, {measured} for evaluation"
+        classes = "; values to be told" if self.values else ""
+        if self.classes:
+            place = " of steps" if self.rows_have_labels else ""
+            classes = f"; {count_of(len(self.classes), 'class', 'classes')}{place}: {shorten(self.classes)}"
         return [
-            f"data: {self.about}",
+            f"data: {self.about}{classes}",
             f"columns: {'; '.join(self.roles) or shorten(self.columns) or 'none'}",
             f"read as: {'; '.join(self.notes) or 'plain values'}",
             f"split: {split}",
@@ -98,19 +102,17 @@ def keep_back(train: dict[str, Any], data: Any) -> dict[str, Any]:
         data, tests = set_tests_apart(data)
     except DataError as error:
         raise DataError(f"{train['path']}: {error}") from error
-    whole: dict[str, Any] = {"train": train, "eval": None, "learned": len(data), "count": len(data)}
-    whole |= {"notes": [], "left_out": []}
-    told = dict[str, list[str]]()
+    whole: dict[str, Any] = {"train": train, "eval": None, "learned": len(data), "count": len(data), "notes": []}
+    held = dict[str, Any]()
     for split in ("validation", "test") if Path(train["path"]).expanduser().is_dir() else ():
         with contextlib.suppress(SourceError):
-            held = open_source(DataSource(**{**train, "split": split}))
-            told[split] = [*compare_splits(data, held), *_compare_labels(data, held)]
+            held[split] = open_source(DataSource(**{**train, "split": split}))
     given = read_splits(data) is not None
-    if "validation" in told and (given or len(tests)):
+    if "validation" in held and (given or len(tests)):
         both = "a folder or file validation, and a column that names splits: remove one of them"
         raise DataError(f"{train['path']} has {both}.")
-    if len(tests):
-        told["test"] = [*compare_splits(data, tests), *_compare_labels(data, tests)]
+    held |= {"test": tests} if len(tests) else {}
+    told = {split: [*compare_splits(data, part), *_compare_labels(data, part)] for split, part in held.items()}
     if "test" in told:
         whole["notes"] = [line.replace(":", ": of test,", 1) for line in told["test"] if line.startswith("WARNING")]
         flags = "--data.eval.split test" + " --data.eval.hold_out 0" * ("validation" not in told and not len(tests))
@@ -368,11 +370,6 @@ def _measure(kept: dict[str, Any], data: Any, columns: list[str], hints: Hints, 
     channels, steps = survey.channels or len(columns), "step" if max(survey.lengths) == 1 else "steps"
     told = f" and {channels} channels" if channels > 1 else ""
     survey.about += f" of {span(survey.lengths, ',')} {steps}{told}{how}"
-    if survey.values:
-        survey.about += "; values to be told"
-    elif survey.classes:
-        place = " of steps" if survey.rows_have_labels else ""
-        survey.about += f"; {count_of(len(survey.classes), 'class', 'classes')}{place}: {shorten(survey.classes)}"
     return survey
 
 

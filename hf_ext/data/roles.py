@@ -292,10 +292,9 @@ def _is_class(values: "pd.Series[Any]") -> bool:
 def is_prose(values: "pd.Series[Any]") -> bool:
     """True if cells are texts of several words, and no names."""
     cells = _list_words(values)
-    return bool(cells) and (
-        sum(map(len, cells)) > 30 * len(cells)
-        or (_share(r"[^\W\d_]\W*\s.*[^\W\d_]", cells) > 0.5 and len(set(cells)) > min(20, _REPEATS * len(cells)))
-    )
+    if not cells or sum(map(len, cells)) > 30 * len(cells):
+        return bool(cells)
+    return _share(r"[^\W\d_]\W*\s.*[^\W\d_]", cells) > 0.5 and len(set(cells)) > min(20, _REPEATS * len(cells))
 
 
 def _list_words(values: "pd.Series[Any]") -> list[str]:

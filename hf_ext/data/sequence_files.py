@@ -224,7 +224,10 @@ def read_file(path: Path, time: str | None = None, label: str | None = None) -> 
     except DataError:
         raise
     except (OSError, ValueError, TypeError, MemoryError, *BROKEN_ARCHIVE) as error:
-        raise DataError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
+        told = str(error).strip().rstrip(".")
+        if "allow_pickle" in told:
+            told += ": they may run code; save series of different lengths as lists in parquet, with a column label"
+        raise DataError(f"{path} cannot be read: {told}.") from error
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1 or not min(lengths.values()):
         told = f"{path} must hold rows of one split, as many in all columns; got {lengths or 'no column'}"
@@ -236,13 +239,8 @@ def read_file(path: Path, time: str | None = None, label: str | None = None) -> 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     with path.open("rb") as file:
-        try:
-            found = np.load(file, allow_pickle=False)
-            arrays = {ARRAY_COLUMN: found} if isinstance(found, np.ndarray) else dict(found)
-        except ValueError as error:
-            advice = "they may run code; save series of different lengths as lists in parquet, with a column label"
-            told = f"{error}: {advice}" if "allow_pickle" in str(error) else str(error).strip().rstrip(".")
-            raise DataError(f"{path} cannot be read: {told}.") from error
+        found = np.load(file, allow_pickle=False)
+        arrays = {ARRAY_COLUMN: found} if isinstance(found, np.ndarray) else dict(found)
     # A member of another ending is given as its bytes.
     if wrong := [name for name, array in arrays.items() if not getattr(array, "ndim", 0)]:
         raise DataError(f"{path} cannot be read: {', '.join(wrong)} is not an array with at least one axis.")

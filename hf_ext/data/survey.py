@@ -138,8 +138,8 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         if apart := [file for file in apart if not survey.classes or file.parent.name in survey.classes]:
             advice = "holds the labels of another file: put both into a table with the columns text and label"
             raise DataError(f"{path}: {apart[0].name} {advice}; of plain texts, give the other files alone.")
-    if most == ".txt" and survey.kind == "texts" and not survey.classes and len(named) > 1:
-        survey.notes.append("each line is a text; files in a folder for each class would have classes")
+        if not survey.classes:
+            survey.notes.append("each line is a text; files in a folder for each class would have classes")
     if most in (".csv", ".tsv"):
         tables = (read_table(file) for file in named if file.suffix.lower() == most)
         survey.notes += dict.fromkeys(note for table in tables for note in table.notes)
@@ -235,8 +235,6 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
         _tell_folders(survey, data, Path(path), IMAGE_SUFFIXES | CAMERA_SUFFIXES if pictures else AUDIO_SUFFIXES)
     if others := [name for name in words if 1 < len({*data[name]}) <= max(2, CLASSES * len(data))]:
         survey.advice = f"; or say {option('label', others[0])}"
-    if survey.classes:
-        survey.about += f"; {count_of(len(survey.classes), 'class', 'classes')}: {shorten(survey.classes)}"
     if survey.captions is not None:
         survey.roles = [f"{', '.join(survey.columns)}; captions in {survey.captions}"]
     return survey
@@ -297,10 +295,8 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
         beside = [file for file in beside if file.name not in METADATA]
         lists = [file for file in beside if _LISTS.fullmatch(file.stem)]
         if lists and not sort_files(folder, files.values()) and (survey.eval is None or "hold_out" in survey.eval):
-            told = "may list the files of a split, and is not read: move them into folders train/, validation/ and"
-            raise DataError(
-                f"{folder}: {lists[0].relative_to(folder)} {told} test/, or move it away to hold out others."
-            )
+            told = "may list the files of a split, and is not read: move them into train/, validation/ and test/"
+            raise DataError(f"{folder}: {lists[0].relative_to(folder)} {told}, or move it away to hold out others.")
         _tell_files(survey, beside, folder)
     if not survey.named and len({len(file.parts) for file in read}) > 1:
         loose = min(read, key=lambda file: len(file.parts))

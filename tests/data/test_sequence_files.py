@@ -133,14 +133,14 @@ def test_endings_may_be_capitals(tmp_path):
 
 def test_places_without_sequences_are_named(tmp_path, walks):
     (tmp_path / "empty").mkdir()
-    with refused(SourceError, "sequence", "empty"):
-        read(tmp_path / "empty")
-    with refused(SourceError, "validation"):
-        read(walks, "validation")
-    with refused(SourceError, "train[:0]"):
-        read(walks, "train[:0]")
-    with refused(SourceError, "sequence", "csv"):
-        read(write_files(tmp_path, {"words.txt": "a"}) / "words.txt")
+    words = write_files(tmp_path, {"words.txt": "a"}) / "words.txt"
+    for place, split, *facts in (
+        (tmp_path / "empty", "train", "sequence", "empty"),
+        *((walks, split, split) for split in ("validation", "train[:0]")),
+        (words, "train", "sequence", "csv"),
+    ):
+        with refused(SourceError, *facts):
+            read(place, split)
     with refused(SettingsError, "lines", "examples", "positions", "series"):
         build(DataSource, {"path": "x", "rows": "lines"})
     with refused(SettingsError, "positions", "streaming"):

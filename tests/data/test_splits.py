@@ -1,5 +1,6 @@
 """Training and evaluation share no example and no group, whatever the data are: proved by what is in them."""
 
+import contextlib
 import json
 import shutil
 from collections import Counter
@@ -176,12 +177,10 @@ def test_a_column_of_splits_decides_and_its_tests_choose_nothing(tmp_path, words
     parts = [open_source(DataSource(**source)) for source in (survey.train, survey.eval)]
     assert [*map(len, parts)] == [survey.learned, survey.count - survey.learned] == counts
     assert has_test == ("hf-ext evaluate` with --data.eval.split test;" in f"{survey.lines[-1]};")
-    tests = DataSource(**{**survey.eval, "split": "test"})
-    if not has_test:
-        with pytest.raises(SourceError):
-            open_source(tests)
-    else:
-        assert {cell.lower() for cell in open_source(tests)["split"]} == {"test"}
+    with contextlib.nullcontext() if has_test else pytest.raises(SourceError):
+        assert {cell.lower() for cell in open_source(DataSource(**survey.eval | {"split": "test"}))["split"]} == {
+            "test"
+        }
     assert not {"test", "TEST"} & {*parts[0]["split"], *parts[1]["split"]}
 
 
@@ -198,30 +197,22 @@ def test_a_column_of_splits_decides_and_its_tests_choose_nothing(tmp_path, words
     ],
 )
 def test_a_column_of_splits_that_is_not_clear_is_refused(cells, told):
+    rows = {"text": [f"words {n}" for n, _ in enumerate(cells)], "split": cells}
     with refused(DataError, "'split'", told):
-        split_examples(
-            datasets.Dataset.from_dict({"text": [f"words {n}" for n, _ in enumerate(cells)], "split": cells}), 0.1, 0
-        )
+        split_examples(datasets.Dataset.from_dict(rows), 0.1, 0)
 
 
-@pytest.mark.parametrize("name", ["subset", "set"])
+OTHERS = [[{"a": "train"}, {"a": "test"}], [[["train"]], [["test"]]], ["train/bus", "fox"], ["train", None]]
+ONE = [["train"] * 20, ["a", "b"] * 10, [0, 1] * 10, [["test"]] * 20]
+
+
 @pytest.mark.parametrize(
-    "cells",
-    [
-        [{"a": "train"}, {"a": "test"}],
-        [[["train"]], [["test"]]],
-        ["train/bus", "fox"],
-        ["train", None],
-        ["val", "test"],
-    ],
+    ("name", "cells"),
+    [(name, cells) for name in ("subset", "set") for cells in (*OTHERS, ["val", "test"])]
+    + [("split", cells) for cells in ONE],
 )
-def test_a_column_of_other_things_names_no_splits(name, cells):
+def test_a_column_of_other_things_or_of_one_split_decides_nothing(name, cells):
     assert read_splits(datasets.Dataset.from_dict({name: cells})) is None
-
-
-@pytest.mark.parametrize("cells", [["train"] * 20, ["a", "b"] * 10, [0, 1] * 10, [["test"]] * 20])
-def test_a_column_that_names_one_split_or_none_decides_nothing(cells):
-    assert read_splits(datasets.Dataset.from_dict({"split": cells})) is None
 
 
 @pytest.mark.parametrize("split", ["test", "validation", "test[:50%]"])

@@ -16,9 +16,11 @@ from hf_ext.data.survey import look_at
 from hf_ext.data.tables import read_table
 from hf_ext.data.writing import flow
 from hf_ext.errors import DataError
-from tests.data.tables_testing import CASES, HOURS, MIXED, RNG, STATES, STEPS, WORDS, Case, Y, rows, wide
 from tests.kit.own_data import open_apart, write_files
 from tests.kit.refusals import refused
+
+from .odd_data import write_table
+from .tables_testing import CASES, HOURS, MIXED, RNG, STATES, STEPS, WORDS, Case, Y, rows, wide
 
 
 def write(tmp_path, case: Case):
@@ -29,7 +31,7 @@ def write(tmp_path, case: Case):
 
 def test_classes_of_texts_are_asked_for(tmp_path):
     columns = {"review": [f"a text with the number {number}" for number in range(24)], "mood": STATES}
-    place = write_columns(tmp_path, columns)
+    place = write_table(tmp_path / "table.csv", columns)
     with refused(DataError, "--label mood", "--inputs review"):
         look_at(place)
     assert look_at(place, Hints(inputs=("review",))).classes == []
@@ -138,12 +140,6 @@ EITHER = {
 }
 
 
-def write_columns(folder, columns: dict) -> str:
-    place = folder / "table.csv"
-    pd.DataFrame(columns).to_csv(place, index=False)
-    return str(place)
-
-
 def check_series(place: str, steps: np.ndarray) -> None:
     survey = look_at(place)
     assert survey.train["rows"] == "series" and survey.classes == ["a", "b"]
@@ -154,7 +150,7 @@ def check_series(place: str, steps: np.ndarray) -> None:
 @pytest.mark.parametrize("names", SERIES)
 def test_a_row_is_a_series_where_all_numbers_count(tmp_path, names):
     columns = dict(zip(names, NUMBERS.T, strict=False))
-    check_series(write_columns(tmp_path, {**columns, "label": LABELS}), NUMBERS[:, : len(names)])
+    check_series(write_table(tmp_path / "table.csv", {**columns, "label": LABELS}), NUMBERS[:, : len(names)])
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -162,7 +158,7 @@ def test_a_row_is_a_series_where_all_numbers_count(tmp_path, names):
 def test_what_does_not_count_is_no_step(tmp_path, name, first):
     beside = {name: BESIDE[name]}
     columns = {**beside, **CHANNELS} if first else {**CHANNELS, **beside}
-    place = write_columns(tmp_path, {**columns, "label": LABELS})
+    place = write_table(tmp_path / "table.csv", {**columns, "label": LABELS})
     check_series(place, NUMBERS)
     assert any(line.startswith(name) for line in look_at(place).left_out)
 
@@ -170,21 +166,21 @@ def test_what_does_not_count_is_no_step(tmp_path, name, first):
 @pytest.mark.parametrize("name", EITHER)
 def test_what_may_be_steps_or_channels_is_refused_with_the_flag(tmp_path, name):
     values, flag = EITHER[name]
-    place = write_columns(tmp_path, {name: values, **CHANNELS, "label": LABELS})
+    place = write_table(tmp_path / "table.csv", {name: values, **CHANNELS, "label": LABELS})
     with refused(DataError, "ch1", "ch16", flag):
         look_at(place)
     option, column = flag.removeprefix("--").split()
     survey = look_at(place, Hints(**{option: column}))
     assert survey.train["rows"] == "positions" and survey.columns == [*CHANNELS]
     # Without it each row is a series.
-    check_series(write_columns(tmp_path, {**CHANNELS, "label": LABELS}), NUMBERS)
+    check_series(write_table(tmp_path / "table.csv", {**CHANNELS, "label": LABELS}), NUMBERS)
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_few_that_count_among_many_are_refused(tmp_path, first):
     others = {name: NUMBERS[:, index] for index, name in enumerate(["age", "height", "weight", "pulse", "sugar"])}
     columns = {**others, **CHANNELS} if first else {**CHANNELS, **others}
-    place = write_columns(tmp_path, {**columns, "label": LABELS})
+    place = write_table(tmp_path / "table.csv", {**columns, "label": LABELS})
     with refused(DataError, "ch1", "ch16", "--inputs"):
         look_at(place)
     survey = look_at(place, Hints(inputs=("ch1", "age")))
@@ -193,7 +189,7 @@ def test_a_few_that_count_among_many_are_refused(tmp_path, first):
 
 def test_a_panel_with_times_needs_no_flag(tmp_path):
     times = {"unit": np.repeat([1, 2], 12), "time": [*range(12)] * 2}
-    survey = look_at(write_columns(tmp_path, {**times, **CHANNELS, "label": LABELS}))
+    survey = look_at(write_table(tmp_path / "table.csv", {**times, **CHANNELS, "label": LABELS}))
     assert (survey.train["series"], survey.train["time"], survey.columns) == ("unit", "time", [*CHANNELS])
 
 
@@ -330,16 +326,15 @@ def test_labels_of_other_formats_are_refused_in_words(tmp_path, name, line, fact
         look_at(place)
 
 
-@pytest.mark.parametrize("line", ["{bit} {text}", "{label}\t{text}"])
-def test_a_flag_says_that_lines_are_plain(tmp_path, line):
-    survey = look_at(write_lines(tmp_path / "a.txt", line), Hints(inputs=("text",)))
-    assert survey.columns == ["text"] and survey.classes == []
+PLAIN = ("{text}. And more.", "ANNA: {text}", "{number} {text}", "Well, {text}", "{label}")
 
 
-@pytest.mark.parametrize("line", ["{text}. And more.", "ANNA: {text}", "{number} {text}", "Well, {text}", "{label}"])
-def test_plain_lines_stay_plain(tmp_path, line):
-    survey = look_at(write_lines(tmp_path / "a.txt", line))
-    assert (survey.kind, survey.classes) == ("texts", [])
+@pytest.mark.parametrize(
+    ("line", "inputs"), [*((line, ()) for line in PLAIN), ("{bit} {text}", ("text",)), ("{label}\t{text}", ("text",))]
+)
+def test_lines_are_plain_of_themselves_or_by_a_flag(tmp_path, line, inputs):
+    survey = look_at(write_lines(tmp_path / "a.txt", line), Hints(inputs=inputs))
+    assert (survey.kind, survey.columns, survey.classes) == ("texts", ["text"], [])
 
 
 def test_a_file_of_lines_for_each_class_is_refused_or_said(tmp_path):
