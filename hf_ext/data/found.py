@@ -18,7 +18,7 @@ from .cells import MISSING, are_values, check_classes, class_name, is_number
 from .files import list_files
 from .opening import SourceError, open_source
 from .roles import Hints, Roles, find_roles, is_prose, may_rise
-from .sequence_files import ARRAY_COLUMN, ARRAYS, TS, UNLABELLED, holds_lists, is_sequence, open_arrays, read_file
+from .sequence_files import ARRAY_COLUMN, ARRAYS, TS, UNLABELLED, holds_lists, is_sequence, read_file
 from .source import DataSource
 from .splits import compare_splits, find_usable, read_labels, read_splits, set_tests_apart, slice_split, split_examples
 from .tables import Table, option, read_table, shorten
@@ -311,10 +311,8 @@ def _look_at_arrays(path: str, file: Path, hints: Hints) -> Survey:
     if arrays[label].shape != arrays[inputs[0]].shape[: arrays[label].ndim]:
         told = f"must hold a class for each example or step; of one-hot rows save {label}.argmax(1)."
         raise DataError(f"{path}: {shapes}: {label} {told}")
-    renamed = rename(label)
-    data = open_arrays(file, "train").rename_columns(renamed.get("rename_columns", {}))
-    kept = replace(hints, inputs=(inputs[0],))
-    survey = look_at_lists({"path": path, "split": "train", **renamed}, data, kept)
+    train = {"path": path, "split": "train", **rename(label)}
+    survey = look_at_lists(train, open_source(DataSource(**train)), replace(hints, inputs=(inputs[0],)))
     survey.roles.append(f"label in {label}")
     return survey
 

@@ -98,7 +98,7 @@ def read_splits(data: datasets.Dataset) -> np.ndarray | None:
         # A series may have a cell for each step.
         cells = [[*{*cell}] if isinstance(cell, list) else [cell] for cell in data.with_format(None)[column]]
         kinds = [{split_of(str(cell).strip()) for cell in each} for each in cells]
-        known = {*chain(*kinds)} - {None}
+        known = {word for each in kinds for word in each if word is not None}
         if not known or (len(known) == 1 and all(kind == known for kind in kinds)):
             continue
         # Such as `train/bus` and `car`: classes, in a column that is not called `split`.

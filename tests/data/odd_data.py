@@ -1,5 +1,6 @@
 """Small tables and texts for the tests of what `init` makes of them."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -7,9 +8,11 @@ import numpy as np
 import pandas as pd
 
 
-def write(path: Path, rows: list, form: str) -> str:
-    texts = map(json.dumps, rows)
-    path.write_text(json.dumps(rows) if form == "list" else "\n".join(texts), encoding="utf-8")
+def write(path: Path, rows: list, form: str = "lines") -> str:
+    """JSON lines, or one list, compressed where the name says so."""
+    held = (json.dumps(rows) if form == "list" else "\n".join(map(json.dumps, rows))).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(held) if path.suffix == ".gz" else held)
     return str(path)
 
 

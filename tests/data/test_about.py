@@ -13,7 +13,9 @@ from tests.kit.own_data import write_files, write_pictures, write_sounds
 from tests.kit.refusals import refused
 
 NAMES = [f"walk{index}" for index in range(12)]
-CLASSES = {name: "ab"[index % 2] for index, name in enumerate(NAMES)}
+# Pictures are called 0.png to 11.png.
+NUMBERS = [f"{index}" for index in range(12)]
+CLASSES = {name: "ab"[index % 2] for names in (NAMES, NUMBERS) for index, name in enumerate(names)}
 
 
 @pytest.fixture
@@ -24,25 +26,28 @@ def walks(tmp_path):
     return write_files(tmp_path / "walks", files)
 
 
-def as_table(names, header=("file_name", "label"), separator=",", ending=".csv") -> str:
-    lines = [separator.join(header), *(f"{name}{ending}{separator}{CLASSES[name]}" for name in names)]
-    return "\n".join(lines)
+def as_table(names=NAMES, header="file_name,label", ending=".csv") -> str:
+    return "\n".join([header, *(f"{name}{ending},{CLASSES[name]}" for name in names)])
 
 
-def as_lines(names) -> str:
-    return "\n".join(json.dumps({"file_name": f"{name}.csv", "label": CLASSES[name]}) for name in names)
+def of_pictures(header="image,label", ending=".png", count=12) -> str:
+    return as_table(NUMBERS[:count], header, ending)
+
+
+def as_lines(names=NAMES, key="file_name", ending=".csv") -> str:
+    return "\n".join(json.dumps({key: f"{name}{ending}", "label": CLASSES[name]}) for name in names)
 
 
 TABLES = {
-    "metadata.csv": as_table(NAMES),
-    "metadata.jsonl": as_lines(NAMES),
-    "a_first_in_the_alphabet.csv": as_table(NAMES, ("recording", "category"), ";"),
-    "reference.tsv": as_table(NAMES, ("id", "target"), "\t", ""),
-    "in_other_order.csv": as_table(NAMES[::-1], ("name", "label")),
-    "utf16.csv": as_table(NAMES).encode("utf-16"),
-    "windows.csv": ("\ufeff" + as_table(NAMES).replace("\n", "\r\n")).encode(),
-    "windows_paths.csv": as_table(NAMES).replace("walk", ".\\walk"),
-    "elsewhere.csv": as_table(NAMES).replace("walk", "/mnt/disk/walks/walk"),
+    "metadata.csv": as_table(),
+    "metadata.jsonl": as_lines(),
+    "a_first_in_the_alphabet.csv": as_table(header="recording,category").replace(",", ";"),
+    "reference.tsv": as_table(header="id,target", ending="").replace(",", "\t"),
+    "in_other_order.csv": as_table(NAMES[::-1], "name,label"),
+    "utf16.csv": as_table().encode("utf-16"),
+    "windows.csv": ("\ufeff" + as_table().replace("\n", "\r\n")).encode(),
+    "windows_paths.csv": as_table().replace("walk", ".\\walk"),
+    "elsewhere.csv": as_table().replace("walk", "/mnt/disk/walks/walk"),
     "with_values.csv": "\n".join(["file,age,label", *(f"{name}.csv,{7.5},{CLASSES[name]}" for name in NAMES)]),
 }
 
@@ -52,20 +57,20 @@ def test_a_table_that_names_the_files_tells_their_classes(walks, name):
     survey = look_at(str(write_files(walks, {name: TABLES[name]})))
     assert survey.classes == ["a", "b"] and survey.columns == ["x", "y"] and survey.count == 12
     data = open_source(DataSource(**{**survey.train, "hold_out": 0.0}))
-    assert {f"walk{row['x'][0]:.0f}": str(row["label"]) for row in data} == CLASSES
+    assert {f"walk{row['x'][0]:.0f}": str(row["label"]) for row in data} == {name: CLASSES[name] for name in NAMES}
 
 
 @pytest.mark.parametrize(
     ("name", "text", "fact"),
     [
-        ("labels.csv", as_table(NAMES) + "\nwalk99.csv,a", "walk99.csv"),
-        ("labels.csv", as_table(NAMES) + "\nWALK3.CSV,a", "walk3.csv"),
+        ("labels.csv", as_table() + "\nwalk99.csv,a", "walk99.csv"),
+        ("labels.csv", as_table() + "\nWALK3.CSV,a", "walk3.csv"),
         ("labels.csv", "file_name,class,target\nwalk0.csv,a,b\nwalk1.csv,b,b", "--label"),
         ("labels.csv", "file_name,label,first_row\nwalk0.csv,a,1\nwalk1.csv,b,1", "first_row"),
-        ("labels.csv", as_table(NAMES) + "\nwalk0.csv,a", "walk0.csv"),
+        ("labels.csv", as_table() + "\nwalk0.csv,a", "walk0.csv"),
         ("metadata.csv", "file_name,label\nother1,a\nother2,b", "metadata.csv"),
-        ("cut.jsonl", as_lines(NAMES) + '\n{"file_name": "wal', "cut.jsonl"),
-        ("lists.jsonl", as_lines(NAMES).replace('"a"', '["a"]'), "lists.jsonl"),
+        ("cut.jsonl", as_lines() + '\n{"file_name": "wal', "cut.jsonl"),
+        ("lists.jsonl", as_lines().replace('"a"', '["a"]'), "lists.jsonl"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(walks, name, text, fact):
@@ -85,54 +90,47 @@ def test_a_name_of_several_files_is_no_name(tmp_path):
     assert look_at(str(write_files(tmp_path / "data", files))).count == 9
 
 
-COUNT = 12
-
-
-def rows_of(count=COUNT, ending=".png", header="image,label") -> str:
-    return "\n".join([header, *(f"{index}{ending},{'ab'[index % 2]}" for index in range(count))])
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("labels.csv", rows_of()),
+        ("labels.csv", of_pictures()),
         # As Kaggle has them.
-        ("trainLabels.csv", rows_of(ending="", header="id,class")),
-        ("about.jsonl", "\n".join(json.dumps({"f": f"{i}.png", "label": "ab"[i % 2]}) for i in range(COUNT))),
-        ("labels.tsv", rows_of().replace(",", "\t")),
+        ("trainLabels.csv", of_pictures("id,class", "")),
+        ("about.jsonl", as_lines(NUMBERS, "f", ".png")),
+        ("labels.tsv", of_pictures().replace(",", "\t")),
         # As programs of other countries write what `datasets` reads in one dialect alone.
-        ("metadata.csv", rows_of(header="file_name,label").replace(",", ";")),
-        ("metadata.csv", rows_of(header="Datei,label").encode("utf-16")),
-        ("metadata.csv", rows_of(header="file_name,art,label").replace(".png,", ".png,Bär,").encode("cp1252")),
+        ("metadata.csv", of_pictures("file_name,label").replace(",", ";")),
+        ("metadata.csv", of_pictures("Datei,label").encode("utf-16")),
+        ("metadata.csv", of_pictures("file_name,art,label").replace(".png,", ".png,Bär,").encode("cp1252")),
     ],
 )
 def test_a_table_names_the_classes_of_pictures(tmp_path, name, text):
-    write_pictures(tmp_path, [""], COUNT)
+    write_pictures(tmp_path, [""], 12)
     survey = look_at(str(write_files(tmp_path, {name: text, "unrelated.csv": "day,weather\nmonday,rain\n"})))
-    assert survey.kind == "pictures" and survey.classes == ["a", "b"] and survey.count == COUNT
+    assert survey.kind == "pictures" and survey.classes == ["a", "b"] and survey.count == 12
 
 
 # datasets leaves metadata.csv open.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["labels.csv", "metadata.csv"])
 def test_pictures_without_a_row_are_said(tmp_path, name):
-    write_pictures(tmp_path, [""], COUNT)
-    survey = look_at(str(write_files(tmp_path, {name: rows_of(COUNT - 3, header="file_name,label")})))
-    assert survey.count == COUNT - 3 and any(line.startswith("3 files") for line in survey.left_out)
+    write_pictures(tmp_path, [""], 12)
+    survey = look_at(str(write_files(tmp_path, {name: of_pictures("file_name,label", count=9)})))
+    assert survey.count == 9 and any(line.startswith("3 files") for line in survey.left_out)
     gc.collect()
 
 
 def test_a_column_that_is_called_as_the_files_themselves_is_refused(tmp_path):
-    write_pictures(tmp_path, [""], COUNT)
-    rows = "".join(f"{index}.png,{'ab'[index % 2]},x\n" for index in range(COUNT))
+    write_pictures(tmp_path, [""], 12)
+    rows = "".join(f"{index}.png,{'ab'[index % 2]},x\n" for index in range(12))
     write_files(tmp_path, {"labels.csv": f"file,label,image\n{rows}"})
     with refused(DataError, "labels.csv", "'image'"):
         look_at(str(tmp_path))
 
 
 def test_two_tables_of_the_same_files_are_refused(tmp_path, walks):
-    write_pictures(tmp_path / "pictures", [""], COUNT)
-    for folder, text in ((tmp_path / "pictures", rows_of()), (walks, as_table(NAMES))):
+    write_pictures(tmp_path / "pictures", [""], 12)
+    for folder, text in ((tmp_path / "pictures", of_pictures()), (walks, as_table())):
         for names in (["labels.csv", "more.csv"], ["metadata.csv", "metadata.jsonl"]):
             write_files(folder, dict.fromkeys(names, text))
             with refused(DataError, *names):
@@ -142,8 +140,8 @@ def test_two_tables_of_the_same_files_are_refused(tmp_path, walks):
 @pytest.mark.parametrize("split", ["", "train"])
 @pytest.mark.parametrize("beside", ["masks", "labels", "Annotations"])
 def test_masks_are_no_class(tmp_path, beside, split):
-    write_pictures(tmp_path / split / "images", [""], COUNT)
-    write_pictures(tmp_path / split / beside, [""], COUNT)
+    write_pictures(tmp_path / split / "images", [""], 12)
+    write_pictures(tmp_path / split / beside, [""], 12)
     with refused(DataError, beside.lower()):
         look_at(str(tmp_path))
     assert look_at(str(tmp_path / split / "images")).classes == []
@@ -174,7 +172,7 @@ def test_texts_without_folders_are_lines(tmp_path):
 
 @pytest.mark.parametrize("labels", [[["a"], ["b"]], [["a", "b"], ["a"]], [{"x": 1}, {"x": 2}]])
 def test_labels_that_are_no_class_are_refused(tmp_path, labels):
-    lines = [json.dumps({"text": f"a text {index}", "label": labels[index % 2]}) for index in range(COUNT)]
+    lines = [json.dumps({"text": f"a text {index}", "label": labels[index % 2]}) for index in range(12)]
     with refused(DataError, "texts.jsonl", "label"):
         look_at(str(write_files(tmp_path, {"texts.jsonl": "\n".join(lines)}) / "texts.jsonl"))
 
@@ -184,5 +182,5 @@ def test_a_folder_of_sounds_leaves_pathlib_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_sounds("sounds", ["hello", "goodbye"], 1, 8000, 0.01)
     assert len(open_source(DataSource(path="sounds"))) == 2
-    write_pictures("a: zoo", ["cat", "dog"], COUNT)
+    write_pictures("a: zoo", ["cat", "dog"], 12)
     assert look_at("a: zoo").classes == ["cat", "dog"]

@@ -71,7 +71,7 @@ def test_sounds_in_a_tar_file_are_decoded_as_those_of_a_folder(tmp_path, ending,
 def test_dates_beside_pictures_stay_texts(tmp_path, name):
     write_pictures(tmp_path, [""], len(DATES))
     rows = [{"file_name": f"{number}.png", "date": date, "text": date} for number, date in enumerate(DATES)]
-    write(tmp_path / name, rows, "lines")
+    write(tmp_path / name, rows)
     data = open_source(DataSource(str(tmp_path)))
     assert sorted(data["date"]) == sorted(data["text"]) == sorted(DATES)
 
@@ -104,7 +104,7 @@ def test_fractions_are_no_classes_of_pictures(tmp_path, labels, refuses, table):
     if table == "labels.csv":
         write_table(tmp_path / table, columns)
     else:
-        write(tmp_path / table, rows_of(**columns), "lines")
+        write(tmp_path / table, rows_of(**columns))
     with refused(DataError, table, "label", str(labels[0])) if refuses else contextlib.nullcontext():
         assert len(open_source(DataSource(str(tmp_path))).features["label"].names) == len({*labels})
 
@@ -215,7 +215,7 @@ RISING = [[float(number + step) for step in range(9)] for number in range(24)]
 @pytest.mark.parametrize("beside", ["token_ids", "scores", "embedding"])
 def test_of_texts_and_lists_of_numbers_the_user_chooses(tmp_path, beside):
     rows = rows_of(text=say("this"), **{beside: LISTS}, label=CLASSES)
-    place = write(tmp_path / "a.jsonl", rows, "lines")
+    place = write(tmp_path / "a.jsonl", rows)
     with refused(DataError, "--inputs text", f"--inputs {beside}"):
         look_at(place)
     for chosen, other, kind in (("text", beside, "texts"), (beside, "text", "series")):
@@ -228,7 +228,7 @@ def test_of_texts_and_lists_of_numbers_the_user_chooses(tmp_path, beside):
 @pytest.mark.parametrize("beside", [{"text": say("this")}, {"tokens": [text.split() for text in say("this")]}])
 @pytest.mark.parametrize("label", ["label", "labels"])
 def test_several_classes_of_a_text_are_refused(tmp_path, beside, label):
-    place = write(tmp_path / "a.jsonl", rows_of(**beside, **{label: [[0, 1, 0]] * 24}), "lines")
+    place = write(tmp_path / "a.jsonl", rows_of(**beside, **{label: [[0, 1, 0]] * 24}))
     for hints in (Hints(), Hints(inputs=(*beside,))):
         with refused(DataError, "label", "lists", "--label"):
             look_at(place, hints)
@@ -236,7 +236,7 @@ def test_several_classes_of_a_text_are_refused(tmp_path, beside, label):
 
 def test_the_time_of_lists_is_no_channel_and_patients_are_told(tmp_path):
     rows = rows_of(patient=["p1", "p2"] * 12, time=RISING, x=LISTS, steps=LISTS, label=CLASSES)
-    place = write(tmp_path / "a.jsonl", rows, "lines")
+    place = write(tmp_path / "a.jsonl", rows)
     for hints in (Hints(), Hints(time="time")):
         survey = look_at(place, hints)
         # Steps that a watch counted do not rise.
@@ -251,7 +251,7 @@ def write_options(folder: Path, kind: str) -> str:
     write_pictures(folder, classes, 12 if kind in ("pictures", "pairs") else 0)
     if kind in ("lists", "texts"):
         inputs = {"x": LISTS} if kind == "lists" else {"text": say("this")}
-        return write(folder / "a.jsonl", rows_of(**inputs, label=CLASSES), "lines")
+        return write(folder / "a.jsonl", rows_of(**inputs, label=CLASSES))
     if kind == "ts":
         lines = [f"{','.join(map(str, row))}:{label}" for row, label in zip(LISTS, CLASSES, strict=True)]
         (folder / "a.ts").write_text("\n".join(["@classLabel true a b", "@data", *lines]))
@@ -388,7 +388,7 @@ FREE = {
 @pytest.mark.parametrize("names", [("source", "target"), ("text", "label"), ("review", "answer"), ("x", "label")])
 def test_texts_and_names_that_are_no_classes_are_refused(tmp_path, names, labels):
     given = LISTS if names[0] == "x" else say("this")
-    place = write(tmp_path / "a.jsonl", rows_of(**dict(zip(names, (given, labels), strict=True))), "lines")
+    place = write(tmp_path / "a.jsonl", rows_of(**dict(zip(names, (given, labels), strict=True))))
     chosen = None if names[1] == "label" else names[1]
     if chosen and len({*labels}) < len(labels):
         assert len(look_at(place, Hints(label=chosen)).classes) == 20
@@ -403,5 +403,5 @@ def test_texts_and_names_that_are_no_classes_are_refused(tmp_path, names, labels
     [["very good film", "very bad film"] * 12, [*"abcdefgh"] * 3, [f"ask for {n}" for n in say("it")[:6]] * 4],
 )
 def test_classes_of_several_words_and_many_small_ones_are_classes(tmp_path, labels):
-    place = write(tmp_path / "a.jsonl", rows_of(text=say("this"), label=labels), "lines")
+    place = write(tmp_path / "a.jsonl", rows_of(text=say("this"), label=labels))
     assert look_at(place).classes == sorted({*labels})

@@ -27,14 +27,9 @@ from tests.kit.own_data import write_classes, write_files
 from tests.kit.refusals import refused
 from tests.training.tiny import SIDE, TinyTask, make_arguments, run, write_images
 
+from .odd_data import write
+
 soundfile = pytest.importorskip("soundfile")
-
-
-def write_lines(path, rows):
-    """JSON lines, compressed where the name says so."""
-    held = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    write_files(path.parent, {path.name: gzip.compress(held) if path.suffix == ".gz" else held})
-    return str(path)
 
 
 def texts(source):
@@ -43,8 +38,8 @@ def texts(source):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_patterns_lists_and_compressed_files_are_one_data_set(tmp_path, streaming):
-    one = write_lines(tmp_path / "a" / "1.jsonl.gz", [{"text": "a"}, {"text": "b"}])
-    two = write_lines(tmp_path / "a" / "2.jsonl.gz", [{"text": "c"}])
+    one = write(tmp_path / "a" / "1.jsonl.gz", [{"text": "a"}, {"text": "b"}])
+    two = write(tmp_path / "a" / "2.jsonl.gz", [{"text": "c"}])
     write_files(tmp_path, {"lines.txt": "d\ne\n", "table.csv": "words,more\nf,1\n"})
     assert texts(DataSource(str(tmp_path / "a" / "*.gz"), streaming=streaming)) == ["a", "b", "c"]
     assert texts(DataSource([two, one], streaming=streaming)) == ["c", "a", "b"]
@@ -58,8 +53,8 @@ def test_patterns_lists_and_compressed_files_are_one_data_set(tmp_path, streamin
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_mixture_follows_its_weights_and_holds_everything(tmp_path, streaming):
-    few = write_lines(tmp_path / "few.jsonl", [{"text": f"few {row}"} for row in range(10)])
-    many = write_lines(tmp_path / "many.jsonl", [{"text": f"many {row}"} for row in range(300)])
+    few = write(tmp_path / "few.jsonl", [{"text": f"few {row}"} for row in range(10)])
+    many = write(tmp_path / "many.jsonl", [{"text": f"many {row}"} for row in range(300)])
     source = DataSource([{"path": few, "weight": 1}, {"path": many, "weight": 3}], streaming=streaming)
     found = Counter(texts(source))
     assert len(found) == 310
@@ -113,15 +108,15 @@ def test_a_broken_file_is_refused_by_name(tmp_path, name, streaming):
 
 def test_nulls_inside_of_rows_and_lists_are_read(tmp_path):
     (tmp_path / "list.json").write_text('[\n{"a":\nnull\n},\n{"a": 1}\n]')
-    write_lines(tmp_path / "rows.jsonl", [{"a": None}, {"a": 1}])
+    write(tmp_path / "rows.jsonl", [{"a": None}, {"a": 1}])
     for name in ("list.json", "rows.jsonl"):
         assert open_source(DataSource(str(tmp_path / name)))["a"] == [None, 1]
 
 
 def test_parts_without_a_common_column_and_absent_parts_are_named(tmp_path):
-    one = write_lines(tmp_path / "one.jsonl", [{"text": "a"}])
-    two = write_lines(tmp_path / "two.jsonl", [{"words": "b"}])
-    both = write_lines(tmp_path / "both.jsonl", [{"text": "a", "words": "b"}])
+    one = write(tmp_path / "one.jsonl", [{"text": "a"}])
+    two = write(tmp_path / "two.jsonl", [{"words": "b"}])
+    both = write(tmp_path / "both.jsonl", [{"text": "a", "words": "b"}])
     for facts, path, renamed in (
         (["text", "words", "rename_columns"], [one, two], {}),
         (["--data.train.path"], [one, str(tmp_path / "absent-*")], {}),
@@ -223,7 +218,7 @@ def test_classes_of_several_folders_go_by_their_names(tmp_path, streaming):
 def test_classes_of_parts_that_cannot_be_joined_are_named(tmp_path):
     same = [write_classes(tmp_path / "a", "cat", "dog"), write_classes(tmp_path / "b", "cat", "dog")]
     assert open_source(DataSource(same))["label"][:] == [0, 1, 0, 1]
-    words = write_lines(tmp_path / "words.jsonl", [{"label": "cat"}])
+    words = write(tmp_path / "words.jsonl", [{"label": "cat"}])
     for parts in ([words, same[0]], [same[0], words]):
         with refused(SourceError, "label"):
             open_source(DataSource(parts))
@@ -251,7 +246,7 @@ def test_slices_of_paired_folders_share_nothing(tmp_path, streaming):
 
 
 def test_files_are_found_from_the_working_folder_and_gone_ones_not_in_the_cache(tmp_path, monkeypatch):
-    write_lines(tmp_path / "words" / "one.jsonl", [{"text": "a"}])
+    write(tmp_path / "words" / "one.jsonl", [{"text": "a"}])
     monkeypatch.chdir(tmp_path / "words")
     assert texts(DataSource("one.jsonl")) == texts(DataSource("*.jsonl")) == texts(DataSource(".")) == ["a"]
     monkeypatch.chdir(tmp_path)
