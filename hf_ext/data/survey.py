@@ -295,8 +295,8 @@ def _tell_folders(survey: Survey, data: Any, folder: Path, endings: set[str]) ->
         beside = [file for file in beside if file.name not in METADATA]
         lists = [file for file in beside if _LISTS.fullmatch(file.stem)]
         if lists and not sort_files(folder, files.values()) and (survey.eval is None or "hold_out" in survey.eval):
-            told = "may list the files of a split, and is not read: move them into train/, validation/ and test/"
-            raise DataError(f"{folder}: {lists[0].relative_to(folder)} {told}, or move it away to hold out others.")
+            why = "may list the files of a split, and is not read: move them into train/, validation/ and test/"
+            raise DataError(f"{folder}: {lists[0].relative_to(folder)} {why}, or move it away to hold out others.")
         _tell_files(survey, beside, folder)
     if not survey.named and len({len(file.parts) for file in read}) > 1:
         loose = min(read, key=lambda file: len(file.parts))
