@@ -6,7 +6,6 @@ alone is made again, and place and mirroring of the others stay. Of the missing 
 launch` takes the next one when it is ready: who has small pictures, or a faster device, takes more of them.
 """
 
-import json
 import logging
 import os
 from collections import deque
@@ -28,7 +27,7 @@ from hf_ext.data.bad_examples import describe_bad, name_bad
 from hf_ext.data.files import UNUSABLE, refuse_cut_tars
 from hf_ext.data.opening import find_files
 from hf_ext.distributed import Ranks, require_device
-from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, write_json
+from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, write_json, write_rows
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
 
@@ -269,8 +268,7 @@ class _Work:
     def finish(self) -> None:
         """One list of all bad examples; the records of the parts go when the folder is there."""
         if rows := self._require_few(ended=True):
-            with whole_file(self.folder / BAD, "w") as file:
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            write_rows(self.folder / BAD, rows)
 
     def _rows(self, part: int, advance: Callable[[int], None]) -> list[dict[str, Any]]:
         """The rows of a part, in their order, with pictures of one bucket encoded together."""

@@ -211,8 +211,6 @@ class PositionsTask(SeriesTask, ClassificationTask):
             Column of the classes: numbers or names, one for each position; empty or -100 is no class.
     """
 
-    label_column: str = "label"
-
     model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForTokenClassification
     pipeline_tag: ClassVar[str] = "token-classification"
     metric_names: ClassVar[dict[str, str]] = {

@@ -29,7 +29,8 @@ from hf_ext.tasks.diffusion_data import (
 )
 from hf_ext.tasks.diffusion_texts import NULL, Captions, TextEncoder
 from hf_ext.tasks.precompute import precompute
-from hf_ext.training.data import IndexedSamples
+from hf_ext.training import DataSource
+from hf_ext.training.data import IndexedSamples, TrainingLoader
 from tests.kit.refusals import refused
 
 from .diffusion_testing import (
@@ -200,7 +201,12 @@ def test_latents_of_several_sizes_are_read_in_batches_of_one(tmp_path, pictures,
     out = encode(pictures, vae, tmp_path / "latents", max_ratio=2.0, bucket_step=4)
     task, metrics = check_resuming(tmp_path, out, task=task_of(vae))
     assert np.isfinite(metrics["loss"]) and len(losses(tmp_path / "whole")) == 4
-    assert sorted(np.bincount(task.read_data(rows_of(out))).tolist()) == [2, 3, 4]
+    rows, source = rows_of(out), DataSource(str(out))
+    groups = task.read_data(rows)
+    assert sorted(np.bincount(groups).tolist()) == [2, 3, 4]
+    loader = iter(TrainingLoader(rows, source, task.training_sample, 0, 2, 0, 0, 1, groups=groups))
+    shapes = {tuple(next(loader)["latents"].shape) for _ in range(12)}
+    assert {shape[0] for shape in shapes} == {2} and len(shapes) == 3
     # Of 3, 4 and 2 pictures: batches of 3 fill up 3, 6 and 3 places.
     capsys.readouterr()
     changes = {"num_train_epochs": 1, "per_device_train_batch_size": 3}

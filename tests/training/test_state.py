@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hf_ext.training.callbacks import TIMINGS, Clock, list_tracker_settings
+from hf_ext.training.callbacks import Clock, list_tracker_settings
 from hf_ext.training.optimizing import WeightAverage
 from hf_ext.training.state import RunFolder
 
-from .tiny import ScoredTask, TinyConfig, TinyModel, TinyTask, evaluated, make_arguments, run
+from .tiny import TIMINGS, ScoredTask, TinyConfig, TinyModel, TinyTask, evaluated, make_arguments, run
 
 
 def move(model: TinyModel, seed: int) -> None:
