@@ -20,7 +20,7 @@ from PIL import Image
 
 from hf_ext.data.files import count_examples, refuse_cut_tars
 from hf_ext.distributed import Ranks
-from hf_ext.files import hash_json, remove_leftovers_of, require_new, whole_file, write_rows
+from hf_ext.files import hash_json, remove_leftovers_of, require_new, write_rows
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
 
@@ -92,8 +92,7 @@ def sample_folder(
                     write_picture(picture, path)
         else:
             for group in own:
-                with whole_file(_path(out, group.start, shard_size)) as file:
-                    write_tar(file, _pack(draw(group), conditions))
+                write_tar(_path(out, group.start, shard_size), _pack(draw(group), conditions))
     ranks.wait()
     if shard_size is None:
         ranks.ask_first(lambda: _write_metadata(pipeline, conditions, out))

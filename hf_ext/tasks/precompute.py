@@ -239,16 +239,17 @@ class _Work:
         if not rows and self.settings.format == "tar":
             # `datasets` opens no set whose first tar file is empty.
             return
-        with whole_file(self._paths(part)[0]) as file:
-            if self.settings.format == "parquet":
-                # By columns: a part whose pictures are all bad, or to which none was dealt, has no rows. The schema
-                # carries the features, such as the names of classes.
-                columns = {name: [row[name] for row in rows] for name in self.features}
+        path, _ = self._paths(part)
+        if self.settings.format == "parquet":
+            # By columns: a part whose pictures are all bad, or to which none was dealt, has no rows. The schema
+            # carries the features, such as the names of classes.
+            columns = {name: [row[name] for row in rows] for name in self.features}
+            with whole_file(path) as file:
                 datasets.Dataset.from_dict(columns, features=self.features).to_parquet(file)
-                return
-            kinds = {name: getattr(kind, "feature", kind) for name, kind in self.features.items()}
-            binary = [name for name, kind in kinds.items() if getattr(kind, "dtype", "") in ("binary", "large_binary")]
-            write_tar(file, ((f"{part:05d}-{place:06d}", pack_row(row, binary)) for place, row in enumerate(rows)))
+            return
+        kinds = {name: getattr(kind, "feature", kind) for name, kind in self.features.items()}
+        binary = [name for name, kind in kinds.items() if getattr(kind, "dtype", "") in ("binary", "large_binary")]
+        write_tar(path, ((f"{part:05d}-{place:06d}", pack_row(row, binary)) for place, row in enumerate(rows)))
 
     def _require_few(self, ended: bool = False) -> list[dict[str, str]]:
         """The bad examples that are known; raises a ValueError where they are too many."""

@@ -18,6 +18,7 @@ from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.diffusion_data import (
     SPREAD,
     Crops,
+    View,
     bucket_sizes,
     cut_view,
     encode_posterior,
@@ -224,6 +225,42 @@ def test_latents_of_another_size_than_the_models_are_refused(tmp_path, vae, size
     arguments = make_arguments(tmp_path / "run", out, streaming=streaming, task=task, model=model)
     with refused(ValueError, "[8, 8]", "sample_size", "image_size"):
         run(arguments)
+
+
+# Of latents: all in the data, and one that a training reads; the last is of none like the model's.
+READ = [
+    *(([64, 96], [size], size, None) for size in ([64, 64], [80, 48], [56, 72])),
+    ([32, 32], [[32, 32], [64, 64]], [64, 64], None),
+    ([32, 32], [[64, 64]], [64, 64], "32 × 32"),
+    ([64, 96], [[32, 32]], [32, 32], "78 × 78"),
+]
+
+
+@pytest.mark.parametrize(("own", "sizes", "size", "told"), READ)
+def test_latents_of_about_the_models_area_are_read(own, sizes, size, told):
+    view = View(np.zeros((8, 8, 3)), (8, 8), (0, 0), False)
+    row = lambda size: {**write_row(torch.zeros(3, *size), view), "label": 1}  # noqa: E731
+    data = datasets.Dataset.from_list([row(each) for each in sizes])
+    task = build(DisentangledDiTTask, {"image_size": own}, "task")
+    task.read_data(data)
+    task.build_model({**MODEL, "num_classes": 2}, None)
+    read = lambda: task.training_sample(row(size), np.random.default_rng(0))  # noqa: E731
+    if told is None:
+        assert list(read()["latents"].shape) == [3, *size]
+    else:
+        with refused(DataError, "--size", told, str(own)):
+            read()
+
+
+def test_printing_inks_are_left_out_of_a_training_and_evaluated_as_pillow_reads_them():
+    inks = Image.new("RGB", (8, 8), "teal").convert("CMYK")
+    task = build(DisentangledDiTTask, {"image_size": 8}, "task")
+    model = task.build_model({**MODEL, "num_classes": 2}, None)
+    rows = [{"image": picture, "label": 0} for picture in (inks, inks.convert("RGB"))]
+    with refused(DataError, "CMYK"):
+        task.training_sample(rows[0], np.random.default_rng(0))
+    first, second = task.evaluate_batch(model, rows, [0, 0])
+    assert first["loss"] == pytest.approx(second["loss"])
 
 
 # Crops, mirroring and their controls; buckets; batches of one group each

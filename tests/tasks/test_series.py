@@ -19,13 +19,13 @@ from hf_ext.data.opening import open_source
 from hf_ext.errors import DataError
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask, SeriesRegressionTask, measure
 from hf_ext.tasks.texts import MaskedLanguageModelTask
-from hf_ext.training import TrainingArguments, build_task, train
+from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.evaluation import evaluate
 from tests.kit.models import assert_same_weights
-from tests.kit.process_state import forget_accelerate
 from tests.kit.recipes import read_recipe
 from tests.kit.refusals import refused
 from tests.kit.studies import EXAMPLES, module_loader
+from tests.training import tiny
 
 RECIPES = EXAMPLES / "mrconv"
 load = module_loader(RECIPES)
@@ -52,10 +52,9 @@ LABELS = {"num_labels": 2, "label_names": ["left", "right"]}
 
 
 def run(task, data, folder, steps=30, **options):
-    forget_accelerate()
     values = {"model": TINY, "max_steps": steps, "learning_rate": 0.02, "per_device_train_batch_size": 8}
     arguments = TrainingArguments("series", str(folder), {}, **{**values, "report_to": "none", **options})
-    return train(task, arguments, data, data)
+    return tiny.run(task, arguments, data, data)
 
 
 @pytest.mark.parametrize(
